@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PLAIN_BLOCKS = "_.-:=+*#"
 _SPARK_WIDTH = 16
-#: The first column may fold down to this width; others are dropped before that.
-_NAME_WIDTH = 20
+#: The first column may fold down to this width, and with few rows to the other; others are dropped before that.
+_NAME_WIDTH, WHOLE_NAME = 20, 48
+#: Rows of a table that is printed without --full.
+FEW_ROWS = 8
 _GAP = 2
 #: Columns of a pipe, which has no width to respect: whoever reads it wants every column.
 _PIPE_WIDTH = 100_000
@@ -68,7 +71,11 @@ def wide_console(*, err: bool = False) -> Console:
 
 
 def print_columns(
-    columns: Sequence[TensorColumn], console: Console, style: Callable[[int, str], str] = lambda _row, _heading: ""
+    columns: Sequence[TensorColumn],
+    console: Console,
+    style: Callable[[int, str], str] = lambda _row, _heading: "",
+    *,
+    name_width: int = _NAME_WIDTH,
 ) -> None:
     """Print a table, and which columns did not fit the console's width.
 
@@ -76,12 +83,13 @@ def print_columns(
         columns: the first names the rows, and folds where it is long.
         console: where to.
         style: (number of the row, heading) -> style of that cell.
+        name_width: characters of a name that other columns make room for.
     """
     from rich.text import Text
 
     first = columns[0].heading
     widths = {c.heading: max(*map(len, c.heading.split(" ", 1)), *map(len, c.cells)) + _GAP for c in columns}
-    widths[first] = min(widths[first], _NAME_WIDTH + _GAP)
+    widths[first] = min(widths[first], name_width + _GAP)
     kept = list(columns)
     for column in sorted(columns, key=lambda column: -column.rank):
         if column.rank == 0 or sum(widths[c.heading] for c in kept) - _GAP <= console.width:
@@ -102,7 +110,7 @@ def print_columns(
     console.print(table)
     hidden = [column.heading for column in columns if column not in kept]
     if hidden:
-        console.print(Text(f"Hidden on a terminal this narrow: {', '.join(hidden)}.", style="dim"))
+        console.print(Text(f"No room for: {', '.join(hidden)}.", style="dim"))
 
 
 def sparkline(values: Sequence[float], encoding: str = "utf-8") -> str:
@@ -153,6 +161,48 @@ def status_line(line: str) -> None:
     """One line that the next replaces, on a terminal."""
     if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{line[:100]}", nl=False, err=True)
+
+
+#: Seconds between two lines about long work in a pipe.
+_A_LINE_EVERY = 60.0
+
+
+@contextlib.contextmanager
+def work_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """How far work is, at what rate, and how long it goes on: a bar on a terminal, a line a minute in a pipe.
+
+    Yields:
+        A function of (values done, all of them); None when ``quiet``.
+    """
+    if quiet:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from gtrace.units import rate_text
+
+    begun = last = time.monotonic()
+    terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    columns = (TextColumn(what), BarColumn(), TextColumn("{task.description}"))
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("", total=None)
+
+    def update(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        # The mean since the beginning: it is weighted by cost, so that the time left does not jump.
+        rate = max(done, 1) / max(now - begun, 1e-3)
+        amounts = f"{rate_text(done, '', 3)} of {rate_text(total, '', 3)} values"
+        said = f"{amounts}, {rate_text(rate, 'values/s', 2)}, {(total - done) / rate:.0f} s left"
+        if terminal:
+            bar.update(task, completed=done, total=total, description=said)
+        elif now - last >= _A_LINE_EVERY:
+            last = now
+            click.echo(f"gtrace: {what}: {said}", err=True)
+
+    with bar if terminal else contextlib.nullcontext():
+        yield update
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Codecs: what turns a gradient into bytes. Every one obeys the laws of :mod:`gtrace.testing`."""
+"""Codecs turn a gradient into bytes. Every codec obeys the laws of :mod:`gtrace.testing`."""
 
 from gtrace.codecs.base import (
     Codec,

@@ -1,7 +1,7 @@
-"""Which codec each tensor goes through: a table of exact names, then patterns, then a default.
+"""The codec of each tensor: a table of exact names, then patterns, then a default.
 
-What one writes by hand as ``--rule`` and what a plan says is the same table: training, communication hooks and sweeps
-take it instead of a codec.
+A table comes from ``--rule`` options or from a plan. Training, communication hooks and sweeps accept it instead of a
+codec.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class HasTable(Protocol):
-    """What carries a table with it, such as a plan."""
+    """Anything with a table, such as a plan."""
 
     @property
     def table(self) -> CodecTable:
         """The table."""
 
 
-#: one codec for all tensors, or a table of them
+#: one codec for all tensors, or a table of codecs
 Coding: TypeAlias = "Codec | CodecTable"
-#: what :meth:`CodecTable.of` takes
+#: the types that :meth:`CodecTable.of` accepts
 TableLike: TypeAlias = "str | Codec | CodecTable | HasTable"
 
 
 @dataclass(frozen=True, slots=True)
 class CodecTable:
-    """Which codec each tensor goes through.
+    """The codec of each tensor.
 
     Attributes:
-        codec: for all tensors that nothing else is about.
-        rules: (pattern, codec), the first that fits counts. A shell pattern of the whole name or of its last part, so
-            that ``bias`` means every bias.
-        min_size: tensors with fewer elements go uncompressed, unless a name or a rule is about them.
+        codec: the default, for tensors without a name or a rule below.
+        rules: (pattern, codec), the first match counts. A shell pattern of the whole name or of its last part, so
+            ``bias`` means every bias.
+        min_size: tensors with fewer elements go uncompressed, unless a name or a rule matches them.
         tensors: codecs of single tensors, by their whole names; they come before the rules.
-        name: of the table, for run logs and rows of a sweep; empty for one that is written by hand.
-        source: the file that it was read from.
+        name: the table's name, for run logs and rows of a sweep; empty for a table written by hand.
+        source: the file that the table was read from.
     """
 
     codec: Codec
@@ -66,10 +66,10 @@ class CodecTable:
         rules: Mapping[str, str | Codec] | Iterable[tuple[str, str | Codec]] = (),
         min_size: int = 0,
     ) -> CodecTable:
-        """Build from specs; a table that is built already, and the one of a plan, is taken as it is.
+        """Build from specs; an existing table, or a plan's, is returned as it is.
 
         Raises:
-            UsageError: an unknown codec, a negative size, or rules beside a table that has its own.
+            UsageError: an unknown codec, a negative size, or rules for a table that has its own.
         """
         if min_size < 0:
             raise UsageError(f"min-size: {min_size} is below 0")
@@ -94,11 +94,11 @@ class CodecTable:
         return cls(build_codec(plain["codec"]), rules, int(plain.get("min_size", 0)), named, plain.get("name", ""))
 
     def __str__(self) -> str:
-        """``plan:NAME``, or the codec of the tensors that nothing is said about."""
+        """``plan:NAME``, or the default codec."""
         return f"plan:{self.name}" if self.name else str(self.codec)
 
     def choose(self, name: str, size: int) -> Codec:
-        """The codec of a tensor with this name and so many elements."""
+        """The codec of a tensor with this name and ``size`` elements."""
         found = self.tensors.get(name)
         if found is not None:
             return found
@@ -109,13 +109,13 @@ class CodecTable:
         return self.codec if size >= self.min_size else Identity()
 
     def assign(self, sizes: Mapping[str, int]) -> dict[str, Codec]:
-        """The codec of each tensor, or under ``*`` the codec that runs over the whole model.
+        """The codec of each tensor; under ``*`` the codec of the whole model, if there is one.
 
         Args:
             sizes: name -> elements.
 
         Raises:
-            UsageError: as of ``over_model``.
+            UsageError: as in ``over_model``.
         """
         if self.over_model:
             return {WHOLE_MODEL: self.codec}
@@ -126,7 +126,7 @@ class CodecTable:
         """Whether the table is one codec over the whole model's gradient.
 
         Raises:
-            UsageError: such a codec beside others, or with a least size.
+            UsageError: such a codec together with others, or with a least size.
         """
         if not any(item.needs is not None and item.needs.scope == "model" for item in self.codecs):
             return False
@@ -141,17 +141,17 @@ class CodecTable:
         return {"codec": str(self), "method": "plan", "bits": None, "params": json.dumps(params, sort_keys=True)}
 
     def unmatched(self, names: Iterable[str]) -> list[str]:
-        """A warning where tensors of this table are not among the names, and what that means; nothing otherwise."""
+        """A warning if the table names tensors that the model lacks, with the consequence; otherwise empty."""
         known = set(names)
         missing = [name for name in self.tensors if name not in known]
         if not missing:
             return []
         which = f"{len(missing)} of its {len(self.tensors)} tensors are not in this model, {missing[0]} among them"
-        return [f"{self}: {which}; what it does not name goes through {self.codec}"]
+        return [f"{self}: {which}; tensors without an entry use {self.codec}"]
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        """All that may be chosen."""
+        """All codecs of the table."""
         return (self.codec, *(codec for _, codec in self.rules), *self.tensors.values())
 
     @property
@@ -161,7 +161,7 @@ class CodecTable:
 
     @property
     def digest(self) -> str:
-        """Tells tables of the same name apart."""
+        """A digest that distinguishes tables of the same name."""
         return hashlib.blake2b(json.dumps(self.describe(), sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def describe(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class CodecTable:
 
 
 def coding_of(item: TableLike) -> Coding:
-    """A codec from its spec, the table of a plan, and codecs and tables as they are.
+    """A codec from its spec, or the table of a plan; codecs and tables are returned as they are.
 
     Raises:
         UsageError: an unknown codec.

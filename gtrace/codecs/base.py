@@ -1,4 +1,4 @@
-"""What a codec is: pure functions over an explicit state, and a decoder that sees only bytes."""
+"""The codec protocol: pure functions over an explicit state, and a decoder that sees only bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gtrace.coding import CodedBlock
     from gtrace.sketch import MomentSketch
 
-    #: yields what is to be averaged over the workers, and is sent the mean, of the same shape
+    #: yields a worker's message, and receives the mean over all workers, of the same shape
     Rounds: TypeAlias = Generator[NDArray[np.float32], NDArray[np.float32], "Averaged"]
 
 
@@ -59,7 +59,7 @@ def parameter(
 
 
 def coder_parameter() -> Any:
-    """The parameter ``coder`` of codecs whose symbols bring their own code."""
+    """The parameter ``coder`` of codecs that send a code together with their symbols."""
     return parameter(
         "huffman",
         "how codes become bits: a Huffman code that is sent with them, unless fixed width is shorter",
@@ -68,7 +68,7 @@ def coder_parameter() -> Any:
 
 
 def parameter_fields(codec: Codec | type[Codec]) -> tuple[dataclasses.Field[Any], ...]:
-    """The dataclass fields that are parameters; a wrapper's inner codec, for one, is a field and none of them."""
+    """The dataclass fields that are parameters; other fields, such as a wrapper's inner codec, are left out."""
     return tuple(item for item in dataclasses.fields(codec) if "help" in item.metadata)
 
 
@@ -76,7 +76,7 @@ class Measured(NamedTuple):
     """Length of coded symbols, in bits.
 
     Attributes:
-        sent: as the coder sends them.
+        sent: in the payload.
         fixed: at fixed width.
         entropy: at the entropy of the symbols.
         huffman: in a Huffman code made for them, its lengths included.
@@ -89,7 +89,7 @@ class Measured(NamedTuple):
 
 
 class CodedBits(NamedTuple):
-    """Bits per value of a payload under each coder, norms included and the envelope not.
+    """Bits per value of a payload under each coder, with norms, without the envelope.
 
     Attributes:
         fixed: with symbols at fixed width.
@@ -103,13 +103,13 @@ class CodedBits(NamedTuple):
 
     @classmethod
     def of(cls, found: CodedBlock | Measured, head: float, size: float) -> CodedBits:
-        """Bits of a tensor of ``size`` values with these symbols, beside ``head`` bits that no coder changes."""
+        """Bits for ``size`` values with these symbols and ``head`` bits that are the same with every coder."""
         size = max(1, size)
         return cls((head + found.fixed) / size, (head + found.entropy) / size, (head + found.huffman) / size)
 
 
 class TensorSums(NamedTuple):
-    """What one pass over a tensor finds out, for methods whose parts share a scale.
+    """Sums from one pass over a tensor, for methods in which all parts share a scale.
 
     Attributes:
         size: number of values.
@@ -126,13 +126,13 @@ class TensorSums(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedPart:
-    """A part of a tensor, encoded. Parts add up to what is known of their tensor, without its payload.
+    """An encoded part of a tensor. The sum of all parts gives the length of the tensor's payload.
 
     Attributes:
-        payload: the part as a tensor of its own, which ``decode`` takes.
-        head: bits of it that the payload of the whole holds too: norms, scales, exact values.
+        payload: the part encoded as a tensor, input of ``decode``.
+        head: bits of it that the whole payload also holds: norms, scales, exact values.
         coded: bits of its symbols.
-        tallies: int64[m], how often each of its symbols occurs; None for a codec without symbols.
+        tallies: int64[m], number of occurrences of each symbol; None for a codec without symbols.
     """
 
     payload: bytes
@@ -148,12 +148,12 @@ class EncodedPart:
 
 
 class Simulated(NamedTuple):
-    """What a receiver would hold.
+    """The result of sending values, without the bytes.
 
     Attributes:
         values: float32[n], as decoded.
         payload_bytes: length of the payload, its envelope included.
-        coded: its bits under each coder; None where nobody counted the symbols.
+        coded: its bits under each coder; None if the symbols were not counted.
     """
 
     values: NDArray[np.float32]
@@ -162,12 +162,12 @@ class Simulated(NamedTuple):
 
 
 class Averaged(NamedTuple):
-    """How the rounds of a linear codec end for one worker.
+    """The result of a linear codec's rounds for one worker.
 
     Attributes:
-        decoded: float32[n], what every worker holds, the same bytes on each.
+        decoded: float32[n], the mean, bit for bit the same on every worker.
         own: float32[n], this worker's part of it; ``decoded`` is the mean of all parts.
-        state: of this worker's next step.
+        state: this worker's state for the next step.
     """
 
     decoded: NDArray[np.float32]
@@ -176,11 +176,11 @@ class Averaged(NamedTuple):
 
 
 def advance(rounds: Rounds, mean: NDArray[np.float32] | None = None) -> NDArray[np.float32] | Averaged:
-    """The next message of :meth:`Codec.rounds`, or how they ended.
+    """The next message of :meth:`Codec.rounds`, or their result.
 
     Args:
-        rounds: of one worker.
-        mean: over all workers, of the messages of the round before; None in the first one.
+        rounds: the rounds of one worker.
+        mean: the mean over all workers of the messages of the previous round; None in the first one.
     """
     try:
         return next(rounds) if mean is None else rounds.send(mean)
@@ -202,11 +202,11 @@ class Codec(ABC):
     summary: ClassVar[str] = ""
     #: how a value becomes bytes, as a formula
     formula: ClassVar[str] = ""
-    #: where it comes from
+    #: the paper that describes it
     paper: ClassVar[str] = ""
-    #: what was corrected against the paper, a line each
+    #: corrections to the paper, a line each
     corrections: ClassVar[tuple[str, ...]] = ()
-    #: what it is and when it is used
+    #: a description, with its use
     about: ClassVar[str] = ""
     #: the body of its payload, in the order of its bytes
     sends: ClassVar[str] = ""
@@ -220,11 +220,11 @@ class Codec(ABC):
     deterministic: ClassVar[bool] = False
     #: the state changes from step to step, so steps must be replayed in order
     stateful: ClassVar[bool] = False
-    #: workers average what they send before they decode it, see :meth:`rounds`
+    #: workers average their messages before decoding, see :meth:`rounds`
     linear: ClassVar[bool] = False
-    #: the payload's length is what the method says it sends; decoding needs more than these bytes
+    #: the method itself reports the payload's length; decoding needs more than these bytes
     declared: ClassVar[bool] = False
-    #: the parameter that a word without = sets, as e3m2 does in a spec of fp
+    #: the parameter that a word without = sets, e.g. e3m2 in a spec of fp
     word: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -232,7 +232,7 @@ class Codec(ABC):
             object.__setattr__(self, item.name, _checked(self.name, item, getattr(self, item.name)))
 
     def __str__(self) -> str:
-        """The canonical spec: the name, ``bits`` where there are any, and what differs from the defaults."""
+        """The canonical spec: the name, ``bits`` if it has any, and parameters that differ from their defaults."""
         shown = [
             f"{item.name}={_written(getattr(self, item.name))}"
             for item in sorted(parameter_fields(self), key=lambda item: item.name != "bits")
@@ -243,7 +243,7 @@ class Codec(ABC):
 
     @classmethod
     def words(cls, bits: tuple[int, ...]) -> tuple[str, ...]:
-        """What the word ``all`` stands for at these bits, or at the default where there are none given."""
+        """The specs that the word ``all`` means at these bits, or at the default if none are given."""
         return ()
 
     @property
@@ -253,47 +253,47 @@ class Codec(ABC):
 
     @property
     def wire_name(self) -> str:
-        """The name in the envelope of the payloads; a wrapper that only keeps memory sends those of its inner codec."""
+        """The codec's name in envelopes; a wrapper with only a memory uses its inner codec's name."""
         return self.name
 
     @property
     def needs(self) -> SummarySpec | None:
-        """Which summary :meth:`fit` and ``expect`` want; None when they want none."""
+        """The summary that :meth:`fit` and ``expect`` use; None if they use none."""
         return None
 
     @property
     def fits(self) -> bool:
-        """Whether there is anything to :meth:`fit`."""
+        """Whether there is something to :meth:`fit`."""
         return type(self).fit is not Codec.fit
 
     @property
     def whole_tensor(self) -> bool:
-        """Whether an element's code depends on the whole tensor in other ways than through a norm of ``needs``.
+        """Whether an element's code depends on the whole tensor, not only through a norm in ``needs``.
 
-        A scale or a threshold that is fitted to all elements does that; levels do not, which a part fits as well.
+        A scale or a threshold fitted to all elements does so; levels do not, because a part can fit them as well.
         """
         return False
 
     @property
     def fits_itself(self) -> bool:
-        """Whether every tensor is fitted to itself, whatever the schedule: what a fit sets travels in each payload."""
+        """Whether every tensor is fitted to itself, whatever the schedule: the result travels in each payload."""
         return False
 
     @property
     def allocates(self) -> bool:
-        """Whether tensors share something out among them, so that an engine must call :meth:`allocate` before fits."""
+        """Whether tensors share something out among themselves; an engine then calls :meth:`allocate` before fits."""
         return False
 
     def allocate(self, sketches: Sequence[MomentSketch]) -> Sequence[float]:
         """Each tensor's share, from the sketches of all tensors at the step that they are fitted on.
 
         Raises:
-            UsageError: a codec that allocates nothing.
+            UsageError: the codec allocates nothing.
         """
-        raise UsageError(f"{self}: every tensor is on its own; there is nothing to allocate")
+        raise UsageError(f"{self}: treats each tensor separately; it has nothing to allocate")
 
     def with_target(self, state: State, share: float) -> State:
-        """The state with a tensor's share of :meth:`allocate`, as the array ``target``, for the next fits."""
+        """The state with a tensor's share of :meth:`allocate`, as the array ``target``, for later fits."""
         return state.with_arrays(target=np.array(float(share)))
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
@@ -309,18 +309,18 @@ class Codec(ABC):
         """The same codec with other ``bits``.
 
         Raises:
-            UsageError: it has no such parameter, or these bits contradict its others.
+            UsageError: it has no ``bits``, or these bits contradict its other parameters.
         """
         if "bits" not in self.parameters:
-            raise UsageError(f"codec {self}: it has no bits to choose")
+            raise UsageError(f"codec {self}: has no bits to choose")
         return dataclasses.replace(self, bits=bits)  # type: ignore[call-arg]
 
     def renewed(self, state: State) -> State:
-        """The state for this codec of one that differed from it in ``bits``: memory is kept, what was fitted is not."""
+        """The state for this codec, from one that differed in ``bits``: memory is kept, fitted values are dropped."""
         return self.init(state.size, state.shape)
 
     def view(self, state: State, values: ArrayLike) -> ArrayLike:
-        """What the summary for :meth:`fit` must be of: the values themselves, unless a wrapper encodes others."""
+        """The values that the summary for :meth:`fit` describes: the input, unless a wrapper encodes other values."""
         return values
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
@@ -341,7 +341,7 @@ class Codec(ABC):
         """
 
     def shared(self, state: State) -> bytes:
-        """What a receiver must already hold to decode; it is counted when it changes."""
+        """Bytes that a receiver must hold in order to decode; they are counted when they change."""
         return b""
 
     @abstractmethod
@@ -349,38 +349,38 @@ class Codec(ABC):
         """The values of a payload, from bytes alone: float32[size].
 
         Raises:
-            PayloadError: the bytes are no payload of this codec and size, or damaged.
+            PayloadError: the bytes are not a valid payload of this codec and size.
         """
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """What :meth:`decode` makes of the payload of :meth:`encode`, and how long that is; for who sends nothing.
+        """The decoded payload of :meth:`encode` and its length, for callers that never send it.
 
-        A codec that can tell without building the payload does; values and length are the same.
+        Many codecs compute this without building the payload; values and length are the same.
 
         Raises:
             UsageError: wrong size or non-finite values.
         """
         payload = self.encode(state, values, key)
-        # What has no symbols is as long with every coder.
+        # A payload without symbols has the same length with every coder.
         bits = 8.0 * (len(payload) - ENVELOPE_BYTES) / max(1, state.size)
         decoded = self.decode(self.shared(state), payload, state.size)
         return Simulated(decoded, len(payload), CodedBits(bits, bits, bits))
 
     def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
-        """What a worker of a :attr:`linear` codec sends, round by round, while all others do the same.
+        """The messages of a worker with a :attr:`linear` codec, round by round, while all others do the same.
 
-        Each round yields float32 values and gets their mean over all workers; in the end every worker holds the same
-        decoded gradient. Such a codec is not fitted. :meth:`encode` sends what one worker alone would send.
+        Each round yields float32 values and receives their mean over all workers; in the end every worker holds the
+        same decoded gradient. Such a codec is never fitted. :meth:`encode` sends what a single worker would send.
 
         Args:
-            state: as of :meth:`encode`.
-            values: as of :meth:`encode`.
-            key: as of :meth:`encode`; each worker has its own.
+            state: as in :meth:`encode`.
+            values: as in :meth:`encode`.
+            key: as in :meth:`encode`; each worker has its own.
 
         Raises:
-            UsageError: the codec is not linear; later, as of :meth:`encode`.
+            UsageError: the codec is not linear; later, as in :meth:`encode`.
         """
-        raise UsageError(f"{self}: there are no rounds; each worker's payload is decoded by itself")
+        raise UsageError(f"{self}: has no rounds; each worker's payload is decoded separately")
 
     @property
     def expects(self) -> bool:
@@ -388,52 +388,52 @@ class Codec(ABC):
         return type(self).expect is not Codec.expect
 
     def expect(self, state: State, sketch: MomentSketch) -> Expectation:
-        """What one encoding of the sketched tensor does on average.
+        """The average error and bits of one encoding of the sketched tensor.
 
         Args:
-            state: as ``encode`` would get it.
-            sketch: of the tensor, built as ``needs`` says.
+            state: as for ``encode``.
+            sketch: the tensor's sketch, built as ``needs`` says.
 
         Raises:
-            UsageError: the sketch was built otherwise, or there are no closed forms.
+            UsageError: the sketch was built differently, or there are no closed forms.
         """
-        raise UsageError(f"{self}: no closed forms; encode to see")
+        raise UsageError(f"{self}: has no closed forms; encode values instead")
 
     def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
-        """E sum w (Q(v) - v)^2 of one encoding, where each element's squared error counts w.
+        """E sum w (Q(v) - v)^2 of one encoding, with a weight w for each element's squared error.
 
         Args:
-            state: as of :meth:`expect`.
-            sketch: as of :meth:`expect`.
-            weighted: the same with ``weights``, see :meth:`~gtrace.sketch.MomentSketch.of`.
+            state: as in :meth:`expect`.
+            sketch: as in :meth:`expect`.
+            weighted: the same sketch with ``weights``, see :meth:`~gtrace.sketch.MomentSketch.of`.
         """
         return self.expect(state, weighted).squared_error
 
     @property
     def part_multiple(self) -> int | None:
-        """A tensor can be encoded in parts of a multiple of this length, all but the last; None: only as a whole."""
+        """Length of which every part but the last must be a multiple; None: only whole tensors can be encoded."""
         return None
 
     def prepare(self, state: State, sums: TensorSums) -> State:
-        """The state with what parts have to know of the whole tensor; it is for :meth:`encode_part` alone."""
+        """The state with the facts that parts need about the whole tensor; only for :meth:`encode_part`."""
         return state
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """Encode some consecutive values of a tensor, each as in the tensor as a whole.
+        """Encode some consecutive values of a tensor, each with the same result as in the whole tensor.
 
-        The parts decode to the same values as the payload of the whole, and :meth:`measured` knows the
+        The parts decode to the same values as the payload of the whole, and :meth:`measured` gives the
         length of that payload without building it.
 
         Args:
-            state: what :meth:`prepare` returned, with the part's size.
-            values: the part, as ``encode`` takes a tensor.
-            key: that of the whole tensor.
-            start: how many values of the tensor come before the part, a multiple of ``part_multiple``.
+            state: from :meth:`prepare`, with the part's size.
+            values: the part, in the form that ``encode`` takes.
+            key: the key of the whole tensor.
+            start: number of values of the tensor before the part, a multiple of ``part_multiple``.
 
         Raises:
             UsageError: ``part_multiple`` is None.
         """
-        raise UsageError(f"{self}: it looks at all values at once")
+        raise UsageError(f"{self}: needs all values at once")
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """Bytes of the whole payload's body, and its bits per value under each coder, from the sum of all parts."""
@@ -442,9 +442,9 @@ class Codec(ABC):
         return body, CodedBits(bits, bits, bits)
 
     def clipping(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> tuple[float, float] | None:
-        """Shares of the non-zero values that were cut to the largest number, and that came out as zero.
+        """Shares of the non-zero values that were cut to the largest number, and that became zero.
 
-        None for a codec that has no range to leave.
+        None for a codec without a limited range.
         """
         return None
 
@@ -453,10 +453,10 @@ class Codec(ABC):
         return state
 
     def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        """What a server or the ranks do with several decoded gradients: their mean, summed in float64 in order.
+        """Combine decoded gradients as a server or the ranks do: their mean, summed in float64 in order.
 
         Raises:
-            UsageError: there are none.
+            UsageError: the sequence is empty.
         """
         if not decoded:
             raise UsageError("aggregate: there are no gradients to aggregate")
@@ -468,14 +468,14 @@ class Codec(ABC):
 
 
 def expecting(item: Codec) -> bool:
-    """Whether ``expect`` can be called on a codec."""
+    """Whether a codec's ``expect`` can be called."""
     return item.expects
 
 
 def check_summary(item: Codec, sketch: MomentSketch) -> None:
-    """Raise :class:`~gtrace.errors.UsageError` for a sketch of other values than the codec needs."""
+    """Raise :class:`~gtrace.errors.UsageError` if the sketch is not the one that the codec needs."""
     if item.needs is None or sketch.spec[:4] != item.needs[:4]:
-        raise UsageError(f"{item}: wants a sketch of {item.needs}, not of {sketch.spec}")
+        raise UsageError(f"{item}: needs a sketch of {item.needs}, not of {sketch.spec}")
 
 
 def checked_values(state: State, values: ArrayLike) -> NDArray[np.float32]:
@@ -486,7 +486,7 @@ def checked_values(state: State, values: ArrayLike) -> NDArray[np.float32]:
     """
     x = as_values(values)
     if x.size != state.size:
-        raise UsageError(f"encode: {x.size} values where the state is for {state.size}")
+        raise UsageError(f"encode: {x.size} values for a state of {state.size}")
     if count_nonfinite(x):
         at = int(np.flatnonzero(~np.isfinite(x))[0])
         raise UsageError(f"encode: value {at} is {x[at]}; a codec takes finite numbers only")
@@ -504,7 +504,7 @@ def _written(value: Any) -> str:
 
 
 def _checked(name: str, item: dataclasses.Field[Any], value: Any) -> Any:
-    """One parameter, converted from text where needed and checked against what its field allows."""
+    """One parameter, converted from text if needed and checked against its field."""
     meta = item.metadata
     where = f"codec {name}: {item.name}"
     if value is None or (isinstance(value, str) and value.lower() == "none" and "none" not in meta["choices"]):

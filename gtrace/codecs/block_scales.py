@@ -1,4 +1,4 @@
-"""Scales of short blocks of a microscaling format: measured, sent in a byte each, read back.
+"""Scales of short blocks in microscaling formats: measured, sent as one byte each, read back.
 
 OCP Microscaling Formats (MX) Specification v1.0, 2023, and NVIDIA, Pretraining Large Language Models with NVFP4, 2025.
 """
@@ -29,16 +29,16 @@ _TENSOR = struct.Struct("<f")
 
 
 def header_bytes(kind: BlockScale, size: int, block: int) -> int:
-    """Bytes of the scales of ``size`` values: one a block, and with e4m3 a float32 for the tensor."""
+    """Bytes of the scales of ``size`` values: one per block, and a float32 for the tensor with e4m3."""
     return -(-size // block) + (_TENSOR.size if kind == "e4m3" else 0)
 
 
 def measure(kind: BlockScale, form: FloatFormat, x: NDArray[np.float32], block: int) -> bytes:
     """The scales of a finite float32[n] as bytes.
 
-    ``e8m0``: 2^(floor(log2 amax) - emax), as OCP has it; the largest values may saturate. ``pow2``: the least power of
-    two with which none does. ``e4m3``: a float32 for the tensor, 1 / (448 max / amax), and in units of it a float8 e4m3
-    for each block, amax / max; with the divisions and float32 roundings of NVIDIA's recipe in their order.
+    ``e8m0``: 2^(floor(log2 amax) - emax), as in OCP's standard; the largest values may saturate. ``pow2``: the least
+    power of two that saturates none. ``e4m3``: a float32 for the tensor, 1 / (448 max / amax), and for each block a
+    float8 e4m3 in units of it, amax / max; divisions and float32 roundings are those of NVIDIA's recipe, in its order.
     """
     largest = bucket_scales(x, "linf", block)
     if kind == "e4m3":
@@ -57,10 +57,10 @@ def measure(kind: BlockScale, form: FloatFormat, x: NDArray[np.float32], block: 
 
 
 def read(kind: BlockScale, data: bytes | memoryview) -> NDArray[np.float64]:
-    """The scales that bytes of :func:`measure` stand for, float64[blocks]; exact.
+    """The scales encoded in the bytes of :func:`measure`, float64[blocks]; exact.
 
     Raises:
-        PayloadError: a code that stands for no scale, or a tensor's scale that is negative or not finite.
+        PayloadError: a code without a scale, or a tensor's scale that is negative or not finite.
     """
     if kind == "e4m3":
         (tensor,) = _TENSOR.unpack_from(data)
@@ -71,14 +71,14 @@ def read(kind: BlockScale, data: bytes | memoryview) -> NDArray[np.float64]:
         return scales
     codes = np.frombuffer(data, np.uint8)
     if codes.max(initial=0) > 2 * _BIAS:
-        raise PayloadError("payload holds a scale that is no number")
+        raise PayloadError("payload holds a scale that is not a number")
     return np.ldexp(1.0, codes.astype(np.int64) - _BIAS)
 
 
 def factors(kind: BlockScale, data: bytes | memoryview) -> NDArray[np.float64]:
-    """What values are multiplied by before they are rounded, float64[blocks], from bytes of :func:`measure`.
+    """The factors by which values are multiplied before rounding, float64[blocks], from bytes of :func:`measure`.
 
-    With ``e4m3`` they are float32: at most the largest one, for a block whose scale is 0.
+    With ``e4m3`` they are float32; a block with scale 0 gets at most the largest float32.
     """
     scales = read(kind, data)
     if kind != "e4m3":

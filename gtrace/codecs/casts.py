@@ -1,4 +1,4 @@
-"""Methods without randomness and levels: shorter floats and integer codes, every value to the nearest."""
+"""Methods without randomness and levels: shorter floats and integer codes, rounded to the nearest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SATURATES = "values beyond the format's range become its largest finite number, not infinity"
 _STEPS = 127
-#: what the codes -127..127 stand for, in units of the block's largest magnitude
+#: the values of the codes -127..127, in units of the block's largest magnitude
 _VALUES = (np.arange(-_STEPS, _STEPS + 1) / _STEPS).astype(np.float32)
 
 
@@ -35,7 +35,7 @@ class Float32(FixedGrid):
     """Every float32."""
 
     def needs(self, parts: Parts) -> SummarySpec:
-        """Any sketch will do; only zeros are read from it."""
+        """Any sketch; only zeros are read from it."""
         return SummarySpec("none", None)
 
     def expects(self, parts: Parts) -> bool:
@@ -52,7 +52,7 @@ class Float32(FixedGrid):
     def values(
         self, symbols: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, size: int
     ) -> NDArray[np.float32]:
-        """The values themselves, in memory of their own."""
+        """A copy of the values."""
         return symbols.copy()
 
 
@@ -89,15 +89,15 @@ class BFloat16(FixedGrid):
     def values(
         self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
     ) -> NDArray[np.float32]:
-        """Upper halves, filled up with zeros."""
+        """Upper halves, with the lower half zero."""
         return finite((symbols.astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
 def finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Decoded values as they are.
+    """Decoded values, unchanged.
 
     Raises:
-        PayloadError: one of them is not finite.
+        PayloadError: a value is not finite.
     """
     if not np.isfinite(values).all():
         raise PayloadError("payload holds a value that is not finite")
@@ -111,7 +111,7 @@ class Signed8(FixedGrid):
     unbiased = False
 
     def alphabet(self, state: State) -> int:
-        """Of eight bits one code is not used."""
+        """255: one of the eight-bit codes is unused."""
         return _VALUES.size
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
@@ -170,7 +170,7 @@ class Affine(FixedGrid):
     def values(
         self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
     ) -> NDArray[np.float32]:
-        """What the codes stand for between the ends."""
+        """The values of the codes between the ends."""
         low, high = scales.tolist()
         steps = (1 << self.bits) - 1
         levels = (low + np.arange(steps + 1) * (high - low) / steps).astype(np.float32)
@@ -241,7 +241,7 @@ class Int8(Composed):
     formula = "Q(v) = a round(127 v / a) / 127, a = the block's largest |v|, ties to even"
     paper = "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022 (with linear codes)"
     corrections = (
-        "the paper's codes are dynamic (an exponent and a fraction); these are linear, as in most int8 all-reduces",
+        "the paper's codes are dynamic (an exponent and a fraction); these are linear, as most int8 all-reduces use",
     )
     about = (
         "What fast all-reduces do: eight bits, a scale for each block, rounding to nearest. No entropy code, no "
@@ -254,7 +254,7 @@ class Int8(Composed):
 
 @method
 class MinMax(Composed):
-    """2^bits codes, the ends on the tensor's least and greatest value, rounded to nearest.
+    """2^bits codes from the tensor's least value to its greatest, rounded to nearest.
 
     A constant tensor decodes to itself. Zero is a level only by chance.
     """
@@ -267,7 +267,9 @@ class MinMax(Composed):
     corrections = (
         "the paper names TensorFlow's quantizer alone; these are its codes with both ends of the range on a code",
     )
-    about = "Affine codes between the least and the greatest value, as TensorFlow's quantizer and MQGrad have them."
+    about = (
+        "Equally spaced codes between the least and the greatest value, as used by TensorFlow's quantizer and MQGrad."
+    )
     sends = (
         "The least and the greatest value in float32, then codes of `bits` bits; the envelope's flags name the bits."
     )

@@ -1,4 +1,4 @@
-"""Coders: how symbols become bytes, by a code that both sides hold, one that is sent along, or none."""
+"""Coders turn symbols into bytes, with a code that both sides hold, one that is sent along, or none."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from gtrace.codecs.parts import FixedGrid
     from gtrace.sketch import MomentSketch
 
-#: flag of a payload whose symbols are fixed width although the codec's coder is another
+#: flag of a payload with fixed-width symbols although the codec's coder is another one
 FLAG_FIXED = 1
 _SHARED = struct.Struct("<HH")
-#: bytes of a level codec's shared bytes ahead of levels and lengths
+#: number of shared bytes of a level codec before levels and lengths
 SHARED_HEAD = _SHARED.size
 _ELIAS: dict[str, EliasKind] = {"elias": "omega", "gamma": "gamma", "delta": "delta"}
 
 
 @dataclass(frozen=True)
 class SharedCode(Coder):
-    """A code that both sides hold before the payload: Huffman (adopted by a fit), an Elias code, or fixed width.
+    """A code that both sides hold before the payload: Huffman (after a fit), Elias, or fixed width.
 
-    The state holds ``lengths`` (uint8, the Huffman code's, once one is adopted).
+    The state holds ``lengths`` (uint8, the Huffman code's) after a fit has chosen one.
     """
 
     rank: ClassVar[int] = 2
@@ -55,7 +55,7 @@ class SharedCode(Coder):
 
     coder: str = parameter(
         "huffman",
-        "how symbols become bits; elias is the omega code, as in QSGD",
+        "how symbols become bits; elias is the omega code, as QSGD uses",
         choices=("huffman", "fixed", "elias", "gamma", "delta"),
     )
     scope: Scope = parameter(
@@ -63,7 +63,7 @@ class SharedCode(Coder):
     )
 
     def elias(self, symbols: int) -> EliasCode | None:
-        """The Elias code of so many symbols, the middle one the shortest; None for another coder."""
+        """The Elias code of ``symbols`` symbols, the middle one the shortest; None for another coder."""
         kind = _ELIAS.get(self.coder)
         return None if kind is None else EliasCode(kind, origin=(symbols - 1) // 2, symbols=symbols)
 
@@ -83,17 +83,17 @@ class SharedCode(Coder):
         return self.coder == "fixed" or flags == FLAG_FIXED
 
     def fixed_here(self, state: State) -> bool:
-        """Whether :meth:`write` uses fixed width whatever the symbols are."""
+        """Whether :meth:`write` uses fixed width for any symbols."""
         return self.coder == "fixed" or (self.coder == "huffman" and "lengths" not in state.arrays)
 
     def fit(self, state: State, grid: LevelGrid, summary: MomentSketch) -> State:
-        """Adopt a Huffman code if it saves more than it costs to send."""
+        """Take a Huffman code if it saves more than it costs to send."""
         if self.coder != "huffman" or summary.quantized == 0:
             return state
         symbols = symbols_of(grid.levels(state), grid.zero, summary)
         old = state.arrays.get("lengths")
         if old is not None and old.size != symbols.lengths.size:
-            # Fitted levels became fewer or more: the old code names other symbols.
+            # The number of fitted levels changed: the old code belongs to other symbols.
             kept_arrays = {name: value for name, value in state.arrays.items() if name != "lengths"}
             state, old = State(state.size, kept_arrays, state.shape), None
         kept = symbols.fixed if old is None else min(symbols.fixed, mean_length(old, symbols.probabilities))
@@ -152,7 +152,7 @@ class SharedCode(Coder):
         return huffman_code(lengths.tobytes()).decode(data, size)
 
     def bits(self, state: State, tallies: NDArray[np.int64]) -> int:
-        """Bits of symbols that occur so often, in the code of this state."""
+        """Bits of symbols with these counts, in the code of this state."""
         elias = self.elias(tallies.size)
         if elias is not None:
             return int(tallies @ elias.symbol_bits)
@@ -168,7 +168,7 @@ class SharedCode(Coder):
         return self.bits(state, tallies), tallies
 
     def lengths(self, coded: int, tallies: NDArray[np.int64] | None) -> Measured:
-        """Fixed width is sent if a Huffman code made for other data is longer."""
+        """Lengths for these counts; fixed width is sent if a Huffman code made for other data is longer."""
         assert tallies is not None
         block = CodedBlock.of(tallies)
         sent = min(coded, block.fixed) if self.coder == "huffman" else coded
@@ -185,7 +185,7 @@ class SharedCode(Coder):
 
 @dataclass(frozen=True)
 class OwnCode(Coder):
-    """A Huffman code that is made for the symbols and sent with them, unless fixed width is shorter."""
+    """A Huffman code made for the symbols and sent with them, unless fixed width is shorter."""
 
     #: flag of a payload that holds a code
     flag: int = 1
@@ -216,7 +216,7 @@ class OwnCode(Coder):
 
 @dataclass(frozen=True)
 class Plain(Coder):
-    """Symbols as they are, little-endian, in the bytes of their type."""
+    """Symbols uncoded, little-endian, in the bytes of their type."""
 
     splits: ClassVar[bool] = True
 
@@ -228,7 +228,7 @@ class Plain(Coder):
     def read(self, data: memoryview, flags: int, size: int, grid: FixedGrid, state: State) -> NDArray[Any]:
         wanted = size * np.dtype(self.layout).itemsize
         if len(data) != wanted or flags:
-            raise PayloadError(f"payload body of {len(data)} bytes where {wanted} were expected")
+            raise PayloadError(f"payload body has {len(data)} bytes; expected {wanted}")
         return np.frombuffer(data, self.layout).astype(np.dtype(self.layout).newbyteorder("="))
 
     def count(self, symbols: NDArray[Any], size: int, grid: FixedGrid, state: State) -> tuple[int, None]:
@@ -237,12 +237,12 @@ class Plain(Coder):
 
 @dataclass(frozen=True)
 class Bit(Coder):
-    """One bit a value, 1 for negative, the first value lowest; no bits at all for a tensor that has no signs."""
+    """One bit a value, 1 for negative, the first value in the lowest bit; no bits for a tensor of zeros."""
 
     splits: ClassVar[bool] = True
 
     def write(self, symbols: NDArray[np.uint8], grid: FixedGrid, state: State) -> tuple[bytes, int]:
-        """Packed bits as they are."""
+        """The packed bits."""
         return symbols.tobytes(), 0
 
     def read(self, data: memoryview, flags: int, size: int, grid: FixedGrid, state: State) -> NDArray[np.uint8]:

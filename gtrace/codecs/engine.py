@@ -1,7 +1,7 @@
 """The engine: one encode, decode, simulate, fit and expect over scale x grid x rounding x memory x coder.
 
-A method is a class of one screen: what it is called, what people should know of it, and its parts. :func:`method` makes
-the parameters of the parts parameters of the codec; everything else is here.
+A method is a class of one screen: its name, its description, and its parts. :func:`method` turns the parameters of the
+parts into parameters of the codec; everything else is here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gtrace.sketch import MomentSketch
 
 C = TypeVar("C", bound=type[Codec])
-#: what the parts of a row say of it, unless the row does
+#: the facts about a row that follow from its parts, unless the row sets them
 _FACTS = ("unbiased", "deterministic")
 
 
@@ -54,7 +54,7 @@ def assembled(cls: C) -> C:
 
 
 def method(cls: C) -> C:
-    """Class decorator of a row: :func:`assembled`, known by its name, with the facts that follow from its parts."""
+    """Class decorator of a row: :func:`assembled` and registered, with the facts that follow from its parts."""
     parts: Parts = cls.parts  # type: ignore[attr-defined]
     for fact in _FACTS:
         if fact not in vars(cls):
@@ -64,13 +64,13 @@ def method(cls: C) -> C:
 
 
 class Unsealed(NamedTuple):
-    """What a payload holds.
+    """The contents of a payload.
 
     Attributes:
-        scales: float32, of each bucket; ones for a codec without.
-        tail: float32, the values that were sent as they are.
-        symbols: uint16, of the values before.
-        values: float32, what each symbol means in units of the scale.
+        scales: float32, one per bucket; ones for a codec without scales.
+        tail: float32, the values that were sent exactly.
+        symbols: uint16, one per value before the tail.
+        values: float32, the value of each symbol in units of the scale.
     """
 
     scales: NDArray[np.float32]
@@ -80,13 +80,13 @@ class Unsealed(NamedTuple):
 
 
 class Composed(Codec):
-    """A codec that runs parts. A codec that only has an envelope and perhaps a memory writes its own body.
+    """A codec made of parts. A codec with only an envelope and perhaps a memory writes its own body.
 
-    ``parts`` of the class is the row; ``parts`` of a codec has the codec's own parameters.
+    ``parts`` of the class describe the row; ``parts`` of a codec have the codec's own parameters.
     """
 
     parts: ClassVar[Parts] = Parts()
-    #: workers' signs are put to the vote; otherwise decoded gradients are averaged
+    #: whether workers' signs are voted on; otherwise decoded gradients are averaged
     votes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class Composed(Codec):
         kind = type(self)
         parts = kind.parts.of(self)
         parts.grid.check(self.name)
-        # What the class says of the row; a frozen codec shadows it once, here.
+        # Facts of the class; a frozen codec overrides them once, here.
         object.__setattr__(self, "parts", parts)
         for fact in _FACTS:
             holds = parts.all(fact)
@@ -108,16 +108,16 @@ class Composed(Codec):
 
     @cached_property
     def needs(self) -> SummarySpec | None:
-        """What the grid wants."""
+        """The summary that the grid needs."""
         return self.parts.grid.needs(self.parts)
 
     @property
     def fits(self) -> bool:
-        """Whether the grid or the code follow the data."""
+        """Whether the grid or the code follows the data."""
         return self.parts.grid.fits or type(self).fit is not Composed.fit
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
-        """What is remembered before the first step."""
+        """The memory before the first step."""
         return State(int(size), self.parts.memory.start(size), shape)
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
@@ -125,11 +125,11 @@ class Composed(Codec):
         return self.parts.coder.fit(self.parts.grid.fit(state, summary), self.parts.grid, summary)
 
     def shared(self, state: State) -> bytes:
-        """Of grid and code."""
+        """Shared bytes of grid and code."""
         return self.parts.coder.shared(state, self.parts.grid)
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """What :meth:`write` makes of the values, in an envelope."""
+        """The body from :meth:`write` in an envelope."""
         body, flags = self.write(state, checked_values(state, values), key)
         return seal(body, codec=self.name, size=state.size, shared=self.shared(state), flags=flags)
 
@@ -149,13 +149,13 @@ class Composed(Codec):
         """Undo :meth:`write`: float32[size].
 
         Raises:
-            PayloadError: no body or flags of this codec and size.
+            PayloadError: body or flags do not fit this codec and size.
         """
         found = self._open(shared, body, flags, size)
         return self.parts.rounding.read(self.parts, found, flags & ~self.parts.grid.mark)
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """As ``encode`` and ``decode``, without bytes if the coder can count them."""
+        """Same result as ``encode`` and ``decode``, without bytes if the coder can count them."""
         parts = self.parts
         v = parts.scale.cut(parts.memory.given(state.arrays, checked_values(state, values)), state)
         decoded, found = parts.rounding.simulate(parts, state, v, key)
@@ -166,19 +166,19 @@ class Composed(Codec):
     def _open(self, shared: bytes, body: memoryview, flags: int, size: int) -> Opened:
         parts = self.parts
         if flags & parts.grid.mark != parts.grid.mark:
-            raise PayloadError(f"payload has the flags {flags:#x}, those of another codec than {self}")
+            raise PayloadError(f"payload has the flags {flags:#x}, which {self} does not write")
         return parts.scale.open(parts.coder.heard(State(size), parts.grid, shared), body, size)
 
     def seal(
         self, state: State, scales: NDArray[np.float32], tail: NDArray[np.float32], symbols: NDArray[np.uint16]
     ) -> bytes:
-        """The payload of values that were rounded already, by whatever engine.
+        """The payload of values that were already rounded, e.g. on a device.
 
         Args:
-            state: of the tensor.
-            scales: float32, of each bucket.
-            tail: float32, the values behind those that are rounded.
-            symbols: of the values before; those of a level grid are numbered as its ``signed_values``.
+            state: the tensor's state.
+            scales: float32, one per bucket.
+            tail: float32, the exact values at the end.
+            symbols: one per value before the tail; for a level grid, indices into its ``signed_values``.
         """
         parts = self.parts
         coded, flags = parts.coder.write(symbols, parts.grid, state)
@@ -189,7 +189,7 @@ class Composed(Codec):
         """Undo :meth:`seal` of a level grid.
 
         Raises:
-            PayloadError: the bytes are no payload of this codec and size, or damaged.
+            PayloadError: the bytes are not a valid payload of this codec and size.
         """
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
         found = self._open(shared, body, flags, size)
@@ -200,17 +200,17 @@ class Composed(Codec):
 
     @property
     def part_multiple(self) -> int | None:
-        """That of the scale, if the coder codes a part as it codes the whole, and no memory has to be cut."""
+        """The scale's, if the coder codes a part like the whole and there is no memory to cut; otherwise None."""
         parts = self.parts
         return parts.scale.part_multiple if parts.coder.splits and not parts.memory.keeps else None
 
     def prepare(self, state: State, sums: TensorSums) -> State:
-        """The scale of the whole tensor as the array ``scale``, if parts share one."""
+        """Store the scale of the whole tensor as the array ``scale``, if parts share one."""
         whole = self.parts.scale.whole(sums)
         return state if whole is None else state.with_arrays(scale=whole)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """The part as ``encode`` does it; a scale of the whole tensor counts with the first part."""
+        """Encode the part as ``encode`` does; a scale of the whole tensor counts with the first part."""
         parts = self.parts
         v = parts.scale.cut(checked_values(state, values), state)
         symbols = parts.rounding.symbols(parts.grid, state, v, key, start)
@@ -220,26 +220,26 @@ class Composed(Codec):
         return EncodedPart(self.seal(state, v.scales, v.tail, symbols), head, coded, tallies)
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
-        """As the coder counts the symbols of all parts."""
+        """Bytes and bits as the coder counts them for the symbols of all parts."""
         found = self.parts.coder.lengths(whole.coded, whole.tallies)
         return whole.head // 8 + -(-int(found.sent) // 8), CodedBits.of(found, whole.head, size)
 
     @property
     def expects(self) -> bool:
-        """Whether the grid has closed forms with these parts, or the codec its own."""
+        """Whether the grid or the codec has closed forms with these parts."""
         return type(self).expect is not Composed.expect or self.parts.grid.expects(self.parts)
 
     def expect(self, state: State, sketch: MomentSketch) -> Expectation:
-        """As the grid has it."""
+        """The grid's closed forms."""
         check_summary(self, sketch)
         return self.parts.grid.expect(self.parts, state, sketch)
 
     def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
-        """As the grid has it."""
+        """The grid's weighted error."""
         return self.parts.grid.weighted_error(self.parts, state, sketch, weighted)
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
-        """The memory takes note."""
+        """Update the memory."""
         memory = self.parts.memory
         if not memory.keeps:
             return state
@@ -253,7 +253,7 @@ class Composed(Codec):
 
 
 def level_grid(item: Codec) -> LevelGrid | None:
-    """The grid of magnitudes that a codec rounds to; None for a codec without, and for a prefix."""
+    """The grid of magnitudes that a codec rounds to; None for a codec without one, and for a prefix."""
     grid = item.parts.grid if isinstance(item, Composed) else None
     return grid if isinstance(grid, LevelGrid) else None
 

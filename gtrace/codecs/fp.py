@@ -60,15 +60,15 @@ __all__ = [
     "scale_exponent",
 ]
 
-#: the scale of least expected squared error, from the values and no law
+#: the rule for the scale with the least expected squared error of the values themselves, without a law
 BEST = "best"
 _SCALE = struct.Struct("<f")
 #: flag of a payload whose codes are Huffman coded
 _CODED = 1
-#: bits of exponent before a fit: they suit a deviation of log2|x| of 3.5, the middle of what networks show
+#: exponent bits before a fit: they suit a deviation of log2|x| of 3.5, typical of networks
 _TYPICAL_EXPONENT = 4
 
-#: elements that are looked at together
+#: elements that are read together
 _SLAB = 1 << 20
 
 
@@ -107,7 +107,7 @@ class Fp(Composed):
     paper = "Chmiel et al., Neural Gradients Are Near-Lognormal, 2021"
     corrections = (
         "Eq. (4) divides by 2^M - 1: infinite at M = 0, up to twofold too high at M = 1; here it is an exact sum",
-        "the paper's scale goes by the largest value of a fitted lognormal law (scale=max), which weight gradients do "
+        "the paper's scale uses the largest value of a fitted lognormal law (scale=max), which weight gradients do "
         "not follow; the default has the least expected squared error of all powers of two, for the values themselves",
         "a format is chosen where its own scale rule puts the values",
     )
@@ -118,7 +118,7 @@ class Fp(Composed):
     )
     sends = (
         "The scale 2^-k in float32, or with block= a byte for each block; then codes of N bits. What a receiver "
-        "must hold already: the exponent's width, where it was chosen."
+        "must hold already: the exponent's width, if it was chosen."
     )
     behavior = (
         "Relative error is even over the range of the format, so it suits lognormal data; nearest rounding is "
@@ -129,11 +129,11 @@ class Fp(Composed):
     word = "format"
 
     bits: int | None = parameter(
-        None, "1 + E + M; 8 where the format does not say it", minimum=2, maximum=16, optional=True
+        None, "1 + E + M; 8 if the format does not set it", minimum=2, maximum=16, optional=True
     )
     format: str = parameter("auto", "auto, eXmY, or a published block format: mxfp4, mxfp6, mxfp8, nvfp4, ...")
     law: LawName = parameter(
-        "lognormal", "the law of magnitudes that rules for a scale and blocks go by", choices=get_args(LawName)
+        "lognormal", "the law of magnitudes for the scale rules and for blocks", choices=get_args(LawName)
     )
     scale: str | None = parameter(
         None,
@@ -209,7 +209,7 @@ class Fp(Composed):
 
     @classmethod
     def words(cls, bits: tuple[int, ...]) -> tuple[str, ...]:
-        """Every format 1-E-M of so many bits, with at least two bits of exponent where there are any to choose."""
+        """Every format 1-E-M of these bits, with at least two bits of exponent if possible."""
         return tuple(form.name for n in bits or (8,) for form in candidates(n))
 
     @property
@@ -219,22 +219,22 @@ class Fp(Composed):
 
     @property
     def whole_tensor(self) -> bool:
-        """One scale for all, unless it is fixed or each block has its own."""
+        """True, unless the scale is fixed or each block has its own."""
         return self.block is None and self.exponent is None
 
     @property
     def fits_itself(self) -> bool:
-        """A scale by the values is that of the tensor; rules by a law go by the schedule, as the paper's do."""
+        """A scale from the values belongs to the tensor; rules by a law follow the schedule, as in the paper."""
         return self.whole_tensor and self.scale in (BEST, "absmax") and self.scope == "tensor"
 
     @property
     def needs(self) -> SummarySpec:
-        """The magnitudes as they are."""
+        """The plain magnitudes."""
         return SummarySpec("none", None, scope=self.scope)
 
     @property
     def expects(self) -> bool:
-        """A sketch does not know which values share a block."""
+        """A sketch does not say which values share a block."""
         return self.block is None
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
@@ -244,7 +244,7 @@ class Fp(Composed):
         return State(int(size), _arrays(form, self.exponent or 0), shape)
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
-        """Choose the format and the scale, from the values or for the mean and deviation of log2|x|."""
+        """Choose the format and the scale, from the values or from the mean and deviation of log2|x|."""
         if self._named and (self.block or self.exponent is not None):
             return state
         if self.scale == BEST:
@@ -257,7 +257,7 @@ class Fp(Composed):
         return state.with_arrays(**_arrays(form, self._shift(form, mu, sigma, count, largest)))
 
     def _fit_best(self, state: State, summary: MomentSketch) -> State:
-        """The format and scale of least expected squared error; the narrowest exponent of those that are equal."""
+        """The format and scale of least expected squared error; of equal ones, the narrowest exponent."""
         if not summary.rows.size:
             return state
         forms = (self._named,) if self._named else candidates(cast("int", self.bits))
@@ -273,12 +273,12 @@ class Fp(Composed):
         Args:
             mu: mean of log2|x|.
             sigma: its standard deviation.
-            count: how many values there are.
-            largest: log2 of the largest |x|, where it is known.
+            count: number of values.
+            largest: log2 of the largest |x|, if it is known.
         """
         bits = cast("int", self.bits)
         if self.block is not None:
-            # A block's scale follows its own largest value, as the rule max does for so many values.
+            # A block's scale follows its own largest value, like the rule max for that many values.
             return optimal_format(bits, sigma, "max", self.law, self.block, stochastic=self.stochastic)
         if self.exponent is not None:
             return min(
@@ -291,11 +291,11 @@ class Fp(Composed):
         return optimal_format(bits, sigma, rule, self.law, count, mu=mu, largest=largest, stochastic=self.stochastic)
 
     def format_of(self, state: State) -> FloatFormat:
-        """The format that a state encodes in."""
+        """The format of a state."""
         return self._named or FloatFormat(_width(state), cast("int", self.bits) - 1 - _width(state))
 
     def scale_of(self, state: State) -> int:
-        """k: values are multiplied by 2^k before they are rounded; without meaning for blocks."""
+        """k: values are multiplied by 2^k before rounding; unused with blocks."""
         return int(state.arrays["exponent"])
 
     def shared(self, state: State) -> bytes:
@@ -309,7 +309,7 @@ class Fp(Composed):
         return body, flags
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """As :meth:`encode` and :meth:`decode`, the payload's length from how often each code occurs."""
+        """Same result as :meth:`encode` and :meth:`decode`; the payload's length comes from the counts of codes."""
         head, block, scales, codes = self._rounded(state, values, key, 0)
         form = self.format_of(state)
         whole = EncodedPart(b"", 8 * len(head), 0, tally(sign_last(codes, form.bits), 1 << form.bits))
@@ -318,14 +318,14 @@ class Fp(Composed):
 
     @property
     def part_multiple(self) -> int | None:
-        """A block, where blocks have scales of their own; else the scale is the state's.
+        """A block, if blocks have scales of their own; otherwise 1.
 
-        Scales that are float8 themselves have another one of the whole tensor.
+        None for float8 scales, which need a scale of the whole tensor.
         """
         return None if self.scale == "e4m3" else self.block or 1
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """The part as :meth:`encode` does it; one scale for all counts with the first part."""
+        """Encode the part as :meth:`encode` does; one scale for all counts with the first part."""
         head, _, _, codes = self._rounded(state, values, key, start)
         body, flags, tallies = self._body(state, head, codes)
         payload = seal(body, codec=self.name, size=codes.size, shared=self.shared(state), flags=flags)
@@ -340,7 +340,7 @@ class Fp(Composed):
     def _rounded(
         self, state: State, values: ArrayLike, key: tuple[int, int], start: int
     ) -> tuple[bytes, int, NDArray[np.float64], NDArray[np.uint16]]:
-        """The scales as sent, how many values share one, themselves, and codes of values from ``start`` on."""
+        """The scales as sent, the number of values per scale, the scales, and codes of values from ``start`` on."""
         x = checked_values(state, values)
         form = self.format_of(state)
         head, block, scales = self._scales(state, form, x)
@@ -349,7 +349,7 @@ class Fp(Composed):
         return head, block, scales, codes
 
     def _body(self, state: State, head: bytes, codes: NDArray[np.uint16]) -> tuple[bytes, int, NDArray[np.int64]]:
-        """Body, flags, and how often each code occurs; in a Huffman code signs come behind magnitudes."""
+        """Body, flags, and the count of each code; in a Huffman code signs come after magnitudes."""
         bits = self.format_of(state).bits
         turned = sign_last(codes, bits)
         tallies = tally(turned, 1 << bits)
@@ -362,16 +362,16 @@ class Fp(Composed):
         form = self._shared_format(shared)
         cut = _SCALE.size if self.block is None else _blocks.header_bytes(self._block_scale, size, self.block)
         if flags & ~_CODED or len(body) < cut:
-            raise PayloadError(f"payload body of {len(body)} bytes with flags {flags:#x} holds no scales and codes")
+            raise PayloadError(f"payload body of {len(body)} bytes with flags {flags:#x} is not scales and codes")
         codes = decode_block(body[cut:], size, 1 << form.bits, coded=bool(flags))
         if flags:
             codes = sign_first(codes, form.bits)
         if size and int((codes & np.uint16((1 << (form.bits - 1)) - 1)).max()) > form.top:
-            raise PayloadError(f"payload holds a code that stands for no number of {form}")
+            raise PayloadError(f"payload holds a code that has no value in {form}")
         if self.block is None:
             (scale,) = _SCALE.unpack_from(body)
             if not (math.isfinite(scale) and scale > 0 and math.frexp(scale)[0] == 0.5):
-                raise PayloadError("payload holds a scale that is no power of two")
+                raise PayloadError("payload holds a scale that is not a power of two")
             return form.decode_blocks(codes, max(1, size), np.array([scale])[:size])
         return form.decode_blocks(codes, self.block, _blocks.read(self._block_scale, body[:cut]))
 
@@ -379,11 +379,11 @@ class Fp(Composed):
         """Closed forms from the sketch, exact; rounding to nearest is all bias.
 
         Raises:
-            UsageError: a sketch of other values, or blocks, which have no closed form.
+            UsageError: a sketch of other values; or blocks, which have no closed form.
         """
         check_summary(self, sketch)
         if not self.expects:
-            raise UsageError(f"{self}: a sketch does not know which values share a block; encode to see")
+            raise UsageError(f"{self}: a sketch does not say which values share a block; encode values instead")
         form = self.format_of(state)
         found = expected_rounding(form, 2.0 ** -self.scale_of(state), sketch, stochastic=self.stochastic)
         size = max(1, sketch.size)
@@ -427,7 +427,7 @@ class Fp(Composed):
             return 0.0, 0.0
         limits = form.max * scales
         saturated, flushed = 0, 0
-        # Whole blocks at a time, so that what is compared stays small beside the values.
+        # Whole blocks at a time, so that temporary arrays stay small.
         slab = _SLAB if limits.size == 1 else block * max(1, _SLAB // block)
         for start in range(0, x.size, slab):
             part = x[start : start + slab]
@@ -460,7 +460,7 @@ class Fp(Composed):
     def _scales(
         self, state: State, form: FloatFormat, x: NDArray[np.float32]
     ) -> tuple[bytes, int, NDArray[np.float64]]:
-        """The scales as sent, how many values share one, and what numbers of the format are multiplied by."""
+        """The scales as sent, the number of values per scale, and the factors for numbers of the format."""
         if self.block is not None:
             head = _blocks.measure(self._block_scale, form, x, self.block)
             return head, self.block, _blocks.read(self._block_scale, head)
@@ -468,7 +468,7 @@ class Fp(Composed):
         return _SCALE.pack(scale), max(1, x.size), np.array([scale])[: x.size]
 
     def _shared_format(self, shared: bytes) -> FloatFormat:
-        """The format that the shared bytes say.
+        """The format in the shared bytes.
 
         Raises:
             PayloadError: they are not this codec's.
@@ -476,11 +476,11 @@ class Fp(Composed):
         named = self._named
         if named is not None:
             if shared:
-                raise PayloadError("shared bytes where the format is named and none are expected")
+                raise PayloadError("shared bytes are not empty, though the format is named")
             return named
         found = {form.exponent: form for form in candidates(cast("int", self.bits))}
         if len(shared) != 1 or shared[0] not in found:
-            raise PayloadError("shared bytes name no format of these bits")
+            raise PayloadError("shared bytes name an invalid format for these bits")
         return found[shared[0]]
 
 

@@ -1,4 +1,4 @@
-"""Grids of level codecs: ascending magnitudes in [0, 1], fixed or fitted, and the rule that rounds to them."""
+"""Grids of level codecs: ascending magnitudes in [0, 1], fixed or fitted, and the rules that round to them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NO_VALUES, _NO_TALLIES = np.empty(0, np.float32), np.empty((TALLIES, 0), np.int
 
 
 class SymbolSink(NamedTuple):
-    """Where symbols go; the kernel takes every array and fills those of its kind."""
+    """Output arrays for symbols; the kernel takes all of them and fills those of its kind."""
 
     kind: int
     symbols: NDArray[np.uint16] = np.empty(0, np.uint16)
@@ -62,11 +62,11 @@ class Rule:
     """A rule of stochastic rounding; :func:`gtrace.kernels.rounding.quantize` follows it.
 
     Attributes:
-        kind: ``uniform`` computes the cell; ``count`` and ``search`` find it among ``levels``, which differs from
-            each other by roundings only; ``powers`` reads it off the bits of the value itself.
+        kind: ``uniform`` computes the cell; ``count`` and ``search`` find it among ``levels`` (the results differ
+            only by rounding errors); ``powers`` reads it from the bits of the value itself.
         mirrored: there is no zero level, and a value below the first magnitude goes to it or to its opposite.
-        steps: of ``uniform``: magnitudes are k / steps, or the odd ones of them where ``mirrored``.
-        levels: float32[m], ascending, of ``count`` and ``search``.
+        steps: for ``uniform``: magnitudes are k / steps, or the odd ones of them if ``mirrored``.
+        levels: float32[m], ascending, for ``count`` and ``search``.
     """
 
     kind: Literal["uniform", "count", "search", "powers"]
@@ -76,7 +76,7 @@ class Rule:
 
     @classmethod
     def among(cls, levels: NDArray[np.float32], *, mirrored: bool) -> Rule:
-        """To the two ascending magnitudes, float32[m], around |v| / scale."""
+        """Round to the two ascending magnitudes, float32[m], around |v| / scale."""
         return cls("count" if levels.size <= FEW_LEVELS else "search", mirrored, levels=levels)
 
     def quantize(
@@ -88,10 +88,11 @@ class Rule:
         start: int,
         sink: SymbolSink,
     ) -> None:
-        """Round finite float32[n] in buckets of ``bucket`` values, number ``start`` of the tensor first."""
+        """Round finite float32[n] in buckets of ``bucket`` values; the first is value ``start`` of the tensor."""
         high, low = np.uint64(key[0]), np.uint64(key[1])
-        kind = _KERNELS[self.kind]
-        _rounding.quantize(x, bucket, scales, kind, self.mirrored, self.steps, self.levels, high, low, start, *sink)
+        # A copy, because a read-only array would compile the kernel once more.
+        kind, levels = _KERNELS[self.kind], self.levels.copy()
+        _rounding.quantize(x, bucket, scales, kind, self.mirrored, self.steps, levels, high, low, start, *sink)
 
     def symbols(
         self,
@@ -114,7 +115,7 @@ class Rule:
         key: tuple[int, int],
         width: int,
     ) -> bytes:
-        """The bytes of :meth:`symbols` at ``width`` bits each, 1 to 16, without the symbols in between."""
+        """The bytes of :meth:`symbols` at ``width`` bits each, 1 to 16, in one pass."""
         out = packed_room(x.size, width)
         self.quantize(x, bucket, scales, key, 0, SymbolSink(_rounding.PACKED, width=width, packed=out))
         return out[: fixed_size(x.size, width)].tobytes()
@@ -130,10 +131,10 @@ class Rule:
         *,
         count: bool,
     ) -> NDArray[np.int64]:
-        """What :meth:`symbols` mean in ``values`` times the scale, into ``out``, float32[n].
+        """Decode :meth:`symbols` to ``values`` times the scale, into ``out``, float32[n].
 
         Returns:
-            how often each symbol occurs, int64[m]; without ``count`` it is empty.
+            count of each symbol, int64[m]; empty without ``count``.
         """
         tallies = np.zeros((TALLIES, values.size), np.int64) if count else _NO_TALLIES
         self.quantize(
@@ -145,9 +146,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class Stochastic(Rounding):
-    """To one of the two magnitudes around a value, so that the mean is right.
+    """Round to one of the two magnitudes around a value, with the right mean.
 
-    The kernel packs symbols, or decodes and counts them, as it makes them, whenever nothing else needs them.
+    The kernel packs symbols, or decodes and counts them, while it makes them, unless they are needed elsewhere.
     """
 
     deterministic: ClassVar[bool] = False
@@ -184,7 +185,7 @@ class Stochastic(Rounding):
     def simulate(
         self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]
     ) -> tuple[NDArray[np.float32], Measured]:
-        """The kernel decodes and counts symbols as it makes them."""
+        """The kernel decodes and counts symbols while it makes them."""
         grid, coder = _of(parts)
         values = grid.signed_values(state)
         out = np.empty(v.x.size + v.tail.size, np.float32)
@@ -214,26 +215,26 @@ class LevelGrid(Grid):
         """Ascending magnitudes, float32[m]; the last is 1, the first is 0 exactly with ``zero``."""
 
     def rule(self, state: State) -> Rule:
-        """How |v| / scale goes to one of :meth:`levels`."""
+        """How |v| / scale is rounded to one of :meth:`levels`."""
         return Rule.among(self.levels(state), mirrored=not self.zero)
 
     def alphabet(self, state: State) -> int:
         return 2 * self.levels(state).size - int(self.zero)
 
     def signed_values(self, state: State) -> NDArray[np.float32]:
-        """What each symbol means, in units of the scale: float32, ascending."""
+        """The value of each symbol in units of the scale: float32, ascending."""
         levels = self.levels(state)
         return np.concatenate([-levels[::-1], levels[1:] if self.zero else levels])
 
     def fitted(self, state: State) -> NDArray[np.float32] | None:
-        """What a receiver must know of fitted levels; None for a fixed grid."""
+        """What a receiver must know about fitted levels; None for a fixed grid."""
         return state.arrays.get("levels")
 
     def with_fitted(self, state: State, fitted: NDArray[np.float32]) -> State:
         """The receiver's state with :meth:`fitted`, one number or more.
 
         Raises:
-            PayloadError: numbers that are not this grid's.
+            PayloadError: the numbers do not fit this grid.
         """
         if not (np.isfinite(fitted).all() and (np.diff(fitted) > 0).all() and fitted[0] >= 0):
             raise PayloadError("shared bytes hold levels that are not ascending magnitudes")
@@ -241,7 +242,7 @@ class LevelGrid(Grid):
 
     @property
     def moments(self) -> bool:
-        """Whether a fit wants the mean and sigma of each bucket."""
+        """Whether a fit uses the mean and sigma of each bucket."""
         return False
 
     def model_error(self, state: State, sketch: MomentSketch) -> float:
@@ -282,7 +283,7 @@ class LevelGrid(Grid):
         )
 
     def weighted_error(self, parts: Parts, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
-        """The weighted sums alone: symbols and bits are those of the plain sketch."""
+        """The weighted sums; symbols and bits do not depend on weights."""
         return weighted.expected_error(self.levels(state), self.zero)
 
 
@@ -291,7 +292,7 @@ class Symbols(NamedTuple):
 
     Attributes:
         probabilities: float64[m], of each.
-        lengths: uint8[m], of the code made for them; symbols that hardly occur share one, see
+        lengths: uint8[m], lengths of the code made for them; rare symbols share one, see
             :func:`gtrace.kernels.symbols.escape_lengths`.
         fixed: bits per symbol at fixed width.
         entropy: bits per symbol.
@@ -308,15 +309,16 @@ class Symbols(NamedTuple):
 
 
 def symbols_of(levels: NDArray[np.float32], zero: bool, sketch: MomentSketch) -> Symbols:
-    """The symbols that these levels make of a sketched tensor."""
-    # A sweep judges a codec by a step's sketch and fits it to the same sketch for the next step.
+    """The symbols that these levels give on a sketched tensor."""
+    # A sweep judges a codec on a step's sketch and fits it to the same sketch for the next step.
     found: Symbols = sketch.remember((levels.tobytes(), zero, "symbols"), lambda: _symbols_of(levels, zero, sketch))
     return found
 
 
 def _symbols_of(levels: NDArray[np.float32], zero: bool, sketch: MomentSketch) -> Symbols:
-    magnitudes = sketch.probabilities(levels, zero)
-    # The sketch has no sign, so both signs have the same share.
+    # For a read-only array the kernel would be compiled again.
+    magnitudes = sketch.probabilities(levels, zero).copy()
+    # The sketch has no sign, so both signs get the same share.
     probabilities = np.empty(2 * magnitudes.size - int(zero))
     lengths = np.empty(probabilities.size, np.uint8)
     numbers = np.empty(_symbols.SYMBOL_NUMBERS)
@@ -332,14 +334,14 @@ class EqualSteps(LevelGrid):
     bits: int = parameter(4, "2^(bits - 1) magnitudes and a sign", minimum=2, maximum=15)
     zero: bool = parameter(True, "0 is a level; without it the grid is mirrored around 0")
     steps: int | None = parameter(
-        None, "intervals of the grid, as many as the bits can tell apart by default; for grids with 0", minimum=1
+        None, "intervals of the grid, by default as many as the bits allow; for grids with 0", minimum=1
     )
 
     def check(self, name: str) -> None:
         """Raise :class:`~gtrace.errors.UsageError` if ``steps`` contradicts the other parameters."""
         if self.steps is not None and not (self.zero and self.steps < 1 << self.bits - 1):
             wanted = f"bits={max(2, self.steps.bit_length() + 1)} or more" if self.zero else "zero=true"
-            raise UsageError(f"codec {name}: steps={self.steps} goes with {wanted}")
+            raise UsageError(f"codec {name}: steps={self.steps} needs {wanted}")
 
     @property
     def intervals(self) -> int:
@@ -418,12 +420,12 @@ LawName = Literal["empirical", "truncnorm", "truncnorm-mean"]
 class Fitted(LevelGrid):
     """Levels that follow the data; until the first fit they are powers of one half.
 
-    The state holds ``levels`` (float32[m]) and, under a parametric law, ``model`` (float64[1]): the objective that
-    the law itself promised, a mean per value of weight 1, for comparison with the true one.
+    The state holds ``levels`` (float32[m]) and, under a parametric law, ``model`` (float64[1]): the objective under
+    the law itself, a mean per value of weight 1, to compare with the true one.
     """
 
     adaptive: ClassVar[bool] = True
-    #: buckets count by their squared norm, which is the error that matters
+    #: whether buckets are weighted by their squared norm, like the error
     weighted: bool = True
 
     bits: int = parameter(4, "2^(bits - 1) magnitudes and a sign", minimum=2, maximum=8)
@@ -436,7 +438,7 @@ class Fitted(LevelGrid):
     components: int | None = parameter(
         20, "buckets sampled for the mixture; none for all of them", minimum=1, optional=True
     )
-    sampling_seed: int = parameter(0, "of the sampling of buckets", minimum=0)
+    sampling_seed: int = parameter(0, "seed for sampling buckets", minimum=0)
 
     @property
     def moments(self) -> bool:
@@ -456,13 +458,13 @@ class Fitted(LevelGrid):
         return np.concatenate([[0.0], powers] if self.zero else [powers]).astype(np.float32)
 
     def fit(self, state: State, summary: MomentSketch) -> State:
-        """Fit to the summary; one without any weight leaves the levels as they are."""
+        """Fit to the summary; if it has no weight, the levels stay."""
         if not summary.sums.size:
             return state
         law: MomentSketch | TruncatedNormalMixture = summary
         if self.moments:
             if summary.bucket_moments is None:
-                raise UsageError(f"law={self.law}: wants a sketch with bucket moments; build it from the codec's needs")
+                raise UsageError(f"law={self.law}: needs a sketch with bucket moments; build it from the codec's needs")
             law = moment_mixture(
                 summary.bucket_moments,
                 components=self.components,
@@ -478,7 +480,7 @@ class Fitted(LevelGrid):
         return state
 
     def narrowed(self, fitted: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Fitted magnitudes as they are used: float32, ascending, 0 the first of them or none."""
+        """Fitted magnitudes in the form that is used: float32, ascending, 0 only as the first."""
         grid = np.unique(fitted.astype(np.float32))
         # Powers below the smallest normal float32 would decode to the same few denormals.
         grid = grid[(grid == 0) | (grid >= np.finfo(np.float32).tiny)]
@@ -487,7 +489,7 @@ class Fitted(LevelGrid):
         return grid if self.zero else np.asarray(grid[grid > 0])
 
     def model_error(self, state: State, sketch: MomentSketch) -> float:
-        # What the law promised per value, times the weight of all values that are rounded.
+        # The law's objective per value, times the weight of all rounded values.
         model = state.arrays.get("model")
         weight = float(sketch.sums[:, 3].sum()) + sketch.zero_weight
         return float("nan") if model is None else float(model[0]) * weight
@@ -518,7 +520,7 @@ class Optimal(Fitted):
     """ZipML: the optimum over all level sets, by dynamic programming on the sketch."""
 
     def best(self, law: MomentSketch | TruncatedNormalMixture) -> NDArray[np.float64]:
-        """The optimum; the best of several local searches where there is no dynamic program."""
+        """The optimum; without a dynamic program, the best of several local searches."""
         if self.zero and not isinstance(law, TruncatedNormalMixture):
             return optimal_levels(law, 2 ** (self.bits - 1), method="sketch")
         return alq_levels(law, self.bits, self.zero, self.weighted, method="newton")
@@ -538,11 +540,11 @@ class FittedPowers(Fitted):
         return amq_levels(float(np.float32(p)), self.bits, self.zero)
 
     def fitted(self, state: State) -> NDArray[np.float32] | None:
-        """The multiplier, the last level but one; none if 0 and 1 are all levels."""
+        """The multiplier, the last level but one; empty if 0 and 1 are all levels."""
         levels = super().fitted(state)
         return None if levels is None or (self.zero and self.bits == 2) else levels[-2:-1]
 
     def with_fitted(self, state: State, fitted: NDArray[np.float32]) -> State:
         if not (fitted.size == 1 and 0 < fitted[0] < 1):
-            raise PayloadError("shared bytes hold no multiplier between 0 and 1")
+            raise PayloadError("shared bytes do not hold a multiplier between 0 and 1")
         return super().with_fitted(state, self.narrowed(amq_levels(float(fitted[0]), self.bits, self.zero)))

@@ -1,4 +1,4 @@
-"""Many codecs with fixed levels over one sketch: fitted and judged together, in columns."""
+"""Many codecs with fixed levels on one sketch: fitted and judged together, in columns."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from gtrace.codecs.grids import LevelGrid
     from gtrace.types import SummarySpec
 
-#: what must be the engine's own for a codec to be one of many
+#: methods that a codec must not override in order to be judged together with others
 _ENGINE = ("init", "view", "fit", "shared", "expect", "allocates", "expects", "stateful")
 
 
 def has_fixed_levels(item: Codec) -> bool:
-    """Whether a codec can be one of :class:`LevelSets`: its levels never change, and its coder knows no integers."""
+    """Whether a codec can be in :class:`LevelSets`: its levels are fixed, and its coder is not an integer code."""
     grid, kind = level_grid(item), type(item)
     if grid is None or grid.adaptive or any(getattr(kind, name) is not getattr(Composed, name) for name in _ENGINE):
         return False
@@ -39,12 +39,12 @@ def has_fixed_levels(item: Codec) -> bool:
 
 
 class Judged(NamedTuple):
-    """What a sketch says about every level set.
+    """What a sketch gives for every level set.
 
     Attributes:
-        sketch: itself.
+        sketch: the sketch.
         numbers: float64[sets, kernels.symbols.NUMBERS].
-        probabilities: float64, of the signed symbols of all sets, end to end.
+        probabilities: float64, of the signed symbols of all sets, concatenated.
         lengths: uint8, of the codes made for them.
     """
 
@@ -55,12 +55,12 @@ class Judged(NamedTuple):
 
 
 class Codes(NamedTuple):
-    """What the codecs adopted when they were fitted.
+    """The codes that the codecs took when they were fitted.
 
     Attributes:
-        adopted: bool[sets], which of them send a Huffman code and use it.
-        lengths: uint8, of all codes end to end, also those that were not adopted.
-        sent: int64[sets], bytes that a receiver has to be told.
+        adopted: bool[sets], whether each sends and uses a Huffman code.
+        lengths: uint8, of all codes concatenated, including those not adopted.
+        sent: int64[sets], bytes that a receiver needs in advance.
     """
 
     adopted: NDArray[np.bool_]
@@ -70,7 +70,7 @@ class Codes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """The columns of :class:`~gtrace.types.Expectation` for many codecs, float64[sets] where they differ."""
+    """The columns of :class:`~gtrace.types.Expectation` for many codecs, float64[sets] if they differ."""
 
     squared_error: NDArray[np.float64]
     error_bound: NDArray[np.float64]
@@ -86,21 +86,21 @@ class Expectations:
 class LevelSets:
     """Codecs with fixed levels that want the same sketch; see :func:`has_fixed_levels`.
 
-    Every number is the one that the codec's own ``fit``, ``shared`` and ``expect`` would give.
+    Every number equals what the codec's own ``fit``, ``shared`` and ``expect`` give.
 
     Raises:
-        UsageError: codecs that want different sketches, or levels that are no magnitudes.
+        UsageError: codecs that need different sketches, or levels that are not magnitudes.
     """
 
     def __init__(self, codecs: Sequence[Codec]) -> None:
         self.codecs = tuple(codecs)
         self.needs = cast("SummarySpec", self.codecs[0].needs)
         if any(item.needs != self.needs for item in self.codecs):
-            raise UsageError("codecs that are judged together must want the same sketch")
+            raise UsageError("codecs that are judged together must need the same sketch")
         found = [cast("LevelGrid", level_grid(item)) for item in self.codecs]
         grids = [as_levels(grid.levels(State(0)), zero=grid.zero) for grid in found]
         self.has_zero = np.array([grid.zero for grid in found])
-        #: int64[sets], magnitudes of each
+        #: int64[sets], number of magnitudes of each
         self.sizes = np.array([grid.size for grid in grids])
         symbols = 2 * self.sizes - self.has_zero
         self._levels = np.concatenate(grids)
@@ -113,7 +113,7 @@ class LevelSets:
         """All level sets on one sketch.
 
         Raises:
-            UsageError: the sketch was built otherwise than the codecs want it.
+            UsageError: the sketch was not built as the codecs need it.
         """
         check_summary(self.codecs[0], sketch)
         judged = Judged(
@@ -139,7 +139,7 @@ class LevelSets:
         """float64[sets], as :meth:`~gtrace.codecs.Codec.weighted_error` of each.
 
         Raises:
-            UsageError: the sketch was built otherwise than the codecs want it.
+            UsageError: the sketch was not built as the codecs need it.
         """
         check_summary(self.codecs[0], weighted)
         errors = np.empty(len(self.codecs))
@@ -147,7 +147,7 @@ class LevelSets:
         return errors + weighted.clip_error
 
     def fit(self, judged: Judged, size: int) -> Codes:
-        """Adopt the codes that save more than they cost to send, for tensors of ``size`` values."""
+        """Take the codes that save more than they cost to send, for tensors of ``size`` values."""
         numbers = judged.numbers[:, _symbols.LOWEST + 1 :]
         gain = (self._fixed - numbers[:, _symbols.CODED]) * size
         adopted = self._huffman & (gain > numbers[:, _symbols.SENT]) & (judged.sketch.quantized > 0)
@@ -155,12 +155,12 @@ class LevelSets:
         return Codes(adopted, judged.lengths, sent)
 
     def differ(self, a: Codes, b: Codes) -> NDArray[np.bool_]:
-        """bool[sets], whose receivers hold other things with ``a`` than with ``b``."""
+        """bool[sets], whether receivers hold different bytes with ``a`` than with ``b``."""
         lengths: NDArray[np.bool_] = np.logical_or.reduceat(a.lengths != b.lengths, self._symbol_starts[:-1])
         return np.not_equal(a.adopted, b.adopted) | (a.adopted & lengths)
 
     def expect(self, judged: Judged, codes: Codes) -> Expectations:
-        """What one encoding of the sketched tensor with these codes does on average."""
+        """The average result of one encoding of the sketched tensor with these codes."""
         sketch, numbers = judged.sketch, judged.numbers
         size = max(1, sketch.size)
         share = sketch.quantized / size
@@ -170,7 +170,7 @@ class LevelSets:
         zeros = np.where(self.has_zero, numbers[:, _symbols.LOWEST] * sketch.quantized, float(sketch.dead))
         symbols = numbers[:, _symbols.LOWEST + 1 :]
         own = symbols[:, _symbols.CODED] + symbols[:, _symbols.SENT] / max(1, sketch.quantized)
-        # As in MomentSketch.expect.
+        # Same formula as MomentSketch.expect.
         error = numbers[:, _symbols.WEIGHTED] + sketch.clip_error
         return Expectations(
             squared_error=error,

@@ -88,7 +88,7 @@ class QsgdInf(Composed):
     parts = levels(EqualSteps(), BucketNorm("linf"))
     summary = "uniform levels, buckets scaled by their largest magnitude"
     formula = "Q(v) = max|v_b| sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
-    paper = "Alistarh et al., QSGD, 2017 (max-norm variant, as in Faghri et al., 2020)"
+    paper = "Alistarh et al., QSGD, 2017 (max-norm variant, see Faghri et al., 2020)"
     about = (
         "qsgd divided by the largest magnitude instead: the grid covers what is there. The baseline that new codecs"
         " should beat at equal measured bits."
@@ -113,7 +113,7 @@ class TernGrad(Composed):
     corrections = ("clipping comes before the norm and is off by default; clip=2.5 is the paper's setting",)
     about = "Three values, -1, 0 and 1 times the largest magnitude, rounded at random; clip=2.5 is the paper's setting."
     sends = _HUFFMAN
-    behavior = "As qsgdinf at 2 bits: one outlier makes nearly all values zero, and the variance large."
+    behavior = "Like qsgdinf at 2 bits: one outlier makes nearly all values zero, and the variance large."
     related = ("qsgdinf", "natural")
 
 
@@ -167,8 +167,8 @@ class Alq(Composed):
     paper = f"{_ALQ}, Eq. 5"
     corrections = _ALQ_CORRECTIONS
     about = (
-        "Adaptive levels: where the levels lie is fitted to the law of the normalized coordinates, so that the "
-        "variance of stochastic rounding is least. The choice where a gradient's shape is not known beforehand."
+        "Adaptive levels: they are fitted to the law of the normalized coordinates, so that stochastic rounding has "
+        "the least variance. The choice if a gradient's shape is not known beforehand."
     )
     sends = _FITTED
     behavior = _FALLS
@@ -181,12 +181,12 @@ class AlqN(Composed):
 
     name = "alq-n"
     parts = levels(LeastVariance(weighted=False))
-    summary = "as alq, every bucket weighted alike"
+    summary = "like alq, with equal weight for every bucket"
     formula = _ALQ_FORMULA
     paper = f"{_ALQ}, Eq. 5 with equal weights"
     corrections = _ALQ_CORRECTIONS
     about = (
-        "alq with every bucket counted alike, as if all had the same norm. Where norms differ much, alq's weights "
+        "alq with equal weights, as if all buckets had the same norm. If norms differ much, alq's weights "
         "follow the error that matters."
     )
     sends = _FITTED
@@ -200,16 +200,16 @@ class AlqG(Composed):
 
     name = "alqg"
     parts = levels(LeastVarianceByGradient())
-    summary = "as alq, by gradient descent"
+    summary = "like alq, by gradient descent"
     formula = _ALQ_FORMULA
     paper = f"{_ALQ}, Eq. 7"
     corrections = _ALQ_CORRECTIONS[:1] + _ALQ_CORRECTIONS[3:]
     about = (
         "alq's objective minimized by gradient descent, as in the paper's comparison. It is slower than alq and "
-        "ends at the same levels or at worse ones; it is here to repeat experiments."
+        "finds the same levels or worse ones; it is here to repeat experiments."
     )
     sends = _FITTED
-    behavior = "At 2 to 4 bits as alq; beyond that descent may stop early and leave error."
+    behavior = "At 2 to 4 bits like alq; beyond that descent may stop early and leave error."
     related = ("alq", "alqg-n")
 
 
@@ -219,13 +219,13 @@ class AlqGN(Composed):
 
     name = "alqg-n"
     parts = levels(LeastVarianceByGradient(weighted=False))
-    summary = "as alq-n, by gradient descent"
+    summary = "like alq-n, by gradient descent"
     formula = _ALQ_FORMULA
     paper = f"{_ALQ}, Eq. 7 with equal weights"
     corrections = _ALQ_CORRECTIONS[:1] + _ALQ_CORRECTIONS[3:]
-    about = "alqg with every bucket counted alike."
+    about = "alqg with equal weight for every bucket."
     sends = _FITTED
-    behavior = "As alqg: the levels of alq-n at 2 to 4 bits, or worse ones."
+    behavior = "Like alqg: the levels of alq-n at 2 to 4 bits, or worse ones."
     related = ("alqg", "alq-n")
 
 
@@ -244,21 +244,21 @@ class Amq(Composed):
         "to mislead."
     )
     sends = _FITTED
-    behavior = "Near alq at equal measured bits, ahead of it or behind it by the data."
+    behavior = "Near alq at equal measured bits; the data decides which of the two is better."
     related = ("amq-n", "alq", "nuqsgd")
 
 
 @method
 class AmqN(Composed):
-    """AMQ-N: every bucket weighted alike."""
+    """AMQ-N: equal weight for every bucket."""
 
     name = "amq-n"
     parts = levels(FittedPowers(weighted=False))
-    summary = "as amq, every bucket weighted alike"
+    summary = "like amq, with equal weight for every bucket"
     formula = _AMQ_FORMULA
     paper = f"{_ALQ}, Eq. 8 with equal weights"
     corrections = _AMQ_CORRECTIONS
-    about = "amq with every bucket counted alike."
+    about = "amq with equal weight for every bucket."
     sends = _FITTED
     behavior = "Near amq and alq-n at equal measured bits."
     related = ("amq", "alq-n")
@@ -275,11 +275,11 @@ class ZipMl(Composed):
     paper = "Zhang et al., The ZipML Framework for Training Models with End-to-End Low Precision, 2017"
     corrections = (
         "the dynamic program runs over the bins of a one-pass sketch, which makes it fit for every training step",
-        "without 0 as a level, and under a parametric law, the best of several local searches stands in for it",
+        "without 0 as a level, and under a parametric law, the best of several local searches is used instead",
     )
     about = (
         "Levels that are optimal for the data, not only locally: a dynamic program over the moment sketch takes "
-        "milliseconds for any size. What alq and amq are measured against."
+        "milliseconds for any size. The reference for alq and amq."
     )
     sends = _FITTED
     behavior = (

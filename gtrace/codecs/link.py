@@ -1,10 +1,10 @@
 """The loop of compressed training: fit, send, receive, settle, and allocate among tensors.
 
-A :class:`Sender` is one worker's codec for one tensor and holds the codec's state. A :class:`Receiver` holds nothing
-but the shared bytes that were sent to it, so whatever decoding needs has traveled in a :class:`Message` and has been
-counted. Simulated workers, real ranks, neural gradients and hooks into a training loop all use the same two.
+A :class:`Sender` is one worker's codec for one tensor and holds the codec's state. A :class:`Receiver` holds only
+the shared bytes that were sent to it, so everything that decoding needs has traveled in a :class:`Message` and is
+counted. Simulated workers, real ranks, neural gradients and hooks into a training loop all use these two.
 
-Values are arrays, or whatever an :class:`Engine` knows to encode where they are.
+Values are arrays, or anything that an :class:`Engine` can encode in place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Engine:
-    """Works on values wherever they are: arrays here; a subclass knows tensors of a device."""
+    """Works on values in place: arrays here; a subclass handles tensors of a device."""
 
     def on_host(self, values: Any) -> NDArray[np.float32]:
         """The values as an array; an array is returned as it is."""
@@ -43,7 +43,7 @@ class Engine:
         return array
 
     def encode(self, codec: Codec, state: State, values: Any, key: Key) -> bytes:
-        """The payload of ``codec.encode``, the same bytes wherever the values are."""
+        """The payload of ``codec.encode``, with the same bytes for values on any device."""
         return codec.encode(state, values, key)
 
     def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
@@ -56,12 +56,12 @@ HOST = Engine()
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """What all links of a training have in common.
+    """Options that all links of a training share.
 
     Attributes:
         refit: when codecs are fitted.
-        seed: of all keys.
-        engine: what encodes and decodes values that are not arrays.
+        seed: seed of all keys.
+        engine: encodes and decodes values that are not arrays.
     """
 
     refit: RefitSchedule
@@ -71,11 +71,11 @@ class LinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one worker sends for one tensor.
+    """One worker's message for one tensor.
 
     Attributes:
-        payload: of the codec, envelope included.
-        shared: what the receiver must hold from now on; None when it holds it already.
+        payload: the codec's payload, envelope included.
+        shared: what the receiver must hold from now on; None if it holds it already.
     """
 
     payload: bytes
@@ -96,17 +96,17 @@ class Sender:
     """One worker's codec for one tensor, with its state.
 
     Args:
-        codec: what encodes.
+        codec: the codec.
         size: elements of the tensor.
-        options: what all links have in common.
+        options: the options of all links.
         tensor: its name, part of the key.
         worker: number of the worker, part of the key.
-        shape: of the parameter, None if it is not known.
-        role: ``up`` for what a worker sends, ``down`` for what is sent on after a sum; part of the key.
+        shape: the parameter's shape, None if it is not known.
+        role: ``up`` for a worker's message, ``down`` for one that is sent on after a sum; part of the key.
 
     Attributes:
-        codec: what encodes.
-        state: of the codec.
+        codec: the codec.
+        state: the codec's state.
         known: the shared bytes that the receiver holds.
         fit_seconds: CPU time of all fits.
     """
@@ -134,22 +134,22 @@ class Sender:
         self._watched = -1
 
     def adopt(self, codec: Codec) -> None:
-        """Go on with a codec that differs in ``bits`` alone: it is fitted at once, and memory is kept."""
+        """Go on with a codec that differs only in ``bits``: it is fitted at once, and memory is kept."""
         self.codec, self.state = codec, codec.renewed(self.state)
         self._spec, self._fitted = fit_spec(codec), -1
 
     def scheduled(self, step: int) -> bool:
-        """Whether the schedule asks for a fit at this step, or has asked for one that did not happen yet."""
+        """Whether the schedule wants a fit at this step, or wanted one earlier that did not happen yet."""
         return self._spec is not None and self._refit.latest(step) > self._fitted
 
     def due(self, step: int) -> bool:
-        """Whether the codec is to be fitted before it encodes at this step."""
+        """Whether the codec must be fitted before it encodes at this step."""
         if self._spec is not None and self.codec.fits_itself:
             return step > self._fitted
         return self.scheduled(step)
 
     def watch(self, values: Any, step: int) -> None:
-        """Take note of a step that the fit of this step or a later one pools; once for each step."""
+        """Record a step that the fit of this step or a later one pools; once for each step."""
         if self._spec is None or not self._pools or step <= self._watched:
             return
         if self.due(step) or self._refit.watches(step):
@@ -161,20 +161,20 @@ class Sender:
     def sketch(self, values: Any, step: int) -> MomentSketch:
         """The sketch of float32[size] itself, for :meth:`~gtrace.codecs.Codec.allocate`.
 
-        Sketches are made on the host, which a tensor of a device is copied to.
+        Sketches are made on the host: a tensor on a device is copied there.
 
         Raises:
-            UsageError: a codec that is never fitted.
+            UsageError: the codec is never fitted.
         """
         return self._sketched(self._engine.on_host(values))
 
     def summary(self, values: Any, step: int) -> MomentSketch:
-        """What a fit looks at: the sketch of float32[size], or of what a codec with memory makes of it.
+        """The input of a fit: the sketch of float32[size], or of what a stateful codec encodes instead.
 
-        With a pooled schedule it is the decayed mean of this sketch and of those of the steps before.
+        With a pooled schedule it is the decayed mean of this sketch and those of the steps before.
 
         Raises:
-            UsageError: a codec that is never fitted.
+            UsageError: the codec is never fitted.
         """
         if not self._pools:
             return self._viewed(values)
@@ -186,7 +186,7 @@ class Sender:
 
     def _sketched(self, values: ArrayLike) -> MomentSketch:
         if self._spec is None:
-            raise UsageError(f"{self.codec}: there is nothing to fit")
+            raise UsageError(f"{self.codec}: has nothing to fit")
         return MomentSketch.from_spec(values, self._spec)
 
     @property
@@ -195,13 +195,13 @@ class Sender:
 
     @property
     def looks_further(self) -> bool:
-        """Whether the codec is fitted to more than the sketch of the gradient itself."""
+        """Whether a fit needs more than the sketch of the gradient itself."""
         return self._pools or type(self.codec).view is not Codec.view
 
     def fit(self, summary: MomentSketch, step: int, *, agreed: bool = False, share: float | None = None) -> None:
         """Fit to a summary, with the tensor's share of an allocation if there is one.
 
-        If all workers ``agreed`` on the summary, what receivers must hold does not travel.
+        If all workers ``agreed`` on the summary, the shared bytes do not travel.
         """
         start = time.thread_time()
         self.state = refitted(self.codec, self.state, summary, step, share)
@@ -217,7 +217,7 @@ class Sender:
             self._pool = Pool()
 
     def send(self, values: Any, step: int) -> Message:
-        """Fit if the schedule says so, and encode float32[size]; a tensor on its own device, to the same bytes."""
+        """Fit if the schedule says so, and encode float32[size]; a tensor on a device gives the same bytes."""
         self.watch(values, step)
         if self.due(step):
             start = time.thread_time()
@@ -230,17 +230,17 @@ class Sender:
         return Message(payload, shared if changed else None)
 
     def payload(self, values: Any, step: int) -> bytes:
-        """What is sent at a step with the codec as it is."""
+        """The payload at a step with the current codec."""
         return self._engine.encode(self.codec, self.state, values, self._key(step))
 
     def rounds(self, values: Any, step: int) -> Rounds:
-        """What a linear codec sends in its rounds instead of a message; its state is the next step's when they end."""
+        """A linear codec's rounds instead of a message; its state becomes the next step's when they end."""
         ended = yield from self.codec.rounds(self.state, self._engine.on_host(values), self._key(step))
         self.state = ended.state
         return ended
 
     def settle(self, values: Any, decoded: Any) -> None:
-        """Take note of how ``values`` arrived, for residuals and momentum."""
+        """Record how ``values`` arrived, for residuals and momentum."""
         if type(self.codec).update is not Codec.update:
             host = self._engine.on_host
             self.state = self.codec.update(self.state, host(values), host(decoded))
@@ -269,15 +269,15 @@ class Sender:
 
 
 def fit_spec(codec: Codec) -> SummarySpec | None:
-    """What a fit wants summarized; None for a codec that is never fitted."""
-    # A sketch that nobody reads would be charged to the codec as its own time.
+    """The summary that a fit needs; None for a codec that is never fitted."""
+    # An unused sketch would count as the codec's own time.
     return codec.needs if codec.fits else None
 
 
 def refitted(codec: Codec, state: State, summary: MomentSketch, step: int, share: float | None = None) -> State:
-    """The state after a fit that depends on the summary alone, so that a sweep knows it without the steps before.
+    """The state after a fit that depends on the summary alone, so a sweep can compute it without earlier steps.
 
-    Memory is kept. What was fitted before is kept if the summary is of zeros, which say nothing.
+    Memory is kept. Earlier fits are kept if the summary holds only zeros.
     """
     if not codec.stateful and summary.sums.size:
         state = codec.init(state.size, state.shape)
@@ -287,13 +287,13 @@ def refitted(codec: Codec, state: State, summary: MomentSketch, step: int, share
 
 
 def allocate(sending: Iterable[tuple[Sender, Any]], step: int) -> None:
-    """Fit the codecs of one worker that share something out among their tensors, before any of these is encoded.
+    """Fit one worker's codecs that share something out among their tensors, before any of these is encoded.
 
-    The shares come from the gradients of all tensors that are sent at this step, as in a sweep. If there are several
-    codecs, each shares out among its own tensors.
+    The shares come from the gradients of all tensors of this step, as they do in a sweep. With several codecs, each
+    allocates among its own tensors.
 
     Args:
-        sending: the senders of a step with what they are about to send.
+        sending: the senders of a step with their values.
         step: number of the step.
     """
     for codec, members in sharing((sender.codec, (sender, values)) for sender, values in sending):
@@ -306,7 +306,7 @@ def allocate(sending: Iterable[tuple[Sender, Any]], step: int) -> None:
 
 
 def sharing(items: Iterable[tuple[Codec, T]]) -> Iterable[tuple[Codec, list[T]]]:
-    """Each codec that allocates, with what goes through it."""
+    """Each codec that allocates, with its items."""
     groups: dict[Codec, list[T]] = {}
     for codec, item in items:
         if codec.allocates:
@@ -315,12 +315,12 @@ def sharing(items: Iterable[tuple[Codec, T]]) -> Iterable[tuple[Codec, list[T]]]
 
 
 class Receiver:
-    """The other end of one worker's messages for one tensor: knows the codec, the size, and what was sent.
+    """The other end of one worker's messages for one tensor: knows the codec, the size, and the shared bytes.
 
     Attributes:
-        codec: what decodes.
+        codec: the codec.
         size: elements of the tensor.
-        shared: the shared bytes that it was sent last.
+        shared: the latest shared bytes.
     """
 
     def __init__(self, codec: Codec, size: int, engine: Engine = HOST) -> None:
@@ -330,7 +330,7 @@ class Receiver:
         self._engine = engine
 
     def receive(self, message: Message, place: Any = None) -> Any:
-        """Decode to float32[size]: an array, or a tensor of the device that is its place.
+        """Decode to float32[size]: an array, or a tensor on the device ``place``.
 
         Raises:
             PayloadError: the bytes are damaged, or were made with other shared bytes.

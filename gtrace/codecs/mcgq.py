@@ -1,4 +1,4 @@
-"""MCGQ: how often each coordinate is hit when the gradient's magnitudes are sampled systematically."""
+"""MCGQ: sample the gradient's magnitudes systematically and count the hits of each coordinate."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from gtrace.types import State
 
-#: a kernel decides exactly up to this many samples
+#: a kernel computes counts exactly up to this many samples
 MAX_SAMPLES = 2**48
-#: dynamic sampling keeps the amount at most here, and at least at one sample
+#: dynamic sampling keeps the amount at or below this, and at one sample or more
 MAX_AMOUNT = 32.0
 _NORM_BYTES = 4
 
@@ -50,13 +50,13 @@ def sample_count(size: int, amount: float) -> int:
         raise UsageError(f"mcgq: a sampling amount of {amount:g}; it must be above 0")
     wanted = size * float(amount)
     if wanted > MAX_SAMPLES:
-        raise UsageError(f"mcgq: {wanted:.3g} samples of {size} elements; 2^48 is the most, lower the amount")
+        raise UsageError(f"mcgq: {wanted:.3g} samples of {size} elements exceed the limit of 2^48; lower the amount")
     nearest = round(wanted)
     return max(1, nearest if abs(wanted - nearest) <= 1e-9 * wanted else math.ceil(wanted))
 
 
 def counts(g: ArrayLike, amount: float, xi: float) -> NDArray[np.int64]:
-    """How often each coordinate is hit by the samples (i + xi) / N, with its sign.
+    """Number of hits of each coordinate by the samples (i + xi) / N, with the coordinate's sign.
 
     A sample hits the first coordinate whose share of the running sum of |g| (float64, in index order) lies strictly
     above it. The result is that of the loop over samples in exact arithmetic.
@@ -64,7 +64,7 @@ def counts(g: ArrayLike, amount: float, xi: float) -> NDArray[np.int64]:
     Args:
         g: finite real numbers, any shape, taken as float32.
         amount: samples per element, K; N is :func:`sample_count`.
-        xi: in [0, 1), where the first sample lies.
+        xi: position of the first sample, in [0, 1).
 
     Returns:
         int64, shaped like ``g``. The magnitudes add up to N, unless g is zero.
@@ -102,14 +102,14 @@ def payload_bits(q: ArrayLike, with_norm: bool = False) -> int:
 
 
 def encode_counts(q: ArrayLike, norm: float | None = None) -> bytes:
-    """The paper's payload, most significant bit first: u32 B_g, u32 B_RLE, the norm where given, then the symbols.
+    """The paper's payload, most significant bit first: u32 B_g, u32 B_RLE, the norm if given, then the symbols.
 
-    A count takes B_g bits of two's complement; a 0 stands for a whole run of zeros and is followed by its length in
+    A count takes B_g bits of two's complement; a 0 means a whole run of zeros and is followed by its length in
     B_RLE bits. The last byte is padded with zeros.
 
     Args:
         q: integers, any shape.
-        norm: ||g||_1, rounded to float32 and sent when given.
+        norm: ||g||_1, rounded to float32 and sent if given.
 
     Raises:
         UsageError: values that are not integers, or a norm that is negative, not finite or beyond float32.
@@ -146,7 +146,7 @@ def decode_counts(
         counts (int64[n]), and the norm or None.
 
     Raises:
-        PayloadError: the bytes are no such payload of ``n`` counts: truncated, too long, padded with ones, a run of
+        PayloadError: not a valid payload of ``n`` counts: truncated, too long, padded with ones, a run of
             length 0 or beyond the end, two runs in a row, the code -2^(B_g-1), a norm that is negative or not finite;
             or, with ``with_norm=None``, a payload that can be read both ways.
     """
@@ -174,17 +174,17 @@ def distance(g: ArrayLike, q: ArrayLike) -> float:
 
     Args:
         g: real numbers, taken as float32.
-        q: as many, decoded or counts.
+        q: the same number of values, decoded or counts.
 
     Returns:
         the distance, of the order of 1 / n; NaN when one of the two is all zero.
 
     Raises:
-        UsageError: another number of elements.
+        UsageError: the numbers of elements differ.
     """
     u, v = as_values(g), as_values(q)
     if u.size != v.size:
-        raise UsageError(f"mcgq: {v.size} quantized values against {u.size} exact ones")
+        raise UsageError(f"mcgq: {v.size} quantized values for {u.size} exact ones")
     norm_u, norm_v = _total(u), _total(v)
     if norm_u == 0 or norm_v == 0:
         return math.nan
@@ -222,7 +222,7 @@ class Mcgq(Composed):
         "with accumulation the scheme is not unbiased over time",
     )
     about = (
-        "Samples coordinates in proportion to their magnitude and sends how often each was hit. The amount of "
+        "Samples coordinates in proportion to their magnitude and sends the number of hits of each. The number of "
         "samples sets the error; zeros come in runs and are counted."
     )
     sends = (
@@ -279,7 +279,7 @@ class Mcgq(Composed):
         return state
 
     def renewed(self, state: State) -> State:
-        """As it was: nothing in it depends on the bits."""
+        """The same state: nothing in it depends on the bits."""
         return state
 
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:

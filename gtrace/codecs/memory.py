@@ -1,4 +1,4 @@
-"""Memories: what a worker adds to the next gradient, in a method of its own or as a prefix of any codec."""
+"""Memories: what a worker adds to the next gradient, inside a method or as a prefix of any codec."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     Arrays = Mapping[str, NDArray[Any]]
 
-#: said by every codec with a residual: papers write the residual of the step, codecs see gradients
+#: a note of every codec with a residual: papers write the residual of the step, codecs see gradients
 UNITS = "the residual is kept in gradient units; the papers' holds steps, the same while the learning rate is constant"
 
 
 def saturating(x: ArrayLike, y: ArrayLike, scale_x: float = 1.0, scale_y: float = 1.0) -> NDArray[np.float32]:
-    """scale_x x + scale_y y in float32, float32[n]; what would overflow stays at the largest finite number."""
+    """scale_x x + scale_y y in float32, float32[n]; an overflow becomes the largest finite number."""
     a, b = np.asarray(x, np.float32), np.asarray(y, np.float32)
     with np.errstate(over="ignore"):
         out: NDArray[np.float32] = (a if scale_x == 1.0 else a * np.float32(scale_x)) + (
@@ -59,7 +59,7 @@ class Residual(Memory):
 
 @dataclass(frozen=True)
 class Accumulated(Memory):
-    """Coordinates that were not sent wait and grow, the others start again. Kept as ``accumulated``, float32[n]."""
+    """Coordinates that were not sent wait and grow; the others start again. Kept as ``accumulated``, float32[n]."""
 
     keeps: ClassVar[bool] = True
     unbiased: ClassVar[bool] = False

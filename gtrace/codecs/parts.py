@@ -1,8 +1,8 @@
 """The five words of gtrace: a method is a scale, a grid, a rounding, a memory and a coder.
 
-Each part is a small frozen value. What it lists as :func:`~gtrace.codecs.base.parameter` is a parameter of every codec
-that it is part of, with its help and range; its other fields are settings of a row, which no spec changes. The words
-below are what the engine (:mod:`gtrace.codecs.engine`) asks of a part; a part's own file says only what it does.
+Each part is a small frozen value. Fields declared with :func:`~gtrace.codecs.base.parameter` are parameters of every
+codec with this part, with help and range; other fields are settings of a row, which no spec changes. The classes below
+are the protocol between a part and the engine (:mod:`gtrace.codecs.engine`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _NONE = np.empty(0, np.float32)
 
 
 class Scaled(NamedTuple):
-    """Values with their scales, on the way to a grid.
+    """Values with their scales, before rounding.
 
     Attributes:
         x: float32[m], finite, to be rounded.
-        scales: float32, as :meth:`Scale.measure` returns them.
-        bucket: how many values share a scale.
-        tail: float32, the values after ``x``, which are sent as they are.
+        scales: float32, from :meth:`Scale.measure`.
+        bucket: number of values per scale.
+        tail: float32, the values after ``x``, which are sent exactly.
     """
 
     x: NDArray[np.float32]
@@ -50,11 +50,11 @@ class Opened(NamedTuple):
     """A payload with its symbols still coded.
 
     Attributes:
-        state: what the receiver knows.
-        size: how many values were rounded.
-        scales: of their buckets.
-        bucket: how many values share a scale.
-        tail: float32, the values that were sent as they are.
+        state: the receiver's state.
+        size: number of rounded values.
+        scales: scales of their buckets.
+        bucket: number of values per scale.
+        tail: float32, the values that were sent exactly.
         coded: the symbols.
     """
 
@@ -91,7 +91,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Memory(Word):
-    """What a worker keeps from step to step; here nothing."""
+    """What a worker keeps from step to step; this class keeps nothing."""
 
     #: whether anything is kept
     keeps: ClassVar[bool] = False
@@ -101,7 +101,7 @@ class Memory(Word):
         return {}
 
     def given(self, arrays: Mapping[str, NDArray[Any]], x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What is encoded instead of the gradient, float32[n]."""
+        """The values to encode instead of the gradient, float32[n]."""
         return x
 
     def after(
@@ -111,13 +111,13 @@ class Memory(Word):
         given: NDArray[np.float32],
         decoded: NDArray[np.float32],
     ) -> dict[str, NDArray[Any]]:
-        """The arrays of the next step, after ``given`` was sent instead of ``x`` and arrived as ``decoded``."""
+        """The arrays of the next step, after the values of ``given`` for ``x`` arrived as ``decoded``."""
         return {}
 
 
 @dataclass(frozen=True)
 class Scale(Word):
-    """What values are divided by before they are rounded; here nothing, and nothing is sent."""
+    """The divisor of values before rounding; this class has none, and sends nothing."""
 
     rank: ClassVar[int] = 1
     #: the scales of a body that holds none
@@ -125,7 +125,7 @@ class Scale(Word):
 
     @property
     def whole_tensor(self) -> bool:
-        """Whether one scale belongs to all values and is no norm of a sketch."""
+        """Whether all values share one scale that is not a norm in a sketch."""
         return False
 
     @property
@@ -134,15 +134,15 @@ class Scale(Word):
         return 1
 
     def over(self, size: int) -> int:
-        """How many of ``size`` values share a scale, at least 1."""
+        """Number of values that share a scale, at least 1, of ``size``."""
         return max(1, size)
 
     def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
-        """The scales of finite float32[n]; a part of a tensor finds that of the whole in the state."""
+        """The scales of finite float32[n]; for a part of a tensor, the whole tensor's scale from the state."""
         return _NONE
 
     def whole(self, sums: TensorSums) -> NDArray[np.float32] | None:
-        """The scale of all parts of a tensor, float32[1]; None if parts need not know one."""
+        """The scale of all parts of a tensor, float32[1]; None if parts do not need one."""
         return None
 
     def cut(self, x: NDArray[np.float32], state: State) -> Scaled:
@@ -150,7 +150,7 @@ class Scale(Word):
         return Scaled(x, self.measure(x, state), self.over(x.size))
 
     def head(self, body: memoryview, size: int) -> int:
-        """How many bytes at the front of a body are scales."""
+        """Number of bytes of scales at the start of a body."""
         return 0
 
     def pack(self, scales: NDArray[np.float32]) -> bytes:
@@ -161,7 +161,7 @@ class Scale(Word):
         """Undo :meth:`pack`.
 
         Raises:
-            PayloadError: a scale that no encoder writes.
+            PayloadError: a scale that encoders never write.
         """
         scales = np.frombuffer(data, "<f4").astype(np.float32)
         if not (np.isfinite(scales).all() and (scales >= 0).all()):
@@ -169,14 +169,14 @@ class Scale(Word):
         return scales
 
     def quantized(self, size: int) -> int:
-        """How many of ``size`` values are rounded; the rest is sent as it is."""
+        """Number of ``size`` values that are rounded; the rest is sent exactly."""
         return size
 
     def open(self, state: State, body: memoryview, size: int) -> Opened:
         """Take scales and tail from the body of a payload of ``size`` values.
 
         Raises:
-            PayloadError: the body is too short, or holds scales that no encoder writes.
+            PayloadError: the body is too short, or holds scales that encoders never write.
         """
         split = self.quantized(size)
         end = self.head(body, split)
@@ -190,7 +190,7 @@ class Scale(Word):
 
 @dataclass(frozen=True)
 class Grid(Word):
-    """Which values can be sent, in units of the scale."""
+    """The values that can be sent, in units of the scale."""
 
     rank: ClassVar[int] = 3
     #: whether the grid, or the code of its symbols, follows the data
@@ -205,11 +205,11 @@ class Grid(Word):
 
     @property
     def mark(self) -> int:
-        """Flags of the envelope by which a decoder knows payloads of a grid with other settings."""
+        """Flags of the envelope by which a decoder recognizes payloads of a grid with other settings."""
         return 0
 
     def alphabet(self, state: State) -> int:
-        """How many symbols there are."""
+        """Number of symbols."""
         return 1 << 16
 
     def fit(self, state: State, summary: MomentSketch) -> State:
@@ -217,7 +217,7 @@ class Grid(Word):
         return state
 
     def needs(self, parts: Parts) -> SummarySpec | None:
-        """Which summary fits and closed forms want; None if there are none."""
+        """The summary that fits and closed forms use; None if there are none."""
         return None
 
     def expects(self, parts: Parts) -> bool:
@@ -235,39 +235,39 @@ class Grid(Word):
 
 @dataclass(frozen=True)
 class FixedGrid(Grid):
-    """A grid whose symbols mean the same for every tensor and step."""
+    """A grid in which symbols mean the same for every tensor and step."""
 
     @abstractmethod
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Any:
-        """The symbols of values; only what draws values at random uses the key."""
+        """The symbols of values; only random grids use the key."""
 
     @abstractmethod
     def values(self, symbols: Any, scales: NDArray[np.float32], bucket: int, size: int) -> NDArray[np.float32]:
-        """What symbols mean: float32[size]."""
+        """The values of symbols: float32[size]."""
 
 
 @dataclass(frozen=True)
 class Coder(Word):
-    """How symbols become bytes."""
+    """Turns symbols into bytes."""
 
     rank: ClassVar[int] = 5
 
-    #: whether a part of a tensor is coded as it is in the whole tensor
+    #: whether a part of a tensor gets the same code as in the whole tensor
     splits: ClassVar[bool] = False
 
     def fit(self, state: State, grid: Any, summary: MomentSketch) -> State:
-        """Adopt a code that a receiver will hold."""
+        """Take a code that a receiver will hold."""
         return state
 
     def shared(self, state: State, grid: Any) -> bytes:
-        """What a receiver must hold of the grid and the code."""
+        """What a receiver must hold about the grid and the code."""
         return b""
 
     def heard(self, state: State, grid: Any, shared: bytes) -> State:
-        """A receiver's state with what :meth:`shared` says.
+        """A receiver's state with the contents of :meth:`shared`.
 
         Raises:
-            PayloadError: bytes that are not this codec's.
+            PayloadError: the bytes do not belong to this codec.
         """
         return state
 
@@ -284,27 +284,27 @@ class Coder(Word):
         raise NotImplementedError
 
     def count(self, symbols: Any, size: int, grid: Any, state: State) -> tuple[int, NDArray[np.int64] | None]:
-        """Bits of the symbols of ``size`` values, and how often each occurs, if that says how long they are."""
+        """Bits of the symbols of ``size`` values, and the count of each, if lengths depend on it."""
         return 8 * len(self.write(symbols, grid, state)[0]), None
 
     def lengths(self, coded: int, tallies: NDArray[np.int64] | None) -> Measured:
-        """How long symbols of these :meth:`count` are; without tallies the same with every coder."""
+        """Length of symbols with this result of :meth:`count`; without tallies the same with every coder."""
         bits = 8.0 * -(-coded // 8)
         return Measured(bits, bits, bits, bits)
 
     def measure(self, symbols: Any, size: int, grid: Any, state: State) -> Measured:
-        """How long the symbols of ``size`` values are."""
+        """Length of the symbols of ``size`` values."""
         return self.lengths(*self.count(symbols, size, grid, state))
 
 
 @dataclass(frozen=True)
 class Rounding(Word):
-    """How values become symbols of the grid; a rounding whose kernel does several steps at once overrides those."""
+    """Turns values into symbols of the grid; a rounding with a kernel for several steps at once overrides those."""
 
     rank: ClassVar[int] = 4
 
     def symbols(self, grid: Any, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> Any:
-        """What is sent of values whose first one is number ``start`` of its tensor."""
+        """The symbols of values; the first is value ``start`` of its tensor."""
         raise NotImplementedError
 
     def write(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[bytes, int]:
@@ -319,7 +319,7 @@ class Rounding(Word):
     def simulate(
         self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]
     ) -> tuple[NDArray[np.float32], Measured]:
-        """What :meth:`read` makes of :meth:`write`, and how long that is."""
+        """The result of :meth:`read` after :meth:`write`, and the length of the symbols."""
         symbols = self.symbols(parts.grid, state, v, key)
         decoded = cast("FixedGrid", parts.grid).values(symbols, v.scales, v.bucket, v.x.size)
         return decoded, parts.coder.measure(symbols, v.x.size, parts.grid, state)
@@ -327,18 +327,18 @@ class Rounding(Word):
 
 @dataclass(frozen=True)
 class Nearest(Rounding):
-    """To the value of a fixed grid that the grid calls nearest."""
+    """Round to the nearest value of a fixed grid."""
 
     def symbols(self, grid: FixedGrid, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> Any:
-        """As the grid has it."""
+        """The grid's nearest symbols."""
         return grid.nearest(state, v, key)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A method: one of each word. What is not named is nothing.
+    """A method: one part for each word. A part that is not named does nothing.
 
-    Which scales, grids, roundings and coders go together is up to the row.
+    The row decides which scales, grids, roundings and coders go together.
     """
 
     memory: Memory = field(default_factory=Memory)
@@ -358,7 +358,7 @@ class Parts:
         return all(getattr(part, fact) for part in self.each.values())
 
     def of(self, codec: object) -> Parts:
-        """The same parts with the parameters of one codec."""
+        """The same parts with a codec's parameters."""
         made = {
             word: dataclasses.replace(part, **{item.name: getattr(codec, item.name) for item in part.own_parameters()})
             for word, part in self.each.items()

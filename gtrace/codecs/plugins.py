@@ -1,17 +1,17 @@
-"""One's own codec from a Python file: a class, two functions, or a compressor object.
+"""Your own codec from a Python file: a class, two functions, or a compressor object.
 
 Three kinds of file are understood:
 
 - classes that extend :class:`gtrace.codecs.Codec`, each under its ``name``;
 - functions ``compress(values) -> bytes`` and ``decompress(data, size) -> values``; values are float32[n], and
   a ``compress`` with a parameter ``rng`` gets a :class:`numpy.random.Generator` made from the key. The codec is
-  named like the file;
+  named after the file;
 - an object, or a class without arguments, with ``compress(tensor, name) -> (tensors, ctx)`` and
-  ``decompress(tensors, ctx) -> tensor``. Where its file uses torch, tensors are torch's, otherwise numpy's. The
-  receiver needs ``ctx``, which travels in no payload, so bits are those of ``tensors`` and flagged as declared, and
+  ``decompress(tensors, ctx) -> tensor``. Tensors are torch's if the file uses torch, otherwise numpy's. The
+  receiver needs ``ctx``, which no payload carries, so bits are those of ``tensors`` and flagged as declared, and
   only the process that encoded a payload can decode it.
 
-Codecs that other packages bring, by entry points of the group ``gtrace.codecs``.
+Other packages can also bring codecs, by entry points of the group ``gtrace.codecs``.
 
 A package names a class that extends :class:`gtrace.codecs.Codec` in its ``pyproject.toml``::
 
@@ -19,7 +19,7 @@ A package names a class that extends :class:`gtrace.codecs.Codec` in its ``pypro
     my-codec = "my_codec:MyCodec"
 
 From then on ``my-codec`` is a spec like any other, in every process that sees the package. Nothing is imported before
-somebody uses the name. gtrace's own names come first, and a package that cannot be loaded costs nobody else anything.
+a command uses the name. gtrace's own names come first, and a package that fails to load affects no other codec.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
 
     from gtrace.types import State
 
-#: payloads of compressor objects whose ctx is remembered; every use decodes what it has just encoded
+#: payloads of compressor objects whose ctx is remembered; callers decode soon after they encode
 REMEMBERED = 64
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
 _LOADED: dict[Path, list[type[Codec]]] = {}
-#: methods of somebody's class whose errors name a line of it
+#: methods of a plugin's class that name the failing line in their errors
 _GUARDED = (
     "init",
     "view",
@@ -81,16 +81,16 @@ GROUP = "gtrace.codecs"
 
 
 def load_plugin(path: str | Path) -> list[type[Codec]]:
-    """Run a Python file and register the codecs that it holds. Loaded again, it replaces its codecs.
+    """Run a Python file and register the codecs in it. Loaded again, it replaces its codecs.
 
     Args:
-        path: of the file; running it is what the caller asks for.
+        path: the file; this function runs its code.
 
     Returns:
         the codecs' classes, in the order of the file; their specs work from now on.
 
     Raises:
-        UsageError: no such file, nothing of use in it, or a codec's name that is taken.
+            UsageError: the file does not exist, holds no codec, or a codec's name is taken.
         ScriptError: the file raised; the message names its line.
     """
     file = Path(path).resolve()
@@ -108,12 +108,12 @@ def load_plugin(path: str | Path) -> list[type[Codec]]:
         found = _codecs(module, file)
         if not found:
             raise UsageError(
-                f"plugin {file.name}: no codec in it; write a class that extends gtrace.codecs.Codec, or "
+                f"plugin {file.name}: holds no codec; write a class that extends gtrace.codecs.Codec, or "
                 "compress(values) and decompress(data, size)"
             )
         for cls in found:
             if cls.name in spec.codec_names() and spec.codec_class(cls.name) is cls:
-                continue  # the file has registered it itself
+                continue  # the file itself registered it
             try:
                 spec.register(cls)
             except ValueError as error:
@@ -134,16 +134,16 @@ def load_plugin(path: str | Path) -> list[type[Codec]]:
 
 
 def plugin_of(cls: type[Codec]) -> Path | None:
-    """The file that a codec was loaded from, None for a codec of another origin."""
+    """The file that a codec was loaded from, None if it came from elsewhere."""
     return next((file for file, found in _LOADED.items() if cls in found), None)
 
 
 @dataclass(frozen=True)
 class PluginCodec(Composed):
-    """A codec made of somebody's functions. Calls are serialized: they may share what they like.
+    """A codec made of a plugin's functions. Calls are serialized, because the functions may share state.
 
     Attributes:
-        file: whose code it is; its lines are named in errors.
+        file: the plugin's file; errors name its lines.
         lock: held while the code runs.
     """
 
@@ -159,16 +159,16 @@ class PluginCodec(Composed):
         """Call the plugin's code.
 
         Raises:
-            ScriptError: it raised; the message names file and line.
+            ScriptError: the code raised; the message names file and line.
         """
         with type(self).lock, blamed(type(self).file):
             return what(*arguments)
 
     def arrived(self, values: Any, size: int) -> NDArray[np.float32]:
-        """What the plugin decoded, checked: float32[size], finite.
+        """The plugin's decoded values, checked: float32[size], finite.
 
         Raises:
-            ScriptError: it is something else.
+            ScriptError: they are not.
         """
         where = type(self).file.name
         try:
@@ -188,7 +188,7 @@ class FunctionCodec(PluginCodec):
     draws: ClassVar[bool]
 
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
-        """What ``compress`` returns."""
+        """The bytes from ``compress``."""
         more = {"rng": np.random.default_rng(np.random.SeedSequence(list(key)))} if self.draws else {}
         body = self.call(lambda: self.functions[0](x.copy(), **more))
         if not isinstance(body, (bytes, bytearray, memoryview)):
@@ -196,7 +196,7 @@ class FunctionCodec(PluginCodec):
         return bytes(body), 0
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
-        """What ``decompress`` makes of the bytes."""
+        """The values from ``decompress``."""
         if flags:
             raise PayloadError(f"payload has unknown flags {flags:#x}")
         return self.arrived(self.call(self.functions[1], bytes(body), size), size)
@@ -205,7 +205,7 @@ class FunctionCodec(PluginCodec):
 class CompressorCodec(PluginCodec):
     """An object with ``compress(tensor, name)`` and ``decompress(tensors, ctx)``; bits are those of ``tensors``.
 
-    What such an object returns as ``ctx`` reaches the receiver by no payload, so it is remembered here.
+    The payload does not carry the object's ``ctx``, so it is remembered here.
     """
 
     declared = True
@@ -219,7 +219,7 @@ class CompressorCodec(PluginCodec):
         given = x if cls.torch is None else cls.torch.from_numpy(x)
         returned = self.call(self.compressor.compress, given, self.name)
         if not isinstance(returned, tuple) or len(returned) != 2:
-            raise ScriptError(f"plugin {self.file.name}: compress returned no pair (tensors, ctx)")
+            raise ScriptError(f"plugin {self.file.name}: compress must return a pair (tensors, ctx)")
         body = b"".join(self.call(_tensor_bytes, tensor) for tensor in _flat(returned[0]))
         with cls.lock:
             cls.kept[_digest(body, x.size)] = returned
@@ -228,7 +228,7 @@ class CompressorCodec(PluginCodec):
         return body, 0
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
-        """What ``decompress`` makes of what this process remembers of the payload."""
+        """Decompress what this process remembers of the payload."""
         cls = type(self)
         with cls.lock:
             returned = cls.kept.get(_digest(body, size))
@@ -269,11 +269,11 @@ def _codecs(module: ModuleType, file: Path) -> list[type[Codec]]:
                 objects[variable] = value
         elif not isinstance(value, ModuleType) and _compresses(value):
             objects[variable] = value
-    # An object of a class says more than the class.
+    # An object of a class carries more than the class.
     made = {type(value) for value in objects.values() if not isinstance(value, type)}
     objects = {k: value for k, value in objects.items() if not (isinstance(value, type) and value in made)}
     shared: dict[str, Any] = {"__module__": module.__name__, "file": file}
-    # A class may import somebody's compress for its own use; then it is no codec by itself.
+    # A class may import another module's compress for its own use; then that function is not a codec.
     own = getattr(getattr(module, "compress", None), "__module__", None) == module.__name__
     if _compresses(module) and (own or not (found or objects)):
         fields = {**shared, "functions": (module.compress, module.decompress), "draws": _takes_rng(module.compress)}
@@ -288,7 +288,7 @@ def _codecs(module: ModuleType, file: Path) -> list[type[Codec]]:
     for cls in found:
         if not names_a_codec(cls.name):
             raise UsageError(
-                f"plugin {file.name}: '{cls.name}' is no name for a codec; use letters, digits, '_', '-' and '.'"
+                f"plugin {file.name}: '{cls.name}' is not a valid codec name; use letters, digits, '_', '-' and '.'"
             )
     return found
 
@@ -310,7 +310,7 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
 
 
 def _torch_of(compressor: Any, module: ModuleType) -> ModuleType | None:
-    """torch, where the plugin or the module of one of the compressor's classes uses it; nothing is imported here."""
+    """torch, if the plugin or the module of one of the compressor's classes uses it; nothing is imported here."""
     torch = sys.modules.get("torch")
     places = [module, *(sys.modules.get(cls.__module__) for cls in type(compressor).__mro__ if cls is not object)]
     for value in (value for place in places if place is not None for value in vars(place).values()):
@@ -329,7 +329,7 @@ def _flat(tensors: Any) -> Iterator[Any]:
 
 
 def _tensor_bytes(tensor: Any) -> bytes:
-    """The memory of a tensor; torch's are asked for it in bytes, since numpy lacks some of its types."""
+    """The memory of a tensor; torch's are viewed as bytes, since numpy lacks some of its types."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -344,12 +344,12 @@ def _digest(body: bytes | memoryview, size: int) -> bytes:
 
 
 def names_a_codec(name: str) -> bool:
-    """Whether a codec can be called that: a spec can hold it, and it means nothing else."""
+    """Whether a codec can have this name: a spec can hold it, and it has no other meaning."""
     return _NAME.fullmatch(name) is not None and name != "all"
 
 
 def guarded(cls: type[Codec], file: Path) -> type[Codec]:
-    """The class with its own methods saying, when they fail, in which line of the file."""
+    """Make the class's own methods name the line of the file in which they fail."""
     for name in _GUARDED:
         method = vars(cls).get(name)
         if inspect.isfunction(method):
@@ -368,7 +368,7 @@ def _named(method: Callable[..., Any], file: Path) -> Callable[..., Any]:
 
 @contextmanager
 def blamed(file: Path) -> Iterator[None]:
-    """Turn whatever the file's code raises into one line that names file and line."""
+    """Turn any error of the file's code into one line that names file and line."""
     try:
         yield
     except GtraceError:
@@ -391,7 +391,7 @@ class Origin(NamedTuple):
     """Where an installed codec comes from.
 
     Attributes:
-        name: of the codec.
+        name: the codec's name.
         package: name and version of the distribution.
         target: ``module:Class``.
     """
@@ -405,7 +405,7 @@ _INSTALLED: dict[str, tuple[Origin, type[Codec]]] = {}
 
 
 def origins() -> tuple[Origin, ...]:
-    """Every codec that an installed package names, by name; those that gtrace's own names hide are among them."""
+    """Every codec that an installed package names, by name, including those hidden by gtrace's own names."""
     found = set()
     for entry in metadata.entry_points(group=GROUP):
         package = "a package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
@@ -420,17 +420,17 @@ def installed_names() -> tuple[str, ...]:
 
 
 def hidden(origin: Origin) -> str:
-    """Why a name that a package brings means something else, in a line; empty where it does not."""
+    """A line that says why a package's codec name is already taken; empty if it is free."""
     if origin.name in (*spec.codec_names(), *spec.wrapper_names()):
         return f"codec '{origin.name}' of the package {origin.package} is left out: gtrace has one of this name"
     return ""
 
 
 def load_installed(name: str) -> type[Codec] | None:
-    """The codec that a package brings under a name; None where none does.
+    """The codec that a package brings under a name; None if no package does.
 
     Raises:
-        UsageError: two packages bring it, it is no codec, or its name cannot be had.
+        UsageError: two packages bring it, it is not a codec, or its name is not allowed.
         ScriptError: the package cannot be imported; the message names the line.
     """
     if name in _INSTALLED:
@@ -452,15 +452,15 @@ def origin_of(cls: type[Codec]) -> Origin | None:
 
 
 def source_digest(cls: type[Codec]) -> str:
-    """The file of a codec's class in 16 hexadecimal digits, so that two processes can compare theirs."""
+    """A digest of the file of a codec's class, 16 hexadecimal digits, so that two processes can compare theirs."""
     return hashlib.blake2b(Path(inspect.getfile(cls)).read_bytes(), digest_size=8).hexdigest()
 
 
 def require_installed(name: str, package: str, digest: str) -> None:
-    """Make sure that this process has the codec that another one uses.
+    """Check that this process has the codec that another one uses.
 
     Raises:
-        UsageError: it has not, or another version or source of it.
+        UsageError: it does not, or has another version or source of it.
         ScriptError: the package cannot be imported here.
     """
     cls = load_installed(name)
@@ -472,7 +472,7 @@ def require_installed(name: str, package: str, digest: str) -> None:
 
 
 def package_versions(codecs: Iterable[Codec]) -> dict[str, str]:
-    """Package -> version of the codecs, wrapped ones among them, that packages bring."""
+    """Package -> version, for the codecs (wrapped ones too) that come from packages."""
     found = {}
     for item in codecs:
         part: Codec | None = item
@@ -488,15 +488,15 @@ def package_versions(codecs: Iterable[Codec]) -> dict[str, str]:
 def _load(origin: Origin) -> type[Codec]:
     where = f"codec {origin.name} of the package {origin.package}"
     if not names_a_codec(origin.name):
-        raise UsageError(f"{where}: no name for a codec; use letters, digits, '_', '-' and '.'")
+        raise UsageError(f"{where}: not a valid codec name; use letters, digits, '_', '-' and '.'")
     try:
         cls = metadata.EntryPoint(origin.name, origin.target, GROUP).load()
-    except (Exception, SystemExit) as error:  # whatever somebody's module does must not look like a bug of gtrace
+    except (Exception, SystemExit) as error:  # an error in a package must not look like a bug of gtrace
         raise ScriptError(f"{where}: cannot load {origin.target}: {in_words(error)}{_line(error)}") from error
     if not isinstance(cls, type) or not issubclass(cls, Codec) or issubclass(cls, Wrapper) or inspect.isabstract(cls):
-        raise UsageError(f"{where}: {origin.target} is no class of a codec; extend gtrace.codecs.Codec")
+        raise UsageError(f"{where}: {origin.target} is not a codec class; extend gtrace.codecs.Codec")
     if cls.name != origin.name:
-        raise UsageError(f"{where}: its class calls itself '{cls.name}'; let the entry point have the same name")
+        raise UsageError(f"{where}: the name of its class is '{cls.name}'; give the entry point the same name")
     taken = {codec_number(other): other for other in (*spec.codec_names(), *_INSTALLED) if other != origin.name}
     if codec_number(origin.name) in taken:
         raise UsageError(f"{where}: its number in payloads is that of {taken[codec_number(origin.name)]}; rename it")
@@ -504,7 +504,7 @@ def _load(origin: Origin) -> type[Codec]:
 
 
 def _line(error: BaseException) -> str:
-    """Where in a module an import failed, in brackets; empty where no module is to blame."""
+    """Where in a module an import failed, in brackets; empty if no module is to blame."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({Path(error.filename).name}, line {error.lineno})"
     machinery = (__file__, importlib.__file__, metadata.__file__)

@@ -35,7 +35,7 @@ class PowerSgd(Composed):
 
     The matrix has the first dimension of the parameter as rows, and the rest as columns. Parameters with fewer than
     two dimensions, and those that two factors do not shorten, are sent in float32. If the shape is not known, the
-    matrix is as square as possible, its last row filled with zeros; that usually loses more than the true matrix.
+    matrix is as square as possible, padded with zeros; that usually loses more than the true matrix.
     Workers average P, then Q. The state holds ``residual`` (float32[n]) and ``q`` (float32[columns, rank]), the start
     of the iteration, which is the same on all workers; it is empty for a tensor that is sent exactly.
     """
@@ -53,8 +53,8 @@ class PowerSgd(Composed):
         UNITS,
     )
     about = (
-        "The gradient as a matrix of low rank: two thin factors by one step of power iteration, begun where the "
-        "last step ended, with error feedback. Linear layers suit it."
+        "The gradient as a matrix of low rank: two thin factors by one step of power iteration that starts from the "
+        "last step's result, with error feedback. Linear layers suit it."
     )
     sends = (
         "The factors P and Q in float32, each averaged over the workers; vectors, and tensors that factors would "
@@ -75,7 +75,7 @@ class PowerSgd(Composed):
     warm: bool = parameter(True, "start from the last Q; otherwise from random numbers at every step")
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
-        """No residual, and a start of normal random numbers, the same on every worker."""
+        """No residual, and normal random numbers as the start, the same on every worker."""
         state = State(int(size), {}, shape)
         rows = self._rows(state)
         if not rows:
@@ -84,7 +84,7 @@ class PowerSgd(Composed):
         return state.with_arrays(residual=np.zeros(state.size, np.float32), q=q)
 
     def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
-        """P (rows x rank), then Q (columns x rank); the values themselves of a tensor that is sent exactly."""
+        """P (rows x rank), then Q (columns x rank); the values of a tensor that is sent exactly."""
         if "q" not in state.arrays:
             exact = checked_values(state, values)
             mean = yield exact
@@ -105,7 +105,7 @@ class PowerSgd(Composed):
         return Averaged(decoded, decoded if q is own else _product(p, own, x.size), after)
 
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
-        """P, then Q, of this worker alone, row by row in float32."""
+        """This worker's P, then Q, row by row in float32."""
         messages, _ = self._alone(state, x, key)
         return b"".join(message.astype("<f4").tobytes() for message in messages), 0
 
@@ -123,27 +123,27 @@ class PowerSgd(Composed):
         columns = -(-size // rows) if rows else 0
         wanted = 4 * (self.rank * (rows + columns) if rows else size)
         if flags or len(body) != wanted:
-            raise PayloadError(f"payload body of {len(body)} bytes where {wanted} were expected")
+            raise PayloadError(f"payload body has {len(body)} bytes; expected {wanted}")
         sent = np.frombuffer(body, "<f4").astype(np.float32)
         if not np.isfinite(sent).all():
             raise PayloadError("payload holds a value that is not finite")
         if not rows:
             return sent
         if self.rank > rows or rows > size:
-            raise PayloadError(f"a matrix of {rows} rows has no {self.rank} factors of {size} values")
+            raise PayloadError(f"a matrix of {rows} rows cannot have {self.rank} factors of {size} values")
         p, q = sent[: rows * self.rank], sent[rows * self.rank :]
         return _product(_orthonormal(p.reshape(rows, -1)), q.reshape(columns, -1), size)
 
     simulate = Codec.simulate
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
-        """What one worker alone keeps: what did not arrive, and Q as the next start."""
+        """A single worker's memory: the residual, and Q as the next start."""
         return self._alone(state, values, _START)[1].state
 
     def _alone(
         self, state: State, values: ArrayLike, key: tuple[int, int]
     ) -> tuple[list[NDArray[np.float32]], Averaged]:
-        """All messages of one worker without others, and how its rounds end."""
+        """All messages of one worker without others, and the result of its rounds."""
         run = self.rounds(state, values, key)
         messages: list[NDArray[np.float32]] = []
         found = advance(run)
@@ -169,7 +169,7 @@ def _normal(shape: tuple[int, ...], key: tuple[int, int]) -> NDArray[np.float32]
 
 
 def _key_of(start: NDArray[np.float32]) -> Key:
-    """A key for the next start that all workers with this one have."""
+    """A key for the next start, the same on all workers with this start."""
     digest = hashlib.blake2b(start.astype("<f4").tobytes(), digest_size=16, person=b"powersgd").digest()
     return Key(int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little"))
 
@@ -180,7 +180,7 @@ def _orthonormal(p: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _product(p: NDArray[np.float64], q: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """P Q', without what fills the last row: float32[size]."""
+    """P Q' without the padding: float32[size]."""
     return _narrowed(p @ q.T.astype(np.float64)).reshape(-1)[:size].copy()
 
 

@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 
 _ALPHA_BYTES = 4
 _LENGTH = struct.Struct("<I")
-#: flags: symbols and values apart instead of the prefix code; the symbols' block is coded; the values' is
+#: flags: symbols and values are separate instead of in the prefix code; the symbols' block is coded; the values' is
 _APART, _CODED, _FLOATS = 1, 2, 4
 #: symbols: zero, any other value, plus alpha, minus alpha
 _SYMBOLS = 4
 _ZERO, _EXACT, _PLUS, _MINUS = range(_SYMBOLS)
-#: Below or at it, nothing but a zero can be pruned: the threshold of a codec that was not fitted, or prunes nothing.
+#: At or below it only zeros can be pruned: the threshold of a codec that was not fitted, or that prunes nothing.
 _NOTHING = np.finfo(np.float32).smallest_subnormal
 _DROPPED = np.uint32((1 << (23 - MANTISSA)) - 1)
 _LARGEST = np.float32((2.0 - 2.0**-MANTISSA) * 2.0**127)
-#: a share above it asks for a threshold beyond every float
+#: a share above this would need a threshold beyond every float
 _MOST = 1.0 - 1e-9
 
 
@@ -64,15 +64,15 @@ _MOST = 1.0 - 1e-9
 class _PruningCodec(Composed):
     """A threshold, and a prefix code of what is left.
 
-    The state holds ``alpha`` (float32, after the first fit) and ``target`` (float64, where an engine set this tensor's
+    The state holds ``alpha`` (float32, after the first fit) and ``target`` (float64, if an engine set this tensor's
     share of a heterogeneous allocation). Thresholds are rounded to 10 bits of mantissa, edges of the sketch's bins:
-    then all that is expected of an encoding is exact, for the tensor that the threshold was fitted to and any other.
+    this makes every expectation exact, for the tensor that the threshold was fitted to and any other.
     """
 
-    sparsity: float = parameter(0.8, "wanted fraction of zeros, below 1; those that are there count", minimum=0.0)
+    sparsity: float = parameter(0.8, "wanted fraction of zeros, below 1; existing zeros count", minimum=0.0)
     coder: Literal["huffman", "prefix"] = parameter(
         "huffman",
-        "codes that are sent with the values, for symbols and exponents, where they are shorter; or the paper's code",
+        "codes sent with the values, for symbols and exponents, if they are shorter; or the paper's code",
         choices=("huffman", "prefix"),
     )
 
@@ -93,14 +93,14 @@ class _PruningCodec(Composed):
 
     @abstractmethod
     def fit_alpha(self, sparsity: float, summary: MomentSketch) -> float:
-        """The threshold of a sparsity in [0, 1), float64; 0 prunes nothing. It is rounded to nearest afterwards."""
+        """The threshold of a sparsity in [0, 1), float64, before rounding to nearest; 0 prunes nothing."""
 
     @abstractmethod
     def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int], start: int) -> NDArray[np.float32]:
         """float32[n] with zeros, plus or minus alpha and exact values."""
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
-        """A new threshold; a summary of nothing but zeros leaves the old one."""
+        """A new threshold; a summary of zeros keeps the old one."""
         if not summary.sums.size:
             return state
         target = state.arrays.get("target")
@@ -108,13 +108,13 @@ class _PruningCodec(Composed):
         return state.with_arrays(alpha=np.asarray(_on_edge(self.fit_alpha(share, summary))))
 
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
-        """Alpha (float32), then the prefix code of the pruned values, or symbols and exact values apart."""
+        """Alpha (float32), then the prefix code of the pruned values, or symbols and exact values separately."""
         alpha = _alpha(state)
         body, flags, _, _ = self._body(alpha, self.prune(x, alpha, key, 0))
         return body, flags
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """As :meth:`encode` and :meth:`decode`, the payload's length from how often each symbol occurs."""
+        """Same result as :meth:`encode` and :meth:`decode`; the payload's length comes from the counts of symbols."""
         alpha, pruned = self._pruned(state, values, key, 0)
         whole = EncodedPart(b"", 8 * _ALPHA_BYTES, PrefixCode(float(alpha)).bits(pruned), _tallies(alpha, pruned)[2])
         body, coded = self.measured(whole, pruned.size)
@@ -122,11 +122,11 @@ class _PruningCodec(Composed):
 
     @property
     def part_multiple(self) -> int:
-        """The threshold is the tensor's, and values are pruned one by one."""
+        """1: the threshold belongs to the tensor, and values are pruned one by one."""
         return 1
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
-        """One code for all parts, or the prefix code where it is shorter; that is their fixed width."""
+        """One code for all parts, or the prefix code if it is shorter; that is their fixed width."""
         assert whole.tallies is not None
         body = -(-whole.coded // 8)
         if self.coder != "prefix":
@@ -134,7 +134,7 @@ class _PruningCodec(Composed):
         return whole.head // 8 + body, _rates(whole.tallies, whole.coded, size)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """The part with the tensor's threshold, which counts with the first part."""
+        """Encode the part with the tensor's threshold, which counts with the first part."""
         alpha, pruned = self._pruned(state, values, key, start)
         body, flags, coded, tallies = self._body(alpha, pruned)
         payload = seal(body, codec=self.name, size=pruned.size, shared=b"", flags=flags)
@@ -226,13 +226,13 @@ class Prune(_PruningCodec):
     paper = "Chmiel et al., Neural Gradients are Near-Lognormal, 2021, Eq. 5-8"
     corrections = (
         "the paper solves for alpha under a lognormal law (threshold=lognormal); on the data itself is the default",
-        "zeros that are there already count as pruned: laws are fitted to the others, for the rest of the sparsity",
+        "existing zeros count as pruned: laws are fitted to the other values, for the rest of the sparsity",
         "Eq. 8 loses all digits for large sigma; it is evaluated by scaled complementary error functions",
         "allocation=heterogeneous maximizes the mean cosine of the data, which for finite tensors the law overstates",
     )
     about = (
         "For neural gradients: small values become a threshold or zero at random, so the tensor is sparse and the "
-        "mean is right. The threshold is solved for the sparsity that is asked for, on each tensor itself."
+        "mean is right. The threshold is solved for the wanted sparsity, on each tensor itself."
     )
     sends = (
         "The threshold alpha in float32, then the prefix code: 0 for zero, 10 and a sign for alpha, 11 and a "
@@ -248,18 +248,18 @@ class Prune(_PruningCodec):
     )
     allocation: Literal["homogeneous", "heterogeneous"] = parameter(
         "homogeneous",
-        "the same sparsity for every tensor, or at the same mean those of the largest mean cosine",
+        "the same sparsity for every tensor, or with the same mean the sparsities of the largest mean cosine",
         choices=("homogeneous", "heterogeneous"),
     )
 
     @property
     def fits_itself(self) -> bool:
-        """An exact threshold is that of the tensor; rules by a law go by the schedule, as the paper's does."""
+        """An exact threshold belongs to the tensor; rules by a law follow the schedule, as in the paper."""
         return self.threshold == "exact"
 
     @property
     def allocates(self) -> bool:
-        """Whether tensors share one sparsity out among them."""
+        """Whether tensors share out one sparsity among themselves."""
         return self.allocation == "heterogeneous"
 
     def allocate(self, sketches: Sequence[MomentSketch]) -> Sequence[float]:
@@ -267,7 +267,7 @@ class Prune(_PruningCodec):
         return [float(s) for s in allocate_sparsity(sketches, self.sparsity)]
 
     def fit_alpha(self, sparsity: float, summary: MomentSketch) -> float:
-        """By the rule. The quantile goes to the edge above, so that the value at it is pruned as well."""
+        """The threshold by the rule. A quantile goes to the edge above, so that the value at it is pruned too."""
         alpha = threshold(self.threshold, sparsity, summary)
         return alpha * (1.0 + 2.0**-MANTISSA) if self.threshold == "topk" else alpha
 
@@ -296,10 +296,8 @@ class TopKPrune(_PruningCodec):
     name = "topk-prune"
     summary = "the smallest magnitudes become zero, for a wanted sparsity"
     formula = "Q(v) = v where |v| >= alpha, else 0; alpha = the quantile of |v| at the sparsity"
-    paper = "Sun et al., meProp, 2017; Raihan and Aamodt, Sparse Weight Activation Training, 2020 (as in Chmiel et al.)"
-    corrections = (
-        "the threshold is fitted like that of prune, to 0.1%, and cuts at most as many values as asked for there",
-    )
+    paper = "Sun et al., meProp, 2017; Raihan and Aamodt, Sparse Weight Activation Training, 2020 (see Chmiel et al.)"
+    corrections = ("the threshold is fitted like prune's, to 0.1%, and cuts at most as many values as asked for there",)
     about = "The deterministic counterpart of prune: everything below a threshold is dropped."
     sends = "The threshold alpha in float32, then the prefix code of prune: 0 for zero, 11 and a float32 for a value."
     behavior = (
@@ -315,13 +313,13 @@ class TopKPrune(_PruningCodec):
         return True
 
     def fit_alpha(self, sparsity: float, summary: MomentSketch) -> float:
-        """The lower edge of the first bin that would be too much."""
+        """The lower edge of the first bin that would prune too much."""
         found = self._magnitudes(summary)
         k = int(np.searchsorted(found.mass[1:], sparsity * found.size - found.zeros + 1e-9, side="right"))
         return float(summary.lower[min(k, found.points.size - 1)])
 
     def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int], start: int) -> NDArray[np.float32]:
-        """By the threshold alone."""
+        """Compare with the threshold; no randomness."""
         out = np.empty_like(x)
         _elementwise.keep_large(x, alpha, out)
         return out
@@ -343,7 +341,7 @@ class TopKPrune(_PruningCodec):
 
 
 def _tallies(alpha: np.float32, pruned: NDArray[np.float32]) -> tuple[NDArray[np.uint16], Floats, NDArray[np.int64]]:
-    """Symbols (uint16[n]), exact values, and how often each symbol and each sign and exponent of those occurs."""
+    """Symbols (uint16[n]), exact values, and the counts of each symbol and of each sign and exponent."""
     symbols = np.full(pruned.size, _EXACT, np.uint16)
     symbols[pruned == 0] = _ZERO
     symbols[pruned == alpha] = _PLUS
@@ -359,7 +357,7 @@ def _apart(tallies: NDArray[np.int64] | NDArray[np.float64]) -> tuple[CodedBlock
 
 
 def _rates(tallies: NDArray[np.int64] | NDArray[np.float64], prefix: float, size: float) -> CodedBits:
-    """Bits per value, of which the prefix code takes ``prefix`` in all."""
+    """Bits per value; the prefix code takes ``prefix`` bits in all."""
     symbols, floats, apart = _apart(tallies)
     raw = 23.0 * float(tallies[_EXACT])
     bits = (prefix, symbols.entropy + floats.entropy + raw, min(prefix, 8 * apart))
@@ -367,10 +365,10 @@ def _rates(tallies: NDArray[np.int64] | NDArray[np.float64], prefix: float, size
 
 
 def _joined(alpha: np.float32, body: memoryview, size: int, flags: int) -> NDArray[np.float32]:
-    """The values of symbols and exact values that were sent apart.
+    """The values from symbols and exact values that were sent separately.
 
     Raises:
-        PayloadError: bytes that no encoder writes.
+        PayloadError: bytes that encoders never write.
     """
     if len(body) < _LENGTH.size:
         raise PayloadError("payload ends before its symbols")

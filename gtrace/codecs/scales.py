@@ -1,4 +1,4 @@
-"""Scales: norms of buckets, and what methods of one bit or of integer codes use instead."""
+"""Scales: norms of buckets, and the scales of methods with one bit or integer codes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BucketNorm(Scale):
         return None if self.clip is not None else self.bucket_size or 1
 
     def cut(self, x: NDArray[np.float32], state: State) -> Scaled:
-        """Clip if asked for; with ``tail=exact`` a short last bucket is the tail."""
+        """Clip if asked for; with ``tail=exact`` a short last bucket becomes the tail."""
         if self.clip is not None:
             x = clip_values(x, self.clip)[0]
         split = self.quantized(x.size)
@@ -73,12 +73,12 @@ class BucketNorm(Scale):
 
 @dataclass(frozen=True)
 class NoNorm(BucketNorm):
-    """Buckets that are divided by 1, and send nothing."""
+    """Buckets with the divisor 1; nothing is sent."""
 
     absent = np.ones(1, np.float32)
 
     norm: Norm = parameter("none", "no scale", choices=("none",))
-    bucket_size: int | None = parameter(None, "without meaning here: no scale is taken", optional=True, maximum=0)
+    bucket_size: int | None = parameter(None, "not used here: there is no scale", optional=True, maximum=0)
 
     def head(self, body: memoryview, size: int) -> int:
         return 0
@@ -143,7 +143,7 @@ class MeanMagnitude(Scale):
         """The scale of a tensor that is not zero, rounded to float32."""
         if self.kind == "none":
             return 1.0
-        # Rounding may lead past the largest magnitude there is, and so out of float32.
+        # Rounding could exceed the largest magnitude, and so the range of float32.
         value = norm1 / size if self.kind == "mean" else energy / norm1
         return float(np.float32(min(value, float(FLOAT32_MAX))))
 
@@ -170,7 +170,7 @@ class MeanMagnitude(Scale):
 
 @dataclass(frozen=True)
 class Magnitude(MeanMagnitude):
-    """One magnitude for all signs of a tensor, of a kind to choose."""
+    """One magnitude for all signs of a tensor, of a chosen kind."""
 
     scale: Literal["mean", "energy", "none"] = parameter(
         "mean",

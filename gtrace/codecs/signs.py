@@ -1,4 +1,4 @@
-"""Methods of one bit a value: signs times a scale, or two means a bucket."""
+"""Methods of one bit per value: signs times a scale, or two means per bucket."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SIGNSGD = "Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Pr
 _SENDS = "The scale in float32 (none with scale=none), then a bit a value, 1 for negative. Zeros only: an empty body."
 _COIN = "one bit has no third value for sign(0): a zero is sent as a fair coin of the key, 0 on average"
 _ZEROS = "a tensor of zeros only is an empty payload and decodes to zeros"
-_VOTE = "workers' signs are put to the vote, and the result has their mean scale; a tie is 0"
+_VOTE = "workers vote on the signs, and the result has their mean scale; a tie is 0"
 _CORRECTIONS = (
     "the paper's sign has no scale (scale=none); the mean magnitude, that of least error, is the default",
     _COIN,
@@ -99,13 +99,13 @@ class Sign(FixedGrid):
 
 
 def _norm1(sketch: MomentSketch) -> float:
-    """Sum of the magnitudes; the weighted one of a sketch with weights."""
+    """Sum of the magnitudes; weighted if the sketch has weights."""
     return float(np.sum(sketch.sums[:, 3] * sketch.lower + sketch.sums[:, 4]))
 
 
 @dataclass(frozen=True)
 class Coin(Rounding):
-    """To the sign; a zero, which has none, by a fair coin."""
+    """Round to the sign; a zero has none and gets a fair coin."""
 
     def symbols(self, grid: Sign, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> NDArray[np.uint8]:
         """The packed bits, 1 for negative; none for a tensor of zeros, which has no scale."""
@@ -150,7 +150,7 @@ class Signum(Composed):
         "signsgd on the momentum, which smooths the signs over steps. The optimizer behind it must have no momentum."
     )
     sends = _SENDS
-    behavior = "It encodes the momentum: against one gradient its error says little; compare it by training."
+    behavior = "It encodes the momentum, so its error against one gradient means little; compare it by training."
     related = ("signsgd", "momentum")
     votes = True
 

@@ -1,4 +1,4 @@
-"""Methods that send some values and no others: the largest, those above a threshold, or some at random."""
+"""Methods that send only some values: the largest, those above a threshold, or random ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SEED = struct.Struct("<I")
 _SCALE = struct.Struct("<f")
 #: flag of a payload whose values are coded
 _CODED = 1
-#: what dgc sends in the first stage of the warm-up, and by how much less in each of the following
+#: the ratio of dgc in the first stage of the warm-up, and the divisor from stage to stage
 _FIRST, _STAGES = 0.25, 4
 _POSITIONS = (
     "The positions, as gaps in the shortest of several codes (coder=gaps) or in ceil(log2 n) bits each "
@@ -47,7 +47,7 @@ _TIES = "of equal magnitudes the first in the tensor are sent, so that their num
 
 
 class Kept(NamedTuple):
-    """What a sparsifier sends.
+    """The values that a sparsifier sends.
 
     Attributes:
         positions: int64[k], ascending.
@@ -69,7 +69,7 @@ class Largest(FixedGrid):
     ratio: float = parameter(0.01, "share of the values that is sent, at least one", minimum=0.0, maximum=1.0)
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
-        """The largest; of equal ones those that come first."""
+        """The largest; of equal ones the first."""
         positions = largest(magnitudes(v.x), kept(self.ratio, v.x.size))
         return Kept(positions, v.x[positions], v.x.size)
 
@@ -92,7 +92,7 @@ class Threshold(Largest):
         return self.sample >= 1
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
-        """What reaches the threshold; zeros are never sent."""
+        """The values that reach the threshold; zeros are never sent."""
         x = v.x
         ranks = magnitudes(x)
         if not x.size:
@@ -144,7 +144,7 @@ class IndexValue(Coder):
         return Kept(positions, decode_floats(data[end:], positions.size, coded=True), size)
 
     def measure(self, symbols: Kept, size: int, grid: FixedGrid, state: State) -> Measured:
-        """Positions are sent in one way whatever codes the values."""
+        """The length; positions are sent in one way whatever codes the values."""
         data, flags = self.write(symbols, grid, state)
         block, sent = Floats(symbols.values).block, 8 * len(data)
         head = sent - int(block.bits if flags else block.fixed)
@@ -184,7 +184,7 @@ class MemSgd(Composed):
     paper = "Stich, Cordonnier and Jaggi, Sparsified SGD with Memory, 2018"
     corrections = (_TIES, UNITS)
     about = (
-        "Top-k of gradient and memory: what is not sent is added to the next gradient. The plain form of error "
+        "Top-k of gradient plus memory: what is not sent is added to the next gradient. The plain form of error "
         "feedback for sparse gradients; the same as ef:topk."
     )
     sends = _POSITIONS
@@ -205,28 +205,28 @@ class Dropping(Composed):
     formula = "p = v + e; Q(p_i) = p_i where |p_i| >= t, else 0; t = the ratio's quantile; e <- p - Q(p)"
     paper = "Aji and Heafield, Sparse Communication for Distributed Gradient Descent, 2017"
     corrections = (
-        "values that equal the threshold are sent: dropping them would never send a constant tensor",
+        "values equal to the threshold are sent: otherwise a constant tensor would never be sent",
         "each tensor has a threshold of its own",
         "the threshold is exact by default; the paper's comes from a sample of 0.1% of the values (sample=0.001)",
         UNITS,
     )
     about = (
-        "A threshold on magnitudes with memory; with sample=0.001 the threshold comes from a sample, as in the "
-        "paper, which saves the selection."
+        "A threshold on magnitudes with memory; with sample=0.001 the threshold comes from a sample, as the "
+        "paper does to save the selection."
     )
     sends = _POSITIONS
-    behavior = "With the exact threshold it sends what mem-sgd sends, and ties besides."
+    behavior = "With the exact threshold it sends the values of mem-sgd, and ties."
     related = ("mem-sgd", "topk")
 
     sample: float
 
 
 class Seeded(NamedTuple):
-    """What a random choice sends.
+    """The values that a random choice sends.
 
     Attributes:
-        seed: of the positions.
-        values: float32[k], as they were, in the order of their positions.
+        seed: the seed of the positions.
+        values: float32[k], unscaled, in the order of their positions.
     """
 
     seed: int
@@ -244,7 +244,7 @@ class RandomChoice(FixedGrid):
 
     @property
     def unbiased(self) -> bool:
-        """Only if what is lost is made up for."""
+        """Only if scaling makes up for the loss."""
         return self.scale
 
     def chosen(self, seed: int, size: int) -> NDArray[np.int64]:
@@ -278,7 +278,7 @@ class RandomChoice(FixedGrid):
         return not parts.memory.keeps
 
     def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
-        """(n/k - 1) ||v||_2^2; unscaled (1 - k/n) ||v||_2^2 and as much less in the mean."""
+        """(n/k - 1) ||v||_2^2; unscaled (1 - k/n) ||v||_2^2, of which the share 1 - k/n is bias."""
         n = max(1, round(sketch.size))
         count = kept(self.ratio, round(sketch.size))
         share = max(1, count) / n
@@ -296,14 +296,14 @@ class RandomChoice(FixedGrid):
         )
 
     def weighted_error(self, parts: Parts, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
-        """A value is lost, or scaled, as likely as any other."""
+        """Every value has the same probability of being lost."""
         share = max(1, kept(self.ratio, round(weighted.size))) / max(1, weighted.size)
         return ((1 / share - 1) if self.scale else (1 - share)) * weighted.energy
 
 
 @dataclass(frozen=True)
 class SeedValue(Coder):
-    """A seed, then the values that it names, their exponents in a code of their own where that is shorter."""
+    """A seed, then the values that it chose, with exponents in a code of their own if that is shorter."""
 
     coder: str = coder_parameter()
 
@@ -314,7 +314,7 @@ class SeedValue(Coder):
 
     def read(self, data: memoryview, flags: int, size: int, grid: RandomChoice, state: State) -> Seeded:
         if flags & ~_CODED or len(data) < _SEED.size:
-            raise PayloadError(f"payload body of {len(data)} bytes with flags {flags:#x} is no seed and values")
+            raise PayloadError(f"payload body of {len(data)} bytes with flags {flags:#x} is not a seed and values")
         count = kept(grid.ratio, size)
         return Seeded(_SEED.unpack_from(data)[0], decode_floats(data[_SEED.size :], count, coded=bool(flags)))
 
@@ -364,16 +364,16 @@ class Signs(NamedTuple):
 
 @dataclass(frozen=True)
 class NearPeaks(FixedGrid):
-    """Zero, and one magnitude with the signs of what nears its bin's largest; goes with a residual."""
+    """Zero, and one magnitude with the signs of values near their bin's largest; needs a residual."""
 
     unbiased = False
 
     bin_size: int = parameter(500, "values per bin; the paper takes 50 for convolutions, 500 elsewhere", minimum=1)
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Signs:
-        """What would reach its bin's largest if the gradient came once more."""
+        """The values that would reach their bin's largest if the same gradient came once more."""
         x = v.x
-        # The gradient once more is what it was without the residual: p + v = 2 p - e.
+        # The gradient alone is the input minus the residual: p + v = 2 p - e.
         again = saturating(x, state.arrays["residual"], 2.0, -1.0)
         chosen = np.empty(x.size, np.bool_)
         total = _elementwise.above_local_peak(x, again, self.bin_size, chosen)
@@ -397,7 +397,7 @@ class SignedPositions(Coder):
 
     def read(self, data: memoryview, flags: int, size: int, grid: FixedGrid, state: State) -> Signs:
         if flags or len(data) < _SCALE.size:
-            raise PayloadError(f"payload body of {len(data)} bytes is no scale and signs")
+            raise PayloadError(f"payload body of {len(data)} bytes is not a scale and signs")
         (scale,) = _SCALE.unpack_from(data)
         if not (math.isfinite(scale) and scale >= 0):
             raise PayloadError(f"payload holds the scale {scale}")
@@ -430,7 +430,7 @@ class AdaComp(Composed):
     )
     sends = "The scale in float32, then the positions, each with its sign, as gaps in the shortest of several codes."
     behavior = (
-        "The ratio follows the data: few values where gradients are heavy-tailed, many where they are flat. Smaller"
+        "The ratio follows the data: few values if gradients are heavy-tailed, many if they are flat. Smaller"
         " bins send more."
     )
     related = ("dropping", "mem-sgd", "ef")
@@ -438,7 +438,7 @@ class AdaComp(Composed):
 
 @dataclass(frozen=True)
 class Velocity(Memory):
-    """Momentum, and what of its sum was not sent. Kept as ``velocity`` and ``residual``, float32[n], and ``step``."""
+    """Momentum, and its sum that was not sent yet. Kept as ``velocity`` and ``residual``, float32[n], and ``step``."""
 
     keeps = True
     unbiased = False
@@ -463,7 +463,7 @@ class Velocity(Memory):
         given: NDArray[np.float32],
         decoded: NDArray[np.float32],
     ) -> dict[str, NDArray[Any]]:
-        """What was sent is cleared, and the momentum there."""
+        """Clear what was sent, and the momentum there."""
         waits = decoded == 0
         velocity = self._moved(arrays, x)
         return {
@@ -502,8 +502,8 @@ class WarmingUp(Largest):
 class Dgc(Composed):
     """Momentum correction, factor masking, gradient clipping and warm-up around the largest magnitudes.
 
-    The optimizer behind it must have no momentum: it is in what arrives. The state holds ``velocity`` and
-    ``residual`` (float32[n]: momentum, and what of its sum was not sent) and ``step`` (int64[]).
+    The optimizer behind it must have no momentum, because what arrives already includes it. The state holds
+    ``velocity`` and ``residual`` (float32[n]: momentum, and its sum that was not sent) and ``step`` (int64[]).
     """
 
     name = "dgc"
@@ -538,7 +538,7 @@ class Dgc(Composed):
 
 
 def kept(ratio: float, size: int) -> int:
-    """How many of ``size`` values a sparsifier keeps.
+    """Number of ``size`` values that a sparsifier keeps.
 
     >>> [kept(0.01, n) for n in (0, 1, 149, 151, 1000)]
     [0, 1, 1, 2, 10]
@@ -570,7 +570,7 @@ def largest(ranks: NDArray[np.uint32], count: int) -> NDArray[np.int64]:
 
 
 def _fixed(positions: NDArray[np.int64], size: int) -> bytes:
-    """Positions in ``width_for(size)`` bits each, and nothing else: the body's length tells their number."""
+    """Positions in ``width_for(size)`` bits each, and nothing else: the body's length gives their number."""
     width = width_for(size)
     words = word_room(positions.size * width)
     if width:
@@ -582,13 +582,13 @@ def _unfixed(body: memoryview, size: int) -> tuple[NDArray[np.int64], NDArray[np
     """Positions and values of a body of :func:`_fixed` and float32 values.
 
     Raises:
-        PayloadError: it is none.
+        PayloadError: the body does not hold them.
     """
     width = width_for(size)
     count = 8 * len(body) // (32 + width)
     split = -(-count * width // 8)
     if count > size or len(body) != split + 4 * count:
-        raise PayloadError(f"payload body of {len(body)} bytes is no positions and values of a tensor of {size}")
+        raise PayloadError(f"payload body of {len(body)} bytes does not fit a tensor of {size} values")
     spare = 8 * split - count * width
     if spare and body[split - 1] >> (8 - spare):
         raise PayloadError("padding after the last position is not zero")

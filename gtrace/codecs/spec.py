@@ -76,7 +76,7 @@ def unregister(name: str) -> None:
 def codec_names() -> tuple[str, ...]:
     """All registered codecs, in the order of registration; wrappers are in :func:`wrapper_names`.
 
-    Those that other packages bring are known by name and not among them, so that ``all`` means the same everywhere.
+    Codecs of other packages are known by name but not included, so that ``all`` means the same everywhere.
     """
     return tuple(_REGISTRY)
 
@@ -87,7 +87,7 @@ def wrapper_names() -> tuple[str, ...]:
 
 
 def codec_class(name: str) -> type[Codec]:
-    """The class behind the name of a codec or of a wrapper; one that an installed package brings is loaded.
+    """The class of a codec or wrapper by its name; loads one that an installed package brings.
 
     Raises:
         UsageError: unknown; the nearest names are suggested.
@@ -124,7 +124,7 @@ def parse_spec(text: str) -> Spec:
     """Take a spec apart: prefixes, the codec's name, its parameters.
 
     Raises:
-        UsageError: an unknown name, text that is no ``key=value``, a key given twice, or a prefix without a codec.
+        UsageError: an unknown name, text that is not ``key=value``, a key given twice, or a prefix without a codec.
 
     >>> parse_spec("ef:rotate:block=256:qsgdinf:bits=3")
     Spec(wrappers=(('ef', {}), ('rotate', {'block': '256'})), name='qsgdinf', given={'bits': '3'})
@@ -203,7 +203,7 @@ def _given(spec: str, name: str, text: str) -> dict[str, str]:
             key, equals, value = word, "=", part
         key = key.strip()
         if not equals or not value:
-            raise UsageError(f"codec '{spec}': '{part}' is no key=value; write {name}:key=value,key=value")
+            raise UsageError(f"codec '{spec}': '{part}' is not key=value; write {name}:key=value,key=value")
         if key in given:
             raise UsageError(f"codec '{spec}': {key} is given twice")
         given[key] = value.strip()

@@ -1,4 +1,4 @@
-"""Prefixes: a codec around any codec, with a memory of its own or in other coordinates."""
+"""Prefixes: a codec around any codec, with a memory of its own or in rotated coordinates."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from gtrace.types import SummarySpec
 
 W = TypeVar("W", bound="type[Wrapper]")
-#: what the names of the inner codec's arrays begin with in the wrapper's state
+#: prefix of the names of the inner codec's arrays in the wrapper's state
 INNER = "inner."
 _SEED = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
 class Wrapper(Codec):
-    """A codec around a codec, another wrapper among them.
+    """A codec around another codec or wrapper.
 
     The first field is the inner codec; a wrapper's own parameters follow it. ``name``, ``unbiased``, ``stateful``,
     ``deterministic``, ``linear`` and ``declared`` are facts of the instance, because they depend on what is inside.
@@ -48,7 +48,7 @@ class Wrapper(Codec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Facts live on the class for every other codec; a frozen instance shadows them once, here.
+        # Other codecs have these facts on the class; a frozen instance overrides them once, here.
         object.__setattr__(self, "name", f"{type(self).name}:{self.inner.name}")
         object.__setattr__(self, "unbiased", type(self).unbiased and self.inner.unbiased)
         object.__setattr__(self, "stateful", type(self).stateful or self.inner.stateful)
@@ -57,41 +57,41 @@ class Wrapper(Codec):
         object.__setattr__(self, "declared", self.inner.declared)
 
     def __str__(self) -> str:
-        """The prefix, its parameters where they differ from the defaults, and the spec inside."""
+        """The prefix, parameters that differ from their defaults, and the spec inside."""
         return f"{super().__str__()}:{self.inner}"
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Those of the codec inside, and the wrapper's own as ``prefix.parameter``."""
+        """The inner codec's parameters, and the wrapper's own as ``prefix.parameter``."""
         own = {f"{type(self).name}.{key}": value for key, value in super().parameters.items()}
         return {**self.inner.parameters, **own}
 
     @property
     def wire_name(self) -> str:
-        """That of the codec inside, whose payloads travel as they are."""
+        """The inner codec's name, because its payloads travel unchanged."""
         return self.inner.wire_name
 
     @property
     def needs(self) -> SummarySpec | None:
-        """What the codec inside needs, of :meth:`view`."""
+        """The summary that the inner codec needs, of :meth:`view`."""
         return self.inner.needs
 
     @property
     def fits_itself(self) -> bool:
-        """As the codec inside."""
+        """As the inner codec."""
         return self.inner.fits_itself
 
     @property
     def allocates(self) -> bool:
-        """As the codec inside."""
+        """As the inner codec."""
         return self.inner.allocates
 
     def allocate(self, sketches: Sequence[MomentSketch]) -> Sequence[float]:
-        """As the codec inside, by the gradients themselves: memories of other tensors are not known."""
+        """As the inner codec, from the gradients themselves: memories of other tensors are not known."""
         return self.inner.allocate(sketches)
 
     def with_target(self, state: State, share: float) -> State:
-        """The share goes to the codec inside."""
+        """Pass the share to the inner codec."""
         return self.with_inner(state, self.inner.with_target(self.inner_state(state), share))
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
@@ -99,17 +99,17 @@ class Wrapper(Codec):
         return self.with_inner(State(int(size), {}, shape), self.inner.init(size, shape))
 
     def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
-        """What the codec inside encodes, float32[n]: the values themselves unless a wrapper changes them."""
+        """The values that the inner codec encodes, float32[n]: unchanged unless a wrapper changes them."""
         return checked_values(state, values)
 
     def remembered(
         self, state: State, values: ArrayLike, given: NDArray[np.float32], decoded: NDArray[np.float32]
     ) -> dict[str, NDArray[Any]]:
-        """The wrapper's own arrays of the next step, after ``given`` was sent and arrived as ``decoded``."""
+        """The wrapper's own arrays for the next step, after the values of ``given`` arrived as ``decoded``."""
         return {}
 
     def view(self, state: State, values: ArrayLike) -> ArrayLike:
-        """What the codec inside will look at."""
+        """The values that the inner codec is fitted to."""
         return self.inner.view(self.inner_state(state), self.given(state, values))
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
@@ -117,44 +117,44 @@ class Wrapper(Codec):
         return self.inner.encode(self.inner_state(state), self.given(state, values), key)
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """As the codec inside does it, of :meth:`given`."""
+        """The inner codec's result for :meth:`given`."""
         return self.inner.simulate(self.inner_state(state), self.given(state, values), key)
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
-        """The codec inside and the wrapper take note."""
+        """Update the inner codec and the wrapper."""
         given = self.given(state, values)
         own = self.remembered(state, values, given, decoded)
         return self.with_inner(state, self.inner.update(self.inner_state(state), given, decoded)).with_arrays(**own)
 
     def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
-        """Those of the codec inside, of :meth:`given`."""
+        """The inner codec's rounds for :meth:`given`."""
         given = self.given(state, values)
         ended = yield from self.inner.rounds(self.inner_state(state), given, key)
         own = self.remembered(state, values, given, ended.decoded)
         return ended._replace(state=self.with_inner(state, ended.state).with_arrays(**own))
 
     def at_bits(self, bits: int) -> Codec:
-        """The codec inside with other bits."""
+        """The inner codec with other bits."""
         return dataclasses.replace(self, inner=self.inner.at_bits(bits))
 
     def renewed(self, state: State) -> State:
-        """Its own memory, and what the codec inside keeps."""
+        """The wrapper's memory, and what the inner codec keeps."""
         return self.with_inner(state, self.inner.renewed(self.inner_state(state)))
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
-        """Fit the codec inside."""
+        """Fit the inner codec."""
         return self.with_inner(state, self.inner.fit(self.inner_state(state), summary, step))
 
     def shared(self, state: State) -> bytes:
-        """What the codec inside shares."""
+        """The inner codec's shared bytes."""
         return self.inner.shared(self.inner_state(state))
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
-        """A receiver needs the codec inside and nothing of the memory."""
+        """Decode with the inner codec; a receiver needs no memory."""
         return self.inner.decode(shared, payload, size)
 
     def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        """As the codec inside does it."""
+        """Aggregate as the inner codec does."""
         return self.inner.aggregate(decoded)
 
     @staticmethod
@@ -174,7 +174,7 @@ class Wrapper(Codec):
 
 @dataclass(frozen=True)
 class MemoryWrapper(Wrapper):
-    """A memory before any codec: its arrays beside the inner codec's in the state, the inner codec's payloads."""
+    """A memory before any codec: the state holds its arrays and the inner codec's; payloads are the inner codec's."""
 
     parts: ClassVar[Parts] = Parts()
 
@@ -187,18 +187,18 @@ class MemoryWrapper(Wrapper):
         return super().init(size, shape).with_arrays(**self.parts.memory.start(size))
 
     def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
-        """What the memory makes of the values."""
+        """The values after the memory."""
         return self.parts.memory.given(state.arrays, checked_values(state, values))
 
     def remembered(
         self, state: State, values: ArrayLike, given: NDArray[np.float32], decoded: NDArray[np.float32]
     ) -> dict[str, NDArray[Any]]:
-        """As the memory has it."""
+        """The memory's next arrays."""
         return self.parts.memory.after(state.arrays, as_values(values), given, decoded)
 
 
 def prefix(cls: W) -> W:
-    """Class decorator of a wrapper with a memory: :func:`~gtrace.codecs.engine.assembled`, and known by its name."""
+    """Class decorator of a wrapper with a memory: :func:`~gtrace.codecs.engine.assembled` and registered."""
     return register_wrapper(assembled(cls))
 
 
@@ -206,9 +206,9 @@ def prefix(cls: W) -> W:
 class ErrorFeedback(MemoryWrapper):
     """Error feedback around any codec: ``ef:topk:ratio=0.01``.
 
-    The state holds ``residual`` (float32[n]) and the inner codec's arrays. Payloads are the inner codec's. A codec
-    whose error exceeds the gradient itself lets the residual grow without end: unbiased ones with few bits in large
-    buckets do, and scaled random choice; take smaller buckets, or ``randomk:scale=false``.
+    The state holds ``residual`` (float32[n]) and the inner codec's arrays. Payloads are the inner codec's. If a codec's
+    error exceeds the gradient itself, the residual grows without end: unbiased codecs with few bits in large
+    buckets do this, and scaled random choice; take smaller buckets, or ``randomk:scale=false``.
     """
 
     name = "ef"
@@ -220,7 +220,7 @@ class ErrorFeedback(MemoryWrapper):
     about = "The memory that makes biased codecs converge: what this step lost is added to the next gradient."
     sends = "The payload of the codec inside."
     behavior = (
-        "The error of one step is that of gradient and memory together, larger than without; what counts is that it"
+        "The error of one step is that of gradient plus memory, larger than without; what counts is that it"
         " does not add up."
     )
     related = ("mem-sgd", "accumulate", "momentum")
@@ -232,8 +232,8 @@ class ErrorFeedback(MemoryWrapper):
 class Accumulate(MemoryWrapper):
     """MCGQ's accumulation around any codec: ``accumulate:topk:ratio=0.01``.
 
-    It is no residual: what arrived is not subtracted, the coordinates that arrived are cleared. The paper's method is
-    ``mcgq:accumulate=true``, which scales by the norm of the current gradient; around ``mcgq`` the codec sees, and
+    This is not a residual: coordinates that arrived are cleared, without subtracting their values. The paper's method
+    is ``mcgq:accumulate=true``, which scales by the norm of the current gradient; around ``mcgq`` the codec sees, and
     scales by, the accumulated one. The state holds ``accumulated`` (float32[n]) and the inner codec's arrays.
     Payloads are the inner codec's.
     """
@@ -243,9 +243,9 @@ class Accumulate(MemoryWrapper):
     summary = "gradients add up until their coordinate is sent, then it is cleared"
     formula = "a <- a + v; send Q(a); a <- 0 where Q(a) is not 0"
     paper = "Mordido, Van Keirsbilck, Keller, Monte Carlo Gradient Quantization, 2020 (Algorithm 4)"
-    about = "A memory that is cleared where something was sent, instead of keeping the difference."
+    about = "A memory that is cleared at sent coordinates, instead of keeping the difference."
     sends = "The payload of the codec inside."
-    behavior = "Not unbiased over time: what a coarse value got wrong is forgotten."
+    behavior = "Not unbiased over time: errors of coarse values are forgotten."
     related = ("ef", "mcgq")
     unbiased = False
     stateful = True
@@ -264,9 +264,9 @@ class Momentum(MemoryWrapper):
     summary = "momentum on the worker, before any codec"
     formula = "m <- beta m + (1 - dampening) v; send Q(m)"
     paper = "Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018 (Signum)"
-    about = "Momentum where the gradient is made, as Signum and DGC have it."
+    about = "Momentum on the worker, before compression, as Signum and DGC use it."
     sends = "The payload of the codec inside."
-    behavior = "It encodes the momentum: against one gradient its error says little; compare it by training."
+    behavior = "It encodes the momentum, so its error against one gradient means little; compare it by training."
     related = ("signum", "dgc")
     unbiased = False
     stateful = True
@@ -277,9 +277,9 @@ class Momentum(MemoryWrapper):
 class Rotate(Wrapper):
     """A seeded randomized Hadamard rotation around any codec: ``rotate:qsgdinf:bits=3``.
 
-    Values are rotated in blocks, encoded, decoded and rotated back. Every encoding has a rotation of its own, whose
-    seed travels in 32 bits of the payload. A codec with memory inside would find its memory in other coordinates at
-    every step, so around one the rotation stays the same and no seed is sent; memory is better kept outside:
+    Values are rotated in blocks, encoded, decoded and rotated back. Every encoding has its own rotation, with its
+    seed in 32 bits of the payload. A stateful codec inside needs the same coordinates at every step, so around it the
+    rotation stays the same and no seed is sent; it is better to keep memory outside:
     ``ef:rotate:signsgd``. ``rotate:signsgd:scale=energy`` is DRIVE with Hadamard rotations.
     """
 
@@ -294,7 +294,7 @@ class Rotate(Wrapper):
         "a tensor is not padded to a power of two: it is rotated in blocks, and a rest in smaller powers of two",
     )
     about = "Spreads outliers over a block, after which values are nearly normal and coarse grids and signs fit."
-    sends = "The rotation's seed (u32) where one is needed, then the body of the payload of the codec inside."
+    sends = "The rotation's seed (u32) if one is needed, then the body of the payload of the codec inside."
     behavior = "Helps codecs whose scale an outlier spoils; hurts sparsifiers, as nothing is sparse afterwards."
     related = ("signsgd", "qsgdinf", "minmax")
 
@@ -302,24 +302,26 @@ class Rotate(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Around a codec with memory the rotation is always the same.
+        # Around a stateful codec the rotation is always the same.
         object.__setattr__(self, "deterministic", self.inner.deterministic and self.inner.stateful)
         if self.block & (self.block - 1):
-            raise UsageError(f"codec rotate: block={self.block} is no power of two; try {1 << self.block.bit_length()}")
-        # Without memory inside, every worker rotates by signs of its own, and sums mean nothing.
+            raise UsageError(
+                f"codec rotate: block={self.block} is not a power of two; try {1 << self.block.bit_length()}"
+            )
+        # With a stateless codec inside, every worker rotates by signs of its own, so sums of payloads mean nothing.
         object.__setattr__(self, "linear", self.inner.linear and self.inner.stateful)
 
     @property
     def wire_name(self) -> str:
-        """Its own: a receiver that does not rotate back must refuse."""
+        """The wrapper's own name: a receiver that does not rotate back must refuse the payload."""
         return self.name
 
     def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
-        """The values in the rotation that a codec with memory gets; to others every rotation looks the same."""
+        """The rotated values of a stateful codec; other codecs are fitted the same in every rotation."""
         return self._rotated(checked_values(state, values), 0)
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """The seed where one is needed, then the body of the inner payload of the rotated values."""
+        """The seed if one is needed, then the body of the inner payload of the rotated values."""
         x = checked_values(state, values)
         seed = 0 if self.inner.stateful else key[1] & 0xFFFFFFFF
         inner_shared = self.shared(state)
@@ -341,7 +343,7 @@ class Rotate(Wrapper):
         return self._rotated(self.inner.decode(shared, wrapped, size), seed, back=True)
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """As the codec inside does it, of the rotated values; its payload and the seed are sent."""
+        """The inner codec's result for the rotated values; its payload and the seed are sent."""
         x = checked_values(state, values)
         seed, head = (0, 0) if self.inner.stateful else (key[1] & 0xFFFFFFFF, _SEED.size)
         found = self.inner.simulate(self.inner_state(state), self._rotated(x, seed), _inner_key(key))
@@ -349,13 +351,13 @@ class Rotate(Wrapper):
         return Simulated(self._rotated(found.values, seed, back=True), found.payload_bytes + head, coded)
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
-        """Let the codec inside take note, in its own coordinates."""
+        """Update the inner codec, in its own coordinates."""
         if not self.inner.stateful:
             return state
         return super().update(state, values, self._rotated(decoded, 0))
 
     def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
-        """Those of the codec inside, rotated back at the end; all workers rotate by the same signs."""
+        """The inner codec's rounds, rotated back at the end; all workers rotate by the same signs."""
         ended = yield from super().rounds(state, values, key)
         decoded, own = (self._rotated(array, 0, back=True) for array in (ended.decoded, ended.own))
         return ended._replace(decoded=decoded, own=own)
@@ -373,6 +375,6 @@ class Rotate(Wrapper):
 
 
 def _inner_key(key: tuple[int, int]) -> tuple[int, int]:
-    """Another key for the codec inside: a second rotation must not undo the first one's signs."""
+    """Another key for the inner codec: a second rotation must not undo the first one's signs."""
     digest = hashlib.blake2b(struct.pack("<QQ", *key), digest_size=16, person=b"rotated").digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")

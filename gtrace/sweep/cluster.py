@@ -1,4 +1,4 @@
-"""A sweep on a Dask cluster: jobs cut into tasks of plain data, and what workers do with them. Dask is optional."""
+"""A sweep on a Dask cluster: jobs are cut into tasks of plain data, and workers run them. Dask is optional."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def build() -> str:
 
 
 def build_obstacle(found: str, wanted: str) -> str | None:
-    """What is wrong with a worker's ``build``, None where it is the same."""
+    """Why a worker with build ``found`` cannot give the rows of build ``wanted``; None if the two are equal."""
     there, here = found.partition("+")[0], wanted.partition("+")[0]
     if found == wanted:
         return None
     if there != here:
         return f"it runs gtrace {there} and this is gtrace {here}: install the same version on both"
-    return f"its gtrace {there} has other source than this one: install the same on both"
+    return f"its gtrace {there} has different source code: install the same on both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,15 @@ class Session:
 
     Attributes:
         trace: path or address, the same on every machine.
-        fingerprint: of the trace, so that nobody sweeps another one.
-        tensors: globs, as in ``run_sweep``.
-        kind: of gradient.
+        fingerprint: the trace's; a worker refuses a trace with another one.
+        tensors: globs, see :func:`~gtrace.sweep.run.run_sweep`.
+        kind: kind of gradient.
         chunk: elements that are held at a time.
-        settings: of the rows.
-        allocating: specs of the codecs that share something out among tensors, and among which.
-        plugins: name and source of the files that codecs come from.
+        settings: the settings that rows depend on.
+        allocating: specs of the codecs that allocate, each with the tensors that they allocate among.
+        plugins: name and source of each plugin file.
         packages: name, package and digest of the codecs that packages bring, which a worker must have too.
-        build: what the sender runs, see :func:`build`.
+        build: the sender's build, see :func:`build`.
     """
 
     trace: str
@@ -157,11 +157,11 @@ def _brought(codecs: Iterable[Codec]) -> tuple[tuple[tuple[str, bytes], ...], tu
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some steps of a job, with specs in place of codecs.
+    """Some steps of a job, with codecs written as specs.
 
     Attributes:
-        job: without what is wanted of it.
-        wanted: as of a job: index of a step, specs with draws.
+        job: the job, without its ``wanted``.
+        wanted: as in the job, with specs: (index of a step, specs with draws).
     """
 
     job: Job
@@ -175,10 +175,10 @@ class Part:
 
 
 def cut(jobs: Iterable[Job], seconds: float) -> Iterator[tuple[Part, ...]]:
-    """Tasks of about so many seconds, in the order of the jobs: long jobs in parts, short ones together.
+    """Tasks of about ``seconds`` seconds each, in the order of the jobs: long jobs are cut, short ones are joined.
 
-    A codec that keeps memory is replayed from the start of a burst, so where one takes part, a job is cut between
-    bursts only. Otherwise it is cut between windows, over which errors are added up.
+    A job with a stateful codec is cut only between bursts, because the codec is replayed from the start of a burst.
+    Any other job is cut between windows, because errors are summed over a window.
     """
     task: list[Part] = []
     held = 0.0
@@ -206,14 +206,14 @@ def _parts(job: Job, seconds: float) -> Iterator[tuple[Part, float]]:
             begins = start_of(job.steps, after) if replayed else start.get(after, after)
             if held < seconds or begins <= index:
                 continue
-        told = job.wanted[first : place + 1]
-        wanted = tuple((at, tuple((str(item), draws) for item, draws in specs)) for at, specs in told)
+        part = job.wanted[first : place + 1]
+        wanted = tuple((at, tuple((str(item), draws) for item, draws in specs)) for at, specs in part)
         yield Part(replace(bare, final=job.final and last), wanted), held
         first, held = place + 1, 0.0
 
 
 def _seconds(job: Job, codecs: Sequence[tuple[Codec, tuple[int, ...]]]) -> float:
-    """A guess at what a step takes."""
+    """Estimated seconds for a step."""
     total = 0.0
     for item, draws in codecs:
         drawn = sum(draw != EXPECTATION for draw in draws)
@@ -234,14 +234,14 @@ class Bench:
         try:
             self._trace = open_trace(session.trace)
         except GtraceError as error:
-            told = str(error).removeprefix(f"{session.trace}: ")
+            reason = str(error).removeprefix(f"{session.trace}: ")
             raise TraceError(
-                f"cannot open {session.trace} ({told}): every worker has to see the trace under this path"
+                f"cannot open {session.trace} ({reason}): every worker must see the trace under this path"
             ) from None
         if self._trace.fingerprint != session.fingerprint:
             self._trace.close()
             raise TraceError(
-                f"{session.trace}: another trace there than here, or one that is still being written; copy it anew"
+                f"{session.trace}: the trace here differs from the sender's, or it is still being written; copy it"
             )
         self.gradients = Gradients(self._trace, session.tensors, session.kind, session.chunk)
         codecs = [(codec(spec), among) for spec, among in session.allocating]
@@ -258,7 +258,7 @@ def _bench(session: Session) -> Bench:
     with _lock:
         if session not in _benches:
             _benches[session] = Bench(session)
-            # Other tasks may be at work on it: it is closed with the last of them.
+            # Other tasks may still use it: the last of them closes it.
             while len(_benches) > _MOST_OPEN:
                 _benches.popitem(last=False)
         _benches.move_to_end(session)
@@ -271,7 +271,7 @@ def _plugin_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _load(plugins: Iterable[tuple[str, bytes]]) -> None:
-    """Run plugins that were sent, each once; a newer one takes the place of its namesake."""
+    """Run plugins that the sender sent, each once; a newer version replaces an older one of the same name."""
     for name, source in plugins:
         if _plugins_loaded.get(name) != source:
             file = Path(_plugin_folder().name) / Path(name).name
@@ -300,9 +300,9 @@ CONNECT_SECONDS = 10
 TASK_SECONDS = 2.0
 #: Tasks that are with the cluster at a time, for each of its threads and at least.
 _AHEAD, _FEWEST = 4, 64
-#: Where workers tell what they have finished; the scheduler remembers its last 1000 messages, so one for all sweeps.
+#: The topic on which workers report finished blocks. One for all sweeps: the scheduler keeps its last 1000 messages.
 _TOPIC = "gtrace-sweep"
-#: Seconds until it is looked again whether a task is done.
+#: Seconds between two checks whether a task is done.
 _PATIENCE = 0.1
 
 _ADDRESS = re.compile(r"(tcp|tls|ucx|wss?)://.+")
@@ -312,7 +312,7 @@ _FORMS = "give tcp://HOST:PORT, the scheduler's file, or local:N for N processes
 
 @contextmanager
 def connected(scheduler: str | os.PathLike[str] | Client) -> Iterator[Client]:
-    """A client of a cluster that has workers which run this very gtrace.
+    """A client of a cluster whose workers run this build of gtrace.
 
     Args:
         scheduler: ``tcp://host:port`` (or ``tls://``, with Dask's own configuration), the path of a scheduler file,
@@ -325,12 +325,12 @@ def connected(scheduler: str | os.PathLike[str] | Client) -> Iterator[Client]:
         import distributed
         from distributed.utils import silence_logging_cmgr
     except ImportError:
-        raise UsageError("--scheduler: needs Dask, which is not installed: pip install 'gtrace[dask]'") from None
+        raise UsageError("--scheduler: needs Dask, which is not installed: pip install 'gradtrace[dask]'") from None
     if isinstance(scheduler, distributed.Client):
         _check_workers(scheduler)
         yield scheduler
         return
-    # What goes wrong is told here in one line; Dask would log it as well, at length.
+    # We raise one clear line for each failure; Dask would also log it, at length.
     with silence_logging_cmgr(logging.CRITICAL), _client(os.fspath(scheduler)) as client:
         _check_workers(client)
         yield client
@@ -338,12 +338,12 @@ def connected(scheduler: str | os.PathLike[str] | Client) -> Iterator[Client]:
 
 @contextmanager
 def _client(place: str) -> Iterator[Client]:
-    """A client of the cluster at a place, which is started first where it is ``local:N``."""
+    """A client of the cluster at ``place``; ``local:N`` starts that cluster first."""
     import distributed
 
     local = _LOCAL.fullmatch(place)
     if local is not None:
-        # Nobody asked for a dashboard, so it takes any free port; memory is bounded by the sweep itself.
+        # Nobody asked for a dashboard, so it takes any free port. The sweep itself bounds the memory.
         with (
             distributed.LocalCluster(
                 n_workers=int(local[1]),
@@ -373,7 +373,7 @@ def _ignore_interrupts() -> None:
 
 
 def _address_in(file: Path) -> str:
-    """The address that a scheduler file tells."""
+    """The address that a scheduler file holds."""
     if not file.is_file():
         raise UsageError(f"--scheduler: {file}: no such file; {_FORMS}")
     try:
@@ -386,9 +386,9 @@ def _address_in(file: Path) -> str:
 
 
 def _check_workers(client: Client) -> None:
-    """Raise UsageError where there are no workers, or some that cannot give this sweep's rows."""
+    """Raise UsageError if there are no workers, or if one of them cannot give this sweep's rows."""
     if client.asynchronous:
-        raise UsageError("--scheduler: an asynchronous client cannot be waited for; pass one made without asynchronous")
+        raise UsageError("--scheduler: the client is asynchronous; pass one made without asynchronous=True")
     try:
         client.wait_for_workers(1, timeout=CONNECT_SECONDS)
     except TimeoutError:
@@ -406,10 +406,10 @@ def _check_workers(client: Client) -> None:
 
 
 class _Arrivals:
-    """What has come back of tasks: early blocks of those at work, in the order in which a task makes them, and all.
+    """Collects the blocks of tasks: early ones from tasks that still run, in their order, and the rest at the end.
 
     Args:
-        sink: gets each block once, whatever comes twice because a lost worker's task was run again.
+        sink: gets each block once, even if a lost worker's task ran twice.
     """
 
     def __init__(self, sink: Callable[[Block], None]) -> None:
@@ -419,7 +419,7 @@ class _Arrivals:
         self._taken: dict[str, int] = {}
 
     def heard(self, event: tuple[float, Mapping[str, Any]]) -> None:
-        """Take what a worker said, in whatever thread."""
+        """Take a worker's message; any thread may call this."""
         self._early.put(event[1])
 
     def begin(self, task: str) -> None:
@@ -427,19 +427,19 @@ class _Arrivals:
         self._taken[task] = 0
 
     def end(self, task: str, blocks: Sequence[Block]) -> None:
-        """A task is done, and these are all its blocks."""
+        """A task is done; ``blocks`` are all its blocks."""
         self._hand_over(task, 0, blocks)
         del self._taken[task]
 
     def drain(self, patience: float = 0) -> None:
-        """Hand over early blocks; wait so many seconds for some."""
+        """Hand over early blocks; wait up to ``patience`` seconds for the first."""
         from distributed.protocol import pickle
 
         try:
             while True:
                 said = self._early.get(timeout=patience) if patience else self._early.get_nowait()
                 patience = 0
-                # Another sweep's on the same cluster are none of ours.
+                # Messages of another sweep on the same cluster are skipped.
                 if said["task"] in self._taken:
                     self._hand_over(said["task"], said["first"], pickle.loads(zlib.decompress(said["blocks"])))
         except queue.Empty:
@@ -458,11 +458,11 @@ class _Arrivals:
 def run_on_cluster(client: Client, session: Session, jobs: Sequence[Job], sink: Callable[[Block], None]) -> None:
     """Run every job on the workers of a cluster; ``sink`` is called in this thread with each finished block.
 
-    Tasks that a lost worker had are run again elsewhere. An exception, Ctrl-C among them, takes back all tasks, and
-    workers stop after their current step; blocks that have arrived are handed over first.
+    Tasks of a lost worker run again elsewhere. On an exception or Ctrl-C, all tasks are cancelled and workers stop
+    after their current step; blocks that have arrived are handed over first.
 
     Raises:
-        UsageError: as of ``gtrace.sweep.cluster.work``, with the worker's address.
+        UsageError: as in :func:`work`, with the worker's address.
         TraceError: likewise, or the cluster is gone.
     """
     from distributed import as_completed
@@ -494,7 +494,7 @@ def run_on_cluster(client: Client, session: Session, jobs: Sequence[Job], sink: 
                 send()
     finally:
         late = done.next_batch(block=False)
-        with suppress(OSError):  # nothing is left to be taken back where the scheduler is gone
+        with suppress(OSError):  # without a scheduler there is nothing to cancel
             client.cancel(list(pending))
             client.unsubscribe_topic(_TOPIC)
         arrivals.drain()
@@ -504,21 +504,21 @@ def run_on_cluster(client: Client, session: Session, jobs: Sequence[Job], sink: 
 
 
 def _work(session: Session, task: Sequence[Part], every: float) -> list[Block]:
-    """What a worker runs; finished blocks are told every so many seconds, and its address goes into errors."""
+    """Run a task on a worker: report finished blocks every ``every`` seconds, and put its address into errors."""
     from distributed import get_worker
     from distributed.protocol import pickle
 
     worker = get_worker()
     key = worker.get_current_task()
     blocks: list[Block] = []
-    told, last = 0, time.monotonic()
+    sent, last = 0, time.monotonic()
     try:
         for block in work(session, task):
             blocks.append(block)
             if time.monotonic() - last >= every:
-                early = zlib.compress(pickle.dumps(blocks[told:]), 1)
-                worker.log_event(_TOPIC, {"task": key, "first": told, "blocks": early})
-                told, last = len(blocks), time.monotonic()
+                early = zlib.compress(pickle.dumps(blocks[sent:]), 1)
+                worker.log_event(_TOPIC, {"task": key, "first": sent, "blocks": early})
+                sent, last = len(blocks), time.monotonic()
             if worker.state.tasks[key].state == "cancelled":
                 break
     except GtraceError as error:
@@ -532,13 +532,13 @@ def _failure(future: Future, result: Any, client: Client) -> BaseException:
 
     if future.status != "error":
         where = client.scheduler.address
-        return TraceError(f"the scheduler at {where} is gone; what was finished is kept: start it and sweep again")
+        return TraceError(f"the scheduler at {where} is gone; finished blocks are kept: start it and sweep again")
     error: BaseException = result[1]
     if isinstance(error, KilledWorker):
         lost = error.allowed_failures + 1
         return TraceError(
-            f"{lost} workers died on the same task, {error.last_worker.address} the last, out of memory as a rule: "
-            "give each more memory or fewer threads, or lower --chunk; what was finished is kept"
+            f"{lost} workers died on the same task, the last at {error.last_worker.address}, probably out of memory: "
+            "give each more memory or fewer threads, or lower --chunk; finished blocks are kept"
         )
     if isinstance(error, ImportError):
         return UsageError(f"--scheduler: a worker cannot run this gtrace ({error}): install the same there")

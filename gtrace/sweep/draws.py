@@ -1,4 +1,4 @@
-"""Encodings of a tensor: sent, compared with what was sent, and added up over windows of consecutive steps.
+"""Encode a tensor, compare what arrives with what was sent, and add errors up over windows of consecutive steps.
 
 A codec with memory loses much in one step and sends most of it later. So a sweep also compares the sum of what arrived
 with the sum of the gradients, over up to ten consecutive steps.
@@ -35,7 +35,7 @@ _TOGETHER = 8
 
 
 class Window(NamedTuple):
-    """A window that ends at the step that is gone through.
+    """The window that ends at the current step.
 
     Attributes:
         first: index of its first step.
@@ -49,17 +49,17 @@ class Window(NamedTuple):
 
 
 class Draws:
-    """What makes the encodings of a job: of all values of a step at once."""
+    """The encodings of a job, each of all values of a step at once."""
 
     def __init__(self, source: Values, fits: Fits, sums: RunningSums) -> None:
         self._source, self._fits, self._sums = source, fits, sums
-        #: (codec, index) -> what encoded that step of a window whose sum is not kept
+        #: (codec, index) -> what encoded a step of a window, if the sum of the window is not kept
         self._sent: dict[tuple[int, int], Ready] = {}
 
     def draw(
         self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference | Totals, window: Window | None
     ) -> Drawn:
-        """What an encoding of a step gives; ``window`` is the one that ends there. A codec's memory is kept."""
+        """Encode a step once; ``window`` is the one that ends there. Keeps a codec's memory."""
         assert isinstance(reference, Reference), "draws need values"
         values = reference.values
         started = time.perf_counter()
@@ -79,7 +79,7 @@ class Draws:
         return Drawn(found, sent.payload_bytes - ENVELOPE_BYTES, sent.coded, clipped, spent, window_error=lost)
 
     def forget(self) -> None:
-        """Drop what was kept for a window that ended."""
+        """Drop what a finished window kept."""
         self._sent.clear()
 
     def _loss(
@@ -111,7 +111,7 @@ class ChunkDraws(Draws):
     def draw(
         self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference | Totals, window: Window | None
     ) -> Drawn:
-        """As of :class:`Draws`: this draw, and with it the next ones of the step, in one pass over the tensor."""
+        """This draw, as in :class:`Draws`, and the next draws of the step, in one pass over the tensor."""
         del ready
         found = self._drawn.pop((id(codec), draw), None)
         if found is None:
@@ -125,13 +125,12 @@ class ChunkDraws(Draws):
         return found
 
     def _prepared(self, item: Codec, number: int, index: int, totals: Totals) -> Ready:
-        """What encodes the chunks of a step."""
         assert totals.sums is not None
         ready = self._fits.ready(item, number, index, totals.size)
         return ready._replace(state=item.prepare(ready.state, totals.sums))
 
     def _pass(self, pairs: list[tuple[Codec, int]], index: int, totals: Totals, window: Window | None) -> None:
-        """Encode every one of the pairs of a codec and a draw."""
+        """Encode each pair of a codec and a draw."""
         assert totals.sums is not None
         exact = Histogram()
         encodings = {}
@@ -153,7 +152,7 @@ class ChunkDraws(Draws):
                 self._drawn[name] = self._drawn[name]._replace(window_error=error)
 
     def _losses(self, pairs: list[tuple[Codec, int]], steps: range) -> dict[tuple[int, int], float]:
-        """||sum of errors||^2 of encodings over a window: its steps are encoded again, a piece of each at a time."""
+        """||sum of errors||^2 of each encoding over a window: encodes its steps again, a piece of each at a time."""
         tensor, places = self._job.tensor, self._job.steps
         for item, number in pairs:
             for k in steps:
@@ -181,10 +180,10 @@ class _Encoding:
     """One encoding of a tensor, chunk by chunk.
 
     Args:
-        codec: what encodes.
-        ready: what :meth:`~gtrace.codecs.Codec.prepare` returned, and what the receiver holds.
-        key: of the encoding.
-        compared: takes what comes out.
+        codec: the codec.
+        ready: the result of :meth:`~gtrace.codecs.Codec.prepare`, with what the receiver holds.
+        key: the key of the encoding.
+        compared: takes the decoded values.
     """
 
     def __init__(self, codec: Codec, ready: Ready, key: Key, compared: RunningComparison) -> None:
@@ -214,7 +213,7 @@ class _Encoding:
         else:
             present = int(np.count_nonzero(values))
             self._present += present
-            # Shares of whole numbers of values.
+            # Parts with whole numbers of values.
             self._clipped = [
                 total + round(share * present) for total, share in zip(self._clipped, clipping, strict=True)
             ]

@@ -1,4 +1,4 @@
-"""The only loop over a trace: jobs on threads, one tensor each, finished blocks handed over in the caller's thread."""
+"""Run the jobs of a sweep on threads, one tensor each; the caller's thread gets the finished blocks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from gtrace.sweep.jobs import Block, Job, Settings
 
 
-#: seconds after which finished blocks are handed over though no job has ended
+#: seconds after which finished blocks are handed over even if no job has ended
 _PATIENCE = 0.2
 
 
 class Gate:
-    """Lets threads in as long as what they hold together fits into the room; what is larger enters alone."""
+    """Lets threads in while what they hold together fits into the room; a larger one enters alone."""
 
     def __init__(self, room: int) -> None:
         self._free = self._room = room
@@ -31,7 +31,7 @@ class Gate:
 
     @contextlib.contextmanager
     def held(self, size: int) -> Iterator[None]:
-        """Hold ``size`` of the room, all of it at most, once that much is free."""
+        """Hold ``size`` of the room (at most all of it), as soon as that much is free."""
         size = min(size, self._room)
         with self._changed:
             self._changed.wait_for(lambda: self._free >= size)
@@ -55,9 +55,9 @@ def run_jobs(
 ) -> None:
     """Run every job on ``workers`` threads; ``sink`` is called in this thread with each finished block.
 
-    Tensors in work at a time have at most ``room`` elements together, or one of them is larger and alone: memory does
-    not grow with workers. An exception, Ctrl-C among them, stops the workers after their current step; blocks that
-    were finished are handed over first.
+    Tensors in work at a time have at most ``room`` elements together; a larger tensor runs alone. So memory does not
+    grow with workers. On an exception or Ctrl-C, workers stop after their current step, and finished blocks are handed
+    over first.
     """
     stop = threading.Event()
     finished: list[Block] = []
@@ -66,7 +66,7 @@ def run_jobs(
 
     def work(job: Job) -> None:
         with gate.held(0 if job.sketched else job.size):
-            # It may have ended while this one waited to be let in.
+            # The job may have ended while this one waited.
             if stop.is_set():
                 return
             for block in Replay(gradients, job, settings, allocation).blocks():

@@ -1,7 +1,7 @@
-"""Which steps fit what a codec sends at a step, what that fit gave, and what the receiver then holds.
+"""Choose the steps that fit a codec at each step, fit it, and keep what the receiver then holds.
 
-A row of a stateless codec depends on its own step and on those that it was fitted on. A stateful codec also remembers
-what it sent since the start of its burst of consecutive steps; its :class:`~gtrace.codecs.link.Sender` holds that.
+A row of a stateless codec depends on its own step and on the steps that it was fitted on. A stateful codec also
+remembers what it sent since the start of its burst; its :class:`~gtrace.codecs.link.Sender` holds that memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: float64 numbers that running sums of codecs without memory hold for a tensor; further codecs are encoded again
+#: float64 values that the running sums of stateless codecs may hold for a tensor; further codecs are encoded again
 _HELD = 1 << 21
 
 
@@ -45,9 +45,9 @@ class Ready(NamedTuple):
     """A codec about to encode one step.
 
     Attributes:
-        state: its own.
+        state: the codec's state.
         shared: what the receiver holds.
-        columns: what a row says about the fit behind it.
+        columns: the row's columns about the fit.
         note: a remark for the row.
     """
 
@@ -58,7 +58,7 @@ class Ready(NamedTuple):
 
 
 class _Fitted(NamedTuple):
-    """A stateless codec fitted to a step: its state, whether that set anything, and what a receiver holds."""
+    """A stateless codec fitted to a step: its state, whether the fit changed it, and what a receiver holds."""
 
     state: State
     fitted: bool
@@ -72,9 +72,9 @@ class _Memory:
     Attributes:
         sender: the codec with its state.
         following: index of the next step.
-        fitting: what the codec is fitted to, None before its first fit.
-        fitted: whether anything of the state came out of a fit.
-        views: sketches of what it saw at the steps of its burst, by index, that later steps pool.
+        fitting: the steps that fit the codec, None before its first fit.
+        fitted: whether a fit has set any of the state.
+        views: index of a step -> sketch of what the codec saw there, for later steps of the burst to pool.
     """
 
     sender: Sender
@@ -85,13 +85,13 @@ class _Memory:
 
 
 class RunningSums:
-    """Sums over the steps of a window, as far as a replay has come.
+    """Sums over the steps of a window, up to the step that the replay has reached.
 
     Args:
-        windows: of :func:`~gtrace.sweep.jobs.windows_of`.
+        windows: from :func:`~gtrace.sweep.jobs.windows_of`.
 
     Attributes:
-        first: index of a step -> that of its window's first step.
+        first: index of a step -> index of the first step of its window.
     """
 
     def __init__(self, windows: Iterable[tuple[int, int]]) -> None:
@@ -100,13 +100,13 @@ class RunningSums:
         self._held: dict[Hashable, tuple[int, NDArray[np.float64]]] = {}
 
     def at(self, key: Hashable, index: int, size: int, *, always: bool = True) -> NDArray[np.float64] | None:
-        """Where a step's ``size`` numbers are to be added, float64[size]; None if the sum is not kept.
+        """The array to which the caller adds a step's ``size`` numbers, float64[size]; None if the sum is not kept.
 
         Args:
-            key: of the sum.
-            index: of the step, whose numbers the caller adds at once.
-            size: how many numbers the sum has.
-            always: whether the sum is kept however many numbers others hold.
+            key: key of the sum.
+            index: index of the step; the caller adds its numbers at once.
+            size: length of the sum.
+            always: keep the sum however much memory the others take.
         """
         first = self.first.get(index)
         following, total = self._held.pop(key, (None, None))
@@ -120,7 +120,7 @@ class RunningSums:
         return total
 
     def take(self, key: Hashable, index: int) -> NDArray[np.float64] | None:
-        """The sum up to and with a step, which is forgotten; None if it was not kept or a step is missing."""
+        """Return and forget the sum up to this step; None if it was not kept or a step is missing."""
         following, total = self._held.pop(key, (None, None))
         return total if following == index + 1 else None
 
@@ -128,19 +128,19 @@ class RunningSums:
 class Fits:
     """The fits of one tensor's codecs, step by step, with the sketches that they share.
 
-    Steps are indices into the job's steps. The tensor may have another size at each step; memories, which are of one
-    size, then start afresh.
+    Steps are indices into the job's steps. The tensor may change its size between steps; memories of the old size are
+    then dropped.
 
     Args:
         source: the tensor.
-        job: what is wanted of it.
-        settings: among them, which steps fit a codec.
-        allocation: what the tensors share out among them.
+        job: the job.
+        settings: the settings; they say which steps fit a codec.
+        allocation: what tensors share out among themselves.
         sums: gets the errors of stateful codecs that are replayed on the way to a step.
 
     Attributes:
-        needs: the sketches that the job's codecs look at.
-        sketches: of the step that is gone through, as far as they are made.
+        needs: the sketches that the job's codecs need.
+        sketches: those of the current step, as far as they exist.
     """
 
     def __init__(
@@ -149,12 +149,12 @@ class Fits:
         self._source, self._job, self._settings = source, job, settings
         self._allocation, self._sums = allocation, sums
         self.needs = tuple(dict.fromkeys(c.needs for _, codecs in job.wanted for c, _ in codecs if c.needs is not None))
-        #: what the step before asked for, and this step does: sketches under their index, and what follows from them
+        #: what the last two steps asked for: sketches by index, and what is computed from them
         self._before: dict[Hashable, Any] = {}
         self._recent: dict[Hashable, Any] = {}
         self.sketches: dict[SummarySpec, MomentSketch] = {}
         self._memories: dict[tuple[int, int], _Memory] = {}
-        # What is fitted when is said by the settings.
+        # The settings say which steps fit a codec.
         self._options = LinkOptions(RefitSchedule((0,)), settings.seed)
         self._at = -1
 
@@ -169,12 +169,12 @@ class Fits:
     def end(self) -> None:
         """Leave the step."""
         if self._settings.refit == "pooled":
-            # What follows from a sketch is many times its size, and a pool wants the sums alone.
+            # What is computed from a sketch is many times its size, and a pool needs the sums alone.
             self.sketches.update({spec: one.bare() for spec, one in self.sketches.items() if poolable(spec)})
         self._before, self._recent = self._recent, {}
 
     def recent(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What was made of late, or is made now; what two steps in a row do not ask for is dropped."""
+        """A cached result of ``make``; dropped when two steps in a row do not ask for it."""
         if key not in self._recent:
             self._recent[key] = self._before.pop(key) if key in self._before else make()
         found: T = self._recent[key]
@@ -184,13 +184,13 @@ class Fits:
         """The sketch of a step."""
         found: dict[SummarySpec, MomentSketch] = self.recent(index, dict)
         if spec not in found:
-            # A step that is not being gone through, as after a resume, is read once for all that its codecs need.
+            # After a resume, a step outside the replay is read once for all that its codecs need.
             needs = (spec,) if index == self._at else {*self.needs, spec}
             found.update(self._source.sketches(index, [need for need in needs if need not in found]))
         return found[spec]
 
     def sketch(self, fitting: Fitting, spec: SummarySpec) -> MomentSketch:
-        """What a codec is fitted to: a step's sketch, or the pool of several."""
+        """The sketch that fits a codec: one step's, or the pool of several."""
         if not fitting.pooled:
             return self.summary(fitting.steps[0], spec)
         return self.recent((fitting, spec), lambda: pooled(self.summary(k, spec).bare() for k in fitting.steps))
@@ -223,18 +223,18 @@ class Fits:
         memory.following = index + 1
 
     def key(self, index: int, draw: int) -> Key:
-        """Of an encoding."""
+        """The key of an encoding."""
         return Key.derive(self._settings.seed, tensor=self._job.tensor, step=self._job.steps[index], draw=draw)
 
     def _columns(self, codec: Codec, index: int, fitting: Fitting, bits: float, fitted: object) -> dict[str, Any]:
-        """What a row says about the fit behind it."""
+        """The row's columns about the fit."""
         found = {"bits_shared": bits, "fitted_on": fitting.label(index, self._job.steps) if fitted else "-"}
         if codec.allocates:
             found["sparsity_asked"] = self._share(codec, fitting)
         return found
 
     def _fit(self, codec: Codec, fitting: Fitting, size: int) -> _Fitted:
-        """A stateless codec for ``size`` values, fitted to steps of whatever size."""
+        """Fit a stateless codec for ``size`` values; the fitting steps may have another size."""
         before = after = codec.init(size, self._shape(size))
         if codec.needs is not None:
             if codec.allocates:
@@ -245,7 +245,7 @@ class Fits:
         return _Fitted(after, _differs(before, after), codec.shared(after))
 
     def _shape(self, size: int) -> tuple[int, ...] | None:
-        """A step of another size has another shape, which is not known."""
+        """The tensor's shape; None at a step of another size: unknown there."""
         shape = self._job.shape
         return shape if shape is not None and math.prod(shape) == size else None
 
@@ -257,9 +257,9 @@ class Fits:
         fitting: Fitting,
         views: Mapping[int, MomentSketch] = MappingProxyType({}),
     ) -> MomentSketch:
-        """What a codec is fitted to, as its innermost part sees the steps.
+        """The sketch that fits a codec: of the steps as its innermost part sees them.
 
-        ``views``: what a codec with memory saw at the steps of its burst; of earlier ones it sees what it would
+        ``views``: what a stateful codec saw at the steps of its burst. For earlier steps it uses what it would see
         without memory.
         """
         if type(codec).view is Codec.view:
@@ -267,12 +267,12 @@ class Fits:
         if fitting.pooled:
             return pooled(views[k] if k in views else self._view(codec, spec, k) for k in fitting.steps)
         values, _ = self._source.values(fitting.steps[0])
-        # What is remembered of another size says nothing about these values.
+        # A memory of another size says nothing about these values.
         memory = state if state.size == values.size else codec.init(values.size, self._shape(values.size))
         return MomentSketch.from_spec(codec.view(memory, values), spec)
 
     def _view(self, codec: Codec, spec: SummarySpec, index: int) -> MomentSketch:
-        """The summary of what a codec that remembers nothing yet sees of a step."""
+        """The sketch of a step as a codec with an empty memory sees it."""
 
         def made() -> MomentSketch:
             values, _ = self._source.values(index)
@@ -281,12 +281,12 @@ class Fits:
         return self.recent((id(codec), index), made)
 
     def _share(self, codec: Codec, fitting: Fitting) -> float:
-        """The tensor's share at the latest step that fits a codec."""
+        """The tensor's share at the latest step that fits the codec."""
         assert self._allocation is not None
         return self._allocation.share(codec, self._job.tensor, self._job.steps[fitting.steps[-1]], self._job.among)
 
     def _remembering(self, codec: Codec, draw: int, index: int, size: int) -> Ready:
-        """A stateful codec at a step, replayed from the start of the burst if it was not there a step before."""
+        """A stateful codec at a step; replayed from the start of the burst if it did not just send the step before."""
         start = start_of(self._job.steps, index)
         key = (id(codec), draw)
         memory = self._memories.get(key)
@@ -305,7 +305,7 @@ class Fits:
         return self._refitted(codec, key, index, size)
 
     def _refitted(self, codec: Codec, key: tuple[int, int], index: int, size: int) -> Ready:
-        """A stateful codec for a step of ``size`` values; memories of another size are dropped."""
+        """A stateful codec for a step of ``size`` values; drops a memory of another size."""
         note, memory = None, self._memories.get(key)
         if memory is not None and memory.sender.state.size != size:
             note = f"memory starts afresh: {memory.sender.state.size} values became {size}"
@@ -313,7 +313,7 @@ class Fits:
             sender = Sender(codec, size, self._options, tensor=self._job.tensor, shape=self._shape(size))
             memory = self._memories[key] = _Memory(sender)
         sender, fitting = memory.sender, self._settings.source(codec, index, self._job.steps)
-        # As in training: what was fitted stays until another step fits it.
+        # Training does the same: a fit stays until the next fit.
         if memory.fitting != fitting and codec.needs is not None:
             before = sender.state
             summary = self._seen(codec, codec.needs, before, fitting, memory.views)
@@ -328,21 +328,21 @@ class Fits:
 
 
 def _differs(before: State, after: State) -> bool:
-    """Whether a fit set anything."""
+    """Whether a fit changed the state."""
     return any(before.arrays.get(name) is not array for name, array in after.arrays.items())
 
 
 class Allocation:
     """Each codec's allocation at each step, worked out once, when the first tensor asks for it.
 
-    A share depends on the gradients of the step and on nothing else: not on who asks first, nor on what a resumed
-    sweep has done. Sketches of one step are in memory at a time.
+    A share depends only on the gradients of the step, so the order of the tensors and a resume do not change it.
+    Sketches of one step are in memory at a time.
 
     Args:
         source: where gradients are read.
         steps: tensor -> steps that it is present at.
-        codecs: those of a sweep, with the tensors that share out among them; the ones that allocate nothing are
-            ignored.
+        codecs: the codecs of a sweep, with the tensors that share out among themselves; codecs that do not allocate
+            are ignored.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ class Allocation:
         self._lock = threading.Lock()
 
     def share(self, codec: Codec, tensor: str, step: int, among: Among = None) -> float:
-        """A tensor's share at the step that a codec is fitted on."""
+        """A tensor's share at the step that the codec is fitted on."""
         with self._lock:
             if step not in self._shares:
                 self._shares[step] = self._allocated(step)

@@ -1,4 +1,4 @@
-"""Which float format each layer of a trace wants, with what drifts and what is lost: a table for recipe designers."""
+"""The best float format of each layer of a trace, with drift, saturation and underflow, for recipe designers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from gtrace.fitting.magnitudes import Fit, Magnitudes
     from gtrace.trace import TensorInfo, Trace
 
-#: Version of what ``gtrace formats`` writes.
+#: Version of what ``gtrace plan formats`` writes.
 RECIPE_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFormat:
-    """The format of so many bits for one layer, and how it would have done over the steps.
+    """The best format of ``bits`` bits for one layer, and its result at each step.
 
     Attributes:
         bits: 1 + E + M.
@@ -59,8 +59,8 @@ class LayerFormats:
         info: the tensor.
         steps: int64[s], steps with any non-zero element.
         sigma_log2: float64[s], standard deviation of log2 |g| there.
-        overshoot: float64[s], octaves by which the lognormal law's largest value lies above the gradient's: so much of
-            a format's range the rule ``max`` leaves empty.
+        overshoot: float64[s], octaves from the gradient's largest value up to the lognormal law's. The rule ``max``
+            leaves that much of a format's range empty.
         formats: one per number of bits.
     """
 
@@ -90,7 +90,7 @@ class FormatTrial:
     def __call__(
         self, _info: TensorInfo, step: int, _values: NDArray[np.float32], magnitudes: Magnitudes, fit: Fit
     ) -> None:
-        """Try a gradient; one that is all zeros says nothing about formats and is left out."""
+        """Try a gradient; a gradient of zeros is left out."""
         if not fit.count:
             return
         self._steps.append(step)
@@ -102,7 +102,7 @@ class FormatTrial:
                 self._tried.setdefault(form, []).append(_try(form, self.rule, magnitudes, fit))
 
     def formats(self, info: TensorInfo) -> LayerFormats | None:
-        """The formats with the least error averaged over the steps; None when no step had a non-zero element."""
+        """The formats with the least error averaged over the steps; None if no step had a non-zero element."""
         if not self._steps:
             return None
         chosen = tuple(self._choose(bits) for bits in self.bits)
@@ -126,11 +126,11 @@ class FormatTrial:
 
 
 def _try(form: FloatFormat, rule: ScaleRule, magnitudes: Magnitudes, fit: Fit) -> tuple[float, int, float, float]:
-    """Expected relative error under the fitted law, scale exponent, and fractions saturated and flushed in truth."""
+    """Expected relative error under the fitted law, scale exponent, and the actual fractions saturated and flushed."""
     k = scale_exponent(form, rule, fit.mu_log2, fit.sigma_log2, fit.count, math.log2(magnitudes.sorted[-1]))
     error = form.expected_relative_error(fit.mu_log2 + k, fit.sigma_log2)
     x = magnitudes.sorted
-    # Halfway to the smallest number is a tie, and zero the even code of the two.
+    # Half the smallest number is a tie, and ties go to the even code, which is zero.
     flushed = int(np.searchsorted(x, np.float32(math.ldexp(form.min_positive / 2, -k)), side="right"))
     saturated = fit.count - int(np.searchsorted(x, np.float32(math.ldexp(form.max, -k)), side="right"))
     return error, k, saturated / fit.count, flushed / fit.count
@@ -146,8 +146,8 @@ def choose_formats(
     """The format table of a trace; one gradient is held at a time.
 
     Args:
-        trace: where the gradients are.
-        infos: which tensors; those without a non-zero element at these steps are left out.
+        trace: the trace that holds the gradients.
+        infos: the tensors; those without a non-zero element at these steps are left out.
         steps: at which steps.
         bits: numbers of bits, each 3 to 8.
         rule: how scales are chosen.
@@ -172,7 +172,7 @@ def recipe(
 
     Args:
         trace: what it was made from; its fingerprint goes in.
-        layers: the table.
+        layers: the rows of the table.
         rule: how scales were chosen.
         options: what else the table depends on.
     """

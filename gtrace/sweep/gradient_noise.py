@@ -1,4 +1,4 @@
-"""Gradient noise of a trace, tensor by tensor and step by step: what a codec's error is held against."""
+"""Gradient noise of a trace, per tensor and step: the scale to which a codec's error is compared."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from gtrace.trace import TensorInfo, Trace
 
-#: under which the noise of a tensor at a step stands in a result file's table of details
+#: the key of a tensor's noise at a step in a result file's table of details
 NOISE = "noise"
 MICRO_BATCHES, RANKS, STEPS = "micro-batches", "ranks", "consecutive steps"
-#: noise over the squared norms that is nothing but rounding
+#: a ratio of noise to the squared norms below this is rounding error
 _SAME = 1e-12
 
 _ALONE = (
@@ -31,7 +31,7 @@ _SUMMARIES = (
     "noise can't be estimated from sketches, which cannot be subtracted; capture again without --sketch, or with "
     "--noise if the training accumulates micro-batches"
 )
-_NEURAL = "gradients of layer outputs belong to single samples: averaging over workers shrinks no noise of theirs"
+_NEURAL = "gradients of layer outputs belong to single samples, so averaging over workers does not reduce their noise"
 
 
 class _Replicas(NamedTuple):
@@ -57,9 +57,9 @@ class _Replicas(NamedTuple):
 class Yardstick:
     """Gradient noise of the tensors of a trace.
 
-    Micro-batches come first: they scatter within a process, while ranks may hold data of different kinds, whose
-    difference is no noise of the average. Without either, three consecutive steps do, whose gradients also drift.
-    Several gradients are read at the same time, all together not more than a chunk.
+    Micro-batches are used first: they vary within a process, while ranks may hold data of different kinds, which adds
+    a difference that is not noise. Without either, three consecutive steps serve; their gradients also drift.
+    Several gradients are read at the same time, at most a chunk of elements in all.
 
     Args:
         trace: an open trace.
@@ -82,7 +82,7 @@ class Yardstick:
             if name is not None:
                 self._streams[name].append(info)
         self._infos = {info.name: info for info in infos}
-        self._replicas = {name: found for name in self._streams if (found := self._told(name))}
+        self._replicas = {name: found for name in self._streams if (found := self._replicas_of(name))}
         self._steps = {
             name: [frozenset(trace.steps(info.name, **_stream(info)).tolist()) for info in streams]
             for name, streams in self._streams.items()
@@ -93,12 +93,12 @@ class Yardstick:
             for name, streams in self._streams.items()
             if streams and not self._infos[name].sketches and (middles := self._burst(name)).size
         }
-        #: tensor -> the middle of three steps whose noise was estimated last, and that
+        #: tensor -> the middle one of the three steps whose noise was estimated last, and that noise
         self._latest: dict[str, tuple[int, Noise | None]] = {}
         self.known = bool(self._replicas or self._steps or self._bursts)
 
     def describe(self) -> dict[str, Any]:
-        """Where the noise comes from, and why there is none, for the provenance of a sweep."""
+        """The source of the noise, or why there is none, for the provenance of a sweep."""
         known = {MICRO_BATCHES: self._replicas.keys(), RANKS: self._steps.keys() - self._replicas.keys()}
         known[STEPS] = self._bursts.keys() - known[MICRO_BATCHES] - known[RANKS]
         sources = [source for source, names in known.items() if names]
@@ -110,7 +110,7 @@ class Yardstick:
         return {"from": [], "why": _SUMMARIES if any(info.sketches for info in infos) else _ALONE}
 
     def noise(self, name: str, step: int) -> Noise | None:
-        """Noise of the gradient that is swept, in its own units squared; None where it cannot be told."""
+        """Noise of the swept gradient, in its units squared; None if it is unknown."""
         if name in self._replicas:
             return self._of_micro_batches(name, step)
         if name in self._steps:
@@ -118,7 +118,7 @@ class Yardstick:
         return self._of_steps(name, step) if name in self._bursts else None
 
     def _burst(self, name: str) -> NDArray[np.int64]:
-        """The steps of a tensor that have one before and one after them."""
+        """The steps that have a captured step before and after them."""
         info = self._infos[name]
         steps = self._trace.steps(info.name, **_stream(info))
         near = np.diff(steps) == 1
@@ -126,7 +126,7 @@ class Yardstick:
         return middles
 
     def _of_steps(self, name: str, step: int) -> Noise | None:
-        """From the step and its neighbors; at the end of a burst from the last three, elsewhere unknown."""
+        """Estimate from the step and its neighbors; at the end of a burst from the last three; elsewhere None."""
         middles = self._bursts[name]
         middle = int(middles[np.argmin(np.abs(middles - step))])
         if abs(middle - step) > 1:
@@ -143,7 +143,7 @@ class Yardstick:
             self._latest[name] = middle, scaled if math.isfinite(noise.variance + noise.signal) else None
         return self._latest[name][1]
 
-    def _told(self, name: str) -> list[_Replicas]:
+    def _replicas_of(self, name: str) -> list[_Replicas]:
         found = []
         for info in self._streams[name]:
             numbers = self._trace.statistics(info.name, **_stream(info))
@@ -154,15 +154,15 @@ class Yardstick:
         return found
 
     def _of_micro_batches(self, name: str, step: int) -> Noise | None:
-        found = [told for replicas in self._replicas[name] if (told := replicas.at(step)) is not None]
+        found = [sums for replicas in self._replicas[name] if (sums := replicas.at(step)) is not None]
         if self._infos[name].stage == "reduced":
             noise = pooled([noise_of_sum(sums) for sums, _ in found])
             return None if noise is None else averaged(noise, self._world)
-        # What one process hands to its optimizer may have been clipped; several are looked at before that.
+        # A process may clip before the optimizer sees the gradient; several ranks are compared before that.
         return pooled([noise_of_sum(sums, energy if self._world == 1 else None) for sums, energy in found])
 
     def _comparable(self, name: str) -> bool:
-        """Whether the gradients of several ranks are there as values."""
+        """Whether the trace holds values of several ranks."""
         streams = self._streams[name]
         return len(streams) > 1 and all(info.stage == "local" and not info.sketches for info in streams)
 
@@ -177,7 +177,7 @@ class Yardstick:
             return None
         noise = noise_between(found)
         if found.norm2 and noise.variance <= _SAME * found.norm2:
-            # The ranks were given the same data.
+            # The ranks saw the same data.
             return None
         sample = there[0].sample
         stretch = 1.0 if sample is None else sample["total"] / there[0].size
@@ -185,7 +185,7 @@ class Yardstick:
 
 
 def _identity(info: TensorInfo) -> tuple[Any, ...]:
-    """What the streams of one parameter have in common: not those of its other parts, nor of a later life of a rank."""
+    """The identity shared by the streams of one parameter; other slices and restarted ranks differ in it."""
     return info.kind, info.optimizer, info.name, part_of(info), str(info.attrs.get("restart"))
 
 

@@ -1,4 +1,4 @@
-"""A trace as a sweep reads it: tensors and the whole model, whole or chunk by chunk."""
+"""A trace as a sweep reads it: single tensors and the whole model, whole or chunk by chunk."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal["weight", "neural"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-#: values of a step that are held at a time beside those of other steps
+#: values of one step that are held while other steps are held too
 _PIECE = 1 << 17
 
 
 class SecondMoments:
-    """Adam's running means of squared gradients of one tensor, as its steps found them.
+    """Adam's running means of squared gradients of one tensor, before each step.
 
     Args:
-        trace: where they are.
-        info: of the gradient.
+        trace: the trace that holds them.
+        info: the gradient.
 
     Attributes:
-        steps: those at which they are known -> the step of the optimizer, NaN if it is not known.
+        steps: steps with known second moments -> the optimizer's step count, NaN if it is unknown.
     """
 
     def __init__(self, trace: Trace, info: TensorInfo) -> None:
@@ -87,14 +87,14 @@ class SecondMoments:
         value = self._attrs.get(name, default)
         if isinstance(value, (int, float)) and 0.0 <= value <= most:
             return float(value)
-        raise TraceError(f"{self._trace.path}: {name} of the second moments of {self._name} is no number that can be")
+        raise TraceError(f"{self._trace.path}: {name} of the second moments of {self._name} is not a valid number")
 
 
 class PartialSketch:
-    """The sketch of a finite tensor that arrives in parts, to the last bit that of the tensor as a whole.
+    """Sketches a finite tensor that arrives in parts, bit for bit as if it came whole.
 
-    ``spec`` asks for no clipping and no moments of buckets, and parts, but for the last, are multiples of its bucket
-    size; ``scale``, float32[1], is the norm of all values where the tensor is one bucket.
+    ``spec`` has no clipping and no moments of buckets. Each part but the last is a multiple of its bucket size.
+    ``scale``, float32[1], is the norm of all values if the tensor is one bucket.
     """
 
     def __init__(self, spec: SummarySpec, scale: NDArray[np.float32] | None = None) -> None:
@@ -104,7 +104,7 @@ class PartialSketch:
         self._weights: NDArray[np.float64] | None = None
 
     def add(self, values: NDArray[np.float32], weights: NDArray[np.float64] | None = None) -> None:
-        """The next part, finite float32[n]; with every part, or with none, its ``weights``, float64[n]."""
+        """Add the next part, finite float32[n]; ``weights``, float64[n], come with every part or with none."""
         rest = values.size % (self._spec.bucket_size or 1) if self._spec.tail == "exact" else 0
         split = values.size - rest
         self._bins.add(values[:split], None if weights is None else weights[:split])
@@ -136,7 +136,7 @@ def _choose_kind(trace: Trace, kind: Kind | None) -> Kind:
 
 
 def _choose_tensors(trace: Trace, globs: Sequence[str] | None, kind: Kind) -> list[TensorInfo]:
-    # The same parameter in several streams (ranks) is swept once, in the first of them.
+    # A parameter in several streams (ranks) is swept once, in the first of them.
     infos = list({info.name: info for info in reversed(trace.tensors) if info.kind == kind}.values())[::-1]
     if not globs:
         return infos
@@ -148,20 +148,20 @@ def _choose_tensors(trace: Trace, globs: Sequence[str] | None, kind: Kind) -> li
 
 
 class Gradients:
-    """A trace as the engine reads it: its tensors, and under ``*`` all of them end to end, in the trace's order.
+    """A trace as the engine reads it: its tensors, and ``*``, all of them concatenated in the trace's order.
 
     Args:
         trace: it may hold several streams, one per optimizer; each tensor is read from its own.
         globs: only tensors whose name matches one of these; None for all.
-        kind: only gradients of this kind; None for those of weights where there are any.
+        kind: only gradients of this kind; None for gradients of weights if there are any.
         chunk: elements that are summarized at a time.
 
     Attributes:
-        elements: of each tensor of this kind, whether it was chosen or not, in the trace's order.
-        moments: of Adam, of the tensors whose the trace holds.
+        elements: size of each tensor of this kind, chosen or not, in the trace's order.
+        moments: Adam's second moments of the tensors that have them in the trace.
 
     Raises:
-        UsageError: a glob that matches nothing, or a kind that is not there.
+        UsageError: a glob matches nothing, or the trace has no gradients of this kind.
     """
 
     def __init__(self, trace: Trace, globs: Sequence[str] | None, kind: Kind | None, chunk: int) -> None:
@@ -183,7 +183,7 @@ class Gradients:
         self.yardstick = Yardstick(trace, self.infos, chunk)
 
     def size(self, name: str) -> int:
-        """The most elements that a tensor, or the whole model, has at a step."""
+        """The largest size of a tensor, or of the whole model, over its steps."""
         return sum(self._sizes.values()) if name == WHOLE_MODEL else self._sizes[name]
 
     @property
@@ -192,10 +192,10 @@ class Gradients:
         return frozenset[int]().union(*self._present.values())
 
     def choose(self, steps: Sequence[int] | None) -> frozenset[int]:
-        """Those of the steps that are there; all of them for None.
+        """Those of ``steps`` that the trace has; all of its steps for None.
 
         Raises:
-            UsageError: none is.
+            UsageError: it has none of them.
         """
         there = self.all_steps
         chosen = there if steps is None else there.intersection(steps)
@@ -212,7 +212,7 @@ class Gradients:
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     def sketch(self, name: str, step: int, spec: SummarySpec) -> MomentSketch:
-        """The sketch of a tensor, or of the whole model: stored, a sum of stored ones, or of the values.
+        """The sketch of a tensor, or of the whole model: stored, summed from stored ones, or made from values.
 
         Non-finite values are taken as zero.
         """
@@ -234,10 +234,10 @@ class Gradients:
     def scan(
         self, name: str, step: int, specs: Sequence[SummarySpec]
     ) -> tuple[Totals, int, dict[SummarySpec, MomentSketch]]:
-        """Totals, how many values are not finite, and sketches, in one pass that holds one chunk of values at a time.
+        """Totals, number of non-finite values, and sketches, in one pass that holds one chunk of values at a time.
 
-        The sketches are sums over chunks, see :func:`gtrace.sweep.limits.spec_in_chunks`. Non-finite values are taken
-        as zero. Norms of the whole tensor take a pass before the one over its bins.
+        The sketches are sums over chunks, see :func:`gtrace.sweep.limits.spec_in_chunks`. Non-finite values count as
+        zero. Norms of the whole tensor need a pass of their own before the sketches.
         """
         sketches = self._partial(name, step, specs)
         running, bad = _Sums(), 0
@@ -264,18 +264,18 @@ class Gradients:
         return {spec: PartialSketch(spec, scales.get(spec)) for spec in specs}
 
     def chunks(self, name: str, step: int, size: int | None = None) -> Iterator[NDArray[np.float32]]:
-        """A tensor's values, or the whole model's, a chunk or ``size`` at a time, non-finite ones taken as zero."""
+        """Values of a tensor or the whole model, a chunk or ``size`` at a time; non-finite ones become zero."""
         for piece in self._pieces(name, step, size):
             yield np.where(np.isfinite(piece), piece, np.float32(0)) if count_nonfinite(piece) else piece
 
     def _weighing(self, name: str, step: int) -> list[tuple[str, SecondMoments]] | None:
-        """The tensors of a name with their second moments; None if some are not known at a step."""
+        """The tensors of ``name`` with their second moments; None if some of these are unknown at a step."""
         parts = self._parts(step) if name == WHOLE_MODEL else [name]
         known = all(part in self.moments and step in self.moments[part].steps for part in parts)
         return [(part, self.moments[part]) for part in parts] if known else None
 
     def update_weights(self, name: str, step: int, values: NDArray[np.float32]) -> NDArray[np.float64] | None:
-        """How much each element of :meth:`read` (finite) moves Adam's update, None if that is not known."""
+        """How much each element of :meth:`read` (finite) moves Adam's update; None if that is unknown."""
         parts = self._weighing(name, step)
         if parts is None:
             return None
@@ -287,7 +287,7 @@ class Gradients:
         return found
 
     def weighted_chunks(self, name: str, step: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float64] | None]]:
-        """What :meth:`chunks` gives, with what :meth:`update_weights` does."""
+        """Each chunk of :meth:`chunks` with its :meth:`update_weights`."""
         parts = self._weighing(name, step)
         if parts is None:
             return zip(self.chunks(name, step), itertools.repeat(None))
@@ -299,7 +299,7 @@ class Gradients:
     def weigh(
         self, name: str, step: int, specs: Sequence[SummarySpec]
     ) -> tuple[float, dict[SummarySpec, MomentSketch]] | None:
-        """sum w g^2 and weighted sketches, a chunk of values at a time as :meth:`scan`; None without weights."""
+        """sum w g^2 and weighted sketches, in one pass over chunks like :meth:`scan`; None without weights."""
         if self._weighing(name, step) is None:
             return None
         sketches = self._partial(name, step, specs)
@@ -315,13 +315,13 @@ class Gradients:
         """||sum of a tensor's gradients at several steps||^2, a small piece of each in memory at a time.
 
         Args:
-            name: of a tensor, or of the whole model.
-            steps: at all of which it is present.
-            zero: take values that are not finite as zero.
+            name: a tensor, or ``*`` for the whole model.
+            steps: steps at which it is present.
+            zero: take non-finite values as zero.
 
         Returns:
-            None if some of the model's tensors are absent at some steps, or if values are not finite and not taken as
-            zero.
+            None if some of the model's tensors are absent at some steps, or if ``zero`` is off and some values are not
+            finite.
         """
         if name == WHOLE_MODEL and len({tuple(self._parts(step)) for step in steps}) > 1:
             return None
@@ -343,7 +343,7 @@ class Gradients:
         return rechunk((piece for part in self._parts(step) for piece in self._pieces(part, step)), chunk)
 
     def totals(self, name: str, step: int) -> tuple[Totals, int]:
-        """Size, energy and mean magnitude, and how many values are not finite."""
+        """Size, energy and mean magnitude, and the number of non-finite values."""
         if name != WHOLE_MODEL and not self._sketched[name]:
             return self.scan(name, step, [])[:2]
         if name != WHOLE_MODEL:
@@ -355,7 +355,7 @@ class Gradients:
         return Totals(size, energy, mean), sum(bad for _, bad in found)
 
     def whole(self, name: str, step: int) -> Totals:
-        """What is known of a tensor of which a sample of blocks is stored, exactly where the capture found it out."""
+        """Totals of a tensor that is stored as a sample of blocks; exact if the capture measured them."""
         numbers = self._trace.statistics(name, **self._streams[name])
         place = int(np.searchsorted(numbers["step"], step))
         size, stored = int(numbers["n_total"][place]), int(numbers["n_valid"][place])
@@ -369,7 +369,7 @@ class Gradients:
         )
 
     def noise(self, name: str, step: int) -> Noise | None:
-        """Gradient noise of a tensor, or of the whole model; None if it is not known."""
+        """Gradient noise of a tensor, or of the whole model; None if it is unknown."""
         if not self.yardstick.known:
             return None
         if name == WHOLE_MODEL:
@@ -382,14 +382,14 @@ class Gradients:
 
 
 class _Sums:
-    """Sums over values that arrive in parts, the same as over all of them at once."""
+    """Sums over values that arrive in parts, equal to those over all of them at once."""
 
     def __init__(self) -> None:
         self._blocks = Blocks()
         self._size, self._norm1, self._energy, self._largest = 0, 0.0, 0.0, 0.0
 
     def add(self, values: NDArray[np.float32]) -> None:
-        """The next part, finite float32[n]."""
+        """Add the next part, finite float32[n]."""
         self._size += values.size
         for (block,) in self._blocks.add(values):
             self._block(block)
@@ -400,7 +400,7 @@ class _Sums:
         self._largest = max(self._largest, float(bucket_scales(block, "linf", None)[0]))
 
     def finish(self) -> TensorSums:
-        """What they come to."""
+        """The sums."""
         for (block,) in self._blocks.rest():
             self._block(block)
         return TensorSums(self._size, self._norm1, self._energy, self._largest)

@@ -1,4 +1,4 @@
-"""What a sweep is made of: jobs, settings that they share, and blocks of what they give. All of it can be pickled."""
+"""What a sweep consists of: jobs, the settings that they share, and blocks of results. All of it can be pickled."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 Refit = Literal["pooled", "previous", "each", "once"]
 Nonfinite = Literal["skip", "zero", "error"]
-#: the tensors that a codec shares something out among; None for all of the sweep
+#: the tensors among which a codec allocates; None for all of the sweep
 Among: TypeAlias = "tuple[str, ...] | None"
-#: the columns that say whose rows they are
+#: the columns that identify a codec
 Name: TypeAlias = "Mapping[str, Any]"
 #: the codecs of a step with the draws that are missing
 Wanted: TypeAlias = "tuple[tuple[Codec, tuple[int, ...]], ...]"
@@ -38,15 +38,15 @@ class Fitting(NamedTuple):
     """The steps that fit a codec.
 
     Attributes:
-        steps: their indices, the latest one last.
-        pooled: whether their decayed mean does, even if it is one step; otherwise it is one step itself.
+        steps: their indices, the latest last.
+        pooled: fit on a decayed mean of these steps (even of one); otherwise on the one step itself.
     """
 
     steps: tuple[int, ...]
     pooled: bool = False
 
     def label(self, index: int, steps: Sequence[int]) -> str:
-        """What rows of step ``index`` call it."""
+        """The name of this fit in the rows of step ``index``."""
         if self.pooled:
             return f"pooled {len(self.steps)} step{'s' * (len(self.steps) > 1)}"
         (place,) = self.steps
@@ -57,13 +57,13 @@ class Fitting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What rows need to know of a tensor without its values.
+    """What rows need to know of a tensor besides its values.
 
     Attributes:
         size: number of values.
         energy: ||g||^2 over the finite ones.
         mean_abs: mean |g|, non-finite ones taken as zero.
-        sums: what parts of it have to know of the whole, where its values were looked at.
+        sums: what parts of it need to know of the whole, if its values were read.
     """
 
     size: int
@@ -81,15 +81,15 @@ class Job:
         dtype_bits: bits per element of the run's own dtype.
         steps: ascending steps that the trace holds for it.
         wanted: (index into ``steps``, codecs with the draws that are missing), steps ascending.
-        sketched: there are stored sketches and no values, so expectations alone.
-        chunked: values are taken chunk by chunk and never held as a whole.
-        size: the most elements that it has at a step.
-        sample: the blocks of which there are values, None where that is all.
-        shape: of the gradient in training, None if it is not one parameter's or not all of it is stored.
+        sketched: the trace stores sketches and no values, so only expectations are possible.
+        chunked: values are read chunk by chunk and never held whole.
+        size: its largest number of elements at any step.
+        sample: the stored blocks; None if all values are stored.
+        shape: the gradient's shape in training; None if it is not one parameter, or not all of it is stored.
         windows: first and last index of each window, see :func:`windows_of`.
-        final: its last wanted step is the last that the sweep asks of the tensor, and not only the last of a part.
-        among: of its codecs that allocate.
-        names: spec -> the names under which its rows are wanted, when these are not only the codec's own.
+        final: its last wanted step is the last one that the sweep wants of the tensor, not only of this part.
+        among: for codecs that allocate, the tensors that they allocate among.
+        names: spec -> the names under which its rows are written, if they are not only the codec's own.
     """
 
     tensor: str
@@ -106,19 +106,31 @@ class Job:
     among: Among = None
     names: Mapping[str, tuple[Name, ...]] = field(default_factory=dict, hash=False)
 
+    def values(self, wanted: Wanted) -> int:
+        """The work of one step, see :class:`Block`."""
+        return (self.size + OVERHEAD) * len(wanted)
+
+
+#: elements that take as long as what has to be done for each tensor at each step, whatever its size
+OVERHEAD = 1 << 12
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one tensor at one step gave, in rows and in tables of rows: the unit that is committed."""
+    """Results of one tensor at one step, in rows and in tables of rows: the unit that is committed.
+
+    ``values`` is the work behind it: elements times codecs, and :data:`OVERHEAD` elements for what any tensor takes.
+    """
 
     rows: list[Row]
     times: list[Timing]
     warnings: list[str] = field(default_factory=list)
     details: list[Detail] = field(default_factory=list)
     tables: list[RowTable] = field(default_factory=list)
+    values: int = 0
 
     def named(self, names: Mapping[str, tuple[Name, ...]]) -> Block:
-        """The same rows under all names that they are wanted under: one encoding serves a codec and its plans."""
+        """The same rows under all wanted names: one encoding serves a codec and the plans that use it."""
         rows = [{**row, **name} for row in self.rows for name in names.get(row["codec"], ({},))]
         times = [
             (tensor, step, name.get("codec", codec), draw, stage, seconds)
@@ -146,10 +158,10 @@ class Settings:
     """What a row depends on besides the data and the codec.
 
     Attributes:
-        seed: of the encodings.
-        refit: which steps' summaries fit a codec, see :meth:`source`.
-        nonfinite: what happens to a tensor with NaN or infinite gradients.
-        optimal: work out the least error that any levels of the same number could have.
+        seed: seed of the encodings.
+        refit: the steps that fit a codec, see :meth:`source`.
+        nonfinite: what to do with a tensor that has NaN or infinite gradients.
+        optimal: compute the least error that any levels of the same number can have.
     """
 
     seed: int = 0
@@ -158,14 +170,14 @@ class Settings:
     optimal: bool = False
 
     def source(self, codec: Codec, index: int, steps: Sequence[int]) -> Fitting:
-        """What fits a codec that encodes step ``index``; the only place that works this out.
+        """The steps that fit a codec for step ``index``; the only place that decides this.
 
-        ``pooled``: a decayed mean of the captured steps before, ``WINDOW`` of them at most, whatever gaps lie between
+        ``pooled``: a decayed mean of the captured steps before, at most ``WINDOW`` of them, whatever gaps lie between
         them; see :mod:`gtrace.fitting.pooling`. Scales and thresholds, which are fitted to magnitudes without a norm,
-        follow the step before alone. ``previous``: the preceding captured step alone. Fitting on the tensor
-        that is then encoded flatters every adaptive codec; the first step has only itself. ``each``: the step itself,
-        also for a codec that fits every tensor to itself. ``once``: the first one. A list of steps: the last listed
-        step so far (the first one if there is none).
+        use the step before alone. ``previous``: the preceding captured step alone. Fitting on the very tensor that is
+        then encoded would flatter every adaptive codec; only the first step has no other. ``each``: the step itself,
+        also for a codec that fits every tensor to itself. ``once``: the first step. A list of steps: the last listed
+        step so far (the first step if there is none).
         """
         if self.refit == "each" or codec.fits_itself:
             return Fitting((index,))
@@ -179,24 +191,24 @@ class Settings:
         return Fitting((due[-1] if due else 0,))
 
 
-#: how the warning about codecs that were left out begins
+#: the first words of the warning about left-out codecs
 LEFT_OUT = "left out: "
 _MOST_NAMED = 4
 
 
 def start_of(steps: Sequence[int], index: int) -> int:
-    """Index of the first step of the burst that the step at ``index`` belongs to; steps rise."""
+    """Index of the first step of the burst that the step at ``index`` belongs to; ``steps`` ascend."""
     while index > 0 and steps[index] - steps[index - 1] == 1:
         index -= 1
     return index
 
 
 def any_burst(tensors: Iterable[Sequence[int]], wanted: Container[int]) -> bool:
-    """Whether a wanted step of any tensor has a neighbour: the step before it, or after it, was captured too.
+    """Whether any wanted step has a captured neighbor, one step before or after it.
 
     Args:
-        tensors: the captured steps of each, rising.
-        wanted: the steps that are swept.
+        tensors: the captured steps of each tensor, ascending.
+        wanted: the steps that the sweep wants.
     """
     return any(
         after - before == 1 and (before in wanted or after in wanted)
@@ -206,7 +218,7 @@ def any_burst(tensors: Iterable[Sequence[int]], wanted: Container[int]) -> bool:
 
 
 def gaps_line(codecs: Sequence[Coding]) -> str:
-    """One line about codecs with memory on a trace without consecutive steps, and what to capture instead."""
+    """One line about stateful codecs on a trace without consecutive steps, and what to capture instead."""
     specs = [str(item) for item in codecs]
     more = f" and {len(specs) - _MOST_NAMED} more" if len(specs) > _MOST_NAMED else ""
     keep = "keeps" if len(specs) == 1 else "keep"
@@ -223,11 +235,11 @@ LENGTH = 10
 def windows_of(steps: Sequence[int], wanted: Container[int]) -> tuple[tuple[int, int], ...]:
     """The indices of each window's first and last step.
 
-    Windows start at a burst's first captured step and then every ten steps. A step that is not wanted cuts a window.
+    Windows start at a burst's first captured step and then every ten steps. An unwanted step ends a window.
 
     Args:
-        steps: the captured steps of a tensor, rising.
-        wanted: the steps that are swept.
+        steps: the captured steps of a tensor, ascending.
+        wanted: the steps that the sweep wants.
 
     >>> windows_of(range(13), range(13))
     ((0, 9), (10, 12))

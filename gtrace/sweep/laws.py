@@ -1,4 +1,4 @@
-"""Which law the gradients of a trace follow, and what stochastic pruning makes of them."""
+"""Which law the gradients of a trace follow, and what stochastic pruning does to them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from gtrace.trace import TensorInfo, Trace
 
 
-#: With fewer non-zero elements, sampling alone puts a Kolmogorov-Smirnov distance above 0.05: out of averages.
+#: With fewer non-zero elements, sampling alone gives Kolmogorov-Smirnov distances above 0.05: not averaged.
 FEW = 100
 
 
 @dataclass(frozen=True, slots=True)
 class LayerLaws:
-    """One tensor over steps.
+    """The laws of one tensor over steps.
 
     Attributes:
         info: the tensor.
-        steps: int64[s], rising.
-        fits: what was fitted at each of them.
+        steps: int64[s], ascending.
+        fits: the fit at each step.
     """
 
     info: TensorInfo
@@ -45,7 +45,7 @@ class LayerLaws:
 
     @property
     def mu_log2(self) -> NDArray[np.float64]:
-        """Mean of log2 |g| at each step, float64[s]; nan where all of it is zero."""
+        """Mean of log2 |g| at each step, float64[s]; nan if all of it is zero."""
         return np.array([fit.mu_log2 for fit in self.fits])
 
     @property
@@ -60,7 +60,7 @@ class LayerLaws:
 
     @property
     def judged(self) -> NDArray[np.bool_]:
-        """At which steps there are enough elements, and not all equal, to tell laws apart, bool[s]."""
+        """Steps with enough elements, not all equal, to compare laws, bool[s]."""
         return np.array([fit.count >= FEW and fit.sigma > 0 for fit in self.fits], np.bool_)
 
     @property
@@ -70,7 +70,7 @@ class LayerLaws:
 
     @property
     def mean_distances(self) -> dict[str, float]:
-        """Mean distance to each law over the steps; nan where there is none."""
+        """Mean distance to each law over the judged steps; nan without any."""
         return _means(self.distances)
 
     @property
@@ -81,14 +81,14 @@ class LayerLaws:
 
 @dataclass(frozen=True, slots=True)
 class LawVerdict:
-    """What the layers say together.
+    """The result over all layers.
 
     Attributes:
-        distances: law -> mean distance over layers and steps, each of them counting the same.
-        nearest: law -> at how many layers and steps it is the nearest.
-        cells: layers and steps that were judged.
-        layers: layers that were judged at any step.
-        left_out: layers with too few elements at every step.
+        distances: law -> mean distance over layers and steps, all with equal weight.
+        nearest: law -> number of layers and steps at which it is the nearest.
+        cells: number of judged layers and steps.
+        layers: number of layers that were judged at any step.
+        left_out: number of layers with too few elements at every step.
     """
 
     distances: dict[str, float]
@@ -113,10 +113,10 @@ def follow_laws(
     """Fit every law to every tensor at these steps; one gradient is held at a time.
 
     Args:
-        trace: where the gradients are.
-        infos: which tensors.
-        steps: at which steps; a tensor that is absent at all of them is left out.
-        look: called with (tensor, step, gradient, its magnitudes, fit) for what else is to be measured in this pass.
+        trace: the trace that holds the gradients.
+        infos: the tensors.
+        steps: the steps; a tensor that is absent at all of them is left out.
+        look: called with (tensor, step, gradient, its magnitudes, fit), for other measurements in the same pass.
     """
     found = []
     for info in infos:
@@ -146,9 +146,9 @@ def judge(layers: Sequence[LayerLaws]) -> LawVerdict:
 
 
 def verdict_sentences(verdict: LawVerdict) -> list[str]:
-    """In plain words, which law fits best on average and how much, the answer first."""
+    """Which law fits best on average, and by how much; the answer first."""
     if not verdict.cells:
-        return [f"No tensor has the {FEW} non-zero elements that it takes to tell laws apart."]
+        return [f"No tensor has the {FEW} non-zero elements that are needed to compare laws."]
     best, distances = verdict.best, verdict.distances
     other = "normal" if best != "normal" else "lognormal"
     times = distances[other] / distances[best]
@@ -182,7 +182,7 @@ def _least(distances: dict[str, float]) -> str:
     return min(known, key=known.__getitem__) if known else ""
 
 
-#: Sparsities that are asked for.
+#: The sparsities to try.
 ASKED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
@@ -194,7 +194,7 @@ class PruningCell:
         tensor: its name.
         step: of training.
         size: elements, zeros included.
-        zeros: fraction of them that is zero already.
+        zeros: fraction of elements that are already zero.
         expected: float64[rules, asked], expected fraction of zeros afterwards.
         realized: float64[rules, asked], fraction of zeros in one draw.
         standard_error: float64[rules, asked], standard deviation of a draw's fraction.
@@ -210,19 +210,19 @@ class PruningCell:
 
     @property
     def wanted(self) -> NDArray[np.float64]:
-        """What can be had: the sparsity asked for, or the zeros that are there already; float64[asked]."""
+        """The reachable sparsity: as asked, or the share of zeros before pruning; float64[asked]."""
         wanted: NDArray[np.float64] = np.maximum(np.array(ASKED), self.zeros)
         return wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Cosines:
-    """Size-weighted mean cosine of pruned and whole gradients at one step, by how sparsity is shared out.
+    """Size-weighted mean cosine of pruned and whole gradients at one step, with equal and with allocated sparsity.
 
     Attributes:
         step: of training.
         homogeneous: float64[asked], every tensor at the sparsity asked for.
-        heterogeneous: float64[asked], shared out so that the mean cosine is largest at the same mean sparsity.
+        heterogeneous: float64[asked], sparsity allocated for the largest mean cosine at the same mean sparsity.
     """
 
     step: int
@@ -232,12 +232,12 @@ class Cosines:
 
 @dataclass(slots=True)
 class PruningTrial:
-    """Collects what pruning does at a few steps while a trace is read.
+    """Collects the results of pruning at a few steps while a trace is read.
 
     Attributes:
-        steps: at which steps; others are passed over.
-        seed: of the draws.
-        cells: what was found.
+        steps: the steps to try; others are skipped.
+        seed: seed of the draws.
+        cells: the results.
     """
 
     steps: frozenset[int]
@@ -248,7 +248,7 @@ class PruningTrial:
     def __call__(
         self, info: TensorInfo, step: int, values: NDArray[np.float32], _magnitudes: Magnitudes, fit: Fit
     ) -> None:
-        """Prune one gradient; all zeros, or what is not finite, says nothing about rules."""
+        """Prune one gradient; skips a gradient that is all zeros or not finite."""
         if step not in self.steps or not fit.count or fit.nonfinite:
             return
         sketch = MomentSketch.of(values, norm="none")
@@ -267,7 +267,7 @@ class PruningTrial:
         self.cells.append(PruningCell(info.name, step, values.size, fit.zeros / values.size, expected, realized, error))
 
     def cosines(self) -> list[Cosines]:
-        """The allocations compared at every step that was seen."""
+        """The allocations compared, at every step that was tried."""
         found = []
         for step, sketches in sorted(self._sketches.items()):
             same, best = np.empty(len(ASKED)), np.empty(len(ASKED))
@@ -279,7 +279,7 @@ class PruningTrial:
 
 
 def _draw(x: NDArray[np.float32], alpha: float, uniforms: NDArray[np.float32]) -> tuple[float, float]:
-    """Fraction of zeros when magnitudes are pruned with these uniforms, and its standard deviation."""
+    """Fraction of zeros after magnitudes are pruned with these uniforms, and its standard deviation."""
     if alpha <= 0:
         return float(np.count_nonzero(x == 0)) / x.size, 0.0
     survives = np.minimum(x / np.float32(alpha), 1)

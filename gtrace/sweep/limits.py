@@ -1,4 +1,4 @@
-"""What a sweep can do with a tensor that is too large, or of which a trace keeps sketches or a sample."""
+"""What a sweep can do with a tensor that is too large, or that the trace stores as sketches or a sample."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 
 def sample_of(info: TensorInfo) -> BlockSample | None:
-    """The blocks that are stored of a tensor, None where all of it is."""
+    """The stored blocks of a tensor, None if all of it is stored."""
     return BlockSample.read(None if info.sample is None else dict(info.sample))
 
 
 def sample_obstacle(item: Codec, sample: BlockSample) -> str | None:
-    """Why a codec cannot be judged from a sample of blocks, None where it can."""
+    """Why a codec cannot be judged from a sample of blocks, None if it can."""
     more = "capture without --max-elements"
     needs = item.needs
     if item.stateful:
-        return f"what they remember of the whole tensor is not there: {more}"
+        return f"their memory of the whole tensor is not stored: {more}"
     if needs is None or not expecting(item) or type(item).view is not Codec.view or item.allocates:
-        return f"they look at the whole tensor at once (thresholds, ranges, signs): {more}"
+        return f"they need the whole tensor at once (thresholds, ranges, signs): {more}"
     if needs.scope == "model":
         return f"buckets of the whole model run from tensor to tensor: {more}"
     if needs.norm == "none":
         block = item.parameters.get("block") or 1
         if item.whole_tensor:
-            return f"their scale or threshold hangs on the whole tensor: {more}"
+            return f"their scale or threshold depends on the whole tensor: {more}"
         return f"blocks of {block} do not fit into those of {sample.block}: {more}" if sample.block % block else None
     if needs.bucket_size is None:
         return f"their norm is that of the whole tensor: {more}, or give a bucket size that divides {sample.block}"
@@ -48,31 +48,31 @@ def sample_obstacle(item: Codec, sample: BlockSample) -> str | None:
 def sketch_obstacle(item: Codec, info: TensorInfo) -> str | None:
     """Why a codec cannot be judged from a tensor's sketches."""
     if item.needs is None or not expecting(item) or type(item).view is not Codec.view:
-        return "no closed form, they need values: capture without --sketch"
+        return "they have no closed form and need values: capture without --sketch"
     spec = item.needs._replace(scope="tensor")
     if spec in info.sketches:
         return None
     if spec.bucket_moments:
-        return "moments of every bucket are not stored, they need values: capture without --sketch"
+        return "they need values (moments of each bucket are not stored): capture without --sketch"
     if spec != SummarySpec(spec.norm, spec.bucket_size):
         return "sketches of clipped values or exact tails are not stored: capture without --sketch"
     name = sketch_name(spec)
     return f"they need the sketch {name}, which is not stored: capture with --sketch {name}"
 
 
-#: elements of a chunk unless told otherwise
+#: default number of elements in a chunk
 CHUNK = 1 << 24
-#: A tensor of more chunks than this is never in memory as a whole.
+#: A tensor of more chunks than this is never held whole.
 MOST_CHUNKS = 4
 
 
 def spec_in_chunks(spec: SummarySpec, chunk: int) -> bool:
-    """Whether a tensor's sketch is a sum over its chunks, given the norm of the whole where it is one bucket."""
+    """Whether a tensor's sketch is a sum over its chunks (given the norm of the whole, if it is one bucket)."""
     return spec.clip is None and not spec.bucket_moments and chunk % (spec.bucket_size or 1) == 0
 
 
 def in_chunks(item: Codec, chunk: int) -> bool:
-    """Whether a codec has expectations, and from the sum of the chunks' sketches."""
+    """Whether a codec has expectations that can be computed from the sum of the chunks' sketches."""
     return expecting(item) and _fit_obstacle(item, chunk) is None
 
 
@@ -80,40 +80,40 @@ def _fit_obstacle(item: Codec, chunk: int) -> str | None:
     """Why a codec cannot be fitted to, or judged from, the sum of the chunks' sketches."""
     needs = item.needs
     if type(item).view is not Codec.view:
-        return "is fitted to values that are known as a whole"
+        return "is fitted to all values at once"
     if needs is None or spec_in_chunks(needs, chunk):
         return None
     if needs.clip is not None:
-        return "clips by the deviation of all values"
+        return "clips by the standard deviation of all values"
     if needs.bucket_moments:
-        return "is fitted to moments of every bucket"
+        return "is fitted to moments of each bucket"
     return f"has buckets of {needs.bucket_size}, which do not divide the chunk"
 
 
 def draw_obstacle(item: Codec, chunk: int) -> str | None:
-    """Why a codec cannot encode a tensor chunk by chunk as it does the whole; None if it can."""
+    """Why a codec cannot encode a tensor chunk by chunk with the same result as whole; None if it can."""
     if item.stateful:
         return "remembers every value"
     obstacle = _fit_obstacle(item, chunk)
     if obstacle is not None:
         return obstacle
     if item.part_multiple is None:
-        return "looks at all values at once"
+        return "needs all values at once"
     return f"has blocks of {item.part_multiple}, which do not divide the chunk" if chunk % item.part_multiple else None
 
 
-#: how far expectations from sketches of the usual width can be off; what the tests of them allow
+#: how far expectations from sketches of the default width can be off; the tests allow as much
 _WITHIN = "by up to 0.1%, by up to 0.5% where levels of a small tensor were fitted to another step"
 _SKETCHES, _SAMPLES = "sketches", "samples of their blocks"
 
 
 class Limits:
-    """Sorts the codecs of a sweep by what stored sketches, samples and chunks of values can give.
+    """Sorts the codecs of a sweep by what stored sketches, samples and chunks of values can show.
 
     Args:
-        infos: the tensors that are swept.
+        infos: the swept tensors.
         codecs: the codecs.
-        draws: encodings that were asked for.
+        draws: number of encodings wanted.
         chunk: elements of a chunk.
     """
 
@@ -121,19 +121,19 @@ class Limits:
         self._infos, self._codecs, self._draws, self._chunk = infos, codecs, draws, chunk
         self._sketched = [info for info in infos if info.sketches]
         self._samples = {info.name: sample for info in infos if (sample := sample_of(info)) is not None}
-        #: Those of which there are not all values.
+        #: tensors without all of their values
         self._partial = [info for info in infos if info.sketches or info.name in self._samples]
-        #: what of the trace and why -> names of codecs
+        #: (what is stored, why) -> names of codecs
         self._skipped: dict[tuple[str, str], dict[str, None]] = {}
-        #: the same of tensors that are too large
+        #: the same for tensors that are too large
         self._large: dict[tuple[str, str], dict[str, None]] = {}
         self._tensors: dict[str, None] = {}
 
     def keep(self, codecs: Sequence[Codec], info: TensorInfo | None) -> list[Codec]:
-        """Those that can run over a tensor; for None, over the whole model, which is the sum of the tensors."""
+        """The codecs that can run over a tensor; for None, over the whole model, which is the sum of the tensors."""
         kept = []
         for item in codecs:
-            # Every tensor's share depends on all of them, so one that lacks the sketch keeps the codec from all.
+            # Each tensor's share depends on all tensors: if one lacks the sketch, the codec cannot run on any.
             others = self._partial if info is None or item.allocates else []
             found = (self._obstacle(item, one) for one in (*([] if info is None else [info]), *others))
             why = next(filter(None, found), None)
@@ -147,7 +147,7 @@ class Limits:
         return kept
 
     def split(self, job: Job, codecs: Sequence[Codec]) -> list[tuple[bool, int, list[Codec]]]:
-        """Codecs with whether they get the tensor a chunk at a time, and how many draws there are of them."""
+        """Codecs with whether they read the tensor in chunks, and their number of draws."""
         if job.sketched or job.sample is not None or job.size <= self._chunk:
             return [(False, 0 if job.sketched else self._draws, list(codecs))]
         whole: list[Codec] = []
@@ -161,7 +161,7 @@ class Limits:
             elif not self._draws and summed:
                 expected.append(item)
             elif job.size <= MOST_CHUNKS * self._chunk:
-                # Without draws there is nothing to do for a codec that expects nothing.
+                # Without draws and expectations a codec has nothing to do.
                 whole.append(item)
             else:
                 if summed:
@@ -173,7 +173,7 @@ class Limits:
         return [(False, self._draws, whole), (True, self._draws, parts), (True, 0, expected)]
 
     def lines(self) -> list[str]:
-        """One line for each reason for which something is missing, and one on how exact sketches are."""
+        """One line for each reason why something is missing, and one on how exact sketches are."""
         return [*self._exactness(), *self._missing(), *self._too_large()]
 
     def _exactness(self) -> list[str]:
@@ -202,7 +202,7 @@ class Limits:
             where = f"{names[0]} has"
         beyond = f"{where} more than {MOST_CHUNKS} chunks of {self._chunk} values"
         return [
-            f"{beyond}: {what} {', '.join(codecs)}, which {why}: raise --chunk where there is memory for it"
+            f"{beyond}: {what} {', '.join(codecs)}, which {why}: raise --chunk if there is memory for it"
             for (what, why), codecs in self._large.items()
         ]
 
@@ -220,7 +220,7 @@ class Limits:
             raise UsageError(f"sweep: nothing is left to do; {'; '.join(self._missing()[-2:])}")
 
     def _obstacle(self, item: Codec, info: TensorInfo) -> tuple[str, str] | None:
-        """Why a codec cannot be judged from what is kept of a tensor, and what that is."""
+        """Why a codec cannot be judged from what is stored of a tensor, and what is stored."""
         sample = self._samples.get(info.name)
         if sample is not None:
             why = sample_obstacle(item, sample)
@@ -229,7 +229,7 @@ class Limits:
         return None if why is None else (_SKETCHES, why)
 
     def _model_obstacle(self, item: Codec) -> str | None:
-        """Why the sum of the tensors' sketches is not the sketch of the whole model."""
+        """Why the sum of the tensors' sketches is not a sketch of the whole model."""
         assert item.needs is not None
         if any(info.merged > 1 for info in self._sketched):
             return "steps are merged in some tensors and not in others, so there is no whole model: see --tensors"
@@ -238,5 +238,5 @@ class Limits:
         bucket = item.needs.bucket_size
         # A bucket that runs from one tensor into the next is in no tensor's sketch.
         if bucket is None or any(info.size % bucket or info.kind == "neural" for info in self._infos[:-1]):
-            return "buckets of the whole model run from tensor to tensor, they need values: capture without --sketch"
+            return "buckets of the whole model run from tensor to tensor and need values: capture without --sketch"
         return None

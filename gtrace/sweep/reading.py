@@ -1,4 +1,4 @@
-"""A result file read: it may come from anyone, so it is checked first, and then becomes columns."""
+"""Read a result file into columns. The file may come from anyone, so it is checked first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: the longest text that is taken from a file
+#: length of the longest text that is read from a file
 MAX_TEXT = 1 << 26
 # How a journal ends that names a super-journal, which SQLite deletes after the rollback; one database needs none.
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
@@ -28,10 +28,10 @@ _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection for reading a result file, whose errors are one line; the file's folder stays as it was.
+    """A connection that reads a result file and turns its errors into one line; the folder stays as it was.
 
     Raises:
-        TraceError: the file, or what lies beside it, is not a result file, is damaged, or was made to do harm.
+        TraceError: the file, or one beside it, is not a result file, is damaged, or could do harm.
     """
     if not path.is_file():
         raise TraceError(f"{path}: no such file; `gtrace sweep TRACE` makes one")
@@ -40,28 +40,28 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             restrict(sql)
             yield sql
     except (OSError, sqlite3.Error, ValueError, RecursionError) as error:
-        told = "nested too deep" if isinstance(error, RecursionError) else printable(str(error))
+        reason = "nested too deep" if isinstance(error, RecursionError) else printable(str(error))
         raise TraceError(
-            f"{path}: not a gtrace sweep, or a damaged sweep ({told}); run the sweep again with --force"
+            f"{path}: not a gtrace sweep, or a damaged one ({reason}); run the sweep again with --force"
         ) from None
 
 
 def restrict(sql: sqlite3.Connection) -> None:
-    """Let a connection trust nothing that the file itself defines."""
+    """Make a connection distrust everything that the file itself defines."""
     sql.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_TEXT)
     sql.execute("PRAGMA trusted_schema=OFF")
     sql.execute("PRAGMA cell_size_check=ON")
 
 
 def check_journal(path: Path) -> bool:
-    """Whether a rollback journal lies beside a result file.
+    """Whether a rollback journal is beside a result file.
 
     Raises:
-        ValueError: it is one that gtrace did not write.
+        ValueError: gtrace did not write that journal.
     """
     journal = path.with_name(path.name + "-journal")
     if journal.is_symlink() or (journal.exists() and not journal.is_file()):
-        raise ValueError(f"{journal.name} is no regular file")
+        raise ValueError(f"{journal.name} is not a regular file")
     if not journal.exists():
         return False
     with journal.open("rb") as file:
@@ -73,17 +73,17 @@ def check_journal(path: Path) -> bool:
 
 def _mode(path: Path) -> str:
     if check_journal(path):
-        # What a writer that was killed while it closed has left can be rolled back by a connection that may write only.
+        # A writer that was killed while it closed left a journal; only a connection that may write can roll it back.
         return "mode=rw"
     with path.open("rb") as file:
         versions = file.read(20)[18:]
-    # A file in write-ahead mode without its log has no writer, and would be given a log that stays.
+    # A file in write-ahead mode without a log has no writer; opening it normally would create a log that stays.
     without_log = versions == b"\2\2" and not path.with_name(path.name + "-wal").exists()
     return "mode=ro&immutable=1" if without_log else "mode=ro"
 
 
 def content_bytes(path: Path) -> int:
-    """Bytes of a result file and of the log beside it: more rows or text than that it does not hold."""
+    """Bytes of a result file and its log: an upper bound on its rows and texts."""
     files = (path, path.with_name(path.name + "-wal"))
     return sum(file.stat().st_size for file in files if file.exists())
 
@@ -92,7 +92,7 @@ def bounded(rows: Iterator[tuple[Any, ...]], limit: int) -> Iterator[tuple[Any, 
     """The rows of a query, as long as their number and their texts fit into a file of ``limit`` bytes.
 
     Raises:
-        ValueError: they do not: its pages repeat.
+        ValueError: they do not fit: pages repeat.
     """
     for row in rows:
         limit -= 1 + sum(len(value) for value in row if isinstance(value, (str, bytes)))
@@ -102,13 +102,13 @@ def bounded(rows: Iterator[tuple[Any, ...]], limit: int) -> Iterator[tuple[Any, 
 
 
 def check_ends(sql: sqlite3.Connection, limit: int) -> None:
-    """Check that every table has an end within ``limit`` rows.
+    """Check that every table ends within ``limit`` rows.
 
     Raises:
-        ValueError: one has not.
+        ValueError: a table does not.
     """
     for table in TABLES:
-        # The rows themselves are counted: an index may have an end where they have none.
+        # Count the rows themselves: a damaged index may end although its table does not.
         query = f"SELECT count(*) FROM (SELECT 1 FROM {table} NOT INDEXED LIMIT ?)"  # noqa: S608
         if sql.execute(query, (limit,)).fetchone()[0] >= limit:
             raise ValueError(f"more rows in {table} than the file has bytes")
@@ -133,37 +133,50 @@ def read_meta(sql: sqlite3.Connection, path: Path) -> dict[str, Any]:
             "run the sweep again with --force"
         )
     if not isinstance(meta.get("provenance", {}), dict):
-        raise ValueError("its provenance is no object")  # noqa: TRY004 - damage
+        raise ValueError("its provenance is not an object")  # noqa: TRY004 - damage
+    selection = meta.get("selection")
+    if selection is not None and not (
+        isinstance(selection, dict) and set(selection) == _SELECTED and _all_plain(selection)
+    ):
+        raise ValueError("its selection is not three lists")
     _check_plain(sql, TABLES)
     return meta
 
 
+#: what a selection names
+_SELECTED = {"codecs", "steps", "tensors"}
+
+
+def _all_plain(selection: dict[str, Any]) -> bool:
+    return all(isinstance(v, list) and all(isinstance(one, (str, int)) for one in v) for v in selection.values())
+
+
 def load_json(text: object) -> Any:
-    """A JSON value of a cell.
+    """The JSON value in a cell.
 
     Raises:
-        ValueError, RecursionError: there is none.
+        ValueError, RecursionError: it holds none.
     """
     if not isinstance(text, str):
-        raise ValueError("a cell that is no text where JSON belongs")  # noqa: TRY004 - damage
+        raise ValueError("a cell needs a text with JSON")  # noqa: TRY004 - damage
     return json.loads(text)
 
 
 def _check_plain(sql: sqlite3.Connection, tables: tuple[str, ...]) -> None:
-    """Raise ValueError unless these are stored tables, without anything that is worked out when they are used."""
+    """Raise ValueError unless these are stored tables, without computed columns or triggers."""
     if sql.execute("SELECT 1 FROM sqlite_master WHERE type = 'trigger'").fetchone():
         raise ValueError("it holds triggers")
     query = "SELECT 1 FROM sqlite_master WHERE name = ? AND type = 'table' AND rootpage > 0"
     for name in tables:
         if sql.execute(query, (name,)).fetchone() is None:
             raise ValueError(f"{name} is not a table")
-        # Not the function of that name: a table of the file could stand in for it.
+        # The pragma, not the function of that name: a table of the file could shadow the function.
         if any(hidden for *_, hidden in sql.execute(f"PRAGMA table_xinfo({name})")):
-            raise ValueError(f"{name} has columns that are worked out")
+            raise ValueError(f"{name} has computed columns")
 
 
 def check_detail(what: str, value: Any) -> None:
-    """Check that a stored detail of a known kind holds what figures need.
+    """Check that a stored detail of a known kind holds what the figures need.
 
     Raises:
         ValueError: it does not.
@@ -185,16 +198,16 @@ def check_detail(what: str, value: Any) -> None:
         fine = isinstance(curves, dict) and all(_numbers(curve) > 0 for curve in curves.values())
         fine = fine and isinstance(value.get("codec"), str) and _numbers([value.get("best")]) == 1
     if not fine:
-        raise ValueError(f"details '{kind}' of another form")
+        raise ValueError(f"details '{kind}' have another form")
 
 
 def _numbers(value: Any) -> int:
-    """How many numbers a list holds; -1 where it is none, or holds something else."""
+    """Length of a list of numbers; -1 if it is not one."""
     fine = isinstance(value, list) and all(type(v) in (int, float) and abs(v) < 1e300 for v in value)
     return len(value) if fine else -1
 
 
-#: Rows that are Python objects at a time: as many as fit into a cache beside their values.
+#: Rows held as Python objects at a time: as many as fit into a cache beside their values.
 _ROWS = 256
 _LARGEST = 2.0**53
 
@@ -208,10 +221,10 @@ def read_rows(sql: sqlite3.Connection, limit: int) -> dict[str, NDArray[Any]]:
 
     Returns:
         column name -> array of length n_rows: text as objects, each text once; integers as int64, or as float64 with
-        NaN where one is missing; real numbers as float64. A column in which nothing was measured is read-only.
+        NaN if one is missing; real numbers as float64. A column without any measurement is read-only.
 
     Raises:
-        ValueError: cells that are no numbers, or that name texts or codecs which are not there.
+        ValueError: cells that are not numbers, or that refer to texts or codecs that do not exist.
     """
     counts = ", ".join(f"count({name})" for name in MEASURED)
     count, *filled = sql.execute(f"SELECT count(*), {counts} FROM (SELECT * FROM cells LIMIT ?)", (limit,)).fetchone()  # noqa: S608
@@ -256,9 +269,9 @@ def read_details(sql: sqlite3.Connection, limit: int) -> dict[tuple[str, int, st
     query = "SELECT tensor, step, what, value FROM details ORDER BY tensor, step, what"
     for tensor, step, what, value in bounded(sql.execute(query), limit):
         if not isinstance(tensor, str) or not isinstance(step, int) or not isinstance(what, str):
-            raise ValueError("a detail that belongs to no tensor and step")  # noqa: TRY004 - damage
-        told = details[tensor, step, what] = load_json(value)
-        check_detail(what, told)
+            raise ValueError("a detail without a tensor and step")  # noqa: TRY004 - damage
+        found = details[tensor, step, what] = load_json(value)
+        check_detail(what, found)
     return details
 
 
@@ -282,7 +295,7 @@ def _read(
 def _texts(
     sql: sqlite3.Connection, numbers: NDArray[np.float64], limit: int
 ) -> tuple[NDArray[np.object_], NDArray[np.intp]]:
-    """Texts, among them None, and where in them each of the numbers is; NaN is the number of None."""
+    """Texts (None among them), and for each number the index of its text; NaN is the number of None."""
     texts, place = _named(sql, "texts", ("text",), numbers, limit)
     return texts["text"], place
 
@@ -290,7 +303,7 @@ def _texts(
 def _named(
     sql: sqlite3.Connection, table: str, names: Sequence[str], numbers: NDArray[np.float64], limit: int
 ) -> tuple[dict[str, NDArray[np.object_]], NDArray[np.intp]]:
-    """The columns of a table of names, a None after the last, and where in them each of the numbers is."""
+    """The columns of a table of names, with None as the last entry, and for each number its index there."""
     query = f"SELECT id, {', '.join(names)} FROM {table} ORDER BY id"  # noqa: S608
     found = list(bounded(sql.execute(query), limit))
     for k, name in enumerate(names, 1):
@@ -303,12 +316,12 @@ def _named(
     place = np.searchsorted(known, numbers)
     there = known[np.minimum(place, known.size - 1)]
     if not ((there == numbers) | np.isnan(numbers)).all():
-        raise ValueError(f"numbers of {table} that are not there")
+        raise ValueError(f"{table} lacks some of the numbers that rows refer to")
     return dict(zip(names, columns, strict=True)), place
 
 
 def _ranks(texts: NDArray[np.object_]) -> NDArray[np.intp]:
-    """Where each text would be after sorting; None comes last."""
+    """The position of each text after sorting; None comes last."""
     ranks = np.empty(texts.size, np.intp)
     ranks[sorted(range(texts.size), key=lambda k: (texts[k] is None, texts[k] or ""))] = np.arange(texts.size)
     return ranks
@@ -331,9 +344,9 @@ def _typed(name: str, values: NDArray[Any] | None, count: int) -> NDArray[Any]:
 
 
 def _integers(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
-    """Numbers as integers; ValueError for what is none that float64 holds exactly."""
+    """Numbers as integers; ValueError for one that float64 cannot hold exactly."""
     numbers = values.astype(np.float64)
-    # NaN, too, is not below.
+    # NaN fails this comparison too.
     if not (np.abs(numbers) <= _LARGEST).all() or (numbers % 1).any():
-        raise ValueError(f"a {name} that is no integer")
+        raise ValueError(f"a {name} that is not an integer")
     return numbers.astype(np.int64)

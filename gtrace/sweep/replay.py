@@ -1,4 +1,4 @@
-"""One tensor's way through its steps: look, fit, expect or send, compare, and one row for each.
+"""Replay one tensor through its steps: read, fit, expect or send, compare, and write a row for each codec.
 
 Codecs with fixed levels that want the same sketch are judged together, and their rows are one table.
 """
@@ -6,6 +6,7 @@ Codecs with fixed levels that want the same sketch are judged together, and thei
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,12 +49,12 @@ if TYPE_CHECKING:
     from gtrace.types import Expectation, State, SummarySpec
 
 OPEN_LOOP = "open loop: the trace's gradients do not react to the codec"
-#: what the table of times says instead of a codec if many share the time
+#: entry in the table of times for time that several codecs share
 MANY = "*"
 
 
 class Group(NamedTuple):
-    """Codecs that want the same sketch, and the columns that say which they are."""
+    """Codecs that want the same sketch, with the columns that identify them."""
 
     sets: LevelSets
     identities: tuple[Row, ...]
@@ -65,7 +66,7 @@ def _group(codecs: tuple[Codec, ...]) -> Group:
 
 
 def split(wanted: Wanted, *, tables: bool = True) -> tuple[list[Group], Wanted]:
-    """The expectations of a step that are worked out together, and what is left to do."""
+    """The expectations of a step that are computed together, and the rest of the work."""
     groups: dict[SummarySpec | None, list[Codec]] = {}
     rest = []
     for codec, draws in wanted:
@@ -78,11 +79,11 @@ def split(wanted: Wanted, *, tables: bool = True) -> tuple[list[Group], Wanted]:
 
 
 class Replay:
-    """A tensor's steps in order, whatever there is of the tensor.
+    """Replays a tensor's steps in order, from any source.
 
-    A row of a stateless codec depends on its own step and on those that it was fitted on, so it comes out the
-    same wherever a sweep resumes. A stateful codec is replayed from the start of its burst of consecutive steps, and
-    what a window adds up from the start of the window, unless this replay has gone through those steps already.
+    A row of a stateless codec depends on its own step and on those that it was fitted on, so a resumed sweep gives the
+    same rows. A stateful codec is replayed from the start of its burst, and sums over a window from the start of the
+    window, unless this replay has gone through those steps already.
     """
 
     def __init__(
@@ -95,20 +96,20 @@ class Replay:
         self._draws = Draws(self._source, self._fits, self._sums)
         if job.chunked:
             self._draws = ChunkDraws(gradients, job, self._source, self._fits, self._sums)
-        # The steps of a job mostly want the same, and then name the same object, which the job keeps. A table's rows
-        # cannot be made to stand for more than a sample.
+        # The steps of a job mostly want the same and then refer to one object, which the job keeps. Rows in a table
+        # cannot be scaled up from a sample.
         distinct = {id(wanted): wanted for _, wanted in job.wanted}
         self._split = {key: split(wanted, tables=job.sample is None) for key, wanted in distinct.items()}
         self._identities = {id(codec): identity(codec) for _, wanted in job.wanted for codec, _ in wanted}
         self._optima: dict[tuple[SummarySpec, int, bool], float] = {}
         self._ends = {last: first for first, last in job.windows}
-        #: of the step that is gone through, None if no window ends there
+        #: the window that ends at the current step, if any
         self._window: Window | None = None
 
     def blocks(self) -> Iterator[Block]:
-        """Each wanted step's rows."""
+        """The rows of each wanted step."""
         for index, wanted in self._job.wanted:
-            block = self._block(index, wanted)
+            block = replace(self._block(index, wanted), values=self._job.values(wanted))
             yield block.named(self._job.names) if self._job.names else block
             if index in self._ends:
                 self._draws.forget()
@@ -155,7 +156,7 @@ class Replay:
         return Block(rows, times, warnings, details, tables)
 
     def _table(self, group: Group, index: int, look: Seen, common: Row, times: list[Timing]) -> RowTable:
-        """Expectations that are worked out together, from the sketch that they share."""
+        """Expectations that are computed together, from their common sketch."""
         sets, size, steps = group.sets, look.reference.size, self._job.steps
         first = sets.codecs[0]
         clock = time.perf_counter()
@@ -199,7 +200,7 @@ class Replay:
     def _rows(
         self, codec: Codec, draws: tuple[int, ...], index: int, look: Seen, common: Row
     ) -> Iterator[tuple[Row, dict[str, float]]]:
-        """A codec's rows with the seconds that their stages took."""
+        """A codec's rows, each with the seconds of its stages."""
         size, dtype_bits = look.reference.size, self._job.dtype_bits
         common = {**common, **self._identities[id(codec)]}
         if codec.stateful:
@@ -229,7 +230,7 @@ class Replay:
                 yield self._expected_row(codec, index, look, own, ready.state, expected), spent
 
     def _expected_row(self, codec: Codec, index: int, look: Seen, own: Row, state: State, expected: Expectation) -> Row:
-        """A row of closed forms."""
+        """A row of expectations."""
         assert codec.needs is not None
         optimum, grid = None, level_grid(codec)
         if self._settings.optimal and grid is not None:
@@ -246,14 +247,14 @@ class Replay:
         return row
 
     def _ending(self, index: int) -> Window | None:
-        """The window that ends at a step; None also if the gradients of its steps have no sum."""
+        """The window that ends at a step; None also if the gradients of its steps cannot be summed."""
         first = self._ends[index]
         steps = self._job.steps[first : index + 1]
         energy = self._gradients.energy_of_sum(self._job.tensor, steps, zero=self._settings.nonfinite == "zero")
         return None if energy is None else Window(first, len(steps), energy)
 
     def _lost(self, error: float | NDArray[np.float64]) -> Row:
-        """The columns of what was lost over the window that ends at a step."""
+        """The columns about the error of the window that ends at a step."""
         assert self._window is not None
         return {"window": self._window.steps, "window_energy": self._window.energy, "window_error": error}
 
@@ -264,9 +265,9 @@ class Replay:
         errors: NDArray[np.float64],
         errors_at: Callable[[int], NDArray[np.float64]],
     ) -> NDArray[np.float64] | None:
-        """Expected squared errors added up over the window that ends at a step, None if none does.
+        """Expected squared errors summed over the window that ends at a step; None if no window does.
 
-        Errors of unbiased codecs without memory are independent of each other, so their squares add up.
+        Errors of unbiased stateless codecs are independent, so their squares add up.
         """
         total = self._sums.at(key, index, errors.size)
         if total is not None:
@@ -275,7 +276,7 @@ class Replay:
             return None
         total = self._sums.take(key, index)
         if total is None:
-            # In the order of the steps, as the running sum.
+            # Added in the order of the steps, as in the running sum.
             total = np.zeros(errors.size)
             for k in range(self._window.first, index):
                 total += errors_at(k)
@@ -288,11 +289,11 @@ class Replay:
         return np.array([expected.squared_error])
 
     def _state(self, codec: Codec, index: int, size: int) -> State:
-        """The state of which a step's expectation is."""
+        """The state for which a step's expectation is computed."""
         return self._fits.ready(codec, EXPECTATION, index, size).state
 
     def _details(self, index: int, codecs: Sequence[Codec], size: int) -> list[Detail]:
-        """What figures of levels need, at the tensor's last wanted step alone: it is much for every step."""
+        """The data for figures of levels, only at the tensor's last wanted step: it is too much for every step."""
         if not self._job.final or index != self._job.wanted[-1][0]:
             return []
         found: dict[str, object] = {}
@@ -307,7 +308,7 @@ class Replay:
         return [(self._job.tensor, self._job.steps[index], what, value) for what, value in found.items()]
 
     def _optimum(self, index: int, codec: Codec, count: int) -> float | None:
-        """The least expected error of any ``count`` levels on this very tensor, with the codec's own sketch."""
+        """The least expected error of any ``count`` levels on this tensor, from the codec's own sketch."""
         grid = level_grid(codec)
         if grid is None or codec.needs is None or not has_optimum(codec):
             return None
@@ -325,5 +326,5 @@ class Replay:
 
 
 def has_optimum(codec: Codec) -> bool:
-    """Whether a codec's levels can be set beside the best ones."""
+    """Whether a codec's levels can be compared with the best ones."""
     return level_grid(codec) is not None and codec.needs is not None and codec.needs.norm != "none"

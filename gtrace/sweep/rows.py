@@ -1,4 +1,4 @@
-"""Rows of the result store, from what was measured, and what figures of levels need besides."""
+"""Rows of the result store, made from measurements, and the data for figures of levels."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 
 _COMPARED = tuple(field.name for field in fields(Comparison))
-#: relative doubt about a Wasserstein distance above which the row says so
+#: relative uncertainty of a Wasserstein distance above which the row says so
 _DOUBTFUL = 1e-3
 
 
 @lru_cache(maxsize=1024)
 def identity(codec: Codec) -> Row:
-    """The columns that say which codec a row is of; the same object for equal codecs, to be left as it is."""
+    """The columns that identify the codec of a row; equal codecs share one object, so do not change it."""
     parameters = codec.parameters
     return {
         "codec": str(codec),
@@ -59,8 +59,8 @@ def expected_columns(
 
     Args:
         common: the columns that do not depend on the measurement, with ``energy``, ``n`` and ``bits_shared``.
-        expected: what the codec, or each of the codecs, says about itself.
-        optimum: the least error of as many levels, if it was worked out.
+        expected: the expectation of the codec, or of each of the codecs.
+        optimum: the least error of any levels of the same number, if it was computed.
         dtype_bits: bits per element of the run's own dtype.
     """
     energy = common["energy"]
@@ -90,15 +90,15 @@ def expected_columns(
 
 
 class Drawn(NamedTuple):
-    """What one encoding gave.
+    """The result of one encoding.
 
     Attributes:
-        found: the decoded tensor against the exact one.
+        found: the decoded tensor compared with the exact one.
         body: bytes of the payload without its envelope.
-        coded: bits per coordinate of the payload under each coder, if they were counted.
-        clipping: shares saturated and flushed, if the codec has a range to leave.
+        coded: bits per coordinate of the payload under each coder, if they were measured.
+        clipping: shares saturated and flushed, if the codec has a limited range.
         spent: stage -> seconds.
-        w1_doubt: how far the Wasserstein distance can be off, None if all values were sorted.
+        w1_doubt: the largest possible error of the Wasserstein distance, None if all values were sorted.
         window_error: ||sum of errors||^2 over the window that ends here, None if none does.
     """
 
@@ -115,10 +115,10 @@ def draw_row(common: Row, codec: Codec, drawn: Drawn, expected: Expectation | No
     """A row of one encoding.
 
     Args:
-        common: as of :func:`expected_columns`, with ``draw``.
-        codec: what was drawn.
-        drawn: what it gave.
-        expected: what the codec says about itself at this step, if it does.
+        common: as in :func:`expected_columns`, with ``draw``.
+        codec: the codec.
+        drawn: the result of the encoding.
+        expected: the codec's expectation at this step, if it has one.
         dtype_bits: bits per element of the run's own dtype.
     """
     found, energy = drawn.found, common["energy"]
@@ -167,8 +167,8 @@ def _rates(common: Row, payload: Any, dtype_bits: int) -> Row:
 def relate_to_noise(rows: list[Row], tables: list[RowTable], wanted: Wanted, noise: Noise) -> None:
     """Set the noise ratio of a step's rows, and of its tables, if bias and variance are known apart.
 
-    Expectations know the bias, and so do draws that are unbiased or leave nothing to chance. Of other draws nobody can
-    say how much of their error is which, and what a codec remembers comes back later.
+    The bias is known for expectations, and for draws of codecs that are unbiased or deterministic. For other draws
+    nobody can split the error, and what a stateful codec remembers is sent later.
     """
     stateful = {str(codec) for codec, _ in wanted if codec.stateful}
     for columns in [*rows, *(table.columns for table in tables)]:
@@ -181,7 +181,7 @@ def relate_to_noise(rows: list[Row], tables: list[RowTable], wanted: Wanted, noi
             columns["noise_ratio"] = noise_ratio(columns["squared_error"], bias, noise)
 
 
-#: more levels than this cannot be told apart in a figure
+#: more levels than this cannot be distinguished in a figure
 MOST_LEVELS = 32
 #: starts of the papers' coordinate descent that are compared
 STARTS = ("uniform", "exponential", "companding")
@@ -196,7 +196,7 @@ def spec_name(spec: SummarySpec) -> str:
 
 
 def levels_of(codec: Codec, state: State) -> dict[str, Any] | None:
-    """The magnitudes that a level codec rounds to, where there are few enough to draw."""
+    """The magnitudes that a level codec rounds to, if they are few enough to draw."""
     grid = level_grid(codec)
     if grid is None or codec.needs is None or codec.needs.norm == "none":
         return None
@@ -207,7 +207,7 @@ def levels_of(codec: Codec, state: State) -> dict[str, Any] | None:
 
 
 def density(sketch: MomentSketch) -> dict[str, Any]:
-    """How the values of a sketch lie on a logarithmic axis of r, four classes an octave, from 2^-30 to 1.
+    """A histogram of a sketch's values on a logarithmic axis of r, four classes an octave, from 2^-30 to 1.
 
     Returns:
         ``edges``, ``share`` of all values in each class, ``energy`` (each class's share of the squared norm),
@@ -235,7 +235,7 @@ def density(sketch: MomentSketch) -> dict[str, Any]:
 def convergence(codecs: Iterable[Codec], sketches: dict[SummarySpec, MomentSketch]) -> dict[str, Any] | None:
     """The objective after each sweep of the papers' coordinate descent, from three starts.
 
-    For the ALQ codec with the fewest bits from 3 up among ``codecs``; None where there is none.
+    For the ALQ codec with the least number of bits from 3 up among ``codecs``; None if there is none.
     """
     grids = {str(c): (c, level_grid(c)) for c in codecs}
     chosen = [(g.bits, str(c), c, g) for c, g in grids.values() if isinstance(g, LeastVariance) and g.bits >= 3]

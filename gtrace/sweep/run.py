@@ -1,4 +1,4 @@
-"""From methods and ranges to codecs, and from a trace and codecs to rows."""
+"""Turn methods and ranges into codecs, and a trace and codecs into rows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from gtrace.sweep.jobs import Among, Name
     from gtrace.trace import TensorInfo, Trace
 
-#: the steps of tensors that a store has rows of: (tensor, step, codec, draw) -> steps in the window that ends there
+#: the steps of tensors that have rows in a store: (tensor, step, codec, draw) -> steps in the window that ends there
 Done = dict[tuple[str, int, str, int], "int | None"]
 _FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
@@ -65,15 +65,15 @@ def expand(
     """Every codec that the methods and ranges name, each once, in order.
 
     Args:
-        methods: specs such as ``qsgd,nuqsgd:p=0.3``, as text or a list; ``all`` stands for every codec.
+        methods: specs such as ``qsgd,nuqsgd:p=0.3``, as text or a list; ``all`` means every codec.
         ranges: parameter -> values. A codec takes those that it has and that its spec does not fix; one
-            without the parameter runs once. ``bits`` gives way to ``amount``, which sets the same thing.
+            without the parameter runs once. ``bits`` is ignored if ``amount`` is there, which sets the same thing.
         prefix: put before every spec, such as ``ef:``.
 
-    ``fp:all`` stands for every format of the asked bits.
+    ``fp:all`` means every format of the given bits.
 
     Raises:
-        UsageError: an unknown codec or parameter, a value that a codec refuses, or a range that no codec takes.
+        UsageError: an unknown codec or parameter, a value that a codec refuses, or a range that no codec uses.
 
     >>> [str(c) for c in expand("qsgd,terngrad", {"bits": [2, 3]})]
     ['qsgd:bits=2', 'qsgd:bits=3', 'terngrad']
@@ -89,7 +89,7 @@ def expand(
             known.discard("bits")
         word = codec_class(parsed.name).word
         if parsed.given.get(word, "auto") != "auto":
-            # What is named has its own bits.
+            # A named format has its own bits.
             known.discard("bits")
         options: list[dict[str, Any]] = [{}]
         for key, values in (ranges or {}).items():
@@ -106,7 +106,7 @@ def expand(
 
 
 def _spelled(spec: str, ranges: Mapping[str, Sequence[Any]]) -> Sequence[str]:
-    """The specs that one with the word ``all`` stands for; other specs as they are."""
+    """The specs that a spec with the word ``all`` means; any other spec alone."""
     parsed = parse_spec(spec)
     word = codec_class(parsed.name).word
     if not word or parsed.given.get(word) != "all":
@@ -119,7 +119,7 @@ def _spelled(spec: str, ranges: Mapping[str, Sequence[Any]]) -> Sequence[str]:
 
 
 def _leaves_choice(item: dataclasses.Field[Any]) -> bool:
-    """Whether a parameter leaves a choice at all: natural has a norm, but only one."""
+    """Whether a parameter has more than one possible value: natural has a norm, but only one."""
     return len(item.metadata["choices"]) != 1 and item.metadata["maximum"] != 0
 
 
@@ -130,15 +130,15 @@ class SweepOptions:
     Attributes:
         steps: only these steps; all by default.
         tensors: only tensors whose name matches one of these globs.
-        kind: gradients of weights, or neural ones (of layer outputs); by default those of weights where there are any.
-            What was left out is in the provenance under ``left_out`` (kind -> number of tensors).
+        kind: gradients of weights, or neural ones (of layer outputs); by default those of weights if there are any.
+            The provenance names what was left out under ``left_out`` (kind -> number of tensors).
         draws: keyed encodings per (tensor, step, codec); 0 for expectations alone.
-        seed: of the encodings.
-        refit: which steps' summaries fit a codec, see :class:`~gtrace.sweep.jobs.Settings`.
-        nonfinite: what happens to a tensor with NaN or infinite gradients.
-        optimal: where a codec with fitted levels takes part, set every level codec beside the best levels of the
+        seed: seed of the encodings.
+        refit: the steps that fit a codec, see :class:`~gtrace.sweep.jobs.Settings`.
+        nonfinite: what to do with a tensor that has NaN or infinite gradients.
+        optimal: if a codec with fitted levels takes part, compare every level codec with the best levels of the
             same number.
-        leave_out: where no two captured steps are consecutive, leave out codecs that keep memory, with a warning
+        leave_out: if no two captured steps are consecutive, leave out stateful codecs, with a warning
             and with their specs in the provenance under ``left_out_codecs``; otherwise they are refused.
         chunk: elements of a tensor that are read and summarized at a time; see :mod:`gtrace.sweep.limits` for what
             happens to larger tensors. Rows do not depend on it beyond rounding.
@@ -146,9 +146,10 @@ class SweepOptions:
         scheduler: run on a Dask cluster instead of threads: its address, its scheduler file, ``local:N``, or a
             client; see :func:`gtrace.sweep.cluster.connected`. Rows do not depend on it.
         output: SQLite file to write or resume; without one nothing is kept on disk.
-        force: overwrite an ``output`` that belongs to another sweep.
+        force: start over: replace an ``output`` that is there, whatever it holds.
         command: the command line, for the provenance.
         progress: called with (steps of tensors done, all of them).
+        work: called with (values done, all of them): elements times codecs, and a little for each tensor.
 
     Raises:
         UsageError: a number that is too small, or both ``jobs`` and ``scheduler``.
@@ -170,20 +171,19 @@ class SweepOptions:
     force: bool = False
     command: Sequence[str] = ()
     progress: Callable[[int, int], None] | None = None
+    work: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
         if self.draws < 0:
-            raise UsageError(f"sweep: {self.draws} draws are too few; 0 means expectations alone")
+            raise UsageError(f"sweep: draws cannot be {self.draws}; 0 means expectations alone")
         if self.chunk < 1:
-            raise UsageError(
-                f"sweep: a chunk of {self.chunk} elements holds nothing; give a power of two such as {CHUNK}"
-            )
+            raise UsageError(f"sweep: chunk cannot be {self.chunk} elements; give a power of two such as {CHUNK}")
         if self.scheduler is not None and self.jobs is not None:
-            raise UsageError("--jobs: counts threads here, and with --scheduler the cluster's workers bring theirs")
+            raise UsageError("--jobs: sets threads on this machine and cannot go with --scheduler; leave it out")
 
 
 class _Sweep:
-    """The codecs of a sweep set beside the tensors of a trace, before anything is computed.
+    """The codecs of a sweep matched with the tensors of a trace, before anything is computed.
 
     Args:
         trace: an open trace.
@@ -191,12 +191,12 @@ class _Sweep:
         options: how the sweep runs.
 
     Attributes:
-        gradients: of the trace.
-        able: what runs.
-        alone: what keeps memory and has no two consecutive steps.
-        asked: what each tensor, and the whole model, is swept with.
+        gradients: the trace's gradients.
+        able: the codecs that can run.
+        alone: the stateful codecs without two consecutive steps.
+        asked: the codecs of each tensor and of the whole model.
         codecs: all of these, each once.
-        settings: what rows depend on.
+        settings: the settings that rows depend on.
     """
 
     def __init__(self, trace: Trace, given: Iterable[Coding], options: SweepOptions) -> None:
@@ -218,7 +218,7 @@ class _Sweep:
         self._limits.check()
 
     def fingerprint(self) -> str:
-        """What tells sweeps apart: codecs, steps and draws extend a sweep; what changes its rows makes another one."""
+        """The sweep's identity. Codecs, steps and draws only extend a sweep; anything that changes rows changes it."""
         settings, options = self.settings, self._options
         whole = any(scope_of(item) == "model" or item.allocates for item in self.codecs)
         tensors = list(options.tensors or ()) if whole else None
@@ -227,7 +227,7 @@ class _Sweep:
         return hashlib.blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
 
     def provenance(self, trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
-        """What a result file says about its sweep."""
+        """The provenance in the result file."""
         gradients = self.gradients
         return {
             "command": list(self._options.command),
@@ -247,7 +247,7 @@ class _Sweep:
         }
 
     def cautions(self) -> list[str]:
-        """How far the errors can be trusted, a line each."""
+        """Warnings on how far the errors can be trusted, a line each."""
         found = []
         world = self._trace.attrs.get("world_size")
         if isinstance(world, int) and world > 1 and any(info.stage == "reduced" for info in self._trace.tensors):
@@ -261,12 +261,17 @@ class _Sweep:
             found.append(f"scope=model takes {several}; {own}")
         return [*found, f"{LEFT_OUT}{gaps_line(self.alone)}"] if self.alone else found
 
+    def selection(self) -> dict[str, Any]:
+        """What this sweep asks for, whatever else a result file holds."""
+        names = {name["codec"] for items in self.asked.values() for item in items for name in item.names}
+        return {"codecs": sorted(names), "steps": sorted(self._steps), "tensors": list(self.asked)}
+
     def limits(self) -> list[str]:
-        """What :meth:`jobs` has left out, a line each."""
+        """What :meth:`jobs` left out, a line each."""
         return self._limits.lines()
 
     def jobs(self, done: Done) -> list[Job]:
-        """What is missing, per tensor; the largest tensors first, so that no thread is left with one at the end."""
+        """The missing work per tensor; the largest tensors first, so that no thread ends with one of them."""
         gradients = self.gradients
         there: dict[str, set[int]] = defaultdict(set)
         for tensor, step, _, _ in done:
@@ -288,10 +293,10 @@ class _Sweep:
         jobs = []
         for job, tensor_info in bare:
             if gradients.kind == "weight" and not job.sketched and job.sample is None:
-                # What is there already and what is added make one sweep. Gradients of outputs belong to other samples
+                # Existing and new rows make one sweep. Gradients of outputs belong to other samples
                 # at each step, so they have no sum.
                 job = replace(job, windows=windows_of(job.steps, self._steps | there[job.tensor]))
-            # A codec may share out among all tensors for its own rows, and among some for those of a plan.
+            # A codec may allocate among all tensors for its own rows, and among some for those of a plan.
             for among in dict.fromkeys(item.among for item in self.asked[job.tensor]):
                 own = [item for item in self.asked[job.tensor] if item.among == among]
                 named = replace(job, among=among, names={str(item.codec): item.names for item in own})
@@ -302,7 +307,7 @@ class _Sweep:
         return [job for job in jobs if job.wanted]
 
     def runner(self, stack: ExitStack) -> Callable[[Sequence[Job], Callable[[Block], None]], None]:
-        """What runs jobs and hands over finished blocks: threads, or a cluster until the stack is left."""
+        """A function that runs jobs and hands over finished blocks: on threads, or on a cluster that the stack ends."""
         options, gradients = self._options, self.gradients
         codecs = list(dict.fromkeys((item.codec, item.among) for items in self.asked.values() for item in items))
         if options.scheduler is not None:
@@ -325,13 +330,13 @@ def run_sweep(trace: Trace | str | os.PathLike[str], codecs: Sequence[TableLike]
             ``refit``, ``jobs``, ``output`` and so on.
 
     Returns:
-        all rows of the store, also those of earlier runs that this one resumed or extended.
+        all rows of the store, including those of earlier runs that this one resumed or extended.
 
     Raises:
-        UsageError: an unknown codec, tensor or step, no gradients of this kind, or draws of codecs that keep memory
-            if no two captured steps are consecutive; no cluster at ``scheduler``, or one with another gtrace.
+        UsageError: an unknown codec, tensor or step; no gradients of this kind; draws of stateful codecs
+            without consecutive steps; no cluster at ``scheduler``, or one with another gtrace.
         TraceError: the trace cannot be read, here or by a worker.
-        OutputExistsError: ``output`` is there, belongs to another sweep, and ``force`` is off.
+        OutputExistsError: ``output`` exists, belongs to another sweep, and ``force`` is off.
     """
     asked = SweepOptions(**options)
     given = {str(c): c for c in map(coding_of, codecs)}.values()
@@ -349,17 +354,22 @@ def run_sweep(trace: Trace | str | os.PathLike[str], codecs: Sequence[TableLike]
         try:
             store.add((), warnings=sweep.cautions())
             store.check_plans({str(c): c.digest for c in sweep.able if isinstance(c, CodecTable)})
+            store.select(sweep.selection())
             jobs = sweep.jobs(_done(store, sweep))
             store.add((), warnings=sweep.limits())
             total = sum(len(job.wanted) for job in jobs)
-            count = 0
+            values = sum(job.values(wanted) for job in jobs for _, wanted in job.wanted)
+            count = done = 0
 
             def sink(block: Block) -> None:
-                nonlocal count
+                nonlocal count, done
                 store.add(block.rows, block.times, block.warnings, block.details, block.tables)
                 count += 1
+                done += block.values
                 if asked.progress is not None:
                     asked.progress(count, total)
+                if asked.work is not None:
+                    asked.work(done, values)
 
             runner(jobs, sink)
         finally:
@@ -368,7 +378,7 @@ def run_sweep(trace: Trace | str | os.PathLike[str], codecs: Sequence[TableLike]
 
 
 def _done(store: ResultStore, sweep: _Sweep) -> Done:
-    """The rows that need not be made again: without a best variance beside them, some do."""
+    """The rows that are done. A row that lacks a wanted best variance is not."""
     done = store.done()
     if not sweep.settings.optimal:
         return done
@@ -388,13 +398,13 @@ def expectations(trace: Trace, codecs: Sequence[Codec], sink: Callable[[Block], 
 
     Args:
         trace: an open trace.
-        codecs: with closed forms.
+        codecs: codecs with closed forms.
         sink: called with each tensor at each step.
         options: ``steps``, ``tensors``, ``kind``, ``refit``, ``nonfinite``, ``chunk`` and ``jobs`` of
             :class:`SweepOptions`.
 
     Returns:
-        what cannot be trusted, one line each.
+        warnings on how far the errors can be trusted, one line each.
 
     Raises:
         UsageError: a codec without closed forms or over the whole model, or an unknown tensor or step.
@@ -402,7 +412,7 @@ def expectations(trace: Trace, codecs: Sequence[Codec], sink: Callable[[Block], 
     """
     for item in codecs:
         if not expecting(item):
-            raise UsageError(f"{item}: its error has no closed form; sweep the trace with it first, and give the sweep")
+            raise UsageError(f"{item}: its error has no closed form; sweep the trace first, and pass that sweep")
         if scope_of(item) == "model":
             raise UsageError(f"{item}: runs over the whole model and leaves no tensor to another codec")
     sweep = _Sweep(trace, codecs, SweepOptions(draws=0, optimal=False, **options))
@@ -413,12 +423,12 @@ def expectations(trace: Trace, codecs: Sequence[Codec], sink: Callable[[Block], 
 
 
 class Chosen(NamedTuple):
-    """A codec that a tensor is swept with.
+    """A codec for a tensor.
 
     Attributes:
-        codec: itself; a plan's rows are those of the codecs that it names.
-        among: the tensors that it shares something out among, when it allocates.
-        names: under which its rows are written.
+        codec: the codec; a plan's rows are those of the codecs that it names.
+        among: the tensors that it allocates among, if it allocates.
+        names: the names under which its rows are written.
     """
 
     codec: Codec
@@ -427,7 +437,7 @@ class Chosen(NamedTuple):
 
 
 def _asked(gradients: Gradients, given: Iterable[Coding]) -> dict[str, list[Chosen]]:
-    """What each tensor, and the whole model, is swept with."""
+    """The codecs for each tensor, and for the whole model."""
     sizes = {info.name: info.size for info in gradients.infos}
     found: dict[str, dict[tuple[Codec, Among], list[Name]]] = {name: {} for name in (WHOLE_MODEL, *sizes)}
     for item in given:
@@ -449,9 +459,9 @@ def _asked(gradients: Gradients, given: Iterable[Coding]) -> dict[str, list[Chos
 def _split_by_memory(
     gradients: Gradients, wanted: frozenset[int], given: Sequence[Coding], draws: int
 ) -> tuple[list[Coding], list[Coding]]:
-    """What can run, and what keeps memory where each replay would be a single step."""
+    """The codecs that can run, and the stateful ones that would replay only single steps."""
     whole = [tuple(sorted(gradients.all_steps))]
-    # Of sketches there are no draws, so nothing is replayed.
+    # Sketches allow no draws, so nothing is replayed.
     each = [gradients.steps[info.name] for info in gradients.infos if not info.sketches]
     bursts = {"tensor": any_burst(each, wanted) or not each, "model": any_burst(whole, wanted) or not each}
     sizes = {info.name: info.size for info in gradients.infos}
@@ -465,7 +475,7 @@ def _split_by_memory(
 
 
 def versions() -> dict[str, str]:
-    """Versions that a number may depend on."""
+    """Versions that numbers may depend on."""
     return {"gtrace": __version__, "numpy": np.__version__, "python": platform.python_version()}
 
 
@@ -481,7 +491,7 @@ def _dtype_bits(info: TensorInfo) -> int:
 def _with_missing(
     job: Job, steps: frozenset[int], codecs: Sequence[Codec], draws: int, done: Done, there: Container[int]
 ) -> Job:
-    """The job with rows that are not done, or whose window changes; ``there`` are the steps that have rows."""
+    """The job for rows that are missing or whose window changes; ``there`` are the steps that have rows."""
     rows = [
         (
             item,
@@ -514,11 +524,11 @@ def _with_missing(
             if draws_left:
                 left.append((item, draws_left))
         if left:
-            # One object for all steps that want the same.
+            # Steps that want the same share one object.
             same = wanted[-1][1] if wanted and list(wanted[-1][1]) == left else tuple(left)
             wanted.append((index, same))
-    # Rows of codecs alone are called by their specs as it is.
+    # A codec's own rows already carry its spec.
     named = {spec: names for spec, names in job.names.items() if [name["codec"] for name in names] != [spec]}
-    # On a cluster the last step may be done before others.
+    # On a cluster the last step may finish before others.
     last = max((index for index, step in enumerate(job.steps) if step in steps), default=0)
     return replace(job, wanted=tuple(wanted), names=named, final=bool(wanted) and wanted[-1][0] >= last)

@@ -1,11 +1,11 @@
 """The tables of a sweep's result file.
 
-Texts that many rows repeat stand once, in ``texts``, and a codec's spec, method, bits and parameters in ``codecs``.
-What was measured is in ``cells``, the times in ``spent``, with numbers in place of texts. The views ``rows`` and
-``times`` put everything together, one line each, for any SQL tool.
+``texts`` holds texts that many rows repeat, ``codecs`` each codec with its spec, method, bits and parameters.
+``cells`` holds the measurements and ``spent`` the times, with numbers instead of texts. The views ``rows`` and
+``times`` join everything, one line for each row, for any SQL tool.
 """
 
-# ruff: noqa: S608 - statements are put together from the names of columns above, from nothing that anyone gives
+# ruff: noqa: S608 - statements are built from the names of columns above, never from user input
 from __future__ import annotations
 
 from dataclasses import fields
@@ -79,7 +79,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "note": ("TEXT", "why a value is missing, or open-loop"),
 }
 KEY = ("tensor", "step", "codec", "draw")
-#: columns that hang on the codec alone
+#: columns that depend on the codec alone
 OF_CODEC = ("method", "bits", "params")
 #: columns that are stored with each row, besides its key
 MEASURED = tuple(name for name in COLUMNS if name not in (*KEY, *OF_CODEC))
@@ -99,7 +99,7 @@ CREATE TABLE spent (tensor INTEGER, step INTEGER, codec INTEGER, draw INTEGER, s
 
 
 def _spelled(columns: tuple[str, ...], texts: tuple[str, ...], codec: tuple[str, ...], table: str) -> str:
-    """A query for a table with texts in place of numbers."""
+    """A query for a table that replaces numbers by texts."""
     shown = {name: f"{name}_text.text AS {name}" for name in texts} | {name: f"codecs.{name}" for name in codec}
     columns_of = ", ".join(shown.get(name, name) for name in columns)
     joins = " ".join(f"LEFT JOIN texts AS {name}_text ON {name}_text.id = {table}.{name}" for name in texts)

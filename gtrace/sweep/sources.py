@@ -1,11 +1,11 @@
-"""What there is of a tensor: its values, chunks of them, sketches that the trace keeps, or a sample of blocks.
+"""The sources of a tensor: its values, chunks of them, sketches that the trace stores, or a sample of blocks.
 
 A replay goes through all four the same way. Steps are indices into the job's steps.
 
-Aligned blocks of a sample are drawn without replacement, each as likely as any other, so the mean squared error of the
-sample estimates that of the whole. What the sample has too much or too little of the energy ||g||^2, which is known
-exactly, is corrected by a regression (Cochran, Sampling Techniques, 3rd edition, section 7.1); its residuals give the
-standard error, each as it would be if its group had not been there (HC3).
+Aligned blocks of a sample are drawn without replacement, each with the same probability, so the mean squared error of
+the sample estimates that of the whole. The exact energy ||g||^2 of the whole is known, so a regression corrects for a
+sample with too much or too little of it (Cochran, Sampling Techniques, 3rd edition, section 7.1). Its residuals give
+the standard error, each computed as if its own group had been left out (HC3).
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
     from gtrace.trace.rows import BlockSample
     from gtrace.types import State, SummarySpec
 
-#: Parts of a sample whose scatter tells the error of an estimate, and the fewest that tell anything.
+#: Groups of blocks whose scatter gives the error of an estimate, and the least number of them that can.
 _GROUPS, _FEWEST_GROUPS = 16, 4
 _LEAST = 1e-3
-#: share of the spread of energies above which a group is said to dominate
+#: a group with more than this share of the spread of energies dominates
 _DOMINATED = 0.5
-#: standard errors of the energy beyond which the sample lacks something
+#: beyond this many standard errors of the energy, the sample lacks something
 _UNEXPLAINED = 1.5
 
 
 class Seen(NamedTuple):
-    """What a source finds out about a tensor when a replay comes to a step.
+    """What a source measures when a replay reaches a step.
 
     Attributes:
         reference: what the step's rows are compared with.
-        nonfinite: how many values are not finite.
-        sketches: those that are made in the same pass.
-        energy: sum w g^2, where w is what Adam's update makes of each element; NaN if its second moments are not known.
-        weighted: weighted sketches by what codecs need; None likewise.
+        nonfinite: number of non-finite values.
+        sketches: those made in the same pass.
+        energy: sum w g^2, with w the weight of each element in Adam's update; NaN without second moments.
+        weighted: weighted sketches by what codecs need; None without second moments.
     """
 
     reference: Reference | Totals
@@ -63,7 +63,7 @@ class Seen(NamedTuple):
 
 
 def source_of(gradients: Gradients, job: Job) -> Values:
-    """The source of a job's tensor, by what there is of it."""
+    """The source of a job's tensor."""
     if job.sketched:
         return Sketches(gradients, job)
     if job.sample is not None:
@@ -77,12 +77,12 @@ class Values:
     def __init__(self, gradients: Gradients, job: Job) -> None:
         self._gradients, self._tensor, self._steps = gradients, job.tensor, job.steps
         self._dtype_bits = job.dtype_bits
-        #: of the step that was looked at last
+        #: values of the step that was read last
         self._looked: tuple[int, NDArray[np.float32], int] | None = None
 
     def look(self, index: int, specs: Sequence[SummarySpec]) -> Seen:
-        """Go on to a step; other sketches than weighted ones are made when they are asked for."""
-        # No two steps are held at a time.
+        """Go on to a step; unweighted sketches are made on demand."""
+        # Never hold two steps at a time.
         self._looked = None
         values, bad = self.values(index)
         self._looked = index, values, bad
@@ -95,12 +95,12 @@ class Values:
         return Seen(reference, bad, energy=reference.weighted_energy, weighted=weighted)
 
     def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
-        """Sketches of a step, non-finite values taken as zero."""
+        """Sketches of a step; non-finite values count as zero."""
         values, _ = self.values(index)
         return {spec: MomentSketch.from_spec(values, spec) for spec in specs}
 
     def values(self, index: int) -> tuple[NDArray[np.float32], int]:
-        """All values of a step, the non-finite ones taken as zero, and how many these are."""
+        """All values of a step with non-finite ones set to zero, and their number."""
         if self._looked is not None and self._looked[0] == index:
             return self._looked[1:]
         values = self._gradients.read(self._tensor, self._steps[index])
@@ -112,40 +112,40 @@ class Chunks(Values):
     """A tensor that is too large to be held: sketches of a step in one pass over its chunks."""
 
     def look(self, index: int, specs: Sequence[SummarySpec]) -> Seen:
-        """As of :class:`Values`."""
+        """See :class:`Values`."""
         found = self._gradients.scan(self._tensor, self._steps[index], specs)
         weighed = self._gradients.weigh(self._tensor, self._steps[index], specs)
         return Seen(*found) if weighed is None else Seen(*found, *weighed)
 
     def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
-        """As of :class:`Values`."""
+        """See :class:`Values`."""
         return self._gradients.scan(self._tensor, self._steps[index], specs)[2]
 
 
 class Sketches(Values):
-    """A tensor of which the trace keeps sketches: expectations from them, nothing that needs values."""
+    """A tensor that the trace stores as sketches: they give expectations, and nothing that needs values."""
 
     def look(self, index: int, specs: Sequence[SummarySpec]) -> Seen:
-        """As of :class:`Values`."""
+        """See :class:`Values`."""
         del specs
         return Seen(*self._gradients.totals(self._tensor, self._steps[index]))
 
     def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
-        """As of :class:`Values`."""
+        """See :class:`Values`."""
         return {spec: self._gradients.sketch(self._tensor, self._steps[index], spec) for spec in specs}
 
 
 class Sample(Values):
-    """A sample of a tensor's blocks, whose rows are made to stand for the whole, each with its sampling error."""
+    """A sample of a tensor's blocks; its rows are scaled up to the whole, each with its sampling error."""
 
     def __init__(self, gradients: Gradients, job: Job, sample: BlockSample) -> None:
         super().__init__(gradients, job)
         self._sample = sample
 
     def stretch(self, codec: Codec, index: int, ready: Callable[[int], State]) -> Callable[[Row], Row]:
-        """What makes rows about the sample stand for the whole tensor.
+        """A function that scales a row about the sample up to the whole tensor.
 
-        ``ready``: the codec's state before it encodes so many values of the step.
+        ``ready``: number of values -> the codec's state before it encodes as many values of the step.
         """
         whole = self._gradients.whole(self._tensor, self._steps[index])
         scatter, stored = self._scatter(codec, index, ready), self.values(index)[0].size
@@ -154,7 +154,7 @@ class Sample(Values):
         )
 
     def _scatter(self, codec: Codec, index: int, ready: Callable[[int], State]) -> _Scatter:
-        """A line through the errors and energies of groups of blocks, weighted by their elements."""
+        """Fit a line through the errors and energies of groups of blocks, weighted by their elements."""
         sample = self._sample
         groups = min(_GROUPS, sample.kept)
         if groups < _FEWEST_GROUPS or codec.needs is None or not expecting(codec):
@@ -170,7 +170,7 @@ class Sample(Values):
         error, energy = errors - weights @ errors, energies - weights @ energies
         spread = float(weights @ energy**2)
         slope = float(weights @ (error * energy)) / spread if spread > 0 else 0.0
-        # A group that alone has much energy pulls the line to itself: its residual is that of a line without it.
+        # A group with much energy pulls the line to itself: use the residual from a line without it.
         pull = weights * (1.0 + (energy**2 / spread if spread > 0 else 0.0))
         residuals = (error - slope * energy) / np.maximum(1.0 - pull, _LEAST)
         left = 1.0 - sample.kept / sample.blocks
@@ -181,11 +181,11 @@ class Sample(Values):
 
 
 class _Scatter(NamedTuple):
-    """How the error of a codec goes with the energy, over groups of blocks.
+    """How a codec's error depends on the energy, over groups of blocks.
 
     Attributes:
-        slope: what an element's squared error grows by when its energy grows by one.
-        deviation: standard error of an element's mean squared error; NaN where it is unknown.
+        slope: increase of an element's squared error per unit of its energy.
+        deviation: standard error of an element's mean squared error; NaN if it is unknown.
         energy: standard error of an element's mean energy.
         dominated: one group has most of the spread of energies.
     """
@@ -198,23 +198,23 @@ class _Scatter(NamedTuple):
     def understated(self, missing: float) -> bool:
         """Whether tails are so heavy that the standard error is too small.
 
-        One group then has most of the spread, or the sample lacks energy (``missing``, an element's) that its scatter
-        does not explain: the largest values were not drawn. Of 48 of 200 blocks of Student t values with two degrees
-        of freedom the true error is then three times the one that is told; of the others, 1.6 times.
+        One group then has most of the spread, or the sample lacks energy (``missing``, per element) that its scatter
+        does not explain: the largest values were not drawn. For 48 of 200 blocks of Student t values with two degrees
+        of freedom, the true error is then three times the reported one; otherwise 1.6 times.
         """
         return self.dominated or abs(missing) > _UNEXPLAINED * self.energy
 
 
 def _every(values: NDArray[np.float32], sample: BlockSample, first: int, stride: int) -> NDArray[np.float32]:
-    """Every so many-th of the stored blocks."""
+    """Every ``stride``-th of the stored blocks, from ``first``."""
     blocks = [values[start : start + sample.block] for start in range(0, values.size, sample.block)]
     return np.concatenate(blocks[first::stride])
 
 
 def _stretched(row: Row, sample: BlockSample, whole: Totals, scatter: _Scatter, stored: int, dtype_bits: int) -> Row:
-    """A row about the sample as one about the whole."""
+    """A row about the sample, scaled up to the whole."""
     kept = f"sample of {sample.kept} of {sample.blocks} blocks"
-    # Blocks that happen to hold more, or less, of the energy than their share say so: it is known.
+    # The exact energy is known, so correct for a sample that holds more or less than its share of it.
     missing = whole.energy / whole.size - row["energy"] / stored
     error = max(0.0, row["squared_error"] / stored + scatter.slope * missing) * whole.size
     doubt = ratio(scatter.deviation * whole.size, error)
@@ -222,7 +222,7 @@ def _stretched(row: Row, sample: BlockSample, whole: Totals, scatter: _Scatter, 
     sampling = f"sampling error {least}{doubt:.1%}" if math.isfinite(doubt) else "sampling error unknown"
     variance = relative(error, whole.energy)
     times = row.get("times_optimal")
-    # What is sent once serves all values.
+    # Shared bytes are sent once for all values.
     shared = row["bits_shared"] * stored / whole.size
     total = row["bits_payload"] + shared
     return {

@@ -9,7 +9,7 @@ import math
 import os
 import sqlite3
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# File systems that have no such locks (some networks') are written without.
+# File systems without such locks (some network ones) are written to without.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @contextmanager
 def own(path: Path) -> Iterator[bool]:
-    """Make a file this process's own until the block is left, or the process dies; an empty one where there is none.
+    """Make a file this process's own until the block ends or the process dies; creates the file if needed.
 
-    The lock is one of the whole file (flock), of which those that SQLite takes on parts of it know nothing. The file
-    must not be closed by this process while SQLite has it open: that would drop SQLite's own locks.
+    The lock covers the whole file (flock) and is independent of those that SQLite takes on parts of it. This process
+    must not close the file while SQLite has it open: that would drop SQLite's own locks.
 
     Yields:
-        whether the file was made here.
+        whether the file was created here.
 
     Raises:
-        OutputExistsError: another process, or another thread of this one, owns it.
+        OutputExistsError: another process, or another thread of this one, owns the file.
         OSError: it cannot be opened for writing.
     """
     flags = os.O_RDWR | os.O_CLOEXEC
@@ -59,7 +59,7 @@ def own(path: Path) -> Iterator[bool]:
         descriptor, new = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666), True
     except FileExistsError:
         if not path.is_file():
-            raise OutputExistsError(f"{path}: exists already and is no file; choose another -o") from None
+            raise OutputExistsError(f"{path}: exists already and is not a file; choose another -o") from None
         descriptor, new = os.open(path, flags), False
     try:
         try:
@@ -77,13 +77,13 @@ def own(path: Path) -> Iterator[bool]:
 
 
 def _taken(path: Path) -> OutputExistsError:
-    return OutputExistsError(f"{path}: another sweep is writing it; wait for its end, or choose another -o")
+    return OutputExistsError(f"{path}: another sweep is writing this file; wait for its end, or choose another -o")
 
 
 _MEASURED = frozenset(MEASURED)
 #: a row by column name
 Row: TypeAlias = dict[str, Any]
-#: what SQLite says about the disk and what is on it, without the detail in the upper bits
+#: SQLite's error codes for the disk and its contents, without the detail in the upper bits
 _DISK = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
@@ -102,13 +102,14 @@ class SweepResult:
     Attributes:
         columns: column name -> array of length n_rows; text as object arrays, numbers as float64 or int64
             (a missing integer makes the column float64 with NaN).
-        provenance: command, versions, seed, trace fingerprint and what else the run said about itself.
+        provenance: command, versions, seed, trace fingerprint and other facts about the run.
         warnings: one line for each thing that was skipped or cannot be trusted.
-        times: columns of the table of times, apart so that the rows are reproducible.
+        times: columns of the table of times, kept apart so that rows are reproducible.
         details: (tensor, step, what) -> value, at each tensor's last step of a sweep with fitted levels:
             ``levels SPEC`` (levels, zero, law), ``density LAW`` (edges, share, energy, zeros, below) and
-            ``convergence`` (codec, objective by start, best); see ``gtrace.sweep.rows``. At every step where it is
-            known, ``noise`` (variance, signal, freedom): the fields of :class:`gtrace.noise.Noise`.
+            ``convergence`` (codec, objective by start, best); see ``gtrace.sweep.rows``. At every step with known
+            noise, ``noise`` (variance, signal, freedom): the fields of :class:`gtrace.noise.Noise`.
+        selection: what was asked for last: ``codecs``, ``steps`` and ``tensors``, each a list.
     """
 
     columns: dict[str, NDArray[Any]]
@@ -116,6 +117,20 @@ class SweepResult:
     warnings: tuple[str, ...] = ()
     times: dict[str, NDArray[Any]] | None = None
     details: dict[tuple[str, int, str], Any] = field(default_factory=dict)
+    selection: dict[str, list[Any]] = field(default_factory=dict)
+
+    @property
+    def selected(self) -> SweepResult:
+        """The rows that were asked for last; rows of earlier selections are left out."""
+        if not self.selection:
+            return self
+        keep = np.ones(len(self), np.bool_)
+        for column, name in (("codec", "codecs"), ("step", "steps"), ("tensor", "tensors")):
+            wanted = set(self.selection[name])
+            keep &= np.fromiter((value in wanted for value in self.columns[column].tolist()), np.bool_, len(self))
+        if keep.all():
+            return self
+        return replace(self, columns={name: column[keep] for name, column in self.columns.items()})
 
     def __len__(self) -> int:
         return len(self.columns["tensor"])
@@ -130,10 +145,10 @@ class SweepResult:
             yield dict(zip(names, values, strict=True))
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame; pandas is not a dependency and has to be installed.
+        """A pandas DataFrame; pandas is not a dependency, so install it first.
 
         Raises:
-            ImportError: pandas is not there.
+            ImportError: pandas is not installed.
         """
         import pandas as pd
 
@@ -144,8 +159,8 @@ class RowTable(NamedTuple):
     """Rows of one tensor at one step as columns.
 
     Attributes:
-        identities: of each row, the columns that say which codec it is of.
-        columns: name -> one value for all rows, or an array with one for each; numbers that are not finite are NULL.
+        identities: per row, the columns that identify its codec.
+        columns: name -> one value for all rows, or an array with one per row; non-finite numbers are stored as NULL.
     """
 
     identities: Sequence[Mapping[str, Any]]
@@ -163,8 +178,8 @@ def _plain(value: Any) -> Any:
 class ResultStore:
     """The SQLite file of one sweep.
 
-    Rows are written in transactions by one writer, to whom the file belongs until it is closed; after kill -9 it opens
-    with every committed row.
+    One writer owns the file until it is closed and commits rows in transactions; after kill -9 the file opens with
+    every committed row.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path, owner: ExitStack) -> None:
@@ -176,12 +191,12 @@ class ResultStore:
 
     @classmethod
     def create(cls, path: Path, provenance: Mapping[str, Any], fingerprint: str, *, force: bool) -> ResultStore:
-        """Open ``path`` for writing: resume it when its fingerprint is the same, start it otherwise.
+        """Open ``path`` for writing: resume it when its fingerprint is the same; with ``force`` start over.
 
         Raises:
-            OutputExistsError: something else is there and ``force`` is off, or another sweep is writing it.
+            OutputExistsError: something else is at ``path`` and ``force`` is off, or another sweep is writing it.
             UsageError: its folder does not exist.
-            TraceError: nothing can be written there.
+            TraceError: it cannot be written.
         """
         if not path.parent.is_dir():
             raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another -o")
@@ -192,12 +207,12 @@ class ResultStore:
                     found = cls._fingerprint(path)
                 except TraceError:
                     found = None
-                if found == fingerprint:
+                if found == fingerprint and not force:
                     return cls(cls._connect(path), path, owner.pop_all())
                 if not force:
                     why = "holds a sweep of other data or settings" if found else "is not a sweep"
                     raise OutputExistsError(
-                        f"{path}: exists already and {why}; it was left untouched: pass --force or another -o"
+                        f"{path} already exists and {why}. Use --force to replace it or -o to write elsewhere."
                     )
                 for suffix in ("", "-wal", "-shm", "-journal"):
                     path.with_name(path.name + suffix).unlink(missing_ok=True)
@@ -215,7 +230,7 @@ class ResultStore:
         connection = cls._connect(path)
         meta = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "provenance": provenance}
         with connection as sql:
-            # Python opens no transaction of its own for statements that define tables.
+            # Python itself opens no transaction for statements that define tables.
             sql.execute("BEGIN")
             create(sql)
             sql.executemany("INSERT INTO meta VALUES (?, ?)", [(k, json.dumps(v)) for k, v in meta.items()])
@@ -238,28 +253,33 @@ class ResultStore:
         return value if isinstance(value, str) else None
 
     def done(self) -> dict[tuple[str, int, str, int], int | None]:
-        """Key (tensor, step, codec, draw) of each row that is there -> steps in the window that ends with it."""
+        """Key (tensor, step, codec, draw) of each stored row -> steps in the window that ends with it."""
         with _writing(self.path):
             found = self._connection.execute(f"SELECT {', '.join(KEY)}, window FROM ({ROWS})")  # noqa: S608
             return {(tensor, step, codec, draw): window for tensor, step, codec, draw, window in found}
 
+    def select(self, selection: Mapping[str, Any]) -> None:
+        """Remember what was asked for last: that is what reports show."""
+        with _writing(self.path), self._connection as sql:
+            sql.execute("INSERT OR REPLACE INTO meta VALUES ('selection', ?)", (json.dumps(selection),))
+
     def check_plans(self, digests: Mapping[str, str]) -> None:
-        """Refuse to add rows of a plan beside those of another one of the same name.
+        """Refuse to add rows of a plan to those of another plan of the same name.
 
         Args:
-            digests: name as in the rows -> what tells tables apart.
+            digests: name as in the rows -> digest of the plan.
 
         Raises:
-            OutputExistsError: there are such rows.
+            OutputExistsError: the file holds such rows.
         """
         for name, params in self._connection.execute("SELECT codec, params FROM codecs").fetchall():
             if name in digests and json.loads(params).get("digest") != digests[name]:
                 raise OutputExistsError(
-                    f"{self.path}: holds rows of another {name}; pass --force or another -o, or rename the plan"
+                    f"{self.path}: holds rows of another {name}; use --force, another -o, or another name for the plan"
                 )
 
     def without_optimum(self) -> set[tuple[str, int, str, int]]:
-        """Keys of expectations beside which no optimum was worked out, though the gradient is not zero."""
+        """Keys of expectations that lack an optimum, though the gradient is not zero."""
         return set(
             self._connection.execute(
                 f"SELECT {', '.join(KEY)} FROM ({ROWS}) WHERE draw = ? AND optimal_variance IS NULL AND energy > 0",  # noqa: S608
@@ -278,7 +298,7 @@ class ResultStore:
         """Commit rows (dictionaries by column name, absent ones NULL), and rows in columns, in one transaction.
 
         Raises:
-            TraceError: the disk took no more; what was committed before is kept.
+            TraceError: the disk is full or failed; earlier commits are kept.
         """
         try:
             with _writing(self.path), self._connection as sql:
@@ -299,7 +319,7 @@ class ResultStore:
                     [(tensor, step, what, json.dumps(value)) for tensor, step, what, value in details],
                 )
         except BaseException:
-            # Numbers that were given in what is now rolled back are free again.
+            # Numbers assigned in the transaction that is now rolled back are free again.
             self._number_texts()
             raise
 
@@ -333,7 +353,7 @@ class ResultStore:
         return _plain(value)
 
     def _statement(self, given: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-        """The statement that inserts rows with these columns, and those of them that are measured."""
+        """The statement that inserts rows with these columns, and the measured ones among them."""
         found = self._statements.get(given)
         if found is None:
             names = tuple(name for name in given if name in _MEASURED)
@@ -375,12 +395,12 @@ class ResultStore:
         self._connection.executemany(statement, zip(*cells, strict=False))
 
     def close(self) -> None:
-        """Close; the write-ahead log is folded into the one file, which readers then leave alone.
+        """Close; folds the write-ahead log into the one file, which readers then leave unchanged.
 
-        While another process reads, the file stays one with a log beside it, as valid, which the next sweep folds in.
+        While another process reads, the file keeps a valid log beside it, which the next sweep folds in.
         """
         with self._owner, closing(self._connection) as sql:
-            # All rows are committed: a reader is not worth the wait of a writer, and what a full disk leaves in the
+            # All rows are committed: do not wait for a reader. What a full disk leaves in the
             # log stays valid there.
             sql.execute("PRAGMA busy_timeout = 0")
             try:
@@ -398,7 +418,7 @@ class ResultStore:
         """
         with reading(path) as sql:
             meta = read_meta(sql, path)
-            # One moment of the file, whatever another process adds to it meanwhile.
+            # One snapshot of the file, whatever another process adds meanwhile.
             sql.execute("BEGIN")
             limit = content_bytes(path)
             columns = read_rows(sql, limit)
@@ -406,12 +426,12 @@ class ResultStore:
             lines = tuple(text for (text,) in bounded(warnings, limit))
             times = read_times(sql, limit)
             details = read_details(sql, limit)
-        return SweepResult(columns, meta.get("provenance", {}), lines, times, details)
+        return SweepResult(columns, meta.get("provenance", {}), lines, times, details, meta.get("selection", {}))
 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Tell what the disk refuses in one line."""
+    """Report a disk's refusal in one line."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,10 +1,10 @@
 """Run code as soon as torch is imported: here, and in the Python processes that a captured program launches.
 
-torch is never imported from here. A training script may set thread counts or devices in ``os.environ`` before it
-imports torch; importing torch earlier would make those settings void, and capture would change the training.
+This module never imports torch. A training script may set thread counts or devices in ``os.environ`` before it
+imports torch; an earlier import would ignore those settings, and capture would change the training.
 
-For launched processes a folder with a ``sitecustomize`` goes on ``PYTHONPATH``, and the environment says what to do.
-Python children read both when they start; other programs never look.
+For launched processes a folder with a ``sitecustomize`` is put on ``PYTHONPATH``, and the environment holds the
+instructions. Python children read both when they start; other programs never look.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class _Finder:
-    """Finds one module through the other finders and runs a function once its code has run."""
+    """Finds one module through the other finders and runs functions once its code has run."""
 
-    def __init__(self, name: str, callback: Callable[[], None]) -> None:
-        self._name = name
-        self._callback = callback
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.callbacks: list[Callable[[], None]] = []
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self.name:
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(fullname, path, target)
@@ -50,10 +50,11 @@ class _Finder:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            # The loader stays what it was, its type included: only this one call is watched.
+            # The loader and its type stay the same: only this one call is watched.
             del loader.exec_module
             execute(module)
-            self._callback()
+            for callback in self.callbacks:
+                callback()
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
 
@@ -61,19 +62,25 @@ class _Finder:
 def call_after_import(name: str, callback: Callable[[], None]) -> Callable[[], None]:
     """Call ``callback`` as soon as the top-level module ``name`` has been imported.
 
-    At once, when it is imported already; never, when nobody imports it.
+    It is called at once if the module is already imported, and never if nobody imports it.
 
     Returns:
-        calls it off.
+        a function that cancels the call.
     """
     if name in sys.modules:
         callback()
         return lambda: None
-    finder = _Finder(name, callback)
-    sys.meta_path.insert(0, finder)
+    # One for each module: two would look for it through each other.
+    finder = next((one for one in sys.meta_path if isinstance(one, _Finder) and one.name == name), None)
+    if finder is None:
+        finder = _Finder(name)
+        sys.meta_path.insert(0, finder)
+    finder.callbacks.append(callback)
 
     def call_off() -> None:
-        if finder in sys.meta_path:
+        if callback in finder.callbacks:
+            finder.callbacks.remove(callback)
+        if not finder.callbacks and finder in sys.meta_path:
             sys.meta_path.remove(finder)
 
     return call_off
@@ -81,7 +88,7 @@ def call_after_import(name: str, callback: Callable[[], None]) -> Callable[[], N
 
 @contextlib.contextmanager
 def after_import(name: str, callback: Callable[[], None]) -> Iterator[None]:
-    """:func:`call_after_import` for the time of a block."""
+    """:func:`call_after_import` inside a block."""
     call_off = call_after_import(name, callback)
     try:
         yield
@@ -96,17 +103,17 @@ _call_off: list[Callable[[], None]] = []
 
 
 @contextlib.contextmanager
-def children_call(module: str, told: Mapping[str, Any]) -> Iterator[None]:
-    """Inside the block, every Python process that is launched calls ``module.start(told)`` when it imports torch.
+def children_call(module: str, argument: Mapping[str, Any]) -> Iterator[None]:
+    """Inside the block, every Python process that is launched calls ``module.start(argument)`` when it imports torch.
 
     Args:
         module: an importable module.
-        told: JSON values.
+        argument: JSON values.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(gtrace.__file__)))
     python = [sys.prefix, *sys.version_info[:2]]
     ours = {
-        _VARIABLE: json.dumps({"module": module, "gtrace": package, "python": python, "told": dict(told)}),
+        _VARIABLE: json.dumps({"module": module, "gtrace": package, "python": python, "argument": dict(argument)}),
         "PYTHONPATH": os.pathsep.join(filter(None, (_INJECTED, os.environ.get("PYTHONPATH", "")))),
     }
     before = {name: os.environ.get(name) for name in ours}
@@ -123,9 +130,9 @@ def children_call(module: str, told: Mapping[str, Any]) -> Iterator[None]:
 
 
 def watch(message: Mapping[str, Any]) -> None:
-    """Do in this process what the one that launched it asks for, as soon as torch is imported."""
+    """Do in this process what its launcher asks for, as soon as torch is imported."""
     _call_off.append(
-        call_after_import("torch", lambda: importlib.import_module(message["module"]).start(message["told"]))
+        call_after_import("torch", lambda: importlib.import_module(message["module"]).start(message["argument"]))
     )
 
 

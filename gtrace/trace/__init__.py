@@ -1,4 +1,4 @@
-"""Traces: gradients of a run on disk, as Zarr v3 or HDF5 behind one reader and one writer, or in memory."""
+"""Traces: gradients of a run on disk (Zarr v3 or HDF5, with one reader and one writer) or in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at everything in a trace and says what is wrong; makes one with everything that is right."""
+"""Checks everything in a trace and reports faults; repairs a trace by keeping everything that is right."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _NORM_TOLERANCE = 1e-6
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong.
+    """One fault.
 
     Attributes:
         what: the message, one line.
-        stream: group of the stream, such as ``rank00000/weight_grad``; empty where it is not about one.
-        tensor: name of the tensor, None where it is not about one.
-        step: the training step, None where it is not about one.
+        stream: group of the stream, such as ``rank00000/weight_grad``; empty if it is not about one.
+        tensor: name of the tensor, None if it is not about one.
+        step: the training step, None if it is not about one.
     """
 
     what: str
@@ -54,18 +54,18 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         path: the trace, or its address.
-        status: as it says itself: ``complete``, ``interrupted`` or ``writing``.
+        status: the trace's own status: ``complete``, ``interrupted`` or ``writing``.
         live: a process is writing it now.
         unfinished: its writer was killed: rows are in a journal, or an HDF5 trace is still a folder.
         leftovers: files and folders of killed writers beside it and in it.
         steps: committed steps, of all streams.
-        gradients: gradients that it says are present.
-        wrong: gradients among them that do not read back right.
-        faults: everything that is wrong, in the order of the trace.
+        gradients: number of gradients that it should hold.
+        wrong: number of these that cannot be read back unchanged.
+        faults: all faults, in the order of the trace.
     """
 
     path: Path | str
@@ -87,14 +87,14 @@ class CheckReport:
 def check_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> CheckReport:
     """Read every committed value of a trace and verify it.
 
-    A trace that is being written is checked as far as it is committed.
+    If a process is writing the trace, its committed part is checked.
 
     Args:
-        path: the trace; at an address nothing is known about writers and what they have left.
-        progress: called with the number of gradients that were verified since the call before.
+        path: the trace; for an address, writers and their leftovers are unknown.
+        progress: called with the number of gradients that were verified since the previous call.
 
     Raises:
-        TraceError: nothing in it can be read: it is no trace, of a newer version, or damaged as a whole.
+        TraceError: nothing can be read: it is not a trace, a newer gtrace wrote it, or it is damaged as a whole.
     """
     place = place_of(path)
     if isinstance(place, Path):
@@ -111,7 +111,7 @@ def _check(
     faults: list[Fault],
     progress: Callable[[int], None] | None,
 ) -> tuple[CheckReport, list[MemoryStream]]:
-    """What is wrong with a trace that was opened with these faults, and its streams with all that is right."""
+    """Check a trace that was opened with these faults; returns the report and its streams with all that is right."""
     live = being_written(place)
     gradients = wrong = 0
     streams = []
@@ -152,10 +152,10 @@ def _group(stream: Stream) -> str:
 
 
 def _presence(tables: dict[str, NDArray[Any] | None], rows: int, columns: int) -> NDArray[np.bool_]:
-    """Where tensors are present; concluded from other tables where that one is damaged."""
+    """Which tensors are present at which rows; if that table is damaged, concluded from the others."""
     out = np.zeros((rows, columns), bool)
-    told = layout.STATISTICS if tables["present"] is None else {"present": layout.STATISTICS["present"]}
-    for name, column in told.items():
+    known = layout.STATISTICS if tables["present"] is None else {"present": layout.STATISTICS["present"]}
+    for name, column in known.items():
         table = tables[name]
         if table is not None:
             there = ~np.isnan(table) if math.isnan(column.fill) else table != column.fill
@@ -164,14 +164,14 @@ def _presence(tables: dict[str, NDArray[Any] | None], rows: int, columns: int) -
 
 
 def _examine(stream: Stream, faults: list[Fault], progress: Callable[[int], None]) -> tuple[int, MemoryStream]:
-    """How many gradients a stream says are there, and the stream with those that are right."""
+    """The number of gradients that a stream should hold, and the stream with those that are right."""
     group, rows = _group(stream), stream.steps.size
 
     def readable(read: Callable[[str], T], name: str) -> T | None:
         try:
             return read(name)
         except TraceError as error:
-            if name != "present":  # that one was told when the stream was opened
+            if name != "present":  # that fault was reported when the stream was opened
                 faults.append(Fault(str(error), group))
             return None
 
@@ -187,22 +187,22 @@ def _examine(stream: Stream, faults: list[Fault], progress: Callable[[int], None
             cached = block[0] <= row < block[0] + len(block[1])
             if not present[row, spec.index]:
                 if cached and not spec.sketched and not np.isnan(block[1][row - block[0]]).all():
-                    faults.append(Fault("values where the tensor is absent", group, spec.name, step))
+                    faults.append(Fault("values although the tensor is absent", group, spec.name, step))
                 continue
             try:
                 if not cached:
                     block = stream.read_rows(spec, row)
-                told = _verified(stream, spec, row, block[1][row - block[0]], tables)
+                numbers = _verified(stream, spec, row, block[1][row - block[0]], tables)
             except TraceError as error:
                 faults.append(Fault(str(error), group, spec.name, step))
                 continue
             finally:
                 progress(1)
-            for name, value in {"present": 1, **told}.items():
+            for name, value in {"present": 1, **numbers}.items():
                 right[name][row, spec.index] = value
-            differing = _differing(told, tables, row, spec.index)
+            differing = _differing(numbers, tables, row, spec.index)
             if differing:
-                faults.append(Fault(f"stored {differing} is not that of the values", group, spec.name, step))
+                faults.append(Fault(f"stored {differing} does not match the values", group, spec.name, step))
     count = int(present[:, [spec.index for spec in stream.specs]].sum())
     scalars = {name: readable(stream.scalar, name) for name in layout.SCALARS}
     extras = {name: readable(stream.optional, name) for name in layout.EXTRAS}
@@ -213,7 +213,7 @@ def _examine(stream: Stream, faults: list[Fault], progress: Callable[[int], None
 
 
 def _only(present: NDArray[Any], name: str, table: NDArray[Any]) -> NDArray[Any]:
-    """A table of the stream's extras where its tensors are right, empty elsewhere."""
+    """A table of the stream's extras at gradients that are right, empty elsewhere."""
     column = layout.EXTRAS[name]
     found = np.full(present.shape, column.fill, column.dtype)
     kept = present != 0
@@ -228,59 +228,59 @@ def _verified(
     stored: NDArray[Any],
     tables: dict[str, NDArray[Any] | None],
 ) -> dict[str, float]:
-    """What is known about one gradient, from its values or from its sketches and the tables.
+    """Numbers about one gradient, from its values, or from its sketches and the tables.
 
     Raises:
-        TraceError: they are not those that were committed.
+        TraceError: it is not what was committed.
     """
     about = stream.about(spec, row)
-    told: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     valid = spec.size
     if spec.sketched or stream.key.kind == "neural":
         found = stream.lengths(spec, slice(row, row + 1))
         valid = int(found["n_valid"][0])
         if stream.key.kind == "neural":
-            told = {name: int(values[0]) for name, values in found.items()}
+            numbers = {name: int(values[0]) for name, values in found.items()}
     crc = tables["crc32c"]
     values: NDArray[Any] = stored if spec.sketched else np.ascontiguousarray(stored[:valid], np.float32)
     computed = checksum_bytes(values) if spec.sketched else checksum(values)
     if crc is not None and computed != crc[row, spec.index]:
         raise TraceError(f"{about}: checksum mismatch with the commit record")
     if not spec.sketched:
-        return row_statistics(values)._asdict() | told
+        return row_statistics(values)._asdict() | numbers
     unpack_row(stored, spec.attrs, SketchPlan.read(spec.attrs[SKETCH]).specs, valid, about)
-    # What a sketch does not tell exactly is taken from the tables, where they can be read.
+    # What a sketch does not hold exactly is taken from the tables, if they can be read.
     for name in RowStatistics._fields:
         table = tables[name]
-        told[name] = layout.STATISTICS[name].fill if table is None else table[row, spec.index].item()
-    return told | {"crc32c": computed}
+        numbers[name] = layout.STATISTICS[name].fill if table is None else table[row, spec.index].item()
+    return numbers | {"crc32c": computed}
 
 
-def _differing(told: dict[str, float], tables: dict[str, NDArray[Any] | None], row: int, column: int) -> str:
-    """Names of the stored statistics that are not those of the values."""
+def _differing(numbers: dict[str, float], tables: dict[str, NDArray[Any] | None], row: int, column: int) -> str:
+    """Names of the stored statistics that do not match the values."""
     out = []
     for name in RowStatistics._fields:
         table = tables[name]
         if table is not None:
-            stored, value = float(table[row, column]), float(told[name])
+            stored, value = float(table[row, column]), float(numbers[name])
             tolerance = _NORM_TOLERANCE * abs(value) if name == "norm2" else 0.0
             if not abs(stored - value) <= tolerance:
                 out.append(name)
     return ", ".join(out)
 
 
-#: Faults that the repaired trace remembers in words.
+#: number of faults that the repaired trace keeps in words
 _TOLD = 20
 
 
 @dataclass(frozen=True)
 class Repair:
-    """What a repair did.
+    """The result of a repair.
 
     Attributes:
-        report: of the check before it.
-        changed: whether there was anything to do.
-        backup: where the damaged trace is now, None where nothing of it is missing in the repaired one.
+        report: the check before it.
+        changed: whether there was something to repair.
+        backup: path of the damaged trace, None if the repaired one lacks nothing.
     """
 
     report: CheckReport
@@ -289,21 +289,21 @@ class Repair:
 
 
 def repair_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> Repair:
-    """Check a trace and put one in its place that has every gradient that is right, and no other.
+    """Check a trace and replace it by one that has every gradient that is right, and no other.
 
-    The new trace is written beside the old one and moved in when it is whole. Gradients that are damaged are absent
-    in it; numbers about gradients are computed anew. Where a gradient or a number about a step is lost, the old trace
+    The new trace is written beside the old one and moved in when it is complete. Damaged gradients are absent
+    in it; numbers about gradients are computed again. If a gradient or a number about a step is lost, the old trace
     stays beside it, as ``NAME.damaged``. Leftovers of killed writers are deleted.
 
     Raises:
-        UsageError: a process writes the trace now, or it is not on this machine.
-        TraceError: nothing in it can be read, or the new one cannot be written.
+        UsageError: a process is writing the trace, or it is not on this machine.
+        TraceError: nothing can be read, or the new trace cannot be written.
     """
     if isinstance(place_of(path), str):
-        raise UsageError(f"{path}: is not on this machine, so it is only read; copy it here to repair it")
+        raise UsageError(f"{path}: is not on this machine and can only be read; copy it here to repair it")
     place = Path(os.path.realpath(place_of(path)))
     if place.exists() and being_written(place):
-        raise UsageError(f"{path}: is being written; repair it when its run is over")
+        raise UsageError(f"{path}: a program is still writing it; repair it when its run is over")
     faults: list[Fault] = []
     with closing(open_source(place, lambda error: faults.append(Fault(str(error))))) as source:
         report, streams = _check(path, place, source, faults, progress)
@@ -327,7 +327,7 @@ def repair_trace(path: str | os.PathLike[str], progress: Callable[[int], None] |
         finally:
             remove(new)
     for leftover in report.leftovers:
-        # Those inside of a folder went with it.
+        # Leftovers inside the old folder went with it.
         if os.path.lexists(leftover):
             remove(leftover)
     return Repair(report, changed=True, backup=backup)
@@ -339,7 +339,7 @@ def _write(new: Path, report: CheckReport, source: TraceSource, streams: list[Me
         attrs["repaired"] = {"lost": report.wrong, "faults": [fault.what for fault in report.faults[:_TOLD]]}
     right = TraceSource(str(new), attrs, streams)
     if hdf5:
-        # h5py takes long to load, and most repairs need none of it.
+        # h5py takes long to load, and most repairs do not need it.
         from gtrace.trace.hdf5 import write_hdf5
 
         write_hdf5(right, new)

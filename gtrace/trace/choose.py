@@ -1,4 +1,4 @@
-"""Choosing tensors and steps of a trace by what a command line says, and comparing the processes of a run."""
+"""Chooses tensors and steps of a trace by command-line options, and compares the processes of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def choose_infos(
 ) -> list[TensorInfo]:
     """Tensors of a trace by kind, optimizer, rank, and shell patterns on their names.
 
-    None is any kind of gradient; second moments have to be asked for.
+    None means any kind of gradient; second moments must be named.
 
     Raises:
         UsageError: nothing is left, or a pattern matches nothing.
@@ -41,10 +41,10 @@ def choose_infos(
         and rank in (None, info.rank)
     ]
     if not infos:
-        # Says what there is instead, when nothing is left by the options.
+        # If the options leave nothing, this names what the trace holds.
         trace.scalars(kind=kind, optimizer=optimizer, rank=rank)
     names = [info.name for info in infos]
-    # Of one optimizer the names need not tell it from others.
+    # With one optimizer, names need no number to be unique.
     own = "" if optimizer is None else f"opt{optimizer}/"
     matching: set[int] = set()
     for glob in globs:
@@ -58,13 +58,12 @@ def choose_infos(
 def choose_steps(
     trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] | None = None, most: int = 16
 ) -> frozenset[int]:
-    """The steps asked for that are there; without any asked for, at most ``most``, spread over those recorded.
+    """The given steps that are there; if none are given, at most ``most``, spread over the recorded ones.
 
-    The first and the last are among them. Steps are spread over the tensors together, so that all are seen at the
-    same ones.
+    The first and the last are among them. All tensors share the same steps.
 
     Raises:
-        UsageError: none of the steps asked for is there.
+        UsageError: none of the given steps is there.
     """
     there = np.unique(np.concatenate([np.empty(0, np.int64), *(steps_of(trace, info) for info in infos)]))
     if steps is not None:
@@ -78,18 +77,18 @@ def choose_steps(
 
 
 def steps_of(trace: Trace, info: TensorInfo) -> NDArray[np.int64]:
-    """Steps at which a tensor is present, int64[n], rising."""
+    """Steps at which a tensor is present, int64[n], ascending."""
     return trace.steps(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
 
 
 class Agreement(NamedTuple):
-    """Gradients of the same tensor at the same step on several ranks, told apart by checksums; none is read.
+    """Gradients of the same tensor and step on several ranks, compared by checksum; no gradient is read.
 
     Attributes:
         compared: gradients that at least two ranks have.
-        equal: those of them that are the same, bit for bit, on all ranks that have them.
-        step: the first step at which some differ, None where all are the same.
-        tensor: name of a tensor whose gradients differ there.
+        equal: those that are the same, bit for bit, on all ranks that have them.
+        step: the first step with a difference, None if all are the same.
+        tensor: a tensor that differs there.
     """
 
     compared: int
@@ -101,12 +100,12 @@ class Agreement(NamedTuple):
 def agreement(trace: Trace, stage: str) -> Agreement:
     """Compare the weight gradients of all ranks.
 
-    Different parts of a sharded tensor are not compared, and neither are processes with those that took their places
-    when they were started again.
+    Different parts of a sharded tensor are not compared, and neither are a process and its replacement after a
+    restart.
 
     Args:
         trace: an open trace.
-        stage: compare those that were recorded at this stage, ``local`` or ``reduced``.
+        stage: compare gradients recorded at this stage, ``local`` or ``reduced``.
     """
     places: dict[tuple[int, str, tuple[str, ...], str], list[int]] = {}
     for info in trace.tensors:
@@ -116,9 +115,9 @@ def agreement(trace: Trace, stage: str) -> Agreement:
     compared = equal = 0
     first: tuple[int, str] | None = None
     for (optimizer, name, _, _), ranks in places.items():
-        told = [trace.statistics(name, kind="weight", optimizer=optimizer, rank=rank) for rank in ranks]
-        steps = np.concatenate([numbers["step"] for numbers in told])
-        sums = np.concatenate([numbers["crc32c"] for numbers in told])
+        tables = [trace.statistics(name, kind="weight", optimizer=optimizer, rank=rank) for rank in ranks]
+        steps = np.concatenate([numbers["step"] for numbers in tables])
+        sums = np.concatenate([numbers["crc32c"] for numbers in tables])
         numbers, place, count = np.unique(steps, return_inverse=True, return_counts=True)
         least, most = np.full(count.size, np.iinfo(np.uint32).max, np.uint32), np.zeros(count.size, np.uint32)
         np.minimum.at(least, place, sums)
@@ -133,7 +132,7 @@ def agreement(trace: Trace, stage: str) -> Agreement:
 
 
 def part_of(info: TensorInfo) -> tuple[str, ...]:
-    """Which part of a sharded tensor a rank holds: its places along the dimensions of the mesh that are no copies."""
+    """The part of a sharded tensor that a rank holds: its positions along mesh dimensions that are not replicas."""
     placements, place = info.attrs.get("placements"), info.attrs.get("place")
     if not isinstance(placements, (list, tuple)) or not isinstance(place, (list, tuple)):
         return ()

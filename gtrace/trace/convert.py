@@ -1,4 +1,4 @@
-"""Rewrites a finished trace: into shards, which are fewer files, from Zarr to HDF5 and back, or into sketches."""
+"""Rewrites a finished trace: into shards (fewer files), from Zarr to HDF5 and back, or into sketches."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
 
     Args:
         path: the trace.
-        out: where to: ``.zarr`` for shards, ``.h5`` or ``.hdf5`` for HDF5. By default a Zarr trace is replaced by its
-            shards once they are whole.
-        force: replace a trace that is at ``out``.
+        out: the new trace: ``.zarr`` for shards, ``.h5`` or ``.hdf5`` for HDF5. By default the shards replace a Zarr
+            trace once they are complete.
+        force: replace a trace at ``out``.
 
     Returns:
-        where it is.
+        the path of the new trace.
 
     Raises:
         UsageError: the trace is not finished, there is nothing to pack, or it is not on this machine and there is
             no ``out``.
-        OutputExistsError: something is at ``out`` and ``force`` is off, or it is no trace.
+        OutputExistsError: something is at ``out`` and ``force`` is off, or it is not a trace.
         TraceError: the trace is damaged, or the new one cannot be written.
     """
     place = place_of(path)
     if isinstance(place, Path):
         place = Path(os.path.realpath(place))
     elif out is None:
-        raise UsageError(f"{path}: is not on this machine, so it is only read; -o NAME.zarr packs it here")
+        raise UsageError(f"{path}: is not on this machine and can only be read; -o NAME.zarr packs it here")
     target = Path(os.path.realpath(place if out is None else out))
     if target.suffix not in (".zarr", ".h5", ".hdf5"):
-        raise UsageError(f"{target}: a trace ends in .zarr, .h5 or .hdf5")
+        raise UsageError(f"{target}: the name of a trace must end in .zarr, .h5 or .hdf5")
     source = open_source(place)
     try:
         if source.attrs.get("status") not in ("complete", "interrupted"):
-            raise UsageError(f"{path}: is being written, or its writer was killed; see `gtrace check --repair`")
+            raise UsageError(f"{path}: not finished, or its writer was killed; see `gtrace trace check --repair`")
         if out is None and is_hdf5(target):
-            raise UsageError(f"{path}: an HDF5 file is one file already; -o NAME.zarr makes a Zarr trace of it")
+            raise UsageError(f"{path}: HDF5 is already a single file; -o NAME.zarr makes a Zarr trace of it")
         if target == place and out is not None and not force:
-            raise OutputExistsError(f"{out}: is the trace itself; leave -o out to replace it")
+            raise OutputExistsError(f"{out}: is the trace itself; leave out -o to replace it")
         if target != place:
             check_place(target, force=force, is_trace=is_gtrace_zarr)
         new = beside(target, "pack")
@@ -68,14 +68,14 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
             if not is_hdf5(target):
                 write_zarr(source, str(new), sharded=True)
             else:
-                # The library takes long to load.
+                # h5py takes long to load.
                 from gtrace.trace.hdf5 import write_hdf5
 
                 write_hdf5(source, new)
             written = Trace(open_source(new))
             try:
                 if written.fingerprint != Trace(source).fingerprint:
-                    raise TraceError(f"{new}: not what was written; the disk is at fault, and {path} stays as it was")
+                    raise TraceError(f"{new}: reads back differently; the disk is at fault, and {path} is unchanged")
             finally:
                 written.close()
             move_in(new, target, force=force or target == place)
@@ -88,21 +88,21 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
     return target if out is None else Path(out)
 
 
-#: Attributes of a trace that are about its own file.
+#: attributes of a trace that describe its own file
 _OWN = ("format", "version", "status", "gtrace_version", SKETCH)
 
 
 @dataclass(frozen=True, slots=True)
 class SketchSummary:
-    """What became of a trace.
+    """The result of :func:`sketch_trace`.
 
     Attributes:
-        path: the new one.
-        plan: which sketches it holds.
-        sketched: tensors of which it holds sketches.
-        raw: tensors of which it holds values, because those take less room.
-        bytes_before: size of the full trace, None where it is at an address that cannot be listed.
-        bytes_after: size of the new one.
+        path: the new trace.
+        plan: the sketches that it holds.
+        sketched: number of tensors stored as sketches.
+        raw: number of tensors stored as values, because those take less room.
+        bytes_before: size of the full trace, None if it is at an address that cannot be listed.
+        bytes_after: size of the new trace.
     """
 
     path: Path
@@ -122,22 +122,22 @@ def sketch_trace(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> SketchSummary:
-    """Write the moment sketches of a trace's large tensors, and the values of its small ones, as another trace.
+    """Write another trace, with the moment sketches of large tensors and the values of small ones.
 
-    Sketches of consecutive recorded steps are merged where the plan says so: their sum is stored at the first of
-    them. Small tensors keep every step. A trace of sketches can be made smaller again: bins wider, steps merged.
+    The plan may merge sketches of consecutive recorded steps: their sum is stored at the first of
+    them. Small tensors keep every step. A trace of sketches can be made smaller again: wider bins, merged steps.
 
     Args:
         trace: the trace.
         output: the new one, ``.zarr``, ``.h5`` or ``.hdf5``.
-        sketch: norms and bucket sizes, such as ``"l2:8192,linf:8192,none"``; the default has what the codecs with
+        sketch: norms and bucket sizes, such as ``"l2:8192,linf:8192,none"``; by default what the codecs with
             closed forms need at their default parameters.
-        tensors: only tensors whose name matches one of these globs.
+        tensors: only tensors with names that match one of these globs.
         force: replace what is at ``output``.
         progress: called with (rows of tensors done, all of them).
 
     Raises:
-        UsageError: a glob that matches nothing, sketches that are not those of a trace of sketches, or the trace
+        UsageError: a glob that matches nothing, sketches that a trace of sketches does not have, or the trace
             itself as the output.
         OutputExistsError: something is at ``output``.
         TraceError: the trace cannot be read, or the new one not written.
@@ -145,7 +145,7 @@ def sketch_trace(
     plan = SketchPlan.parse(sketch) if isinstance(sketch, str) else sketch
     place = place_of(trace)
     if isinstance(place, Path) and place.resolve() == Path(output).resolve():
-        raise UsageError(f"{output}: is the trace that is read; give another -o")
+        raise UsageError(f"{output}: is the trace that is being read; give another -o")
     with open_trace(trace) as source:
         infos = _chosen(source, tensors)
         plan = replace(plan, merged=plan.merged * max(info.merged for info in infos)) if infos else plan
@@ -178,7 +178,7 @@ def disk_bytes(path: Path) -> int:
 
 
 def _chosen(source: Trace, globs: Sequence[str]) -> list[TensorInfo]:
-    # Second moments weigh errors of values; they say nothing about sketches.
+    # Second moments weight errors of values; they do not apply to sketches.
     there = [info for info in source.tensors if info.kind != SECOND_MOMENT]
     names = [info.name for info in there]
     for glob in globs:
@@ -194,17 +194,17 @@ def _is_in(info: TensorInfo, key: StreamKey) -> bool:
 
 
 def _keeps_sketches(info: TensorInfo, plan: SketchPlan) -> bool:
-    # Buckets of a sample of a weight's gradient are none of the gradient's.
+    # Buckets of a sampled weight gradient are not buckets of the gradient.
     whole = info.kind == "neural" or info.sample is None
     return bool(info.sketches) or (plan.covers(info.size) and whole)
 
 
 class _Rewritten:
-    """One tensor's way into the new trace.
+    """Rewrites one tensor for the new trace.
 
     Attributes:
-        size: values that each of its rows has, int64.
-        groups: first step -> indices of the rows that go into one.
+        size: number of values in each of its rows, int64.
+        groups: first step -> indices of the rows that are merged there.
     """
 
     def __init__(self, source: Trace, info: TensorInfo, plan: SketchPlan) -> None:
@@ -223,7 +223,7 @@ class _Rewritten:
         }
 
     def append(self, writer: TraceWriter, step: int) -> int:
-        """Write the row of a step at which a group begins; returns how many rows went into it."""
+        """Write the row of a step at which a group begins; returns the number of rows in it."""
         info, rows = self._info, self.groups[step]
         attrs: dict[str, Any] = {
             **info.attrs,
@@ -256,7 +256,7 @@ class _Rewritten:
         return SketchRow.of(self._source.read(name, step, **self._where), self._plan.specs)
 
     def _fewer(self) -> dict[int, int]:
-        """Steps whose row sums fewer than the plan's number: the last one, as a rule."""
+        """Steps with a row of fewer steps than the plan's number: usually the last one."""
         one = math.prod(self._info.shape)
         counts = {
             step: int(self.size[rows.start : rows.stop].sum()) // max(1, one) for step, rows in self.groups.items()
@@ -265,13 +265,13 @@ class _Rewritten:
 
 
 def _copy_stream(source: Trace, writer: TraceWriter, key: StreamKey, tensors: Sequence[_Rewritten]) -> Iterator[int]:
-    """Write the rows of one stream in the order of their steps; yields how many rows of tensors each step took."""
+    """Write the rows of one stream in the order of their steps; yields the number of tensor rows per step."""
     where = key._asdict()
     scalars = source.scalars(**where)
     merges = any(len(rows) > 1 for tensor in tensors for rows in tensor.groups.values())
     for index, step in enumerate(scalars.pop("step").tolist()):
         taken = [tensor.append(writer, step) for tensor in tensors if step in tensor.groups]
         if taken or not merges:
-            told = {name: values[index].item() for name, values in scalars.items()}
-            writer.commit(step, **where, **told)
+            numbers = {name: values[index].item() for name, values in scalars.items()}
+            writer.commit(step, **where, **numbers)
         yield sum(taken)

@@ -1,4 +1,4 @@
-"""Files of a trace: written beside their place and moved in, read without following links."""
+"""Files of a trace: written beside their place and then moved in; read without following links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _PARTIAL = ".partial"
-#: What of an address such as s3://bucket/run.zarr is a folder, once it was taken for a path.
+#: the part of an address such as s3://bucket/run.zarr that looks like a folder if it is taken for a path
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 _HDF5_ERRNO = re.compile(r"errno = (\d+)")
 
@@ -32,12 +32,12 @@ _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 def write_file(path: str, *parts: bytes | memoryview) -> None:
-    """Write a file in its place, where nobody looks yet."""
+    """Write a file directly in its place; only for files that nobody reads yet."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | _NO_FOLLOW, 0o666)
     try:
         written = os.writev(descriptor, parts)
         if written < sum(map(len, parts)):
-            # A short write: the disk is full, or the chunk is beyond 2 GiB; the loop finds out.
+            # A short write: the disk is full, or the chunk is beyond 2 GiB. The loop shows which.
             rest = memoryview(b"".join(parts))[written:]
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
@@ -46,10 +46,10 @@ def write_file(path: str, *parts: bytes | memoryview) -> None:
 
 
 def write_beside(path: str, *parts: bytes | memoryview) -> None:
-    """Put a whole file in its place at once: a reader, at any time, sees the old or the new one.
+    """Put a complete file in its place at once: readers see either the old or the new one.
 
-    The name of the unfinished file is fixed, so a killed writer leaves one behind at most. Nothing is forced
-    to the disk: this guards against the death of the process, not of the machine.
+    The name of the unfinished file is fixed, so a killed writer leaves at most one behind. Nothing is forced
+    to the disk: this protects against the death of the process, not of the machine.
     """
     beside = path + _PARTIAL
     try:
@@ -61,27 +61,27 @@ def write_beside(path: str, *parts: bytes | memoryview) -> None:
 
 
 def check_room(folder: str | os.PathLike[str], needed: int) -> None:
-    """Fail now, before anything is written, where the file system has less room than so many bytes.
+    """Fail before anything is written if the file system has less than ``needed`` free bytes.
 
     Raises:
-        OSError: as if something had been written and there had been no room.
+        OSError: no space left on the device.
     """
     room = os.statvfs(folder)
-    # Some file systems without a size of their own say 0 of 0.
+    # Some file systems without a size of their own report 0 of 0.
     if room.f_blocks and room.f_bavail * room.f_frsize < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(folder))
 
 
 @contextmanager
 def _regular(path: str) -> Iterator[BinaryIO]:
-    """A regular file to be read.
+    """Open a regular file for reading.
 
     Raises:
-        FileNotFoundError: there is none.
-        TraceError: it is a link or no regular file, or it cannot be read.
+        FileNotFoundError: it does not exist.
+        TraceError: it is a link or not a regular file, or it cannot be read.
     """
     try:
-        # Without the flag, opening a named pipe would wait for its writer for ever.
+        # Without the flag, opening a named pipe would wait for its writer forever.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_FOLLOW | _NO_WAIT)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise IsADirectoryError
@@ -100,16 +100,16 @@ class LocalFiles:
     """Files of this machine."""
 
     def read(self, path: str, limit: int) -> bytes | None:
-        """The bytes of a regular file, or None when there is none.
+        """The bytes of a regular file, or None if it does not exist.
 
         Raises:
-            TraceError: it is a link or no regular file, it cannot be read, or it is larger than ``limit`` bytes.
+            TraceError: it is a link or not a regular file, it cannot be read, or it exceeds ``limit`` bytes.
         """
         try:
             with _regular(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size > limit:
-                    raise TraceError(f"{path}: {size} bytes where at most {limit} can belong; damaged or foreign")
+                    raise TraceError(f"{path}: {size} bytes, but at most {limit} are possible; damaged or foreign")
                 return file.read(size)
         except FileNotFoundError:
             return None
@@ -118,7 +118,7 @@ class LocalFiles:
         """A part of a regular file.
 
         Raises:
-            TraceError: as of ``read``, or the file is gone or ends before.
+            TraceError: as in ``read``, or the file does not exist or is too short.
         """
         try:
             with _regular(path) as file:
@@ -127,10 +127,10 @@ class LocalFiles:
                     return file.read(length)
         except FileNotFoundError:
             pass
-        raise TraceError(f"{path}: truncated, or gone: no {length} bytes at {start}")
+        raise TraceError(f"{path}: missing or truncated: no {length} bytes at {start}")
 
     def size(self, path: str) -> int | None:
-        """Bytes of what has this name, or None when nothing has."""
+        """Size in bytes of a file or folder, or None if it does not exist."""
         try:
             return os.lstat(path).st_size
         except OSError:
@@ -140,7 +140,7 @@ class LocalFiles:
         """Names of the folders in a folder, sorted.
 
         Raises:
-            TraceError: one of its entries is a symbolic link, or it cannot be read.
+            TraceError: an entry is a symbolic link, or the folder cannot be read.
         """
         names = []
         try:
@@ -159,30 +159,30 @@ LOCAL = LocalFiles()
 
 
 class Files(Protocol):
-    """How the files of a trace are read, wherever they are; see :class:`LocalFiles`."""
+    """Reads the files of a trace from any place; see :class:`LocalFiles`."""
 
     def read(self, path: str, limit: int) -> bytes | None:
-        """The bytes of a file of at most ``limit``, or None when there is none."""
+        """The bytes of a file of at most ``limit``, or None if it does not exist."""
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         """A part of a file."""
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file, or None when there is none."""
+        """Size of a file in bytes, or None if it does not exist."""
 
     def folders(self, path: str) -> list[str]:
         """Names of the folders in a folder, sorted; links are refused."""
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not valid JSON")
 
 
 def parse_json(text: str | bytes, where: str) -> object:
-    """A JSON value; NaN and infinities, which JSON does not have, are refused.
+    """A JSON value; NaN and infinities, which are not valid JSON, are refused.
 
     Raises:
-        TraceError: it is none, or is nested too deep.
+        TraceError: the text is not valid JSON, or is nested too deep.
     """
     try:
         return json.loads(text, parse_constant=_no_constant)
@@ -192,25 +192,25 @@ def parse_json(text: str | bytes, where: str) -> object:
 
 
 def write_error(path: str | os.PathLike[str], error: Exception) -> TraceError:
-    """What a failure to write is told as: the system's word for it, also out of HDF5's long reports."""
+    """A failure to write as a TraceError with the system's words, also from HDF5's long reports."""
     number = getattr(error, "errno", None)
-    if number is None and (told := _HDF5_ERRNO.search(str(error))):
-        number = int(told[1])
+    if number is None and (code := _HDF5_ERRNO.search(str(error))):
+        number = int(code[1])
     return TraceError(f"{path}: cannot be written ({os.strerror(number) if number else printable(str(error))})")
 
 
 class Storing:
-    """A block that writes to a trace: errors of the system become a TraceError.
+    """A block that writes to a trace: system errors become a TraceError.
 
-    A class, since it is entered for each tensor of each step: a generator would take several times as long.
+    A class, because every tensor of every step enters it: a generator would take several times as long.
 
     Args:
-        path: of the trace, for messages.
+        path: the trace, for messages.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        #: Something could not be written, so the trace may miss a part of what it was given.
+        #: A write failed, so a part of the trace may be missing.
         self.failed = False
 
     def __enter__(self) -> None:
@@ -225,33 +225,35 @@ class Storing:
 
 
 def check_place(path: Path, *, force: bool, is_trace: Callable[[Path], bool]) -> None:
-    """Refuse a place where no new trace may be put.
+    """Refuse a place where a new trace must not be put.
 
     Raises:
         UsageError: its folder does not exist.
-        OutputExistsError: something is there and ``force`` is off, or it is a folder that is no gtrace trace,
-            or neither a file nor a folder; those are never deleted.
+        OutputExistsError: something is there and ``force`` is off; or it is a folder other than a trace,
+            or neither a file nor a folder: those are never deleted.
     """
     if any(map(_SCHEME.fullmatch, path.parts)) and not path.parent.is_dir():
-        raise UsageError(f"{path}: traces are written on this machine only; write it here and copy it there")
+        raise UsageError(f"{path}: traces can be written only on this machine; write it here and copy it there")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another place")
     if not os.path.lexists(path):
         return
     if not force:
-        raise OutputExistsError(f"{path}: exists already and was left untouched; pass force (--force) or another place")
+        raise OutputExistsError(
+            f"{path} already exists. Use --force (force=True) to replace it or choose another place."
+        )
     if path.is_file():
         return
     if not path.is_dir():
-        raise OutputExistsError(f"{path}: neither a file nor a folder; it was left untouched")
+        raise OutputExistsError(f"{path}: is neither a file nor a folder, so it is kept; choose another place")
     if not is_trace(path) and any(path.iterdir()):
         raise OutputExistsError(
-            f"{path}: a folder that is no gtrace trace was left untouched; delete it yourself or choose another place"
+            f"{path}: is a folder but not a gtrace trace, so it is kept; delete it yourself or choose another place"
         )
 
 
 def beside(path: Path, purpose: str) -> Path:
-    """A hidden name of this process's own next to ``path``, on the same file system."""
+    """A hidden name next to ``path`` that only this process uses, on the same file system."""
     return path.with_name(f"{_beside_prefix(path)}{purpose}-{os.getpid()}")
 
 
@@ -260,14 +262,14 @@ def _beside_prefix(path: Path) -> str:
 
 
 def clear_leftovers(path: Path) -> None:
-    """Delete what killed writers of the same trace left beside it; nothing of a living one stays so long untouched."""
+    """Delete what killed writers of the same trace left beside it; living ones touch theirs often enough to be kept."""
     for leftover in _leftovers(path):
         if time.time() - leftover.stat(follow_symlinks=False).st_mtime > _LEFTOVER_SECONDS:
             remove(leftover)
 
 
 def dead_leftovers(path: Path) -> list[Path]:
-    """What writers of the same trace left beside it whose processes are gone from this machine."""
+    """Leftovers beside a trace from writers that no longer run on this machine."""
     return [leftover for leftover in _leftovers(path) if not _lives(leftover.name.rpartition("-")[2])]
 
 
@@ -286,7 +288,7 @@ def _lives(process: str) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder, where there is one; links are deleted, not followed."""
+    """Delete a file or a folder if it exists; links are deleted, not followed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -296,8 +298,8 @@ def remove(path: Path) -> None:
 def move_in(new: Path, path: Path, *, force: bool) -> None:
     """Move a finished file or folder to its place.
 
-    With ``force`` what was there goes away once the new one is in its place. Without, of two processes that find the
-    place free at the same moment one gets it.
+    With ``force`` the old one is deleted once the new one is in its place. Without it, if two processes find the
+    place free at the same moment, only one gets it.
 
     Raises:
         OutputExistsError: ``force`` is off and something is there.
@@ -305,7 +307,7 @@ def move_in(new: Path, path: Path, *, force: bool) -> None:
     if not force:
         try:
             if new.is_dir():
-                # A folder that is empty gives way, a file or any other folder does not.
+                # An empty folder gives way; a file or any other folder does not.
                 os.rename(new, path)
             else:
                 os.link(new, path)
@@ -313,7 +315,7 @@ def move_in(new: Path, path: Path, *, force: bool) -> None:
         except OSError as error:
             if not os.path.lexists(path):
                 raise
-            raise OutputExistsError(f"{path}: appeared meanwhile and was left untouched") from error
+            raise OutputExistsError(f"{path}: appeared meanwhile and is kept; choose another place") from error
         return
     if not path.exists() or not (new.is_dir() or path.is_dir()):
         os.replace(new, path)
@@ -332,7 +334,7 @@ def move_in(new: Path, path: Path, *, force: bool) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two names change places at once, where kernel and file system can; a folder cannot be replaced so."""
+    """Exchange two names at once, if kernel and file system can; a folder cannot be replaced in one step otherwise."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     here = -100  # AT_FDCWD
     swap = 2  # RENAME_EXCHANGE

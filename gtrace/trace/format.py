@@ -1,6 +1,6 @@
-"""Version 1 of the trace format, as both backends lay it out; ``docs/trace-format.md`` tells it in prose.
+"""Version 1 of the trace format, the same for both backends; ``docs/trace-format.md`` describes it in prose.
 
-Also the sink: where a writer puts rows, whatever holds them.
+Also the sink protocol: how a writer stores rows in any backend.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ VERSION = 1
 
 #: kind of gradient -> name of its groups, the default kind first.
 KINDS = {"weight": "weight_grad", "neural": "neural_grad", "second_moment": "second_moment"}
-#: The kind that holds no gradients: Adam's running means of squared gradients, element by element.
+#: The kind without gradients: Adam's running means of squared gradients, element by element.
 SECOND_MOMENT = "second_moment"
 
-#: Numbers about a step that a commit may carry, float64 and NaN where unknown.
+#: Numbers about a step that a commit may hold, float64, NaN if unknown.
 SCALARS = ("loss", "lr", "grad_scale", "found_inf", "clip_norm", "micro_batches", "time")
 
 
 class ColumnType(NamedTuple):
-    """How a (step, tensor) array is stored: its type, and what stands where a tensor is absent."""
+    """How a (step, tensor) array is stored: its type, and the fill value for absent tensors."""
 
     dtype: np.dtype[Any]
     fill: float
 
 
-#: Numbers about one tensor at one step, so that looking at a trace reads no gradient.
+#: Numbers about one tensor at one step, so that many questions need no gradient.
 STATISTICS = {
     "present": ColumnType(np.dtype("<u1"), 0),
     "norm2": ColumnType(np.dtype("<f8"), float("nan")),
@@ -50,22 +50,22 @@ STATISTICS = {
     "crc32c": ColumnType(np.dtype("<u4"), 0),
 }
 
-#: The same for kinds of gradient whose number of elements changes: elements stored, elements that there were.
+#: The same for kinds of gradient with a varying number of elements: stored elements, original elements.
 LENGTHS = {
     "n_valid": ColumnType(np.dtype("<i8"), -1),
     "n_total": ColumnType(np.dtype("<i8"), -1),
 }
 
-#: Numbers about one tensor at one step that only some captures know. A stream has those that its first commit tells.
+#: Numbers about one tensor at one step that only some captures record. A stream has those of its first commit.
 EXTRAS = dict.fromkeys(
     (
-        # of the whole gradient, where a sample of it is stored: sums of magnitudes and of squares of the finite
+        # of the whole gradient, if only a sample of it is stored: sums of magnitudes and of squares of the finite
         # values, the largest magnitude, and how many values are not finite
         "whole_norm1",
         "whole_norm2",
         "whole_absmax",
         "whole_nonfinite",
-        # sum of the optimizer's running means of squared gradients, as this step finds them
+        # sum of the optimizer's running means of squared gradients, before this step
         "second_moment",
         # steps that the optimizer had done before this one
         "optimizer_step",
@@ -77,27 +77,27 @@ EXTRAS = dict.fromkeys(
     STATISTICS["norm2"],
 )
 
-#: Attribute of each node of an HDF5 trace: all its attributes as one JSON object.
+#: attribute of each node of an HDF5 trace: all its attributes as one JSON object
 METADATA = "metadata"
 
 VALUES = np.dtype("<f4")
 BYTES = np.dtype("u1")
-#: Attribute of a tensor of which summaries are stored instead of values, and of the root where all large ones are so.
+#: attribute of a tensor stored as sketches instead of values, and of the root if all large ones are
 SKETCH = "sketch"
 STEP = ColumnType(np.dtype("<i8"), -1)
 SCALAR = ColumnType(np.dtype("<f8"), float("nan"))
 
-#: Bytes of a chunk that holds several rows, most rows in one, and bytes of a chunk of a long row.
+#: bytes of a chunk with several rows, most rows in one, and bytes of a chunk of a long row
 _CHUNK_BYTES = 256 * 1024
 _MOST_ROWS = 64
 _ELEMENTS = 16 * 1024 * 1024 // VALUES.itemsize
-#: Rows of a chunk of the arrays along ``step``.
+#: rows of a chunk of the arrays along ``step``
 STEP_ROWS = 1024
 _TABLE_BYTES = 64 * 1024
 _FEWEST_COLUMNS = 16
 _TABLE_COLUMNS = 1024
 
-#: What a reader takes from others: bytes of a decoded chunk of a tensor, of a decoded chunk of anything else,
+#: Limits of a reader: bytes of a decoded chunk of a tensor, of a decoded chunk of anything else,
 #: and of a metadata document or attribute.
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
 MAX_TABLE_CHUNK_BYTES = 1024 * 1024
@@ -108,7 +108,7 @@ _STREAM = re.compile(r"(weight_grad|neural_grad|second_moment)(?:_opt([1-9]\d{0,
 
 
 class StreamKey(NamedTuple):
-    """One sequence of steps: the gradients of one kind that one optimizer sees on one rank."""
+    """One sequence of steps: the gradients of one kind of one optimizer on one rank."""
 
     rank: int = 0
     kind: str = "weight"
@@ -121,7 +121,7 @@ class StreamKey(NamedTuple):
 
     @property
     def group(self) -> str:
-        """Name of the stream's group inside its rank's."""
+        """Name of the stream's group inside its rank's group."""
         return KINDS[self.kind] + (f"_opt{self.optimizer}" if self.optimizer else "")
 
     @property
@@ -131,7 +131,7 @@ class StreamKey(NamedTuple):
 
     @classmethod
     def parse(cls, rank_group: str, group: str) -> StreamKey | None:
-        """The stream that two group names mean, or None for groups of another purpose."""
+        """The stream with these two group names, or None for groups of another purpose."""
         rank, stream = _RANK.fullmatch(rank_group), _STREAM.fullmatch(group)
         if rank is None or stream is None:
             return None
@@ -140,7 +140,7 @@ class StreamKey(NamedTuple):
 
 
 class ArrayForm(NamedTuple):
-    """How an array is stored whose first axis is the step.
+    """How an array with the step as its first axis is stored.
 
     Attributes:
         entry: its name on disk.
@@ -148,7 +148,7 @@ class ArrayForm(NamedTuple):
         columns: length of the second axis; 1 if there is none.
         chunks: shape of a chunk.
         dimensions: names of the axes.
-        attributes: of the array.
+        attributes: the array's attributes.
     """
 
     entry: str
@@ -166,11 +166,12 @@ class TensorSpec:
     Attributes:
         index: its column in the (step, tensor) arrays.
         name: its true name.
+        name: its name in the run.
         entry: its name on disk.
-        size: elements of a row; of a sketched tensor the most bytes that a row can have.
+        size: elements of a row; for a sketched tensor the largest possible number of bytes in a row.
         chunk_rows: rows of a chunk.
         chunk_elements: elements of a row in one chunk.
-        attrs: what its metadata says about it, as JSON values.
+        attrs: its metadata, as JSON values.
     """
 
     index: int
@@ -188,12 +189,12 @@ class TensorSpec:
 
     @property
     def column(self) -> ColumnType:
-        """Type of the elements, and what stands where there are none."""
+        """Type of the elements, and the fill value."""
         return column_of(self.attrs)
 
     @property
     def parts(self) -> int:
-        """Chunks that one row takes."""
+        """Number of chunks in one row."""
         return -(-self.size // self.chunk_elements)
 
     @property
@@ -204,7 +205,7 @@ class TensorSpec:
 
 
 def column_of(attrs: Mapping[str, Any]) -> ColumnType:
-    """How the elements of a tensor with these attributes are stored, and what stands where there are none."""
+    """How the elements of a tensor with these attributes are stored, with the fill value."""
     return ColumnType(BYTES, 0) if SKETCH in attrs else ColumnType(VALUES, float("nan"))
 
 
@@ -233,9 +234,9 @@ def chunking(size: int) -> tuple[int, int]:
 
 
 def table_chunking(tensors: int) -> tuple[int, int]:
-    """Rows and columns of a chunk of a (step, tensor) array that starts with so many tensors.
+    """Rows and columns of a chunk of a (step, tensor) array for a stream that starts with ``tensors`` tensors.
 
-    Rows are a multiple of 64: after so many at most a writer puts them into chunks.
+    Rows are a multiple of 64, because a writer puts rows into chunks at least once in 64 rows.
 
     >>> table_chunking(8), table_chunking(100_000)
     ((512, 16), (64, 1024))
@@ -245,7 +246,7 @@ def table_chunking(tensors: int) -> tuple[int, int]:
 
 
 def table_forms(statistics: Iterable[str], tensors: int) -> list[ArrayForm]:
-    """How the arrays beside the tensors are stored: (step, tensor) arrays, numbers about steps, ``step`` last."""
+    """How the other arrays are stored: (step, tensor) arrays, numbers about steps, and ``step`` last."""
     chunks = table_chunking(tensors)
     return [
         *(ArrayForm(name, statistic_column(name), tensors, chunks, ("step", "tensor")) for name in statistics),
@@ -255,13 +256,13 @@ def table_forms(statistics: Iterable[str], tensors: int) -> list[ArrayForm]:
 
 
 class Record(NamedTuple):
-    """What a commit says about one row of a stream.
+    """The content of a commit about one row of a stream.
 
     Attributes:
         step: the training step.
         scalars: name -> value, for every name in ``format.SCALARS``.
-        statistics: name -> one value per tensor that the stream knows so far: those of ``format.statistics_of``, and
-            the same of ``format.EXTRAS`` in every record of a stream.
+        statistics: name -> one value per tensor that the stream knows so far: the names of ``format.statistics_of``,
+            and those ``format.EXTRAS`` that every record of the stream has.
     """
 
     step: int
@@ -270,33 +271,33 @@ class Record(NamedTuple):
 
 
 class StreamSink(Protocol):
-    """Where a writer puts the rows of a stream. Row ``r`` counts from the call of ``commit`` on, not before."""
+    """Stores the rows of a stream. Row ``r`` becomes visible with the call of ``commit``."""
 
     def add_tensor(self, spec: TensorSpec) -> None:
-        """Make room for a tensor; its index follows those that the stream has."""
+        """Make room for a tensor; its index is the next one of the stream."""
 
     def write_row(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
-        """Take one row, float32 filled up with NaN if it is shorter, or bytes; copied or written on return."""
+        """Take one row: float32, padded with NaN if it is shorter, or bytes; copied or written on return."""
 
     def discard(self, row: int, specs: Sequence[TensorSpec]) -> None:
-        """Forget what was written of these tensors' rows: they will be absent from it, or written again."""
+        """Forget these tensors' rows: they will be absent, or written again."""
 
     def commit(self, row: int, record: Record) -> None:
-        """Make the row durable and then, as the last thing, visible."""
+        """Make the row durable and then, as the last step, visible."""
 
 
 class TraceSink(Protocol):
-    """Where a writer puts a trace."""
+    """Stores a trace."""
 
     def stream(self, key: StreamKey) -> StreamSink:
         """A new stream; called once for each."""
 
     def close(self, attrs: Mapping[str, Any]) -> None:
-        """Drop what was not committed and store the trace's final attributes."""
+        """Drop uncommitted rows and store the trace's final attributes."""
 
 
 def are_lengths(value: object, least: int = 0) -> TypeGuard[list[int]]:
-    """Whether a JSON value is a list of integers of at least this much."""
+    """Whether a JSON value is a list of integers, each at least ``least``."""
     return isinstance(value, list) and all(type(n) is int and n >= least for n in value)
 
 
@@ -304,25 +305,25 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-#: Attributes of a tensor that readers rely on: what they have to be, and words for what they are else.
+#: attributes of a tensor that readers rely on: a check for each, and words for the fault
 ATTRIBUTES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (lambda value: _is_text(value) and value != "", "no text"),
-    "index": (lambda value: type(value) is int and value >= 0, "no column number"),
-    "shape": (are_lengths, "no list of lengths"),
-    "aliases": (lambda value: isinstance(value, list) and all(map(_is_text, value)), "no list of names"),
-    "dtype": (_is_text, "no text"),
-    "module_type": (_is_text, "no text"),
-    "stage": (_is_text, "no text"),
-    "sample": (lambda value: value is None or isinstance(value, dict), "no object"),
+    "name": (lambda value: _is_text(value) and value != "", "not text"),
+    "index": (lambda value: type(value) is int and value >= 0, "not a column number"),
+    "shape": (are_lengths, "not a list of lengths"),
+    "aliases": (lambda value: isinstance(value, list) and all(map(_is_text, value)), "not a list of names"),
+    "dtype": (_is_text, "not text"),
+    "module_type": (_is_text, "not text"),
+    "stage": (_is_text, "not text"),
+    "sample": (lambda value: value is None or isinstance(value, dict), "not an object"),
 }
 
-#: Arrays of a group that are no tensors, and names kept free for the groups of later versions.
+#: names of arrays in a group that are not tensors, and names reserved for the groups of later versions
 RESERVED = frozenset(("step", "tensor", "call", "zarr.json", *SCALARS, *STATISTICS, *LENGTHS))
 
-#: The element dimension of a tensor is its name on disk and this; no tensor's own name ends so.
+#: the element dimension of a tensor is its name on disk plus this suffix; no tensor's own name ends with it
 DIMENSION_SUFFIX = ".i"
 
-#: File systems stop at 255 bytes, some encrypted ones at 143; a dimension suffix has to fit as well.
+#: file systems allow 255 bytes, some encrypted ones 143; a dimension suffix must fit as well
 MAX_ENTRY = 120
 _KEPT = 100
 
@@ -333,7 +334,7 @@ def encode_name(name: str) -> str:
     """The name under which a tensor is stored in its group, in Zarr and in HDF5.
 
     Bytes of its UTF-8 form other than ASCII letters, digits, ``_``, ``-`` and ``.`` become ``%XX``. Names
-    that a file system, Zarr or the format itself understands otherwise get one more character encoded. An
+    that a file system, Zarr or the format itself would interpret get one more character encoded. An
     encoded name of more than 120 characters is cut to 100 and ends in ``~`` and a digest of the whole, so
     that no two collide.
 

@@ -1,6 +1,6 @@
-"""Traces as HDF5: reading one, whoever wrote it, and writing one as a whole.
+"""Traces as HDF5: reads one from any writer, and writes a finished trace as one file.
 
-Only plain data sets of the file are read, of sizes that its bytes can bear.
+Only plain data sets are read, of sizes that the file's bytes can hold.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
     from gtrace.trace.format import ColumnType, TensorSpec
 
 
-#: The filters that are read, all of them part of the library, and the most that each can inflate.
+#: The filters that are read, all of them part of the library, and the factor by which each can inflate data at most.
 _FILTERS = {h5py.h5z.FILTER_DEFLATE: 1032, h5py.h5z.FILTER_SHUFFLE: 1, h5py.h5z.FILTER_FLETCHER32: 1}
 
-#: What HDF5 1.10 and everything after it reads.
+#: library version bound: HDF5 1.10 and later can read the file
 _LIBVER = ("v110", "v110")
-#: netCDF's sign for a dimension without coordinates.
+#: netCDF's marker of a dimension without coordinates.
 _NO_COORDINATES = "This is a netCDF dimension but not a netCDF variable. %10d"
-#: What HDF5 writes beside the values of all arrays, and of each tensor.
+#: estimated bytes that HDF5 adds to the values, for all arrays and per tensor
 _SPARE_BYTES = 2 * 1024 * 1024
 _ARRAY_BYTES = 16 * 1024
-#: Names under which plain copies are stored too; HDF5's and netCDF's own are in capitals or begin with _.
+#: attribute names that are also stored as plain copies; HDF5's and netCDF's own are in capitals or begin with _
 _COPIED = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @contextmanager
 def _reported(where: str) -> Iterator[None]:
-    """What HDF5 raises on damaged files, as one error that says where."""
+    """Turn HDF5's errors on damaged files into one error that names the place."""
     try:
         yield
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
@@ -61,53 +61,53 @@ def _children(group: h5py.Group, where: str) -> list[str]:
     """Names in a group.
 
     Raises:
-        TraceError: one is a soft, external or user-defined link, which may lead anywhere.
+        TraceError: one is a soft, external or user-defined link, which could lead anywhere.
     """
     names = []
     for name in group:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise TraceError(f"{where}/{printable(name)}: a soft or external link; a trace has none")
+            raise TraceError(f"{where}/{printable(name)}: soft and external links are not followed; damaged or foreign")
         names.append(str(name))
     return names
 
 
 def _read_json(node: h5py.Group | h5py.Dataset, name: str, where: str) -> dict[str, Any]:
-    """A JSON object from an attribute of fixed length; empty where there is no such attribute."""
+    """A JSON object from an attribute of fixed length; empty if there is no such attribute."""
     if name not in node.attrs:
         return {}
     about = f"{where}: attribute '{name}'"
     found = node.attrs.get_id(name)
-    # Text of variable length is not read: in a damaged file the library may search its heap for ever.
+    # Text of variable length is not read: in a damaged file the library may search its heap forever.
     text = h5py.check_string_dtype(found.dtype)
     if found.shape != () or text is None or text.length is None:
-        raise TraceError(f"{about} is no text of fixed length; damaged or foreign")
+        raise TraceError(f"{about} is not text of fixed length; damaged or foreign")
     if text.length > layout.MAX_METADATA_BYTES:
         raise TraceError(f"{about} is too long; damaged or foreign")
     value = parse_json(bytes(node.attrs[name]), about)
     if not isinstance(value, dict):
-        raise TraceError(f"{about} is no JSON object; damaged or foreign")
+        raise TraceError(f"{about} is not a JSON object; damaged or foreign")
     return value
 
 
 class _Dataset:
-    """A data set, checked, whose first axis is the step."""
+    """A checked data set with the step as its first axis."""
 
     def __init__(
         self, node: object, where: str, column: ColumnType, ndim: int, *, most_bytes: int, file_bytes: int
     ) -> None:
         self.where = where
         if not isinstance(node, h5py.Dataset):
-            self._reject("a group where a data set belongs")
+            self._reject("is a group, not a data set")
         if node.dtype != column.dtype or len(node.shape) != ndim:
             self._reject(f"not a {ndim}-dimensional data set of {column.dtype.name}")
         if node.is_virtual or node.external:
-            self._reject("its data lie in other files, which are not read")
+            self._reject("its data are in other files, which are not read")
         self._inflation = 1
         properties = node.id.get_create_plist()
         for number in range(properties.get_nfilters()):
             code = properties.get_filter(number)[0]
             if code not in _FILTERS:
-                self._reject(f"filter {code} is not on the list of those that are read")
+                self._reject(f"filter {code} is not among those that are read")
             self._inflation *= _FILTERS[code]
         chunk = math.prod(node.chunks or (1,)) * column.dtype.itemsize
         if chunk > most_bytes:
@@ -121,19 +121,19 @@ class _Dataset:
 
     @cached_property
     def _most(self) -> int:
-        """What the bytes of the data set, and of the file, can hold at most."""
+        """The largest number of bytes that the data set, and the file, can hold."""
         return int(min(self.node.id.get_storage_size(), self._file_bytes)) * self._inflation
 
     def read(self, rows: slice, about: str, columns: slice | None = None) -> NDArray[Any]:
-        """Some rows, all of them or some of their columns.
+        """Some rows, with all of their columns or some.
 
         Raises:
-            TraceError: they do not fit into what the file holds of this data set, or cannot be read.
+            TraceError: the file's bytes of this data set cannot hold them, or they cannot be read.
         """
         part = (rows,) if len(self.shape) == 1 else (rows, columns or slice(0, self.shape[1]))
         shape = tuple(cut.stop - cut.start for cut in part)
-        # A few hundred bytes of metadata can claim any shape: memory is asked for only when bytes are
-        # behind it. Columns of tensors that appeared late have no bytes for the rows before.
+        # A few hundred bytes of metadata can claim any shape, so memory is allocated only if bytes
+        # are behind it. Columns of tensors that appeared late have no bytes for earlier rows.
         least = shape
         if columns is not None and self.node.chunks is not None:
             least = shape[0], columns.start + min(shape[1], self.node.chunks[1])
@@ -147,12 +147,12 @@ class _Dataset:
 
 
 class Hdf5Stream(Stream):
-    """One stream's group, clipped to the rows that were committed when it was opened.
+    """One stream's group, cut to the rows that were committed when it was opened.
 
     Args:
-        group: where it is.
+        group: the group.
         where: its path, for messages.
-        key: which stream it is.
+        key: the stream.
         file_bytes: size of the file.
         tolerate: called with damage to single tensors and tables; by default it raises.
     """
@@ -215,7 +215,7 @@ class Hdf5Stream(Stream):
         return self._table(name, 1, layout.SCALAR).read(rows, "scalars") if rows.stop else np.empty(0)
 
     def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
-        """(committed rows, tensors) of one of the statistics."""
+        """One of the statistics: (committed rows, tensors)."""
         rows = self.steps.size
         if rows == 0:
             return np.empty((0, 0), column.dtype)
@@ -223,7 +223,7 @@ class Hdf5Stream(Stream):
         return table.read(slice(0, rows), "statistics", slice(0, min(table.shape[1], self._columns)))
 
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
-        """The rows of the chunk that holds ``row``; of a tensor in several chunks, or of sketches, that row alone."""
+        """The rows of the chunk that holds ``row``; for a tensor in several chunks, or of sketches, that row alone."""
         about = self.about(spec, row)
         if spec.sketched:
             return row, stored_bytes(lambda part: self._read_part(spec, row, part), spec, about)[None]
@@ -248,15 +248,15 @@ class Hdf5Stream(Stream):
 def open_hdf5(
     path: Path | str, tolerate: Callable[[TraceError], None] = refuse, stream: BinaryIO | None = None
 ) -> TraceSource:
-    """An HDF5 trace. The library serializes its calls itself, so several threads may read.
+    """An HDF5 trace. The library serializes its calls, so several threads may read.
 
     Args:
-        path: of the file, or its address.
+        path: the file, or its address.
         tolerate: called with damage to parts of it; by default it raises.
-        stream: what is read of a file that is not on this machine.
+        stream: an open file, for a trace that is not on this machine.
 
     Raises:
-        TraceError: it is no trace, or damage is not tolerated.
+        TraceError: it is not a trace, or it is damaged in a way that is not tolerated.
     """
     with ExitStack() as held:
         try:
@@ -268,7 +268,7 @@ def open_hdf5(
                 size = stream.seek(0, os.SEEK_END)
                 file = h5py.File(stream, "r")
         except (OSError, RuntimeError) as error:
-            raise TraceError(f"{path}: no HDF5 file, truncated or damaged ({printable(str(error))})") from None
+            raise TraceError(f"{path}: not an HDF5 file, truncated or damaged ({printable(str(error))})") from None
         held.enter_context(file)
         with _reported(str(path)):
             attrs = _read_json(file, layout.METADATA, str(path))
@@ -289,16 +289,16 @@ def open_hdf5(
 
 
 def _set_json(node: h5py.Group | h5py.Dataset, name: str, value: Mapping[str, Any]) -> None:
-    """Store JSON as text of fixed length, which lies in the object's header, is checksummed and replaced as a whole.
+    """Store JSON as text of fixed length: in the object's header, with a checksum, replaced as a whole.
 
-    Text of variable length lies in a heap without a checksum; damaged, the library may search it for ever.
+    Text of variable length is in a heap without a checksum; if it is damaged, the library may search it forever.
     """
     text = json.dumps(value, allow_nan=False).encode()
     node.attrs.create(name, text, dtype=h5py.string_dtype("utf-8", len(text)))
 
 
 def _set_attrs(node: h5py.Group | h5py.Dataset, attrs: Mapping[str, Any]) -> None:
-    """Store attributes as JSON, and copies of plain ones for whoever looks with another tool."""
+    """Store attributes as JSON, and plain ones also as copies for other tools."""
     _set_json(node, layout.METADATA, attrs)
     for key, value in attrs.items():
         short = type(value) is int and -(2**63) <= value < 2**63
@@ -311,10 +311,10 @@ def write_hdf5(source: TraceSource, path: Path) -> None:
     """Write a finished trace into a new file.
 
     Raises:
-        OSError: there is no room for it, or it cannot be written.
+        OSError: there is not enough room, or the file cannot be written.
         TraceError: the trace is damaged.
     """
-    # A write that fails damages an HDF5 file, and its library may take the process with it.
+    # A failed write damages an HDF5 file, and the library may crash the process.
     check_room(path.parent, _SPARE_BYTES + sum(map(_stored_bytes, source.streams)))
     with h5py.File(path, "x", libver=_LIBVER, locking=False) as file:
         _set_attrs(file, source.attrs)
@@ -326,7 +326,7 @@ def write_hdf5(source: TraceSource, path: Path) -> None:
 
 
 def _stored_bytes(stream: Stream) -> int:
-    """Bytes that a stream takes at most, but for what HDF5 needs for each array."""
+    """Upper bound on the bytes of a stream, without HDF5's own bytes for each array."""
     rows = stream.steps.size
     present = stream.statistic("present")
     values = sum(
@@ -342,7 +342,7 @@ def _stored_bytes(stream: Stream) -> int:
 def _write_stream(group: h5py.Group, stream: Stream) -> None:
     _set_attrs(group, stream.key._asdict())
     scales = {"tensor": _make_scale(group, "tensor", len(stream.tensors))}
-    # The scales that the others refer to come first: ``step``, and of each tensor its elements.
+    # Dimension scales come first, because other arrays refer to them: ``step``, and each tensor's elements.
     for array in sorted(arrays_of(stream), key=lambda array: array.form.entry != "step"):
         dataset = _write_array(group, array)
         if array.form.entry == "step":
@@ -356,7 +356,7 @@ def _write_stream(group: h5py.Group, stream: Stream) -> None:
 
 
 def _make_scale(group: h5py.Group, name: str, length: int) -> h5py.Dataset:
-    """A dimension without coordinates, as netCDF has it."""
+    """A dimension without coordinates, as netCDF stores it."""
     scale = group.create_dataset(name, shape=(length,), dtype="u1", track_times=False)
     scale.make_scale(_NO_COORDINATES % length)
     return scale
@@ -368,7 +368,7 @@ def _write_array(group: h5py.Group, array: WholeArray) -> h5py.Dataset:
     dataset = group.create_dataset(
         form.entry,
         shape=(array.rows, form.columns)[:ndim],
-        # HDF5 has no chunks that are longer than an array that cannot grow.
+        # In HDF5 a chunk cannot be longer than an array of fixed length.
         maxshape=(None,) * ndim,
         chunks=form.chunks,
         dtype=form.column.dtype,
@@ -379,11 +379,11 @@ def _write_array(group: h5py.Group, array: WholeArray) -> h5py.Dataset:
     for number, block in enumerate(array.blocks):
         start = number * height
         if ndim == 1:
-            # Readers ask for the bytes of tables, also of those that say nothing.
+            # Readers count the bytes of tables, so fill values are written too.
             dataset[start : start + height] = form.column.fill if block is None else block
         elif block is not None and block.size:
             if block.shape == form.chunks:
-                # Without a detour through the library's cache.
+                # Bypass the library's cache.
                 dataset.id.write_direct_chunk((start, 0), np.ascontiguousarray(block).data)
             else:
                 dataset[start : start + len(block), : block.shape[1]] = block
@@ -391,15 +391,15 @@ def _write_array(group: h5py.Group, array: WholeArray) -> h5py.Dataset:
 
 
 class Hdf5Sink(ZarrSink):
-    """A trace that becomes an HDF5 file when it is closed; until then it is a Zarr trace in a folder of this name.
+    """A trace that becomes an HDF5 file when it is closed; until then it is a Zarr folder under the same name.
 
-    HDF5 files that are written step by step are not safe against the death of their writer. Zarr with its journal is:
-    what a killed writer leaves is read as any other trace, and ``gtrace check --repair`` makes the file of it.
+    An HDF5 file that is written step by step is not safe if its writer dies. Zarr with its journal is: what a killed
+    writer leaves reads like any other trace, and ``gtrace trace check --repair`` turns it into a file.
     """
 
     def __init__(self, path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
         start_folder(path, attrs, force=force)
-        # It is read once more, soon: compression would cost more than it saves.
+        # It is read only once more, and soon: compression would cost more than it saves.
         super().__init__(path, plain=True)
         self._path = path
         self._held = hold(path)
@@ -408,7 +408,7 @@ class Hdf5Sink(ZarrSink):
         """Finish the folder, and put a file with the same content in its place.
 
         Raises:
-            TraceError: there is no room for the file; the folder stays, with everything that was committed.
+            TraceError: there is not enough room; the folder stays, with all committed steps.
         """
         new = beside(self._path, "partial")
         try:
@@ -416,9 +416,9 @@ class Hdf5Sink(ZarrSink):
             write_hdf5(open_zarr(self._path), new)
             move_in(new, self._path, force=True)
         except (OSError, RuntimeError) as error:
-            told = write_error(self._path, error)
+            failure = write_error(self._path, error)
             raise TraceError(
-                f"{told}; what was committed is there as a folder, which `gtrace check --repair` makes a file"
+                f"{failure}; committed steps are kept as a folder; `gtrace trace check --repair` makes it a file"
             ) from error
         finally:
             remove(new)

@@ -1,12 +1,12 @@
-"""The journal of a Zarr stream: rows that are committed and not in chunk files yet, one after the other in one file.
+"""The journal of a Zarr stream: one file of rows that are committed but not in chunk files yet.
 
 A chunk file holds many rows and can only be replaced as a whole, so writing it at every step would cost as much as
-writing it full. A commit appends one entry here instead; from time to time the rows go into chunk files, and the
-journal starts anew. Long rows have chunks of their own and are not in it.
+writing it full. Instead, a commit appends one entry here; from time to time the rows go into chunk files, and the
+journal starts again. Long rows have their own chunks and are not in it.
 
 The file is a line of JSON (``HEADER``), then entries: ``_ENTRY``, a table of numbers about the step and its tensors
-with a checksum, and the values of the short rows that are present, in the order of their tensors' index. The values
-have the checksums that the table gives them.
+with a checksum, and the values of the short rows that are present, in the order of their tensors' index. The table
+holds the checksums of the values.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
     from gtrace.trace.format import TensorSpec
 
-#: In the folder of ``step``, where tools that list a group do not come across it.
+#: In the folder of ``step``, so that tools do not list it with the arrays of a group.
 NAME = "journal"
 
-#: Rows and bytes after which a writer empties the journal into chunk files.
+#: rows and bytes after which a writer empties the journal into chunk files
 MOST_ROWS = 64
 _FULL_BYTES = 64 * 1024 * 1024
-#: What a reader takes: a full journal and one more row, which chunks of 256 MiB in all bound.
+#: limit of a reader: a full journal and one more row (of chunks that are at most 256 MiB in all)
 MAX_BYTES = 512 * 1024 * 1024
 
 _VERSION = 1
@@ -50,12 +50,12 @@ _ENTRY = struct.Struct("<4sIQQ")
 _MAGIC = b"gtj1"
 #: Row, step, tensors known.
 _FIXED = struct.Struct("<qqQ")
-#: Buffers that one system call takes.
+#: number of buffers in one system call
 _BUFFERS = 1024
 
 
 def in_journal(spec: TensorSpec) -> bool:
-    """Whether rows of this tensor go through the journal: those that share a chunk with others."""
+    """Whether rows of this tensor go through the journal: those with several rows in a chunk."""
     return spec.chunk_rows > 1 and spec.size > 0
 
 
@@ -67,13 +67,13 @@ def _header(statistics: Sequence[str], first: int) -> bytes:
 class JournalWriter:
     """The journal of one stream that is being written.
 
-    The process holds a shared lock on the file as long as it lives, so that a repair can tell a trace that is being
-    written from one whose writer was killed.
+    The process holds a shared lock on the file while it lives, so that a repair can see whether a writer is alive
+    or was killed.
 
     Args:
         folder: of the array ``step``; it exists.
         statistics: names of the (step, tensor) arrays of the stream.
-        first: row that is appended next.
+        first: the next row to append.
     """
 
     def __init__(self, folder: str, statistics: Sequence[str], first: int) -> None:
@@ -88,9 +88,9 @@ class JournalWriter:
         return self._size > _FULL_BYTES
 
     def restart(self, first: int) -> None:
-        """Begin anew: rows before ``first`` are in chunk files."""
+        """Start again: rows before ``first`` are in chunk files."""
         header = _header(list(self._columns), first)
-        # A new file, not the old one cut: whoever reads the old one at this moment finds it whole.
+        # A new file instead of truncating the old one: a reader of the old one finds it complete.
         write_beside(self._path, header)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
         _lock(descriptor, fcntl.LOCK_SH)
@@ -101,11 +101,11 @@ class JournalWriter:
         self._torn = False
 
     def append(self, row: int, record: Record, values: Sequence[NDArray[np.float32]]) -> None:
-        """Commit a row. It counts as soon as the whole entry is in the file.
+        """Commit a row. It counts once the whole entry is in the file.
 
         Args:
             row: number of the row.
-            record: what is known about it.
+            record: its numbers.
             values: little-endian values of the tensors that are present and ``in_journal``, by index.
         """
         if self._torn:
@@ -136,31 +136,31 @@ class JournalWriter:
                 parts[0] = parts[0][written:]
 
     def close(self) -> None:
-        """Give back the descriptor and with it the lock; what is in the file stays."""
+        """Close the file, which releases the lock; its content stays."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def remove(self) -> None:
-        """Delete the file: everything is in chunk files."""
+        """Delete the file: all rows are in chunk files."""
         os.unlink(self._path)
         self.close()
 
 
 def _lock(descriptor: int, how: int) -> bool:
-    """Take a lock that ends with the process, where the file system has locks; whether it was free."""
+    """Take a lock that ends with the process, if the file system has locks; returns whether it was free."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        # No locks here (some network file systems): nothing can be said about other processes.
+        # No locks here (some network file systems): nothing is known about other processes.
         return True
     return True
 
 
 def hold(path: str | os.PathLike[str]) -> int | None:
-    """A descriptor with a shared lock on a file or folder: this process writes it. None if it cannot be opened."""
+    """A descriptor with a shared lock on a file or folder that this process writes; None if it cannot be opened."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -170,7 +170,7 @@ def hold(path: str | os.PathLike[str]) -> int | None:
 
 
 def is_held(path: str | os.PathLike[str]) -> bool:
-    """Whether a living process writes the file or folder."""
+    """Whether a living process is writing the file or folder."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
     except OSError:
@@ -182,21 +182,21 @@ def is_held(path: str | os.PathLike[str]) -> bool:
 
 
 def being_written(place: Path | str) -> bool:
-    """Whether a living process of this machine writes the trace."""
+    """Whether a living process of this machine is writing the trace."""
     if isinstance(place, str):
         return False
     return is_held(place) or any(is_held(path) for path in place.glob(f"rank*/*/step/{NAME}"))
 
 
 def refuse_living(place: Path) -> None:
-    """Refuse to replace a trace that a living process of this machine writes.
+    """Refuse to replace a trace that a living process of this machine is writing.
 
     Raises:
-        OutputExistsError: it is being written.
+        OutputExistsError: a process is writing it.
     """
     if being_written(place):
         raise OutputExistsError(
-            f"{place}: a running program is writing it, so it was left untouched; end that or choose another place"
+            f"{place}: a running program is writing it, so it is kept; end that program or choose another place"
         )
 
 
@@ -205,8 +205,8 @@ class JournalEntry(NamedTuple):
 
     Attributes:
         row: number of the row.
-        record: what the commit said.
-        values: little-endian float32 values of its short rows, one after the other.
+        record: the numbers of the commit.
+        values: little-endian float32 values of its short rows, concatenated.
     """
 
     row: int
@@ -215,26 +215,26 @@ class JournalEntry(NamedTuple):
 
 
 def parse_journal(data: bytes, kind: str, where: str, tolerate: Callable[[TraceError], None]) -> list[JournalEntry]:
-    """The whole entries of a journal; what a killed writer left unfinished at its end is none.
+    """The complete entries of a journal; an unfinished one at the end, left by a killed writer, is skipped.
 
     Args:
         data: the file.
-        kind: of the stream.
+        kind: kind of the stream.
         where: its path, for messages.
-        tolerate: is told of damage, which ends the list; it may raise.
+        tolerate: called with damage, which ends the list; it may raise.
     """
     if not data:
         return []
     end = data.find(b"\n", 0, _HEADER_BYTES) + 1
     try:
-        told = json.loads(data[:end])
-        first, names = told["first"], told["statistics"]
+        header = json.loads(data[:end])
+        first, names = header["first"], header["statistics"]
         usual = list(layout.statistics_of(kind))
         known = names[: len(usual)] == usual and set(names[len(usual) :]) <= set(layout.EXTRAS)
         if type(first) is not int or not known or data[:end] != _header(names, first):
             raise ValueError("another header")
     except (ValueError, KeyError, TypeError, RecursionError):
-        tolerate(TraceError(f"{where}: no journal of version {_VERSION}; damaged, foreign or of a newer gtrace"))
+        tolerate(TraceError(f"{where}: not a journal of version {_VERSION}; damaged, foreign or from a newer gtrace"))
         return []
     columns = {name: layout.statistic_column(name) for name in names}
     entries: list[JournalEntry] = []
@@ -259,7 +259,7 @@ def parse_journal(data: bytes, kind: str, where: str, tolerate: Callable[[TraceE
 
 
 def _read_table(table: memoryview, crc: int, row: int, columns: Mapping[str, layout.ColumnType]) -> Record | None:
-    """The record in the table of an entry, None where it is damaged."""
+    """The record in the table of an entry, None if it is damaged."""
     head = _FIXED.size + 8 * len(layout.SCALARS)
     if len(table) < head or checksum_bytes(np.frombuffer(table, np.uint8)) != crc:
         return None
@@ -275,13 +275,13 @@ def _read_table(table: memoryview, crc: int, row: int, columns: Mapping[str, lay
 
 
 class JournalRows:
-    """The rows of a journal that chunk files do not have, read by row.
+    """The rows of a journal that chunk files do not have, by row number.
 
     Args:
-        entries: of the journal.
-        base: committed rows that are in chunk files.
+        entries: the journal's entries.
+        base: number of committed rows in chunk files.
         where: path of the journal, for messages.
-        tolerate: is told that rows between the two are missing; it may raise.
+        tolerate: called if rows between the two are missing; it may raise.
     """
 
     def __init__(
@@ -296,15 +296,15 @@ class JournalRows:
         self._places: list[dict[int, tuple[int, int]]] = []
 
     def cut(self, rows: int) -> None:
-        """Leave out rows from this one on."""
+        """Drop this row and later ones."""
         self.entries = self.entries[: max(rows - self.base, 0)]
 
     def set_specs(self, specs: Mapping[int, TensorSpec], tolerate: Callable[[TraceError], None]) -> None:
-        """Find each tensor's values, now that the tensors are known.
+        """Find each tensor's values, once the tensors are known.
 
         Args:
             specs: the tensors by index.
-            tolerate: is told of a tensor that is unknown and of sizes that do not fit; it may raise.
+            tolerate: called with an unknown tensor, or sizes that do not fit; it may raise.
         """
         for entry in self.entries:
             places, end, size = {}, 0, len(entry.values)
@@ -319,13 +319,11 @@ class JournalRows:
                     end = places[index][1]
             if end not in (size, -1):
                 places = {}
-                tolerate(
-                    TraceError(f"{self._where}: row {entry.row}: values of another size than its tensors'; damaged")
-                )
+                tolerate(TraceError(f"{self._where}: row {entry.row}: sizes of values and tensors differ; damaged"))
             self._places.append({index: place for index, place in places.items() if place[1] <= size})
 
     def values(self, spec: TensorSpec, row: int) -> NDArray[np.float32]:
-        """Values of a tensor that is present in one of these rows and ``in_journal``."""
+        """Values of a tensor that is ``in_journal`` and present in this row."""
         place = self._places[row - self.base].get(spec.index)
         if place is None:
             raise TraceError(
@@ -336,5 +334,5 @@ class JournalRows:
 
     @property
     def records(self) -> list[Record]:
-        """What the commits of these rows said."""
+        """The records of these rows."""
         return [entry.record for entry in self.entries]

@@ -1,4 +1,4 @@
-"""Reading a trace, whatever holds it."""
+"""Reads a trace from any backend."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _OWN_ATTRIBUTES = ("index", "name", "shape", "dtype", "aliases", "module_type", 
 
 
 class Where(TypedDict, total=False):
-    """Which streams of a trace are meant; None, or nothing, for any."""
+    """Selects streams of a trace; None, or a missing key, selects any."""
 
     kind: str | None
     optimizer: int | None
@@ -56,28 +56,28 @@ class Where(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a trace says about one tensor.
+    """Facts about one tensor of a trace.
 
     Attributes:
-        name: the parameter's name. Where an earlier optimizer has a tensor of this name, too, the optimizer's number
+        name: the parameter's name. If an earlier optimizer has a tensor of this name too, the optimizer's number
             is in front: ``opt1/fc.weight``.
         shape: shape of the gradient in training.
         dtype: its type in training, such as ``bfloat16``; a trace holds float32.
-        size: elements stored per step, fewer than the shape has where it was sampled; of a neural gradient the
-            most that a step can have, while its shape is that of its first step.
+        size: elements stored per step, fewer than the shape has if it was sampled; for a neural gradient the
+            largest possible number in a step, while its shape is that of its first step.
         kind: ``weight`` or ``neural``.
         optimizer: number of the optimizer that steps it.
-        rank: number of the process that it was recorded in.
+        rank: number of the process that recorded it.
         aliases: other names of the same parameter (tied weights).
-        module_type: type of the module that owns it, None where unknown.
+        module_type: type of the module that owns it, None if unknown.
         stage: ``local`` or ``reduced``: before or after gradients of several ranks were averaged.
-        sketches: norm and bucket size of the moment sketches that are stored instead of values, none for values;
-            ``size`` is then that of the gradient at one step.
-        mantissa: of the stored sketches, bits that tell two bins of one octave apart; 0 for values.
-        merged: consecutive recorded steps that the sketches of one step sum; fewer at the end of a run.
+        sketches: norm and bucket size of the moment sketches that are stored instead of values, empty for values;
+            ``size`` is then the gradient's size at one step.
+        mantissa: bits of the stored sketches that distinguish bins within an octave; 0 for values.
+        merged: number of consecutive recorded steps in one step's sketches; fewer at the end of a run.
         sample: which elements were kept, None for all of them. Of weights: ``kind`` "blocks", ``offsets`` of the
-            blocks of ``block`` elements, and ``total`` elements. Of a neural gradient how those of a long one are
-            chosen, while ``n_total`` of a step says whether it was long.
+            blocks of ``block`` elements, and ``total`` elements. For neural gradients how elements of a long one are
+            chosen; ``n_total`` of a step shows whether it was long.
         attrs: everything else that was recorded about it.
     """
 
@@ -99,7 +99,7 @@ class TensorInfo:
 
     @classmethod
     def of(cls, key: StreamKey, spec: TensorSpec, name: str) -> TensorInfo:
-        """The public view of a stored tensor, under a name that no other optimizer's has."""
+        """The public view of a stored tensor, under a name that is unique among optimizers."""
         attrs = dict(spec.attrs)
         plan = SketchPlan.read(attrs[SKETCH]) if spec.sketched else None
         return cls(
@@ -122,9 +122,9 @@ class TensorInfo:
 
 
 def shown_names(stored: Iterable[_Place]) -> dict[_Place, str]:
-    """What tensors are called so that no two optimizers have one of the same kind and name.
+    """Names that are unique among optimizers for tensors of the same kind.
 
-    The first optimizer that has a name, in any process, keeps it as it is stored. Others get their number in front.
+    The first optimizer with a name, in any process, keeps the stored name. Others get their number in front.
 
     >>> from gtrace.trace.format import StreamKey
     >>> shown_names([(StreamKey(0, "weight", number), "fc.weight") for number in range(3)]).values()
@@ -145,23 +145,23 @@ def shown_names(stored: Iterable[_Place]) -> dict[_Place, str]:
     return {(key, name): names[key.kind, key.optimizer, name] for key, name in places}
 
 
-#: Bytes of decoded chunks that a trace keeps for the next steps of the same tensors.
+#: bytes of decoded chunks that a trace keeps for the next steps of the same tensors
 _CACHE_BYTES = 64 * 1024 * 1024
 
 
 class Trace:
     """A trace opened for reading: the steps that were committed when it was opened.
 
-    Safe to use from several threads. Names that occur in several places (kinds of gradient, optimizers,
-    ranks) are told apart by the keywords ``kind``, ``optimizer`` and ``rank``; without them the first place
-    counts, in the order of ``tensors``: lowest rank, weight before neural gradients, lowest optimizer. A name that
-    several optimizers have in ``tensors`` only once, with ``opt1/`` in front for optimizer 1; it can be read by that
-    name, too.
+    Safe to use from several threads. If a name occurs in several places (kinds of gradient, optimizers,
+    ranks), the keywords ``kind``, ``optimizer`` and ``rank`` select one; without them the first place
+    counts, in the order of ``tensors``: lowest rank, weight before neural gradients, lowest optimizer. In ``tensors``
+    names of several optimizers are unique, with ``opt1/`` in front for optimizer 1; that name can be used for
+    reading, too.
 
     Attributes:
-        path: where it is.
-        location: the absolute path or address at which it can be opened again, None where it cannot.
-        tensors: what it holds, in that order and within it in the order in which they first appeared.
+        path: the trace's path or address.
+        location: the absolute path or address at which it can be opened again, None if it cannot.
+        tensors: its tensors, in that order and then in the order in which they first appeared.
     """
 
     def __init__(self, source: TraceSource, location: str | None = None) -> None:
@@ -174,7 +174,7 @@ class Trace:
         self.path = source.path
         names = shown_names(self._specs)
         self.tensors = tuple(TensorInfo.of(key, spec, names[key, name]) for (key, name), spec in self._specs.items())
-        # A tensor is found under either of its names.
+        # Both names of a tensor find it.
         self._specs |= {(key, names[key, name]): spec for (key, name), spec in self._specs.items()}
         self._cache: OrderedDict[tuple[StreamKey, int], tuple[int, NDArray[np.float32]]] = OrderedDict()
         self._cached = 0
@@ -190,12 +190,12 @@ class Trace:
         attrs: Mapping[str, Any] | None = None,
         kind: str = "weight",
     ) -> Trace:
-        """A trace in memory, with everything that one on disk has.
+        """A trace in memory, with all features of one on disk.
 
         Args:
             tensors: name -> array (one step, numbered 0) or {step: array}; real numbers, copied to float32.
-            scalars: step -> what ``TraceWriter.commit`` takes, such as ``{"loss": 0.5}``.
-            attrs: what the trace says about itself.
+            scalars: step -> the scalars of ``TraceWriter.commit``, such as ``{"loss": 0.5}``.
+            attrs: attributes of the trace.
             kind: ``weight`` or ``neural``.
 
         Raises:
@@ -209,25 +209,25 @@ class Trace:
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """What the trace says about itself: model, argv, seed, versions, ... as far as it was recorded."""
+        """Facts about the run: model, argv, seed, versions and others, if they were recorded."""
         return self._source.attrs
 
     @property
     def status(self) -> Literal["complete", "interrupted"]:
-        """``complete`` after a proper end; ``interrupted`` when the run was cut short, or is not over yet."""
+        """``complete`` after a normal end; ``interrupted`` if the run was cut short, or is not over yet."""
         return "complete" if self.attrs.get("status") == "complete" else "interrupted"
 
     @property
     def streams(self) -> tuple[StreamKey, ...]:
-        """The sequences of steps that it holds, one per rank, kind and optimizer."""
+        """Its sequences of steps, one per rank, kind and optimizer."""
         return tuple(self._streams)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of everything that numbers computed from the gradients depend on, without reading them.
+        """A digest of everything that affects numbers computed from the gradients; reads no gradient.
 
-        Names, shapes, types, sampling, steps, presence and the checksum of every gradient go in; paths,
-        times, losses and the backend do not. So a run repeated with the same gradients has the same
+        It covers names, shapes, types, sampling, steps, presence and the checksum of every gradient, but not paths,
+        times, losses and the backend. So a repeated run with the same gradients has the same
         fingerprint.
         """
         digest = hashlib.blake2b(f"gtrace trace {VERSION}\n".encode(), digest_size=16)
@@ -237,12 +237,12 @@ class Trace:
             digest.update(json.dumps([*key, stream.steps.tolist()]).encode())
             present, crc = stream.statistic("present"), stream.statistic("crc32c")
             for spec in stream.tensors:
-                told = [
+                described = [
                     spec.name,
                     spec.size,
                     *(spec.attrs.get(name) for name in ("shape", "dtype", "stage", "sample", SKETCH)),
                 ]
-                digest.update(json.dumps(told, sort_keys=True).encode())
+                digest.update(json.dumps(described, sort_keys=True).encode())
                 digest.update(present[:, spec.index].tobytes())
                 there = present[:, spec.index] != 0
                 digest.update(np.where(there, crc[:, spec.index], 0).astype("<u4").tobytes())
@@ -252,7 +252,7 @@ class Trace:
         return digest.hexdigest()
 
     def steps(self, name: str, **where: Unpack[Where]) -> NDArray[np.int64]:
-        """Committed steps at which the tensor is present, rising.
+        """Committed steps at which the tensor is present, ascending.
 
         Raises:
             UsageError: there is no such tensor.
@@ -272,18 +272,18 @@ class Trace:
         Reading the steps of one tensor in order decodes each chunk once.
 
         Raises:
-            UsageError: there is no such tensor, it is absent at that step, or the trace was closed.
-            TraceError: what is stored is damaged.
+            UsageError: there is no such tensor, it is absent at that step, or the trace is closed.
+            TraceError: the stored data are damaged.
         """
         stream, spec, row, about = self._locate(name, step, where)
         if spec.sketched:
             kept = ", ".join(sketch_name(own) for own in SketchPlan.read(spec.attrs[SKETCH]).specs)
             raise UsageError(
-                f"{about}: the trace keeps sketches of it ({kept}) and no values; capture without --sketch"
+                f"{about}: the trace holds sketches of it ({kept}) and no values; capture without --sketch"
             )
         first, rows = self._rows(stream, spec, row)
         valid = stream.lengths(spec, slice(row, row + 1))["n_valid"][0]
-        # What comes alone was made for this call, and may be as large as memory: no second copy of it.
+        # A single row was decoded for this call and may be as large as memory: do not copy it again.
         fresh = len(rows) == 1 and rows.flags.writeable
         values = np.array(rows[row - first][:valid], np.float32, order="C", copy=None if fresh else True)
         if checksum(values) != stream.statistic("crc32c")[row, spec.index]:
@@ -297,17 +297,17 @@ class Trace:
         chunk: int,
         **where: Unpack[Where],
     ) -> Iterator[NDArray[np.float32]]:
-        """What :meth:`read` returns, in pieces of ``chunk`` elements, the last one shorter; never the whole in memory.
+        """The values of :meth:`read` in pieces of ``chunk`` elements, the last one shorter; never all in memory.
 
-        Every stored chunk is decoded, and its own checksum verified, once. The gradient's checksum is verified along
-        the way: where it does not match, the last piece is withheld.
+        Every stored chunk is decoded, and its checksum verified, once. The gradient's checksum is verified along
+        the way: if it does not match, the last piece is not yielded.
 
         Raises:
-            UsageError: as of :meth:`read`, or a chunk below 1.
-            TraceError: what is stored is damaged; pieces may have been handed out by then.
+            UsageError: as in :meth:`read`, or a chunk below 1.
+            TraceError: the stored data are damaged; some pieces may have been yielded.
         """
         if chunk < 1:
-            raise UsageError(f"chunk: {chunk} elements are too few; give at least 1")
+            raise UsageError(f"chunk: cannot be {chunk} elements; give at least 1")
         stream, spec, row, about = self._locate(name, step, where)
         if spec.sketched or spec.parts < 2:
             yield from rechunk([self.read(name, step, **where)], chunk)
@@ -332,11 +332,11 @@ class Trace:
         bucket_size: int | None = None,
         **where: Unpack[Where],
     ) -> MomentSketch:
-        """The moment sketch of one gradient: the stored one where the trace keeps sketches, else made from the values.
+        """The moment sketch of one gradient: the stored one if the trace holds sketches, else made from the values.
 
         Raises:
-            UsageError: as of :meth:`read`, or others than this sketch are stored.
-            TraceError: what is stored is damaged.
+            UsageError: as in :meth:`read`, or this sketch is not stored.
+            TraceError: the stored data are damaged.
         """
         spec = SummarySpec(norm, bucket_size)
         if self._find(name, where)[1].sketched:
@@ -352,24 +352,24 @@ class Trace:
         specs: Sequence[SummarySpec],
         **where: Unpack[Where],
     ) -> SketchRow:
-        """Some of the sketches that are stored of a tensor at a step, with the numbers beside them.
+        """Stored sketches of a tensor at a step, with the numbers about them.
 
         Args:
-            name: as in :meth:`read`.
-            step: as in :meth:`read`.
-            specs: which of the tensor's ``sketches``; none for the numbers alone.
-            **where: as in :meth:`read`.
+            name: see :meth:`read`.
+            step: see :meth:`read`.
+            specs: which of the tensor's ``sketches``; empty for the numbers alone.
+            **where: see :meth:`read`.
 
         Raises:
-            UsageError: as of :meth:`read`, or one of the sketches is not stored.
-            TraceError: what is stored is damaged.
+            UsageError: as in :meth:`read`, or one of the sketches is not stored.
+            TraceError: the stored data are damaged.
         """
         stream, spec, row, about = self._locate(name, step, where)
         there = SketchPlan.read(spec.attrs[SKETCH]).specs if spec.sketched else ()
         missing = [sketch_name(wanted) for wanted in specs if wanted not in there]
         if missing or not spec.sketched:
             kept = ", ".join(map(sketch_name, there)) or "values"
-            raise UsageError(f"{about}: no sketch {', '.join(missing)} is stored, only {kept}; choose one of these")
+            raise UsageError(f"{about}: sketch {', '.join(missing)} is not stored, only {kept}; choose one of these")
         data = stream.read_rows(spec, row)[1][0]
         if checksum_bytes(data) != stream.statistic("crc32c")[row, spec.index]:
             raise TraceError(f"{about}: checksum mismatch with the commit record; the trace is damaged")
@@ -384,12 +384,12 @@ class Trace:
         """Numbers about the steps, arrays of one length; no gradient is read.
 
         Returns:
-            ``step`` (int64) and, as float64 with NaN where nothing was recorded, ``loss``, ``lr``,
+            ``step`` (int64) and, as float64 with NaN for unknown values, ``loss``, ``lr``,
             ``grad_scale``, ``found_inf``, ``clip_norm``, ``micro_batches`` and ``time`` (seconds since
             1970).
 
         Raises:
-            UsageError: no stream of the trace is selected.
+            UsageError: the keywords select no stream.
         """
         if not self._streams and not any(value is not None for value in where.values()):
             return {"step": np.empty(0, np.int64), **{name: np.empty(0) for name in SCALARS}}
@@ -397,16 +397,16 @@ class Trace:
         return {"step": stream.steps.copy(), **{name: values.copy() for name, values in stream.scalars.items()}}
 
     def statistics(self, name: str, **where: Unpack[Where]) -> dict[str, NDArray[Any]]:
-        """Numbers about one tensor at the steps where it is present, arrays of one length; no gradient is read.
+        """Numbers about one tensor at the steps at which it is present, arrays of one length; reads no gradient.
 
         Returns:
             ``step`` (int64), ``norm2`` (sum of squares of the finite values) and ``absmax`` (their largest
             magnitude) as float64, ``zeros`` and ``nonfinite`` (counts, int64), ``crc32c`` (of the float32
-            bytes, uint32), ``n_valid`` and ``n_total`` (elements that are stored, elements that there were,
-            int64). All others are about the stored elements. Where the capture was told to find them out, as
-            float64 with NaN where unknown: ``whole_norm1``, ``whole_norm2``, ``whole_absmax`` and
-            ``whole_nonfinite`` (of the whole gradient, where a sample of its blocks is stored), ``second_moment``
-            (sum of Adam's running means of squared gradients, as the step found them), ``replicas``,
+            bytes, uint32), ``n_valid`` and ``n_total`` (stored elements, original elements,
+            int64). The others are about the stored elements. If the capture recorded them, also as
+            float64 with NaN for unknown values: ``whole_norm1``, ``whole_norm2``, ``whole_absmax`` and
+            ``whole_nonfinite`` (of the whole gradient, if a sample of its blocks is stored), ``second_moment``
+            (sum of Adam's running means of squared gradients before the step), ``replicas``,
             ``replicas_norm2`` and ``replicas_sum_norm2`` (micro-batches that were accumulated, the sum of their
             squared norms, the squared norm of their sum).
 
@@ -427,7 +427,7 @@ class Trace:
         return out | stream.lengths(spec, there)
 
     def close(self) -> None:
-        """Give back what is held open; the trace cannot be read any more."""
+        """Close the files; the trace can no longer be read."""
         self._closed = True
         with self._lock:
             self._cache.clear()
@@ -446,7 +446,7 @@ class Trace:
         return f"<Trace {self.path}: {len(self.tensors)} tensors, {self.status}>"
 
     def _select(self, where: Where) -> list[Stream]:
-        """The streams that the keywords leave, at least one."""
+        """The streams that the keywords select, at least one."""
         asked = {what: value for what, value in where.items() if value is not None}
         if unknown := asked.keys() - StreamKey._fields:
             raise TypeError(f"unexpected keyword '{min(unknown)}'")
@@ -457,10 +457,8 @@ class Trace:
         ]
         if not chosen:
             there = [f"{key.kind} gradients of optimizer {key.optimizer} on rank {key.rank}" for key in self._streams]
-            told = ", ".join(f"{what} {asked[what]}" for what in ("kind", "optimizer", "rank") if what in asked)
-            raise UsageError(
-                f"{self.path}: nothing of {told or 'any kind'}; it holds {'; '.join(there[:4]) or 'no step'}"
-            )
+            wanted = ", ".join(f"{what} {asked[what]}" for what in ("kind", "optimizer", "rank") if what in asked)
+            raise UsageError(f"{self.path}: holds no {wanted or 'steps'}; it holds {'; '.join(there[:4]) or 'no step'}")
         return chosen
 
     def _find(self, name: str, where: Where) -> tuple[Stream, TensorSpec]:
@@ -474,9 +472,9 @@ class Trace:
         raise UsageError(f"{self.path}: no tensor '{shown}'; {suggest(shown, known)}")
 
     def _locate(self, name: str, step: int, where: Where) -> tuple[Stream, TensorSpec, int, str]:
-        """Where a gradient is: stream, tensor and row, and words for messages."""
+        """The place of a gradient: stream, tensor and row, and words for messages."""
         if self._closed:
-            raise UsageError(f"{self.path}: the trace was closed; open it again")
+            raise UsageError(f"{self.path}: the trace is closed; open it again")
         stream, spec = self._find(name, where)
         about = f"{self.path}: tensor '{printable(name)}'"
         row = int(np.searchsorted(stream.steps, step))
@@ -487,14 +485,14 @@ class Trace:
         return stream, spec, row, f"{about}, step {step}"
 
     def _rows(self, stream: Stream, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
-        """The rows of the chunk around ``row``, from the cache where they are there."""
+        """The rows of the chunk around ``row``, from the cache if they are in it."""
         place = (stream.key, spec.index)
         with self._lock:
             found = self._cache.get(place)
             if found is not None and found[0] <= row < found[0] + len(found[1]):
                 self._cache.move_to_end(place)
                 return found
-        # Decoded outside of the lock: several threads read several tensors.
+        # Decoded without the lock, so that several threads can read several tensors.
         first, rows = stream.read_rows(spec, row)
         if len(rows) > 1:
             with self._lock:
@@ -510,30 +508,30 @@ class Trace:
 def open_trace(path: str | PathLike[str]) -> Trace:
     """Open a trace for reading: a folder ``.zarr`` or a file ``.h5`` or ``.hdf5``.
 
-    An address such as ``s3://bucket/run.zarr`` is read through fsspec, which has to be installed, with what it needs
-    for this kind of address (s3fs, gcsfs, aiohttp).
+    An address such as ``s3://bucket/run.zarr`` is read through fsspec, which must be installed together with its
+    package for this kind of address (s3fs, gcsfs, aiohttp).
 
-    Nothing in it is executed. A trace that is being written, or whose writer was killed, opens with the
-    steps that were committed.
+    Nothing in it is executed. A trace whose writer is running or was killed opens with the
+    committed steps.
 
     Raises:
-        UsageError: an address, and what reads it is not installed.
-        TraceError: it is missing, no trace, damaged, or from a newer version.
+        UsageError: an address, and the package that reads it is not installed.
+        TraceError: it is missing, not a trace, damaged, or from a newer version.
     """
     place = place_of(path)
     return Trace(open_source(place), place if isinstance(place, str) else os.path.abspath(place))
 
 
 def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refuse) -> TraceSource:
-    """What holds the trace at a place; ``tolerate`` is told of damage that leaves other parts readable.
+    """The source of the trace at a place; ``tolerate`` is called with damage that leaves other parts readable.
 
     Args:
-        place: a path of this machine, or an address that is none, see :func:`gtrace.trace.io.remote.place_of`.
-        tolerate: by default it raises.
+        place: a path of this machine, or another address, see :func:`gtrace.trace.io.remote.place_of`.
+        tolerate: raises by default.
 
     Raises:
-        UsageError: what reads such addresses is not installed.
-        TraceError: as of :func:`gtrace.open_trace`, as far as it is not tolerated.
+        UsageError: the package that reads such addresses is not installed.
+        TraceError: as in :func:`gtrace.open_trace`, unless it is tolerated.
     """
     files: Files = LOCAL
     stream = None
@@ -553,10 +551,10 @@ def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refu
             raise TraceError(f"{place}: cannot be read ({error.strerror})") from None
         folder = stat.S_ISDIR(kind)
         if not folder and not stat.S_ISREG(kind):
-            raise TraceError(f"{place}: neither a file nor a folder, so no trace")
+            raise TraceError(f"{place}: is neither a file nor a folder, so not a trace")
     if folder:
         return open_zarr(place, tolerate, files)
-    # h5py takes long to load, and many traces need none of it.
+    # h5py takes long to load, and many traces do not need it.
     from gtrace.trace.hdf5 import open_hdf5
 
     return open_hdf5(place, tolerate, stream)

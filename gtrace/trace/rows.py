@@ -1,4 +1,4 @@
-"""One row of a tensor: the numbers that are stored beside it, and which elements of a long gradient it holds."""
+"""One row of a tensor: the numbers that are stored with it, and which elements of a long gradient it holds."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: Elements that are looked at together: their squares stay in the processor's cache.
+#: elements that are read together: their squares stay in the processor's cache
 _BLOCK = 1 << 15
 
 
 class RowStatistics(NamedTuple):
-    """What a trace keeps about one tensor at one step.
+    """The statistics of one tensor at one step that a trace stores.
 
     Attributes:
         norm2: sum of squares of the finite values, float64 sums over blocks of 2^15 elements in index order.
-        absmax: largest magnitude of the finite values; 0 when there is none.
+        absmax: largest magnitude of the finite values; 0 without any.
         zeros: values that are 0 or -0.
         nonfinite: values that are NaN or infinite.
         crc32c: CRC-32C of the little-endian float32 bytes.
@@ -68,13 +68,13 @@ def row_statistics(values: NDArray[np.float32]) -> RowStatistics:
     """Statistics of a contiguous 1-D float32 array."""
     norm2, absmax, zeros, nonfinite = 0.0, 0.0, 0, 0
     zero = _scratch.zero
-    # A signaling NaN is no reason to warn: it is counted.
+    # A signaling NaN must not cause a warning: it is counted.
     with np.errstate(invalid="ignore"):
         for start in range(0, values.size, _BLOCK):
             block = values[start : start + _BLOCK]
             zeros += int(np.count_nonzero(np.equal(block, 0.0, out=zero[: block.size])))
             total = _sum_of_squares(block)
-            # Squares of finite float32 values never overflow float64, so a finite sum proves all of them finite.
+            # Squares of finite float32 values never overflow float64, so a finite sum means that all are finite.
             if not math.isfinite(total):
                 nonfinite += block.size
                 block = block[np.isfinite(block)]
@@ -88,7 +88,7 @@ def row_statistics(values: NDArray[np.float32]) -> RowStatistics:
 
 def _sum_of_squares(block: NDArray[np.float32]) -> float:
     squares = _scratch.squares[: block.size]
-    # Cast and multiplied apart: in one call, numpy would do both through a small buffer.
+    # Cast first, then multiply: in one call, numpy would do both through a small buffer.
     squares[...] = block
     np.multiply(squares, squares, out=squares)
     return float(np.add.reduce(squares))
@@ -98,7 +98,7 @@ Real = TypeVar("Real", np.float32, np.float64)
 
 
 def rechunk(pieces: Iterable[NDArray[Real]], chunk: int) -> Iterator[NDArray[Real]]:
-    """The same elements in pieces of ``chunk``, the last one shorter; none for no elements."""
+    """The same elements in pieces of ``chunk``, the last one shorter; none without elements."""
     held: list[NDArray[Real]] = []
     size = 0
     for piece in pieces:
@@ -115,24 +115,24 @@ def rechunk(pieces: Iterable[NDArray[Real]], chunk: int) -> Iterator[NDArray[Rea
         yield held[0] if len(held) == 1 else np.concatenate(held)
 
 
-#: Elements of a block.
+#: elements of a block
 BLOCK = 16384
-#: Value of ``kind`` in the attribute ``sample`` of such a tensor.
+#: ``kind`` in the attribute ``sample`` of such a tensor
 BLOCKS = "blocks"
-#: Seed of the choice.
+#: seed of the choice
 SEED = 0
 
-#: What is kept about a whole gradient, unknown: where all of it is stored, or nothing was found out.
+#: the numbers about a whole gradient as unknown: all of it is stored, or nothing was measured
 UNKNOWN = dict.fromkeys(("whole_norm1", "whole_norm2", "whole_absmax", "whole_nonfinite"), math.nan)
 
 _PASS = 1 << 20
 
 
 class BlockSample(NamedTuple):
-    """Which blocks of a gradient are stored, one after the other.
+    """Which blocks of a gradient are stored, in order.
 
     Attributes:
-        offsets: index of the first element of each, rising; multiples of ``block``.
+        offsets: index of the first element of each, ascending; multiples of ``block``.
         total: elements of the gradient.
         block: elements of a block; the gradient's last one may be shorter.
     """
@@ -143,10 +143,10 @@ class BlockSample(NamedTuple):
 
     @classmethod
     def choose(cls, name: str, total: int, most: int) -> BlockSample | None:
-        """Draw blocks, each set of so many with the same probability; None where all of them are wanted.
+        """Draw blocks, every set with the same probability; None if all of them fit.
 
         Args:
-            name: of the tensor; name and sizes decide, so every step and process has the same blocks.
+            name: the tensor's name; name and sizes determine the draw, so every step and process has the same blocks.
             total: elements of the gradient.
             most: elements to keep, rounded up to whole blocks; at least 1.
 
@@ -157,27 +157,27 @@ class BlockSample(NamedTuple):
         if wanted >= blocks:
             return None
         key = Key.derive(SEED, tensor=name, role="sample")
-        # Numpy's own Philox and not the kernels' hash: this runs while a model trains, which must not wait for a
-        # compiler. Sorted by random words, the first blocks of the order are a draw without replacement.
+        # Numpy's own Philox instead of the kernels' hash: this runs while a model trains, which must not wait for a
+        # compiler. Blocks are sorted by random words; the first ones are a draw without replacement.
         words = np.random.Philox(key=np.array(key, np.uint64)).random_raw(blocks)
         chosen = np.sort(np.argsort(words, kind="stable")[:wanted])
         return cls(tuple((chosen * BLOCK).tolist()), total)
 
     @classmethod
     def read(cls, value: object) -> BlockSample | None:
-        """What the attribute ``sample`` says, None where it does not tell blocks or is none.
+        """The sample in the attribute ``sample``, None if it does not describe blocks.
 
         Raises:
-            UsageError: it contradicts itself.
+            UsageError: it is inconsistent.
         """
         if not isinstance(value, dict) or value.get("kind") != BLOCKS or "block" not in value:
             return None
         offsets, total, block = value.get("offsets"), value.get("total", 0), value["block"]
         whole = are_lengths([total]) and are_lengths([block], 1) and are_lengths(offsets)
         if not whole or not offsets or offsets[-1] >= total:
-            raise UsageError("no list of offsets with 'total' and 'block'")
+            raise UsageError("needs a list of offsets with 'total' and 'block'")
         if any(offset % block for offset in offsets) or any(a >= b for a, b in itertools.pairwise(offsets)):
-            raise UsageError("offsets that are not rising multiples of 'block'")
+            raise UsageError("needs ascending offsets that are multiples of 'block'")
         return cls(tuple(offsets), total, block)
 
     def describe(self) -> dict[str, Any]:
@@ -186,17 +186,17 @@ class BlockSample(NamedTuple):
 
     @property
     def kept(self) -> int:
-        """Blocks that are stored."""
+        """Number of stored blocks."""
         return len(self.offsets)
 
     @property
     def blocks(self) -> int:
-        """Blocks of the gradient."""
+        """Number of blocks of the gradient."""
         return -(-self.total // self.block)
 
     @property
     def size(self) -> int:
-        """Elements that are stored."""
+        """Number of stored elements."""
         return sum(min(self.block, self.total - offset) for offset in self.offsets)
 
     def take(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -205,7 +205,7 @@ class BlockSample(NamedTuple):
 
 
 def whole_numbers(values: NDArray[np.float32]) -> Mapping[str, float]:
-    """What is kept about a whole gradient of which blocks are stored: ``whole_*`` of ``format.EXTRAS``.
+    """Numbers about a whole gradient that is stored as blocks: ``whole_*`` of ``format.EXTRAS``.
 
     Args:
         values: float32, flat. Sums are in float64, over blocks of 2^20 elements in index order.
@@ -226,19 +226,19 @@ def whole_numbers(values: NDArray[np.float32]) -> Mapping[str, float]:
     return {"whole_norm1": norm1, "whole_norm2": norm2, "whole_absmax": absmax, "whole_nonfinite": float(nonfinite)}
 
 
-#: Seed of the samples that a writer draws.
+#: seed of the samples that a writer draws
 SEED = 0
-#: The attribute ``sample`` of a ragged tensor.
+#: the attribute ``sample`` of a tensor with rows of varying length
 SAMPLE: Mapping[str, Any] = {"kind": "stretches", "seed": SEED}
 
-#: Index arrays that are kept for the next step.
+#: index arrays that are kept for the next step
 _KEPT_SAMPLES = 8
 
 
 def default_capacity(first: int) -> int:
     """Elements of a row for a tensor that appears with ``first`` elements: a quarter more, and at least one.
 
-    A first batch is a full one as a rule; the quarter is for texts of different lengths.
+    The first batch is usually a full one; the quarter allows for texts of different lengths.
 
     >>> default_capacity(1000), default_capacity(0)
     (1250, 1)
@@ -248,22 +248,22 @@ def default_capacity(first: int) -> int:
 
 @functools.lru_cache(maxsize=_KEPT_SAMPLES)
 def sample_indices(total: int, count: int, seed: int = SEED) -> NDArray[np.int64]:
-    """Which ``count`` of ``total`` elements a sample holds: one of each of ``count`` stretches of equal length.
+    """The ``count`` of ``total`` elements in a sample: one from each of ``count`` ranges of equal length.
 
-    Stretch i covers the elements ``i * total // count`` up to ``(i + 1) * total // count``; the i-th output of a
-    Philox generator with the key, as a uniform number of 53 bits, chooses one of them. So no element comes
+    Range i covers the elements ``i * total // count`` up to ``(i + 1) * total // count``; the i-th output of a
+    Philox generator with the key, as a uniform number of 53 bits, chooses one of them. So no element occurs
     twice, order is kept, and the cost does not depend on ``total``.
 
     Args:
         total: elements of the gradient, at least ``count``.
         count: elements of the sample.
-        seed: of the key; the same arguments always give the same elements.
+        seed: seed of the key; the same arguments always give the same elements.
 
     Returns:
-        int64[count], rising, read-only.
+        int64[count], ascending, read-only.
     """
     key = Key.derive(seed, tensor="", role="sample")
-    # Numpy's own Philox and not the kernels' hash: this runs while a model trains, which must not wait for a compiler.
+    # Numpy's own Philox instead of the kernels' hash: this runs while a model trains, which must not wait for numba.
     words = np.random.Philox(key=np.array(key, np.uint64)).random_raw(count)
     uniforms = (words >> np.uint64(11)) * 2.0**-53
     edges = np.arange(count + 1, dtype=np.int64) * total // max(count, 1)
@@ -273,26 +273,26 @@ def sample_indices(total: int, count: int, seed: int = SEED) -> NDArray[np.int64
 
 
 def subsample(values: NDArray[np.float32], capacity: int) -> NDArray[np.float32]:
-    """The values, or a sample of them where they are more than the capacity."""
+    """The values, or a sample of them if there are more than ``capacity``."""
     return values if values.size <= capacity else values[sample_indices(values.size, capacity)]
 
 
 def row_width(name: str, kind: str, size: int, n_total: int | None, capacity: object) -> tuple[int, int]:
-    """Width of the row of a tensor that appears with ``size`` elements, and how many its gradient had.
+    """Width of the row of a tensor that appears with ``size`` elements, and the gradient's number of elements.
 
     Raises:
-        UsageError: weight gradients have one size, or the numbers contradict each other.
+        UsageError: a weight gradient with another size, or inconsistent numbers.
     """
     if kind != "neural" and n_total is None and capacity is None:
         return size, size
-    # Not before it is needed: this is called for every gradient.
+    # Imported only when needed: this is called for every gradient.
     what = f"tensor '{printable(name)}'"
     if kind != "neural":
-        raise UsageError(f"{what}: n_total and capacity are for kind 'neural'; others always have one size")
+        raise UsageError(f"{what}: n_total and capacity are for kind 'neural'; other kinds always have one size")
     if n_total is not None and not size <= n_total < 2**63:
         raise UsageError(f"{what}: n_total is {n_total}, but {size} elements were given")
     if capacity is None:
         capacity = default_capacity(size)
     if not isinstance(capacity, (int, np.integer)) or capacity < 1:
-        raise UsageError(f"{what}: a capacity of {capacity} elements holds nothing; give at least 1")
+        raise UsageError(f"{what}: capacity cannot be {capacity} elements; give at least 1")
     return int(capacity), size if n_total is None else int(n_total)

@@ -1,8 +1,8 @@
-"""A Zarr trace that several processes write, each the group of its own rank.
+"""A Zarr trace with several writers: each process writes the group of its own rank.
 
 No process ever writes into another's group, so nothing has to be merged and every process may die at any moment:
-what each has committed is in the trace. Only the root's metadata are shared. They change when a process joins and
-when it is done, under a lock that the system gives back when its holder dies.
+the trace keeps what each has committed. Only the root's metadata are shared. They change when a process joins and
+when it ends, under a lock that the system releases when its holder dies.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from os import PathLike
 
-#: Attribute of the root: a word that the processes of one run share and no other run has.
+#: attribute of the root: a word that all processes of one run share, and no other run has
 RUN = "run"
-#: Attribute of the root: how many processes are expected to write.
+#: attribute of the root: expected number of writing processes
 WRITERS = "writers"
-#: Attribute of the root: such words of the processes that started the writers, one on each of several machines.
+#: attribute of the root: such words of the processes that started the writers, one on each of several machines
 LAUNCHERS = "launchers"
 
 
@@ -53,32 +53,32 @@ def join_trace(
     launcher: str | None = None,
     first: bool = False,
 ) -> tuple[TraceWriter, int]:
-    """Start the trace of a run, or join it where another process of the same run has started it.
+    """Start the trace of a run, or join it if another process of the same run has started it.
 
     Args:
-        path: where, ``.zarr``; its folder must exist.
-        run: what tells this run from all others.
-        rank: number of this process, None where it has none.
-        writers: how many processes are expected; the trace is complete when so many are.
-        force: replace what is there and not of this run.
-        attrs: what the trace says about itself; each process's own are kept with its rank.
-        launcher: the word of the process that started this one, where ``run`` is that of a launch over several
+        path: the trace, ``.zarr``; its folder must exist.
+        run: a word that only this run has.
+        rank: number of this process, None if it has none.
+        writers: expected number of processes; the trace is complete when all of them have finished.
+        force: replace a trace of another run.
+        attrs: attributes of the trace; each process's own are kept with its rank.
+        launcher: the word of the process that started this one, if ``run`` belongs to a launch over several
             machines.
-        first: no process of this rank and run can have been here: a trace in which one was is of an earlier launch
-            that went by the same word.
+        first: no process of this rank and run can exist yet: a trace that has one is from an earlier launch
+            with the same word.
 
     Returns:
-        the writer, and the rank to write under: the one asked for, or the next free number where another process
-        has it (a worker that was started again) or none was asked for.
+        the writer, and the rank to write under: the requested one, or the next free number if another process
+        has it (a worker that was started again) or none was requested.
 
     Raises:
         UsageError: another suffix, no such folder, or attributes that cannot be stored.
-        OutputExistsError: something else is there, and it stays as it was.
-        TraceError: nothing can be written there.
+        OutputExistsError: something else is there; it is kept.
+        TraceError: the trace cannot be written.
     """
     place = Path(os.path.realpath(path))
     if place.suffix != ".zarr":
-        raise UsageError(f"{path}: a trace that several processes write ends in .zarr")
+        raise UsageError(f"{path}: several processes can write only Zarr; the name must end in .zarr")
     launchers = {LAUNCHERS: [launcher]} if launcher else {}
     start = root_attrs({**(attrs or {}), RUN: run, WRITERS: writers, **launchers})
     if not place.parent.is_dir():
@@ -100,18 +100,18 @@ def join_trace(
 
 
 def belongs_to(path: Path, run: str) -> bool:
-    """Whether there is a trace at this place that a process of this run, or one that it started, has started."""
+    """Whether a process of this run, or one that it started, has started the trace at this place."""
     attrs = _attributes(path)
     return attrs is not None and (attrs.get(RUN) == run or run in _launchers(attrs))
 
 
 def settle(path: Path, run: str, status: Literal["complete", "interrupted"] | None = None) -> None:
-    """Finish the root when all of a trace's processes have finished their parts; nothing where it is not of this run.
+    """Finish the root once all processes have finished their parts; does nothing for another run's trace.
 
     Args:
         path: the trace.
-        run: as in :func:`join_trace`.
-        status: how the run as a whole ended, from the process that started all others: it is over, whatever
+        run: see :func:`join_trace`.
+        status: the end of the run as a whole, from the process that started all others: the run is over, whatever
             the parts say.
 
     Raises:
@@ -126,7 +126,7 @@ def settle(path: Path, run: str, status: Literal["complete", "interrupted"] | No
 
 
 def parts(path: Path) -> list[dict[str, Any]]:
-    """What each process told about its part, by rank; ``status`` is ``writing`` until it has finished."""
+    """The attributes of each process's part, by rank; ``status`` is ``writing`` until it has finished."""
     names = [name for name in LOCAL.folders(str(path)) if name.startswith("rank")]
     found = [_attributes(path / name) for name in names]
     return [attrs for attrs in found if attrs is not None]
@@ -146,7 +146,7 @@ class _SharedSink(ZarrSink):
         try:
             self.cut()
         except OSError:
-            # The disk is full: rows stay in journals. What this part says about itself may still find room.
+            # The disk is full: rows stay in journals. The attributes of this part may still fit.
             write_json(place, group_document({**attrs, "rank": self._rank, "status": "interrupted"}))
             raise
         write_json(place, group_document({**attrs, "rank": self._rank}))
@@ -156,7 +156,7 @@ class _SharedSink(ZarrSink):
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    # On the folder around the trace: that leaves no file behind, and it stays while the trace is replaced.
+    # A lock on the folder around the trace leaves no file behind, and stays while the trace is replaced.
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -184,7 +184,7 @@ def _is_earlier(path: Path, rank: int | None, writers: int) -> bool:
 
 
 def _reopen(path: Path, writers: int, launcher: str | None) -> None:
-    """Take back that the trace is finished, where it seemed so before this process came."""
+    """Mark the trace as unfinished again, if it seemed finished before this process came."""
     attrs = _attributes(path) or {}
     new = dict(attrs)
     if attrs.get("status") != "writing" or attrs.get(WRITERS, 1) < writers:
@@ -199,7 +199,7 @@ def _free_rank(path: Path, rank: int | None, writers: int) -> int:
     taken = {name for name in LOCAL.folders(str(path)) if name.startswith("rank")}
     number = rank or 0
     while StreamKey(number).rank_group in taken:
-        # Numbers below ``writers`` belong to processes that may still come.
+        # Numbers below ``writers`` are reserved for processes that may still come.
         number = max(number + 1, writers if rank is not None else 0)
     return number
 
@@ -208,19 +208,19 @@ def _settle(path: Path, run: str, status: Literal["complete", "interrupted"] | N
     attrs = _attributes(path)
     if attrs is None or attrs.get(RUN) != run:
         return
-    told = parts(path)
-    ends = {part.get("status") for part in told}
+    known = parts(path)
+    ends = {part.get("status") for part in known}
     done = "writing" not in ends
-    if status is None and (not done or len(told) < attrs.get(WRITERS, 1)):
+    if status is None and (not done or len(known) < attrs.get(WRITERS, 1)):
         return
     worst = "complete" if ends <= {"complete"} and status != "interrupted" else "interrupted"
     shared = {name: attrs[name] for name in (WRITERS, LAUNCHERS) if name in attrs}
-    final = {**attrs, **(told[0] if told else {}), **shared, "status": worst}
+    final = {**attrs, **(known[0] if known else {}), **shared, "status": worst}
     final.pop("rank", None)
     if done:
         write_root(str(path), final, _gathered(path))
     else:
-        # A process was killed, or outlives the one that started it: its metadata may still change.
+        # A process was killed, or outlives its launcher: its metadata may still change.
         write_json(str(path), group_document(final))
 
 

@@ -1,4 +1,4 @@
-"""Tensors of which a trace keeps moment sketches instead of values: which sketches, and a row of them as bytes.
+"""Tensors that a trace stores as moment sketches instead of values: which sketches, and the bytes of a row.
 
 A row is ``_HEAD`` (magic, number of sketches, sum of magnitudes), the length of each sketch as uint32, and the
 sketches one after the other (``gtrace.coding.sketches``), in the order that the tensor's attributes name.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gtrace.trace.format import TensorSpec
 
 
-#: What every codec with closed forms needs at its default parameters.
+#: the sketches that all codecs with closed forms need at their default parameters
 DEFAULT_SKETCHES = "l2:8192,linf:8192,none"
 
 _MAGIC = b"GTR1"
@@ -43,12 +43,12 @@ _WEIGHTED_BYTES, _PLAIN_BYTES = 48 * 1024, 16 * 1024
 
 @dataclass(frozen=True)
 class SketchPlan:
-    """Which sketches a trace keeps of its large tensors.
+    """The sketches that a trace stores of its large tensors.
 
     Attributes:
         specs: norm and bucket size of each.
-        mantissa: bits that tell two bins of one octave apart.
-        merged: consecutive recorded steps that a row sums.
+        mantissa: bits that distinguish bins within an octave.
+        merged: number of consecutive recorded steps in a row.
     """
 
     specs: tuple[SummarySpec, ...]
@@ -57,19 +57,19 @@ class SketchPlan:
 
     def __post_init__(self) -> None:
         if not self.specs or len(self.specs) > _MOST_SKETCHES:
-            raise UsageError(f"sketches: {len(self.specs)} of a tensor; name 1 to {_MOST_SKETCHES}")
+            raise UsageError(f"sketches: {len(self.specs)} per tensor; name 1 to {_MOST_SKETCHES}")
         if len(set(self.specs)) != len(self.specs):
             raise UsageError("sketches: one is named twice")
         if not 0 <= self.mantissa <= _MOST_MANTISSA:
             raise UsageError(f"sketches: {self.mantissa} mantissa bits; choose 0 to {_MOST_MANTISSA}")
         if self.merged < 1:
-            raise UsageError(f"sketches: {self.merged} steps cannot be merged; give 1 or more")
+            raise UsageError(f"sketches: cannot merge {self.merged} steps; give 1 or more")
 
     @classmethod
     def parse(cls, text: str, mantissa: int = STORED_MANTISSA, merged: int = 1) -> SketchPlan:
-        """Read a list of sketches: norm and bucket size, as in ``l2:8192,linf:none,none``.
+        """Read a list of sketches: norm and bucket size, e.g. ``l2:8192,linf:none,none``.
 
-        ``l2`` alone stands for one bucket, the whole tensor; ``none`` for the plain magnitudes.
+        ``l2`` alone means one bucket, the whole tensor; ``none`` means the plain magnitudes.
 
         Raises:
             UsageError: an unknown norm, no bucket size, or numbers out of range.
@@ -81,7 +81,7 @@ class SketchPlan:
         """Undo :meth:`describe`.
 
         Raises:
-            UsageError: it is something else.
+            UsageError: it is not a plan.
         """
         found = value if isinstance(value, dict) else {}
         names, mantissa, merged = found.get("sketches"), found.get("mantissa"), found.get("merged", 1)
@@ -89,43 +89,43 @@ class SketchPlan:
         texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
         whole = isinstance(fewer, dict) and all(type(count) is int for count in fewer.values())
         if not texts or not whole or type(mantissa) is not int or type(merged) is not int:
-            raise UsageError("no description of stored sketches")
+            raise UsageError("not a description of stored sketches")
         assert isinstance(names, list)
         if not all(step.isascii() and step.isdigit() and 0 < fewer[step] < merged for step in fewer):
-            raise UsageError("numbers of merged steps that are none")
+            raise UsageError("the numbers of merged steps are not valid")
         return cls(tuple(_parse_name(name) for name in names), mantissa, merged)
 
     def describe(self, fewer: Mapping[int, int] | None = None) -> dict[str, Any]:
         """The plan as JSON values.
 
         Args:
-            fewer: step -> steps that its row sums, where they are not ``merged``.
+            fewer: step -> number of steps in its row, if it is not ``merged``.
         """
-        told: dict[str, Any] = {"sketches": [sketch_name(spec) for spec in self.specs], "mantissa": self.mantissa}
+        plain: dict[str, Any] = {"sketches": [sketch_name(spec) for spec in self.specs], "mantissa": self.mantissa}
         if self.merged > 1:
-            told["merged"] = self.merged
-        return told | ({"fewer": {str(step): count for step, count in fewer.items()}} if fewer else {})
+            plain["merged"] = self.merged
+        return plain | ({"fewer": {str(step): count for step, count in fewer.items()}} if fewer else {})
 
     def stored_bytes(self, size: int) -> int:
-        """About what a row of a tensor of ``size`` values takes: its sketches, or its values if those are smaller."""
+        """Estimated bytes of a row of a tensor of ``size`` values: sketches, or values if those are smaller."""
         return min(4 * size, self._sketch_bytes(size))
 
     def covers(self, size: int) -> bool:
-        """Whether tensors of so many values are sketched: their values take more room than their sketches.
+        """Whether tensors of ``size`` values are sketched: only if their values take more room.
 
-        It hangs on the size alone, so it is the same at every step, in every process and whatever the gradients are.
+        It depends on the size alone, so it is the same at every step, in every process and for all gradients.
         """
         return self._sketch_bytes(size) < 4 * size
 
     def _sketch_bytes(self, size: int) -> int:
         plain = sum(spec.norm == "none" or (spec.bucket_size or size) >= size for spec in self.specs)
         total = plain * _PLAIN_BYTES + (len(self.specs) - plain) * _WEIGHTED_BYTES
-        # At full width the sums within bins are stored in full precision as well.
+        # At full width the sums within bins are also stored in full precision.
         precision = 2 if self.mantissa == _MOST_MANTISSA else 1
         return math.ceil(total * precision * 2.0 ** (self.mantissa - STORED_MANTISSA))
 
     def row_width(self) -> int:
-        """What no row of these sketches can exceed, in bytes."""
+        """Upper bound on the bytes of a row of these sketches."""
         from gtrace.coding.sketches import most_bytes
 
         head = _HEAD.size + _LENGTH.itemsize * len(self.specs)
@@ -133,7 +133,7 @@ class SketchPlan:
 
 
 class SketchRow(NamedTuple):
-    """Everything that a trace keeps of one tensor at one step, or of several merged ones.
+    """The stored data of one tensor at one step, or at several merged ones.
 
     Attributes:
         sketches: one per spec of the plan, in its order.
@@ -142,7 +142,7 @@ class SketchRow(NamedTuple):
         absmax: the largest of the magnitudes.
         zeros: values that are 0.
         nonfinite: values that are NaN or infinite.
-        size: values that were summarized, those included.
+        size: number of summarized values, non-finite ones included.
     """
 
     sketches: tuple[MomentSketch, ...]
@@ -155,7 +155,7 @@ class SketchRow(NamedTuple):
 
     @classmethod
     def of(cls, values: NDArray[np.float32], specs: Sequence[SummarySpec]) -> SketchRow:
-        """Summarize contiguous float32[n]: one pass for each spec, and one for the rest."""
+        """Summarize contiguous float32[n]: one pass for each spec, and one for the other numbers."""
         from gtrace.kernels.norms import power_sum
         from gtrace.sketch import MomentSketch
 
@@ -188,7 +188,7 @@ class SketchRow(NamedTuple):
         )
 
     def pack(self, mantissa: int) -> NDArray[np.uint8]:
-        """The row as bytes, but for the numbers that a trace keeps about every row."""
+        """The row as bytes, without the numbers that a trace stores for every row."""
         from gtrace.coding.sketches import pack_sketch
 
         packed = [pack_sketch(sketch, mantissa) for sketch in self.sketches]
@@ -197,7 +197,7 @@ class SketchRow(NamedTuple):
         return np.frombuffer(b"".join((head, lengths.tobytes(), *packed)), np.uint8)
 
     def statistics(self) -> dict[str, float]:
-        """What the trace's tables keep of it."""
+        """The row's numbers in the trace's tables."""
         return {"norm2": self.norm2, "absmax": self.absmax, "zeros": self.zeros, "nonfinite": self.nonfinite}
 
 
@@ -216,28 +216,28 @@ def sketch_name(spec: SummarySpec) -> str:
 def _parse_name(text: str) -> SummarySpec:
     norm, _, bucket = text.partition(":")
     if norm not in NORMS:
-        raise UsageError(f"sketch '{text[:40]}': no such norm; {suggest(norm[:40], NORMS)}; write l2:8192 or none")
+        raise UsageError(f"sketch '{text[:40]}': unknown norm; {suggest(norm[:40], NORMS)}; write l2:8192 or none")
     if bucket in ("", "none"):
         return SummarySpec(norm, None)
     if norm == "none":
         raise UsageError(f"sketch '{text[:40]}': without a norm there are no buckets; write none")
     if not (bucket.isascii() and bucket.isdigit() and len(bucket) < 16 and int(bucket)):
-        raise UsageError(f"sketch '{text[:40]}': a bucket has a positive number of values; write {norm}:8192")
+        raise UsageError(f"sketch '{text[:40]}': the bucket size must be a positive number; write {norm}:8192")
     return SummarySpec(norm, int(bucket))
 
 
 def values_of(attrs: Mapping[str, Any], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many values the rows of a sketched tensor summarize where no table says it: int64, one per step."""
-    told = attrs["sketch"]
-    counts = np.full(steps.size, told.get("merged", 1), np.int64)
-    for step, count in told.get("fewer", {}).items():
+    """Number of values in the rows of a sketched tensor if no table holds it: int64, one per step."""
+    plan = attrs["sketch"]
+    counts = np.full(steps.size, plan.get("merged", 1), np.int64)
+    for step, count in plan.get("fewer", {}).items():
         counts[steps == int(step)] = count
     counts *= math.prod(attrs["shape"])
     return counts
 
 
 def stored_bytes(part: Callable[[int], NDArray[np.uint8]], spec: TensorSpec, about: str) -> NDArray[np.uint8]:
-    """A row of a sketched tensor, from as many chunks as it takes.
+    """A row of a sketched tensor, from its chunks.
 
     Args:
         part: reads the k-th chunk of the row.
@@ -245,7 +245,7 @@ def stored_bytes(part: Callable[[int], NDArray[np.uint8]], spec: TensorSpec, abo
         about: tensor and step, for messages.
 
     Raises:
-        TraceError: it does not begin as a row does, or is longer than the tensor's rows can be.
+        TraceError: its first bytes are wrong, or it is longer than the tensor's rows can be.
     """
     data, parts = bytearray(), 0
     while len(data) < (needed := _needed(data, about)):
@@ -257,13 +257,13 @@ def stored_bytes(part: Callable[[int], NDArray[np.uint8]], spec: TensorSpec, abo
 
 
 def _needed(data: bytearray, about: str) -> int:
-    """Bytes of the row as far as its beginning tells."""
+    """Bytes of the row, as its first bytes declare."""
     if len(data) < _HEAD.size:
         return _HEAD.size
     count: int
     magic, count, _ = _HEAD.unpack_from(data)
     if magic != _MAGIC or not 0 < count <= _MOST_SKETCHES:
-        raise TraceError(f"{about}: what is stored is no row of sketches; the trace is damaged")
+        raise TraceError(f"{about}: the stored bytes are not a row of sketches; the trace is damaged")
     head = _HEAD.size + count * _LENGTH.itemsize
     if len(data) < head:
         return head
@@ -273,17 +273,17 @@ def _needed(data: bytearray, about: str) -> int:
 def unpack_row(
     data: NDArray[np.uint8], attrs: Mapping[str, Any], wanted: Sequence[SummarySpec], size: int, about: str
 ) -> tuple[float, tuple[MomentSketch, ...]]:
-    """Sum of magnitudes and the wanted sketches of a row that :func:`stored_bytes` read.
+    """Sum of magnitudes and the wanted sketches of a row from :func:`stored_bytes`.
 
     Args:
         data: the row.
-        attrs: of the tensor.
+        attrs: the tensor's attributes.
         wanted: specs, all of them stored.
-        size: values that the row summarizes.
+        size: number of summarized values.
         about: tensor and step, for messages.
 
     Raises:
-        TraceError: they are damaged, or others than the tensor's attributes promise.
+        TraceError: they are damaged, or differ from the tensor's attributes.
     """
     from gtrace.coding.sketches import unpack_sketch
 
@@ -291,7 +291,7 @@ def unpack_row(
     row = data.tobytes()
     _, count, norm1 = _HEAD.unpack_from(row)
     if count != len(plan.specs) or not (math.isfinite(norm1) and norm1 >= 0):
-        raise TraceError(f"{about}: not the sketches that the tensor's metadata name; the trace is damaged")
+        raise TraceError(f"{about}: holds other sketches than the tensor's metadata say; the trace is damaged")
     head = _HEAD.size + count * _LENGTH.itemsize
     ends = head + np.cumsum(np.frombuffer(data, _LENGTH, count, _HEAD.size).astype(np.int64))
     found = []
@@ -303,6 +303,6 @@ def unpack_row(
         except PayloadError as error:
             raise TraceError(f"{about}: {error}; the trace is damaged") from None
         if sketch.spec != spec or sketch.size + sketch.nonfinite != size:
-            raise TraceError(f"{about}: a sketch of other values than the trace says; the trace is damaged")
+            raise TraceError(f"{about}: a sketch has another number of values than the trace; the trace is damaged")
         found.append(sketch)
     return norm1, tuple(found)

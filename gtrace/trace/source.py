@@ -1,4 +1,4 @@
-"""What holds a trace: its streams, in Zarr, in HDF5, in memory or from a repair, and their arrays for whole writing."""
+"""Sources of a trace (Zarr, HDF5, memory, a repair): their streams, and whole arrays for rewriting a trace."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 
 def refuse(error: TraceError) -> None:
-    """What a reader does about damage by default: it raises the error."""
+    """The default reaction to damage: raise the error."""
     raise error
 
 
 class Stream(ABC):
-    """The committed part of one stream, as it was when the trace was opened. Safe to use from several threads.
+    """The committed part of one stream when the trace was opened. Safe to use from several threads.
 
     Args:
-        key: which stream it is.
+        key: the stream.
         where: its place, for messages.
         tolerate: called with damage that leaves other parts readable; by default it raises.
 
     Attributes:
-        steps: steps of the committed rows, int64, rising.
+        steps: steps of the committed rows, int64, ascending.
         specs: all its tensors, by index.
         tensors: those that are present at a committed step.
     """
@@ -68,11 +68,11 @@ class Stream(ABC):
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
         """The rows that come with ``row`` at no further cost: number of the first, (rows, elements).
 
-        Of a sketched tensor that row alone, uint8 (1, the bytes that it has).
+        For a sketched tensor that row alone, uint8 (1, number of its bytes).
         """
 
     def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
-        """One row, part by part as it is stored; of a tensor that is not sketched."""
+        """One row in its stored parts, for a tensor without sketches."""
         yield self.read_rows(spec, row)[1][0]
 
     @cached_property
@@ -85,7 +85,7 @@ class Stream(ABC):
         if name not in self._statistics:
             column = layout.statistic_column(name)
             table = self.read_table(name, column)
-            # Columns that a damaged array lacks, or that no row has yet.
+            # Columns that a damaged array lacks, or that have no row yet.
             lacking = max(self._columns - 1 - table.shape[1], 0)
             more = np.full((table.shape[0], lacking), column.fill, column.dtype)
             self._statistics[name] = np.hstack((table, more)) if lacking else table
@@ -100,10 +100,10 @@ class Stream(ABC):
         return f"tensor '{printable(spec.name)}', step {self.steps[row]}"
 
     def lengths(self, spec: TensorSpec, rows: NDArray[Any] | slice) -> dict[str, NDArray[np.int64]]:
-        """``n_valid`` and ``n_total`` of a tensor at rows at which it is present; its size if nothing is stored.
+        """``n_valid`` and ``n_total`` of a tensor at rows at which it is present; its size if they are not stored.
 
         Raises:
-            TraceError: they are negative, or there are more valid elements than a row has or than there were.
+            TraceError: they are negative, or there are more valid elements than a row or the gradient has.
         """
         steps = self.steps[rows]
         stored = {name: self.optional(name) if self.key.kind == "neural" else None for name in layout.LENGTHS}
@@ -127,17 +127,17 @@ class Stream(ABC):
         return found
 
     def _committed(self, where: str, stored: NDArray[Any], rows: int | None = None) -> NDArray[np.int64]:
-        """The steps of the committed rows: those before the first -1, at most so many; they end where they fall."""
+        """The steps of the committed rows: those before the first -1, at most ``rows``; they end if steps fall."""
         unused = np.flatnonzero(stored < 0)
         steps = np.ascontiguousarray(stored[: unused[0]] if unused.size else stored, np.int64)[:rows]
         falls = np.flatnonzero(np.diff(steps) <= 0)
         if falls.size:
-            self.tolerate(TraceError(f"{where}: steps do not rise; the trace is damaged"))
+            self.tolerate(TraceError(f"{where}: steps do not ascend; the trace is damaged"))
             steps = steps[: falls[0] + 1]
         return steps
 
     def _accept(self, found: Iterable[TensorSpec]) -> None:
-        """Take the tensors whose metadata are there, numbered 0, 1, ...; drop those that contradict others."""
+        """Take the tensors with metadata, numbered 0, 1, ...; drop those that contradict others."""
         taken: dict[str | int, TensorSpec] = {}
         for spec in sorted(found, key=lambda spec: spec.index):
             shared = [what for what in ("name", "index") if getattr(spec, what) in taken]
@@ -152,7 +152,7 @@ class Stream(ABC):
 
     @property
     def _columns(self) -> int:
-        """One column more than there are tensors, so that a lost one is noticed, whatever the shape claims."""
+        """One column more than there are tensors, so that a lost tensor is noticed."""
         return max((spec.index + 1 for spec in self.specs), default=0) + 1
 
     def _lost(self, number: int) -> None:
@@ -160,7 +160,7 @@ class Stream(ABC):
         self.tolerate(error)
 
     def _find_present(self) -> None:
-        """See which tensors are present at a committed step."""
+        """Find the tensors that are present at a committed step."""
         try:
             present = np.atleast_1d(self.statistic("present").any(axis=0))
         except TraceError as error:
@@ -172,15 +172,15 @@ class Stream(ABC):
 
 
 class MemoryStream(Stream):
-    """A stream whose tables are in memory.
+    """A stream with its tables in memory.
 
     Args:
-        key: which stream it is.
+        key: the stream.
         steps: by row.
         specs: its tensors, by index.
         scalars: name -> (rows,).
         tables: name -> (rows, tensors), for every array that the stream has.
-        read: as ``read_rows``.
+        read: implements ``read_rows``.
     """
 
     def __init__(
@@ -209,11 +209,11 @@ class MemoryStream(Stream):
         return self._scalars[name]
 
     def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
-        """All are there from the start."""
+        """All arrays are in memory."""
         raise KeyError(name)
 
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
-        """What ``read`` returns."""
+        """Call ``read``."""
         return self._read(spec, row)
 
 
@@ -221,10 +221,10 @@ class TraceSource:
     """A trace that can be read. Safe to use from several threads.
 
     Args:
-        path: where it is, for messages.
-        attrs: what the trace says about itself.
+        path: its path, for messages.
+        attrs: attributes of the trace.
         streams: its streams.
-        held: what is open as long as it is read.
+        held: resources that stay open while it is read.
 
     Attributes:
         streams: its streams, in the order of ``StreamKey.order``.
@@ -239,21 +239,23 @@ class TraceSource:
         self._held = held or ExitStack()
 
     def close(self) -> None:
-        """Give back what is held open."""
+        """Close the held resources."""
         self._held.close()
 
 
 def check_root(path: str, attrs: Mapping[str, Any]) -> None:
-    """Check that a store is a trace of a version that is read.
+    """Check that a store is a trace of a supported version.
 
     Raises:
-        TraceError: it is something else, or a newer gtrace wrote it.
+        TraceError: it is not a trace, or a newer gtrace wrote it.
     """
     if attrs.get("format") != layout.FORMAT:
-        raise TraceError(f"{path}: not a gtrace trace; `gtrace capture SCRIPT` makes one, `gtrace import` from arrays")
+        raise TraceError(
+            f"{path}: not a gtrace trace; make one with gtrace capture SCRIPT, or gtrace trace import FILES"
+        )
     version = attrs.get("version")
     if type(version) is not int or version < 1:
-        raise TraceError(f"{path}: version {printable(str(version)[:40])} of the trace format is none; damaged")
+        raise TraceError(f"{path}: version {printable(str(version)[:40])} of the trace format is not valid; damaged")
     if version > layout.VERSION:
         raise TraceError(
             f"{path}: written by a newer gtrace (trace format {version}; this one reads {layout.VERSION}); upgrade"
@@ -261,7 +263,7 @@ def check_root(path: str, attrs: Mapping[str, Any]) -> None:
 
 
 def attribute_fault(attrs: Mapping[str, Any], size: int) -> str | None:
-    """What is wrong with the attributes of a tensor of which ``size`` elements are stored, None when nothing is."""
+    """The fault in the attributes of a tensor with ``size`` stored elements, None without a fault."""
     for name, (fits, words) in layout.ATTRIBUTES.items():
         if name in attrs and not fits(attrs[name]):
             return f"attribute '{name}' is {words}"
@@ -274,7 +276,7 @@ def attribute_fault(attrs: Mapping[str, Any], size: int) -> str | None:
     shape, sample, sketched = attrs["shape"], attrs.get("sample"), layout.SKETCH in attrs
     blocks = BlockSample.read(sample)
     if blocks is not None and (sketched or (blocks.size, blocks.total) != (size, math.prod(shape))):
-        return f"attribute 'sample': not one of {size} elements of a tensor of shape {shape}"
+        return f"attribute 'sample': does not choose {size} elements of a tensor of shape {shape}"
     if not sketched and sample is None and math.prod(shape) != size:
         return f"{size} elements of a tensor of shape {shape}, without attribute 'sample'"
     return None
@@ -284,7 +286,7 @@ def tensor_spec(where: str, entry: str, attrs: Mapping[str, Any], size: int, chu
     """The description of a stored tensor from its attributes.
 
     Raises:
-        TraceError: an attribute is missing or not of its type.
+        TraceError: an attribute is missing or has another type.
     """
     fault = attribute_fault({"name": None, "index": None, "shape": None, **attrs}, size)
     if fault is not None:
@@ -293,7 +295,7 @@ def tensor_spec(where: str, entry: str, attrs: Mapping[str, Any], size: int, chu
 
 
 def table_of(records: Sequence[Record], name: str, columns: int) -> NDArray[Any]:
-    """(rows, columns) of one of the (step, tensor) arrays, from what commits said when they knew fewer tensors."""
+    """(rows, columns) of a (step, tensor) array, from commits that may have known fewer tensors."""
     column = layout.statistic_column(name)
     table = np.full((len(records), columns), column.fill, column.dtype)
     for row, record in enumerate(records):
@@ -308,7 +310,7 @@ class WholeArray(NamedTuple):
     Attributes:
         form: how it is stored.
         rows: length of the first axis.
-        blocks: the rows of each chunk in turn, fewer at the end; None for nothing but fill values. Blocks of a matrix
+        blocks: the rows of each chunk in turn, fewer at the end; None for fill values alone. Blocks of a matrix
             may have fewer columns than it has: the others are fill values.
     """
 
@@ -334,7 +336,7 @@ def arrays_of(stream: Stream) -> Iterator[WholeArray]:
             table = stream.scalar(form.entry)
         else:
             table = stream.statistic(form.entry)[:, indices] if indices else np.empty((rows, 0), form.column.dtype)
-        # A chunk that is not there reads as NaN: what a run never says costs nothing.
+        # A missing chunk reads as NaN: values that a run never records cost nothing.
         silent = form.entry in layout.SCALARS and bool(np.isnan(table).all())
         yield WholeArray(form, rows, _table_blocks(table, form.chunks[0], silent))
 
@@ -347,9 +349,9 @@ def _table_blocks(table: NDArray[Any], height: int, silent: bool) -> Iterator[ND
 def _tensor_blocks(
     stream: Stream, spec: TensorSpec, present: NDArray[np.bool_], height: int
 ) -> Iterator[NDArray[Any] | None]:
-    """The rows of each chunk, NaN where the tensor is absent; None where it is absent in all of them.
+    """The rows of each chunk, NaN for an absent tensor; None if it is absent in all of them.
 
-    Those of sketches, one each, are no longer than they have to be.
+    Rows of sketches, one in each chunk, are cut to their length.
     """
     first, held = 0, np.empty((0, 0))
     for start in range(0, present.size, height):
@@ -358,7 +360,7 @@ def _tensor_blocks(
             yield None
             continue
         count = min(height, present.size - start)
-        # A row alone needs no second copy.
+        # A single row needs no second copy.
         out = None if count == 1 else np.full((count, spec.size), np.nan, np.float32)
         for row in (start + there).tolist():
             # Each stored chunk is decoded once.
@@ -373,7 +375,7 @@ def _tensor_blocks(
 
 
 def renumbered(spec: TensorSpec, index: int) -> TensorSpec:
-    """The tensor with another index, in chunks of the size that a writer chooses."""
+    """The tensor with another index, and with the chunk size that a writer chooses."""
     rows, elements = layout.chunking(spec.size)
     if spec.sketched:
         elements = spec.chunk_elements

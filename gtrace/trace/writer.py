@@ -1,4 +1,4 @@
-"""Writing a trace, whatever holds it."""
+"""Writes a trace to any backend."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from gtrace.trace.format import ColumnType, StreamSink, TraceSink
 
 
-#: Bytes of unfinished chunks that a writer holds at most; tensors that would exceed them get chunks of one
+#: Limit on the bytes of unfinished chunks that a writer holds; tensors beyond it get chunks of one
 #: row.
 _OPEN_CHUNK_BYTES = 256 * 1024 * 1024
 
@@ -57,19 +57,19 @@ def _from_numpy(value: object) -> object:
         return value.tolist()
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    raise TypeError(f"{type(value).__name__} is no JSON value")
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
 def attributes(given: Mapping[str, object], what: str) -> dict[str, Any]:
-    """The attributes as they will be read back.
+    """The attributes in the form in which they will be read back.
 
     Raises:
-        UsageError: JSON has no word for one of them.
+        UsageError: JSON cannot hold one of them.
     """
     out = {}
     for key, value in given.items():
         if not key or not key.isprintable():
-            raise UsageError(f"{what}: attribute name {key!r} is no printable text")
+            raise UsageError(f"{what}: attribute name {key!r} is not printable text")
         try:
             out[key] = json.loads(json.dumps(value, allow_nan=False, default=_from_numpy))
         except (TypeError, ValueError, RecursionError) as error:
@@ -80,10 +80,10 @@ def attributes(given: Mapping[str, object], what: str) -> dict[str, Any]:
 
 
 def float32_values(array: ArrayLike, name: str) -> tuple[NDArray[np.float32], list[int], str]:
-    """Flat float32 values, the shape and the type that they came with.
+    """Flat float32 values, and the original shape and type.
 
     Raises:
-        UsageError: no real numbers.
+        UsageError: the values are not real numbers.
     """
     array, kind = _of_torch(array)
     try:
@@ -91,22 +91,22 @@ def float32_values(array: ArrayLike, name: str) -> tuple[NDArray[np.float32], li
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"tensor '{printable(name)}': numpy cannot take it ({error}); pass an array") from error
     if given.dtype.kind not in "fiub":
-        raise UsageError(f"tensor '{printable(name)}': {given.dtype} values; a trace takes real numbers")
+        raise UsageError(f"tensor '{printable(name)}': {given.dtype} values; a trace needs real numbers")
     if given.dtype == np.float32:
         values = np.ascontiguousarray(given).reshape(-1)
     else:
-        # A float64 beyond float32 becomes infinite here, and is counted as such.
+        # A float64 beyond float32 becomes infinite here, and is counted as infinite.
         with np.errstate(over="ignore", invalid="ignore"):
             values = np.ascontiguousarray(given, np.float32).reshape(-1)
     return values, list(given.shape), kind or _dtype_name(given.dtype)
 
 
 def _of_torch(array: Any) -> tuple[Any, str]:
-    """A tensor of torch as numpy can take it, and its type; anything else as it is. Nothing here needs torch."""
+    """A torch tensor in a form that numpy can use, and its type; anything else unchanged. Does not import torch."""
     if not (hasattr(array, "detach") and hasattr(array, "to_dense")):
         return array, ""
     tensor, kind = array.detach().to_dense().cpu(), str(array.dtype).removeprefix("torch.")
-    # numpy has no bfloat16 and no 8-bit floats, and all of their values are values of float32.
+    # numpy has no bfloat16 and no 8-bit floats, but float32 can represent all of their values.
     return (tensor.float() if "float" in kind and kind not in ("float32", "float64") else tensor), kind
 
 
@@ -119,31 +119,31 @@ def extras_of(given: Mapping[str, float], name: str) -> dict[str, float]:
     """Further numbers about a gradient.
 
     Raises:
-        UsageError: there is no such number.
+        UsageError: an unknown name.
     """
     for what in given:
         if what not in EXTRAS:
-            raise UsageError(f"tensor '{printable(name)}': no number '{what}' of a gradient; {suggest(what, EXTRAS)}")
+            raise UsageError(f"tensor '{printable(name)}': unknown number '{what}'; {suggest(what, EXTRAS)}")
     return {what: float(value) for what, value in given.items()}
 
 
 def scalars_of(given: Mapping[str, float | None]) -> dict[str, float]:
-    """Every number about a step, NaN where it is not given; the time now.
+    """Every number about a step, NaN if it is not given; ``time`` is now by default.
 
     Raises:
-        UsageError: a step has no such number.
+        UsageError: an unknown name.
     """
     numbers = dict.fromkeys(SCALARS, math.nan) | {"time": time.time()}
     for name, value in given.items():
         if name not in numbers:
-            raise UsageError(f"commit: no number '{name}' of a step; {suggest(name, SCALARS)}")
+            raise UsageError(f"commit: unknown number '{name}' of a step; {suggest(name, SCALARS)}")
         if value is not None:
             numbers[name] = float(value)
     return numbers
 
 
 class StreamState:
-    """Bookkeeping of one stream: its tensors, its committed rows, and the row that is being put together."""
+    """The state of one stream: its tensors, its committed rows, and the pending row."""
 
     def __init__(self, kind: str) -> None:
         self.columns: Mapping[str, ColumnType] = statistics_of(kind)
@@ -152,14 +152,14 @@ class StreamState:
         self.last_step = -1
         self.pending: int | None = None
         self.values: dict[int, dict[str, float]] = {}
-        #: Made at its first step.
+        #: made at its first step
         self.sink: StreamSink | None = None
 
     def add(self, index: int, name: str, statistics: dict[str, float]) -> None:
-        """Note the numbers of a tensor of the pending row.
+        """Record the numbers of a tensor in the pending row.
 
         Raises:
-            UsageError: some are of a kind that the stream's first row had not.
+            UsageError: the stream's first row did not have one of them.
         """
         for what in statistics:
             if what not in self.columns:
@@ -185,11 +185,11 @@ def new_spec(
 
     Args:
         index: its column.
-        open_bytes: bytes of unfinished chunks of the tensors that are there.
+        open_bytes: bytes of unfinished chunks of the existing tensors.
         name: its name.
         size: elements, or bytes, of a row.
-        attrs: what is told about it, ``shape`` and ``dtype`` at least.
-        first: bytes of its first row, where rows are sketches.
+        attrs: its attributes, ``shape`` and ``dtype`` at least.
+        first: bytes of its first row, if rows are sketches.
 
     Raises:
         UsageError: the name or an attribute cannot be stored.
@@ -200,19 +200,19 @@ def new_spec(
         if key in attrs:
             raise UsageError(f"{what}: attribute '{key}' is set by the trace itself")
     dtype = str(attrs["dtype"]).removeprefix("torch.")
-    told = attributes({key: value for key, value in attrs.items() if value is not None}, what)
-    told["dtype"] = dtype
-    fault = attribute_fault(told, size)
+    stored = attributes({key: value for key, value in attrs.items() if value is not None}, what)
+    stored["dtype"] = dtype
+    fault = attribute_fault(stored, size)
     if fault is not None:
         raise UsageError(f"{what}: {fault}")
     if first is None:
         rows, elements = chunking(size)
     else:
-        # A row is one chunk as a rule, and little of it empty.
+        # A row is usually one chunk, and little of it is empty.
         rows, elements = 1, min(size, first + first // 4)
     if rows > 1 and open_bytes + rows * elements * VALUES.itemsize > _OPEN_CHUNK_BYTES:
         rows = 1
-    return TensorSpec(index, name, entry, size, rows, elements, {"name": name, "index": index, **told})
+    return TensorSpec(index, name, entry, size, rows, elements, {"name": name, "index": index, **stored})
 
 
 def open_chunk_bytes(spec: TensorSpec) -> int:
@@ -221,8 +221,8 @@ def open_chunk_bytes(spec: TensorSpec) -> int:
 
 
 def other_size(name: str, step: int, size: int, expected: int) -> UsageError:
-    """The error about a weight gradient whose size changed."""
-    return UsageError(f"tensor '{printable(name)}', step {step}: {size} elements; it began with {expected}")
+    """The error for a weight gradient that changes its size."""
+    return UsageError(f"tensor '{printable(name)}', step {step}: {size} elements, but earlier steps have {expected}")
 
 
 Status = Literal["complete", "interrupted"]
@@ -232,29 +232,29 @@ def root_attrs(given: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes of a new trace.
 
     Raises:
-        UsageError: one of those given is the format's own, or cannot be stored.
+        UsageError: a given attribute is the format's own, or cannot be stored.
     """
-    told = attributes(given, "trace")
-    if SKETCH in told:
-        SketchPlan.read(told[SKETCH])
+    stored = attributes(given, "trace")
+    if SKETCH in stored:
+        SketchPlan.read(stored[SKETCH])
     own = {"format": FORMAT, "version": VERSION, "status": "writing", "gtrace_version": __version__}
     for key in given:
         if key in own:
             raise UsageError(f"attribute '{key}' is set by the trace itself")
-    return own | told
+    return own | stored
 
 
 class TraceWriter:
     """Writes a trace step by step: ``append`` gradients, then ``commit`` the step.
 
-    After a commit the step is in the files: it survives the death of the process (not of the machine) and
-    readers that open the trace see it. Calls may come from any thread; they take turns. Used in a ``with``
-    block, an exception leaves out the step that was not committed and marks the trace as interrupted.
+    After a commit the step is in the files: it survives the death of the process (not of the machine), and
+    readers that open the trace see it. Any thread may call; calls take turns. In a ``with``
+    block, an exception drops the uncommitted step and marks the trace as interrupted.
     """
 
     def __init__(self, sink: TraceSink, path: str, attrs: Mapping[str, Any]) -> None:
         self.path = path
-        #: Bytes of values and sketches that were written so far, without what compression saves.
+        #: bytes of values and sketches written so far, before compression
         self.stored = 0
         self._sink = sink
         self._attrs = dict(attrs)
@@ -281,29 +281,29 @@ class TraceWriter:
     ) -> None:
         """Add one tensor's gradient to a step.
 
-        The values are copied, or written, before this returns; the array is the caller's again. What is
-        held in memory does not grow with steps: for tensors below 128 KiB one chunk of at most 256 KiB
-        each, 256 MiB in all; larger ones go to the file at once. A step begins with its first ``append``;
+        The values are copied, or written, before this returns; you may then reuse the array. The
+        memory in use does not grow with steps: for tensors below 128 KiB one chunk of at most 256 KiB
+        each, 256 MiB in all; larger ones go to the file at once. The first ``append`` begins a step;
         beginning a later one commits it.
 
         Args:
-            step: the training step, rising within each (kind, optimizer, rank).
+            step: the training step, ascending within each (kind, optimizer, rank).
             name: any non-empty text.
             array: real numbers of any shape, stored flat (C order) as float32.
             kind: ``weight`` or ``neural``.
             optimizer: number of the optimizer that steps this tensor; each has its own steps.
             rank: number of this process among those that train together.
-            n_total: (neural) how many elements the gradient had, where ``array`` is a part of it.
-            numbers: further numbers about the gradient at this step, which ``Trace.statistics`` tells: names of
-                ``format.EXTRAS``. The first step of a stream decides which it has; NaN stands for unknown.
-            **attrs: told at the tensor's first appearance, ignored later: ``shape`` and ``dtype`` where
-                they are not the array's, ``aliases``, ``module_type``, ``stage`` (``local`` or
-                ``reduced``), ``sample``, or any JSON value. Of a neural gradient also ``capacity``: elements
-                that a row can hold, by default a quarter more than it has then. A gradient may have fewer;
-                of one that has more, a sample is kept (``rows.sample_indices``).
+            n_total: (neural) number of elements of the gradient, if ``array`` is a part of it.
+            numbers: further numbers about the gradient at this step, for ``Trace.statistics``: names of
+                ``format.EXTRAS``. The first step of a stream decides which it has; NaN means unknown.
+            **attrs: attributes at the tensor's first appearance, ignored later: ``shape`` and ``dtype`` if
+                they differ from the array's, ``aliases``, ``module_type``, ``stage`` (``local`` or
+                ``reduced``), ``sample``, or any JSON value. For a neural gradient also ``capacity``: the largest
+                number of elements in a row, by default a quarter more than it has now. A gradient may have fewer;
+                from a longer one a sample is stored (``rows.sample_indices``).
 
         Raises:
-            UsageError: a wrong argument, a step that is committed already, a tensor given twice, or a
+            UsageError: a wrong argument, a step that is already committed, a tensor given twice, or a
                 weight gradient with another size.
             TraceError: the files cannot be written.
         """
@@ -312,15 +312,15 @@ class TraceWriter:
             stream = self._stream(key)
             values, shape, dtype = float32_values(array, name)
             further = extras_of(numbers or {}, name)
-            told = {"shape": shape, "dtype": dtype} | attrs
-            capacity = told.pop("capacity", None)
+            about = {"shape": shape, "dtype": dtype} | attrs
+            capacity = about.pop("capacity", None)
             spec = stream.specs.get(name)
-            # Buckets of a sample of a weight's gradient are none of the gradient's: it keeps its values.
-            whole = kind == "neural" or told.get("sample") is None
+            # Buckets of a sampled weight gradient are not the gradient's: it keeps its values.
+            whole = kind == "neural" or about.get("sample") is None
             if self._plan is not None and (whole and self._plan.covers(values.size) if spec is None else spec.sketched):
                 row = SketchRow.of(values, self._plan.specs)
                 total = row.size if n_total is None else n_total
-                self._append_row(key, step, name, row, total, told, further)
+                self._append_row(key, step, name, row, total, about, further)
                 return
             width, total = row_width(name, kind, values.size, n_total, capacity)
             if spec is None:
@@ -329,7 +329,7 @@ class TraceWriter:
                     self._open_bytes,
                     name,
                     width,
-                    ({"sample": SAMPLE} if kind == "neural" else {}) | told,
+                    ({"sample": SAMPLE} if kind == "neural" else {}) | about,
                 )
             if kind == "neural":
                 values = subsample(values, spec.size)
@@ -352,22 +352,22 @@ class TraceWriter:
         n_total: int | None = None,
         **attrs: object,
     ) -> None:
-        """Add what was summarized already to a step, in a trace that was created with ``sketch``.
+        """Add sketches of a gradient to a step, in a trace that was created with ``sketch``.
 
         Args:
-            step: as in ``append``.
-            name: as in ``append``.
+            step: see ``append``.
+            name: see ``append``.
             row: the sketches that the trace keeps, in their order; of the values of this step, or of this one and
                 those after it that are merged with it.
-            shape: of the gradient at one step.
-            kind: as in ``append``.
-            optimizer: as in ``append``.
-            rank: as in ``append``.
-            n_total: (neural) how many elements the gradients had, where not all of them were summarized.
-            **attrs: as in ``append``.
+            shape: shape of the gradient at one step.
+            kind: see ``append``.
+            optimizer: see ``append``.
+            rank: see ``append``.
+            n_total: (neural) number of elements of the gradients, if not all of them were summarized.
+            **attrs: see ``append``.
 
         Raises:
-            UsageError: as of ``append``, or other sketches than the trace keeps.
+            UsageError: as in ``append``, or other sketches than the trace stores.
             TraceError: the files cannot be written.
         """
         with self._lock:
@@ -375,10 +375,10 @@ class TraceWriter:
             self._stream(key)
             if self._plan is None or tuple(sketch.spec for sketch in row.sketches) != self._plan.specs:
                 raise UsageError(
-                    f"tensor '{printable(name)}': the trace keeps other sketches; see create_trace(sketch=)"
+                    f"tensor '{printable(name)}': the trace stores other sketches; see create_trace(sketch=)"
                 )
-            told = {"shape": list(shape), "dtype": "float32"} | attrs
-            self._append_row(key, step, name, row, row.size if n_total is None else n_total, told, {})
+            about = {"shape": list(shape), "dtype": "float32"} | attrs
+            self._append_row(key, step, name, row, row.size if n_total is None else n_total, about, {})
 
     def commit(
         self,
@@ -391,20 +391,20 @@ class TraceWriter:
     ) -> None:
         """Make a step durable and visible.
 
-        Every (kind, optimizer, rank) to which something was appended is committed; with the keywords only
-        those that they select. A step without any gradient is recorded too, for the weight gradients of
-        optimizer 0 on rank 0 where the keywords do not say otherwise.
+        Every (kind, optimizer, rank) with appended gradients is committed; the keywords limit this to
+        those that they select. A step without any gradient is recorded too: by default for the weight gradients of
+        optimizer 0 on rank 0.
 
         Args:
-            step: the step that was appended to.
-            kind: as in ``append``.
-            optimizer: as in ``append``.
-            rank: as in ``append``.
+            step: the step of the appended gradients.
+            kind: see ``append``.
+            optimizer: see ``append``.
+            rank: see ``append``.
             **scalars: ``loss``, ``lr``, ``grad_scale``, ``found_inf``, ``clip_norm``, ``micro_batches``,
-                ``time`` (seconds since 1970; now where it is not given). None means unknown.
+                ``time`` (seconds since 1970; by default now). None means unknown.
 
         Raises:
-            UsageError: a wrong argument, or another step than the one appended to.
+            UsageError: a wrong argument, or another step than that of the appended gradients.
             TraceError: the files cannot be written; the step is not committed.
         """
         with self._lock:
@@ -424,7 +424,9 @@ class TraceWriter:
             ]
             for key in chosen:
                 if self._streams[key].pending != step:
-                    raise UsageError(f"commit of step {step}, but step {self._streams[key].pending} was appended to")
+                    raise UsageError(
+                        f"commit of step {step}, but gradients were appended to {self._streams[key].pending}"
+                    )
             if not chosen:
                 self._begin(default, self._stream(default), step)
                 chosen = [default]
@@ -432,7 +434,7 @@ class TraceWriter:
                 self._commit(key, self._streams[key], numbers)
 
     def discard(self) -> None:
-        """Give up the steps that were appended to and not committed; their numbers may be used again.
+        """Drop the uncommitted steps; their numbers may be used again.
 
         Raises:
             TraceError: the files cannot be changed.
@@ -447,22 +449,22 @@ class TraceWriter:
                             stream.sink.discard(stream.rows, begun)
 
     def set_attrs(self, **attrs: object) -> None:
-        """Set attributes of the trace that are known only later; ``close`` stores them.
+        """Set attributes of the trace that become known later; ``close`` stores them.
 
         Raises:
             UsageError: an attribute is the format's own, or cannot be stored.
         """
         with self._lock:
             self._check_open()
-            told = root_attrs(attrs)
-            self._attrs |= {key: told[key] for key in attrs}
+            stored = root_attrs(attrs)
+            self._attrs |= {key: stored[key] for key in attrs}
 
     def close(self, status: Status = "complete") -> None:
-        """Commit what is pending and finish the trace. Closing again does nothing.
+        """Commit the pending step and finish the trace. Closing again does nothing.
 
         Args:
-            status: ``interrupted`` when the run that was recorded did not reach its end; so it is too when
-                something could not be written.
+            status: ``interrupted`` if the recorded run did not reach its end; a failed write also makes it
+                ``interrupted``.
 
         Raises:
             TraceError: the files cannot be written.
@@ -491,7 +493,7 @@ class TraceWriter:
                 self._finish("interrupted")
 
     def _owned(self) -> bool:
-        """Whether there is something to close: a forked child holds a copy of a writer whose files are not its own."""
+        """Whether there is something to close: a forked child has a copy of a writer, but does not own its files."""
         return not self._closed and os.getpid() == self._pid
 
     def _finish(self, status: Status) -> None:
@@ -501,9 +503,9 @@ class TraceWriter:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UsageError(f"{self.path}: the trace was closed; nothing can be added")
+            raise UsageError(f"{self.path}: the trace is closed; nothing can be added")
         if os.getpid() != self._pid:
-            raise UsageError(f"{self.path}: this process was forked from the one that writes the trace")
+            raise UsageError(f"{self.path}: this process was forked from the one that is writing the trace")
 
     def _key(self, kind: str, optimizer: int, rank: int) -> StreamKey:
         self._check_open()
@@ -511,10 +513,10 @@ class TraceWriter:
         if known is not None:
             return known
         if kind not in KINDS:
-            raise UsageError(f"kind '{printable(kind)}' of gradient; {suggest(kind, KINDS)}")
+            raise UsageError(f"unknown kind '{printable(kind)}' of gradient; {suggest(kind, KINDS)}")
         for what, number in (("optimizer", optimizer), ("rank", rank)):
             if not 0 <= number < 10**9:
-                raise UsageError(f"{what} {number}: must be a number from 0 up")
+                raise UsageError(f"{what} {number}: must be a number of 0 or more")
         key = self._keys[rank, kind, optimizer] = StreamKey(int(rank), kind, int(optimizer))
         return key
 
@@ -525,13 +527,13 @@ class TraceWriter:
         return stream
 
     def _begin(self, key: StreamKey, stream: StreamState, step: int) -> None:
-        """Make ``step`` the pending one; an earlier one that is pending is whole now."""
+        """Make ``step`` the pending one; an earlier pending step is complete now."""
         if stream.pending == step:
             return
         last = stream.last_step if stream.pending is None else stream.pending
         if not last < step < 2**63:
             came = f", and step {last} came before" if last >= 0 else ""
-            raise UsageError(f"{self.path}: step {step}: steps must rise from 0 up{came}")
+            raise UsageError(f"{self.path}: step {step}: steps must ascend from 0{came}")
         if stream.pending is not None:
             self._commit(key, stream, scalars_of({}))
         stream.pending = int(step)
@@ -548,7 +550,7 @@ class TraceWriter:
         name: str,
         row: SketchRow,
         total: int,
-        told: Mapping[str, object],
+        about: Mapping[str, object],
         further: Mapping[str, float],
     ) -> None:
         """Add a row of sketches."""
@@ -557,8 +559,8 @@ class TraceWriter:
         data = row.pack(self._plan.mantissa)
         spec = stream.specs.get(name)
         if spec is None:
-            told = {SKETCH: self._plan.describe(), **told}
-            spec = new_spec(len(stream.specs), self._open_bytes, name, self._plan.row_width(), told, first=data.size)
+            about = {SKETCH: self._plan.describe(), **about}
+            spec = new_spec(len(stream.specs), self._open_bytes, name, self._plan.row_width(), about, first=data.size)
         statistics = row.statistics() | {"crc32c": checksum_bytes(data)}
         if key.kind == "neural":
             statistics |= {"n_valid": row.size, "n_total": total}
@@ -569,7 +571,7 @@ class TraceWriter:
     def _put(
         self, key: StreamKey, step: int, spec: TensorSpec, values: NDArray[Any], statistics: dict[str, float]
     ) -> None:
-        """Add a row, and the tensor where it is new."""
+        """Add a row, and the tensor if it is new."""
         stream = self._streams[key]
         if stream.pending == step and spec.index in stream.values:
             raise UsageError(f"tensor '{printable(spec.name)}', step {step}: appended twice")
@@ -595,7 +597,7 @@ class TraceWriter:
 
 
 class _MemoryStreamSink:
-    """The rows of a stream as copies."""
+    """Keeps copies of the rows of a stream."""
 
     def __init__(self) -> None:
         self.specs: list[TensorSpec] = []
@@ -646,7 +648,7 @@ class MemorySink:
         self._attrs = attrs
 
     def source(self) -> TraceSource:
-        """What is committed so far, to be read."""
+        """The committed part as a source."""
         return TraceSource("(in memory)", self._attrs, [sink.source(key) for key, sink in self._streams.items()])
 
 
@@ -679,23 +681,23 @@ def create_trace(
     attrs: Mapping[str, Any] | None = None,
     sketch: SketchPlan | str | None = None,
 ) -> TraceWriter:
-    """Start a trace: a Zarr v3 folder where the path ends in ``.zarr``, an HDF5 file for ``.h5`` and ``.hdf5``.
+    """Start a trace: a Zarr v3 folder if the path ends in ``.zarr``, an HDF5 file for ``.h5`` and ``.hdf5``.
 
     An empty trace is in its place when this returns.
 
     Args:
-        path: where; its folder must exist.
-        force: replace a trace, or any file, that is there. It goes once the new one has been started beside
-            it. A folder that is no gtrace trace is never touched, nor a trace that a living process writes.
-        attrs: what the trace says about itself: JSON values under any names (``argv``, ``model``, ``seed``,
+        path: the new trace; its folder must exist.
+        force: replace a trace, or any file, that is there. The old one is deleted once the new one has been started
+            beside it. A folder other than a trace is never deleted, nor a trace that a living process writes.
+        attrs: attributes of the trace: JSON values under any names (``argv``, ``model``, ``seed``,
             ...).
         sketch: keep moment sketches of large tensors instead of their values, such as ``"l2:8192,linf:8192,none"``
-            (norm and bucket size); tensors whose values take less room keep them.
+            (norm and bucket size); tensors that take less room as values keep these.
 
     Raises:
         UsageError: another suffix, no such folder, or attributes that cannot be stored.
-        OutputExistsError: something is there, and it stays as it was.
-        TraceError: nothing can be written there.
+        OutputExistsError: something is there; it is kept.
+        TraceError: the trace cannot be written.
     """
     place = Path(os.path.realpath(path))
     plan = SketchPlan.parse(sketch) if isinstance(sketch, str) else sketch
@@ -712,7 +714,7 @@ def create_trace(
 
             sink = Hdf5Sink(place, start, force=force)
         else:
-            raise UsageError(f"{path}: a trace ends in .zarr, .h5 or .hdf5")
+            raise UsageError(f"{path}: the name of a trace must end in .zarr, .h5 or .hdf5")
     except (OSError, RuntimeError) as error:
         raise write_error(path, error) from error
     return TraceWriter(sink, os.fspath(path), start)

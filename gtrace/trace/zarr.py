@@ -1,14 +1,14 @@
-"""Traces as Zarr v3: reading one, whoever wrote it, and writing one row by row or as a whole.
+"""Traces as Zarr v3: reads one from any writer, and writes one row by row or as a whole.
 
-Reading checks metadata and sizes before anything is decoded, few codecs are read, and zarr-python has no part in it. A
-shard is one file that holds many chunks and an index of them at its end (codec ``sharding_indexed``): for each chunk in
-C order its offset and length as little-endian uint64, then the CRC-32C of those.
+The reader checks metadata and sizes before it decodes anything, supports few codecs, and does not use zarr-python. A
+shard is one file with many chunks and an index of them at its end (codec ``sharding_indexed``): for each chunk in
+C order its offset and length as little-endian uint64, then the CRC-32C of the index.
 
-When writing, zarr-python makes the metadata, and the chunk files are encoded and put here. A commit appends one entry
+The writer takes metadata from zarr-python, and encodes and places chunk files itself. A commit appends one entry
 to the stream's journal, so it costs one system call, whatever the number of tensors. Every 64 rows the journal is
-emptied into chunk files. Such a file is replaced as a whole, so it holds every row that it held before, or those and
-new ones; the chunk of ``step`` is replaced last, and then the journal. Whatever a killed writer leaves, each committed
-row is complete in the one place or the other.
+emptied into chunk files. Such a file is replaced as a whole, by one with the same rows and perhaps
+new ones; the chunk of ``step`` is replaced last, and then the journal. Wherever a writer is killed, each committed
+row is complete in one place or the other.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from gtrace.trace.source import WholeArray
 
 
-#: Orders of codecs that are read; what stands before the last two is the array's plain bytes.
+#: Orders of codecs that are read; a checksum covers the compressed bytes.
 PIPELINES = (
     ("bytes",),
     ("bytes", "crc32c"),
@@ -68,9 +68,9 @@ PIPELINES = (
 _CHUNK_KEYS = {"name": "default", "configuration": {"separator": "."}}
 _SHARDS = "sharding_indexed"
 _INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-#: Chunks of a shard that a reader takes: the index then has 1 MiB.
+#: limit on chunks in a shard: its index then has 1 MiB
 _MOST_CHUNKS = 65536
-#: Offset and length, in the index of a shard, of a chunk that is not there.
+#: offset and length of a missing chunk in the index of a shard
 _MISSING = 2**64 - 1
 
 _BLOSC_HEADER = struct.Struct("<4BIII")
@@ -81,7 +81,7 @@ _TABLES = frozenset((*layout.STATISTICS, *layout.LENGTHS, *layout.EXTRAS, *layou
 
 
 def _most_encoded(size: int) -> int:
-    """Bytes that ``size`` bytes can take when encoded by any of the codecs; a longer file is not read."""
+    """Largest size of ``size`` bytes after encoding by any of the codecs; a longer file is not read."""
     return size + size // 64 + 4096
 
 
@@ -91,11 +91,11 @@ def decode_chunk(encoded: bytes, pipeline: Sequence[str], out: NDArray[Any], whe
     Args:
         encoded: the chunk file.
         pipeline: names of its codecs, one of ``PIPELINES``.
-        out: where the values go; its type and byte order are the stored ones.
+        out: takes the values; its type and byte order are the stored ones.
         where: file, tensor and step, for messages.
 
     Raises:
-        TraceError: truncated, damaged, or not of the size that the metadata promises.
+        TraceError: truncated, damaged, or not of the size in the metadata.
     """
     data = memoryview(encoded)
     target = out.reshape(-1).view(np.uint8)
@@ -132,7 +132,7 @@ def decode_chunk(encoded: bytes, pipeline: Sequence[str], out: NDArray[Any], whe
 
 
 def _zstd_content(data: memoryview) -> int | None:
-    """Content size in the header of a zstd frame (RFC 8878, 3.1.1.1), None when there is none."""
+    """Content size in the header of a zstd frame (RFC 8878, 3.1.1.1), None if it is not given."""
     if len(data) < 6 or data[:4] != _ZSTD_MAGIC:
         return None
     descriptor = data[4]
@@ -145,7 +145,7 @@ def _zstd_content(data: memoryview) -> int | None:
 
 
 def read_node(files: Files, folder: str) -> dict[str, Any] | None:
-    """The zarr.json of a folder, or None when there is none (a writer died between the two)."""
+    """The zarr.json of a folder, or None if it does not exist (a writer died before writing it)."""
     path = os.path.join(folder, "zarr.json")
     data = files.read(path, layout.MAX_METADATA_BYTES)
     if data is None:
@@ -154,20 +154,20 @@ def read_node(files: Files, folder: str) -> dict[str, Any] | None:
     if not isinstance(document, dict) or document.get("zarr_format") != 3:
         raise TraceError(f"{path}: not Zarr format 3, the only one that is read")
     if not isinstance(document.setdefault("attributes", {}), dict):
-        raise TraceError(f"{path}: 'attributes' is no object")
+        raise TraceError(f"{path}: 'attributes' is not an object")
     return document
 
 
 def read_group(files: Files, folder: str, tolerate: Callable[[TraceError], None] = refuse) -> dict[str, Any] | None:
-    """The attributes of a group, None when there is none; those of any trace if they are damaged and that is tolerated.
+    """The attributes of a group, None if it does not exist; default ones if they are damaged and that is tolerated.
 
     Raises:
-        TraceError: they are damaged, or those of an array.
+        TraceError: they are damaged, or belong to an array.
     """
     try:
         document = read_node(files, folder)
         if document is not None and document.get("node_type") != "group":
-            raise TraceError(f"{folder}: an array where a group belongs; not a gtrace trace")
+            raise TraceError(f"{folder}: is an array instead of a group; not a gtrace trace")
     except TraceError as error:
         tolerate(error)
         return {"format": layout.FORMAT, "version": layout.VERSION}
@@ -175,7 +175,7 @@ def read_group(files: Files, folder: str, tolerate: Callable[[TraceError], None]
 
 
 def is_gtrace_zarr(path: Path) -> bool:
-    """Whether the folder says that it is a gtrace trace of whatever version."""
+    """Whether the folder is marked as a gtrace trace of any version."""
     try:
         attrs = read_group(LOCAL, str(path))
     except TraceError:
@@ -184,35 +184,35 @@ def is_gtrace_zarr(path: Path) -> bool:
 
 
 def _configuration(codec: object) -> Mapping[str, Any]:
-    """What a codec or a grid is configured with; empty when that is no object."""
+    """The configuration of a codec or a grid; empty if that is not an object."""
     found = codec.get("configuration") if isinstance(codec, dict) else None
     return found if isinstance(found, dict) else {}
 
 
 class _ArrayFile:
-    """One array that somebody may have forged: its metadata, checked, and its chunks."""
+    """One array, perhaps a forged one: its checked metadata and its chunks."""
 
     def __init__(self, files: Files, folder: str, document: dict[str, Any], most_bytes: int) -> None:
         self._files = files
         self.folder = folder
         self.attrs: dict[str, Any] = document["attributes"]
         if document.get("node_type") != "array":
-            self._reject("a group where an array belongs")
+            self._reject("is a group, not an array")
         grid, dtype = document.get("chunk_grid"), document.get("data_type")
         codecs: Any = document.get("codecs")
         if not isinstance(grid, dict) or grid.get("name") != "regular":
-            self._reject("no regular chunk grid")
+            self._reject("needs a regular chunk grid")
         if document.get("chunk_key_encoding") != _CHUNK_KEYS:
             self._reject("chunk keys other than c.0.0 are not read")
         if document.get("storage_transformers"):
             self._reject("storage transformers are not read")
         if not isinstance(dtype, str) or dtype not in _TYPES:
-            self._reject(f"data type {printable(str(dtype)[:80])} is not one that a trace holds")
+            self._reject(f"data type {printable(str(dtype)[:80])} does not occur in a trace")
         shape, outer = document.get("shape"), _configuration(grid).get("chunk_shape")
         if not layout.are_lengths(shape) or not layout.are_lengths(outer, 1) or len(shape) != len(outer):
             self._reject("its shape and chunk shape do not fit together")
         self.shape, self.chunks, self.dtype = tuple(shape), tuple(outer), _TYPES[dtype]
-        #: Chunks of a shard along each axis, None without shards.
+        #: chunks of a shard along each axis, None without shards
         self._counts: tuple[int, ...] | None = None
         self._pipeline = self._names(codecs)
         if self._pipeline == (_SHARDS,):
@@ -220,13 +220,13 @@ class _ArrayFile:
             self._pipeline = self._names(codecs)
         if self._pipeline not in PIPELINES:
             shown = printable(", ".join(self._pipeline)[:120])
-            self._reject(f"codecs {shown} are not on the list of those that are read")
+            self._reject(f"codecs {shown} are not among those that are read")
         if _configuration(codecs[0]).get("endian", "little") != "little":
             self._reject("numbers are not little-endian")
         self._bytes = math.prod(self.chunks) * self.dtype.itemsize
         if self._bytes > most_bytes:
             self._reject(f"chunks of {self._bytes} bytes; at most {most_bytes} are read")
-        # The last shard's index; replaced as a whole, so that several threads may read.
+        # The index of the last shard; replaced as a whole, so that several threads may read.
         self._last: tuple[str, NDArray[np.uint64]] | None = None
 
     def _reject(self, why: str) -> NoReturn:
@@ -238,26 +238,26 @@ class _ArrayFile:
         return tuple(str(codec.get("name"))[:40] for codec in codecs)
 
     def _shard(self, configuration: Mapping[str, Any]) -> Any:
-        """Take the shape of the chunks in a shard; returns their codecs."""
+        """Set the shape of the chunks in a shard; returns their codecs."""
         if not isinstance(configuration.get("index_codecs"), list):
-            self._reject("no configuration of its shards")
+            self._reject("lacks a configuration of its shards")
         if configuration["index_codecs"] != _INDEX_CODECS or configuration.get("index_location", "end") != "end":
-            self._reject("an index of shards that is not little-endian, at their end, with codecs bytes and crc32c")
+            self._reject("the index of a shard must be little-endian, at the end, with codecs bytes and crc32c")
         outer, inner = self.chunks, configuration.get("chunk_shape")
         if not layout.are_lengths(inner, 1) or len(inner) != len(outer) or any(map(mod, outer, inner)):
-            self._reject("chunks that do not divide their shard")
+            self._reject("its chunks do not divide their shard")
         self.chunks, self._counts = tuple(inner), tuple(map(floordiv, outer, inner))
         if math.prod(self._counts) > _MOST_CHUNKS:
             self._reject(f"shards of {math.prod(self._counts)} chunks; at most {_MOST_CHUNKS} are read")
         return configuration.get("codecs")
 
     def _file(self, place: tuple[int, ...]) -> str:
-        """The file in which a chunk is."""
+        """The file that holds a chunk."""
         outer = map(floordiv, place, self._counts) if self._counts else place
         return os.path.join(self.folder, "c." + ".".join(map(str, outer)))
 
     def _locate(self, path: str, place: tuple[int, ...]) -> tuple[int, int] | None:
-        """Offset and length of a chunk in its shard's file, None when there is none.
+        """Offset and length of a chunk in its shard's file, None if it is missing.
 
         Raises:
             TraceError: the index is damaged, or claims more than a chunk can have.
@@ -269,7 +269,7 @@ class _ArrayFile:
             if size is None:
                 return None
             if size < length:
-                raise TraceError(f"{path}: truncated: {size} bytes, and the index of the shard alone has {length}")
+                raise TraceError(f"{path}: truncated: {size} bytes, but the index of the shard alone needs {length}")
             data = np.frombuffer(self._files.read_range(path, size - length, length), np.uint8)
             if checksum_bytes(data[:-4]) != int.from_bytes(data[-4:].tobytes(), "little"):
                 raise TraceError(f"{path}: checksum mismatch in the index of the shard; damaged or truncated")
@@ -279,24 +279,24 @@ class _ArrayFile:
         if offset == length == _MISSING:
             return None
         if length > (limit := _most_encoded(self._bytes)):
-            raise TraceError(f"{path}: a chunk of {length} bytes where at most {limit} can belong; damaged or foreign")
+            raise TraceError(f"{path}: a chunk of {length} bytes, but at most {limit} are possible; damaged or foreign")
         return offset, length
 
     def demand(self, place: tuple[int, ...], about: str = "") -> None:
-        """Raise TraceError if a chunk is not there."""
+        """Raise TraceError if a chunk is missing."""
         path = self._file(place)
         if (self._locate(path, place) if self._counts else self._files.size(path)) is None:
             raise TraceError(f"{path}: {f'{about}: ' if about else ''}the chunk is missing")
 
     def demanded(self, place: tuple[int, ...], about: str) -> NDArray[Any]:
-        """A whole chunk; TraceError if it is not there."""
+        """A whole chunk; TraceError if it is missing."""
         chunk = self.chunk(place, about)
         if chunk is None:
             raise TraceError(f"{self._file(place)}: {about}: the chunk is missing")
         return chunk
 
     def chunk(self, place: tuple[int, ...], about: str) -> NDArray[Any] | None:
-        """A whole chunk, None when it is not there; ``about`` says which tensor and step it is wanted for."""
+        """A whole chunk, None if it is missing; ``about`` names the tensor and step, for messages."""
         path = self._file(place)
         if self._counts:
             found = self._locate(path, place)
@@ -310,16 +310,16 @@ class _ArrayFile:
         return out
 
     def table(self, rows: int, columns: int, fill: float, about: str) -> NDArray[Any]:
-        """The first rows and columns of a table; of one without columns, (rows, 1). Fill values where no chunk is."""
+        """The first rows and columns of a table, (rows, 1) if it has no columns. Missing chunks hold fill values."""
         height, width = self.chunks[0], self.chunks[1] if len(self.chunks) == 2 else 1
         blocks, parts = -(-rows // height), -(-columns // width)
-        # Memory is asked for only where files are behind it, whatever the metadata claims.
+        # Memory is allocated only if files are behind it, whatever the metadata claim.
         for block in range(blocks if len(self.chunks) == 2 else 0):
             self.demand((block, 0))
         out = np.full((blocks * height, parts * width), fill, self.dtype)
         for block in range(blocks):
             for part in range(parts):
-                # Rows from before these tensors appeared have no chunk.
+                # Rows before these tensors appeared have no chunk.
                 chunk = self.chunk((block, part)[: len(self.chunks)], about)
                 if chunk is not None:
                     place = np.s_[block * height : (block + 1) * height, part * width : (part + 1) * width]
@@ -328,12 +328,12 @@ class _ArrayFile:
 
 
 class ZarrStream(Stream):
-    """One stream's folder, clipped to the rows that were committed when it was opened.
+    """One stream's folder, cut to the rows that were committed when it was opened.
 
     Args:
         files: how files are read.
-        folder: where it is.
-        key: which stream it is.
+        folder: the folder.
+        key: the stream.
         tolerate: called with damage to single tensors, tables and the journal; by default it raises.
     """
 
@@ -344,16 +344,16 @@ class ZarrStream(Stream):
         self._files = files
         self._tables: dict[str, _ArrayFile] = {}
         self._tensors: dict[int, _ArrayFile] = {}
-        # The journal first and steps next: while the trace is being written rows move from it into chunks, and all
-        # that they refer to is there when it is looked at later. If either was reached through a link, the listing of
-        # the folder refuses the stream.
+        # Read the journal first and steps next: while the trace is being written, rows move from the journal into
+        # chunks, so everything they refer to exists when it is read later. If either was reached through a link, the
+        # listing of the folder refuses the stream.
         where = os.path.join(folder, "step", NAME)
         entries = parse_journal(files.read(where, MAX_BYTES) or b"", key.kind, where, tolerate)
         steps = self._read_steps()
         self._journal = JournalRows(entries, steps.size, where, tolerate)
         late = np.array([record.step for record in self._journal.records], np.int64)
         self.steps = self._committed(folder, np.concatenate((steps, late)))
-        #: Rows that are in chunks.
+        #: rows that are in chunks
         self._base = min(steps.size, self.steps.size)
         self._journal.cut(self.steps.size)
         self._accept(self._find_arrays())
@@ -361,7 +361,7 @@ class ZarrStream(Stream):
         self._find_present()
 
     def _find_arrays(self) -> Iterator[TensorSpec]:
-        """The tensors in the folder; tables are kept on the way."""
+        """The tensors in the folder; keeps the tables that it passes."""
         for entry in self._files.folders(self.where):
             place = os.path.join(self.where, entry)
             try:
@@ -371,10 +371,10 @@ class ZarrStream(Stream):
                 if "name" in document["attributes"]:
                     array = _ArrayFile(self._files, place, document, layout.MAX_CHUNK_BYTES)
                     if len(array.shape) != 2:
-                        raise TraceError(f"{place}: a tensor has to be (step, element); damaged or foreign")
+                        raise TraceError(f"{place}: a tensor must be (step, element); damaged or foreign")
                     spec = tensor_spec(place, entry, array.attrs, array.shape[1], array.chunks)
                     if array.dtype != spec.column.dtype:
-                        raise TraceError(f"{place}: a tensor has to be {spec.column.dtype.name}; damaged or foreign")
+                        raise TraceError(f"{place}: a tensor must be {spec.column.dtype.name}; damaged or foreign")
                     self._tensors[spec.index] = array
                     yield spec
                 elif entry in _TABLES:
@@ -422,7 +422,7 @@ class ZarrStream(Stream):
         return out
 
     def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
-        """(committed rows, tensors) of one of the statistics."""
+        """One of the statistics: (committed rows, tensors)."""
         table = np.full((self.steps.size, self._columns), column.fill, column.dtype)
         if self._base:
             array = self._table(name, 2, column)
@@ -434,7 +434,7 @@ class ZarrStream(Stream):
         return table
 
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
-        """The rows of the chunk that holds ``row``; of a tensor in several chunks, or of sketches, that row alone."""
+        """The rows of the chunk that holds ``row``; for a tensor in several chunks, or of sketches, that row alone."""
         if row >= self._base and in_journal(spec):
             return row, self._journal.values(spec, row)[None]
         about = self.about(spec, row)
@@ -444,9 +444,9 @@ class ZarrStream(Stream):
         if spec.parts == 1:
             first = block * spec.chunk_rows
             chunk = array.demanded((block, 0), about)
-            # Rows that the journal has may be missing in their chunk.
+            # The chunk may lack rows that the journal has.
             return first, chunk[: max(self._base - first, 1), : spec.size]
-        # Memory is asked for only where files are behind it, whatever the metadata claims.
+        # Memory is allocated only if files are behind it, whatever the metadata claim.
         for part in range(spec.parts):
             array.demand((block, part), about)
         values, start = np.empty(spec.size, np.float32), 0
@@ -470,15 +470,15 @@ class ZarrStream(Stream):
 
 
 def open_zarr(path: Path | str, tolerate: Callable[[TraceError], None] = refuse, files: Files = LOCAL) -> TraceSource:
-    """A Zarr trace; it holds no files open.
+    """A Zarr trace; it keeps no files open.
 
     Args:
         path: its folder, or its address.
         tolerate: called with damage to parts of it; by default it raises.
-        files: how files are read there.
+        files: how its files are read.
 
     Raises:
-        TraceError: it is no trace, or damage is not tolerated.
+        TraceError: it is not a trace, or it is damaged in a way that is not tolerated.
     """
     root = str(path)
     attrs = read_group(files, root, tolerate)
@@ -486,7 +486,7 @@ def open_zarr(path: Path | str, tolerate: Callable[[TraceError], None] = refuse,
         old = files.size(os.path.join(root, ".zgroup")) is not None
         why = " (a Zarr format 2 store; only format 3 is read)" if old else ""
         raise TraceError(
-            f"{root}: not a gtrace trace{why}; `gtrace capture SCRIPT` makes one, `gtrace import` from arrays"
+            f"{root}: not a gtrace trace{why}; make one with gtrace capture SCRIPT, or gtrace trace import FILES"
         )
     check_root(root, attrs)
     streams = []
@@ -505,7 +505,7 @@ def open_zarr(path: Path | str, tolerate: Callable[[TraceError], None] = refuse,
 
 
 _LEVEL = 5
-#: Rows that arrays are declared with at first.
+#: length with which arrays are declared at first
 _FIRST_ROWS = 1024
 _SHARD_BYTES = 128 * 1024 * 1024
 
@@ -513,8 +513,8 @@ _SHARD_BYTES = 128 * 1024 * 1024
 @functools.cache
 def array_document(dtype: str | None, fill: float = 0, ndim: int = 1) -> str:
     """The zarr.json that zarr-python writes for an array of this type, or for a group."""
-    # zarr-python runs an event loop in a thread and cannot do so any more while the interpreter exits.
-    # Documents made once at the start, with shapes and attributes filled in later, keep ``close`` free of it.
+    # zarr-python runs an event loop in a thread, which fails while the interpreter exits.
+    # So documents are made once at the start; shapes and attributes are filled in later, without zarr-python.
     import zarr
     from zarr.codecs import BloscCodec, Crc32cCodec
     from zarr.storage import MemoryStore
@@ -541,7 +541,7 @@ def array_document(dtype: str | None, fill: float = 0, ndim: int = 1) -> str:
 
 
 def prepare_documents() -> None:
-    """Make every document that a writer will need, while zarr-python still can."""
+    """Make every document that a writer will need, while zarr-python still works."""
     for column in (layout.STEP, layout.SCALAR):
         array_document(column.dtype.name, column.fill, 1)
     for column in (
@@ -553,14 +553,14 @@ def prepare_documents() -> None:
 
 
 def write_json(folder: str, document: Mapping[str, Any]) -> None:
-    """Put a zarr.json into a folder."""
+    """Write a zarr.json into a folder."""
     write_beside(os.path.join(folder, "zarr.json"), json.dumps(document, allow_nan=False).encode())
 
 
 def write_root(folder: str, attributes: Mapping[str, Any], gathered: Mapping[str, Any]) -> None:
-    """Store the attributes of the trace, and with them the metadata of everything in it if they are not too long.
+    """Store the attributes of the trace, and the metadata of everything in it unless they are too long.
 
-    The root's metadata is where zarr-python and xarray look for those of all arrays.
+    zarr-python and xarray look for the metadata of all arrays there.
     """
     root = group_document(attributes)
     whole = root | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": gathered}}
@@ -568,12 +568,12 @@ def write_root(folder: str, attributes: Mapping[str, Any], gathered: Mapping[str
 
 
 def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of a group."""
+    """The metadata document of a group."""
     return {**json.loads(array_document(None)), "attributes": dict(attributes)}
 
 
 def make_group(folder: str, attributes: Mapping[str, Any]) -> None:
-    """Make a folder with the metadata of a group."""
+    """Make a folder with a group's metadata."""
     os.mkdir(folder)
     write_json(folder, group_document(attributes))
 
@@ -599,12 +599,12 @@ def _gathered(key: StreamKey, arrays: Iterable[_Array]) -> dict[str, Any]:
 
 
 class _Array:
-    """One array on disk whose first axis is the step.
+    """One array on disk with the step as its first axis.
 
     Args:
-        folder: of the stream.
+        folder: the stream's folder.
         form: how it is stored.
-        plain: compress no chunks.
+        plain: do not compress chunks.
     """
 
     def __init__(self, folder: str, form: ArrayForm, *, plain: bool = False) -> None:
@@ -612,7 +612,7 @@ class _Array:
         self.entry = form.entry
         self.chunks = form.chunks
         self.column = form.column
-        #: Columns that it is declared with.
+        #: declared number of columns
         self.columns = form.columns
         self._codec = None if plain else Blosc("lz4", _LEVEL, BITSHUFFLE)
         self.document = json.loads(array_document(form.column.dtype.name, form.column.fill, len(form.chunks)))
@@ -631,16 +631,16 @@ class _Array:
         return os.path.join(self.folder, f"c.{block}.{part}" if len(self.chunks) == 2 else f"c.{block}")
 
     def encode(self, values: NDArray[Any]) -> tuple[bytes | memoryview, bytes]:
-        """A whole chunk, C-contiguous, as it is stored: what the codec makes of it, and a checksum of that."""
+        """A whole chunk, C-contiguous, encoded, with its checksum."""
         encoded = values.reshape(-1).view(np.uint8) if self._codec is None else self._codec.encode(values)
         check = checksum_bytes(encoded).to_bytes(4, "little")
         return (encoded.data if isinstance(encoded, np.ndarray) else encoded), check
 
 
 class _OpenRows(_Array):
-    """An array whose last rows, those of one row of chunks, stay in memory until they are flushed."""
+    """An array that keeps its last row of chunks in memory until it is flushed."""
 
-    #: The row of chunks in memory; -1 as long as there is none.
+    #: index of the row of chunks in memory; -1 without one
     block = -1
     _dirty = False
     _rows: NDArray[Any] = np.empty((0, 0))
@@ -658,7 +658,7 @@ class _OpenRows(_Array):
         if block != self.block:
             self.flush()
             self.block = block
-            # The same memory for every chunk: fresh memory costs more than what is done with it.
+            # One buffer for all chunks: fresh memory costs more than the work on it.
             self._rows = self._rows if self._rows.shape == shape else np.empty(shape, self.column.dtype)
             self._rows.fill(self.column.fill)
         else:
@@ -675,7 +675,7 @@ class _OpenRows(_Array):
             self._dirty = True
 
     def flush(self) -> None:
-        """Replace the chunk files of the last rows if they lack some."""
+        """Replace the chunk files of the last rows if some rows are not in them."""
         width = self.chunks[1] if len(self.chunks) == 2 else 1
         for part in range(self._rows.shape[1] // width if self._dirty else 0):
             columns = np.ascontiguousarray(self._rows[:, part * width : (part + 1) * width])
@@ -684,13 +684,13 @@ class _OpenRows(_Array):
 
 
 class _LongRows(_Array):
-    """A tensor whose rows have chunks of their own. A row is not visible before its commit, so it is written at once.
+    """A tensor with rows in chunks of their own. A row is invisible before its commit, so it is written at once.
 
-    Whoever dies meanwhile leaves files that nobody reads.
+    A writer that dies in between leaves files that nobody reads.
     """
 
     def put_row(self, row: int, values: NDArray[Any]) -> None:
-        """Write one row; of a sketch no chunk is written beyond its last byte."""
+        """Write one row; chunks beyond the last byte of a sketch are not written."""
         length = self.chunks[1]
         end = values.size if self.column.dtype == layout.BYTES else self.columns
         for part, start in enumerate(range(0, end, length)):
@@ -704,11 +704,11 @@ class _LongRows(_Array):
             Path(self.place(row, part)).unlink(missing_ok=True)
 
     def flush(self) -> None:
-        """Everything is written already."""
+        """Nothing to do: rows are already written."""
 
 
 class _ZarrStreamSink:
-    """One stream's folder. Arrays are longer than the committed rows at first and cut to them at the end.
+    """One stream's folder. Arrays are declared longer than the committed rows and cut to them at the end.
 
     It holds one chunk of at most 256 KiB per tensor and the last rows of the tables.
     """
@@ -741,7 +741,7 @@ class _ZarrStreamSink:
     def commit(self, row: int, record: Record) -> None:
         self._grow(row)
         self._make_tables(record.statistics)
-        # Every table's chunk ends at a multiple of 64 rows, so none is left behind unwritten.
+        # Chunks of every table end at multiples of 64 rows, so none stays unwritten.
         if self._journal.first < row and (row % MOST_ROWS == 0 or self._journal.full):
             self._empty_journal()
         present = np.flatnonzero(record.statistics["present"]).tolist()
@@ -751,7 +751,7 @@ class _ZarrStreamSink:
         for name, values in record.statistics.items():
             self._tables[name].put_row(row, values)
         for name, value in record.scalars.items():
-            # A chunk that is not there reads as NaN: what a run never says costs no file.
+            # A missing chunk reads as NaN: values that a run never records cost no file.
             if not np.isnan(value) or self._tables[name].block >= 0:
                 self._tables[name].put_row(row, np.array([value]))
         self._tables["step"].put_row(row, np.array([record.step]))
@@ -763,7 +763,7 @@ class _ZarrStreamSink:
 
     def _empty_journal(self) -> None:
         """Put all committed rows into chunk files."""
-        # The last of them is ``step``.
+        # ``step`` comes last.
         for array in (*self._tensors, *self._tables.values()):
             array.flush()
         self._journal.restart(self._committed)
@@ -801,7 +801,7 @@ class _ZarrStreamSink:
 
 
 def start_folder(path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
-    """Put a trace without rows in its place, at once; errors as of ``check_place`` and ``move_in``."""
+    """Put an empty trace in its place at once; errors as in ``check_place`` and ``move_in``."""
     check_place(path, force=force, is_trace=is_gtrace_zarr)
     prepare_documents()
     clear_leftovers(path)
@@ -814,7 +814,7 @@ def start_folder(path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
 
 
 class ZarrSink:
-    """A Zarr trace that was just started."""
+    """A newly started Zarr trace."""
 
     def __init__(self, path: Path, *, plain: bool = False) -> None:
         self._root = str(path)
@@ -831,7 +831,7 @@ class ZarrSink:
         try:
             gathered = self.cut()
         except OSError:
-            # The disk is full: rows stay in journals. What the trace says about itself may still find room.
+            # The disk is full: rows stay in journals. The trace's attributes may still fit.
             write_json(self._root, group_document({**attrs, "status": "interrupted"}))
             raise
         write_root(self._root, attrs, gathered)
@@ -845,7 +845,7 @@ class ZarrSink:
 
 
 def write_zarr(source: TraceSource, root: str, *, sharded: bool) -> None:
-    """Write a finished trace into a new folder, in shards of at most 128 MiB or in the chunks that a writer makes.
+    """Write a finished trace into a new folder, in shards of at most 128 MiB or in a writer's chunks.
 
     Raises:
         OSError: it cannot be written.
@@ -867,7 +867,7 @@ def _write_array(folder: str, whole: WholeArray, *, sharded: bool) -> _Array:
     parts = max(-(-form.columns // width), 1)
     bands = 1
     if sharded:
-        # Rows of chunks in a shard: one at least.
+        # Rows of chunks in a shard, at least one.
         band = height * width * parts * form.column.dtype.itemsize
         bands = max(min(_SHARD_BYTES // band, _MOST_CHUNKS // parts, -(-whole.rows // height)), 1)
         codec = {
@@ -895,7 +895,7 @@ def _write_array(folder: str, whole: WholeArray, *, sharded: bool) -> _Array:
 
 
 def _encode_block(array: _Array, block: NDArray[Any] | None, parts: int) -> list[bytes | None]:
-    """The chunks of one row of chunks; None for those that nothing is in."""
+    """The encoded chunks of one row of chunks; None for empty ones."""
     height, width = array.chunks[0], array.chunks[1] if len(array.chunks) == 2 else 1
     out: list[bytes | None] = [None] * parts
     if block is not None:
@@ -909,7 +909,7 @@ def _encode_block(array: _Array, block: NDArray[Any] | None, parts: int) -> list
 
 
 def _write_shard(path: str, chunks: Sequence[bytes | None]) -> None:
-    """Write a new file with these chunks, given in C order; nothing if none of them is there."""
+    """Write a new file with these chunks, in C order; writes nothing if all of them are missing."""
     if not any(chunk is not None for chunk in chunks):
         return
     index = np.full((len(chunks), 2), _MISSING, "<u8")

@@ -82,16 +82,16 @@ def test_errors_are_one_line(call, grads, tmp_path):
         (("import", "nowhere", "-o", "x.zarr"), 3, "no such file or folder"),
         (("import", "bad", "-o", "x.zarr"), 3, "pickled Python objects"),
         (("import", "flat", "-o", "x.zarr"), 2, "pass --step-axis"),
-        (("import", "flat", "-o", "x.npz"), 2, "ends in .zarr"),
+        (("import", "flat", "-o", "x.npz"), 2, "must end in .zarr"),
         (("import", "flat", "-o", "no/x.zarr"), 2, "does not exist"),
-        (("import", "grads", "-o", "run.zarr"), 4, "left untouched"),
+        (("import", "grads", "-o", "run.zarr"), 4, "already exists"),
         (("import", "-o", "x.zarr"), 2, "SOURCE"),
         (("import", "grads"), 2, "--output"),
-        (("import", "run.zarr", "-o", "x.zarr"), 3, "is a gtrace trace already"),
+        (("import", "run.zarr", "-o", "x.zarr"), 3, "is already a gtrace trace"),
         (("export", "nowhere.zarr"), 3, "no such trace"),
-        (("export", "run.zarr", "-o", "grads", "--force"), 4, "left untouched"),
+        (("export", "run.zarr", "-o", "grads", "--force"), 4, "so it is kept"),
         (("export", "run.zarr", "--steps", "77"), 2, "none of these steps"),
-        (("export", "run.zarr", "--rank", "1"), 2, "nothing of"),
+        (("export", "run.zarr", "--rank", "1"), 2, "holds no rank 1"),
     ]
     for arguments, code, words in cases:
         found, out, err = call(*arguments)

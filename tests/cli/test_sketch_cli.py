@@ -87,10 +87,10 @@ def test_the_budget_counts_what_sketches_take(gtrace_main):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        (["--sketch", "l2:8192,foo"], "'l2:8192,foo' is no list of norms"),
-        (["--sketch", "none,none"], "is no list of norms"),
-        (["--sketch", "none:5"], "is no list of norms"),
-        (["--sketch", ""], "is no list of norms"),
+        (["--sketch", "l2:8192,foo"], "'l2:8192,foo' is not a list of norms"),
+        (["--sketch", "none,none"], "is not a list of norms"),
+        (["--sketch", "none:5"], "is not a list of norms"),
+        (["--sketch", ""], "is not a list of norms"),
         (["--sketch-mantissa", "5"], "--sketch-mantissa is for sketches"),
     ],
 )
@@ -111,7 +111,7 @@ def test_record_in_a_loop_of_ones_own(tmp_path):
         expected = gtrace.MomentSketch.of(model.weight.grad.numpy(), "linf", 512)
         assert trace.sketch("weight", 0, "linf", 512).energy == pytest.approx(expected.energy, rel=1e-6)
     with (
-        pytest.raises(UsageError, match="no list of norms"),
+        pytest.raises(UsageError, match="not a list of norms"),
         gtrace.capture.record(model, optimizer, "x.zarr", sketch="l9"),
     ):
         pass
@@ -150,7 +150,7 @@ def test_sweep_and_report_of_a_sketch(full):
     code, out, err = full("sweep", "full.sketch.zarr", "--methods", "qsgd:bucket_size=512,topk", "--bits", "3")
     assert code == 0
     assert err.count("gtrace: warning: 1 of 4 tensors are kept as sketches: ") == 2
-    assert "without topk: no closed form, they need values: capture without --sketch" in err
+    assert "without topk: they have no closed form and need values: capture without --sketch" in err
     code, out, _ = full("report", "full.sketch.sweep.db", "-o", "report.md")
     assert code == 0, out
     code, _, err = full("report", "full.sketch.zarr", "-o", "page.html")
@@ -159,6 +159,6 @@ def test_sweep_and_report_of_a_sketch(full):
         assert "1 of 4 tensors are kept as sketches; laws are fitted to values." in page.read()
     code, _, err = full("info", "--fit", "full.sketch.zarr")
     assert (code, err.count("\n")) == (2, 1)
-    assert "the trace keeps sketches of it (l2:512) and no values" in err
+    assert "the trace holds sketches of it (l2:512) and no values" in err
     code, _, err = full("sweep", "full.sketch.zarr", "--methods", "topk", "--tensors", "0.weight", "-o", "x.db")
     assert (code, err.count("\n")) == (2, 1)

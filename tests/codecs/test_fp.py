@@ -88,7 +88,7 @@ def test_specs(given_, canonical, bits):
         ("fp:e3m2,e2m1", "format is given twice"),
         ("fp:nvfp5", "write eXmY"),
         ("fp:bits=17", "out of range"),
-        ("qsgd:e3m2", "no key=value"),
+        ("qsgd:e3m2", "not key=value"),
     ],
 )
 def test_specs_that_contradict_themselves(spec, message):
@@ -309,12 +309,12 @@ def forged(spec, body, shared=b"", size=10):
 @pytest.mark.parametrize(
     ("spec", "body", "message"),
     [
-        ("fp:e3m2", struct.pack("<f", 3.0) + bytes(8), "no power of two"),
-        ("fp:e3m2", struct.pack("<f", np.inf) + bytes(8), "no power of two"),
-        ("fp:e3m2", struct.pack("<f", -2.0) + bytes(8), "no power of two"),
+        ("fp:e3m2", struct.pack("<f", 3.0) + bytes(8), "not a power of two"),
+        ("fp:e3m2", struct.pack("<f", np.inf) + bytes(8), "not a power of two"),
+        ("fp:e3m2", struct.pack("<f", -2.0) + bytes(8), "not a power of two"),
         ("fp:e3m2", struct.pack("<f", 2.0) + bytes(7), "7 bytes of symbols where 8 were"),
-        ("fp:e4m3fn", struct.pack("<f", 2.0) + b"\x7f" * 10, "stands for no number"),
-        ("fp:mxfp4", b"\xff" + bytes(5), "no number"),
+        ("fp:e4m3fn", struct.pack("<f", 2.0) + b"\x7f" * 10, "has no value"),
+        ("fp:mxfp4", b"\xff" + bytes(5), "not a number"),
         ("fp:nvfp4", struct.pack("<f", np.nan) + bytes(6), "not finite"),
         ("fp:nvfp4", struct.pack("<f", 1.0) + b"\x80" + bytes(5), "not finite"),
     ],
@@ -328,7 +328,7 @@ def test_payloads_with_valid_sums_but_impossible_contents_are_refused(spec, body
 @pytest.mark.parametrize("shared", [b"", b"\0", b"\x08", b"\x03\x03"])
 def test_shared_bytes_that_name_no_format_are_refused(shared):
     payload, c, _ = forged("fp:bits=6", struct.pack("<f", 2.0) + bytes(8), shared)
-    with pytest.raises(PayloadError, match="no format"):
+    with pytest.raises(PayloadError, match="invalid format"):
         c.decode(shared, payload, 10)
 
 
@@ -458,7 +458,7 @@ def test_blocks_have_no_closed_forms():
     assert not c.expects
     with pytest.raises(UsageError, match="share a block"):
         c.expect(state, sketch)
-    with pytest.raises(UsageError, match="wants a sketch"):
+    with pytest.raises(UsageError, match="needs a sketch"):
         gtrace.codec("fp").expect(state, gtrace.MomentSketch.of([1.0], norm="l2"))
 
 
@@ -533,13 +533,6 @@ def test_nvfp4_is_the_published_recipe(size):
     for x in (*list(block_cases())[:3], ties(), lognormal(4096, mu=0)):
         x = (x / np.abs(x).max() * np.float32(size)).astype(np.float32)
         assert np.array_equal(sent("fp:nvfp4", x), nvfp4(x))
-
-
-def test_nvfp4_of_zeros_and_scales():
-    assert not sent("fp:nvfp4", np.zeros(40, np.float32)).any()
-    x = lognormal(160)
-    c = gtrace.codec("fp:nvfp4,coder=fixed")
-    assert len(c.encode(fitted(c, x)[0], x, KEY)) == ENVELOPE_BYTES + 4 + 10 + 80
 
 
 def test_pow2_blocks_never_saturate_and_are_tight():

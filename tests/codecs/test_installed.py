@@ -70,9 +70,9 @@ def test_a_typo_is_answered_with_the_name_of_an_installed_codec(site):
         ("mine", "mod:Half", "x = (", ScriptError, r"SyntaxError: .* \(mod.py, line 1\)"),
         ("mine", "mod:Half", "import sys; sys.exit(3)", ScriptError, "SystemExit: 3"),
         ("mine", "mod:Other", HALF.format(name="mine"), ScriptError, "has no attribute 'Other'"),
-        ("mine", "mod:dataclass", HALF.format(name="mine"), UsageError, "no class of a codec"),
-        ("mine", "mod:Half", HALF.format(name="yours"), UsageError, "calls itself 'yours'"),
-        ("my codec", "mod:Half", HALF.format(name="my codec"), UsageError, "no name for a codec"),
+        ("mine", "mod:dataclass", HALF.format(name="mine"), UsageError, "is not a codec class"),
+        ("mine", "mod:Half", HALF.format(name="yours"), UsageError, "the name of its class is 'yours'"),
+        ("my codec", "mod:Half", HALF.format(name="my codec"), UsageError, "not a valid codec name"),
     ],
 )
 def test_a_broken_package_costs_one_line_and_nothing_else(site, entry, target, source, error, said):

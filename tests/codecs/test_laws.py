@@ -74,6 +74,7 @@ def test_a_codec_describes_itself(name):
     assert cls.summary
     assert cls.formula
     assert cls.paper
+    assert cls.sends
     assert cls.__doc__
 
 
@@ -104,7 +105,7 @@ def test_encode_refuses_what_it_cannot_take():
     c = gtrace.codec("qsgd")
     with pytest.raises(UsageError, match="value 1 is nan"):
         c.encode(c.init(3), [0.0, np.nan, 1.0], (1, 2))
-    with pytest.raises(UsageError, match="2 values where the state is for 3"):
+    with pytest.raises(UsageError, match="2 values for a state of 3"):
         c.encode(c.init(3), [0.0, 1.0], (1, 2))
     with pytest.raises(UsageError, match="complex"):
         c.encode(c.init(1), np.array([1j]), (1, 2))

@@ -181,7 +181,7 @@ def test_refusals():
     with pytest.raises(UsageError, match="out of range"):
         gtrace.codec("topk-prune", sparsity=-0.1)
     c = gtrace.codec("prune")
-    with pytest.raises(UsageError, match="wants a sketch"):
+    with pytest.raises(UsageError, match="needs a sketch"):
         c.expect(c.init(3), MomentSketch.of([1.0, 2.0, 3.0]))
     good = c.encode(c.init(4), [1.0, 0.0, 2.0, 3.0], Key.derive(0, tensor="x"))
     body, _ = open_envelope(good, codec="prune", size=4, shared=b"")

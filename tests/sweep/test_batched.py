@@ -96,7 +96,7 @@ def test_what_is_judged_together(trace, monkeypatch):
     }
     with pytest.raises(UsageError, match="the same sketch"):
         LevelSets([gtrace.codec("qsgd"), gtrace.codec("qsgdinf")])
-    with pytest.raises(UsageError, match="wants a sketch"):
+    with pytest.raises(UsageError, match="needs a sketch"):
         LevelSets([gtrace.codec("qsgd")]).judge(MomentSketch.of([1.0], "linf", 8192))
 
 

@@ -62,6 +62,8 @@ def test_a_database_of_something_else(tmp_path):
     path = tmp_path / "other.db"
     change(path, "CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT)")
     refused(path, "not a gtrace sweep")
+    with pytest.raises(TraceError, match="no such file"):
+        ResultStore.load(tmp_path / "missing.db")
     path.write_bytes(b"SQLite format 3\0" + b"\xff" * 4096)
     refused(path, "not a gtrace sweep")
     path.write_bytes(b"")
@@ -84,7 +86,7 @@ def test_what_a_file_would_have_sqlite_do_is_refused(path):
     change(path, "CREATE TRIGGER t AFTER INSERT ON cells BEGIN DELETE FROM cells; END")
     refused(path, "it holds triggers")
     change(path, "DROP TRIGGER t", "ALTER TABLE texts ADD COLUMN more AS (zeroblob(1000000000))")
-    refused(path, "texts has columns that are worked out")
+    refused(path, "texts has computed columns")
 
 
 def test_a_virtual_table(path):
@@ -113,8 +115,8 @@ def test_other_versions(version, words, path):
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("UPDATE meta SET value = '[1]' WHERE key = 'provenance'", "provenance is no object"),
-        ("UPDATE meta SET value = x'00' WHERE key = 'provenance'", "no text where JSON belongs"),
+        ("UPDATE meta SET value = '[1]' WHERE key = 'provenance'", "provenance is not an object"),
+        ("UPDATE meta SET value = x'00' WHERE key = 'provenance'", "a cell needs a text with JSON"),
         (f"UPDATE meta SET value = '{'[' * 100_000}' WHERE key = 'provenance'", "nested too deep"),
         ("UPDATE meta SET value = 'NULL' WHERE key = 'format'", "not a gtrace sweep"),
         ("UPDATE texts SET text = x'ff00' WHERE id = 1", "texts holds a text of another type"),
@@ -123,17 +125,17 @@ def test_other_versions(version, words, path):
         ("UPDATE codecs SET bits = 'three'", "codecs holds a bits of another type"),
         ("UPDATE codecs SET method = x'31'", "codecs holds a method of another type"),
         ("UPDATE cells SET step = 'first' WHERE step = 0", "could not convert"),
-        ("UPDATE cells SET step = 0.5 WHERE step = 0", "a step that is no integer"),
-        ("UPDATE cells SET step = 9e300 WHERE step = 0", "a step that is no integer"),
+        ("UPDATE cells SET step = 0.5 WHERE step = 0", "a step that is not an integer"),
+        ("UPDATE cells SET step = 9e300 WHERE step = 0", "a step that is not an integer"),
         ("UPDATE cells SET energy = 9e999", "infinite"),
         ("UPDATE cells SET energy = 'much'", "could not convert"),
-        ("UPDATE cells SET tensor = 77", "numbers of texts that are not there"),
-        ("UPDATE cells SET codec = -1 WHERE codec = 1", "numbers of codecs that are not there"),
-        ("UPDATE cells SET n = 0.5", "a n that is no integer"),
-        ("UPDATE spent SET step = NULL", "a step that is no integer"),
+        ("UPDATE cells SET tensor = 77", "texts lacks some of the numbers"),
+        ("UPDATE cells SET codec = -1 WHERE codec = 1", "codecs lacks some of the numbers"),
+        ("UPDATE cells SET n = 0.5", "a n that is not an integer"),
+        ("UPDATE spent SET step = NULL", "a step that is not an integer"),
         ("UPDATE spent SET seconds = x'00ff'", ""),
         ("UPDATE details SET value = 'x'", "Expecting value"),
-        ("UPDATE details SET step = 'x'", "a detail that belongs to no tensor"),
+        ("UPDATE details SET step = 'x'", "a detail without a tensor"),
         ("DELETE FROM meta", "not a gtrace sweep"),
         ("DROP TABLE spent", "spent is not a table"),
         ("ALTER TABLE cells RENAME COLUMN w1 TO w2", "no such column"),
@@ -217,7 +219,7 @@ def test_a_journal_that_names_another_file_deletes_nothing(path):
 @pytest.mark.parametrize("make", [os.mkfifo, lambda p: os.symlink("/dev/zero", p), os.mkdir])
 def test_what_lies_in_the_place_of_a_journal(make, path):
     make(path.with_name(path.name + "-journal"))
-    with pytest.raises(TraceError, match="no regular file"):
+    with pytest.raises(TraceError, match="not a regular file"):
         ResultStore.load(path)
 
 
@@ -261,7 +263,7 @@ def test_two_sweeps_do_not_write_one_file(tmp_path):
     assert ready.wait(30)
     before = path.read_bytes()
     for force in (False, True):
-        with pytest.raises(OutputExistsError, match="another sweep is writing it"):
+        with pytest.raises(OutputExistsError, match="another sweep is writing this file"):
             ResultStore.create(path, {}, "f", force=force)
     assert path.read_bytes() == before
     done.set()
@@ -275,5 +277,5 @@ def test_two_sweeps_do_not_write_one_file(tmp_path):
 def test_what_is_no_file_is_not_taken(tmp_path):
     for make in (os.mkdir, os.mkfifo):
         make(tmp_path / make.__name__)
-        with pytest.raises(OutputExistsError, match="is no file"):
+        with pytest.raises(OutputExistsError, match="is not a file"):
             ResultStore.create(tmp_path / make.__name__, {}, "f", force=True)

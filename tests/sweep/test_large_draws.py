@@ -102,9 +102,9 @@ def test_what_cannot_be_split_is_named_with_its_reason(trace):
     assert set(found["method"]) == {"qsgdinf"}
     lines = "\n".join(found.warnings)
     for name, why in (
-        ("topk", "looks at all values at once"),
+        ("topk", "needs all values at once"),
         ("ef:qsgd", "remembers every value"),
-        ("terngrad", "clips by the deviation of all values"),
+        ("terngrad", "clips by the standard deviation of all values"),
         ("qsgd", "has buckets of 100, which do not divide the chunk"),
         ("fp", "has blocks of 48, which do not divide the chunk"),
     ):
@@ -112,7 +112,7 @@ def test_what_cannot_be_split_is_named_with_its_reason(trace):
     # Closed forms of what cannot be drawn in chunks stay.
     random = gtrace.run_sweep(trace, ["randomk:ratio=0.1"], jobs=1, chunk=CHUNK)
     assert set(random["draw"]) == {-1}
-    assert "no rows of draws of randomk, which looks at all values at once" in random.warnings[0]
+    assert "no rows of draws of randomk, which needs all values at once" in random.warnings[0]
 
 
 def test_the_whole_model_in_chunks_and_on_two_jobs():

@@ -62,7 +62,7 @@ def test_another_winner_is_named_and_lognormal_told_too():
 def test_nothing_to_judge():
     trace = Trace.from_arrays({"zero": np.zeros(500), "few": np.ones(3)})
     assert verdict_sentences(judge(list(layers_of(trace).values()))) == [
-        "No tensor has the 100 non-zero elements that it takes to tell laws apart."
+        "No tensor has the 100 non-zero elements that are needed to compare laws."
     ]
 
 

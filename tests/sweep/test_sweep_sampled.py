@@ -102,11 +102,11 @@ def test_draws_stand_for_the_whole(traces):
         ("qsgd:bits=3,bucket_size=5000", "buckets of 5000 do not fit into blocks of 16384"),
         ("qsgd:bits=3,bucket_size=none", "their norm is that of the whole tensor"),
         ("qsgd:bits=3,scope=model", "buckets of the whole model run from tensor to tensor"),
-        ("mcgq:bits=3", "they look at the whole tensor at once"),
-        ("topk", "they look at the whole tensor at once"),
-        ("prune", "their scale or threshold hangs on the whole tensor"),
-        ("signsgd", "their scale or threshold hangs on the whole tensor"),
-        ("fp:bits=4", "their scale or threshold hangs on the whole tensor"),
+        ("mcgq:bits=3", "they need the whole tensor at once"),
+        ("topk", "they need the whole tensor at once"),
+        ("prune", "their scale or threshold depends on the whole tensor"),
+        ("signsgd", "their scale or threshold depends on the whole tensor"),
+        ("fp:bits=4", "their scale or threshold depends on the whole tensor"),
     ],
 )
 def test_what_a_sample_cannot_answer_is_left_out_with_a_line(codec, why, traces):
@@ -124,7 +124,7 @@ def test_codecs_with_a_memory_are_left_out(tmp_path):
             writer.append(step, "w", sample.take(values), sample=sample.describe(), shape=[TOTAL])
     result = gtrace.run_sweep(tmp_path / "run.zarr", ["ef:qsgd", "natural"], draws=0)
     assert set(result["codec"]) == {"natural"}
-    assert ["what they remember of the whole tensor is not there" in line for line in result.warnings] == [True]
+    assert ["their memory of the whole tensor is not stored" in line for line in result.warnings] == [True]
 
 
 def test_scales_of_their_own_need_no_whole_tensor(traces):

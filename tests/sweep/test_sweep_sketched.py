@@ -140,7 +140,7 @@ def test_small_tensors_have_draws_and_one_line_says_why_others_do_not(tmp_path):
     assert set(result.warnings) == {
         f"{what} of 6 mantissa bits: expected errors differ from the values' {_WITHIN}",
         f"{what}: no rows of draws, which need values (capture without --sketch), only expectations",
-        f"{what}: without topk, ef:qsgd: no closed form, they need values: capture without --sketch",
+        f"{what}: without topk, ef:qsgd: they have no closed form and need values: capture without --sketch",
         f"{what}: without qsgd, nuqsgd: they need the sketch l2:512, which is not stored: capture with --sketch l2:512",
     }
 
@@ -150,7 +150,7 @@ def test_laws_of_buckets_clipping_and_tails_are_not_stored(tmp_path):
     result = gtrace.run_sweep(sketched(tmp_path / "run.zarr", ("normal",)), codecs, draws=0)
     assert set(result["codec"]) == {"qsgd:bits=3"}
     assert {text.split(": ", 1)[1] for text in result.warnings if "mantissa bits" not in text} == {
-        "without alq: moments of every bucket are not stored, they need values: capture without --sketch",
+        "without alq: they need values (moments of each bucket are not stored): capture without --sketch",
         "without qsgd: sketches of clipped values or exact tails are not stored: capture without --sketch",
     }
 

@@ -127,7 +127,7 @@ def test_a_process_that_looks_after_itself_is_left_alone(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder / "lib"))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     before = sys.meta_path[:]
-    watch({"module": "probe", "told": {}})
+    watch({"module": "probe", "argument": {}})
     assert sys.meta_path != before
     watch_no_more()
     assert sys.meta_path == before

@@ -138,7 +138,7 @@ def test_further_numbers_that_are_damaged(path):
 def test_norms_may_be_summed_in_another_order_and_nothing_else_differ(table, factor, faults, path):
     change(path, table, lambda values: values * factor)
     report = check_trace(path)
-    assert [fault.what for fault in report.faults] == [f"stored {table} is not that of the values"] * faults
+    assert [fault.what for fault in report.faults] == [f"stored {table} does not match the values"] * faults
     assert report.wrong == 0
 
 

@@ -136,7 +136,7 @@ def test_sketches_can_be_merged_and_widened_again(tmp_path):
         np.testing.assert_array_equal(a.rows, b.rows)
         np.testing.assert_allclose(a.sums, b.sums, rtol=1e-4, atol=1e-300)
         assert two.statistics("other")["n_valid"].tolist() == straight.statistics("other")["n_valid"].tolist()
-    with pytest.raises(UsageError, match="no sketch linf:512 is stored, only l2:512, none"):
+    with pytest.raises(UsageError, match="sketch linf:512 is not stored, only l2:512, none"):
         sketch_trace(tmp_path / "one.zarr", tmp_path / "three.zarr", sketch="linf:512")
 
 
@@ -150,7 +150,7 @@ def test_globs_places_and_ends(tmp_path):
         sketch_trace(path, out, tensors=["larg"], force=True)
     with pytest.raises(OutputExistsError):
         sketch_trace(path, out)
-    with pytest.raises(UsageError, match="the trace that is read"):
+    with pytest.raises(UsageError, match="the trace that is being read"):
         sketch_trace(path, path, force=True)
     writer = create_trace(tmp_path / "cut.zarr")
     writer.append(0, "x", np.ones(SIZE))

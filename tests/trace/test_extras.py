@@ -71,7 +71,7 @@ def test_they_are_in_the_journal_and_survive_a_repair(tmp_path):
 
 def test_wrong_numbers(tmp_path):
     with create_trace(tmp_path / "run.zarr") as writer:
-        with pytest.raises(UsageError, match=r"no number 'second_momemt' of a gradient; .*second_moment"):
+        with pytest.raises(UsageError, match=r"unknown number 'second_momemt'; .*second_moment"):
             writer.append(0, "w", [1.0], numbers={"second_momemt": 1})
         writer.append(0, "w", [1.0])
         writer.commit(0)

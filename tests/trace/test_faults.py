@@ -58,7 +58,7 @@ def test_a_trace_that_is_being_written_is_never_replaced(suffix, tmp_path):
     with create_trace(path) as first:
         write_steps(first, STEPS[:3])
         for force in (False, True):
-            with pytest.raises(OutputExistsError, match="left untouched"):
+            with pytest.raises(OutputExistsError, match="so it is kept"):
                 create_trace(path, force=force)
         write_steps(first, STEPS[3:])
     with open_trace(path) as trace:
@@ -122,7 +122,9 @@ def test_without_room_for_the_file_everything_stays_in_a_folder(tmp_path, disk):
     writer = create_trace(path)
     write_steps(writer, range(3))
     disk.free = 100
-    with pytest.raises(TraceError, match=r"run\.h5: .*No space left on device.*`gtrace check --repair` makes a file"):
+    with pytest.raises(
+        TraceError, match=r"run\.h5: .*No space left on device.*`gtrace trace check --repair` makes it a file"
+    ):
         writer.close()
     assert os.listdir(tmp_path) == ["run.h5"]
     with open_trace(path) as trace:

@@ -67,7 +67,7 @@ def test_what_is_no_trace(tmp_path):
     refused(tmp_path / "no.zarr", "no such trace")
     refused(tmp_path, "not a gtrace trace")
     (tmp_path / "text.h5").write_text("hello")
-    refused(tmp_path / "text.h5", "no HDF5 file")
+    refused(tmp_path / "text.h5", "not an HDF5 file")
     (tmp_path / "old.zarr").mkdir()
     (tmp_path / "old.zarr" / ".zgroup").write_text('{"zarr_format": 2}')
     refused(tmp_path / "old.zarr", "Zarr format 2")
@@ -86,8 +86,8 @@ def test_what_is_no_trace(tmp_path):
         (lambda d: d["attributes"].update(version=True), ("version True",)),
         (lambda d: d["attributes"].update(format="other"), ("not a gtrace trace",)),
         (lambda d: d.update(zarr_format=2), ("zarr.json", "not Zarr format 3")),
-        (lambda d: d.update(node_type="array"), ("an array where a group belongs",)),
-        (lambda d: d.update(attributes=[]), ("'attributes' is no object",)),
+        (lambda d: d.update(node_type="array"), ("is an array instead of a group",)),
+        (lambda d: d.update(attributes=[]), ("'attributes' is not an object",)),
     ],
 )
 def test_forged_root(change, words, path):
@@ -99,8 +99,8 @@ BAD_JSON = [
     ("", "bad JSON"),
     ('{"zarr_format": 3', "bad JSON"),
     ("[" * 100_000, "nested too deep"),
-    ('{"zarr_format": 3, "node_type": "group", "attributes": {"x": NaN}}', "NaN is no JSON"),
-    ('{"zarr_format": 3, "node_type": "group", "attributes": {"x": -Infinity}}', "-Infinity is no JSON"),
+    ('{"zarr_format": 3, "node_type": "group", "attributes": {"x": NaN}}', "NaN is not valid JSON"),
+    ('{"zarr_format": 3, "node_type": "group", "attributes": {"x": -Infinity}}', "-Infinity is not valid JSON"),
     ("[3]", "not Zarr format 3"),
     ("\xff\xfe", "bad JSON"),
     ("9" * 10_000, "bad JSON"),
@@ -116,7 +116,7 @@ def test_bad_json(place, path):
 
 def test_a_document_too_large_is_not_read(path):
     os.truncate(path / "zarr.json", 2**30)
-    refused(path, "zarr.json", "1073741824 bytes where at most")
+    refused(path, "zarr.json", "1073741824 bytes, but at most")
 
 
 def _codec(*names):
@@ -128,18 +128,18 @@ def _chunks(*shape):
 
 
 FORGED = [
-    (_codec("bytes", "numcodecs.pickle"), ("bytes, numcodecs.pickle", "not on the list")),
-    (_codec("bytes", "gzip"), ("not on the list",)),
-    (_codec("sharding_indexed"), ("no configuration of its shards",)),
-    (_codec("bytes", "blosc", "blosc", "crc32c"), ("not on the list",)),
-    (_codec("transpose", "bytes"), ("not on the list",)),
-    (_codec(), ("not on the list",)),
+    (_codec("bytes", "numcodecs.pickle"), ("bytes, numcodecs.pickle", "not among those")),
+    (_codec("bytes", "gzip"), ("not among those",)),
+    (_codec("sharding_indexed"), ("lacks a configuration of its shards",)),
+    (_codec("bytes", "blosc", "blosc", "crc32c"), ("not among those",)),
+    (_codec("transpose", "bytes"), ("not among those",)),
+    (_codec(), ("not among those",)),
     (lambda d: d.update(codecs="bytes"), ("no list of codecs",)),
     (lambda d: d["codecs"][0]["configuration"].update(endian="big"), ("not little-endian",)),
     (lambda d: d.update(data_type="object"), ("data type object",)),
     (lambda d: d.update(data_type={"name": "numpy.datetime64"}), ("data type",)),
     (lambda d: d.update(data_type="string"), ("data type string",)),
-    (lambda d: d.update(data_type="float64"), ("has to be float32",)),
+    (lambda d: d.update(data_type="float64"), ("must be float32",)),
     (_chunks(1, 2**30), ("chunks of 4294967296 bytes", "at most")),
     (_chunks(64), ("do not fit together",)),
     (_chunks(0, 7), ("do not fit together",)),
@@ -148,22 +148,22 @@ FORGED = [
     (lambda d: d.update(shape=[6, -7]), ("do not fit together",)),
     (lambda d: d.update(shape=[6]), ("do not fit together",)),
     (lambda d: d.update(shape=None), ("do not fit together",)),
-    (lambda d: d["chunk_grid"].update(name="rectangular"), ("no regular chunk grid",)),
-    (lambda d: d.update(chunk_grid=[]), ("no regular chunk grid",)),
+    (lambda d: d["chunk_grid"].update(name="rectangular"), ("needs a regular chunk grid",)),
+    (lambda d: d.update(chunk_grid=[]), ("needs a regular chunk grid",)),
     (lambda d: d["chunk_key_encoding"].update(name="v2"), ("chunk keys",)),
     (lambda d: d["chunk_key_encoding"]["configuration"].update(separator="/"), ("chunk keys",)),
     (lambda d: d.update(storage_transformers=[{"name": "x"}]), ("storage transformers",)),
-    (lambda d: d.update(node_type="group"), ("a group where an array belongs",)),
-    (lambda d: d["attributes"].update(name=3), ("'name' is no text",)),
+    (lambda d: d.update(node_type="group"), ("is a group, not an array",)),
+    (lambda d: d["attributes"].update(name=3), ("'name' is not text",)),
     (lambda d: d["attributes"].update(name="fc.weight"), ("two tensors have one name",)),
     (lambda d: d["attributes"].update(index="0"), ("'index' is no column number",)),
     (lambda d: d["attributes"].update(index=10**12), ("tensor number 0 is missing",)),
     (lambda d: d["attributes"].update(index=1), ("two tensors have one index",)),
     (lambda d: d["attributes"].pop("name"), ("tensor number 0 is missing",)),
-    (lambda d: d["attributes"].update(shape="7"), ("'shape' is no list of lengths",)),
-    (lambda d: d["attributes"].update(aliases=[1]), ("'aliases' is no list",)),
-    (lambda d: d["attributes"].update(sample=3), ("'sample' is no object",)),
-    (lambda d: d["attributes"].update(dtype=3), ("'dtype' is no text",)),
+    (lambda d: d["attributes"].update(shape="7"), ("'shape' is not a list of lengths",)),
+    (lambda d: d["attributes"].update(aliases=[1]), ("'aliases' is not a list",)),
+    (lambda d: d["attributes"].update(sample=3), ("'sample' is not an object",)),
+    (lambda d: d["attributes"].update(dtype=3), ("'dtype' is not text",)),
 ]
 
 
@@ -214,7 +214,7 @@ def test_steps_that_claim_many_rows(path, group):
 
 @pytest.mark.parametrize(
     ("steps", "words"),
-    [([0, 1, 1, 2, 3, 4], ("steps do not rise",)), ([5, 4, 3, 2, 1, 0], ("steps do not rise",))],
+    [([0, 1, 1, 2, 3, 4], ("steps do not ascend",)), ([5, 4, 3, 2, 1, 0], ("steps do not ascend",))],
 )
 def test_steps_that_do_not_rise(steps, words, path, group):
     chunk = np.full(1024, -1)
@@ -298,7 +298,7 @@ def test_zstd_content_sizes_of_every_width():
 
 def test_a_chunk_far_too_large_is_not_read(path, group):
     os.truncate(group / "fc.bias" / "c.0.0", 2**30)
-    refused(path, "c.0.0", "1073741824 bytes where at most")
+    refused(path, "c.0.0", "1073741824 bytes, but at most")
 
 
 def test_symbolic_links_are_not_followed(path, group, tmp_path):

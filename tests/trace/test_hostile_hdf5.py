@@ -76,7 +76,7 @@ def replace(path, name, make):
         ("version", "1\x1b", (r"version 1\x1b",)),
         ("version", 1.0, ("version 1.0",)),
         ("format", "x", ("not a gtrace trace",)),
-        ("seed", float("nan"), ("attribute 'metadata': bad JSON (NaN is no JSON)",)),
+        ("seed", float("nan"), ("attribute 'metadata': bad JSON (NaN is not valid JSON)",)),
     ],
 )
 def test_forged_root(key, value, words, path):
@@ -88,11 +88,11 @@ def test_forged_root(key, value, words, path):
     ("value", "dtype", "words"),
     [
         ("{", "S1", ("bad JSON",)),
-        ("[1]", "S3", ("no JSON object",)),
+        ("[1]", "S3", ("not a JSON object",)),
         ("[" * 50_000, "S50000", ("nested too deep",)),
-        ("{}", h5py.string_dtype(), ("no text of fixed length",)),
-        (3, "i4", ("no text of fixed length",)),
-        (["{}"], "S2", ("no text of fixed length",)),
+        ("{}", h5py.string_dtype(), ("not text of fixed length",)),
+        (3, "i4", ("not text of fixed length",)),
+        (["{}"], "S2", ("not text of fixed length",)),
         ("x" * 5_000_000, "S5000000", ("too long",)),
     ],
     ids=range(7),
@@ -128,7 +128,7 @@ def test_links_are_refused(link, place, path):
         if place in file:
             del file[place]
         file[place] = link
-    refused(path, place.rsplit("/", 1)[-1], "a soft or external link")
+    refused(path, place.rsplit("/", 1)[-1], "soft and external links are not followed")
 
 
 def test_names_of_links_are_escaped(path):
@@ -152,16 +152,16 @@ def _virtual(group, name, values):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (_external, ("its data lie in other files",)),
-        (_virtual, ("its data lie in other files",)),
+        (_external, ("its data are in other files",)),
+        (_virtual, ("its data are in other files",)),
         (lambda g, n, v: g.create_dataset(n, data=v, dtype="f8"), ("not a 2-dimensional data set of float32",)),
         (lambda g, n, v: g.create_dataset(n, data=v, dtype=">f4"), ("not a 2-dimensional data set of float32",)),
         (lambda g, n, v: g.create_dataset(n, data=v[0]), ("not a 2-dimensional data set",)),
         (lambda g, n, _: g.create_dataset(n, (6, 7), h5py.vlen_dtype("f4")), ("not a 2-dimensional data set",)),
         (lambda g, n, _: g.create_dataset(n, (6, 7), h5py.string_dtype()), ("not a 2-dimensional data set",)),
-        (lambda g, n, _: g.create_group(n), ("a group where a data set belongs",)),
-        (lambda g, n, v: g.create_dataset(n, data=v, compression="lzf"), ("filter 32000 is not on the list",)),
-        (lambda g, n, v: g.create_dataset(n, data=v, scaleoffset=3), ("filter 6 is not on the list",)),
+        (lambda g, n, _: g.create_group(n), ("is a group, not a data set",)),
+        (lambda g, n, v: g.create_dataset(n, data=v, compression="lzf"), ("filter 32000 is not among those",)),
+        (lambda g, n, v: g.create_dataset(n, data=v, scaleoffset=3), ("filter 6 is not among those",)),
         (
             lambda g, n, _: g.create_dataset(n, (6, 2**28), "<f4", chunks=(6, 2**26)),
             ("chunks of 1610612736 bytes; at most",),

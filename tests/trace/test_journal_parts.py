@@ -117,7 +117,7 @@ def test_every_flipped_byte_of_header_and_tables_ends_the_journal_there(writer, 
             # Fewer bytes of values than there are: their tensors tell.
             rows, told = rows_of(entries, 0)
             rows.set_specs({0: spec(0), 1: spec(1)}, lambda error, told=told: told.append(str(error)))
-            assert f"row {before}: values of another size" in told[0]
+            assert f"row {before}: sizes of values and tensors differ" in told[0]
             continue
         assert len(entries) == before
         # An entry that now claims more bytes than there are looks unfinished; everything else is damage.
@@ -137,7 +137,7 @@ def test_a_header_of_something_else(change, writer, tmp_path):
     }
     entries, told = parse(header.replace(*changes[change]) + rest)
     assert entries == []
-    assert told == ["here: no journal of version 1; damaged, foreign or of a newer gtrace"]
+    assert told == ["here: not a journal of version 1; damaged, foreign or from a newer gtrace"]
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_long_empty_and_absent_tensors_have_no_values_here(writer, tmp_path):
 def test_values_of_another_size_and_tensors_without_metadata(writer, tmp_path):
     entries = parse(filled(writer, tmp_path)[0])[0]
     for specs, words in (
-        ({0: spec(0), 1: spec(1, 4)}, "row 0: values of another size than its tensors'; damaged"),
-        ({0: spec(0), 1: spec(1, 2)}, "row 0: values of another size than its tensors'; damaged"),
+        ({0: spec(0), 1: spec(1, 4)}, "row 0: sizes of values and tensors differ; damaged"),
+        ({0: spec(0), 1: spec(1, 2)}, "row 0: sizes of values and tensors differ; damaged"),
         ({0: spec(0)}, "the metadata of tensor number 1 is missing; damaged"),
     ):
         rows, told = rows_of(entries[:1], 0)

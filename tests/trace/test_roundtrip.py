@@ -148,7 +148,7 @@ def test_several_optimizers_kinds_and_ranks(suffix, tmp_path):
         assert trace.scalars(optimizer=1)["lr"].tolist() == [0.2, 0.2]
         assert trace.scalars()["loss"].tolist() == [0, 1, 2, 3]
         assert trace.statistics("w", rank=3)["norm2"].tolist() == [4, 5, 8, 13]
-        with pytest.raises(UsageError, match="nothing of rank 1; it holds weight gradients of optimizer 0 on rank 0"):
+        with pytest.raises(UsageError, match="holds no rank 1; it holds weight gradients of optimizer 0 on rank 0"):
             trace.read("w", 0, rank=1)
 
 

@@ -250,7 +250,7 @@ def test_a_task_of_ones_own_has_no_command():
         ({"batch_size": -1}, "batch size: -1 is below 1"),
         ({"eval_every": 0}, "eval every: 0 is below 1"),
         ({"seed": -1}, "seed: -1 is below 0"),
-        ({"lr": 0.0}, "lr: 0 is no positive number"),
+        ({"lr": 0.0}, "lr: must be a positive number, not 0"),
         ({"lr": math.nan}, "lr: nan is no positive number"),
         ({"refit": "sometimes"}, "refit: 'sometimes' is not a schedule"),
         ({"nonfinite": "zeros"}, "did you mean zero"),

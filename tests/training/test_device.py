@@ -151,7 +151,7 @@ def test_sums_differ_from_the_hosts_by_less_than_the_bound(square):
 
 def test_refused_as_on_the_host():
     codec = gtrace.codec("qsgd:bits=4")
-    with pytest.raises(UsageError, match="3 values where the state is for 4"):
+    with pytest.raises(UsageError, match="3 values for a state of 4"):
         device.encode(codec, codec.init(4), torch.ones(3), (0, 0))
     with pytest.raises(UsageError, match="value 1 is nan"):
         device.encode(codec, codec.init(2), torch.tensor([1.0, float("nan")]), (0, 0))

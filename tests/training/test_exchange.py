@@ -305,11 +305,11 @@ def test_bad_arguments_are_refused():
         Exchange(codec("none"), 0)
     with pytest.raises(UsageError, match=r"'skp' is unknown; did you mean skip\?"):
         Exchange(codec("none"), nonfinite="skp")
-    with pytest.raises(UsageError, match="of 1 workers where there are 2"):
+    with pytest.raises(UsageError, match="of 1 workers; expected 2"):
         Exchange(codec("none"), 2).step(0, [{}])
     exchange = Exchange(codec("qsgd"))
     exchange.step(0, [{"w": heavy(6)}])
-    with pytest.raises(UsageError, match="7 values where the state is for 6"):
+    with pytest.raises(UsageError, match="7 values for a state of 6"):
         exchange.step(1, [{"w": heavy(7)}])
 
 

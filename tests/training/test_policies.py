@@ -64,7 +64,7 @@ def test_specs_come_back(text):
         ("adaptive:divisor=0", "above 0"),
         ("adaptive:bits=8-2", "least and the most"),
         ("mqgrad:perid=5", "period"),
-        ("mqgrad:period", "no key=value"),
+        ("mqgrad:period", "not key=value"),
         ("mqgrad:seed=1,seed=2", "given twice"),
         ("mqgrad:epsilon=2", "out of range"),
     ],

@@ -1,1 +1,1 @@
-"""Traces and the rest of the world: files of other programs, and other machines."""
+"""Exchange of traces with other programs and other machines."""

@@ -1,4 +1,4 @@
-"""A trace for other programs: one ``.npz`` or ``.safetensors`` file per step, or one Parquet table."""
+"""Exports a trace for other programs: one ``.npz`` or ``.safetensors`` file per step, or one Parquet table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 FORMATS = ("npz", "safetensors", "parquet")
-#: What a folder of exported files says about itself; only such a folder is ever replaced.
+#: marks a folder of exported files; only such a folder is ever replaced
 ABOUT = "about.json"
 _FORMAT = "gtrace export"
 #: Bytes of values in one row group of a Parquet file, unless a single gradient is larger.
@@ -37,7 +37,7 @@ _GROUP_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export made.
+    """The result of an export.
 
     Attributes:
         output: the file or folder.
@@ -54,13 +54,13 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class ExportChoice:
-    """What of a trace is exported.
+    """What to export.
 
     Attributes:
-        tensors: only those with names like one of these shell patterns.
+        tensors: only tensors with names that match one of these shell patterns.
         steps: only these, None for all.
-        kind: ``weight`` or ``neural``; weight gradients where there are some.
-        optimizer: only tensors that it steps.
+        kind: ``weight`` or ``neural``; by default weight gradients if there are any.
+        optimizer: only tensors of this optimizer.
         rank: only this process.
     """
 
@@ -84,38 +84,38 @@ def export_trace(
 
     ``npz`` and ``safetensors``: a folder with one file ``step_N`` per step, the tensors under their true names, and
     ``about.json``. ``parquet``: one table with a row per step and tensor and the columns ``step`` (int64), ``tensor``
-    (string), ``shape`` (list of int64) and ``values`` (list of float, flat in C order). A gradient of which a sample is
-    stored is flat, and so is one of a layer's output whose size does not fit its shape.
+    (string), ``shape`` (list of int64) and ``values`` (list of float, flat in C order). A sampled gradient is
+    flat, and so is a layer's output with a size that does not fit its shape.
 
     Args:
         trace: what to export.
-        output: the file or folder; it appears when it is complete.
+        output: the file or folder; it appears only when it is complete.
         to: ``npz``, ``safetensors`` or ``parquet``.
-        choice: everything, where it is None.
-        force: replace what is there: a file, or a folder of an earlier export.
+        choice: what to export; None for everything.
+        force: replace a file, or a folder of an earlier export.
         progress: called with the number of steps done and of all steps.
 
     Raises:
-        UsageError: nothing is chosen, a tensor is there for several ranks, or pyarrow is missing.
+        UsageError: nothing is chosen, a tensor exists on several ranks, or pyarrow is missing.
         OutputExistsError: something is at ``output``.
         TraceError: the trace is damaged, or nothing can be written.
     """
     if to not in FORMATS:
-        raise UsageError(f"--to {printable(to)}: npz, safetensors or parquet")
+        raise UsageError(f"--to {printable(to)}: choose npz, safetensors or parquet")
     choice = choice or ExportChoice()
     kind = choice.kind
     if kind is None and any(info.kind == "weight" for info in trace.tensors):
         kind = "weight"
     infos = choose_infos(trace, choice.tensors, kind=kind, optimizer=choice.optimizer, rank=choice.rank)
     if not infos:
-        raise UsageError(f"{trace.path}: holds no gradient to export")
+        raise UsageError(f"{trace.path}: holds no such gradients to export")
     _check_names(infos, to)
     chosen = sorted(choose_steps(trace, infos, _every(trace, infos) if choice.steps is None else choice.steps))
     rows = _Rows(trace, infos, chosen)
     place = Path(os.path.realpath(output))
     check_place(place, force=force, is_trace=_is_export)
     if place.is_dir() and to == "parquet":
-        raise OutputExistsError(f"{output}: a folder; a table is one file, choose another -o")
+        raise OutputExistsError(f"{output}: is a folder, but a table is one file; choose another -o")
     clear_leftovers(place)
     new = beside(place, "export")
     remove(new)
@@ -142,7 +142,7 @@ def export_trace(
 
 
 class _Rows:
-    """The gradients that were chosen, step by step."""
+    """The chosen gradients, step by step."""
 
     def __init__(self, trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int]) -> None:
         self.trace = trace
@@ -150,11 +150,11 @@ class _Rows:
         self.steps = steps
         self._lengths: list[dict[int, int]] = []
         for info in infos:
-            told = trace.statistics(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
-            self._lengths.append(dict(zip(told["step"].tolist(), told["n_valid"].tolist(), strict=True)))
+            numbers = trace.statistics(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
+            self._lengths.append(dict(zip(numbers["step"].tolist(), numbers["n_valid"].tolist(), strict=True)))
 
     def at(self, step: int) -> Iterator[tuple[TensorInfo, tuple[int, ...]]]:
-        """The tensors that are present at a step, and their shapes then."""
+        """The tensors that are present at a step, with their shapes at that step."""
         for info, lengths in zip(self.infos, self._lengths, strict=True):
             if step in lengths:
                 yield info, _shape(info, lengths[step])
@@ -186,19 +186,19 @@ def _check_names(infos: Sequence[TensorInfo], to: str) -> None:
         for what in ("rank", "kind"):
             one, two = getattr(other, what), getattr(info, what)
             if one != two:
-                raise UsageError(f"tensor '{shown}' is there for {what} {one} and {two}; pass --{what}")
+                raise UsageError(f"tensor '{shown}' exists for {what} {one} and {two}; choose one with --{what}")
         if to == "npz" and "\0" in info.name:
-            raise UsageError(f"tensor '{shown}': a .npz cannot hold this name; pass --to safetensors")
+            raise UsageError(f"tensor '{shown}': .npz cannot hold this name; pass --to safetensors")
         if to == "safetensors" and info.name == "__metadata__":
-            raise UsageError(f"tensor '{shown}': a .safetensors cannot hold this name; pass --to npz")
+            raise UsageError(f"tensor '{shown}': .safetensors cannot hold this name; pass --to npz")
 
 
 def _is_export(folder: Path) -> bool:
     try:
-        told = json.loads((folder / ABOUT).read_text())
+        about = json.loads((folder / ABOUT).read_text())
     except (OSError, ValueError):
         return False
-    return isinstance(told, dict) and told.get("format") == _FORMAT
+    return isinstance(about, dict) and about.get("format") == _FORMAT
 
 
 def _about(trace: Trace, rows: _Rows) -> dict[str, Any]:
@@ -216,10 +216,10 @@ def _about(trace: Trace, rows: _Rows) -> dict[str, Any]:
 
 
 def _write_npz(path: Path, step: int, rows: _Rows) -> None:
-    # Not numpy.savez: it holds all arrays at once and takes no tensor named "file".
+    # Not numpy.savez: it holds all arrays at once and refuses a tensor named "file".
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for info, shape in rows.at(step):
-            # A fixed date: the same trace gives the same bytes.
+            # A fixed date, so that the same trace gives the same bytes.
             with archive.open(zipfile.ZipInfo(f"{info.name}.npy"), "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, rows.read(info, step).reshape(shape), (1, 0), allow_pickle=False)
 
@@ -235,12 +235,12 @@ def _write_safetensors(path: Path, step: int, rows: _Rows) -> None:
 
 def _write_parquet(path: Path, rows: _Rows, progress: Callable[[int, int], None] | None) -> None:
     try:
-        # Not a dependency; there are no types of it either.
+        # Not a dependency, and it has no type hints.
         pa: Any = importlib.import_module("pyarrow")
         pq: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise UsageError("--to parquet needs pyarrow, which is not installed: pip install pyarrow") from None
-    # Offsets of 64 bits: a row group of one gradient may have more than 2^31 values.
+    # Offsets of 64 bits: a row group with one gradient may have more than 2^31 values.
     schema = pa.schema(
         [
             ("step", pa.int64()),
@@ -263,7 +263,7 @@ def _write_parquet(path: Path, rows: _Rows, progress: Callable[[int, int], None]
 def _batches(
     rows: _Rows, progress: Callable[[int, int], None] | None
 ) -> Iterator[list[tuple[int, str, tuple[int, ...], NDArray[np.float32]]]]:
-    """Rows of the table, as many at a time as fit a row group."""
+    """Rows of the table, grouped to fit a row group."""
     batch: list[tuple[int, str, tuple[int, ...], NDArray[np.float32]]] = []
     held = 0
     for done, step in enumerate(rows.steps):

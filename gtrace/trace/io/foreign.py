@@ -1,6 +1,6 @@
 """Files of other programs that hold arrays: ``.npy``, ``.npz`` and ``.safetensors``, read without executing anything.
 
-What a file declares is compared with the bytes that are there before memory is spent on it.
+A file's claims are compared with its actual bytes before memory is allocated for them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: The most that deflate can shrink anything.
+#: the largest factor by which deflate can shrink data
 _DEFLATE = 1032
-#: What the safetensors library takes as well.
+#: the limit of the safetensors library
 _MAX_HEADER = 100_000_000
 
-#: safetensors' word -> the type that is meant; bfloat16 is stored as numpy's uint16.
+#: safetensors' name -> type; bfloat16 is stored as numpy's uint16
 _SAFETENSORS = {"BF16": "bfloat16", "C64": "complex64", "BOOL": "bool"} | {
     f"{kind[0].upper()}{bits}": f"{kind}{bits}"
     for kind, widths in (("float", (16, 32, 64)), ("int", (8, 16, 32, 64)), ("uint", (8, 16, 32, 64)))
@@ -44,10 +44,10 @@ class Entry(NamedTuple):
     """One array of a file.
 
     Attributes:
-        name: its name in the file, empty where the file is the array.
+        name: its name in the file, empty if the file is one array.
         shape: its shape.
         dtype: the type of its values, such as ``bfloat16``.
-        dimensions: names of its axes, where the file has some.
+        dimensions: names of its axes, if the file has them.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Entry(NamedTuple):
 
     @property
     def is_real(self) -> bool:
-        """Whether it holds what a gradient can be: real or complex numbers, no integers."""
+        """Whether its values can be a gradient: real or complex numbers, not integers."""
         return self.dtype.startswith(("float", "bfloat", "complex", "longdouble", "clongdouble"))
 
     @property
@@ -81,7 +81,7 @@ class TensorFile:
     entries: Sequence[Entry]
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
-        """A copy of an array, or of one place along its first axis; bfloat16 as float32.
+        """A copy of an array, or of one index of its first axis; bfloat16 as float32.
 
         Raises:
             TraceError: the file is damaged.
@@ -89,20 +89,20 @@ class TensorFile:
         raise NotImplementedError
 
     def prepare_rows(self, folder: Path) -> None:
-        """Called before rows are read one after another; ``folder`` takes unpacked copies."""
+        """Call this before reading rows one by one; ``folder`` takes unpacked copies."""
 
     def close(self) -> None:
-        """Give back what is held open."""
+        """Close the file."""
 
 
 def join_name(*parts: str) -> str:
-    """A tensor's name from the names of what it is nested in."""
+    """A tensor's name from the names of its containers."""
     return ".".join(part for part in parts if part)
 
 
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what fails while a file is read into one line that names the file.
+    """Turn failures to read a file into one line that names the file.
 
     Raises:
         TraceError: for any other error.
@@ -112,7 +112,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     except GtraceError:
         raise
     except Exception as error:
-        # zipfile, zlib and the codecs of Zarr raise whatever damaged bytes lead them to.
+        # zipfile, zlib and Zarr's codecs raise all kinds of errors on damaged bytes.
         known = isinstance(error, OSError) and error.strerror
         reason = str(known or error).strip().splitlines() or [type(error).__name__]
         hint = "" if known else "; damaged or foreign"
@@ -122,7 +122,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """Values of bfloat16, given as their bits, as float32.
+    """Values of bfloat16 from their bits, as float32.
 
     >>> bfloat16(np.array([0x3F80, 0xC000], np.uint16)).tolist()
     [1.0, -2.0]
@@ -135,33 +135,33 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 def _npy_entry(file: IO[bytes], size: int, name: str, where: str) -> Entry:
-    """The array of numpy's format in a stream of ``size`` bytes that is at its start.
+    """The array in numpy's format at the start of a stream of ``size`` bytes.
 
     Raises:
-        TraceError: it holds Python objects or records, or declares more values than there are bytes.
-        ValueError: it has no such header.
+        TraceError: it holds Python objects or records, or declares more values than it has bytes.
+        ValueError: it has no valid header.
     """
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
-        raise TraceError(f"{where}: version {version[0]}.{version[1]} of numpy's format; no plain array of numbers")
+        raise TraceError(f"{where}: version {version[0]}.{version[1]} of numpy's format; save a plain array of numbers")
     shape, _, dtype = _HEADERS[version](file)
     there = max(size - file.tell(), 0)
     if min(shape, default=0) < 0:
-        raise TraceError(f"{where}: its shape is no list of lengths; damaged or foreign")
+        raise TraceError(f"{where}: its shape is not a list of lengths; damaged or foreign")
     if dtype.hasobject:
         raise TraceError(f"{where}: holds pickled Python objects, which are never loaded; save plain arrays")
     if dtype.kind not in "fciub":
         raise TraceError(
-            f"{where}: values of type {printable(dtype.str)[:60]} are no numbers; save float32 "
+            f"{where}: values of type {printable(dtype.str)[:60]} are not numbers; save float32 "
             "(numpy forgets that values were bfloat16)"
         )
     if math.prod(shape) * dtype.itemsize > there:
-        raise TraceError(f"{where}: {shape} values of {dtype} are declared, {there} bytes are there")
+        raise TraceError(f"{where}: declares {shape} values of {dtype}, but has {there} bytes")
     return Entry(name, shape, dtype.name)
 
 
 class NpyFile(TensorFile):
-    """One array in numpy's ``.npy``; mapped, so that rows are read alone."""
+    """One array in numpy's ``.npy``, memory-mapped, so that single rows can be read."""
 
     def __init__(self, path: Path) -> None:
         with reading(path), path.open("rb") as file:
@@ -170,16 +170,16 @@ class NpyFile(TensorFile):
             self._array = np.lib.format.open_memmap(path, "r")
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
-        """A copy of the array, or of one place along its first axis."""
+        """A copy of the array, or of one index of its first axis."""
         return np.array(self._array if row is None else self._array[row])
 
     def close(self) -> None:
-        """Give the mapped file back."""
+        """Unmap the file."""
         del self._array
 
 
 class NpzFile(TensorFile):
-    """Arrays in numpy's ``.npz``, read one at a time; for rows they are unpacked to files."""
+    """Arrays in numpy's ``.npz``, read one at a time; they are unpacked to files to read rows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -198,19 +198,19 @@ class NpzFile(TensorFile):
             name = info.filename.removesuffix(".npy")
             where = f"{printable(str(self._path))}: array '{printable(name)}'"
             if name == info.filename:
-                raise TraceError(f"{where}: no numpy array; only those are taken from a .npz")
+                raise TraceError(f"{where}: not a numpy array; a .npz may hold only those")
             if name in seen:
-                raise TraceError(f"{where}: there twice; damaged or foreign")
+                raise TraceError(f"{where}: occurs twice; damaged or foreign")
             seen.add(name)
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise TraceError(f"{where}: compressed otherwise than numpy does; damaged or foreign")
+                raise TraceError(f"{where}: numpy does not use this compression; damaged or foreign")
             if info.compress_size > size or info.file_size > _DEFLATE * info.compress_size + 1024:
-                raise TraceError(f"{where}: {info.file_size} bytes are declared, which cannot be in this file")
+                raise TraceError(f"{where}: declares {info.file_size} bytes, more than this file can hold")
             with self._zip.open(info) as file:
                 yield _npy_entry(file, info.file_size, name, where)
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
-        """A copy of an array, or of one place along its first axis."""
+        """A copy of an array, or of one index of its first axis."""
         with reading(self._path):
             if row is not None:
                 return np.array(self._row_source(entry.name)[row])
@@ -228,7 +228,7 @@ class NpzFile(TensorFile):
         return self._unpacked[name]
 
     def prepare_rows(self, folder: Path) -> None:
-        """Unpack to this folder."""
+        """Unpack into this folder."""
         self._folder = folder
 
     def close(self) -> None:
@@ -238,7 +238,7 @@ class NpzFile(TensorFile):
 
 
 class SafetensorsFile(TensorFile):
-    """Arrays in Hugging Face's ``.safetensors``: eight bytes of length, a JSON header, the values; mapped."""
+    """Arrays in Hugging Face's ``.safetensors``: eight bytes of length, a JSON header, the values; memory-mapped."""
 
     def __init__(self, path: Path) -> None:
         where = printable(str(path))
@@ -252,54 +252,54 @@ class SafetensorsFile(TensorFile):
             except RecursionError:
                 raise ValueError("the header is nested too deep") from None
             self._places, entries = _safetensors_entries(header, size - 8 - length, where)
-            # A file of no bytes beyond its header cannot be mapped from there on.
+            # A file without bytes after its header cannot be mapped from there.
             self._bytes: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")[8 + length :]
         self.entries = tuple(entries)
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
-        """A copy of an array, or of one place along its first axis; bfloat16 as float32."""
+        """A copy of an array, or of one index of its first axis; bfloat16 as float32."""
         stored, begin, end = self._places[entry.name]
         if row is not None:
             width = (end - begin) // entry.shape[0]
             begin, end = begin + row * width, begin + (row + 1) * width
-        # Copied first: values may lie at addresses that their type does not allow.
+        # Copied first: the values' addresses may not be aligned for their type.
         flat = np.array(self._bytes[begin:end]).view(stored)
         values = bfloat16(flat) if entry.dtype == "bfloat16" else flat
         return values.reshape(entry.shape if row is None else entry.shape[1:])
 
     def close(self) -> None:
-        """Give the mapped file back."""
+        """Unmap the file."""
         del self._bytes
 
 
 def _no_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
-        raise ValueError("the header names something twice")
+        raise ValueError("the header holds a name twice")
     return out
 
 
 def _safetensors_entries(
     header: object, size: int, where: str
 ) -> tuple[dict[str, tuple[np.dtype[Any], int, int]], list[Entry]]:
-    """What a header tells of ``size`` bytes of values.
+    """The tensors in the header of ``size`` bytes of values.
 
     Raises:
-        TraceError: a type that is not read, or values that overlap, leave holes or go beyond the end.
+        TraceError: a type that is not read, or values that overlap, leave gaps or exceed the end.
     """
     if not isinstance(header, dict):
-        raise TraceError(f"{where}: no safetensors header; damaged or foreign")
+        raise TraceError(f"{where}: not a safetensors header; damaged or foreign")
     places: dict[str, tuple[np.dtype[Any], int, int]] = {}
     entries = []
-    for name, told in header.items():
+    for name, described in header.items():
         if name == "__metadata__":
             continue
         what = f"{where}: tensor '{printable(name)}'"
-        if not isinstance(told, dict):
+        if not isinstance(described, dict):
             raise TraceError(f"{what}: no description in the header; damaged or foreign")
-        dtype, shape, offsets = told.get("dtype"), told.get("shape"), told.get("data_offsets")
+        dtype, shape, offsets = described.get("dtype"), described.get("shape"), described.get("data_offsets")
         if not are_lengths(shape) or not are_lengths(offsets) or len(offsets) != 2:
-            raise TraceError(f"{what}: no shape or no place in the header; damaged or foreign")
+            raise TraceError(f"{what}: the header lacks its shape or offsets; damaged or foreign")
         if dtype not in _SAFETENSORS:
             raise TraceError(f"{what}: values of type {printable(str(dtype))[:40]} are not read; save float32")
         meant = _SAFETENSORS[dtype]
@@ -315,12 +315,12 @@ def _safetensors_entries(
             raise TraceError(f"{where}: tensors overlap or leave a hole at byte {min(begin, at)}; damaged")
         at = end
     if at != size:
-        raise TraceError(f"{where}: {size} bytes of values where the header tells of {at}; damaged")
+        raise TraceError(f"{where}: {size} bytes of values, but the header describes {at}; damaged")
     return places, entries
 
 
 def write_safetensors_header(arrays: Sequence[tuple[str, tuple[int, ...]]], metadata: dict[str, str]) -> bytes:
-    """The start of a ``.safetensors`` file of float32 arrays, which follow it in this order.
+    """The start of a ``.safetensors`` file of float32 arrays; the values follow in this order.
 
     Args:
         arrays: name and shape of each.
@@ -338,7 +338,7 @@ def write_safetensors_header(arrays: Sequence[tuple[str, tuple[int, ...]]], meta
     return len(text).to_bytes(8, "little") + text
 
 
-#: suffix -> what opens such a file.
+#: suffix -> class that opens such a file
 OPENERS: dict[str, Callable[[Path], TensorFile]] = {
     ".npy": NpyFile,
     ".npz": NpzFile,
@@ -347,7 +347,7 @@ OPENERS: dict[str, Callable[[Path], TensorFile]] = {
 
 
 _ROOTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
-#: An array may be so much larger than what is stored of it, or have so many bytes.
+#: An array may be this many times larger than its stored bytes, or have this many bytes.
 _RATIO = 1032
 _SMALL = 64 * 1024 * 1024
 
@@ -358,7 +358,7 @@ def is_zarr(folder: Path) -> bool:
 
 
 class ZarrStore(TensorFile):
-    """The arrays of a Zarr store of format 2 or 3, but for coordinates other than ``step``."""
+    """The arrays of a Zarr store of format 2 or 3, except coordinates other than ``step``."""
 
     def __init__(self, path: Path) -> None:
         import zarr
@@ -366,20 +366,20 @@ class ZarrStore(TensorFile):
         self._path = path
         self._where = printable(str(path))
         if is_gtrace_zarr(path):
-            raise TraceError(f"{self._where}: is a gtrace trace already; gtrace sweep takes it as it is")
+            raise TraceError(f"{self._where}: is already a gtrace trace; pass it to gtrace sweep")
         self._arrays: dict[str, Any] = {}
         self._rows: dict[str, NDArray[Any]] = {}
         self._folder: Path | None = None
         self._checked: set[str] = set()
         with reading(path), warnings.catch_warnings():
-            # Zarr warns of files that it does not know.
+            # Zarr warns about unknown files.
             warnings.simplefilter("ignore")
             root = zarr.open(str(path), mode="r")
             members = root.members(max_depth=None) if isinstance(root, zarr.Group) else [("", root)]
             found = {name.replace("/", "."): node for name, node in members if isinstance(node, zarr.Array)}
-            told = [Entry(name, tuple(a.shape), a.dtype.name, _dimensions(a)) for name, a in sorted(found.items())]
+            listed = [Entry(name, tuple(a.shape), a.dtype.name, _dimensions(a)) for name, a in sorted(found.items())]
         entries = []
-        for entry in told:
+        for entry in listed:
             name = entry.name
             if entry.dimensions == (name.rpartition(".")[2],) and name != "step":
                 continue
@@ -388,7 +388,7 @@ class ZarrStore(TensorFile):
         self.entries = tuple(entries)
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
-        """A copy of an array, or of one place along its first axis."""
+        """A copy of an array, or of one index of its first axis."""
         array = self._arrays[entry.name]
         with reading(self._path):
             if entry.name not in self._checked:
@@ -401,18 +401,18 @@ class ZarrStore(TensorFile):
             return np.array(self._unpacked(entry)[row])
 
     def _check(self, array: Any, where: str) -> None:
-        # Decoding with pickle executes what is stored; numcodecs knows such a filter.
-        metadata = {key: told for key, told in array.metadata.to_dict().items() if key != "attributes"}
+        # Decoding pickled data executes it, and numcodecs has such a filter.
+        metadata = {key: value for key, value in array.metadata.to_dict().items() if key != "attributes"}
         if "pickle" in json.dumps(metadata, default=str).lower():
             raise TraceError(f"{where}: is encoded with pickle, which is never loaded; store plain numbers")
         most = (
             max(math.prod(array.shape), math.prod(array.chunks), math.prod(array.shards or ())) * array.dtype.itemsize
         )
         if most > _SMALL and most > _RATIO * array.nbytes_stored():
-            raise TraceError(f"{where}: {array.shape} values are declared, {array.nbytes_stored()} bytes are there")
+            raise TraceError(f"{where}: declares {array.shape} values, but has {array.nbytes_stored()} bytes")
 
     def _unpacked(self, entry: Entry) -> NDArray[Any]:
-        """The array in a file, where chunks hold several rows: each is decoded once."""
+        """The array in a file, if chunks hold several rows: each chunk is decoded once."""
         if entry.name not in self._rows:
             assert self._folder is not None
             array = self._arrays[entry.name]
@@ -424,16 +424,16 @@ class ZarrStore(TensorFile):
         return self._rows[entry.name]
 
     def prepare_rows(self, folder: Path) -> None:
-        """Unpack to this folder."""
+        """Unpack into this folder."""
         self._folder = folder
 
     def close(self) -> None:
-        """Forget the arrays."""
+        """Drop the arrays."""
         self._arrays.clear()
         self._rows.clear()
 
 
 def _dimensions(array: Any) -> tuple[str | None, ...]:
-    """Names of the axes: format 3 has a place for them, in format 2 it is xarray's attribute."""
+    """Names of the axes: a field in format 3, xarray's attribute in format 2."""
     names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS") or ()
     return tuple(name if isinstance(name, str) else None for name in names)

@@ -1,4 +1,4 @@
-"""Making a trace of gradients that other programs stored: arrays in files, one step each or one tensor each."""
+"""Makes a trace from gradients that other programs stored: arrays in files, one step each or one tensor each."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     Opener = Callable[[Path], TensorFile]
 
 
-#: Suffix of files that are one tensor each; others hold several under their own names.
+#: suffix of files with one tensor each; others hold several under their own names
 SINGLE = ".npy"
 ZARR = ".zarr"
 
 _NUMBER = re.compile(r"\d+")
-#: Several files of one state, as in model-00001-of-00002.safetensors.
+#: one of several files of one state, e.g. model-00001-of-00002.safetensors
 _SHARD = re.compile(r"[-_.]?\d+-of-\d+$")
 _FIELD = re.compile(r"\{(\w*)\}|(\*)")
 _FIELDS = {"step": "(?P<step>[^/]+?)", "tensor": "(?P<tensor>.+)", "rank": r"(?P<rank>\d{1,9})"}
@@ -46,15 +46,15 @@ _FIELDS = {"step": "(?P<step>[^/]+?)", "tensor": "(?P<tensor>.+)", "rank": r"(?P
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file of a source, and what its name says.
+    """A file of a source, and the facts in its name.
 
     Attributes:
-        path: where it is.
+        path: the file.
         parts: its folders inside the source and its name without suffix.
-        suffix: of its name, in lower case.
-        step: the training step, None if the name does not say.
+        suffix: the suffix of its name, in lower case.
+        step: the training step, None if the name does not hold it.
         tensor: the start of its tensors' names.
-        rank: number of the process that it came from.
+        rank: number of the process that wrote it.
     """
 
     path: Path
@@ -65,13 +65,13 @@ class SourceFile:
     rank: int = 0
 
     @property
-    def told(self) -> str:
-        """The path inside the source, as a pattern is matched against it."""
+    def inside(self) -> str:
+        """The path inside the source, which patterns are matched against."""
         return "/".join(self.parts) + self.path.suffix
 
 
 def natural(text: str) -> list[tuple[int, str]]:
-    """Sorts numbers inside of names by their value.
+    """A sort key that orders numbers inside names by value.
 
     >>> sorted(["s10", "s9"], key=natural)
     ['s9', 's10']
@@ -80,16 +80,16 @@ def natural(text: str) -> list[tuple[int, str]]:
 
 
 def find_files(sources: Sequence[Path], suffixes: Collection[str]) -> tuple[list[SourceFile], int]:
-    """The files of these suffixes, and the Zarr stores, that sources are or contain; links are followed.
+    """The files with these suffixes, and the Zarr stores, in the sources; links are followed.
 
     Returns:
-        The files in natural order of their paths, and how many others were left out. Hidden ones do not count.
+        The files in natural order of their paths, and the number of other files. Hidden ones do not count.
 
     Raises:
-        TraceError: a source is missing, or nothing is in them.
+        TraceError: a source is missing, or there is nothing to import.
     """
     several = len(sources) > 1
-    # Of several sources the names tell steps or tensors, as in step_1/ step_2/; they count from what they share.
+    # The names of several sources may be steps or tensors, e.g. step_1/ step_2/; paths start at their common folder.
     base = Path(os.path.commonpath([os.path.abspath(path.parent) for path in sources])) if several else None
     found: dict[str, SourceFile] = {}
     others = 0
@@ -108,11 +108,11 @@ def find_files(sources: Sequence[Path], suffixes: Collection[str]) -> tuple[list
     if not found:
         shown = printable(", ".join(map(str, sources)))[:200]
         raise TraceError(f"{shown}: no file to import; {', '.join(sorted(suffixes))} are read")
-    return sorted(found.values(), key=lambda file: natural(file.told)), others
+    return sorted(found.values(), key=lambda file: natural(file.inside)), others
 
 
 def _walk(source: Path) -> Iterable[Path]:
-    """The files and Zarr stores that a source is or contains."""
+    """The files and Zarr stores of a source."""
     if source.is_file() or is_zarr(source):
         yield source
         return
@@ -120,7 +120,7 @@ def _walk(source: Path) -> Iterable[Path]:
     for folder, folders, files in os.walk(source, followlinks=True):
         status = os.stat(folder)
         if (status.st_dev, status.st_ino) in seen:
-            # A link to a folder above would lead around for ever.
+            # A link to a folder above would loop forever.
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
@@ -132,27 +132,27 @@ def _walk(source: Path) -> Iterable[Path]:
 
 
 def place_by_pattern(files: Sequence[SourceFile], pattern: str) -> tuple[list[SourceFile], str]:
-    """What a template such as ``{step}/{tensor}.npy`` says of files; those that it does not fit are left out.
+    """The facts that a template such as ``{step}/{tensor}.npy`` finds in paths; files that do not match are left out.
 
-    ``{step}`` is text without a slash whose last number counts, ``{tensor}`` any text whose slashes become dots,
-    ``{rank}`` a number, ``*`` anything without a slash.
+    ``{step}`` is text without a slash, with the step as its last number; ``{tensor}`` is any text, its slashes become
+    dots; ``{rank}`` is a number; ``*`` matches anything without a slash.
 
     Raises:
-        UsageError: it is no such template, or fits nothing.
+        UsageError: the template is not valid, or matches nothing.
     """
     expression = re.compile("".join(_pieces(pattern)))
     placed, texts = [], []
     for file in files:
-        match = expression.fullmatch(file.told)
+        match = expression.fullmatch(file.inside)
         if match is None:
             continue
-        told = match.groupdict()
-        texts.append(told.get("step"))
-        tensor = (told.get("tensor") or "").replace("/", ".")
-        placed.append(replace(file, tensor=tensor, rank=int(told.get("rank") or 0)))
+        fields = match.groupdict()
+        texts.append(fields.get("step"))
+        tensor = (fields.get("tensor") or "").replace("/", ".")
+        placed.append(replace(file, tensor=tensor, rank=int(fields.get("rank") or 0)))
     if not placed:
         raise UsageError(
-            f"--pattern: no file fits '{printable(pattern)}'; the first of {len(files)} is '{printable(files[0].told)}'"
+            f"--pattern: '{printable(pattern)}' fits no file; the first file is '{printable(files[0].inside)}'"
         )
     if texts[0] is None:
         return placed, "none"
@@ -177,7 +177,7 @@ def _pieces(pattern: str) -> Iterable[str]:
             continue
         if match[1] not in _FIELDS or match[1] in seen:
             shown = printable(match[0])
-            raise UsageError(f"--pattern: '{shown}' is unknown or there twice; write {{step}}, {{tensor}}, {{rank}}")
+            raise UsageError(f"--pattern: '{shown}' is unknown or occurs twice; use {{step}}, {{tensor}}, {{rank}}")
         seen.add(match[1])
         yield _FIELDS[match[1]]
     yield re.escape(pattern[at:])
@@ -188,17 +188,17 @@ def _last_numbers(texts: Iterable[str]) -> list[int | None]:
 
 
 def place_by_name(files: Sequence[SourceFile], *, step_axis: bool) -> tuple[list[SourceFile], str]:
-    """What names and folders of files say without a template.
+    """The facts in names and folders of files, without a template.
 
     One folder per step directly in the source, else one file per step with the step as the last number in its name.
-    Other folders become the start of tensors' names; so does the name of a ``.npy`` file, which is one tensor.
+    Other folders become the start of tensors' names; so does the name of a ``.npy`` file, which holds one tensor.
 
     Returns:
-        The files and how steps were told: ``folders``, ``names``, ``sorted``, or ``none`` where only the files
-        themselves may say.
+        The files and the source of the steps: ``folders``, ``names``, ``sorted``, or ``none`` if only the files
+        themselves can hold them.
 
     Raises:
-        UsageError: names can be read in several ways.
+        UsageError: names can be understood in several ways.
     """
     if step_axis:
         return [_named(file, None, file.parts[:-1]) for file in files], "none"
@@ -215,13 +215,13 @@ def place_by_name(files: Sequence[SourceFile], *, step_axis: bool) -> tuple[list
     if any(file.suffix == SINGLE for file in files):
         first = next(file for file in files if file.suffix == SINGLE)
         raise UsageError(
-            f"{printable(first.told)}: nothing says its step; pass --step-axis when the first axis counts steps, "
-            "or --pattern as in '{tensor}-{step}.npy', or '{tensor}.npy' for a single step"
+            f"{printable(first.inside)}: its step is unknown; pass --step-axis if the first axis counts steps, "
+            "or --pattern, e.g. '{tensor}-{step}.npy', or '{tensor}.npy' for a single step"
         )
     if None not in ends:
         return [_named(file, end, file.parts[:-1]) for file, end in zip(files, ends, strict=True)], "names"
     if any(end is not None for end in ends):
-        raise _ambiguous(files[ends.index(None)], "no number in its name, but in those of others")
+        raise _ambiguous(files[ends.index(None)], "its name has no number, but others have one")
     if max(Counter(file.parts[:-1] for file in files).values()) < len(files):
         raise _ambiguous(files[0], "files in several folders, and no number in their names")
     return [replace(file, step=k) for k, file in enumerate(files)], "sorted"
@@ -233,11 +233,11 @@ def _named(file: SourceFile, step: int | None, folders: tuple[str, ...]) -> Sour
 
 
 def _ambiguous(file: SourceFile, why: str) -> UsageError:
-    shown = printable(file.told)
-    return UsageError(f"{shown}: {why}; say with --pattern where the step is, as in '{{step}}/{{tensor}}{file.suffix}'")
+    shown = printable(file.inside)
+    return UsageError(f"{shown}: {why}; give the step's place with --pattern, e.g. '{{step}}/{{tensor}}{file.suffix}'")
 
 
-#: Where steps came from -> what is said of it.
+#: source of the steps -> description
 STEPS_TOLD = {
     "folders": "steps from folder names",
     "names": "steps from file names",
@@ -248,22 +248,22 @@ STEPS_TOLD = {
     "none": "a single step, numbered 0",
 }
 _STEP_ARRAYS = ("step", "steps")
-#: Along an axis. One of empty rows can be declared as long as one likes.
+#: Limit on steps along an axis: an array of empty rows can be declared with any length.
 _MOST_STEPS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import made.
+    """The result of an import.
 
     Attributes:
         output: the trace.
-        steps: the steps that it holds, rising.
+        steps: its steps, ascending.
         tensors: names of its tensors, in the order of their appearance.
         files: number of files that were read.
-        numbering: where the steps came from, keys of ``STEPS_TOLD``.
-        left_out: names of arrays that are no gradients, as they hold integers or have no step.
-        ignored: number of files that were not taken.
+        numbering: sources of the steps, keys of ``STEPS_TOLD``.
+        left_out: names of arrays that are not gradients: they hold integers or have no step.
+        ignored: number of files that were not used.
         nonfinite: number of values that are NaN or infinite.
     """
 
@@ -279,7 +279,7 @@ class Imported:
 
 @dataclass(slots=True)
 class _Survey:
-    """What all files hold together: step -> rank -> files and the row in each, tensor -> most values."""
+    """The content of all files: step -> rank -> files and the row in each, tensor -> largest size."""
 
     groups: dict[int, dict[int, list[tuple[SourceFile, int | None]]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
@@ -294,12 +294,12 @@ class ImportRules:
     """How files are read.
 
     Attributes:
-        pattern: what names say, as in ``{step}/{tensor}.npy``; see :func:`place_by_pattern`.
+        pattern: template of file names, e.g. ``{step}/{tensor}.npy``; see :func:`place_by_pattern`.
         step_axis: the first axis of every array counts steps.
         steps: only these, None for all.
-        tensors: only those with names like one of these shell patterns.
+        tensors: only tensors with names that match one of these shell patterns.
         kind: ``weight`` or ``neural``.
-        openers: suffix -> function that opens such a file, for more formats.
+        openers: suffix -> function that opens such a file, for further formats.
     """
 
     pattern: str | None = None
@@ -311,24 +311,24 @@ class ImportRules:
 
     @property
     def every_opener(self) -> Mapping[str, Opener]:
-        """Those of this module too."""
+        """All openers, including those of this module."""
         return {**OPENERS, ZARR: ZarrStore, **self.openers}
 
     def open(self, file: SourceFile) -> contextlib.closing[TensorFile]:
-        """A file, in a block that closes it."""
+        """Open a file in a block that closes it."""
         return contextlib.closing(self.every_opener[file.suffix](file.path))
 
     def gradients(self, file: SourceFile, opened: TensorFile, *, rows: bool) -> Iterator[tuple[str, Entry]]:
-        """Tensor names and arrays of a file that are gradients of chosen tensors."""
+        """Names and arrays of the chosen tensors in a file."""
         real = [entry for entry in opened.entries if entry.is_real]
         if rows:
-            # Where axes have names, those say what has steps.
+            # If axes have names, these say which arrays have steps.
             named = [entry for entry in real if entry.dimensions[:1] == ("step",)]
             taken = named or [entry for entry in real if entry.shape]
         else:
             taken = real
         for entry in taken:
-            # numpy calls the array of a file with one array so.
+            # numpy's name for the only array of a file.
             alone = len(real) == 1 and bool(file.tensor) and entry.name == "arr_0"
             name = join_name(file.tensor, "" if alone else entry.name) or _stem(file)
             if not self.tensors or any(fnmatch.fnmatchcase(name, glob) for glob in self.tensors):
@@ -349,37 +349,37 @@ def import_trace(
 ) -> Imported:
     """Make a trace of ``.npy``, ``.npz`` and ``.safetensors`` files and Zarr stores.
 
-    All files are looked at before anything is written; then one tensor at a time is in memory. float64 is rounded to
+    All files are checked before anything is written; then one tensor at a time is in memory. float64 is rounded to
     float32, float16 and bfloat16 become float32, complex values pairs of real ones along a last axis of 2. Arrays of
-    integers are no gradients and are left out. Nothing in a file is executed.
+    integers are not gradients and are left out. Nothing in a file is executed.
 
     Args:
-        sources: files, or folders that are searched for files. How steps and tensors are told by names:
+        sources: files, or folders that are searched for files. How names give steps and tensors:
             ``docs/importing.md``.
-        output: the new trace, ``.zarr``, ``.h5`` or ``.hdf5``; it appears when it is complete. An interrupt leaves
-            the steps that were done.
-        rules: how files are read; all gradients of weights, told by names, by default.
+        output: the new trace, ``.zarr``, ``.h5`` or ``.hdf5``; it appears when it is complete. An interrupt keeps
+            the finished steps.
+        rules: how files are read; by default all weight gradients, with steps and tensors from names.
         force: replace a trace that is there.
         progress: called with the number of steps done and of all steps.
 
     Raises:
-        UsageError: names can be read in several ways, a tensor is there twice or with two sizes, a wrong argument.
-        TraceError: a file is missing or damaged, or nothing can be written.
+        UsageError: names can be understood in several ways, a tensor occurs twice or with two sizes, a wrong argument.
+        TraceError: a file is missing or damaged, or the trace cannot be written.
         OutputExistsError: something is at ``output``.
     """
     place = Path(os.path.realpath(output))
     if place.suffix not in (ZARR, ".h5", ".hdf5"):
-        raise UsageError(f"{output}: a trace ends in .zarr, .h5 or .hdf5")
+        raise UsageError(f"{output}: the name of a trace must end in .zarr, .h5 or .hdf5")
     rules = rules or ImportRules()
     if rules.kind not in KINDS:
-        raise UsageError(f"kind '{printable(rules.kind)}': weight or neural")
+        raise UsageError(f"kind '{printable(rules.kind)}': choose weight or neural")
     check_place(place, force=force, is_trace=is_gtrace_zarr)
     found, ignored = find_files([Path(source) for source in sources], rules.every_opener)
     if rules.pattern is None:
-        placed, told = place_by_name(found, step_axis=rules.step_axis)
+        placed, numbering = place_by_name(found, step_axis=rules.step_axis)
     else:
-        placed, told = place_by_pattern(found, rules.pattern)
-    survey = _survey(placed, told, rules)
+        placed, numbering = place_by_pattern(found, rules.pattern)
+    survey = _survey(placed, numbering, rules)
     provenance = {
         "sources": [os.fspath(source) for source in sources],
         "files": len(placed),
@@ -400,7 +400,7 @@ def import_trace(
             with create_trace(new, attrs={"imported": provenance}) as writer:
                 _write(writer, survey, rules, folder, progress)
         except KeyboardInterrupt:
-            # What is done is kept, as everywhere; the trace says that it was interrupted.
+            # Finished steps are kept, and the trace is marked as interrupted.
             move_in(new, place, force=force)
             raise
         names, nonfinite = _look(new)
@@ -419,16 +419,16 @@ def import_trace(
     )
 
 
-def _survey(placed: Sequence[SourceFile], told: str, rules: ImportRules) -> _Survey:
-    """Open every file once: which steps and tensors there are, and whether they fit together."""
+def _survey(placed: Sequence[SourceFile], numbering: str, rules: ImportRules) -> _Survey:
+    """Open every file once: find steps and tensors, and check that they fit together."""
     survey = _Survey()
     shared = _shared_steps(placed, rules)
     names: dict[SourceFile, tuple[str, ...]] = {}
-    # Files of different steps have the same names as a rule; they are held once.
+    # Files of different steps usually have the same names; they are held once.
     same: dict[tuple[str, ...], tuple[str, ...]] = {}
     for file in placed:
         with rules.open(file) as opened:
-            rows, how = _rows_of(file, opened, shared.get(file.rank), told, rules)
+            rows, how = _rows_of(file, opened, shared.get(file.rank), numbering, rules)
             taken = list(rules.gradients(file, opened, rows=rows is not None))
             entries = {entry.name for _, entry in taken}
             others = [e.name or _stem(file) for e in opened.entries if e.name not in entries]
@@ -454,7 +454,7 @@ def _survey(placed: Sequence[SourceFile], told: str, rules: ImportRules) -> _Sur
 
 
 def _check_groups(survey: _Survey, names: Mapping[SourceFile, tuple[str, ...]]) -> None:
-    """Check that at every step each tensor is there once."""
+    """Check that each tensor occurs once at every step."""
     for step, ranks in survey.groups.items():
         for files in ranks.values():
             if step >= 2**63:
@@ -470,8 +470,8 @@ def _check_groups(survey: _Survey, names: Mapping[SourceFile, tuple[str, ...]]) 
 def _twice(name: str, step: int, one: SourceFile, other: SourceFile) -> UsageError:
     paths = " and ".join(printable(str(file.path)) for file in (one, other))
     return UsageError(
-        f"tensor '{printable(name)}' at step {step} is in {paths}; say with --pattern what names mean, "
-        "as in '{step}/{tensor}.npz' or 'rank{rank}/{step}.npz'"
+        f"tensor '{printable(name)}' at step {step} is in {paths}; explain the names with --pattern, "
+        "e.g. '{step}/{tensor}.npz' or 'rank{rank}/{step}.npz'"
     )
 
 
@@ -486,7 +486,7 @@ def _note_size(sizes: dict[str, tuple[int, SourceFile]], name: str, size: int, f
 
 
 def _shared_steps(placed: Sequence[SourceFile], rules: ImportRules) -> dict[int, NDArray[np.int64]]:
-    """Rank -> the steps of its files with a step axis, where a file of its own holds them."""
+    """Rank -> the steps of its files with a step axis, if a separate file holds them."""
     out = {}
     for file in placed:
         if rules.step_axis and file.suffix == ".npy" and file.tensor in _STEP_ARRAYS:
@@ -498,17 +498,17 @@ def _shared_steps(placed: Sequence[SourceFile], rules: ImportRules) -> dict[int,
 def _step_numbers(file: SourceFile, opened: TensorFile, entry: Entry) -> NDArray[np.int64]:
     where = f"{printable(str(file.path))}: its array of steps"
     if entry.is_real or len(entry.shape) != 1:
-        raise UsageError(f"{where} holds no integers in a single axis")
+        raise UsageError(f"{where} must be integers with a single axis")
     numbers = opened.read(entry).astype(np.int64)
     if (numbers < 0).any() or np.unique(numbers).size != numbers.size:
-        raise UsageError(f"{where} holds negative or repeated numbers")
+        raise UsageError(f"{where} has negative or repeated numbers")
     return numbers
 
 
 def _rows_of(
-    file: SourceFile, opened: TensorFile, shared: NDArray[np.int64] | None, told: str, rules: ImportRules
+    file: SourceFile, opened: TensorFile, shared: NDArray[np.int64] | None, numbering: str, rules: ImportRules
 ) -> tuple[dict[int, int] | None, str]:
-    """Step -> row of a file whose first axis counts steps, None for one of a single step; who said so."""
+    """Step -> row of a file with steps along the first axis (None for a single step), and the source of the steps."""
     gradients = [entry for _, entry in rules.gradients(file, opened, rows=True)]
     coordinate = next(
         (e for e in opened.entries if e.name in _STEP_ARRAYS and len(e.shape) == 1 and not e.is_real), None
@@ -516,7 +516,7 @@ def _rows_of(
     numbers = shared if coordinate is None else _step_numbers(file, opened, coordinate)
     named = any(entry.dimensions[:1] == ("step",) for entry in gradients)
     if not gradients or not (rules.step_axis or coordinate is not None or named):
-        return None, told
+        return None, numbering
     lengths = {entry.shape[:1] for entry in gradients}
     if len(lengths) > 1 or (numbers is not None and lengths != {numbers.shape}):
         shown = ", ".join(str(length) for (length,) in sorted(lengths))
@@ -528,7 +528,7 @@ def _rows_of(
     length = gradients[0].shape[0]
     if length > _MOST_STEPS:
         raise UsageError(
-            f"{printable(str(file.path))}: a first axis of {length} counts no steps; {_MOST_STEPS} at most"
+            f"{printable(str(file.path))}: a first axis of {length} is too long to count steps; {_MOST_STEPS} at most"
         )
     if numbers is None:
         return {k: k for k in range(length)}, "axis"
@@ -555,9 +555,9 @@ def _write(
                         opened_rows[file.path] = kept.enter_context(rules.open(file))
                         opened_rows[file.path].prepare_rows(Path(tempfile.mkdtemp(dir=scratch)))
                     _append(writer, survey, rules, (step, rank), file, opened_rows[file.path], row)
-            # When the recorded run came here is not known.
+            # The time of the original run is unknown.
             writer.commit(step, time=math.nan)
-            # A folder that was touched lately is no leftover of a killed import.
+            # Touch the folder, so that it is not taken for the leftover of a killed import.
             os.utime(folder)
             if progress is not None:
                 progress(done + 1, len(survey.groups))
@@ -576,7 +576,7 @@ def _append(
     for name, entry in rules.gradients(file, opened, rows=row is not None):
         values = opened.read(entry, row)
         if np.iscomplexobj(values):
-            # As capture does: a last axis of real and imaginary parts.
+            # Capture does the same: a last axis of real and imaginary parts.
             values = np.stack([values.real, values.imag], axis=-1)
         writer.append(
             step,
@@ -590,7 +590,7 @@ def _append(
 
 
 def _look(path: Path) -> tuple[tuple[str, ...], int]:
-    """Tensor names of the new trace, and how many values are not finite."""
+    """Tensor names of the new trace, and the number of non-finite values."""
     with open_trace(path) as trace:
         names: dict[str, Any] = dict.fromkeys(info.name for info in trace.tensors)
         counts = [trace.statistics(i.name, kind=i.kind, rank=i.rank)["nonfinite"].sum() for i in trace.tensors]

@@ -1,8 +1,8 @@
 """Traces at an address such as ``s3://bucket/run.zarr``, read through fsspec.
 
-What is read is what the metadata declare: files are asked for by name and in ranges of known length, and folders are
-listed only where the trace's root does not say what is in it. fsspec is loaded here and nowhere else; it is no
-dependency, nor are the packages that it needs for each kind of address.
+Only what the metadata declare is read: files are requested by name and in ranges of known length, and folders are
+listed only if the trace's root does not name its content. fsspec is loaded only here; it is not a
+dependency, and neither are the packages that it needs for each kind of address.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.:-]*://.*", re.DOTALL)
 _THIS_MACHINE = ("file", "local")
 _HTTP = ("http", "https")
-#: What to install for an address, where fsspec itself does not do.
+#: what to install for an address that fsspec alone cannot read
 _PACKAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -38,25 +38,25 @@ _PACKAGES = {
     "sftp": "paramiko",
 }
 _SUFFIXES_HDF5 = (".h5", ".hdf5")
-#: What an HDF5 file is read in, the rest of each block kept for the next read.
+#: block size for reading an HDF5 file; the rest of each block is kept for the next read
 _BLOCK_BYTES = 1024 * 1024
 
 
 def is_address(path: str | os.PathLike[str]) -> bool:
-    """Whether this is an address with a scheme, and no path of this machine."""
+    """Whether this is an address with a scheme, and not a path of this machine."""
     return isinstance(path, str) and _ADDRESS.fullmatch(path) is not None
 
 
 def place_of(path: str | os.PathLike[str]) -> Path | str:
-    """Where a trace is: a path of this machine, also for ``file://``, or an address without its last slash.
+    """The place of a trace: a path of this machine (also for ``file://``), or an address without its last slash.
 
     Raises:
-        UsageError: addresses inside of addresses.
+        UsageError: a chain of addresses.
     """
     if not isinstance(path, str) or not is_address(path):
         return Path(path)
     if "::" in path:
-        raise UsageError(f"{printable(path)}: chains of addresses are not read; give the address of the trace alone")
+        raise UsageError(f"{printable(path)}: chains of addresses are not supported; give the trace's address alone")
     parts = urlsplit(path)
     if parts.scheme in _THIS_MACHINE:
         return Path(unquote(parts.netloc + parts.path))
@@ -64,33 +64,33 @@ def place_of(path: str | os.PathLike[str]) -> Path | str:
 
 
 def stem_of(path: str | os.PathLike[str]) -> str:
-    """The name of a trace without its folder and ending, for outputs that are named after it."""
+    """The name of a trace without folder and ending, for the names of outputs."""
     place = place_of(path)
     return place.stem if isinstance(place, Path) else Path(unquote(urlsplit(place).path) or place).stem
 
 
 def is_hdf5(place: Path | str) -> bool:
-    """Whether the name of a trace says that it is one file."""
+    """Whether the name of a trace means a single file."""
     if isinstance(place, Path):
         return place.suffix in _SUFFIXES_HDF5
     return urlsplit(place).path.lower().endswith(_SUFFIXES_HDF5)
 
 
 class RemoteFiles:
-    """Files at addresses that begin alike. The calls of a :class:`gtrace.trace.files.LocalFiles`.
+    """Files below one address. It has the methods of :class:`gtrace.trace.files.LocalFiles`.
 
     Args:
-        address: of the trace.
+        address: the trace.
 
     Raises:
-        UsageError: fsspec, or what it needs for this kind of address, is not installed.
+        UsageError: fsspec, or a package that it needs for this kind of address, is not installed.
     """
 
     def __init__(self, address: str) -> None:
         try:
             import fsspec.core
         except ImportError:
-            raise UsageError(f"{address}: needs fsspec, which is not installed: pip install 'gtrace[remote]'") from None
+            raise UsageError(f"{address}: needs fsspec, which is not installed: pip install fsspec") from None
         scheme = urlsplit(address).scheme
         try:
             self._system, _ = fsspec.core.url_to_fs(address)
@@ -99,16 +99,16 @@ class RemoteFiles:
             what = f"pip install {package}" if package else "see fsspec's list of file systems"
             raise UsageError(f"{address}: a package that reads {scheme}:// is not installed: {what}") from None
         except ValueError as error:
-            raise UsageError(f"{printable(address)}: not an address that is read ({printable(str(error))})") from None
+            raise UsageError(f"{printable(address)}: cannot read such an address ({printable(str(error))})") from None
         self._http = scheme in _HTTP
         self._known: dict[str, bytes] = {}
         self._names: dict[str, list[str]] = {}
 
     def read_root(self, root: str) -> bool:
-        """Look whether there is a Zarr trace; of a finished one take all metadata, which its root has gathered.
+        """Whether there is a Zarr trace; for a finished one, takes all metadata from its root.
 
         Raises:
-            TraceError: what there is cannot be read.
+            TraceError: it cannot be read.
         """
         path = os.path.join(root, "zarr.json")
         data = self.read(path, layout.MAX_METADATA_BYTES)
@@ -121,59 +121,61 @@ class RemoteFiles:
         return True
 
     def _learn(self, root: str, documents: Mapping[str, Any]) -> None:
-        """Take metadata as read, and names as listed."""
+        """Treat metadata as read, and names as listed."""
         names: dict[str, set[str]] = {root: set()}
         for entry, document in documents.items():
             parts = entry.split("/")
             if any(part in ("", ".", "..") for part in parts):
-                raise TraceError(f"{root}: '{printable(entry)[:80]}' is no place inside a trace; damaged or foreign")
+                raise TraceError(f"{root}: '{printable(entry)[:80]}' is not a path inside a trace; damaged or foreign")
             self._known[os.path.join(root, entry, "zarr.json")] = json.dumps(document).encode()
             for depth in range(len(parts)):
                 names.setdefault(os.path.join(root, *parts[:depth]), set()).add(parts[depth])
         self._names = {folder: sorted(found) for folder, found in names.items()}
 
     def read(self, path: str, limit: int) -> bytes | None:
-        """The bytes of a file, or None where there is none.
+        """The bytes of a file, or None if it does not exist.
 
         Raises:
             TraceError: it cannot be read, or it is larger than ``limit`` bytes.
         """
         if path in self._known:
             return self._known[path]
-        # A server may send the whole file, whatever part is asked for.
+        # A server may send the whole file instead of the requested part.
         size = self.size(path) if self._http else 0
         if size is None:
             return None
-        with _told(path):
+        with _reported(path):
             try:
                 data = self._bytes(path, 0, limit + 1) if size <= limit else bytes(limit + 1)
             except (FileNotFoundError, IsADirectoryError):
                 return None
         if len(data) > limit:
-            raise TraceError(f"{path}: more than the {limit} bytes that can belong there; damaged or foreign")
+            raise TraceError(f"{path}: more than {limit} bytes, the most that is possible; damaged or foreign")
         return data
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         """A part of a file.
 
         Raises:
-            TraceError: it is gone, ends before, or no part of it can be had.
+            TraceError: it does not exist, is too short, or the server sends no parts.
         """
-        with _told(path):
+        with _reported(path):
             data = self._bytes(path, start, start + length)
         if len(data) > length:
-            raise TraceError(f"{path}: {len(data)} bytes were sent where {length} were asked for: no ranges are served")
+            raise TraceError(
+                f"{path}: asked for {length} bytes and got {len(data)}: the server does not support ranges"
+            )
         if len(data) < length:
-            raise TraceError(f"{path}: truncated, or gone: no {length} bytes at {start}")
+            raise TraceError(f"{path}: missing or truncated: no {length} bytes at {start}")
         return data
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file, or None when there is none.
+        """Size of a file in bytes, or None if it does not exist.
 
         Raises:
-            TraceError: it is neither a file nor a folder, or nobody says how large it is.
+            TraceError: it is neither a file nor a folder, or its size is unknown.
         """
-        with _told(path):
+        with _reported(path):
             try:
                 found = self._system.info(path)
             except FileNotFoundError:
@@ -183,23 +185,23 @@ class RemoteFiles:
         if found.get("type") != "file":
             raise TraceError(f"{path}: not a regular file")
         if not isinstance(found.get("size"), int):
-            raise TraceError(f"{path}: cannot be read (its size is not told)")
+            raise TraceError(f"{path}: cannot be read (the server does not give its size)")
         return int(found["size"])
 
     def folders(self, path: str) -> list[str]:
         """Names of the folders in a folder, sorted.
 
         Raises:
-            TraceError: one of its entries is a link, or it cannot be listed.
+            TraceError: an entry is a link, or the folder cannot be listed.
         """
         if self._names:
             return self._names.get(path, [])
         if self._http:
             raise TraceError(
-                f"{path}: a folder cannot be listed over HTTP, and the trace's root does not tell what is in it; "
-                "finish it with `gtrace check --repair`, or pack it, where it is"
+                f"{path}: HTTP cannot list a folder, and the trace's root does not name its content; "
+                "on its machine, finish it with `gtrace trace check --repair`, or pack it"
             )
-        with _told(path):
+        with _reported(path):
             entries = self._system.ls(path, detail=True)
         names = []
         for entry in entries:
@@ -211,22 +213,22 @@ class RemoteFiles:
         return sorted(names)
 
     def stream(self, path: str) -> Any:
-        """A file object that can be sought in, for HDF5.
+        """A file object that supports seeking, for HDF5.
 
         Raises:
-            TraceError: there is none, or it cannot be read.
+            TraceError: the file does not exist, or cannot be read.
         """
-        with _told(path):
+        with _reported(path):
             try:
                 return self._system.open(path, "rb", block_size=_BLOCK_BYTES)
             except FileNotFoundError:
                 raise TraceError(f"{path}: no such trace") from None
 
     def total(self, path: str) -> int | None:
-        """Bytes of all files below, None where they cannot be listed."""
+        """Bytes of all files below, None if they cannot be listed."""
         if self._http:
             return None
-        with _told(path):
+        with _reported(path):
             return int(self._system.du(path, total=True))
 
     def _bytes(self, path: str, start: int, stop: int) -> bytes:
@@ -234,21 +236,21 @@ class RemoteFiles:
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
-    """Whatever a file system of somebody's own raises, as one line that says where."""
+def _reported(path: str) -> Iterator[None]:
+    """Turn any error of a file system into one line that names the place."""
     try:
         yield
     except TraceError:
         raise
     except FileNotFoundError:
-        raise TraceError(f"{path}: no such file, or gone") from None
-    except Exception as error:  # noqa: BLE001 each has errors of its own, with no base in common
+        raise TraceError(f"{path}: no such file") from None
+    except Exception as error:  # noqa: BLE001 file systems raise errors of their own, without a common base
         said = printable(" ".join(str(error).split()))[:200]
         raise TraceError(f"{path}: cannot be read ({type(error).__name__}: {said})") from None
 
 
 def _gathered(address: str, data: bytes) -> Mapping[str, Any] | None:
-    """The metadata of all groups and arrays in the root's, where the trace is finished and they are there."""
+    """The metadata of all groups and arrays in the root of a finished trace; None if they are not there."""
     try:
         document = json.loads(data)
         found = document["consolidated_metadata"]["metadata"]
@@ -256,5 +258,5 @@ def _gathered(address: str, data: bytes) -> Mapping[str, Any] | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if not isinstance(found, dict) or not all(isinstance(item, dict) for item in found.values()):
-        raise TraceError(f"{address}: its consolidated metadata are no objects; damaged or foreign")
+        raise TraceError(f"{address}: its consolidated metadata are not objects; damaged or foreign")
     return found if complete and found else None

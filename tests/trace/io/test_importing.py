@@ -122,7 +122,7 @@ def test_a_pattern_says_what_names_mean(imported, tmp_path):
         for rank, step in itertools.product((0, 1), STEPS):
             read = trace.read("fc.bias", step, rank=rank)
             np.testing.assert_array_equal(read, tensors(step + rank)["fc.bias"])
-    with pytest.raises(UsageError, match=r"at step 0 is in .*; say with --pattern"):
+    with pytest.raises(UsageError, match=r"at step 0 is in .*; explain the names with --pattern"):
         imported(to="b.zarr", pattern="*/x/{tensor}-{step}.npy")
 
 
@@ -140,18 +140,26 @@ def test_a_pattern_with_steps_of_no_number_or_no_step(imported, tmp_path):
     ("files", "options", "says"),
     [
         (["a/x.npy", "a/y.npy"], {}, "pass --step-axis .* or --pattern"),
-        (["rank0/step_5.npz", "rank0/step_6.npz"], {}, "numbers in folders and in file names; say with --pattern"),
-        (["g1.npz", "last.npz"], {}, "last.npz: no number in its name, but in those of others; say with --pattern"),
+        (
+            ["rank0/step_5.npz", "rank0/step_6.npz"],
+            {},
+            "numbers in folders and in file names; give the step's place with --pattern",
+        ),
+        (
+            ["g1.npz", "last.npz"],
+            {},
+            "last.npz: its name has no number, but others have one; give the step's place with --pattern",
+        ),
         (["a/x.npz", "b/x.npz"], {}, "several folders, .*--pattern"),
         (["1.npz"], {"pattern": "{setp}.npz"}, "'{setp}' is unknown"),
-        (["1.npz"], {"pattern": "g-{step}.npz"}, "no file fits 'g-{step}.npz'; the first of 1 is '1.npz'"),
+        (["1.npz"], {"pattern": "g-{step}.npz"}, "'g-{step}.npz' fits no file; the first file is '1.npz'"),
         (["1.npz", "x.npz"], {"pattern": "{step}.npz"}, "no number in the step of .*x.npz"),
         (["1.npz"], {"steps": [7]}, "no gradient with such names and steps"),
         (["1.npz"], {"tensors": ["z*"]}, "no gradient with such names and steps"),
         (["99999999999999999999.npz"], {}, "too large"),
         (["1.npz"], {"kind": "both"}, "weight or neural"),
         (["1.npz"], {"step_axis": True}, "lengths are 2, 7; choose arrays with --tensors"),
-        (["1.npz"], {"to": "run.txt"}, "ends in .zarr"),
+        (["1.npz"], {"to": "run.txt"}, "must end in .zarr"),
     ],
 )
 def test_what_can_be_read_in_several_ways_is_one_error(files, options, says, imported, tmp_path):
@@ -276,7 +284,7 @@ def test_zarr_groups_without_steps(imported, tmp_path):
 
 def test_a_trace_is_no_source(imported, tmp_path):
     write_trace(tmp_path / "old.zarr")
-    with pytest.raises(TraceError, match="is a gtrace trace already"):
+    with pytest.raises(TraceError, match="is already a gtrace trace"):
         imported("old.zarr")
     save(tmp_path / "in/1.npz", tensors(1))
     write_trace(tmp_path / "in/old.zarr")
@@ -296,7 +304,7 @@ def test_what_is_there_is_kept(imported, tmp_path):
     save(tmp_path / "in/1.npz", tensors(1))
     imported()
     save(tmp_path / "in/2.npz", tensors(2))
-    with pytest.raises(OutputExistsError, match="left untouched"):
+    with pytest.raises(OutputExistsError, match="already exists"):
         imported()
     check_trace(tmp_path / "run.zarr", (1,))
     (tmp_path / "in/3.npz").write_bytes(b"PK")
@@ -364,34 +372,34 @@ def tensor(begin=0, end=12, shape=(3,), dtype="F32"):
 
 HOSTILE = {
     "empty.npy": (b"", "cannot be read"),
-    "short.npy": (npy(np.zeros(99))[:-1], r"792 bytes|\(99,\) values of float64 are declared, 791 bytes"),
-    "huge.npy": (npy(shape=(2**50,)), r"values of float32 are declared, 12 bytes are there"),
-    "negative.npy": (npy(shape=(-1,)), "no list of lengths"),
+    "short.npy": (npy(np.zeros(99))[:-1], r"792 bytes|\(99,\) values of float64, but has 791 bytes"),
+    "huge.npy": (npy(shape=(2**50,)), r"values of float32, but has 12 bytes"),
+    "negative.npy": (npy(shape=(-1,)), "not a list of lengths"),
     "pickled.npy": (npy(np.array([{}])), "pickled Python objects, which are never loaded"),
-    "records.npy": (npy(np.zeros(2, [("a", "f4")])), "no numbers"),
+    "records.npy": (npy(np.zeros(2, [("a", "f4")])), "not numbers"),
     "jax.npy": (npy(descr="|V2"), "bfloat16"),
     "code.npy": (npy().replace(b"(3,)", b"f()!"), "cannot be read"),
     "empty1.npz": (b"", "cannot be read"),
     "cut1.npz": (npz({"w.npy": npy()})[:-30], "cannot be read"),
     "pickled1.npz": (npz({"w.npy": npy(np.array([{}]))}), "array 'w': holds pickled Python objects"),
-    "other1.npz": (npz({"w.txt": b"x"}), "array 'w.txt': no numpy array"),
-    "huge1.npz": (npz({"w.npy": npy(shape=(2**50,))}), "are declared, 12 bytes are there"),
-    "lying1.npz": (lying_npz(), "are declared, which cannot be in this file"),
+    "other1.npz": (npz({"w.txt": b"x"}), "array 'w.txt': not a numpy array"),
+    "huge1.npz": (npz({"w.npy": npy(shape=(2**50,))}), "but has 12 bytes"),
+    "lying1.npz": (lying_npz(), "bytes, more than this file can hold"),
     "crc1.npz": (npz({"w.npy": npy(np.full(50, 7.0))}).replace(np.float64(7).tobytes(), bytes(8), 1), "CRC"),
-    "lzma1.npz": (npz({"w.npy": npy()}, compression=zipfile.ZIP_LZMA), "compressed otherwise"),
+    "lzma1.npz": (npz({"w.npy": npy()}, compression=zipfile.ZIP_LZMA), "does not use this compression"),
     "empty1.safetensors": (b"", "a header of 0 bytes in a file of 0"),
     "long1.safetensors": ((2**60).to_bytes(8, "little") + b"{}", "a header of 1152921504606846976 bytes"),
     "json1.safetensors": (st(b"{nope"), "cannot be read"),
     "deep1.safetensors": (st(b"[" * 200_000), "nested too deep"),
-    "list1.safetensors": (st([1]), "no safetensors header"),
+    "list1.safetensors": (st([1]), "not a safetensors header"),
     "beyond1.safetensors": (st({"w": tensor(0, 16, (4,))}), "bytes 0 to 16 of 12 cannot hold"),
     "back1.safetensors": (st({"w": tensor(12, 0)}), "cannot hold"),
-    "minus1.safetensors": (st({"w": tensor(-12, 0)}), "no place"),
+    "minus1.safetensors": (st({"w": tensor(-12, 0)}), "lacks its shape or offsets"),
     "shape1.safetensors": (st({"w": tensor(shape=(2**40, 2**40))}), "cannot hold"),
     "overlap1.safetensors": (st({"w": tensor(), "v": tensor()}), "overlap or leave a hole"),
     "hole1.safetensors": (st({"w": tensor(4, 12, (2,))}), "overlap or leave a hole"),
-    "rest1.safetensors": (st({"w": tensor(0, 8, (2,))}), "12 bytes of values where the header tells of 8"),
-    "twice1.safetensors": (st(b'{"w": {}, "w": {}}'), "names something twice"),
+    "rest1.safetensors": (st({"w": tensor(0, 8, (2,))}), "12 bytes of values, but the header describes 8"),
+    "twice1.safetensors": (st(b'{"w": {}, "w": {}}'), "holds a name twice"),
     "kind1.safetensors": (st({"w": tensor(0, 12, (12,), "F8_E4M3")}), "F8_E4M3 are not read"),
 }
 
@@ -424,7 +432,7 @@ def test_hostile_zarr_stores(imported, tmp_path):
             document["chunk_grid"]["configuration"]["chunk_shape"] = [chunk, chunk]
 
         edit_json(tmp_path / "huge.zarr/zarr.json", enlarge)
-        with pytest.raises(TraceError, match=r"values are declared, .* bytes are there"):
+        with pytest.raises(TraceError, match=r"values, but has .* bytes"):
             imported("huge.zarr")
     zarr.create_array(tmp_path / "bad.zarr", data=np.zeros(3), zarr_format=2)
     pickled = {"id": "pickle", "protocol": 5}
@@ -440,7 +448,7 @@ def test_hostile_zarr_stores(imported, tmp_path):
 
 def test_an_axis_of_endless_empty_steps(imported, tmp_path):
     (tmp_path / "w.npy").write_bytes(npy(shape=(2**40, 0)))
-    with pytest.raises(UsageError, match="a first axis of 1099511627776 counts no steps"):
+    with pytest.raises(UsageError, match="a first axis of 1099511627776 is too long to count steps"):
         imported("w.npy", step_axis=True)
 
 
@@ -452,7 +460,7 @@ def test_any_byte_may_be_wrong(imported, tmp_path):
     for suffix in (".npz", ".safetensors"):
         whole[suffix] = (tmp_path / f"in{suffix}").read_bytes()
     outcomes = set()
-    for k in range(80):
+    for k in range(40):
         suffix = (".npz", ".safetensors")[k % 2]
         data = bytearray(whole[suffix])
         data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))

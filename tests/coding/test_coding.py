@@ -86,7 +86,7 @@ def test_an_untrusted_count_takes_no_memory():
 
 
 def test_bad_lengths_are_refused():
-    with pytest.raises(UsageError, match="no prefix code"):
+    with pytest.raises(UsageError, match="do not form a prefix code"):
         HuffmanCode(np.array([1, 1, 1], np.uint8))
     with pytest.raises(UsageError, match="no code"):
         HuffmanCode(np.array([1, 0, 1], np.uint8)).encode(np.array([1], np.uint16))
@@ -153,7 +153,7 @@ def test_code_lengths_that_nobody_sends_are_refused():
         (wide[:-1], "expected"),
         (wide[:2] + bytes([1, 0, 9, 0]) + wide[6:], "beyond"),
         (wide[:2] + bytes([3, 0, 1, 0]) + wide[6:], "beyond"),
-        (pack_lengths(np.array([1, 1, 1, 1], np.uint8), 1), "no prefix code"),
+        (pack_lengths(np.array([1, 1, 1, 1], np.uint8), 1), "do not form a prefix code"),
         (pack_lengths(np.array([25, 1, 0, 0], np.uint8), 0), "24 bits"),
         # first symbol 0, whose length is that outside the span
         (wide[:2] + bytes([0, 0, 2, 0]) + pack_fixed(np.array([0, 0, 3, 3], np.uint16), 5), "longer span"),

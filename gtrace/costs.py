@@ -22,13 +22,14 @@ see :func:`assign_buckets` and :func:`time_step`.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from gtrace.errors import UsageError, suggest
-from gtrace.units import parse_bandwidth, parse_seconds, rate_text
+from gtrace.units import parse_bandwidth, parse_seconds, parse_size, parse_values, rate_text
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -59,7 +60,7 @@ class Network:
             the codec is linear, by a ring all-gather; ``allgather``: both go by a ring all-gather; ``ps``: a parameter
             server whose one link carries every worker's payload, and then the average to every worker: uncompressed,
             unless it is encoded for that. Of :meth:`transfer` alone.
-        compute: seconds of a step's computing and coding, in the place of measured ones; None for those.
+        compute: seconds of a step's computing and coding, instead of measured ones; None for measured ones.
     """
 
     bandwidth: float
@@ -78,10 +79,10 @@ class Network:
         80000000.0
         """
         if topology not in TOPOLOGIES:
-            raise UsageError(f"topology: '{topology}' is unknown; {suggest(topology, TOPOLOGIES)}")
+            raise UsageError(f"network: topology '{topology}' is unknown; {suggest(topology, TOPOLOGIES)}")
         bits = parse_bandwidth(bandwidth, "network")
-        computing = None if compute is None else parse_seconds(compute, "compute-time")
-        return cls(bits, parse_seconds(latency, "latency"), topology, computing)
+        computing = None if compute is None else parse_seconds(compute, "network: compute")
+        return cls(bits, parse_seconds(latency, "network: latency"), topology, computing)
 
     def seconds(self, exchange: Exchange, ranks: int, bits: float) -> float:
         """Seconds of one exchange between ``ranks`` of ``bits`` each, see the table above."""
@@ -102,6 +103,12 @@ class Network:
             return 2 * self.latency + workers * (bits + (bits if exact else down)) / self.bandwidth
         return self.seconds("allreduce" if exact and self.topology == "ring" else "allgather", workers, bits)
 
+    @property
+    def spec(self) -> str:
+        """What :func:`parse_network` reads."""
+        parts = [_plain(self.bandwidth), f"latency={self.latency:.12g}s", f"topology={self.topology}"]
+        return ",".join(parts + ([] if self.compute is None else [f"compute={self.compute:.12g}s"]))
+
     def __str__(self) -> str:
         computing = "" if self.compute is None else f", {self.compute:g} s of computing a step"
         return f"{rate_text(self.bandwidth)}, latency {self.latency * 1e6:g} us, {self.topology}{computing}"
@@ -114,10 +121,11 @@ class Cluster:
     Attributes:
         network: its bandwidth and latency.
         ranks: N, how many train together.
-        step_time: seconds of computing in a step of one rank: forward, backward and optimizer, nothing exchanged.
+        step_time: seconds of computing in a step of one rank: forward, backward and optimizer, nothing exchanged; None
+            if nobody measured it. Then there is no time of a step.
         backward_time: the part of them in which gradients appear; None for two thirds.
         bucket_mb: MiB of a bucket, as ``bucket_cap_mb`` of DistributedDataParallel; None for what it does by default.
-        codec_rate: elements per second that a rank encodes or decodes on its device, where somebody measured it; None
+        codec_rate: values per second that a rank encodes or decodes on its device, where somebody measured it; None
             lets codecs take no time.
 
     Raises:
@@ -126,33 +134,146 @@ class Cluster:
 
     network: Network
     ranks: int
-    step_time: float
+    step_time: float | None = None
     backward_time: float | None = None
     bucket_mb: float | None = None
     codec_rate: float | None = None
 
     def __post_init__(self) -> None:
         if self.ranks < 2:
-            raise UsageError(f"ranks: {self.ranks} exchange nothing; it must be at least 2")
-        if not 0 < self.step_time < math.inf:
-            raise UsageError(f"step-time: {self.step_time:g} s is no time of a step; it must be positive")
-        if self.backward_time is not None and not 0 <= self.backward_time <= self.step_time:
+            raise UsageError(f"ranks: {self.ranks} is too few; gradients travel between at least 2.")
+        if self.step_time is not None and not 0 < self.step_time < math.inf:
+            raise UsageError(f"step time: {self.step_time:g} s must be more than 0.")
+        if self.backward_time is not None and self.step_time is None:
+            raise UsageError("backward: needs the compute time of the step that it is a part of, e.g. 180ms.")
+        if self.backward_time is not None and not 0 <= self.backward_time <= self.computing:
             raise UsageError(
-                f"backward-time: {self.backward_time:g} s of a step of {self.step_time:g} s; it is a part of the step"
+                f"backward: {self.backward_time:g} s is more than the step's computing ({self.computing:g} s)."
             )
         if self.bucket_mb is not None and not 0 < self.bucket_mb < math.inf:
-            raise UsageError(f"bucket-mb: {self.bucket_mb:g} is no size of a bucket; it must be positive")
+            raise UsageError(f"bucket: {self.bucket_mb:g} MiB must be more than 0.")
         if self.codec_rate is not None and not 0 < self.codec_rate < math.inf:
-            raise UsageError(f"codec-rate: {self.codec_rate:g} is no rate of a codec; it must be positive")
+            raise UsageError(f"codec: {self.codec_rate:g} values/s must be more than 0.")
+
+    @property
+    def computing(self) -> float:
+        """Seconds of computing in a step.
+
+        Raises:
+            UsageError: nobody measured it.
+        """
+        if self.step_time is None:
+            raise UsageError(f"cluster: '{self}' has no compute time of a step; add it, e.g. {self},180ms.")
+        return self.step_time
 
     @property
     def backward(self) -> float:
         """Seconds of the backward pass."""
-        return BACKWARD * self.step_time if self.backward_time is None else self.backward_time
+        return BACKWARD * self.computing if self.backward_time is None else self.backward_time
 
     def codec_seconds(self, exchange: Exchange, elements: float) -> float:
-        """Seconds that a rank encodes and decodes in a step, with gradients of so many ``elements``."""
+        """Seconds that a rank encodes and decodes in a step, with ``elements`` gradient values."""
         return 0.0 if self.codec_rate is None else coded(exchange, self.ranks, elements) / self.codec_rate
+
+    def __str__(self) -> str:
+        """What :func:`parse_cluster` reads."""
+        parts = [f"{self.ranks}x{_plain(self.network.bandwidth)}"]
+        if self.step_time is not None:
+            parts.append(f"{self.step_time:.12g}s")
+        if self.backward_time is not None:
+            parts.append(f"backward={self.backward_time:.12g}s")
+        if self.network.latency:
+            parts.append(f"latency={self.network.latency:.12g}s")
+        if self.bucket_mb is not None:
+            parts.append(f"bucket={self.bucket_mb:.12g}MiB")
+        if self.codec_rate is not None:
+            parts.append(f"codec={_plain(self.codec_rate, 'values/s')}")
+        return ",".join(parts)
+
+
+_MACHINES = re.compile(r"(?P<ranks>\d{1,9})\s*[x×]\s*(?P<speed>.*)", re.ASCII)
+#: what a cluster and a simulated network may say beside their speed
+_CLUSTER_PARTS = ("backward", "latency", "bucket", "codec")
+_NETWORK_PARTS = ("latency", "topology", "compute")
+
+
+def parse_cluster(text: str, where: str = "--cluster") -> Cluster:
+    """Read ranks x link speed, then optional parts: ``8x25Gbit/s,180ms,backward=120ms,latency=20us,bucket=25MiB``.
+
+    A time without a key is the compute time of a step; ``codec=2Gvalues/s`` is how fast a rank encodes and decodes.
+
+    Args:
+        text: the cluster.
+        where: the option or key that it comes from, for messages.
+
+    Raises:
+        UsageError: something cannot be read, or a number is out of range.
+
+    >>> cluster = parse_cluster("8x25Gbit/s,180ms,latency=20us")
+    >>> cluster.ranks, cluster.network.bandwidth, cluster.step_time
+    (8, 25000000000.0, 0.18)
+    >>> str(cluster)
+    '8x25Gbit/s,0.18s,latency=2e-05s'
+    """
+    machines, plain, parts = _split(text, where, _CLUSTER_PARTS)
+    match = _MACHINES.fullmatch(machines)
+    if match is None:
+        raise UsageError(f"{where}: '{machines}' needs ranks and link speed, e.g. 8x25Gbit/s.")
+    if len(plain) > 1:
+        raise UsageError(f"{where}: '{plain[1]}' needs a key: {', '.join(f'{key}=' for key in _CLUSTER_PARTS)}.")
+    bandwidth = parse_bandwidth(match["speed"], where)
+    times = {key: parse_seconds(parts[key], f"{where}: {key}") for key in ("backward", "latency") if key in parts}
+    try:
+        return Cluster(
+            Network(bandwidth, times.get("latency", 0.0)),
+            int(match["ranks"]),
+            parse_seconds(plain[0], where) if plain else None,
+            times.get("backward"),
+            parse_size(parts["bucket"], f"{where}: bucket") / MIB if "bucket" in parts else None,
+            parse_values(parts["codec"], f"{where}: codec") if "codec" in parts else None,
+        )
+    except UsageError as error:
+        said = str(error)
+        raise UsageError(said if said.startswith(where) else f"{where}: {said}") from None
+
+
+def parse_network(text: str, where: str = "--network") -> Network:
+    """Read a simulated network: ``1Gbit/s``, ``10MB/s,latency=50us,topology=ps,compute=5s``.
+
+    Raises:
+        UsageError: something cannot be read, or is not positive.
+
+    >>> parse_network("10MB/s,topology=ps").topology
+    'ps'
+    """
+    speed, plain, parts = _split(text, where, _NETWORK_PARTS)
+    if plain:
+        raise UsageError(f"{where}: '{plain[0]}' needs a key: {', '.join(f'{key}=' for key in _NETWORK_PARTS)}.")
+    try:
+        return Network.parse(speed, **parts)
+    except UsageError as error:
+        raise UsageError(str(error).replace("network", where, 1)) from None
+
+
+def _split(text: str, where: str, keys: tuple[str, ...]) -> tuple[str, list[str], dict[str, str]]:
+    """The first part of a text with commas, the others without a key, and those with one."""
+    first, *others = (part.strip() for part in text.split(","))
+    parts: dict[str, str] = {}
+    for part in others:
+        key, equals, value = part.partition("=")
+        if not equals:
+            continue
+        if key not in keys:
+            raise UsageError(f"{where}: '{key}=' is unknown; {suggest(key, keys)}")
+        if key in parts:
+            raise UsageError(f"{where}: '{key}=' is given twice.")
+        parts[key] = value
+    return first, [part for part in others if "=" not in part], parts
+
+
+def _plain(rate: float, unit: str = "bit/s") -> str:
+    """A rate as it is typed."""
+    return rate_text(rate, unit, 12).replace(" ", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +296,17 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Of the step, with the exchange of each bucket beginning as soon as it can."""
+        """Seconds of the step if the exchange of each bucket begins as early as possible."""
         return self.computing + self.exposed + self.codec
 
     @property
     def serial(self) -> float:
-        """Of the step if nothing overlapped: an upper bound."""
+        """Seconds of the step without overlap: an upper bound."""
         return self.computing + self.communication + self.codec
 
     @property
     def ideal(self) -> float:
-        """Of the step if exchanges filled the whole backward pass: a lower bound."""
+        """Seconds of the step if exchanges fill the whole backward pass: a lower bound."""
         return self.computing + max(0.0, self.communication - self.backward) + self.codec
 
     def speed_up(self, reference: StepTime) -> tuple[float, float, float]:
@@ -204,7 +325,7 @@ def messages(exchange: Exchange, ranks: int) -> int:
 
 
 def sent(exchange: Exchange, ranks: int, bits: float) -> float:
-    """Bits that each rank sends where its gradient or payload has ``bits``; bytes for bytes.
+    """Bits that each rank sends if its gradient or payload has ``bits``; bytes for bytes.
 
     >>> [sent(exchange, 8, 1200) for exchange in EXCHANGES]
     [2100.0, 8400.0, 2100.0]
@@ -214,7 +335,7 @@ def sent(exchange: Exchange, ranks: int, bits: float) -> float:
 
 
 def coded(exchange: Exchange, ranks: int, elements: float) -> float:
-    """Elements that each rank encodes and decodes, together, where its gradient has ``elements``.
+    """Elements that each rank encodes and decodes, in sum, if its gradient has ``elements``.
 
     ``allgather``: encodes its own and decodes everyone's, (1 + N) n. ``two-shot``: encodes its own, decodes N pieces of
     n / N, encodes their average, decodes the averages of all: (3 + 1 / N) n. ``allreduce``: none.
@@ -286,7 +407,7 @@ def time_step(
     if codec_seconds is None:
         codec_seconds = cluster.codec_seconds(exchange, float(np.sum(sizes)))
     return StepTime(
-        computing=cluster.step_time,
+        computing=cluster.computing,
         backward=cluster.backward,
         communication=float(plan.seconds(network.latency, network.bandwidth).sum()),
         exposed=float(plan.exposed(network.latency, network.bandwidth)),
@@ -313,7 +434,7 @@ def break_even_rate(codec: StepTime, reference: StepTime, elements: float) -> fl
         elements: encoded and decoded in a step, see :func:`coded`.
 
     Returns:
-        Infinite where no codec is fast enough.
+        the rate; infinite if no codec is fast enough.
     """
     spare = reference.seconds - (codec.seconds - codec.codec)
     return elements / spare if spare > 0 else math.inf
@@ -331,25 +452,25 @@ def break_even_bandwidth(
     """Bits per second above which a codec no longer makes the step 1% shorter than an all-reduce does.
 
     Args:
-        sizes: as of :func:`time_step`, like the rest.
+        sizes: see :func:`time_step`, also for the rest.
         bits: per value.
         cluster: the bandwidth of its network does not matter.
         exchange: of the payloads.
         reference_bits: per value of the all-reduce that it is compared with.
-        codec_seconds: as of :func:`time_step`.
+        codec_seconds: see :func:`time_step`.
 
     Returns:
-        0 where it is no shorter on any network from 1 Mbit/s up.
+        0 if it is not shorter on any network from 1 Mbit/s up.
     """
     latency = cluster.network.latency
     if codec_seconds is None:
         codec_seconds = cluster.codec_seconds(exchange, float(np.sum(sizes)))
-    computing = cluster.step_time + codec_seconds
+    computing = cluster.computing + codec_seconds
     ours = _Schedule.of(sizes, bits, cluster, exchange, None)
     theirs = _Schedule.of(sizes, reference_bits, cluster, "allreduce", None)
 
     def pays(bandwidth: NDArray[np.float64]) -> NDArray[np.bool_]:
-        plain = cluster.step_time + theirs.exposed(latency, bandwidth)
+        plain = cluster.computing + theirs.exposed(latency, bandwidth)
         return computing + ours.exposed(latency, bandwidth) < (1 - WORTHWHILE) * plain
 
     low, high = 1e6, 1e15

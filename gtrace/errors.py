@@ -9,7 +9,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 EXIT_OK = 0
 EXIT_BUG = 1
@@ -45,7 +45,7 @@ class PayloadError(GtraceError, ValueError):
 
 
 class OutputExistsError(GtraceError):
-    """Something already stands where a result would go; it was left untouched."""
+    """The output already exists; it was left unchanged."""
 
     exit_code = EXIT_EXISTS
 
@@ -56,18 +56,23 @@ class ScriptError(GtraceError):
     exit_code = EXIT_SCRIPT
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """The end of an error message about an unknown name: the nearest known ones, or all of them when they are few.
+def suggest(word: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
+    """The end of an error message about an unknown name: the nearest known ones, or all of them if they are few.
+
+    Args:
+        word: the unknown name.
+        known: those that are known.
+        shown: what is shown instead of some of them.
 
     >>> suggest("qsgdnf", ["qsgd", "qsgdinf", "natural"])
     'did you mean qsgdinf or qsgd?'
     """
     names = sorted(set(known))
-    near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(word, names, n=3, cutoff=0.6)
     if near:
-        return f"did you mean {' or '.join(near)}?"
-    shown = ", ".join(names[:12])
-    return f"known: {shown}{', ...' if len(names) > 12 else ''}" if names else "none is known"
+        return f"did you mean {' or '.join((shown or {}).get(name, name) for name in near)}?"
+    first = ", ".join(names[:12])
+    return f"known: {first}{', ...' if len(names) > 12 else ''}" if names else "there are none here"
 
 
 def size_text(count: float) -> str:

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Self
+
+import gtrace
+from gtrace.capture import CaptureOptions, CaptureSession
+from gtrace.capture.options import EveryStep
 
 SAMPLES = Path(__file__).resolve().parent.parent / "samples"
+
+
+class Captured:
+    """A captured block, every step of it unless options say otherwise; what the user is told is kept."""
+
+    def __init__(self, path: Path, **options: object) -> None:
+        self.path, self.said = path, []
+        self.session = CaptureSession(CaptureOptions(path, **({"policy": EveryStep()} | options)), say=self.said.append)
+
+    def __enter__(self) -> Self:
+        self.session.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.summary = self.session.finish("complete")
+
+    @functools.cached_property
+    def trace(self) -> gtrace.Trace:
+        return gtrace.open_trace(self.path)
 
 
 def environment() -> dict[str, str]:

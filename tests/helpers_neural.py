@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import torch
+from helpers_capture import Captured
 from torch import nn
 from torch.nn import functional
 
-import gtrace
-from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.options import EveryStep
 
-
-class Run:
-    """A captured block; what the user is told is kept."""
+class Run(Captured):
+    """A captured block of neural gradients."""
 
     def __init__(self, path, kind="neural", **options):
-        self.path = path
-        self.said = []
-        options = CaptureOptions(path, kind=kind, **({"policy": EveryStep()} | options))
-        self.session = CaptureSession(options, say=self.said.append)
-
-    def __enter__(self):
-        self.session.start()
-        return self
-
-    def __exit__(self, *_):
-        self.summary = self.session.finish("complete")
-        self.trace = gtrace.open_trace(self.path) if self.summary.rows else None
+        super().__init__(path, kind=kind, **options)
 
     @property
     def steps(self):

@@ -1,6 +1,7 @@
 """What gradients cost between ranks: by hand, against a schedule played event by event, and against torch's buckets."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -17,12 +18,14 @@ from gtrace.costs import (
     break_even_rate,
     coded,
     messages,
+    parse_cluster,
+    parse_network,
     sent,
     step_seconds,
     time_step,
 )
 from gtrace.errors import UsageError
-from gtrace.units import parse_elements, parse_seconds
+from gtrace.units import parse_seconds, parse_values
 
 CLUSTER = Cluster(Network.parse("25Gbit/s", "20us"), ranks=8, step_time=0.18)
 SIZES = [3_000_000, 64, 20_000_000, 1000, 9_000_000, 9_000_000, 64, 400_000]
@@ -194,11 +197,13 @@ def test_rates(text, bits):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("fast",), "'fast' is no rate"),
-        (("0bit/s",), "is no speed"),
-        (("1.2.3Gbit/s",), "is no number"),
-        (("1Gbit/s", "soon"), "'soon' is no time"),
-        (("1Gbit/s", "1us", "star"), "topology: 'star' is unknown"),
+        (("fast",), "network: 'fast' is not a valid speed; write e.g. 25Gbit/s."),
+        (("0bit/s",), "network: '0bit/s' must be more than 0."),
+        (("1.2.3Gbit/s",), "network: '1.2.3Gbit/s' is not a valid speed"),
+        (("25",), "network: '25' needs a unit, e.g. 25Gbit/s."),
+        (("25Gbps",), "network: '25Gbps' has an unknown unit; write e.g. 25Gbit/s."),
+        (("1Gbit/s", "soon"), "network: latency: 'soon' is not a valid time; write e.g. 25ms."),
+        (("1Gbit/s", "1us", "star"), "network: topology 'star' is unknown"),
     ],
 )
 def test_what_is_no_network_is_said(given, said):
@@ -208,20 +213,53 @@ def test_what_is_no_network_is_said(given, said):
 
 def test_times_and_rates_of_a_codec():
     assert parse_seconds("180ms", "step-time") == pytest.approx(0.18)
-    assert parse_elements("4Gelem/s", "codec-rate") == 4e9
-    for text in ("4G", "0Melem/s", "elem/s"):
-        with pytest.raises(UsageError, match="codec-rate"):
-            parse_elements(text, "codec-rate")
+    assert parse_values("4Gvalues/s", "codec") == 4e9
+    for text in ("4G", "0Mvalues/s", "values/s"):
+        with pytest.raises(UsageError, match="codec"):
+            parse_values(text, "codec")
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster"),
+    [
+        ("8x25Gbit/s", Cluster(Network(25e9), 8)),
+        ("8x25Gbit/s,180ms", Cluster(Network(25e9), 8, 0.18)),
+        (
+            "2 x 10MB/s, 1s, backward=120ms, latency=20us, bucket=4MiB, codec=2Gvalues/s",
+            Cluster(Network(8e7, 20e-6), 2, 1.0, 0.12, 4.0, 2e9),
+        ),
+        ("8x25Gbit/s,latency=20us,180ms", Cluster(Network(25e9, 20e-6), 8, 0.18)),
+    ],
+)
+def test_a_cluster_is_read_and_written(text, cluster):
+    assert parse_cluster(text) == cluster == parse_cluster(str(cluster))
+
+
+def test_a_simulated_network_is_read_and_written():
+    network = parse_network("10MB/s,latency=50us,topology=ps,compute=5s")
+    assert network == Network(8e7, 50e-6, "ps", 5.0) == parse_network(network.spec)
+    for text, said in (
+        ("1Gbit/s,50us", "--network: '50us' needs a key: latency=, topology=, compute=."),
+        ("1Gbit/s,topology=star", "--network: topology 'star' is unknown"),
+        ("1Gbit/s,latency=5", "--network: latency: '5' needs a unit, e.g. 5ms."),
+    ):
+        with pytest.raises(UsageError, match=re.escape(said)):
+            parse_network(text)
+
+
+def test_without_a_compute_time_nothing_is_timed():
+    with pytest.raises(UsageError, match="'8x25Gbit/s' has no compute time of a step"):
+        step_seconds(SIZES, 4.0, parse_cluster("8x25Gbit/s"))
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"ranks": 1}, "ranks: 1"),
-        ({"step_time": 0.0}, "step-time: 0"),
-        ({"step_time": math.inf}, "step-time"),
-        ({"backward_time": 0.2}, "backward-time: 0.2 s of a step of 0.1 s"),
-        ({"bucket_mb": 0.0}, "bucket-mb: 0"),
+        ({"step_time": 0.0}, "step time: 0 s must be more"),
+        ({"step_time": math.inf}, "step time"),
+        ({"backward_time": 0.2}, "backward: 0.2 s is more than the step's computing"),
+        ({"bucket_mb": 0.0}, "bucket: 0 MiB"),
     ],
 )
 def test_what_is_no_cluster_is_said(given, said):

@@ -44,7 +44,7 @@ def test_the_log_is_fine(path):
     [
         ('{"type": "step", "loss": NaN}', "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ('{"type": 3}', "no record"),
+        ('{"type": 3}', "not a record"),
         ('{"type": "step", "run": "x", "step": "\\u001b[2J"}', "'step' of a step record is no number"),
         ('{"type": "step", "run": "x", "step": null}', "'step' of a step record is no number"),
         ('{"type": "step", "run": "x", "step": 1e999}', "out of range"),

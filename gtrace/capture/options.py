@@ -8,13 +8,13 @@ import functools
 import json
 import os
 import re
-import sys
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gtrace.errors import OutputExistsError, UsageError, suggest
 from gtrace.settings import documented, option
 from gtrace.torch_hooks.processes import launched_place
+from gtrace.units import parse_size, step_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,10 +25,6 @@ DEFAULT_BUDGET = 4_000_000_000
 #: Automatic steps are spread over this many; later steps of a longer run are not recorded.
 HORIZON = 1_000_000
 _BURST = 16
-
-_STEPS = re.compile(r"(?P<first>\d{1,18})(?:-(?P<last>\d{1,18})(?::(?P<stride>\d{1,18}))?|\+(?P<burst>\d{1,18}))?")
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?i?b?)", re.IGNORECASE | re.ASCII)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 class StepPolicy(Protocol):
@@ -117,33 +113,19 @@ def _bursts(capacity: int) -> tuple[int, int, list[int]]:
     return dense, length, starts
 
 
-def parse_steps(text: str, where: str = "--steps") -> StepPolicy:
-    """Read ``auto`` or a list such as ``0,10,100-200,500-900:100,1000+50``.
-
-    ``A-B`` holds both ends, ``A-B:S`` every S-th of them, ``A+K`` is a burst of K steps from A on.
+def parse_steps(text: str) -> StepPolicy:
+    """Read ``auto``, or steps as :func:`gtrace.units.step_ranges` does.
 
     >>> policy = parse_steps("0,10,1000+50")
     >>> [step for step in (0, 1, 10, 999, 1000, 1049, 1050) if policy.wants(step, 0)]
     [0, 10, 1000, 1049]
 
     Raises:
-        UsageError: not such a list, a descending range, or an empty burst.
+        UsageError: not such steps.
     """
     if text.strip() == "auto":
         return AutomaticSteps()
-    ranges = []
-    for part in text.split(","):
-        match = _STEPS.fullmatch(part.strip())
-        if match is None:
-            raise UsageError(f"{where}: '{part.strip()}' is not a step; write auto or 0,10,100-200,1000+50")
-        first = int(match["first"])
-        last, stride = int(match["last"] or first), int(match["stride"] or 1)
-        if match["burst"] is not None:
-            last = first + int(match["burst"]) - 1
-        if last < first or stride < 1:
-            raise UsageError(f"{where}: '{part.strip()}' holds no step; ranges ascend, bursts and strides are positive")
-        ranges.append(range(first, last + 1, stride))
-    return ListedSteps(tuple(ranges), text.strip())
+    return ListedSteps(step_ranges(text), text.strip())
 
 
 def step_policy(steps: str | None, every: int | None) -> StepPolicy:
@@ -155,30 +137,10 @@ def step_policy(steps: str | None, every: int | None) -> StepPolicy:
     if every is None:
         return parse_steps("auto" if steps is None else steps)
     if steps is not None:
-        raise UsageError("--every and --steps exclude each other; --steps 0-1000:10 does both")
+        raise UsageError("--every and --steps exclude each other; --steps 0-1000:10 says both.")
     if every < 1:
-        raise UsageError(f"--every: needs a number of 1 or more, not {every}")
+        raise UsageError(f"--every: {every} must be at least 1.")
     return EveryStep(every)
-
-
-def parse_size(text: str, where: str = "--budget") -> int:
-    """Read a number of bytes such as ``4GB``, ``500M``, ``1.5GiB`` or ``1000``.
-
-    >>> parse_size("1.5GiB")
-    1610612736
-
-    Raises:
-        UsageError: not a size.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"{where}: '{text}' is not a valid size; write 4GB, 500MB or 1GiB")
-    unit = match["unit"].lower().removesuffix("b")
-    base = 1024 if unit.endswith("i") else 1000
-    size = float(match["number"]) * base ** _POWERS[unit.removesuffix("i")]
-    if size > sys.maxsize:
-        raise UsageError(f"{where}: '{text}' is larger than any disk")
-    return int(size)
 
 
 @dataclass
@@ -251,11 +213,15 @@ class CaptureSettings:
     )
     reduced: bool = option(
         False,
+        advanced=True,
         opposite="local",
         help="Of several processes, record each one's own gradients, or the average that they share.  [default: local]",
     )
     rank: str = option(
-        "all", choices=("all", "0"), help="With several processes that train together, record all or the first."
+        "all",
+        advanced=True,
+        choices=("all", "0"),
+        help="Of several processes that train together, record all or the first.",
     )
     kind: str = option(
         "weight",
@@ -264,26 +230,32 @@ class CaptureSettings:
     )
     max_elements: int | None = option(
         None,
+        advanced=True,
         metavar="N",
         help="Keep N elements of a larger gradient: whole blocks of 16384 for weights, a sample of single elements "
         "for neural ones.  [default: all; 262144]",
     )
-    optimizer_state: bool = option(False, help="Record the sums of Adam's second moments, too.")
+    optimizer_state: bool = option(False, advanced=True, help="Record the sums of Adam's second moments, too.")
     second_moments: bool = option(
         False,
+        advanced=True,
         help="Record Adam's second moments element by element, as many bytes as the gradients, for update errors.",
     )
-    noise: bool = option(False, help="Record the noise of a step's micro-batches, too.")
-    verbose: bool = option(False, help="Print a line after every 100 recorded steps.")
-    drop: bool = option(False, help="Leave out steps if the disk cannot keep up, instead of making training wait.")
+    noise: bool = option(False, help="Record how the gradients of a step's micro-batches scatter, too.")
+    verbose: bool = option(False, advanced=True, help="Say something after every 100 recorded steps.")
+    drop: bool = option(
+        False, advanced=True, help="Leave out steps while the disk cannot keep up, instead of making training wait."
+    )
     sketch: str | None = option(
         None,
+        advanced=True,
         metavar="LIST",
         help="Keep moment sketches of large gradients instead of their values: norms and bucket sizes, e.g. "
         "l2:8192,linf:8192,none.",
     )
     sketch_mantissa: int | None = option(
         None,
+        advanced=True,
         minimum=0,
         maximum=10,
         help="Width of a sketch's bins: 2^N in an octave; 10 loses nothing.  [default: 6]",
@@ -365,7 +337,7 @@ def capture_options(
     if given.max_elements is not None and given.max_elements < 1:
         raise UsageError(f"--max-elements: needs a number of 1 or more, not {given.max_elements}")
     _check_sketch(given.sketch, given.sketch_mantissa)
-    size = parse_size(given.budget) if isinstance(given.budget, str) else given.budget
+    size = parse_size(given.budget, "--budget") if isinstance(given.budget, str) else given.budget
     if size is None and isinstance(policy, AutomaticSteps):
         size = DEFAULT_BUDGET
     _check_place(path, force=given.force, run=run, first=first)

@@ -64,7 +64,7 @@ class CaptureSession:
         status: bool = False,
     ) -> None:
         if importlib.util.find_spec("torch") is None:
-            raise UsageError("gtrace.capture needs PyTorch, which is not installed: pip install 'gtrace[torch]'")
+            raise UsageError("gtrace.capture needs PyTorch, which is not installed: pip install torch")
         self._status = status or options.verbose
         self._options = options
         self._attrs = attrs or {}

@@ -3,120 +3,20 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import sys
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gtrace import __version__
-from gtrace.errors import EXIT_INTERRUPTED, EXIT_OK, GtraceError, UsageError, printable, suggest
+from gtrace.cli.groups import COMMANDS, Program
+from gtrace.errors import EXIT_INTERRUPTED, EXIT_OK, GtraceError, UsageError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from importlib.metadata import EntryPoint
     from typing import TextIO
-
-#: command -> (module that defines it as ``command``, its line in ``gtrace --help``), in the order of use.
-COMMANDS = {
-    "demo": ("gtrace.cli.demo", "Capture, sweep, train and report on a shipped sample."),
-    "capture": ("gtrace.cli.capture", "Run a training script and record its gradients."),
-    "info": ("gtrace.cli.info", "Say what is in a trace."),
-    "formats": ("gtrace.cli.formats", "Choose a float format for every layer of a trace."),
-    "check": ("gtrace.cli.check", "Verify every value of a trace, and repair it."),
-    "pack": ("gtrace.cli.pack", "Rewrite a trace into fewer files, or as HDF5."),
-    "sketch": ("gtrace.cli.sketch", "Make a small trace of sketches from a full one."),
-    "sweep": ("gtrace.cli.sweep", "Measure codecs on a trace."),
-    "report": ("gtrace.cli.report", "Turn results into tables, plots and a page."),
-    "plan": ("gtrace.cli.plan", "Choose a codec and bits for every tensor under a budget."),
-    "train": ("gtrace.cli.train", "Train with a codec on the gradients."),
-    "compare": ("gtrace.cli.compare", "Say which measure of the error predicts the loss of training."),
-    "bench": ("gtrace.cli.bench", "Compare a codec of your own with every built-in one."),
-    "import": ("gtrace.cli.import_", "Make a trace of arrays that other programs stored."),
-    "export": ("gtrace.cli.export", "Write a trace as npz, safetensors or Parquet."),
-    "codecs": ("gtrace.cli.codecs", "List the codecs, or explain one."),
-}
-#: entry points of packages that add commands; each names a pair as in COMMANDS, in a module that imports fast
-GROUP = "gtrace.commands"
-#: what the package gtrace-experiments adds
-EXPERIMENTS = ("reproduce", "linear")
-
-
-@cache
-def added_commands() -> dict[str, EntryPoint]:
-    """Commands of other installed packages, by name; nothing of theirs is imported."""
-    from importlib import metadata
-
-    return {entry.name: entry for entry in metadata.entry_points(group=GROUP) if entry.name not in COMMANDS}
-
-
-def use_instead(name: str, arguments: str = "") -> str:
-    """Which command of gtrace-experiments to use, and how to install it if it is missing."""
-    missing = "" if name in added_commands() else "; first pip install ./experiments in a clone of gtrace"
-    return f"use gtrace {name} {arguments}".rstrip() + missing
-
-
-def command_line(name: str) -> str:
-    """The line of a command in ``gtrace --help``; of another package's, why if it cannot be loaded."""
-    if name in COMMANDS:
-        return COMMANDS[name][1]
-    try:
-        return _pair(added_commands()[name])[1]
-    except UsageError as error:
-        return str(error)
-
-
-def _load(name: str) -> click.Command:
-    if name in COMMANDS:
-        command = importlib.import_module(COMMANDS[name][0]).command
-        assert isinstance(command, click.Command)
-        return command
-    entry = added_commands()[name]
-    try:
-        with _of_package(entry):
-            command = importlib.import_module(_pair(entry)[0]).command
-            if not isinstance(command, click.Command):
-                raise TypeError("its command is not a click command")
-            return command
-    except UsageError as error:
-        return _broken(name, error)
-
-
-def _pair(entry: EntryPoint) -> tuple[str, str]:
-    """What another package's entry point names: the module of a command, and its line in the help."""
-    with _of_package(entry):
-        module, line = entry.load()
-        return str(module), str(line)
-
-
-@contextmanager
-def _of_package(entry: EntryPoint) -> Iterator[None]:
-    """One line for whatever another package raises: the other commands go on.
-
-    Raises:
-        UsageError: the package cannot be loaded.
-    """
-    try:
-        yield
-    except UsageError:
-        raise
-    except Exception as error:  # noqa: BLE001 - an error of another package must not stop gtrace's own commands
-        package = entry.value if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UsageError(f"{entry.name}: cannot load {package} ({reason}); update or uninstall it") from None
-
-
-def _broken(name: str, error: UsageError) -> click.Command:
-    """Stands in for a command that cannot be loaded: it lists and completes, and says why when it is run."""
-
-    def refuse() -> None:
-        raise error
-
-    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(name, anything, refuse, short_help=str(error), add_help_option=False)
 
 
 class _ReaderWentAwayError(Exception):
@@ -136,8 +36,8 @@ def _reader_may_leave() -> Iterator[None]:
         raise
 
 
-class LazyGroup(click.Group):
-    """A group that imports a command's module only when that command is run."""
+class _Program(Program):
+    """The program, whose reader may go away at any time."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         with _reader_may_leave():
@@ -147,34 +47,24 @@ class LazyGroup(click.Group):
         with _reader_may_leave():
             return super().invoke(ctx)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, *added_commands()]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return _load(cmd_name) if cmd_name in COMMANDS or cmd_name in added_commands() else None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS and args[0] not in added_commands():
-            if args[0] in EXPERIMENTS:
-                ctx.fail(f"no command '{args[0]}' here; {use_instead(args[0])}")
-            ctx.fail(f"no command '{args[0]}'; {suggest(args[0], self.list_commands(ctx))}")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command_line(name)) for name in self.list_commands(ctx)])
-
 
 @click.group(
-    cls=LazyGroup,
+    cls=_Program,
+    table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Start with: gtrace demo. Each command has --help with an example.",
+    epilog="gtrace COMMAND --help shows the options of a command, with an example.",
 )
 @click.version_option(__version__, prog_name="gtrace")
 def gtrace() -> None:
-    """Record the gradients of a training run and measure what every gradient codec would do to them."""
+    """Find out whether to compress the gradients of your training, with what, and at how many bits.
+
+    \b
+    A first look, and then your own training:
+      gtrace demo                 everything on a shipped sample
+      gtrace capture train.py     records train.zarr; the script runs unchanged
+      gtrace sweep train.zarr     measures compression methods on it
+      gtrace report               says which one to use, and what it costs
+    """
 
 
 def main(args: Sequence[str] | None = None) -> Any:
@@ -183,11 +73,12 @@ def main(args: Sequence[str] | None = None) -> Any:
     try:
         code = gtrace.main(args=list(args) if args is not None else None, prog_name="gtrace", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        _say("interrupted; what was finished is kept", stderr)
+        _say("interrupted; finished work is kept.", stderr)
         code = EXIT_INTERRUPTED
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        where = f" ({context.command_path} --help shows the options)" if context else ""
+        shown = "commands" if context and isinstance(context.command, click.Group) else "options"
+        where = f" ({context.command_path} --help shows the {shown})" if context else ""
         _say(f"{' '.join(error.format_message().split())}{where}", stderr)
         code = error.exit_code
     except GtraceError as error:

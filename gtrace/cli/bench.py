@@ -1,4 +1,4 @@
-"""``gtrace bench``: a codec of one's own against every built-in one."""
+"""``gtrace study bench``: a codec of one's own against every built-in one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from gtrace.cli.completion import complete_spec
 from gtrace.cli.console import status_line
-from gtrace.cli.options import PLUGIN, check_output, load_plugins, options, print_json
+from gtrace.cli.options import PLUGIN, Command, check_output, load_plugins, options, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import option
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """The options of ``gtrace bench``."""
+    """The options of ``gtrace study bench``."""
 
     plugin: tuple[Path, ...] = option((), **PLUGIN)
     at: float | None = option(
@@ -32,7 +32,7 @@ class BenchSettings:
     as_json: bool = option(False, names=("--json",), help="Print every number as JSON instead.")
 
 
-@click.command("bench")
+@click.command("bench", cls=Command)
 @click.argument("codecs", nargs=-1, required=True, metavar="CODEC...", shell_complete=complete_spec)
 @options(BenchSettings)
 def command(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
@@ -46,9 +46,9 @@ def command(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
 
     \b
     Examples:
-      gtrace bench dither.py
-      gtrace bench dither:bits=4 qsgdinf:bucket_size=64 --plugin dither.py -o dither.md -o dither.tex
-      gtrace bench qsgdinf --quick
+      gtrace study bench dither.py
+      gtrace study bench dither:bits=4 qsgdinf:bucket_size=64 --plugin dither.py -o dither.md -o dither.tex
+      gtrace study bench qsgdinf --quick
     """
     for path in settings.output:
         if path.suffix not in (".md", ".tex"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from gtrace.capture.options import CaptureSettings, capture_options
-from gtrace.cli.options import options
+from gtrace.cli.options import Command, options
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
 from gtrace.settings import nested, option
 
@@ -42,6 +42,7 @@ class CaptureTarget:
 
 @click.command(
     "capture",
+    cls=Command,
     context_settings={"allow_interspersed_args": False},
     epilog="Example: gtrace capture --every 10 --exclude '*.bias' -o run.zarr train.py --epochs 3",
 )

@@ -1,4 +1,4 @@
-"""``gtrace check``: whether everything in a trace is right, and a repair of what is not."""
+"""``gtrace trace check``: whether everything in a trace is right, and a repair of what is not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.options import JSON, TracePath, options, pick, print_json
+from gtrace.cli.options import JSON, Command, TracePath, options, pick, print_json
 from gtrace.errors import EXIT_INPUT, EXIT_OK, printable
 from gtrace.settings import option
 
@@ -23,7 +23,7 @@ _MOST_LINES = 100
 
 @dataclass(frozen=True)
 class CheckSettings:
-    """The options of ``gtrace check``."""
+    """The options of ``gtrace trace check``."""
 
     repair: bool = option(
         False, help="Make a damaged or interrupted trace usable; a damaged one is kept as NAME.damaged."
@@ -31,7 +31,7 @@ class CheckSettings:
     as_json: bool = option(False, **JSON)
 
 
-@click.command("check", epilog="Example: gtrace check run.zarr --repair")
+@click.command("check", cls=Command, epilog="Example: gtrace trace check run.zarr --repair")
 @click.argument("trace", type=TracePath())
 @options(CheckSettings)
 def command(settings: CheckSettings, trace: Path | str) -> int:
@@ -74,7 +74,7 @@ def _show(report: CheckReport, repair: Repair | None) -> None:
     click.echo(f"{report.path}: {_summary(report)}")
     if repair is None:
         if not report.clean and isinstance(report.path, Path):
-            click.echo(f"next: gtrace check {report.path} --repair")
+            click.echo(f"next: gtrace trace check {report.path} --repair")
     elif not repair.changed:
         click.echo("nothing to repair")
     else:

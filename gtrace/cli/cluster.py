@@ -1,108 +1,78 @@
-"""Options about the machines between which gradients travel, and what codecs save there."""
+"""The option that says between which machines gradients travel, and what codecs save there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.cli.console import wide_console
-from gtrace.errors import UsageError
+from gtrace.errors import TraceError, UsageError
 from gtrace.settings import option
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gtrace.costs import Cluster
     from gtrace.report.analysis.savings import Savings
 
 
+#: where a cluster may be written down: file -> the tables that its key is in
+_FILES = {"gtrace.toml": (), "pyproject.toml": ("tool", "gtrace")}
+
+
 @dataclass(frozen=True)
 class ClusterSettings:
-    """The machines between which gradients travel; ``example`` is how each is written."""
+    """The machines between which gradients travel."""
 
-    ranks: int | None = option(
+    cluster: str | None = option(
         None,
-        metavar="N",
-        example="--ranks 8",
-        help="Workers that train together: for what codecs save, and in a report for the error of their average.",
-    )
-    network: str | None = option(
-        None,
-        metavar="RATE",
-        example="--network 25Gbit/s",
-        help="Speed of each rank's link, as in 25Gbit/s.",
-    )
-    latency: str | None = option(
-        None, metavar="TIME", example="--latency 20us", help="Of a message there, as in 20us.  [default: 0s]"
-    )
-    step_time: str | None = option(
-        None,
-        metavar="TIME",
-        example="--step-time 180ms",
-        help="For what codecs save: computing of one rank's step without any exchange, as in 180ms.",
-    )
-    backward_time: str | None = option(
-        None,
-        metavar="TIME",
-        example="--backward-time 120ms",
-        help="The part of --step-time in which gradients appear.  [default: two thirds]",
-    )
-    bucket_mb: float | None = option(
-        None,
-        metavar="MIB",
-        example="--bucket-mb 25",
-        help="DistributedDataParallel's bucket_cap_mb there.  [default: 25, the first bucket 1]",
-    )
-    codec_rate: str | None = option(
-        None,
-        metavar="RATE",
-        example="--codec-rate 2Gelem/s",
-        help="Elements that a rank encodes or decodes per second, where you measured it on that device, as in "
-        "2Gelem/s.  [default: no time of coding counts]",
+        metavar="CLUSTER",
+        help="Ranks x link speed, then the compute time of a step: 8x25Gbit/s,180ms. More parts: backward=120ms, "
+        "latency=20us, bucket=25MiB, codec=2Gvalues/s.  [default: cluster in gtrace.toml or pyproject.toml here]",
     )
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """Those that a user gave, by name."""
-        return {name: value for name, value in vars(self).items() if value is not None}
 
-
-#: what a cluster cannot do without
-_NEEDED = ("ranks", "network", "step_time")
-
-
-def chosen_cluster(settings: ClusterSettings, ranks: int | None = None) -> Cluster | None:
-    """The cluster that the settings describe; None if none of them is given.
+def chosen_cluster(text: str | None, *, timed: bool = False) -> Cluster | None:
+    """The cluster of ``--cluster``, else the one written down in the current folder; None without either.
 
     Args:
-        settings: of the command.
-        ranks: if ``--ranks`` is not given; a ``--network`` alone is then meant for something else.
+        text: the option.
+        timed: the compute time of a step is needed; a cluster that is written down without it then counts as none.
 
     Raises:
-        UsageError: one of the three that are needed is missing, or something cannot be read.
+        UsageError: it cannot be read, or the option lacks the compute time.
+        TraceError: a file that may hold it cannot be read.
     """
-    given = settings.given
-    if not given or (ranks is not None and given.keys() <= {"network", "latency"}):
-        return None
-    examples = {field.name: field.metadata["example"] for field in fields(ClusterSettings)}
-    first = min(given, key=(*_NEEDED, *examples).index)
-    if ranks is not None:
-        given.setdefault("ranks", ranks)
-    missing = [examples[name] for name in _NEEDED if name not in given]
-    if missing:
-        raise UsageError(f"{examples[first].split()[0]}: what codecs save needs {' and '.join(missing)}, too")
-    from gtrace.costs import Cluster, Network
-    from gtrace.units import parse_elements, parse_seconds
+    from gtrace.costs import parse_cluster
 
-    backward, rate = given.get("backward_time"), given.get("codec_rate")
-    return Cluster(
-        network=Network.parse(given["network"], given.get("latency", "0s")),
-        ranks=given["ranks"],
-        step_time=parse_seconds(given["step_time"], "step-time"),
-        backward_time=None if backward is None else parse_seconds(backward, "backward-time"),
-        bucket_mb=given.get("bucket_mb"),
-        codec_rate=None if rate is None else parse_elements(rate, "codec-rate"),
-    )
+    if text is None:
+        found = _written_down()
+        return None if found is None or (timed and found.step_time is None) else found
+    cluster = parse_cluster(text)
+    if timed and cluster.step_time is None:
+        raise UsageError(f"--cluster: '{text}' needs the compute time of a step here, e.g. {text},180ms.")
+    return cluster
+
+
+def _written_down() -> Cluster | None:
+    """The cluster of ``gtrace.toml``, or of ``[tool.gtrace]`` in ``pyproject.toml``."""
+    import tomllib
+
+    from gtrace.costs import parse_cluster
+
+    for file, tables in _FILES.items():
+        path = Path(file)
+        if not path.is_file():
+            continue
+        try:
+            found: Any = tomllib.loads(path.read_text("utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise TraceError(f"{file}: cannot be read as TOML ({error}).") from None
+        for table in tables:
+            found = found.get(table) or {}
+        text = found.get("cluster") if isinstance(found, dict) else None
+        if text is not None:
+            return parse_cluster(str(text), f"{file}: cluster")
+    return None
 
 
 def savings_of_log(path: Path, cluster: Cluster | None) -> Savings | None:

@@ -13,7 +13,7 @@ import click
 
 from gtrace.cli.completion import complete_codec
 from gtrace.cli.console import plain_table
-from gtrace.cli.options import JSON, PLUGIN, load_plugins, options, pick, print_json
+from gtrace.cli.options import JSON, PLUGIN, Command, load_plugins, options, pick, print_json
 from gtrace.errors import GtraceError
 from gtrace.settings import option
 
@@ -35,7 +35,7 @@ class CodecsSettings:
     as_json: bool = option(False, **JSON)
 
 
-@click.command("codecs")
+@click.command("codecs", cls=Command)
 @click.argument("name", required=False, shell_complete=complete_codec)
 @options(CodecsSettings)
 def command(settings: CodecsSettings, name: str | None) -> None:
@@ -134,7 +134,7 @@ def _examples(name: str, parameters: list[str], *, prefix: bool) -> list[str]:
     return [
         f"gtrace sweep run.zarr --methods {spec} {ranges}".rstrip(),
         f"gtrace train --codec {trained} --task digits-cnn --workers 4",
-        f"gtrace bench {spec}",
+        f"gtrace study bench {spec}",
     ]
 
 

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PLAIN_BLOCKS = "_.-:=+*#"
 _SPARK_WIDTH = 16
-#: The first column may fold down to this width; others are dropped before that.
-_NAME_WIDTH = 20
+#: The first column may fold down to this width, and with few rows to the other; others are dropped before that.
+_NAME_WIDTH, WHOLE_NAME = 20, 48
+#: Rows of a table that is printed without --full.
+FEW_ROWS = 8
 _GAP = 2
 #: Columns of a pipe, which has no width to respect: whoever reads it wants every column.
 _PIPE_WIDTH = 100_000
@@ -68,7 +70,11 @@ def wide_console(*, err: bool = False) -> Console:
 
 
 def print_columns(
-    columns: Sequence[TensorColumn], console: Console, style: Callable[[int, str], str] = lambda _row, _heading: ""
+    columns: Sequence[TensorColumn],
+    console: Console,
+    style: Callable[[int, str], str] = lambda _row, _heading: "",
+    *,
+    name_width: int = _NAME_WIDTH,
 ) -> None:
     """Print a table, and which columns did not fit the console's width.
 
@@ -76,12 +82,13 @@ def print_columns(
         columns: the first names the rows, and folds where it is long.
         console: where to.
         style: (number of the row, heading) -> style of that cell.
+        name_width: characters of a name that other columns make room for.
     """
     from rich.text import Text
 
     first = columns[0].heading
     widths = {c.heading: max(*map(len, c.heading.split(" ", 1)), *map(len, c.cells)) + _GAP for c in columns}
-    widths[first] = min(widths[first], _NAME_WIDTH + _GAP)
+    widths[first] = min(widths[first], name_width + _GAP)
     kept = list(columns)
     for column in sorted(columns, key=lambda column: -column.rank):
         if column.rank == 0 or sum(widths[c.heading] for c in kept) - _GAP <= console.width:
@@ -102,7 +109,7 @@ def print_columns(
     console.print(table)
     hidden = [column.heading for column in columns if column not in kept]
     if hidden:
-        console.print(Text(f"Hidden on a terminal this narrow: {', '.join(hidden)}.", style="dim"))
+        console.print(Text(f"No room for: {', '.join(hidden)}.", style="dim"))
 
 
 def sparkline(values: Sequence[float], encoding: str = "utf-8") -> str:

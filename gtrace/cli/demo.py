@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gtrace.cli.options import options
+from gtrace.cli.options import Command, options
 from gtrace.settings import option
 
 
@@ -19,7 +19,7 @@ class DemoSettings:
     force: bool = option(False, help="Replace what an earlier demo wrote there.")
 
 
-@click.command("demo")
+@click.command("demo", cls=Command)
 @options(DemoSettings)
 def command(settings: DemoSettings) -> None:
     """Capture, sweep, train and report on a shipped sample; ends with the path of the report.

@@ -1,4 +1,4 @@
-"""``gtrace export``: write a trace for other programs."""
+"""``gtrace trace export``: write a trace for other programs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 
 from gtrace.cli.console import step_progress
-from gtrace.cli.options import JSON, STEPS, TENSORS, TracePath, arguments, options, pick, print_json
+from gtrace.cli.options import JSON, STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
 from gtrace.settings import option
 
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """The options of ``gtrace export``."""
+    """The options of ``gtrace trace export``."""
 
     to: str = option("npz", choices=("npz", "safetensors", "parquet"), help="Format.")
     output: Path | None = option(
@@ -37,7 +37,7 @@ class ExportSettings:
     as_json: bool = option(False, **JSON)
 
 
-@click.command("export")
+@click.command("export", cls=Command)
 @click.argument("trace", type=TracePath())
 @options(ExportSettings)
 def command(settings: ExportSettings, trace: Path | str) -> None:
@@ -45,7 +45,7 @@ def command(settings: ExportSettings, trace: Path | str) -> None:
 
     \b
     Example:
-      gtrace export run.zarr --to npz -o grads
+      gtrace trace export run.zarr --to npz -o grads
     """
     from gtrace.report.names import count, literal
     from gtrace.trace import open_trace

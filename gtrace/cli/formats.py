@@ -1,31 +1,34 @@
-"""``gtrace formats``: a float format for every layer."""
+"""``gtrace plan formats``: a float format for every layer."""
 
 from __future__ import annotations
 
 import math
+import shlex
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from gtrace.cli.console import TensorColumn, name_columns, print_columns, stdout_console
-from gtrace.cli.options import STEPS, TENSORS, Integers, TracePath, check_output, options, print_json
+from gtrace.cli.console import FEW_ROWS, TensorColumn, name_columns, print_columns, stdout_console
+from gtrace.cli.options import STEPS, TENSORS, Command, Integers, TracePath, check_output, options, print_json
 from gtrace.settings import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from gtrace.sweep.formats import LayerFormats
+    from gtrace.sweep.formats import LayerFormat, LayerFormats
     from gtrace.trace import Trace
 
+_ALL_ZERO = "Every gradient is zero: any format will do."
 #: A layer that loses more than this to zero, or clips more than this, is marked.
 _MUCH_FLUSHED, _MUCH_SATURATED = 0.25, 0.01
 
 
 @dataclass(frozen=True)
 class FormatsSettings:
-    """The options of ``gtrace formats``."""
+    """The options of ``gtrace plan formats``."""
 
     bits: tuple[int, ...] = option("4-8", type=Integers(), help="Bits of a format 1-E-M: 3 to 8.")
     scale: str = option(
@@ -40,19 +43,22 @@ class FormatsSettings:
         None, **STEPS | {"help": "Only these steps, as in 0,10,100-200.  [default: 16 of them]"}
     )
     output: Path | None = option(None, names=("-o", "--output"), help="Write the table to this YAML file.")
+    full: bool = option(False, help="Print every tensor with scales, errors and margins.")
     force: bool = option(False, help="Overwrite the file.")
     as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
 
 
-@click.command("formats", epilog="Example: gtrace formats run.zarr --bits 4-8 --kind neural -o recipe.yaml")
+@click.command(
+    "formats", cls=Command, epilog="Example: gtrace plan formats run.zarr --bits 4-8 --kind neural -o recipe.yaml"
+)
 @click.argument("trace", type=TracePath())
 @options(FormatsSettings)
 def command(settings: FormatsSettings, trace: Path | str) -> None:
     """Choose a float format 1-E-M for every layer of TRACE, and say how firm the choice is.
 
-    Each format is tried on the gradients of several steps. Told are the scale exponent (gradients are multiplied by 2
-    to the power of it) and how it drifts, the worst fraction flushed to zero and clipped at the largest number, and the
-    margin: how many times the expected error of the best format the second best makes.
+    Each format is tried on the gradients of several steps. --full prints the scale exponent (gradients are multiplied
+    by 2 to its power) and how it drifts, the worst fraction flushed to zero and clipped at the largest number, and the
+    margin: the expected error of the second best format over that of the best.
     """
     import yaml
 
@@ -83,23 +89,86 @@ def command(settings: FormatsSettings, trace: Path | str) -> None:
         if settings.as_json:
             print_json(document)
         else:
-            _show(opened, layers, scale, len(chosen))
+            click.echo(_head(opened, layers, scale, len(chosen)))
+            (_show if settings.full else _show_few)(opened, layers, scale)
     if output is not None:
         click.echo(str(output), err=settings.as_json)
 
 
-def _show(trace: Trace, layers: Sequence[LayerFormats], scale: str, steps: int) -> None:
-    from gtrace.report.names import count, literal, number
+def _head(trace: Trace, layers: Sequence[LayerFormats], scale: str, steps: int) -> str:
+    from gtrace.report.names import count, literal
+
+    path = literal(trace.path, stdout_console().encoding or "utf-8")
+    return f"{path}: float formats under scale={scale}, {count(len(layers), 'tensor')}, {count(steps, 'step')}"
+
+
+def _show_few(trace: Trace, layers: Sequence[LayerFormats], scale: str) -> None:
+    """The format that most tensors take at the most bits, the largest tensors, and all others in one row."""
+    from gtrace.report.names import count, literal, percent
 
     console = stdout_console()
     encoding = console.encoding or "utf-8"
+    known = sorted((layer for layer in layers if layer.formats), key=lambda layer: -layer.info.size)
+    if not known:
+        click.echo(_ALL_ZERO)
+        return
+
+    def usual(layers: Sequence[LayerFormats], k: int) -> tuple[str, int]:
+        return Counter(str(layer.formats[k].format) for layer in layers).most_common(1)[0]
+
+    bits = [found.bits for found in known[0].formats]
+    name, taken = usual(known, -1)
+    errors = [layer.formats[-1].error for layer in known if str(layer.formats[-1].format) == name]
     click.echo(
-        f"{literal(trace.path, encoding)}: float formats under scale={scale}, {count(len(layers), 'tensor')}, "
-        f"{count(steps, 'step')}"
+        f"At {bits[-1]} bits, {name} is best for {taken} of {count(len(known), 'tensor')}: relative error "
+        f"{min(errors):.1%} to {max(errors):.1%}."
     )
+    few = known if len(known) <= FEW_ROWS else known[: FEW_ROWS - 1]
+    rest = known[len(few) :]
+    names = [literal(layer.info.name, encoding) for layer in few] + ([f"{len(rest)} other tensors"] if rest else [])
+    columns = [TensorColumn("tensor", names, 0, right=False)]
+    for k, one in enumerate(bits):
+        cells = [str(layer.formats[k].format) for layer in few]
+        if rest:
+            name, taken = usual(rest, k)
+            cells.append(f"{name} ({taken})" if taken < len(rest) else name)
+        columns.append(TensorColumn(f"{one} bits", cells, len(bits) - k))
+    worst = [max(float(found.flushed.max()) for found in layer.formats) for layer in known]
+    lost = worst[: len(few)] + ([max(worst[len(few) :])] if rest else [])
+    columns.append(TensorColumn("worst flushed", [percent(value) for value in lost], 1))
+    print_columns(columns, console, lambda k, h: "bold red" if h == "worst flushed" and lost[k] > _MUCH_FLUSHED else "")
+    click.echo("1-E-M: sign, exponent and mantissa bits. Worst flushed: part that becomes zero at the fewest bits.")
+    _mind([(layer, found) for layer in known for found in layer.formats], scale, encoding)
+    click.echo(
+        f"\nnext: gtrace sweep {literal(shlex.quote(trace.path), encoding)} --methods fp --bits {bits[0]}-{bits[-1]}"
+    )
+
+
+def _mind(rows: Sequence[tuple[LayerFormats, LayerFormat]], scale: str, encoding: str) -> None:
+    """The tensor that loses most, if that is much."""
+    from gtrace.report.names import literal
+
+    layer, found = max(rows, key=lambda row: float(row[1].flushed.max()))
+    worst = float(found.flushed.max())
+    if worst <= _MUCH_FLUSHED:
+        return
+    click.echo(
+        f"Mind: {literal(layer.info.name, encoding)} at {found.bits} bits loses up to {worst:.0%} of its "
+        f"non-zero elements to zero under scale={scale}; try another --scale or more bits."
+    )
+    over = float(layer.overshoot.max())
+    if scale == "max" and over >= 1:
+        click.echo(f"Its largest element lies up to {over:.1f} octaves below the largest that the law expects.")
+
+
+def _show(trace: Trace, layers: Sequence[LayerFormats], scale: str) -> None:
+    from gtrace.report.names import literal, number
+
+    console = stdout_console()
+    encoding = console.encoding or "utf-8"
     rows = [(layer, found) for layer in layers for found in layer.formats]
     if not rows:
-        click.echo("Every gradient is zero: any format will do.")
+        click.echo(_ALL_ZERO)
         return
     names = [literal(layer.info.name, encoding) if found is layer.formats[0] else "" for layer, found in rows]
     sigmas = [f"{number(float(s.min()))} to {number(float(s.max()))}" for s in (layer.sigma_log2 for layer, _ in rows)]
@@ -131,13 +200,4 @@ def _show(trace: Trace, layers: Sequence[LayerFormats], scale: str, steps: int) 
     print_columns(columns, console, style)
     click.echo("\nRelative error: E |Q(x) - x| / |x| under the fitted lognormal law, mean over steps.")
     click.echo("Scale: the k of 2^k that gradients are multiplied by. Margin: second best error over best, 1 is a tie.")
-    worst = max(range(len(rows)), key=flushed.__getitem__)
-    if flushed[worst] > _MUCH_FLUSHED:
-        layer, found = rows[worst]
-        click.echo(
-            f"Mind: {literal(layer.info.name, encoding)} at {found.bits} bits loses up to {flushed[worst]:.0%} of its "
-            f"non-zero elements to zero under scale={scale}; try another --scale or more bits."
-        )
-        over = float(layer.overshoot.max())
-        if scale == "max" and over >= 1:
-            click.echo(f"Its largest element lies up to {over:.1f} octaves below the largest that the law expects.")
+    _mind(rows, scale, encoding)

@@ -1,4 +1,4 @@
-"""``gtrace import``: make a trace of arrays that other programs stored."""
+"""``gtrace trace import``: make a trace of arrays that other programs stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.console import step_progress
-from gtrace.cli.options import JSON, STEPS, TENSORS, arguments, options, pick, print_json
+from gtrace.cli.options import JSON, STEPS, TENSORS, Command, arguments, options, pick, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import option
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImportSettings:
-    """The options of ``gtrace import``."""
+    """The options of ``gtrace trace import``."""
 
     output: Path = option(names=("-o", "--output"), help="The trace: .zarr, .h5 or .hdf5.")
     pattern: str | None = option(
@@ -43,7 +43,7 @@ class ImportSettings:
     as_json: bool = option(False, **JSON)
 
 
-@click.command("import")
+@click.command("import", cls=Command)
 @click.argument("sources", metavar="SOURCE...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @options(ImportSettings)
 def command(settings: ImportSettings, sources: tuple[Path, ...]) -> None:
@@ -53,8 +53,8 @@ def command(settings: ImportSettings, sources: tuple[Path, ...]) -> None:
 
     \b
     Example:
-      gtrace import grads/ -o run.zarr
-      gtrace import grads/ -o run.zarr --pattern '{step}/{tensor}.npy'
+      gtrace trace import grads/ -o run.zarr
+      gtrace trace import grads/ -o run.zarr --pattern '{step}/{tensor}.npy'
     """
     from gtrace.trace.io.importing import ImportRules, import_trace
 
@@ -81,7 +81,7 @@ def _open_state_dict(path: Path) -> TensorFile:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise UsageError(f"{path}: needs PyTorch, which is not installed: pip install 'gtrace[torch]'") from None
+        raise UsageError(f"{path}: needs PyTorch, which is not installed: pip install torch") from None
     return StateDictFile(path)
 
 

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from gtrace.cli.console import TensorColumn, name_columns, print_columns, sparkline, stdout_console
-from gtrace.cli.options import STEPS, TENSORS, TracePath, arguments, options, pick, print_json
+from gtrace.cli.console import (
+    FEW_ROWS,
+    WHOLE_NAME,
+    TensorColumn,
+    name_columns,
+    print_columns,
+    sparkline,
+    stdout_console,
+)
+from gtrace.cli.options import STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import option
 
@@ -28,6 +36,8 @@ if TYPE_CHECKING:
 
 #: Bits for which the best float format is told.
 BITS = (4, 5, 6, 7, 8)
+#: Streams that are shown without --full.
+_FEW_STREAMS = 3
 #: How early a narrow terminal drops the distance to a law.
 _RANKS = {"lognormal": 0, "normal": 2, "half-normal": 5, "laplace": 6, "half-laplace": 4, "loglaplace": 3}
 
@@ -49,10 +59,11 @@ class InfoSettings:
     steps: tuple[int, ...] | None = option(
         None, **STEPS | {"help": "With --fit: only these steps, as in 0,10,100-200.  [default: 16 of them]"}
     )
+    full: bool = option(False, help="Print every tensor and column, not only the tensors with most energy.")
     as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
 
 
-@click.command("info", epilog="Example: gtrace info run.zarr --tensors '*.weight'")
+@click.command("info", cls=Command, epilog="Example: gtrace info run.zarr --tensors '*.weight'")
 @click.argument("trace", type=TracePath())
 @options(InfoSettings)
 def command(settings: InfoSettings, trace: Path | str) -> None:
@@ -68,13 +79,13 @@ def command(settings: InfoSettings, trace: Path | str) -> None:
     with open_trace(trace) as opened:
         infos = choose_infos(opened, settings.tensors, **arguments(settings, "infos"))
         if settings.fit:
-            _print_fits(opened, infos, settings.steps, as_json=settings.as_json)
+            _print_fits(opened, infos, settings)
             return
         rows = [_row(opened, info) for info in infos]
         if settings.as_json:
             print_json(_document(opened, rows))
         else:
-            show(opened, rows, stdout_console())
+            show(opened, rows, stdout_console(), full=settings.full)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,30 +201,120 @@ def _document(trace: Trace, rows: Sequence[TensorHistory]) -> dict[str, Any]:
     }
 
 
-def show(trace: Trace, rows: Sequence[TensorHistory], console: Console) -> None:
-    """Print the run and a table of its tensors; columns that do not fit the console's width are left out."""
+def show(trace: Trace, rows: Sequence[TensorHistory], console: Console, *, full: bool) -> None:
+    """Print the run and a table of its tensors; columns that do not fit the console's width are left out.
+
+    Args:
+        trace: an open trace.
+        rows: its tensors.
+        console: where to.
+        full: every tensor and stream; otherwise those with most of the gradient's energy, in 25 lines of 80 characters.
+    """
     from rich.text import Text
 
-    from gtrace.report.names import literal
+    from gtrace.report.names import count, literal
 
     encoding = console.encoding or "utf-8"
-    for head, text in _lines(trace, rows):
+    lines = _lines(trace, rows, full=full)
+    for head, text in lines:
         line = Text.assemble((f"{head:<8} " if head else "", "dim"), (literal(text, encoding), "" if head else "bold"))
         console.print(line, soft_wrap=True)
     if not rows:
         return
-    bad = {k for k, row in enumerate(rows) if row.nonfinite}
+    ranks = sorted({row.info.rank for row in rows})
+    if not full and len(ranks) > 1:
+        rows = [row for row in rows if row.info.rank == ranks[0]]
+    shares = _energy_shares(rows)
+    order = sorted(range(len(rows)), key=lambda k: -shares[k])[: None if full else FEW_ROWS]
+    shown = rows if full else [rows[k] for k in order]
+    bad = {k for k, row in enumerate(shown) if row.nonfinite}
     print_columns(
-        _columns(rows, encoding),
+        _columns(rows, encoding) if full else _few_columns(shown, [shares[k] for k in order], encoding),
         console,
         lambda place, heading: "bold red" if heading == "not finite" and place in bad else "",
+        **({} if full else {"name_width": WHOLE_NAME}),
     )
+    if len(shown) < len(rows):
+        left = 1 - math.fsum(shares[k] for k in order)
+        more = f"{count(len(rows) - len(shown), 'more tensor')}, {left:.1%} of the energy; --full shows all."
+        console.print(Text(f"Rank {ranks[0]}: {more}" if len(ranks) > 1 else more, style="dim"))
     console.print(
-        Text(f"\nNext: gtrace sweep {literal(shlex.quote(trace.path), encoding)}", style="dim"), soft_wrap=True
+        Text(f"\nnext: gtrace sweep {literal(shlex.quote(trace.path), encoding)}", style="dim"), soft_wrap=True
     )
 
 
-def _lines(trace: Trace, rows: Sequence[TensorHistory]) -> list[tuple[str, str]]:
+def _energy_shares(rows: Sequence[TensorHistory]) -> list[float]:
+    """Each tensor's part of the squared norms of all gradients of its kind, over the recorded steps."""
+    energies = [math.fsum(norm * norm for norm in row.norms) for row in rows]
+    totals: dict[str, float] = {}
+    for row, energy in zip(rows, energies, strict=True):
+        totals[row.info.kind] = totals.get(row.info.kind, 0.0) + energy
+    return [
+        energy / totals[row.info.kind] if totals[row.info.kind] else 0.0
+        for row, energy in zip(rows, energies, strict=True)
+    ]
+
+
+def _few_columns(rows: Sequence[TensorHistory], shares: Sequence[float], encoding: str) -> list[TensorColumn]:
+    from gtrace.report.names import literal, number
+
+    infos = [row.info for row in rows]
+    broken = any(row.nonfinite for row in rows)
+    return [
+        *name_columns([literal(info.name, encoding) for info in infos], infos),
+        TensorColumn("elements", [f"{info.size:,}" for info in infos], 3),
+        TensorColumn("energy", [f"{share:.1%}" for share in shares], 0),
+        TensorColumn("norm first", [number(row.norms[0]) for row in rows], 5),
+        TensorColumn("norm last", [number(row.norms[-1]) for row in rows], 4),
+        *([TensorColumn("not finite", [str(row.nonfinite) for row in rows], 1)] if broken else []),
+        TensorColumn("norm over steps", [sparkline(row.norms, encoding) for row in rows], 2, right=False),
+    ]
+
+
+#: A loss that ends this many times above its first value has diverged.
+_DIVERGED = 2.0
+
+
+def _troubles(trace: Trace, rows: Sequence[TensorHistory]) -> list[tuple[str, str]]:
+    """What is wrong with the run itself: a loss that is not finite or grew, gradients that are not finite."""
+    from gtrace.report.names import count, number
+
+    said = []
+    for key in trace.streams:
+        numbers = trace.scalars(**key._asdict())
+        losses = list(zip(numbers["step"].tolist(), numbers["loss"].tolist(), strict=True))
+        known = [loss for _, loss in losses if math.isfinite(loss)]
+        # NaN also means that no loss was captured: only behind a finite one it is the loss itself.
+        first = next((k for k, (_, loss) in enumerate(losses) if math.isfinite(loss)), len(losses))
+        broken = next((step for step, loss in losses[first:] if not math.isfinite(loss)), None)
+        if broken is not None and not any(math.isfinite(loss) for step, loss in losses if step > broken):
+            said.append(f"the loss is not finite from step {broken:,} on")
+        elif len(known) > 1 and known[-1] > _DIVERGED * abs(known[0]):
+            said.append(f"the loss rises from {number(known[0])} to {number(known[-1])}")
+    bad = [row for row in rows if row.nonfinite]
+    if bad:
+        values = count(sum(row.nonfinite for row in bad), "gradient value is", "gradient values are")
+        said.append(f"{values} not finite, in {count(len(bad), 'tensor')}")
+    return [("DIVERGED" if "loss" in text else "broken", text) for text in dict.fromkeys(said)]
+
+
+def _noise(trace: Trace, rows: Sequence[TensorHistory]) -> str:
+    """Whether gradient noise can be estimated, from the table of contents alone."""
+    infos = [row.info for row in rows if row.info.kind == "weight"]
+    for info in infos:
+        told = trace.statistics(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
+        if "replicas" in told and (told["replicas"] >= 2).any():
+            return "can be estimated, from micro-batches"
+    if len({info.rank for info in infos if info.stage == "local"}) > 1:
+        return "can be estimated, from the gradients of several ranks"
+    for info in infos:
+        steps = trace.steps(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank).tolist()
+        if not info.sketches and any(c - a == 2 for a, c in zip(steps, steps[2:], strict=False)):
+            return "can be estimated, from three consecutive steps"
+    return "unknown: capture again with --noise, or with bursts such as --steps 100+10"
+
+
+def _lines(trace: Trace, rows: Sequence[TensorHistory], *, full: bool) -> list[tuple[str, str]]:
     from gtrace.report.names import count, number
     from gtrace.trace.format import SECOND_MOMENT
 
@@ -222,13 +323,15 @@ def _lines(trace: Trace, rows: Sequence[TensorHistory]) -> list[tuple[str, str]]
     elements = sum(row.stored for row in rows)
     status = "complete" if trace.status == "complete" else "interrupted, or still being written"
     lines = [("", f"{trace.path}: {status}, {count(len(rows), 'tensor')}, {count(elements, 'element')}")]
+    lines += _troubles(trace, rows)
     argv = attrs.get("argv")
     if isinstance(argv, list) and argv:
         lines.append(("script", shlex.join(str(word) for word in argv)))
     if isinstance(attrs.get("model"), str):
         lines.append(("model", attrs["model"]))
     lines.append(("ranks", "; ".join([str(len({stream.rank for stream in streams})), *_agreements(trace)])))
-    for stream in streams:
+    some = streams if full else streams[:_FEW_STREAMS]
+    for stream in some:
         text = f"{stream.steps}, {stream.first_step} to {stream.last_step}" if stream.steps else "none"
         if stream.first_loss is not None and stream.last_loss is not None:
             text += f", loss {number(stream.first_loss)} to {number(stream.last_loss)}"
@@ -236,6 +339,8 @@ def _lines(trace: Trace, rows: Sequence[TensorHistory]) -> list[tuple[str, str]]
             what = "second moments" if stream.kind == SECOND_MOMENT else f"{stream.kind} gradients"
             text += f" ({what}, optimizer {stream.optimizer}, rank {stream.rank})"
         lines.append(("steps", text))
+    if len(some) < len(streams):
+        lines.append(("", f"{len(streams) - len(some)} more streams; --full shows all"))
     sketched = next((row.info for row in rows if row.info.sketches), None)
     if sketched is not None:
         from gtrace.trace.sketches import sketch_name
@@ -250,6 +355,8 @@ def _lines(trace: Trace, rows: Sequence[TensorHistory]) -> list[tuple[str, str]]
     errors = capture.get("errors") if isinstance(capture, dict) else None
     if isinstance(errors, int) and errors > 0:
         lines.append(("errors", f"{errors} while capturing; gradients may be missing"))
+    if any(row.info.kind == "weight" for row in rows):
+        lines.append(("noise", _noise(trace, rows)))
     return lines
 
 
@@ -311,7 +418,7 @@ def _columns(rows: Sequence[TensorHistory], encoding: str) -> list[TensorColumn]
     ]
 
 
-def _print_fits(trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] | None, *, as_json: bool) -> None:
+def _print_fits(trace: Trace, infos: Sequence[TensorInfo], settings: InfoSettings) -> None:
     """Fit, and print a table with a verdict, or JSON with every step."""
     from gtrace.fitting.magnitudes import LAWS
     from gtrace.report.names import count, literal, number
@@ -319,7 +426,7 @@ def _print_fits(trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] 
     from gtrace.sweep.laws import follow_laws, judge, verdict_sentences
     from gtrace.trace.choose import choose_steps
 
-    chosen = choose_steps(trace, infos, steps)
+    chosen = choose_steps(trace, infos, settings.steps)
     layers: list[LayerLaws] = []
     formats: list[LayerFormats | None] = []
     for info in infos:
@@ -328,7 +435,7 @@ def _print_fits(trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] 
             layers.append(layer)
             formats.append(trial.formats(info))
     verdict = judge(layers)
-    if as_json:
+    if settings.as_json:
         rows = [_fits_json(layer, found) for layer, found in zip(layers, formats, strict=True)]
         print_json(
             {
@@ -350,6 +457,10 @@ def _print_fits(trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] 
     )
     for sentence in verdict_sentences(verdict):
         click.echo(sentence)
+    every = len(layers)
+    if not settings.full:
+        places = sorted(sorted(range(every), key=lambda k: -layers[k].info.size)[:FEW_ROWS])
+        layers, formats = [layers[k] for k in places], [formats[k] for k in places]
     means = [layer.mean_distances for layer in layers]
     columns = [
         *name_columns([literal(layer.info.name, encoding) for layer in layers], [layer.info for layer in layers]),
@@ -371,6 +482,8 @@ def _print_fits(trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] 
         console,
         lambda place, heading: "dim" if place in few else "bold green" if heading == f"KS {best[place]}" else "",
     )
+    if len(layers) < every:
+        click.echo(f"{count(every - len(layers), 'smaller tensor')}: --full shows all.")
     click.echo("\nKS: largest gap between the distribution functions, mean over steps; no p-value, laws are fitted.")
     click.echo("FP: format 1-E-M with the least expected relative error under scale=max; gtrace formats says more.")
 

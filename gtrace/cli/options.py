@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from dataclasses import MISSING, dataclass, fields
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,82 +15,15 @@ import click
 
 from gtrace.errors import OutputExistsError, UsageError
 from gtrace.settings import option
+from gtrace.units import parse_range, step_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from dataclasses import Field
 
     from gtrace.codecs import Codec
 
 F = TypeVar("F", bound="Callable[..., Any]")
-
-_RANGE = re.compile(r"^(?P<low>[^:]*?\d)-(?P<high>\d[^:]*|\.\d[^:]*)(?::(?P<step>.+))?$")
-#: A typo like 2-80000000 must not fill the memory.
-MAX_VALUES = 100_000
-MAX_EXPONENT = 400
-
-
-def _number(text: str, where: str) -> Decimal:
-    try:
-        value = Decimal(text.strip())
-    except InvalidOperation:
-        raise UsageError(f"{where}: '{text}' is no number; write 2-8, 2,4,8 or 0.5-0.95:0.05") from None
-    if not value.is_finite():
-        raise UsageError(f"{where}: '{text}' is not finite")
-    # Beyond that no float is; sums of decimals would overflow, and decades go on for hours.
-    if value and abs(value.adjusted()) > MAX_EXPONENT:
-        raise UsageError(f"{where}: '{text}' is out of range")
-    return value
-
-
-def parse_range(text: str, where: str = "range", *, decades: bool = False, step: Decimal = Decimal(1)) -> list[Decimal]:
-    """Read ``2-8``, ``2,4,8`` or ``0.5-0.95:0.05``; both ends count. Order is kept, repetitions are dropped.
-
-    Args:
-        text: the range.
-        where: the option, for messages.
-        decades: a range without a step goes 1, 2, 5, 10 through each decade instead of by ``step``.
-        step: of a range that names none.
-
-    >>> [str(v) for v in parse_range("2-4,8")]
-    ['2', '3', '4', '8']
-    >>> [str(v) for v in parse_range("0.5-0.6:0.05")]
-    ['0.50', '0.55', '0.60']
-    >>> [str(v) for v in parse_range("0.01-0.2", decades=True)]
-    ['0.01', '0.02', '0.05', '0.1', '0.2']
-
-    Raises:
-        UsageError: not a range, falling, or more than a hundred thousand values.
-    """
-    values: dict[Decimal, None] = {}
-    for part in text.split(","):
-        match = _RANGE.match(part.strip())
-        if match is None:
-            values[_number(part, where)] = None
-            continue
-        low, high = _number(match["low"], where), _number(match["high"], where)
-        by = _number(match["step"], where) if match["step"] else step
-        if by <= 0 or high < low:
-            raise UsageError(f"{where}: '{part}' must rise with a positive step, as in 2-8 or 0.5-0.95:0.05")
-        if decades and match["step"] is None:
-            values.update(dict.fromkeys(_decades(low, high, where)))
-            continue
-        if (high - low) / by > MAX_VALUES:
-            raise UsageError(f"{where}: '{part}' has more than {MAX_VALUES} values")
-        for k in range(int((high - low) / by) + 1):
-            values[low + k * by] = None
-    return list(values)
-
-
-def _decades(low: Decimal, high: Decimal, where: str) -> list[Decimal]:
-    if low <= 0:
-        raise UsageError(f"{where}: '{low}-{high}' must be positive, or have a step, as in 0.5-0.95:0.05")
-    inner = [
-        factor * Decimal(10) ** exponent
-        for exponent in range(low.adjusted(), high.adjusted() + 1)
-        for factor in (Decimal(1), Decimal(2), Decimal(5))
-    ]
-    return sorted({low, high, *(value for value in inner if low < value < high)})
 
 
 class Integers(click.ParamType[tuple[int, ...]]):
@@ -102,8 +35,17 @@ class Integers(click.ParamType[tuple[int, ...]]):
         where = _where(param)
         numbers = parse_range(value, where)
         if any(v != int(v) for v in numbers):
-            raise UsageError(f"{where}: '{value}' must hold integers")
+            raise UsageError(f"{where}: '{value}' must hold whole numbers, e.g. 2-8 or 2,4,8.")
         return tuple(int(v) for v in numbers)
+
+
+class Steps(click.ParamType[tuple[int, ...]]):
+    """Steps such as ``0,10,100-200,500-900:100,1000+50``."""
+
+    name = "steps"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        return step_numbers(value, _where(param))
 
 
 class Fractions(click.ParamType[tuple[float, ...]]):
@@ -125,7 +67,7 @@ class Fractions(click.ParamType[tuple[float, ...]]):
 
 def _where(param: click.Parameter | None) -> str:
     """The option, for messages."""
-    return f"--{param.name}" if param is not None and param.name else "range"
+    return "range" if param is None else max(param.opts, key=len)
 
 
 class TracePath(click.ParamType["Path | str"]):
@@ -159,7 +101,68 @@ _TYPES: dict[str, Any] = {
     "tuple[Path, ...]": click.Path(path_type=Path),
 }
 #: what a field says about itself that is no argument of ``click.option``
-_OWN = {"help", "choices", "minimum", "maximum", "opposite", "commas", "names", "only", "call", "example"}
+_OWN = {"help", "choices", "minimum", "maximum", "opposite", "commas", "names", "only", "call"}
+#: in a context's ``meta``: the help shows every option
+_ALL = "gtrace.help_all"
+
+
+class Option(click.Option):
+    """An option that ``--help`` may leave to ``--help-all``.
+
+    Args:
+        declarations: its names.
+        advanced: only ``--help-all`` shows it.
+        formerly: an earlier name, which is read and not shown.
+        attributes: as of ``click.Option``.
+    """
+
+    def __init__(
+        self, declarations: Sequence[str], *, advanced: bool = False, formerly: str = "", **attributes: Any
+    ) -> None:
+        super().__init__(declarations, **attributes)
+        self.advanced = advanced
+        self._formerly = formerly
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        shown = self.opts
+        self.opts = [*shown, self._formerly] if self._formerly else shown
+        super().add_to_parser(parser, ctx)
+        self.opts = shown
+
+
+class Command(click.Command):
+    """A command whose help shows the common options and ends with how to see the others."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        if self._advanced():
+            every = {"is_flag": True, "is_eager": True, "expose_value": False, "hidden": True}
+            self.params.append(click.Option(["--help-all"], callback=_show_every_option, **every))
+
+    def _advanced(self) -> list[Option]:
+        return [param for param in self.params if isinstance(param, Option) and param.advanced]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        advanced = self._advanced()
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        common = [param for param in options if param not in advanced]
+        for heading, params in {"Options": common, "More options": advanced if _ALL in ctx.meta else []}.items():
+            if records := [record for param in params if (record := param.get_help_record(ctx)) is not None]:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        if (more := len(self._advanced())) and _ALL not in ctx.meta:
+            formatter.write_paragraph()
+            formatter.write_text(f"{more} more option{'s' * (more > 1)}: {ctx.command_path} --help-all")
+
+
+def _show_every_option(context: click.Context, _option: click.Parameter, chosen: bool) -> None:
+    if chosen:
+        context.meta[_ALL] = True
+        click.echo(context.get_help())
+        context.exit()
 
 
 def options(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -172,7 +175,8 @@ def options(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     - ``commas``: may be given again, or hold several values with commas
     - ``opposite``: the flag's opposite, which is the default
     - ``call``: the calls that take it under its own name, for :func:`arguments`
-    - ``example``: for messages of the command
+    - ``advanced``: only ``--help-all`` shows it
+    - ``formerly``: an earlier name, which is still read
     - ``only``: which part of the command it is for; the command checks that
     - anything else that ``click.option`` takes, e.g. ``metavar`` or ``type``
     """
@@ -253,10 +257,12 @@ def _option(field: Field[Any]) -> Callable[[F], F]:
         shown = field.default is not MISSING and field.default not in (None, ())
         given |= {"type": _click_type(kind, about), "multiple": several, "show_default": shown}
         given |= {"required": True} if field.default is MISSING else {"default": field.default if shown else None}
+    if kind == "int" and "choices" not in about and not given.get("is_flag"):
+        given["metavar"] = "N"
     if about.get("commas"):
         given["callback"] = patterns
     given |= {key: value for key, value in about.items() if key not in _OWN}
-    return click.option(*names, field.name, **given)
+    return click.option(*names, field.name, cls=Option, **given)
 
 
 def _click_type(kind: str, about: Mapping[str, Any]) -> Any:
@@ -280,15 +286,15 @@ class CodecSettings:
     """What every command has that takes codecs."""
 
     error_feedback: bool = option(
-        False, help="Send with each gradient what the codec lost of the last: the prefix ef:."
+        False, advanced=True, help="Add to each gradient what the codec lost of the last one: the prefix ef:."
     )
-    plugin: tuple[Path, ...] = option((), **PLUGIN)
+    plugin: tuple[Path, ...] = option((), advanced=True, **PLUGIN)
 
 
 #: ``--json`` of commands that print text
 JSON: dict[str, Any] = {"names": ("--json",), "help": "Print JSON instead of text."}
 #: ``--steps`` of commands that read a trace
-STEPS: dict[str, Any] = {"type": Integers(), "metavar": "TEXT", "help": "Only these steps, as in 0,10,100-200."}
+STEPS: dict[str, Any] = {"type": Steps(), "metavar": "STEPS", "help": "Only these steps, e.g. 0,10,100-200,1000+50."}
 #: ``--tensors`` of commands that read a trace
 TENSORS: dict[str, Any] = {"metavar": "GLOB", "commas": True, "help": "Only tensors with such names."}
 

@@ -1,4 +1,4 @@
-"""``gtrace pack``: a finished trace in fewer files, or in the other format."""
+"""``gtrace trace pack``: a finished trace in fewer files, or in the other format."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from gtrace.cli.options import TracePath, options
+from gtrace.cli.options import Command, TracePath, options
 from gtrace.settings import option
 
 
 @dataclass(frozen=True)
 class PackSettings:
-    """The options of ``gtrace pack``."""
+    """The options of ``gtrace trace pack``."""
 
     output: Path | None = option(
         None,
@@ -23,7 +23,7 @@ class PackSettings:
     force: bool = option(False, help="Replace an existing trace.")
 
 
-@click.command("pack", epilog="Example: gtrace pack run.zarr, or gtrace pack run.h5 -o run.zarr")
+@click.command("pack", cls=Command, epilog="Example: gtrace trace pack run.h5 -o run.zarr")
 @click.argument("trace", type=TracePath())
 @options(PackSettings)
 def command(settings: PackSettings, trace: Path | str) -> None:

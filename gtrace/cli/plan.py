@@ -15,6 +15,7 @@ import click
 import numpy as np
 
 from gtrace.cli.completion import complete_specs
+from gtrace.cli.groups import CommandWithCommands
 from gtrace.cli.options import (
     PLUGIN,
     STEPS,
@@ -47,18 +48,6 @@ BUCKETS = "128,1024,8192"
 MOST_STEPS = 32
 
 
-class PlanCommand(click.Command):
-    """``gtrace plan TRACE``, and the words that may stand in the place of a trace."""
-
-    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> click.Context:
-        if args and args[0] in ("show", "diff"):
-            from gtrace.cli.plan_show import diff, show
-
-            chosen = {"show": show, "diff": diff}[args[0]]
-            return chosen.make_context(f"{info_name} {args[0]}", args[1:], *rest, **extra)
-        return super().make_context(info_name, args, *rest, **extra)
-
-
 @dataclass(frozen=True)
 class PlanSettings:
     """The options of ``gtrace plan``.
@@ -78,10 +67,11 @@ class PlanSettings:
         "2-8", call=("provenance",), type=Integers(), help="Nominal bits of codecs with bits."
     )
     bucket_size: str = option(
-        BUCKETS, call=("provenance",), help="Values per norm of codecs that have buckets: 128,8192."
+        BUCKETS, advanced=True, call=("provenance",), help="Values per norm of codecs that have buckets: 128,8192."
     )
     per_bit: int = option(
         4,
+        advanced=True,
         call=("provenance",),
         minimum=1,
         metavar="N",
@@ -89,29 +79,34 @@ class PlanSettings:
     )
     formats: str | None = option(
         None,
+        advanced=True,
         call=("provenance",),
         metavar="NAMES",
         help="Float formats to choose from, as in e2m1,e3m2,e2m3,e4m3; or all.",
     )
     sparsity: tuple[float, ...] | None = option(
         None,
+        advanced=True,
         call=("provenance",),
         type=Fractions("0.05"),
         help="Zeros that prune aims at, per tensor, as in 0.5-0.95.",
     )
     keep: tuple[float, ...] | None = option(
         None,
+        advanced=True,
         call=("provenance",),
         type=Fractions(),
         help="Part of the values that sparsifiers send, per tensor, as in 0.001-0.1.",
     )
     objective: Literal["squared", "relative"] = option(
         "squared",
+        advanced=True,
         choices=("squared", "relative"),
         help="Error of the whole gradient, or of each tensor in units of its own energy.",
     )
     weights: tuple[str, ...] = option(
         (),
+        advanced=True,
         names=("--weight",),
         call=("provenance",),
         metavar="GLOB=NUMBER|FILE",
@@ -119,42 +114,46 @@ class PlanSettings:
     )
     groups: tuple[str, ...] = option(
         (),
+        advanced=True,
         names=("--group",),
         call=("provenance",),
         metavar="NAME=GLOB",
         help="One codec for these tensors: NAME=GLOB[,GLOB].",
     )
-    uniform: bool = option(False, help="The best single codec within the budget instead.")
+    uniform: bool = option(False, advanced=True, help="The best single codec within the budget instead.")
     tensors: str | None = option(
-        None, call=("provenance",), help="Only tensors that match one of these globs, comma-separated."
+        None, advanced=True, call=("provenance",), help="Only tensors that match one of these globs, comma-separated."
     )
     kind: str | None = option(
-        None, call=("measure",), choices=("weight", "neural"), help="Gradients of weights or outputs."
+        None, advanced=True, call=("measure",), choices=("weight", "neural"), help="Gradients of weights or outputs."
     )
     steps: tuple[int, ...] | None = option(
-        None, **STEPS | {"help": f"Only these steps, as in 0,100-200.  [default: {MOST_STEPS} of them]"}
+        None, advanced=True, **STEPS | {"help": f"Only these steps, e.g. 0,100-200.  [default: {MOST_STEPS} of them]"}
     )
     refit: str = option(
         "pooled",
+        advanced=True,
         call=("measure", "provenance"),
         choices=("pooled", "previous", "each", "once"),
         help="Data that levels and codes are fitted on.",
     )
-    seed: int = option(0, help="Of the resampled steps.")
-    jobs: int | None = option(None, call=("measure",), minimum=1, help="Threads.  [default: all processors]")
-    plugin: tuple[Path, ...] = option((), **PLUGIN)
+    seed: int = option(0, advanced=True, help="Of the resampled steps.")
+    jobs: int | None = option(
+        None, advanced=True, call=("measure",), minimum=1, help="Threads.  [default: all processors]"
+    )
+    plugin: tuple[Path, ...] = option((), advanced=True, **PLUGIN)
     output: Path | None = option(
         None, names=("-o", "--output"), help="A .yaml or .json file.  [default: TRACE.plan.yaml]"
     )
+    full: bool = option(False, help="Print every tensor and note, not only the answer.")
     force: bool = option(False, help="Overwrite the file.")
     as_json: bool = option(False, names=("--json",), help="Print the plan as JSON instead of tables.")
 
 
 @click.command(
     "plan",
-    cls=PlanCommand,
-    epilog="\b\nAfterwards:\n  gtrace plan show plan.yaml\n  gtrace plan diff plan.yaml other.yaml\n"
-    "  gtrace train --plan plan.yaml train.py\n  gtrace report plan.yaml",
+    cls=CommandWithCommands,
+    epilog="Afterwards: gtrace train --plan plan.yaml train.py",
 )
 @click.argument("trace", type=TracePath())
 @options(PlanSettings)
@@ -166,11 +165,11 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
 
     \b
     Examples:
-      gtrace plan digits_cnn.zarr --budget 3bits
+      gtrace plan digits_cnn.zarr --max-bits 3
       gtrace plan digits_cnn.zarr --max-error 0.1 --methods alq,qsgdinf --bits 2-6
-      gtrace plan digits_cnn.zarr --step-time 50ms --network 1Gbit/s --ranks 8 --compute-time 40ms
+      gtrace plan digits_cnn.zarr --step-time 50ms --cluster 8x1Gbit/s,40ms
       gtrace plan digits_cnn.sweep.db --ratio 12 -o plan.yaml
-      gtrace plan digits_cnn.zarr --budget 4bits --methods fp --formats e2m1,e3m2,e2m3,e4m3
+      gtrace plan digits_cnn.zarr --max-bits 4 --methods fp --formats e2m1,e3m2,e2m3,e4m3
     """
     from gtrace.planning import make_plan, save_plan
     from gtrace.trace.io.remote import stem_of
@@ -214,10 +213,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
     if settings.as_json:
         print_json(to_plain(plan))
     else:
-        print_plan(plan)
-        click.echo(
-            f"\n{path}\nnext: gtrace train --plan {shlex.quote(str(path))} --task digits-cnn, or your own SCRIPT"
-        )
+        print_plan(plan, path, full=settings.full)
 
 
 def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, dict[str, Any], list[str]]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 import math
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.options import refuse
 from gtrace.errors import TraceError, UsageError, suggest
-from gtrace.settings import option
+from gtrace.settings import nested, option
+from gtrace.units import parse_bits, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
     from gtrace.planning import Budget, Curves, Plan
 
 
-_BITS = re.compile(r"^\s*([0-9.eE+-]+?)\s*(?:b|bit|bits)?\s*$")
 _KINDS = ("budget", "ratio", "max_error", "step_time")
 #: bisections of the bits, and how often a plan may take longer than bits spread evenly would
 _HALVINGS, _TRIES = 50, 6
+#: seconds that cost nothing
+_INSTANT = 1e-12
 
 
 @dataclass(frozen=True)
@@ -35,28 +37,23 @@ class BudgetSettings:
     """How much a plan may spend, said in one of four ways; ``only`` marks what refines ``--step-time``."""
 
     budget: str | None = option(
-        None, metavar="BITS", help="Measured bits per value, as in 3bits: payload, norms and shared bytes."
+        None,
+        names=("--max-bits",),
+        formerly="--budget",
+        metavar="BITS",
+        help="At most so many measured bits per value, e.g. 3: payload, norms and shared bytes.",
     )
     ratio: float | None = option(None, metavar="N", help="N times smaller than float32.")
     max_error: float | None = option(None, metavar="E", help="The fewest bits within this relative error: 0.1.")
     step_time: str | None = option(
         None,
         metavar="TIME",
-        help="The least error of which a step, exchange included, takes no longer, as in 50ms; with --network.",
+        help="The least error of which a step on --cluster, exchange included, takes no longer than this, e.g. 50ms.",
     )
-    network: str | None = option(
-        None, only="step_time", metavar="RATE", help="For --step-time: speed of each rank's link, as in 1Gbit/s."
-    )
-    ranks: int = option(4, only="step_time", metavar="N", help="For --step-time: machines.")
-    latency: str = option("0s", only="step_time", metavar="TIME", help="For --step-time: of a message.")
-    compute_time: str = option(
-        "0s",
-        only="step_time",
-        metavar="TIME",
-        help="For --step-time: the part of it that computing takes; two thirds of that hide the exchange.",
-    )
+    cluster: ClusterSettings = nested(ClusterSettings)
     exchange: Literal["allgather", "two-shot"] = option(
         "allgather",
+        advanced=True,
         only="step_time",
         choices=("allgather", "two-shot"),
         help="For --step-time: how payloads travel.",
@@ -72,12 +69,14 @@ def parse_budget(settings: BudgetSettings) -> Budget | TimeLimit:
     given = [name for name in _KINDS if getattr(settings, name) is not None]
     if len(given) != 1:
         raise UsageError(
-            "plan: give one budget: --budget 3bits, --ratio 12, --max-error 0.1 or --step-time 50ms"
-            + (", not several" if given else "")
+            "plan: give one limit: --max-bits 3, --ratio 12, --max-error 0.1 or --step-time 50ms"
+            + (", not several." if given else ".")
         )
     if given == ["step_time"]:
         return TimeLimit.parse(settings)
     refuse(settings, "step_time", "is for --step-time")
+    if settings.cluster.cluster is not None:
+        raise UsageError("--cluster: is for --step-time; give --step-time, e.g. 50ms.")
     from gtrace.planning import Budget
 
     for name in ("ratio", "max_error"):
@@ -87,15 +86,8 @@ def parse_budget(settings: BudgetSettings) -> Budget | TimeLimit:
             if not 0 < value < float("inf"):
                 raise UsageError(f"{said}: a budget is a positive number")
             return Budget("bits", 32 / value, said) if name == "ratio" else Budget("error", value, said)
-    text = settings.budget or ""
-    match = _BITS.match(text)
-    try:
-        bits = float(match[1]) if match else float("nan")
-    except ValueError:
-        bits = float("nan")
-    if not 0 < bits < float("inf"):
-        raise UsageError(f"--budget {text}: is no number of bits; write --budget 3bits, or use --ratio or --max-error")
-    return Budget("bits", bits, f"--budget {bits:g}bits")
+    bits = parse_bits(settings.budget or "", "--max-bits")
+    return Budget("bits", bits, f"--max-bits {bits:g}")
 
 
 @dataclass(frozen=True)
@@ -117,19 +109,16 @@ class TimeLimit:
     @classmethod
     def parse(cls, settings: BudgetSettings) -> TimeLimit:
         """Read ``--step-time`` and what refines it."""
-        from gtrace.costs import Cluster, Network
-        from gtrace.units import parse_seconds
-
         said = f"--step-time {settings.step_time}"
-        if settings.network is None:
-            raise UsageError(f"{said}: over which links? give --network, as in 1Gbit/s")
-        limit = parse_seconds(settings.step_time or "", "step-time")
-        computing = parse_seconds(settings.compute_time, "compute-time")
-        if not 0 <= computing < limit:
-            raise UsageError(f"{said}: computing alone takes {settings.compute_time}; allow more")
-        network = Network.parse(settings.network, settings.latency)
+        limit = parse_seconds(settings.step_time or "", "--step-time")
+        cluster = chosen_cluster(settings.cluster.cluster)
+        if cluster is None:
+            raise UsageError(f"{said}: needs the machines, e.g. --cluster 8x25Gbit/s,{limit / 2 * 1e3:g}ms.")
+        computing = cluster.step_time or 0.0
+        if computing >= limit:
+            raise UsageError(f"{said}: computing alone takes {computing:g} s ({cluster}); allow more.")
         # A cluster always computes something.
-        return cls(said, limit, Cluster(network, settings.ranks, max(computing, 1e-9)), settings.exchange)
+        return cls(said, limit, replace(cluster, step_time=computing or _INSTANT), settings.exchange)
 
     def budget(self, sizes: NDArray[np.int64]) -> Budget:
         """The bits per value that take as long if all tensors have the same.
@@ -147,7 +136,7 @@ class TimeLimit:
         if seconds(high) <= self.limit:
             low = high
         elif seconds(1e-6) > self.limit:
-            raise UsageError(f"{self.said}: without any bits a step takes {seconds(1e-6):.3g} s there; allow more")
+            raise UsageError(f"{self.said}: without any bits a step takes {seconds(1e-6):.3g} s there; allow more.")
         for _ in range(_HALVINGS if low < high else 0):
             middle = (low + high) / 2
             low, high = (middle, high) if seconds(middle) <= self.limit else (low, middle)
@@ -172,9 +161,9 @@ class TimeLimit:
         if taken <= self.limit * (1 + 1e-9):
             return None
         if tries == _TRIES:
-            raise UsageError(f"{self.said}: plans take {taken:.3g} s there; allow a little more")
+            raise UsageError(f"{self.said}: plans take {taken:.3g} s there; allow a little more.")
         # Of what is over the time, the exchange alone can be less.
-        exchanged = max(taken - self.cluster.step_time, 1e-12)
+        exchanged = max(taken - self.cluster.computing, _INSTANT)
         return replace(budget, value=budget.value * max(0.5, 0.999 * (1 - (taken - self.limit) / exchanged)))
 
 

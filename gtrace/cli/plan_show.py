@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.console import TensorColumn, print_columns, stdout_console, wide_console
-from gtrace.cli.options import load_plugins, options, print_json
+from gtrace.cli.options import Command, load_plugins, options, print_json
 from gtrace.settings import option
 
 if TYPE_CHECKING:
@@ -19,14 +20,21 @@ _PLAN = click.Path(path_type=Path)
 
 
 @dataclass(frozen=True)
-class PlanShowSettings:
-    """The options of ``gtrace plan show`` and ``gtrace plan diff``."""
+class PlanDiffSettings:
+    """The options of ``gtrace plan diff``."""
 
     plugin: tuple[Path, ...] = option((), help="A Python file with codecs of your own that a plan names; it is run.")
     as_json: bool = option(False, names=("--json",), help="Print JSON instead of tables.")
 
 
-@click.command("show")
+@dataclass(frozen=True)
+class PlanShowSettings(PlanDiffSettings):
+    """The options of ``gtrace plan show``."""
+
+    full: bool = option(False, help="Print every tensor and note, not only the answer.")
+
+
+@click.command("show", cls=Command)
 @click.argument("plan", type=_PLAN)
 @options(PlanShowSettings)
 def show(settings: PlanShowSettings, plan: Path) -> None:
@@ -39,14 +47,14 @@ def show(settings: PlanShowSettings, plan: Path) -> None:
     if settings.as_json:
         print_json(to_plain(found))
     else:
-        print_plan(found)
+        print_plan(found, plan, full=settings.full)
 
 
-@click.command("diff")
+@click.command("diff", cls=Command)
 @click.argument("first", type=_PLAN)
 @click.argument("second", type=_PLAN)
-@options(PlanShowSettings)
-def diff(settings: PlanShowSettings, first: Path, second: Path) -> None:
+@options(PlanDiffSettings)
+def diff(settings: PlanDiffSettings, first: Path, second: Path) -> None:
     """Say what tells two plans apart, tensor by tensor."""
     from gtrace.planning import load_plan
     from gtrace.report.names import literal, number
@@ -104,9 +112,10 @@ def _bits(row: Any) -> str:
     return "-" if row is None else number(row.bits)
 
 
-def print_plan(plan: Plan) -> None:
-    """A plan on a terminal."""
+def print_plan(plan: Plan, path: Path, *, full: bool) -> None:
+    """A plan on a terminal, the path of its file and what to do with it."""
     from gtrace.report.inputs import Report
     from gtrace.report.render.text import print_report
 
-    print_report(Report(plan.name, plans=(plan,)), wide_console())
+    after = [str(path), f"next: gtrace train --plan {shlex.quote(str(path))} SCRIPT"]
+    print_report(Report(plan.name, plans=(plan,)), wide_console(), full=full, after=after)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import click
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.completion import complete_figure
 from gtrace.cli.console import wide_console
-from gtrace.cli.options import arguments, options, print_json
+from gtrace.cli.options import Command, arguments, options, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import nested, option
 
@@ -48,6 +47,7 @@ class ReportSettings:
     )
     pairs: tuple[tuple[str, str], ...] = option(
         (),
+        advanced=True,
         call=("report",),
         names=("--pair",),
         type=str,
@@ -58,6 +58,7 @@ class ReportSettings:
     )
     batch: float = option(
         math.nan,
+        advanced=True,
         call=("report",),
         names=("--batch-size",),
         type=click.FloatRange(min=0, min_open=True),
@@ -68,18 +69,27 @@ class ReportSettings:
     )
     coder: Coder = option(
         "huffman",
+        advanced=True,
         call=("report",),
         choices=("fixed", "huffman", "entropy"),
         help="How the symbols of every codec become bits: at fixed width, with Huffman codes, or at their entropy.",
     )
+    ranks: int | None = option(
+        None,
+        advanced=True,
+        minimum=1,
+        metavar="N",
+        help="Compare codecs for the average of N workers' gradients, if there is no --cluster.",
+    )
     cluster: ClusterSettings = nested(ClusterSettings)
-    force: bool = option(False, help="Overwrite a report that is there.")
+    full: bool = option(False, help="Print every table and note, not only the answer.")
+    force: bool = option(False, help="Replace a file that no earlier report wrote.")
     as_json: bool = option(
         False, names=("--json",), help="Print JSON instead of tables; no page unless -o asks for it."
     )
 
 
-@click.command("report")
+@click.command("report", cls=Command)
 @click.argument("results", nargs=-1, type=click.Path(path_type=Path))
 @options(ReportSettings)
 def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
@@ -89,9 +99,9 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
     compared with the first one, run logs of the same task are put together. Without any, the newest sweep and the
     newest run log in this folder are taken.
 
-    Codecs are compared for --ranks N workers: averaging over them shrinks the variance of an error, but not its bias.
-    [default: those of the run that was captured, else 1]  With --network and --step-time, too, the report says what
-    each codec saves between so many machines.
+    Codecs are compared for the ranks of --cluster, else for those of the run that was captured: averaging over them
+    shrinks the variance of an error, but not its bias. If the cluster has a compute time, the report says what each
+    codec saves there.
 
     \b
     Examples:
@@ -102,15 +112,16 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
       gtrace report a.sweep.db --figure rate-distortion -o rate.pdf
       gtrace report a.sweep.db --pair alq:bits=3 zipml:bits=3
       gtrace report a.sweep.db --ranks 64 --coder entropy
-      gtrace report a.sweep.db --ranks 8 --network 25Gbit/s --latency 20us --step-time 180ms
+      gtrace report a.sweep.db --cluster 8x25Gbit/s,180ms,latency=20us
     """
-    workers = settings.cluster.ranks
-    if workers is not None and workers < 1:
-        raise UsageError(f"--ranks: {workers} is not a valid number of workers; it must be at least 1")
     if settings.figure is not None and (settings.as_json or settings.pairs or settings.groups):
         raise UsageError("--figure draws one figure alone: leave out --json, --pair and --group")
-    # Alone, --ranks is about errors; savings need the network, too.
-    cluster = chosen_cluster(settings.cluster) if settings.cluster.given.keys() - {"ranks"} else None
+    text = settings.cluster.cluster
+    if text is not None and settings.ranks is not None:
+        raise UsageError(f"--ranks {settings.ranks}: --cluster {text} already says how many ranks; leave one out.")
+    cluster = chosen_cluster(text)
+    if text is not None and cluster is not None and cluster.step_time is None:
+        click.echo(f"gtrace: --cluster {text} has no compute time, so no step times; add it: {text},180ms", err=True)
     if settings.figure is not None:
         _draw(settings.figure, settings, list(results), cluster)
     else:
@@ -129,8 +140,14 @@ def _draw(figure: str, settings: ReportSettings, results: list[Path], cluster: C
 def _report(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> Report:
     from gtrace.report.inputs import Asked, load_report
 
-    asked = Asked(cluster=cluster, workers=settings.cluster.ranks, **arguments(settings, "report"))
-    return load_report(results, asked=asked)
+    ranks = settings.ranks or (None if cluster is None else cluster.ranks)
+    report = load_report(results, asked=Asked(cluster=cluster, workers=ranks, **arguments(settings, "report")))
+    if settings.cluster.cluster is not None and cluster is not None and cluster.step_time and not report.savings:
+        raise UsageError(
+            "--cluster: these results hold no gradients of weights that went through a codec; pass a .sweep.db or a "
+            "run log of gtrace train."
+        )
+    return report
 
 
 def _given(results: list[Path]) -> list[Path]:
@@ -145,42 +162,32 @@ def _given(results: list[Path]) -> list[Path]:
 
 
 def _write(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> None:
-    """The tables on standard output, and the page.
+    """The answer on standard output, and the page.
 
-    The page is written before anything is printed, because the reader of a pipe (``head``) may go away at any
-    time. The tables are printed even when the page may not be written, so that nobody has to ask twice.
+    The page is written before anything is printed, because the reader of a pipe (``head``) may go away at any time.
     """
-    from gtrace.errors import GtraceError
-    from gtrace.report.render.files import default_page, folder_in_words, output_kind, write_report
+    from gtrace.report.render.files import check_page, default_page, folder_in_words, output_kind, write_report
 
-    output = settings.output
+    output, force = settings.output, settings.force
     if output is not None:
         output_kind(output)
     results = _given(results)
+    if output is None and not settings.as_json:
+        output = default_page(results[0])
+        # A page of an earlier report is replaced; anything else stops the command before it has read the results.
+        check_page(output, force=force)
+        force = True
     report = _report(settings, results, cluster)
-    if not settings.as_json:
-        output = output or default_page(results[0])
-    written: list[Path] = []
-    refused: GtraceError | None = None
-    if output is not None:
-        try:
-            written = write_report(report, output, force=settings.force)
-        except GtraceError as error:
-            refused = error
+    written = [] if output is None else write_report(report, output, force=force)
+    after = [folder_in_words(report)] if len(written) > 1 else []
+    after += map(str, written[:1])
     if settings.as_json:
         from gtrace.report.render.records import to_json
 
         print_json(to_json(report))
+        for line in after:
+            click.echo(line, err=True)
     else:
         from gtrace.report.render.text import print_report
 
-        print_report(report, wide_console())
-    if refused is not None:
-        sys.stdout.flush()
-        raise refused
-    if written:
-        if not settings.as_json:
-            click.echo()
-        if len(written) > 1:
-            click.echo(folder_in_words(report), err=settings.as_json)
-        click.echo(str(written[0]), err=settings.as_json)
+        print_report(report, wide_console(), full=settings.full, after=after)

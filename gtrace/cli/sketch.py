@@ -1,4 +1,4 @@
-"""``gtrace sketch``: make a trace of sketches from a full one."""
+"""``gtrace trace sketch``: make a trace of sketches from a full one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from gtrace.cli.console import step_progress
-from gtrace.cli.options import JSON, TENSORS, TracePath, options, pick, print_json
+from gtrace.cli.options import JSON, TENSORS, Command, TracePath, options, pick, print_json
 from gtrace.errors import size_text
 from gtrace.settings import option
 
@@ -18,7 +18,7 @@ _GONE = "lost: the values, so draws, Wasserstein distances, payloads, and codecs
 
 @dataclass(frozen=True)
 class SketchSettings:
-    """The options of ``gtrace sketch``."""
+    """The options of ``gtrace trace sketch``."""
 
     output: Path | None = option(
         None, names=("-o", "--output"), help="Trace to write, .zarr or .h5.  [default: TRACE.sketch.zarr]"
@@ -34,7 +34,7 @@ class SketchSettings:
     as_json: bool = option(False, **JSON)
 
 
-@click.command("sketch", epilog="Example: gtrace sketch run.zarr -o small.zarr --merge-steps 10")
+@click.command("sketch", cls=Command, epilog="Example: gtrace trace sketch run.zarr -o small.zarr --merge-steps 10")
 @click.argument("trace", type=TracePath())
 @options(SketchSettings)
 def command(settings: SketchSettings, trace: Path | str) -> None:

@@ -14,6 +14,7 @@ from gtrace.cli.console import step_progress
 from gtrace.cli.options import (
     STEPS,
     CodecSettings,
+    Command,
     Fractions,
     Integers,
     TracePath,
@@ -21,12 +22,12 @@ from gtrace.cli.options import (
     bucket_sizes,
     load_plugins,
     options,
-    parse_range,
     print_json,
     words,
 )
 from gtrace.errors import UsageError
 from gtrace.settings import nested, option
+from gtrace.units import step_numbers
 
 if TYPE_CHECKING:
     from gtrace.codecs.assignment import TableLike
@@ -46,12 +47,14 @@ class SweepSettings:
     )
     bits: tuple[int, ...] = option("2-8", type=Integers(), help="Nominal bits of codecs that have them.")
     ratio: tuple[float, ...] | None = option(
-        None, type=Fractions(), help="Part of the values that sparsifiers send, as in 0.001-0.1."
+        None, advanced=True, type=Fractions(), help="Part of the values that sparsifiers send, as in 0.001-0.1."
     )
     sparsity: tuple[float, ...] | None = option(
-        None, type=Fractions("0.05"), help="Zeros that pruning aims at, as in 0.5-0.95 or 0.8,0.9."
+        None, advanced=True, type=Fractions("0.05"), help="Zeros that pruning aims at, as in 0.5-0.95 or 0.8,0.9."
     )
-    amount: tuple[float, ...] | None = option(None, type=Fractions(), help="Samples per value of mcgq, as in 0.01-1.")
+    amount: tuple[float, ...] | None = option(
+        None, advanced=True, type=Fractions(), help="Samples per value of mcgq, as in 0.01-1."
+    )
     plans: tuple[Path, ...] = option(
         (),
         names=("--plan",),
@@ -59,13 +62,20 @@ class SweepSettings:
         help="A plan, whose rows are called plan:NAME; may be repeated. Without --methods: only plans.",
     )
     codecs: CodecSettings = nested(CodecSettings)
-    bucket_size: str | None = option(None, help="Values per norm: a range such as 128,8192; none for a tensor.")
-    norm: str | None = option(None, help="What a bucket is divided by: l2, linf or l1, comma-separated.")
-    scope: str | None = option(None, help="Buckets over one tensor, or over the whole model: tensor, model.")
-    draws: int = option(1, call=("sweep",), minimum=0, help="Encodings per tensor and step; 0: closed forms only.")
+    bucket_size: str | None = option(
+        None, advanced=True, help="Values per norm: a range such as 128,8192; none for a tensor."
+    )
+    norm: str | None = option(None, advanced=True, help="What a bucket is divided by: l2, linf or l1, comma-separated.")
+    scope: str | None = option(
+        None, advanced=True, help="Buckets over one tensor, or over the whole model: tensor, model."
+    )
+    draws: int = option(
+        1, advanced=True, call=("sweep",), minimum=0, help="Encodings per tensor and step; 0: closed forms only."
+    )
     tensors: str | None = option(None, help="Only tensors that match one of these globs, comma-separated.")
     kind: str | None = option(
         None,
+        advanced=True,
         call=("sweep",),
         choices=("weight", "neural"),
         help="Gradients of weights or of layer outputs.  [default: weight, where the trace has them]",
@@ -73,32 +83,37 @@ class SweepSettings:
     steps: tuple[int, ...] | None = option(None, call=("sweep",), **STEPS)
     refit: str = option(
         "pooled",
+        advanced=True,
         help="Data that levels and codes are fitted on: pooled (a decayed mean of the captured steps before), previous "
         "(the one before), each (the step itself), once (the first), or steps.",
     )
     nonfinite: str = option(
         "skip",
+        advanced=True,
         call=("sweep",),
         choices=("skip", "zero", "error"),
         help="What to do with a tensor that holds NaN or infinity.",
     )
     optimal: bool = option(
         True,
+        advanced=True,
         call=("sweep",),
         help="With a fitted codec among the methods: set each level codec beside the best levels of the same number.",
     )
     chunk: int = option(
         2**24,
+        advanced=True,
         call=("sweep",),
         minimum=1,
         help="Elements held at a time of larger tensors: a power of two, a multiple of the bucket sizes.",
     )
-    seed: int = option(0, call=("sweep",), help="Of the stochastic rounding.")
+    seed: int = option(0, advanced=True, call=("sweep",), help="Of the stochastic rounding.")
     jobs: int | None = option(
         None, call=("sweep",), minimum=1, help="Threads; rows do not depend on it.  [default: all processors]"
     )
     scheduler: str | None = option(
         None,
+        advanced=True,
         call=("sweep",),
         metavar="ADDRESS",
         help="Run on a Dask cluster: tcp://HOST:PORT, a scheduler file, or local:N processes here. Same rows.",
@@ -108,7 +123,7 @@ class SweepSettings:
     as_json: bool = option(False, names=("--json",), help="Print a JSON summary instead of text.")
 
 
-@click.command("sweep")
+@click.command("sweep", cls=Command)
 @click.argument("trace", type=TracePath())
 @options(SweepSettings)
 def command(settings: SweepSettings, trace: Path | str) -> None:
@@ -201,4 +216,4 @@ def _refit(text: str) -> str | list[int]:
         return text
     if not text[:1].isdigit():
         raise UsageError(f"--refit: '{text}' is unknown; choose pooled, previous, each, once or steps such as 0,100")
-    return [int(v) for v in parse_range(text, "--refit")]
+    return list(step_numbers(text, "--refit"))

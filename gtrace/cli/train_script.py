@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import secrets
 import shlex
@@ -16,6 +18,8 @@ from gtrace.cli.options import arguments, check_output, file_name, pick, print_j
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gtrace.cli.train_settings import TrainSettings
     from gtrace.codecs.assignment import Coding
     from gtrace.costs import Cluster
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from gtrace.torch_hooks.launcher import Outcome, Program
     from gtrace.training.scriptlog import ScriptSummary
     from gtrace.training.unmodified import ScriptTraining
+    from gtrace.workflows.script_runs import ScriptRuns
 
 
 def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple[str, ...]) -> int:
@@ -33,58 +38,188 @@ def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple
         OutputExistsError: the run log exists and ``force`` is off.
         UsageError: no such program, a rule that cannot be read, or nothing that was trained.
     """
-    from gtrace.codecs.assignment import CodecTable
-    from gtrace.torch_hooks.children import after_import, watch_no_more
-    from gtrace.torch_hooks.launcher import Outcome, Program, run_program
-    from gtrace.torch_hooks.processes import before_abrupt_exit, launch_token, launched_place
+    from gtrace.torch_hooks.launcher import Program
+    from gtrace.torch_hooks.processes import launched_place
 
-    if isinstance(chosen, CodecTable) and (settings.rules or settings.min_size):
-        raise UsageError(f"{chosen}: a plan names the codec of every tensor; --rule and --min-size are for one codec")
-    cluster = chosen_cluster(settings.cluster)
+    cluster = chosen_cluster(settings.cluster.cluster, timed=True)
     program = Program(script, args, settings.is_module)
     program.check()
-    watch_no_more()
     log = settings.output or Path(f"{program.stem}-{file_name(str(chosen))}.jsonl")
     if not launched_place().rank:
         check_output(log, force=settings.force)
-    told: dict[str, Any] = {
-        "log": str(log.resolve()),
+    told = {**_told(settings, chosen, program), "log": str(log.resolve())}
+
+    def conclude(outcome: Outcome, trainings: list[ScriptTraining]) -> int:
+        return _conclude(program, outcome, trainings, told, log, cluster, as_json=settings.as_json)
+
+    return _run(program, told, conclude, live=not settings.as_json)
+
+
+def _told(settings: TrainSettings, chosen: Coding, program: Program) -> dict[str, Any]:
+    """What a process that trains is told, but for its log."""
+    from gtrace.codecs.assignment import CodecTable
+    from gtrace.torch_hooks.processes import launch_token
+
+    if isinstance(chosen, CodecTable) and (settings.rules or settings.min_size):
+        raise UsageError(f"{chosen}: a plan names the codec of every tensor; --rule and --min-size are for one codec")
+    return {
         "codec": str(chosen),
         "rules": _rules(settings.rules),
         "table": chosen.describe() if isinstance(chosen, CodecTable) else None,
         "plan": str(Path(chosen.source).resolve()) if isinstance(chosen, CodecTable) else "",
         "workers": settings.workers or 1,
         "nonfinite": settings.nonfinite or "pass",
-        "levels": settings.levels or "own",
         "argv": program.argv,
         "launch": launch_token() or secrets.token_hex(8),
         "plugins": [str(file.resolve()) for file in settings.codecs.plugin],
         **arguments(settings, "script"),
     }
+
+
+def _run(
+    program: Program,
+    told: dict[str, Any],
+    conclude: Callable[[Outcome, list[ScriptTraining]], int],
+    *,
+    live: bool,
+) -> int:
+    """Run the program in this process with a codec on its gradients; ``conclude`` gives the exit code."""
+    from gtrace.torch_hooks.children import after_import, children_call, watch_no_more
+    from gtrace.torch_hooks.launcher import Outcome, run_program
+    from gtrace.torch_hooks.processes import before_abrupt_exit
+
+    watch_no_more()
     trainings: list[ScriptTraining] = []
 
     def start() -> None:
         from gtrace.training.unmodified import training
 
-        trainings.append(training(told, _live() if not settings.as_json else None))
+        trainings.append(training(told, _live() if live else None))
         trainings[0].start()
-
-    def conclude(outcome: Outcome) -> int:
-        return _conclude(program, outcome, trainings, told, log, cluster, as_json=settings.as_json)
 
     def leave(exit_code: int) -> int:
         try:
-            return conclude(Outcome(exit_code))
+            return conclude(Outcome(exit_code), trainings)
         except GtraceError as error:
             click.echo(f"gtrace: {error}", err=True)
             return error.exit_code
 
-    from gtrace.torch_hooks.children import children_call
-
     with before_abrupt_exit(leave):
         with after_import("torch", start), children_call("gtrace.training.unmodified", told):
             outcome = run_program(program)
-        return conclude(outcome)
+        return conclude(outcome, trainings)
+
+
+def run_one(message: str) -> int:
+    """One of several runs of a program, in a process of its own; returns the program's exit code.
+
+    Args:
+        message: JSON of the program (``target``, ``args``, ``is_module``) and of what to do (``told``).
+    """
+    from gtrace.cli.options import load_plugins
+    from gtrace.torch_hooks.launcher import Program
+    from gtrace.torch_hooks.processes import seed_libraries
+
+    asked = json.loads(message)
+    program, told = Program(asked["target"], tuple(asked["args"]), asked["is_module"]), asked["told"]
+
+    def conclude(outcome: Outcome, trainings: list[ScriptTraining]) -> int:
+        for one in trainings:
+            one.finish()
+        if sys.stderr.isatty():
+            click.echo("\x1b[K", nl=False, err=True)
+        return outcome.exit_code
+
+    load_plugins(tuple(map(Path, told["plugins"])))
+    seed_libraries(told["script_seed"])
+    try:
+        return _run(program, told, conclude, live=True)
+    except GtraceError as error:
+        click.echo(f"gtrace: {error}", err=True)
+        return error.exit_code
+
+
+def compare_script(settings: TrainSettings, chosen: list[Coding], script: str, args: tuple[str, ...]) -> int:
+    """Run the program without a codec and with each, one after the other, and compare the final losses.
+
+    Returns:
+        the exit code: of the program, if a run of it failed.
+
+    Raises:
+        OutputExistsError: the run log exists and ``force`` is off.
+        UsageError: no such program, a rule that cannot be read, no step of an optimizer, or no loss that can be seen.
+    """
+    from gtrace.codecs import Identity
+    from gtrace.torch_hooks.launcher import Program
+    from gtrace.workflows.script_runs import run_all
+
+    cluster = chosen_cluster(settings.cluster.cluster, timed=True)
+    codecs = [one for one in chosen if not isinstance(one, Identity)]
+    if not codecs:
+        raise UsageError("--codec none is the baseline itself; name a codec to compare with it")
+    program = Program(script, args, settings.is_module)
+    program.check()
+    named = file_name(str(codecs[0])) if len(codecs) == 1 else "compare"
+    log = settings.output or Path(f"{program.stem}-{named}.jsonl")
+    check_output(log, force=settings.force)
+    told = [_told(settings, one, program) for one in codecs]
+    exact = {**_told(settings, Identity(), program), "rules": [], "watched": True}
+    seeds = range(settings.seed, settings.seed + settings.seeds)
+    study = {
+        "command": shlex.join(["gtrace", *sys.argv[1:]]),
+        "runs": ["none", *map(str, codecs)],
+        "seed": settings.seed,
+    }
+    runs = run_all(
+        program,
+        [exact, *({**one, "watched": False} for one in told)],
+        seeds,
+        log,
+        lambda text: click.echo(text, err=True),
+        study=study,
+    )
+    code = _show_comparison(program, runs, log, seeds, as_json=settings.as_json)
+    if not settings.as_json:
+        print_savings(savings_of_log(log, cluster) if runs.log.runs else None)
+    return code
+
+
+def _show_comparison(program: Program, runs: ScriptRuns, log: Path, seeds: range, *, as_json: bool) -> int:
+    """The final losses beside each other, on stdout; returns the exit code."""
+    from gtrace.report.analysis.runs import final_losses
+    from gtrace.report.sections.training import comparison_lines
+
+    failed = [
+        f"{'the uncompressed run' if one.spec == 'none' else one.spec} failed with exit code {one.exit_code}"
+        + (f" (seed {one.seed})" if len(seeds) > 1 else "")
+        for one in runs.failed
+    ]
+    for text in failed:
+        click.echo(f"gtrace: {program.called}: {text}", err=True)
+    code = runs.failed[0].exit_code if runs.failed else EXIT_OK
+    compared = final_losses(runs.log.runs, runs.log.groups)
+    if as_json:
+        print_json(
+            {
+                "output": str(log) if runs.log.runs else None,
+                "comparison": [dataclasses.asdict(one) for one in compared],
+                "own_seed": runs.own_seed,
+                "failed": [pick(one, "spec", "seed", "exit_code") for one in runs.failed],
+            }
+        )
+    if not any(one.seen for one in compared):
+        if not runs.failed:
+            raise UsageError(
+                f"{program.called}: its loss cannot be seen, so nothing is compared; gtrace sees a loss that is one "
+                "number on which the program calls backward()"
+            )
+        return code
+    if not as_json:
+        for line in comparison_lines(compared, runs.own_seed):
+            click.echo(line)
+        shown = shlex.quote(str(log))
+        click.echo(f"{shown}; next: gtrace report {shown}")
+    return code
 
 
 def _rules(texts: tuple[str, ...]) -> list[list[str]]:

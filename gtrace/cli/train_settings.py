@@ -1,4 +1,4 @@
-"""What ``gtrace train`` can be told: every option once, for a task, a SCRIPT, or both."""
+"""The options of ``gtrace train`` and of ``gtrace study``: those that both have, and each one's own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gtrace.cli.cluster import ClusterSettings
 from gtrace.cli.completion import complete_spec, complete_specs, complete_task
-from gtrace.cli.options import CodecSettings
+from gtrace.cli.options import JSON, CodecSettings
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace.settings import nested, option
 
@@ -15,216 +15,250 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEFAULT_TASK = "digits-cnn"
-DEFAULT_WORKERS = 4
 
 
 @dataclass(frozen=True)
-class TrainSettings:
-    """The options of ``gtrace train``.
+class CodecChoice:
+    """Which codec, or several, and over how many seeds."""
+
+    codec: str | None = option(
+        None, shell_complete=complete_spec, help="A codec or its spec, e.g. qsgdinf:bits=3,bucket_size=512."
+    )
+    compare: str | None = option(
+        None,
+        metavar="CODECS",
+        shell_complete=complete_specs,
+        help="Several codecs, each against the uncompressed run: qsgdinf:bits=3,alq:bits=3,terngrad.",
+    )
+    baseline: bool = option(
+        False, only="script", help="Run SCRIPT without the codec, too, and compare the final losses."
+    )
+    seeds: int = option(
+        1,
+        call=("study",),
+        minimum=1,
+        metavar="N",
+        help="Train with N seeds, one after the other, and say how sure the differences are; SCRIPT finds its own in "
+        "GTRACE_SEED.",
+    )
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What training a task always has, in ``gtrace train`` and in ``gtrace study``.
 
     In the metadata of a field ``only`` says that a task or a SCRIPT alone has the option, and ``call`` lists the calls
     that take it under its own name: ``study`` (:class:`gtrace.training.Study`) and ``script``
     (:class:`gtrace.training.scriptlog.ScriptOptions`).
     """
 
-    codec: str | None = option(
-        None, shell_complete=complete_spec, help="A codec or its spec, as in qsgdinf:bits=3,bucket_size=512."
-    )
+    bits: int | None = option(None, help="Nominal bits of a codec that has them.")
     plans: tuple[Path, ...] = option(
         (),
         names=("--plan",),
         metavar="FILE",
-        help="A plan, which names a codec for every tensor; for a task beside --codec or --compare, and again for "
-        "more.",
-    )
-    compare: str | None = option(
-        None,
-        metavar="CODECS",
-        shell_complete=complete_specs,
-        help="For a task: several codecs in the place of one, as in qsgdinf:bits=3,alq:bits=3,terngrad.",
-    )
-    bits: int | None = option(None, help="Nominal bits of a codec that has them; with --quantize, of the weights.")
-    sparsity: float | None = option(None, help="Sparsity of a codec that has it, as in 0.8.")
-    codecs: CodecSettings = nested(CodecSettings)
-    kind: str = option(
-        "weight",
-        only="task",
-        call=("study",),
-        choices=("weight", "neural"),
-        help="What goes through the codec: the gradients between workers, or those that enter each layer's backward.",
-    )
-    layers: str = option(
-        "inner",
-        only="task",
-        call=("study",),
-        choices=("inner", "all"),
-        help="With --kind neural: inner leaves the gradient alone that the last layer gets from the loss.",
+        help="A plan of gtrace plan, which names a codec for every tensor; for a task it may be repeated.",
     )
     task: str | None = option(
         None,
         only="task",
         metavar="NAME",
         shell_complete=complete_task,
-        help=f"What to train, see below, where there is no SCRIPT.  [default: {DEFAULT_TASK}]",
+        help=f"A built-in task; gtrace study tasks lists them.  [default: {DEFAULT_TASK}]",
     )
     workers: int | None = option(
         None,
         call=("study",),
         minimum=1,
         help="Simulated workers, each with its own mini-batch; for a SCRIPT, encodings of the same gradient that are "
-        "averaged.  [default: 4; 1 for --kind neural and for a SCRIPT]",
+        "averaged.  [default: 4; 1 for neural gradients and for a SCRIPT]",
     )
     steps: int | None = option(
-        None, only="task", call=("study",), minimum=1, help="Optimizer steps.  [default: the task's]"
+        None, only="task", call=("study",), minimum=1, help="Optimizer steps of a task.  [default: the task's]"
     )
+    cluster: ClusterSettings = nested(ClusterSettings)
+    output: Path | None = option(None, names=("-o", "--output"), help="Run log.  [default: NAME-CODEC.jsonl]")
+    force: bool = option(False, help="Replace an existing run log.")
+    codecs: CodecSettings = nested(CodecSettings)
     batch_size: int | None = option(
         None,
         only="task",
+        advanced=True,
         call=("study",),
         minimum=1,
-        help="Samples of one worker in a step.  [default: the task's]",
+        help="Samples of one worker in a step of a task.  [default: the task's]",
     )
     lr: float | None = option(
-        None, only="task", call=("study",), help="Learning rate at the start.  [default: the task's]"
-    )
-    seed: int = option(0, call=("study", "script"), minimum=0, help="Of the model, the batches and the rounding.")
-    seeds: int = option(
-        1,
+        None,
         only="task",
+        advanced=True,
         call=("study",),
-        minimum=1,
-        metavar="N",
-        help="For a task: train with N seeds, one after the other, and say how sure the differences are.",
+        help="Learning rate at the start of a task.  [default: the task's]",
     )
-    optimizer: str | None = option(
+    seed: int = option(
+        0,
+        advanced=True,
+        call=("study", "script"),
+        minimum=0,
+        help="Random seed for model, batches and rounding.",
+    )
+    network: str | None = option(
         None,
         only="task",
-        metavar="NAME",
-        help="For a task: sgd, momentum, nesterov, adam, amsgrad or adamw instead of its own.",
-    )
-    clip: float | None = option(
-        None,
-        only="task",
-        call=("study",),
-        metavar="NORM",
-        help="For a task: largest norm of the averaged gradient.",
-    )
-    quantize: str | None = option(
-        None,
-        only="task",
-        metavar="PARTS",
-        help="For a task: model lets forward and backward see quantized weights, while the optimizer steps float32 "
-        "ones.",
-    )
-    weight_levels: int | None = option(
-        None,
-        only="task",
-        metavar="N",
-        help="With --quantize model: levels of a weight, negative ones and zero among them.  [default: 2^bits - 1]",
-    )
-    cluster: ClusterSettings = nested(ClusterSettings)
-    topology: str = option(
-        "ring",
-        only="task",
-        choices=("ring", "allgather", "ps"),
-        help="For a task: how gradients travel in simulated steps: ring (all-reduce of exact ones, all-gather of "
-        "payloads), all-gather, or a parameter server.",
-    )
-    compute_time: str | None = option(
-        None,
-        only="task",
-        metavar="TIME",
-        help="For a task: computing and coding of a simulated step, as in 5s, in the place of measured times.  "
-        "[default: measured; 5s with --policy mqgrad]",
+        advanced=True,
+        metavar="NETWORK",
+        help="Simulate the time of a task's steps on links of this speed, e.g. 10MB/s. More parts: latency=50us, "
+        "topology=ring, allgather or ps (a parameter server), compute=5s instead of measured times.",
     )
     policies: tuple[str, ...] = option(
         (),
         names=("--policy",),
-        metavar="POLICY",
-        help="For a task: who chooses the codec's bits: fixed, schedule:0=2,500=4, adaptive or mqgrad, with options as "
-        "in mqgrad:period=5,seed=1. Given again: one run with each.  [default: fixed]",
-    )
-    down: str | None = option(
-        None,
         only="task",
-        metavar="CODEC",
-        help="For a task: a server sends the average back through this codec; same: through the workers'.",
+        advanced=True,
+        metavar="POLICY",
+        help="Who chooses the codec's bits in a task: fixed, schedule:0=2,500=4, adaptive or mqgrad, with options: "
+        "mqgrad:period=5,seed=1. Repeated: one run with each.  [default: fixed]",
     )
     refit: str = option(
         DEFAULT_REFIT,
+        advanced=True,
         call=("study", "script"),
         help="Steps at which levels and codes are fitted to the gradient; +N repeats. Or: every, once. pooled:STEPS "
         "fits to a decayed mean of up to 10 steps; pooled alone means pooled:0,10,20,50,100,200,500,+1000.",
     )
     nonfinite: str | None = option(
         None,
+        advanced=True,
         choices=("skip", "zero", "error", "pass"),
         help="What to do with a gradient that holds NaN or infinity; pass leaves it to the training.  "
         "[default: skip; for a SCRIPT pass]",
     )
     min_size: int = option(
         0,
+        advanced=True,
         call=("study", "script"),
         minimum=0,
         show_default=False,
         metavar="N",
-        help="Tensors with fewer elements go uncompressed.",
+        help="Tensors with fewer elements stay exact.",
     )
+    as_json: bool = option(False, advanced=True, **JSON)
+
+
+@dataclass(frozen=True)
+class TrainSettings(RunSettings, CodecChoice):
+    """The options of ``gtrace train``, those of ``CodecChoice`` first."""
+
+    is_module: bool = option(False, names=("-m",), help="SCRIPT is the name of a module, as for python -m.")
     rules: tuple[str, ...] = option(
         (),
         names=("--rule",),
         only="script",
+        advanced=True,
         metavar="GLOB=CODEC",
-        help="For a SCRIPT: another codec for some tensors, as in bias=none; the first that fits counts.",
+        help="Another codec for some tensors of a SCRIPT, e.g. bias=none; the first that fits counts.",
     )
     exchange: str = option(
         "allgather",
         only="script",
+        advanced=True,
         call=("script",),
         choices=("allgather", "two-shot"),
-        help="For a SCRIPT whose ranks train together: every payload to all, or to the rank that sums a piece up.",
+        help="Between the ranks of a SCRIPT: every payload to all, or to the rank that sums a piece up.",
     )
-    levels: str | None = option(
-        None,
-        metavar="NAME",
-        help="For such a SCRIPT: own for each rank's own levels, or common for those that fit the sum of all ranks' "
-        "sketches.  [default: own]  With --quantize: where the weights' levels lie: optimal, uniform, xnor, or "
-        "several with commas.  [default: optimal]",
+    levels: str = option(
+        "own",
+        only="script",
+        advanced=True,
+        call=("script",),
+        choices=("own", "common"),
+        help="Between the ranks of a SCRIPT: each rank's own levels, or those fitted to all ranks' sketches.",
     )
     compare_every: int = option(
         100,
         only="script",
+        advanced=True,
         call=("script",),
         minimum=0,
         metavar="N",
-        help="For such a SCRIPT: every so many steps all-reduce the gradients in float32 and bfloat16 beside it; "
-        "0: never.",
+        help="Between the ranks of a SCRIPT: every N steps, also all-reduce in float32 and bfloat16; 0: never.",
     )
-    is_module: bool = option(False, names=("-m",), help="SCRIPT is the name of a module, as in python -m.")
-    eval_every: int | None = option(
+
+
+@dataclass(frozen=True)
+class StudySettings(RunSettings):
+    """The options of ``gtrace study compare``."""
+
+    seeds: int = option(1, call=("study",), minimum=1, metavar="N", help="Train with N seeds, one after the other.")
+    kind: str = option(
+        "weight",
+        call=("study",),
+        choices=("weight", "neural"),
+        help="What goes through the codec: the gradients between workers, or those that enter each layer's backward.",
+    )
+    measure: int | None = option(
         None,
-        only="task",
         call=("study",),
         minimum=1,
-        help="Steps between two tests.  [default: a tenth of the steps]",
+        metavar="K",
+        help="Every K steps measure all that a sweep measures on the averaged gradient, for gtrace study predict.",
+    )
+    sparsity: float | None = option(None, advanced=True, help="Sparsity of a codec that has it, e.g. 0.8.")
+    layers: str = option(
+        "inner",
+        advanced=True,
+        call=("study",),
+        choices=("inner", "all"),
+        help="With --kind neural: inner leaves the gradient alone that the last layer gets from the loss.",
     )
     shadow: int | None = option(
         None,
-        only="task",
+        advanced=True,
         call=("study",),
         minimum=1,
         metavar="K",
         help="With --kind neural: every K steps run the backward pass exactly too, and compare the weight gradients.",
     )
-    measure: int | None = option(
+    weights: str | None = option(
         None,
-        only="task",
+        advanced=True,
+        metavar="LEVELS",
+        help="Forward and backward see weights on so many levels: optimal5, uniform5, xnor5, or several with commas.",
+    )
+    optimizer: str = option(
+        "",
+        advanced=True,
+        call=("study",),
+        metavar="NAME",
+        show_default=False,
+        help="sgd, momentum, nesterov, adam, amsgrad or adamw.  [default: the task's]",
+    )
+    clip: float | None = option(
+        None,
+        advanced=True,
+        call=("study",),
+        metavar="NORM",
+        help="Largest norm of the averaged gradient.  [default: the task's]",
+    )
+    down: str = option(
+        "",
+        advanced=True,
+        call=("study",),
+        metavar="CODEC",
+        show_default=False,
+        help="A server sends the average back through this codec; same: through the workers'.",
+    )
+    eval_every: int | None = option(
+        None,
+        advanced=True,
         call=("study",),
         minimum=1,
-        metavar="K",
-        help="For a task: every K steps measure all that a sweep measures on the averaged gradient, for gtrace "
-        "compare.",
+        help="Steps between two tests.  [default: a tenth of the steps]",
     )
-    output: Path | None = option(None, names=("-o", "--output"), help="Run log.  [default: TASK-CODEC.jsonl]")
-    force: bool = option(False, help="Overwrite an existing run log.")
-    as_json: bool = option(False, names=("--json",), help="Print a JSON summary instead of a table.")
+
+
+@dataclass(frozen=True)
+class SeedsSettings(StudySettings):
+    """The options of ``gtrace study seeds``: those of compare, with several seeds."""
+
+    seeds: int = option(5, call=("study",), minimum=2, metavar="N", help="Train with N seeds, one after the other.")

@@ -1,11 +1,10 @@
-"""``gtrace train --task``: a built-in task trained with codecs."""
+"""A built-in task trained with codecs, for ``gtrace train`` and ``gtrace study``."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,55 +12,46 @@ import click
 
 from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
 from gtrace.cli.console import step_progress
-from gtrace.cli.options import arguments, check_output, file_name, pick, print_json
-from gtrace.cli.train_settings import DEFAULT_TASK, DEFAULT_WORKERS
+from gtrace.cli.options import arguments, check_output, file_name, pick, print_json, words
+from gtrace.cli.train_settings import DEFAULT_TASK
 from gtrace.cli.train_tables import print_seeds, print_table, summarize
+from gtrace.costs import parse_network
 from gtrace.errors import UsageError
+from gtrace.training.tasks import describe_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gtrace.cli.train_settings import TrainSettings
+    from gtrace.cli.train_settings import StudySettings
     from gtrace.codecs.assignment import Coding
-    from gtrace.costs import Cluster, Network
+    from gtrace.costs import Cluster
     from gtrace.report.analysis.runs import LoggedRun as Logged
     from gtrace.training import RunResult, Study
 
 
-def chosen_levels(settings: TrainSettings) -> tuple[TrainSettings, list[str]]:
-    """The settings without those of quantized weights, and the levels that these ask for, e.g. ``optimal5``."""
-    what, count = settings.quantize, settings.weight_levels
-    if what is None:
-        if count is not None:
-            raise UsageError(f"--weight-levels {count}: belongs to --quantize model")
-        if settings.levels not in (None, "own", "common"):
-            raise UsageError(f"--levels {settings.levels}: belongs to --quantize, or to a SCRIPT (own, common)")
-        return settings, []
-    if what != "model":
-        raise UsageError(f"--quantize {what}: in a network only the weights can be quantized; give --quantize model")
-    bits = settings.bits
-    if (bits is None) == (count is None):
-        raise UsageError("--quantize model: give the levels of a weight by --weight-levels, or its --bits")
-    if bits is not None and not 2 <= bits <= 8:
-        raise UsageError(f"--bits {bits}: a weight takes 2 to 8 here")
-    number = count if bits is None else 2**bits - 1
-    weights = [f"{placement}{number}" for placement in (settings.levels or "optimal").split(",")]
-    codec = settings.codec or ("none" if settings.compare is None else None)
-    return replace(settings, bits=None, levels=None, codec=codec), weights
+def check_task(name: str | None) -> None:
+    """Refuse a task that is unknown, before torch takes its seconds to load.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    if name is not None:
+        describe_task(name)
 
 
-def run_task(settings: TrainSettings, chosen: list[Coding], weights: list[str]) -> None:
+def run_task(settings: StudySettings, chosen: list[Coding]) -> None:
     """Train a built-in task with each of the codecs.
 
     Args:
         settings: the options of the command.
         chosen: the codecs and plans.
-        weights: the levels of quantized weights.
     """
-    network = _simulated_network(settings)
-    cluster = chosen_cluster(settings.cluster, settings.workers or DEFAULT_WORKERS)
-    if cluster is not None and settings.kind != "weight":
-        raise UsageError("--step-time: neural gradients do not travel between workers; choose --kind weight")
+    network = None if settings.network is None else parse_network(settings.network)
+    weights = [] if settings.weights is None else words(settings.weights)
+    neural = settings.kind == "neural"
+    if neural and settings.cluster.cluster is not None:
+        raise UsageError("--cluster: neural gradients do not travel between workers; use --kind weight.")
+    cluster = None if neural else chosen_cluster(settings.cluster.cluster, timed=True)
     task = settings.task or DEFAULT_TASK
     from gtrace.training.policies import FIXED, PolicySpec
     from gtrace.training.settings import run_name
@@ -70,7 +60,7 @@ def run_task(settings: TrainSettings, chosen: list[Coding], weights: list[str]) 
     named = file_name(run_name(chosen[0], choosing[0])) if len(chosen) == len(choosing) == 1 else "compare"
     if weights:
         named = "-".join([*([] if named == "none" else [named]), "weights", *weights])
-    path = settings.output or Path(f"{task}-{'neural-' if settings.kind == 'neural' else ''}{named}.jsonl")
+    path = settings.output or Path(f"{task}-{'neural-' * neural}{named}.jsonl")
     # With a checkpoint beside it, the same study goes on; whether it is the same is known only later.
     check_output(path, force=settings.force or path.with_name(path.name + ".checkpoint").exists())
     from gtrace.training import Study
@@ -79,15 +69,13 @@ def run_task(settings: TrainSettings, chosen: list[Coding], weights: list[str]) 
         task,
         chosen,
         nonfinite=settings.nonfinite or "skip",
-        optimizer=settings.optimizer or "",
         network=network,
         policies=choosing,
-        down=settings.down or "",
         weights=weights,
         **arguments(settings, "study"),
     )
     if not settings.force and study.can_resume(path):
-        click.echo(f"gtrace: {path}: going on where it was interrupted", err=True)
+        click.echo(f"gtrace: {path}: continues where it was interrupted", err=True)
     try:
         with step_progress("train", quiet=settings.as_json) as show:
             study.run(path, force=settings.force, on_record=_following(study, show))
@@ -96,24 +84,6 @@ def run_task(settings: TrainSettings, chosen: list[Coding], weights: list[str]) 
             _show(study, path, cluster, as_json=settings.as_json)
         raise
     _show(study, path, cluster, as_json=settings.as_json)
-
-
-def _simulated_network(settings: TrainSettings) -> Network | None:
-    """The network whose time a task simulates; None if ``--network`` is not given.
-
-    Raises:
-        UsageError: something else is given without it, or cannot be read.
-    """
-    from gtrace.costs import Network
-
-    rate, latency = settings.cluster.network, settings.cluster.latency
-    if rate is None:
-        if latency is not None or settings.topology != "ring" or settings.compute_time is not None:
-            raise UsageError(
-                "--latency, --topology and --compute-time are of a --network; give its speed, as in --network 1Gbit/s"
-            )
-        return None
-    return Network.parse(rate, latency or "0s", settings.topology, settings.compute_time)
 
 
 def _show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: bool) -> None:

@@ -90,8 +90,9 @@ class Rule:
     ) -> None:
         """Round finite float32[n] in buckets of ``bucket`` values; the first is value ``start`` of the tensor."""
         high, low = np.uint64(key[0]), np.uint64(key[1])
-        kind = _KERNELS[self.kind]
-        _rounding.quantize(x, bucket, scales, kind, self.mirrored, self.steps, self.levels, high, low, start, *sink)
+        # A copy, because a read-only array would compile the kernel once more.
+        kind, levels = _KERNELS[self.kind], self.levels.copy()
+        _rounding.quantize(x, bucket, scales, kind, self.mirrored, self.steps, levels, high, low, start, *sink)
 
     def symbols(
         self,
@@ -315,7 +316,8 @@ def symbols_of(levels: NDArray[np.float32], zero: bool, sketch: MomentSketch) ->
 
 
 def _symbols_of(levels: NDArray[np.float32], zero: bool, sketch: MomentSketch) -> Symbols:
-    magnitudes = sketch.probabilities(levels, zero)
+    # For a read-only array the kernel would be compiled again.
+    magnitudes = sketch.probabilities(levels, zero).copy()
     # The sketch has no sign, so both signs get the same share.
     probabilities = np.empty(2 * magnitudes.size - int(zero))
     lengths = np.empty(probabilities.size, np.uint8)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.kernels._jit import jit
+from gtrace.kernels._jit import inline, jit
 from gtrace.kernels.bits import entropy, huffman_depths, package_merge
 from gtrace.kernels.sketching import expect_levels
 
@@ -25,6 +25,8 @@ NUMBERS = 4 + SYMBOL_NUMBERS
 SELDOM = 0.5
 #: What such a symbol counts at least, as a share of all values: codes of at most 24 bits have room for it.
 LEAST = 2.0**-20
+#: Weights that are put in order one by one before runs are merged.
+RUN = 8
 
 
 class SketchBins(NamedTuple):
@@ -51,13 +53,44 @@ class SketchBins(NamedTuple):
     count: float  # hides tuple.count, which nobody needs here
 
 
+@inline
+def _ascending(weights: Floats) -> Ints:
+    """The places of the weights in ascending order, equal ones in the order in which they come.
+
+    As numpy's stable argsort, whose machine code takes three times as long to make and would be made for each kernel.
+    """
+    order, other = np.arange(weights.size), np.empty(weights.size, np.int64)
+    for start in range(0, weights.size, RUN):
+        for k in range(start + 1, min(start + RUN, weights.size)):
+            at, place = k, order[k]
+            while at > start and weights[order[at - 1]] > weights[place]:
+                order[at] = order[at - 1]
+                at -= 1
+            order[at] = place
+    width = RUN
+    while width < weights.size:
+        for start in range(0, weights.size, 2 * width):
+            middle, end = min(start + width, weights.size), min(start + 2 * width, weights.size)
+            left, right = start, middle
+            for k in range(start, end):
+                if left < middle and (right >= end or weights[order[left]] <= weights[order[right]]):
+                    other[k] = order[left]
+                    left += 1
+                else:
+                    other[k] = order[right]
+                    right += 1
+        order, other = other, order
+        width *= 2
+    return order
+
+
 @jit
 def limited_lengths(weights: Floats, longest: int, lengths: Bytes) -> None:
     """Lengths of the best prefix code of at most ``longest`` bits, 0 for symbols of weight 0.
 
     At most 2^longest symbols may have a weight.
     """
-    order = np.argsort(weights, kind="mergesort")
+    order = _ascending(weights)
     first = 0
     while first < order.size and not weights[order[first]] > 0.0:
         lengths[order[first]] = 0
@@ -101,10 +134,7 @@ def escape_lengths(probabilities: Floats, count: float, longest: int, lengths: B
         if probabilities[k] < least:
             seldom += 1
             mass += probabilities[k]
-    if seldom == 0:
-        limited_lengths(probabilities, longest, lengths)
-        return
-    each = max(max(mass, 1.0 / max(1, count)) / seldom, LEAST)
+    each = max(max(mass, 1.0 / max(1, count)) / max(1, seldom), LEAST)
     weights = probabilities.copy()
     for k in range(weights.size):
         if weights[k] < least:
@@ -155,7 +185,7 @@ def tell_symbols(
     escape_lengths(probabilities, count, longest, lengths)
     numbers[ENTROPY] = entropy(probabilities)
     numbers[CODED] = mean_length(lengths, probabilities)
-    numbers[SENT] = packed_bits(lengths, lengths[lengths.size - 1])
+    numbers[SENT] = packed_bits(lengths, np.int64(lengths[lengths.size - 1]))
 
 
 @jit

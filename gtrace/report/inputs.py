@@ -16,6 +16,7 @@ from gtrace.report.analysis.savings import Savings, savings_of_runs, savings_of_
 from gtrace.report.analysis.side_by_side import SideBySide, compare_sweeps
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.analysis.traces import TraceSummary, summarize_trace
+from gtrace.report.names import number
 from gtrace.runlog import read_runlog
 from gtrace.sweep.store import ResultStore, SweepResult
 
@@ -87,7 +88,7 @@ class Asked:
         pairs: specs of configurations to be compared within each sweep as they are.
         groups: of tensors, as :func:`gtrace.report.analysis.groups.group_tensors` reads them.
         batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
-        cluster: for which savings are computed; None for none.
+        cluster: for which savings are computed, if it has a compute time; its ranks are the workers.
         workers: for how many codecs are compared; None takes those of the run that was captured.
         coder: that turns symbols into bits, the same for all codecs.
     """
@@ -121,8 +122,7 @@ def make_report(
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
-        UsageError: a pair names a configuration that a sweep lacks, groups cannot be formed, or there is no sweep; a
-            cluster, and nothing that travels between ranks.
+        UsageError: a pair names a configuration that a sweep lacks, groups cannot be formed, or there is no sweep.
     """
     if asked.pairs and not sweeps:
         raise UsageError("--pair compares configurations of a sweep; pass a .sweep.db")
@@ -155,7 +155,7 @@ def make_report(
     names = [*(s.name for s in read_sweeps), *(r.name for r in read_runs)]
     names += [*(t.name for t in read_traces), *(p.name for p in read_plans)]
     return Report(
-        title or f"gtrace report: {', '.join(names)}",
+        title or _title(names, read_sweeps),
         tuple(read_sweeps),
         tuple(read_runs),
         tuple(read_traces),
@@ -168,19 +168,34 @@ def make_report(
     )
 
 
+def _title(names: Sequence[str], sweeps: Sequence[SweepAnalysis]) -> str:
+    """The model, its size and the script of a report on one sweep, if the trace knew them; otherwise the inputs."""
+    attrs = sweeps[0].provenance.get("trace_attrs") if len(names) == len(sweeps) == 1 else None
+    model = attrs.get("model") if isinstance(attrs, dict) else None
+    if not isinstance(attrs, dict) or not isinstance(model, str) or not model:
+        return f"gtrace report: {', '.join(names)}"
+    tensors = sweeps[0].provenance.get("tensors")
+    sizes = tensors.values() if isinstance(tensors, dict) else sweeps[0].elements.tolist()
+    argv = attrs.get("argv")
+    script = f" · {Path(str(argv[0])).name}" if isinstance(argv, list) and argv else ""
+    return f"{model}, {_in_words(sum(n for n in sizes if isinstance(n, int)))} parameters{script}"
+
+
+def _in_words(elements: int) -> str:
+    """A large number with three digits, e.g. ``3.30 M``."""
+    for factor, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if elements >= factor:
+            return f"{number(elements / factor, 2 if elements < 100 * factor else 3)} {unit}"
+    return str(elements)
+
+
 def _savings(
     sweeps: Sequence[SweepAnalysis], runs: Sequence[RunLogAnalysis], cluster: Cluster | None
 ) -> tuple[Savings, ...]:
-    if cluster is None:
+    if cluster is None or cluster.step_time is None:
         return ()
     found = [*(savings_of_sweep(s, cluster) for s in sweeps), *(savings_of_runs(log, cluster) for log in runs)]
-    known = tuple(one for one in found if one is not None)
-    if not known:
-        raise UsageError(
-            "--ranks: these results hold no gradients of weights that went through a codec, and nothing else travels "
-            "between ranks; pass a .sweep.db or a run log of `gtrace train`"
-        )
-    return known
+    return tuple(one for one in found if one is not None)
 
 
 def load_report(paths: Sequence[Path], title: str | None = None, *, asked: Asked = Asked()) -> Report:
@@ -193,7 +208,7 @@ def load_report(paths: Sequence[Path], title: str | None = None, *, asked: Asked
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
-        UsageError: pairs or groups that the sweeps do not have, or a cluster and nothing that travels between ranks.
+        UsageError: pairs or groups that the sweeps do not have.
     """
     kinds = [(path, kind_of(path)) for path in paths]
     of = {name: [path for path, kind in kinds if kind == name] for name in ("sweep", "run", "trace", "plan")}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from gtrace.report.names import MISSING, number
 from gtrace.report.statistics import Interval
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Mark = Literal["", "best", "quiet", "missing"]
+#: Where something is shown: on the first screen, or under the heading of that name.
+Place: TypeAlias = Literal["first", "choose", "layers", "training", "network", "safety", "details"]
+#: the places in their order
+PLACES: tuple[Place, ...] = get_args(Place)
 #: Stands in the column of Pareto-optimal configurations.
 PARETO = "★"
 T = TypeVar("T")
@@ -71,6 +75,7 @@ class Table:
         empty: what is said if there are no rows.
         folded: a page shows it when it is asked for.
         headline: a page sets it off from the others.
+        place: where it is shown; None for the section's.
     """
 
     title: str
@@ -80,6 +85,7 @@ class Table:
     empty: str = "Nothing to show."
     folded: bool = False
     headline: bool = False
+    place: Place | None = None
 
     @classmethod
     def of(
@@ -132,6 +138,7 @@ class Curve:
         high: upper ends.
         method: codec whose look it has; empty for the next of the palette.
         form: how it is drawn.
+        names: what each point is, which a page shows beside it; empty for the label alone.
     """
 
     label: str
@@ -141,6 +148,7 @@ class Curve:
     high: tuple[float, ...] = ()
     method: str = ""
     form: Form = "line"
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +165,9 @@ class Panel:
         bars: x are names of categories, and every curve has a bar at each, from 0 on, or a point with an interval.
         lines: horizontal lines, name to value, such as what full precision reaches.
         marks: vertical lines, name to position, such as where the learning rate falls.
+        percent: values are parts of a whole.
+        most: values above are folded away until a reader asks for them.
+        rows: names of y = 0, 1, ... from above, for points in rows; empty for numbers.
     """
 
     curves: tuple[Curve, ...]
@@ -168,6 +179,9 @@ class Panel:
     bars: bool = False
     lines: tuple[tuple[str, float], ...] = ()
     marks: tuple[tuple[str, float], ...] = ()
+    percent: bool = False
+    most: float = math.inf
+    rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +200,21 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
+class HeatMap:
+    """Numbers of a grid, NaN where there is none.
+
+    Attributes:
+        rows: names from above.
+        columns: names from the left.
+        values: of each row.
+    """
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FigureSpec:
     """One figure.
 
@@ -195,6 +224,8 @@ class FigureSpec:
         caption: how to read it, one or two sentences.
         draw: makes the figure; matplotlib is loaded by the first call.
         folded: a page shows it when it is asked for.
+        place: where it is shown; None for the section's.
+        chart: what a page draws itself; None shows what ``draw`` makes.
     """
 
     name: str
@@ -202,6 +233,8 @@ class FigureSpec:
     caption: str
     draw: Callable[[], Figure]
     folded: bool = False
+    place: Place | None = None
+    chart: Callable[[], Chart | HeatMap] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +245,17 @@ class LayerTables:
         title: above all of them.
         tables: each with the quieter end of its title.
         note: below them, empty for none.
+        place: where they are shown; None for the section's.
     """
 
     title: str
     tables: tuple[tuple[Table, str], ...]
     note: str = ""
+    place: Place | None = "layers"
 
+
+#: Rows of the one table that a terminal shows with an answer.
+FEW_ROWS = 8
 
 Block: TypeAlias = Table | FigureSpec | LayerTables
 
@@ -288,6 +326,7 @@ class Section:
         name: of the input.
         sentences: the verdict, the answer first.
         blocks: tables and figures in the order in which they are shown.
+        place: where it is shown, with the blocks that name no other place.
         notes: what a reader must know.
         warnings: of the measurement itself.
         summary: the verdict on top of a page of several sections, where the section itself then has none.
@@ -297,12 +336,15 @@ class Section:
         parts: sections inside it.
         numbers: makes what other programs read.
         verdict: what to do; None if it does not say.
+        brief: the one table that a terminal shows with the answer; None for none.
+        following: the command that makes the answer better, in minutes; empty for none.
     """
 
     kind: str
     name: str
     sentences: tuple[str, ...]
     blocks: tuple[Block, ...]
+    place: Place
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     summary: tuple[str, ...] = ()
@@ -312,6 +354,8 @@ class Section:
     parts: tuple[Section, ...] = ()
     numbers: Callable[[], Numbers] = lambda: Numbers({})
     verdict: Verdict | None = None
+    brief: Table | None = None
+    following: str = ""
 
     @property
     def heading(self) -> str:
@@ -323,10 +367,15 @@ class Section:
         """The section and its parts, one after the other."""
         return (self, *self.parts)
 
+    def blocks_at(self, place: Place) -> tuple[Block, ...]:
+        """The blocks that are shown in one place."""
+        return tuple(block for block in self.blocks if (block.place or self.place) == place)
+
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The tables among the blocks."""
-        return tuple(block for block in self.blocks if isinstance(block, Table))
+        """The tables among the blocks, in the order of their places."""
+        found = [block for block in self.blocks if isinstance(block, Table)]
+        return tuple(sorted(found, key=lambda table: PLACES.index(table.place or self.place)))
 
     @property
     def figures(self) -> tuple[FigureSpec, ...]:

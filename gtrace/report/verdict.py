@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gtrace.report.analysis.families import FITTED
-from gtrace.report.names import count, listed, number
+from gtrace.report.names import MISSING, count, listed, number
 from gtrace.report.section import Answer, Verdict
 
 if TYPE_CHECKING:
@@ -118,13 +118,8 @@ def simplicity(method: str, setting: str) -> tuple[int, ...]:
     return (method.count(":"), kind)
 
 
-def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
-    """The verdict on a sweep.
-
-    Args:
-        analysis: of the sweep, with the user's workers and coder.
-        savings: step times on the user's network; None without one.
-    """
+def candidates_of(analysis: SweepAnalysis, savings: Savings | None) -> list[Candidate]:
+    """Every configuration of a sweep as the rule sees it, and float32 and bf16; arguments as of :func:`verdict_of`."""
     judged = dict(zip((c.spec for c in analysis.configurations), analysis.safety.judged, strict=False))
     steps = {} if savings is None else {c.spec: savings.best(c.spec) for c in analysis.configurations}
     found = []
@@ -147,7 +142,53 @@ def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
         if all(one.method != spec for one in found):
             seconds = math.nan if savings is None else savings.plain[place].step.seconds
             found.append(Candidate(spec, spec, spec, _PLAIN[spec], math.nan, True, seconds, simplicity(spec, "")))
-    choice = choose(found, network=savings is not None)
+    return found
+
+
+def short_list(candidates: Sequence[Candidate], *, network: bool, most: int) -> list[Candidate]:
+    """The recommended configuration, then the best one of each other method, at most ``most`` in all.
+
+    The best of a method is its own choice by the rule; of a method that is not below the limit, the one with the least
+    error that is not more expensive than the recommended one, or with the least error at all. bf16 is always there, and
+    with a network float32.
+    """
+    choice = choose(candidates, network=network)
+    first = choice.chosen
+
+    def price(one: Candidate) -> float:
+        return one.seconds if network else one.bits
+
+    limit = math.inf if first is None else price(first) * (1 + CLOSE)
+
+    def order(one: Candidate) -> tuple[bool, bool, float]:
+        if one.within:
+            return (False, False, price(one))
+        return (True, not price(one) <= limit, one.error)
+
+    best: dict[str, Candidate] = {}
+    for one in sorted(candidates, key=order):
+        if math.isfinite(one.error) or one.method in _PLAIN:
+            best.setdefault(one.method, one)
+    if first is not None:
+        best[first.method] = first
+    baselines = [best.pop(name) for name in ("bf16", "none") if name in best and (network or name == "bf16")]
+    best.pop("none", None)
+    named = [*([] if first is None else [first]), *choice.close, *([] if choice.best is None else [choice.best])]
+    rest = sorted(best.values(), key=order)
+    shown = list(dict.fromkeys([*named, *baselines, *rest]))[:most]
+    others = [one for one in shown if one is not first]
+    return [*([] if first is None else [first]), *sorted(others, key=lambda one: (not one.within, price(one)))]
+
+
+def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
+    """The verdict on a sweep.
+
+    Args:
+        analysis: of the sweep, with the user's workers and coder.
+        savings: step times on the user's network; None without one.
+    """
+    judged = dict(zip((c.spec for c in analysis.configurations), analysis.safety.judged, strict=False))
+    choice = choose(candidates_of(analysis, savings), network=savings is not None)
     return _written(choice, analysis, savings, judged)
 
 
@@ -192,7 +233,7 @@ def _written(
         saves += f"; {_saved(best, plain['bf16'])} with {savings.cluster.ranks} ranks"
     workers = analysis.basis.workers
     averaged = f" after averaging {workers} workers" if workers > 1 else ""
-    costs = f"loses {_share(chosen.error)} of gradient energy{averaged}; {_batch(analysis, judged.get(chosen.codec))}"
+    costs = f"loses {lost(chosen.error)} of gradient energy{averaged}; {_batch(analysis, judged.get(chosen.codec))}"
     return Verdict(choice.answer, sentence, saves, costs, confidence, chosen.codec, chosen.bits, chosen.error)
 
 
@@ -216,7 +257,7 @@ def _uncompressed(
         saves += f"; {_saved(plain, savings.plain[0])}"
     measured = configuration is not None and math.isfinite(chosen.error)
     unknown = "nothing" if chosen.method == "none" else "bf16's error is not measured here: add bf16 to --methods"
-    costs = f"loses {_share(chosen.error)} of gradient energy" if measured else unknown
+    costs = f"loses {lost(chosen.error)} of gradient energy" if measured else unknown
     spec, error = (chosen.codec, chosen.error) if measured else (None, None)
     return Verdict("do not compress", sentence, saves, costs, confidence, spec, chosen.bits, error)
 
@@ -228,8 +269,9 @@ def _saved(row: Saving, reference: Saving) -> str:
     return f"{share:.0%} of a step with {name}" if share >= 0.005 else f"no time against {name}"
 
 
-def _share(error: float) -> str:
-    return f"{number(100 * error)}%"
+def lost(error: float) -> str:
+    """A share of gradient energy as verdicts and the table beside them show it."""
+    return f"{number(100 * error)}%" if math.isfinite(error) else MISSING
 
 
 def _batch(analysis: SweepAnalysis, judgement: Judgement | None) -> str:
@@ -261,7 +303,7 @@ def _confidence(
     if not analysis.safety.known:
         missing.append("gradient noise (gtrace capture --noise)")
     if savings is None:
-        missing.append("step time (gtrace report --ranks 8 --network 25Gbit/s --step-time 180ms)")
+        missing.append("step time (gtrace report --cluster 8x25Gbit/s,180ms)")
     if missing:
         said.append(f"not measured: {listed(missing)}")
     return "; ".join(said)

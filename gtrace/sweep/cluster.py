@@ -325,7 +325,7 @@ def connected(scheduler: str | os.PathLike[str] | Client) -> Iterator[Client]:
         import distributed
         from distributed.utils import silence_logging_cmgr
     except ImportError:
-        raise UsageError("--scheduler: needs Dask, which is not installed: pip install 'gtrace[dask]'") from None
+        raise UsageError("--scheduler: needs Dask, which is not installed: pip install 'gradtrace[dask]'") from None
     if isinstance(scheduler, distributed.Client):
         _check_workers(scheduler)
         yield scheduler

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class _Finder:
-    """Finds one module through the other finders and runs a function once its code has run."""
+    """Finds one module through the other finders and runs functions once its code has run."""
 
-    def __init__(self, name: str, callback: Callable[[], None]) -> None:
-        self._name = name
-        self._callback = callback
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.callbacks: list[Callable[[], None]] = []
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self.name:
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(fullname, path, target)
@@ -53,7 +53,8 @@ class _Finder:
             # The loader and its type stay the same: only this one call is watched.
             del loader.exec_module
             execute(module)
-            self._callback()
+            for callback in self.callbacks:
+                callback()
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
 
@@ -69,11 +70,17 @@ def call_after_import(name: str, callback: Callable[[], None]) -> Callable[[], N
     if name in sys.modules:
         callback()
         return lambda: None
-    finder = _Finder(name, callback)
-    sys.meta_path.insert(0, finder)
+    # One for each module: two would look for it through each other.
+    finder = next((one for one in sys.meta_path if isinstance(one, _Finder) and one.name == name), None)
+    if finder is None:
+        finder = _Finder(name)
+        sys.meta_path.insert(0, finder)
+    finder.callbacks.append(callback)
 
     def call_off() -> None:
-        if finder in sys.meta_path:
+        if callback in finder.callbacks:
+            finder.callbacks.remove(callback)
+        if not finder.callbacks and finder in sys.meta_path:
             sys.meta_path.remove(finder)
 
     return call_off

@@ -10,10 +10,13 @@ import hashlib
 import importlib
 import itertools
 import os
+import random
 import signal
 import sys
 import threading
 from typing import TYPE_CHECKING, NamedTuple
+
+from gtrace.torch_hooks.children import call_after_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,6 +28,8 @@ _LAUNCH = ("MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
 #: torchrun's name for a launch; it stays when workers are started again, while their port changes
 _NAME = "TORCHELASTIC_RUN_ID"
 _counter = itertools.count()
+#: the seeds of two ranks differ by a multiple of this, so that a few seeds with a few ranks are all different
+_BETWEEN_RANKS = 1_000_003
 
 
 class Place(NamedTuple):
@@ -53,6 +58,23 @@ def launched_place() -> Place:
     if not rank.isdecimal():
         return Place()
     return Place(int(rank), max(int(world) if world.isdecimal() else 1, int(rank) + 1))
+
+
+def seed_libraries(seed: int) -> None:
+    """Seed ``random`` now, numpy and torch as soon as they are imported; whatever the program seeds later counts.
+
+    The ranks of a launch get different seeds, as they have different batches to draw.
+    """
+    rank = launched_place().rank
+    if rank is None:
+        spawning = sys.modules.get("multiprocessing.process")
+        # What multiprocessing spawns is called SpawnProcess-1 and so on.
+        number = spawning.current_process().name.rpartition("-")[2] if spawning is not None else ""
+        rank = int(number) if number.isdecimal() else 0
+    own = (seed + _BETWEEN_RANKS * rank) % 2**32
+    random.seed(own)
+    call_after_import("numpy", lambda: sys.modules["numpy"].random.seed(own))
+    call_after_import("torch", lambda: sys.modules["torch"].manual_seed(own))
 
 
 def launch_token() -> str | None:

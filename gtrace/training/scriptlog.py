@@ -40,9 +40,10 @@ class ScriptOptions(RankOptions):
         workers: number of separately keyed encodings of the same gradient that are averaged.
         argv: the program, for the log.
         launch: a word of this launch, so that its processes do not overwrite each other's logs.
-        plugins: files with the user's own codecs.
-        table: result of ``CodecTable.describe``; None if there is one codec.
-        plan: the file of the plan.
+        plugins: files with codecs of the user's own.
+        table: what ``CodecTable.describe`` says of a table; None if there is one codec.
+        plan: the file that it is from.
+        watched: the gradients are left as they are, and the log has losses alone: the baseline.
     """
 
     log: str
@@ -55,6 +56,7 @@ class ScriptOptions(RankOptions):
     plugins: tuple[str, ...] = ()
     table: dict[str, Any] | None = None
     plan: str = ""
+    watched: bool = False
 
 
 @dataclass(slots=True)
@@ -113,6 +115,7 @@ class ScriptLog:
         self._broken = False
         self._label = {"run": str(rules), "seed": options.seed}
         self._loss = math.nan
+        self._has_loss = False
 
     def step(
         self,
@@ -125,6 +128,7 @@ class ScriptLog:
     ) -> None:
         """Record one optimizer step and its exchange."""
         self._loss = step.loss
+        self._has_loss = self._has_loss or step.micro_batches > 0
         measured: dict[str, float] = {}
         if not summary.exchanged:
             measured["relative_variance"] = tally.relative_variance
@@ -167,7 +171,7 @@ class ScriptLog:
                 "accuracy": None,
                 "bits": summary.tally.bits,
                 "ratio": summary.tally.ratio,
-                "diverged": not math.isfinite(self._loss),
+                "diverged": self._has_loss and not math.isfinite(self._loss),
                 "seconds": summary.seconds,
             }
         )

@@ -268,7 +268,7 @@ def down_codec(spec: str) -> Codec | Literal["same"] | None:
 
 
 def repeat_command(task: str, codecs: Sequence[Coding], settings: StudySettings) -> str:
-    """The command line; empty for a task that is not built in, a table from no file, and mixed levels of weights.
+    """As one would type it; empty for a task that is not built in, and a table without a file.
 
     Args:
         task: its name.
@@ -277,11 +277,9 @@ def repeat_command(task: str, codecs: Sequence[Coding], settings: StudySettings)
     """
     tables = [item for item in codecs if isinstance(item, CodecTable)]
     named = [str(item) for item in codecs[1:] if item not in tables] or ([] if tables else [str(codecs[0])])
-    counts = {item.count for item in settings.weights}
-    if task not in task_names() or len(counts) > 1 or not all(item.source for item in tables):
+    if task not in task_names() or not all(item.source for item in tables):
         return ""
     options: dict[str, object] = {
-        **({} if not named else {"--codec": named[0]} if len(named) == 1 else {"--compare": ",".join(named)}),
         "--task": task,
         "--workers": settings.workers,
         "--steps": settings.steps,
@@ -298,16 +296,9 @@ def repeat_command(task: str, codecs: Sequence[Coding], settings: StudySettings)
         if getattr(settings, name):
             options[f"--{name}"] = getattr(settings, name)
     if settings.weights:
-        placements = ",".join(item.placement for item in settings.weights)
-        options |= {"--quantize": "model", "--levels": placements, "--weight-levels": counts.pop()}
+        options["--weights"] = ",".join(map(str, settings.weights))
     if settings.network is not None:
-        network = settings.network
-        options |= {
-            "--network": f"{network.bandwidth:.12g}bit/s",
-            "--latency": f"{network.latency:.12g}s",
-            "--topology": network.topology,
-            **({} if network.compute is None else {"--compute-time": f"{network.compute:.12g}s"}),
-        }
+        options["--network"] = settings.network.spec
     if settings.min_size:
         options["--min-size"] = settings.min_size
     if settings.down:
@@ -320,4 +311,5 @@ def repeat_command(task: str, codecs: Sequence[Coding], settings: StudySettings)
     policies = settings.policies
     chosen = [] if policies == (PolicySpec(),) else [("--policy", policy) for policy in policies]
     pairs = [*(("--plan", item.source) for item in tables), *options.items(), *chosen]
-    return shlex.join(["gtrace", "train", *(str(word) for pair in pairs for word in pair)])
+    codecs_named = [",".join(named)] if named else []
+    return shlex.join(["gtrace", "study", "compare", *codecs_named, *(str(word) for pair in pairs for word in pair)])

@@ -25,7 +25,7 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.plugins import load_plugin
 from gtrace.torch_hooks.hooks import OptimizerStep, TrainingHooks, never_compiled
 from gtrace.torch_hooks.naming import Names, local_part
-from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, process_place
+from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, process_place, seed_libraries
 from gtrace.torch_hooks.steps import Rounds, grad_scale_of, is_nested
 from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
 from gtrace.training.ddp import AllReduceComparison, RankExchange, ddp_comm_hook
@@ -91,8 +91,9 @@ class ScriptTraining:
         self._hooks.install()
         # Registered after the hooks above, so that a step is known when its gradients are compressed.
         self._handle = register_optimizer_step_pre_hook(self._before_step)
-        self._patch("__init__", self._watch_wrapper)
-        self._patch("register_comm_hook", self._watch_registration)
+        if not self._options.watched:
+            self._patch("__init__", self._watch_wrapper)
+            self._patch("register_comm_hook", self._watch_registration)
 
     def finish(self) -> ScriptSummary:
         """Take the hooks out, and close the log."""
@@ -182,6 +183,10 @@ class ScriptTraining:
         self._counts[optimizer] = number, count + 1
         self.summary.optimizers = max(self.summary.optimizers, number + 1)
         self._name(optimizer, parameters, number)
+        if self._options.watched:
+            bits = 32 * sum(local_part(parameter).numel() for parameter in parameters)
+            self._pending.add(Tally(payload_bits=bits, float32_bits=bits))
+            return
         ours: dict[str, torch.Tensor] = {}
         for parameter in parameters:
             state = self._wrapped.get(parameter)
@@ -280,6 +285,8 @@ def start(told: Mapping[str, Any]) -> None:
     """Train with the codec in this process until it ends; called when it has imported torch."""
     for file in told["plugins"]:
         load_plugin(Path(file))
+    if told.get("script_seed") is not None:
+        seed_libraries(told["script_seed"])
     child = training(told)
     child.start()
 

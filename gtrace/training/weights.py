@@ -70,7 +70,7 @@ class WeightLevels:
         """
         found = re.fullmatch(r"([a-z]+)(\d+)", text)
         if found is None:
-            raise UsageError(f"levels of weights: '{text}' must be a placement and a count, e.g. optimal5")
+            raise UsageError(f"levels of weights: '{text}' needs a placement and a count, e.g. optimal5.")
         return cls(found[1], int(found[2]))  # type: ignore[arg-type]
 
     def __str__(self) -> str:

@@ -150,6 +150,25 @@ def test_what_the_writer_made_after_multiprocessing_cleaned_up(exiting, process,
     assert calls == [1] * exiting
 
 
+def test_several_processes_cannot_write_hdf5(process, capsys):
+    process.path = process.path.with_suffix(".h5")
+    process.start()
+    process.train()
+    process.end()
+    refused = "an HDF5 trace cannot take the steps of several processes; choose a name that ends in .zarr"
+    assert refused in capsys.readouterr().err
+    assert not process.path.exists()
+
+
+def test_a_rank_is_told_of_hdf5_before_it_starts(tmp_path, gtrace_here, monkeypatch):
+    (tmp_path / "train.py").touch()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = gtrace_here("capture", "-o", "run.h5", "train.py")
+    assert code == 2
+    assert err == "gtrace: run.h5: 2 processes cannot write one HDF5 file; choose a name that ends in .zarr\n"
+
+
 @pytest.mark.parametrize("machines", [1, 2])
 def test_the_word_of_a_run_over_several_machines(machines, process, monkeypatch):
     monkeypatch.setenv("RANK", "1")

@@ -7,11 +7,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from helpers_capture import Captured
 from torch import nn
-
-from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.options import EveryStep
-from gtrace.trace import open_trace
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of every kind, while it compiles
 STEPS = 3
@@ -24,7 +21,7 @@ def train(compiled, backend):
     counters.clear()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     forward = torch.compile(model, backend=backend) if "model" in compiled else model
     gradients = []
 
@@ -48,16 +45,13 @@ def train(compiled, backend):
 
 def check(tmp_path, compiled, backend):
     weights, gradients, graphs = train(compiled, backend)
-    said = []
-    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
-    session.start()
-    captured = train(compiled, backend)
-    session.finish("complete")
-    assert said == []
+    with Captured(tmp_path / "run.zarr") as run:
+        captured = train(compiled, backend)
+    assert run.said == []
     assert all(torch.equal(a, b) for a, b in zip(weights, captured[0], strict=True))
     assert captured[2] == graphs
     assert graphs["unique_graphs"] > 0
-    trace = open_trace(tmp_path / "run.zarr")
+    trace = run.trace
     assert [info.name for info in trace.tensors] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     for step in range(STEPS):
         for info, gradient in zip(trace.tensors, gradients[step], strict=True):
@@ -66,16 +60,7 @@ def check(tmp_path, compiled, backend):
 
 
 @pytest.mark.capture_case("torch.compile of model, step and loop (eager, aot_eager)")
-@pytest.mark.parametrize(
-    ("compiled", "backend"),
-    [
-        ("model and step", "eager"),
-        ("loop", "eager"),
-        ("model", "aot_eager"),
-        ("step", "aot_eager"),
-        ("loop", "aot_eager"),
-    ],
-)
+@pytest.mark.parametrize(("compiled", "backend"), [("model and step", "eager"), ("loop", "aot_eager")])
 def test_the_same_graphs_and_bits(tmp_path, compiled, backend):
     check(tmp_path, compiled, backend)
 
@@ -84,23 +69,3 @@ def test_the_same_graphs_and_bits(tmp_path, compiled, backend):
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
 def test_inductor(tmp_path):
     check(tmp_path, "model", "inductor")
-
-
-def test_torch_compile_is_not_imported_for_it(tmp_path):
-    from helpers_capture import run_gtrace, write_script
-
-    write_script(
-        tmp_path / "train.py",
-        """
-        import sys, torch
-        w = torch.nn.Parameter(torch.ones(2))
-        optimizer = torch.optim.SGD([w], lr=0.1)
-        before = "torch._dynamo" in sys.modules  # some optimizers load it by themselves
-        w.sum().backward()
-        optimizer.step()
-        print(before, "torch._dynamo" in sys.modules)
-        """,
-    )
-    result = run_gtrace("capture", "train.py", cwd=tmp_path)
-    before, after = result.stdout.split()
-    assert before == after, result.stderr

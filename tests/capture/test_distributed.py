@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import multiprocessing
 import socket
 
 import numpy as np
@@ -12,11 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from helpers_capture import Captured
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.options import EveryStep, parse_steps
+from gtrace.capture.options import parse_steps
 from gtrace.trace import open_trace
 from gtrace.trace.choose import agreement
 
@@ -201,11 +202,9 @@ def work(rank, port, folder):
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     said = []
     for name, (program, options) in RUNS.items():
-        choice = CaptureOptions(folder / f"{name}.zarr", run="test", **({"policy": EveryStep()} | options))
-        session = CaptureSession(choice, say=said.append)
-        session.start()
-        program(rank)
-        session.finish("complete")
+        with Captured(folder / f"{name}.zarr", run="test", **options) as run:
+            program(rank)
+        said += run.said
     (folder / f"said{rank}.json").write_text(json.dumps(said))
     gc.collect()
     dist.barrier()
@@ -219,7 +218,10 @@ def run(tmp_path_factory):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    mp.spawn(work, (port, folder), nprocs=2)
+    multiprocessing.set_forkserver_preload(
+        ["torch._dynamo", "torch.distributed.fsdp", "gtrace.capture", "gtrace.trace"]
+    )
+    mp.start_processes(work, (port, folder), nprocs=2, start_method="forkserver")
     assert [json.loads((folder / f"said{rank}.json").read_text()) for rank in (0, 1)] == [[], []]
     return lambda name: open_trace(folder / f"{name}.zarr")
 
@@ -367,11 +369,9 @@ def test_each_process_records_its_stretch_of_what_is_laid_flat(run, program):
 
 def test_one_process_of_one_is_as_without(tmp_path):
     """Nothing is copied twice where there is nobody to average with."""
-    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()))
-    session.start()
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
-    plain(0, model, optimizer)
-    session.finish("complete")
-    assert {info.stage for info in open_trace(tmp_path / "run.zarr").tensors} == {"local"}
+    with Captured(tmp_path / "run.zarr") as run:
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+        plain(0, model, optimizer)
+    assert {info.stage for info in run.trace.tensors} == {"local"}

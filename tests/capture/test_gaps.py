@@ -13,7 +13,6 @@ from helpers_capture import write_script
 
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.buffers import BufferPool
 from gtrace.capture.options import EveryStep
 from gtrace.capture.writer import AsyncWriter
 from gtrace.trace.check import check_trace
@@ -174,11 +173,3 @@ def test_the_option_reaches_the_trace(tmp_path, gtrace_here):
     with gtrace.open_trace(tmp_path / "train.zarr") as trace:
         assert trace.attrs["capture"]["drop"] is True
         assert trace.attrs["capture"]["dropped"] == {}
-
-
-def test_a_pool_without_a_free_buffer():
-    pool = BufferPool([(3,)], 1)
-    buffer = pool.acquire(wait=False)
-    assert pool.acquire(wait=False) is None
-    buffer.release()
-    assert pool.acquire(wait=False) is buffer

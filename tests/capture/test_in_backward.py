@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers_capture import Captured
 from torch import nn
 
-from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.options import EveryStep, parse_steps
 from gtrace.trace import open_trace
 
@@ -40,13 +40,11 @@ def train(gradients=None, steps=4, fail=False):
 
 
 def capture(path, policy=None, **how):
-    said, gradients = [], []
-    session = CaptureSession(CaptureOptions(path, policy or EveryStep()), say=said.append)
-    session.start()
-    weights = train(gradients, **how)
-    summary = session.finish("complete")
-    assert said == []
-    return weights, gradients, summary
+    gradients = []
+    with Captured(path, policy=policy or EveryStep()) as run:
+        weights = train(gradients, **how)
+    assert run.said == []
+    return weights, gradients, run.summary
 
 
 @pytest.mark.capture_case("optimizers inside the backward pass")

@@ -7,11 +7,10 @@ import threading
 
 import pytest
 import torch
-from helpers_capture import run_python, write_script
+from helpers_capture import Captured, run_python, write_script
 from torch import nn
 
 import gtrace
-from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.writer import quiet_logs
 
 LOGGING = """
@@ -21,6 +20,8 @@ LOGGING = """
     warnings.simplefilter("error")
     import torch
     from gtrace.capture import record
+    import gtrace.capture.session, gtrace.torch_hooks.hooks
+    assert "torch._dynamo" not in sys.modules  # it takes seconds
 
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -92,29 +93,25 @@ def test_streams_that_a_program_replaces(tmp_path, gtrace_here, end, code):
 
 
 def test_two_optimizers_of_one_backward_pass_share_its_neural_gradients(tmp_path):
-    said = []
-    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", kind="both"), say=said.append)
-    session.start()
-    body, head = nn.Linear(3, 4), nn.Linear(4, 2)
-    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (body, head)]
-    for _ in range(2):
-        head(body(torch.randn(2, 3)).tanh()).sum().backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    summary = session.finish("complete")
-    assert (summary.rows, summary.neural_rows) == (4, 2)
-    assert said == []
+    with Captured(tmp_path / "run.zarr", kind="both") as run:
+        body, head = nn.Linear(3, 4), nn.Linear(4, 2)
+        optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (body, head)]
+        for _ in range(2):
+            head(body(torch.randn(2, 3)).tanh()).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    assert (run.summary.rows, run.summary.neural_rows) == (4, 2)
+    assert run.said == []
 
 
 def test_the_memory_of_an_optimizer_goes_with_it(tmp_path):
-    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr"))
-    session.start()
-    for _ in range(4):
-        model = nn.Linear(3, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model(torch.ones(1, 3)).sum().backward()
-        optimizer.step()
-    layouts = session._recorder._layouts.values()
-    assert [layout.pool is None for layout in layouts] == [True, True, True, False]
-    summary = session.finish("complete")
+    with Captured(tmp_path / "run.zarr") as run:
+        for _ in range(4):
+            model = nn.Linear(3, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+        layouts = run.session._recorder._layouts.values()
+        assert [layout.pool is None for layout in layouts] == [True, True, True, False]
+    summary = run.summary
     assert (summary.rows, summary.optimizers, summary.tensors, summary.errors) == (4, 4, 8, 0)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from helpers_capture import Captured
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gtrace
-from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.options import EveryStep, parse_steps
+from gtrace.capture.options import parse_steps
 from gtrace.trace.io.exporting import ExportChoice, export_trace
 
 
@@ -44,14 +44,11 @@ def gan(steps, *, wrap=lambda model: model):
 
 
 def captured(path, train, **options):
-    said = []
-    session = CaptureSession(CaptureOptions(path, **({"policy": EveryStep()} | options)), say=said.append)
-    session.start()
-    kept = train()
-    summary = session.finish("complete")
-    assert said == []
+    with Captured(path, **options) as run:
+        kept = train()
+    assert run.said == []
     del kept
-    return summary
+    return run.summary
 
 
 GENERATOR = ["0.weight", "0.bias", "2.weight", "2.bias"]

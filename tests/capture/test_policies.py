@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers_capture import write_script
+from helpers_capture import Captured, write_script
 from torch import nn
 
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession, record
-from gtrace.capture.options import EveryStep, step_policy
+from gtrace.capture.options import step_policy
 from gtrace.capture.session import print_line
 from gtrace.trace.check import check_trace
 from gtrace.trace.rows import BLOCK, BlockSample
@@ -212,14 +212,11 @@ def test_nothing_changes_the_training(tmp_path):
 
 
 def test_the_first_line_predicts_and_verbose_goes_on(tmp_path):
-    said = []
-    options = CaptureOptions(tmp_path / "run.zarr", step_policy(None, None), budget=10_000_000, verbose=True)
-    session = CaptureSession(options, say=said.append)
-    model = network()
-    session.start()
-    steps(model, torch.optim.SGD(model.parameters(), lr=0.01), 201)
-    summary = session.finish("complete")
-    assert summary.rows == 201
+    with Captured(tmp_path / "run.zarr", policy=step_policy(None, None), budget=10_000_000, verbose=True) as run:
+        model = network()
+        steps(model, torch.optim.SGD(model.parameters(), lr=0.01), 201)
+    said = run.said
+    assert run.summary.rows == 201
     row = 4 * sum(p.numel() for p in model.parameters())
     most = step_policy(None, None).most(10_000_000 // row)
     assert re.fullmatch(
@@ -253,12 +250,10 @@ def test_the_first_line_tells_the_size_of_sketches(kind, tmp_path):
 
 
 def test_nothing_is_said_unless_asked_for(tmp_path):
-    said = []
-    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
-    model = network()
-    session.start()
-    steps(model, torch.optim.SGD(model.parameters(), lr=0.01), 101)
-    assert (session.finish("complete").rows, said) == (101, [])
+    with Captured(tmp_path / "run.zarr") as run:
+        model = network()
+        steps(model, torch.optim.SGD(model.parameters(), lr=0.01), 101)
+    assert (run.summary.rows, run.said) == (101, [])
 
 
 TRAIN = """

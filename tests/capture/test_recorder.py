@@ -9,11 +9,11 @@ import threading
 import numpy as np
 import pytest
 import torch
+from helpers_capture import Captured
 from torch import nn
 from torch.nn import functional
 
 import gtrace
-from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.buffers import BufferPool, as_real_dense
 from gtrace.capture.layout import RowLayout
 from gtrace.capture.options import AutomaticSteps, EveryStep, parse_steps
@@ -21,14 +21,11 @@ from gtrace.torch_hooks.hooks import OptimizerStep
 from gtrace.torch_hooks.naming import name_parameters
 
 
-class Run:
+class Run(Captured):
     """A captured block in which every watched optimizer's gradients are kept by a hand-written hook, too."""
 
-    def __init__(self, path, say=None, **options):
-        self.path = path
-        self.said = []
-        options = CaptureOptions(path, **({"policy": EveryStep()} | options))
-        self.session = CaptureSession(options, say=say or self.said.append)
+    def __init__(self, path, **options):
+        super().__init__(path, **options)
         self.expected = {}
 
     def watch(self, optimizer, number=0):
@@ -41,17 +38,9 @@ class Run:
         optimizer.register_step_pre_hook(keep)
         return optimizer
 
-    def __enter__(self):
-        self.session.start()
-        return self
-
-    def __exit__(self, *_):
-        self.summary = self.session.finish("complete")
-
     def check(self, names, number=0):
         """Every gradient that the hook kept is in the trace, bit for bit, and nothing else is."""
-        trace = gtrace.open_trace(self.path)
-        steps = self.expected[number]
+        trace, steps = self.trace, self.expected[number]
         for place, name in enumerate(names):
             there = [step for step, gradients in enumerate(steps) if gradients[place] is not None]
             assert trace.steps(name, optimizer=number).tolist() == there
@@ -148,18 +137,6 @@ def test_tied_frozen_and_bare_parameters(zarr):
     assert info["unnamed/opt0.g0.p3"].shape == ()
 
 
-@pytest.mark.capture_case("tied, frozen and unowned parameters")
-def test_a_parameter_that_is_unfrozen_later(zarr):
-    with Run(zarr) as run:
-        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 4))
-        model[0].requires_grad_(False)
-        optimizer = run.watch(torch.optim.SGD(model.parameters(), lr=0.1))
-        train(model, optimizer, 2)
-        model[0].requires_grad_(True)
-        train(model, optimizer, 2)
-    run.check(["0.weight", "0.bias", "1.weight", "1.bias"])
-
-
 def test_a_parameter_group_that_is_added_later(zarr):
     with Run(zarr) as run:
         first, second = nn.Linear(3, 4), nn.Linear(3, 4)
@@ -185,20 +162,6 @@ def test_a_model_that_takes_the_place_of_another_one(zarr):
     expected = run.expected[0]
     run.expected[0] = [[*expected[0], None], [*expected[1], None], [None, None, expected[2][0]]]
     run.check(["weight", "bias", "weight~2"])
-
-
-@pytest.mark.capture_case("several optimizers")
-def test_several_optimizers_have_their_own_steps(zarr):
-    with Run(zarr) as run:
-        first, second = nn.Linear(3, 4), nn.Linear(3, 4)
-        slow = run.watch(torch.optim.SGD(first.parameters(), lr=0.1), 0)
-        fast = run.watch(torch.optim.Adam(second.parameters(), lr=0.1), 1)
-        train(first, slow, 1)
-        train(second, fast, 3)
-        train(first, slow, 1)
-    run.check(["weight", "bias"], 0)
-    run.check(["Linear_2.weight", "Linear_2.bias"], 1)
-    assert (run.summary.rows, run.summary.steps_seen, run.summary.optimizers, run.summary.tensors) == (5, 5, 2, 4)
 
 
 @pytest.mark.capture_case("bfloat16, float16, float64")
@@ -427,19 +390,6 @@ def test_a_new_parameter_at_the_address_of_one_that_is_gone():
     gone, stays = model.weight, model.bias
     layout._known[id(stays)] = layout._known[id(gone)]  # as if the memory of one had become the other's
     assert [slot.name for slot in layout.gradients(step)[0]] == ["weight", "bias"]
-
-
-def test_a_forked_child_leaves_the_trace_alone(zarr):
-    with Run(zarr) as run:
-        model = nn.Linear(3, 4)
-        optimizer = run.watch(torch.optim.SGD(model.parameters(), lr=0.1))
-        train(model, optimizer, 2)
-        run.session._owner += 1  # as the child of a fork sees it
-        assert run.session.in_child
-        assert run.session.finish("complete").rows == 0
-        run.session._owner -= 1
-        run.session._summary = None
-    run.check(["weight", "bias"])
 
 
 def test_only_what_happens_inside_is_recorded(zarr):

@@ -60,7 +60,7 @@ def test_policies_of_the_two_options():
         step_policy(None, 0)
 
 
-@pytest.mark.parametrize("capacity", [0, 1, 2, 3, 5, 8, 13, 40, 100, 1000, 20_000])
+@pytest.mark.parametrize("capacity", [0, 1, 2, 3, 8, 40, 1000, 20_000])
 def test_automatic_steps_fit_the_budget(capacity):
     policy = AutomaticSteps()
     # Beyond the dense start, all that matters happens at the ends of bursts: a sample of steps is not enough.

@@ -7,11 +7,8 @@ import re
 import numpy as np
 import pytest
 import torch
+from helpers_capture import Captured
 from helpers_styles import STYLES
-
-import gtrace
-from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.options import EveryStep
 
 
 class HandWritten:
@@ -60,15 +57,12 @@ def test_a_style(name, tmp_path):
     torch.manual_seed(0)
     plain = bits(STYLES[name](HandWritten()))
     torch.manual_seed(0)
-    said, seen = [], HandWritten()
-    options = CaptureOptions(tmp_path / "run.zarr", EveryStep(), kind="both", noise=True, optimizer_state=True)
-    session = CaptureSession(options, say=said.append)
-    session.start()
-    trained = STYLES[name](seen)
-    session.finish("complete")
+    seen = HandWritten()
+    with Captured(tmp_path / "run.zarr", kind="both", noise=True, optimizer_state=True) as run:
+        trained = STYLES[name](seen)
     assert bits(trained) == plain
-    assert [line for line in said if "note:" not in line] == []
-    trace = gtrace.open_trace(tmp_path / "run.zarr")
+    assert [line for line in run.said if "note:" not in line] == []
+    trace = run.trace
     assert trace.attrs["capture"]["errors"] == 0
     for number, rows in seen.steps.items():
         # As the program spells them: the number of a later optimizer and the class of a further model are in front.

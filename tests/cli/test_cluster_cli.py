@@ -6,8 +6,9 @@ import pytest
 
 from ..helpers_report import rows_of, write_sweep
 
-MACHINES = ["--ranks", "8", "--network", "1Mbit/s", "--latency", "20us", "--step-time", "10ms"]
-SMALL = ["--codec", "qsgdinf:bits=3", "--task", "digits-mlp", "--steps", "2", "--batch-size", "2", "--workers", "2"]
+TEXT = "8x1Mbit/s,10ms,latency=20us"
+MACHINES = ["--cluster", TEXT]
+SMALL = ["--task", "digits-mlp", "--steps", "2", "--batch-size", "2", "--workers", "2"]
 SCRIPT = """
 import torch
 model = torch.nn.Linear(40, 10)
@@ -33,9 +34,9 @@ def test_a_report_has_a_section_on_savings_when_asked(call, sweep):
     assert "Savings" not in call("report", sweep, "-o", "b.md")[1]
 
 
-def test_json_and_the_figure_alone(call, sweep, tmp_path):
-    options = ["--backward-time", "4ms", "--bucket-mb", "4", "--codec-rate", "2Gelem/s"]
-    code, out, _ = call("report", sweep, "--json", *MACHINES, *options)
+def test_json_and_the_figure_alone(call, sweep, folder):
+    (folder / "gtrace.toml").write_text(f'cluster = "{TEXT},backward=4ms,bucket=4MiB,codec=2Gvalues/s"\n')
+    code, out, _ = call("report", sweep, "--json")
     assert code == 0
     cluster = json.loads(out)["savings"][0]["cluster"]
     assert cluster["network"]["bandwidth"] == 1e6
@@ -47,20 +48,29 @@ def test_json_and_the_figure_alone(call, sweep, tmp_path):
         "codec_rate": 2e9,
     }
     assert call("report", sweep, "--figure", "savings", *MACHINES)[0] == 0
-    assert (tmp_path / "savings.svg").exists()
+    assert (folder / "savings.svg").exists()
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--ranks", "0"], "--ranks: 0 is not a valid number of workers"),
-        (["--bucket-mb", "8"], "--bucket-mb: what codecs save needs --ranks 8 and --network 25Gbit/s and --step-time"),
-        ([*MACHINES, "--ranks", "1"], "ranks: 1 exchange nothing"),
-        (["--figure", "savings"], "figure 'savings': needs --ranks, --network and --step-time"),
-        ([*MACHINES, "--network", "25Gbps"], "network: '25Gbps' is no rate"),
-        ([*MACHINES, "--step-time", "180"], "step-time: '180' is no time"),
-        ([*MACHINES, "--backward-time", "1s"], "backward-time: 1 s of a step of 0.01 s"),
-        ([*MACHINES, "--codec-rate", "fast"], "codec-rate: 'fast' is no rate; write 4Gelem/s"),
+        (["--ranks", "0"], "0 is not in the range x>=1"),
+        ([*MACHINES, "--ranks", "4"], f"--ranks 4: --cluster {TEXT} already says how many ranks; leave one out."),
+        (["--figure", "savings"], "figure 'savings': needs --cluster with a compute time, e.g. 8x25Gbit/s,180ms."),
+        (["--cluster", "25Gbit/s"], "--cluster: '25Gbit/s' needs ranks and link speed, e.g. 8x25Gbit/s."),
+        (["--cluster", "1x25Gbit/s"], "--cluster: ranks: 1 is too few; gradients travel between at least 2."),
+        (["--cluster", "8x25"], "--cluster: '25' needs a unit, e.g. 25Gbit/s."),
+        (["--cluster", "8x25Gbit/s,180"], "--cluster: '180' needs a unit, e.g. 180ms."),
+        (["--cluster", "8x25Gbit/s,1ms,2ms"], "--cluster: '2ms' needs a key: backward=, latency=, bucket=, codec=."),
+        (["--cluster", "8x25Gbit/s,buckt=1MiB"], "--cluster: 'buckt=' is unknown; did you mean bucket?"),
+        (["--cluster", "8x25Gbit/s,bucket=1MiB,bucket=2MiB"], "--cluster: 'bucket=' is given twice."),
+        (["--cluster", "8x25Gbit/s,bucket=big"], "--cluster: bucket: 'big' is not a valid size; write e.g. 4GB"),
+        (["--cluster", "8x25Gbit/s,codec=2G"], "--cluster: codec: '2G' has an unknown unit; write e.g. 2Gvalues/s."),
+        (["--cluster", "8x25Gbit/s,backward=1ms"], "--cluster: backward: needs the compute time of the step"),
+        (
+            ["--cluster", "8x25Gbit/s,1ms,backward=2ms"],
+            "--cluster: backward: 0.002 s is more than the step's",
+        ),
     ],
 )
 def test_what_makes_no_machines_is_said(call, sweep, options, said):
@@ -69,17 +79,41 @@ def test_what_makes_no_machines_is_said(call, sweep, options, said):
     assert said in err
 
 
-def test_a_task_says_what_its_workers_would_save(call):
-    machines = ["--network", "10Mbit/s", "--step-time", "10ms"]
-    code, out, _ = call("train", *SMALL, *machines)
+def test_ranks_without_a_compute_time_rank_codecs(call, sweep):
+    code, out, err = call("report", sweep, "--cluster", "8x1Mbit/s", "-o", "a.md")
+    assert (code, err) == (
+        0,
+        "gtrace: --cluster 8x1Mbit/s has no compute time, so no step times; add it: 8x1Mbit/s,180ms\n",
+    )
+    assert "Savings between" not in out
+    assert "8 workers" in out
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("gtrace.toml", "cluster = '8x25'"), ("pyproject.toml", "[tool.gtrace]\ncluster = '8x25'"), ("gtrace.toml", "x")],
+)
+def test_a_cluster_written_down_is_read_and_the_option_wins(call, sweep, folder, file, text):
+    (folder / file).write_text(text)
+    code, _, err = call("report", sweep)
+    assert (code, err.count("\n")) == (3 if text == "x" else 2, 1)
+    said = "cannot be read as TOML" if text == "x" else "cluster: '25' needs a unit, e.g. 25Gbit/s."
+    assert err.startswith(f"gtrace: {file}: {said}")
+    assert call("report", sweep, *MACHINES).returncode == 0
+
+
+def test_a_cluster_written_down_does_not_disturb_what_has_no_use_for_it(call, folder):
+    (folder / "pyproject.toml").write_text("[tool.gtrace]\ncluster = '8x25Gbit/s'\n")
+    code, out, _ = call("train", "--codec", "qsgdinf:bits=3", *SMALL)
     assert code == 0
-    assert "Savings between 2 ranks: digits-mlp-qsgdinf-bits3.jsonl" in out
+    assert "Savings" not in out
+
+
+def test_training_says_what_ranks_would_save(call, tmp_path):
+    code, out, _ = call("train", "--codec", "qsgdinf:bits=3", *SMALL, *MACHINES)
+    assert code == 0
+    assert "Savings between 8 ranks: digits-mlp-qsgdinf-bits3.jsonl" in out
     assert out.endswith("next: gtrace report digits-mlp-qsgdinf-bits3.jsonl\n")
-    code, out, _ = call("train", *SMALL, *machines, "--ranks", "4", "--json", "--force")
-    assert json.loads(out)["savings"]["cluster"]["ranks"] == 4
-
-
-def test_a_program_says_what_ranks_would_save(call, tmp_path):
     (tmp_path / "program.py").write_text(SCRIPT)
     code, out, err = call("train", "--codec", "qsgdinf:bits=3", "--json", *MACHINES, "program.py")
     assert code == 0
@@ -88,15 +122,17 @@ def test_a_program_says_what_ranks_would_save(call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("command", "said"),
     [
-        ([*SMALL, "--step-time", "3ms"], "--step-time: what codecs save needs --network 25Gbit/s, too"),
-        ([*SMALL, "--latency", "3ms"], "give its speed, as in --network 1Gbit/s"),
-        ([*SMALL, "--kind", "neural", *MACHINES], "neural gradients do not travel"),
-        (["--codec", "none", "--network", "1Gbit/s", "program.py"], "--network: what codecs save needs --ranks 8 and"),
+        (
+            ["train", "--codec", "none", "--cluster", "8x1Gbit/s", "p.py"],
+            "needs the compute time of a step here",
+        ),
+        (["study", "compare", "int8", "--kind", "neural", *MACHINES], "--cluster: neural gradients do not travel"),
+        (["train", "--codec", "none", "--network", "1Gbit/s", "p.py"], "--network is for built-in tasks; p.py has its"),
     ],
 )
-def test_training_says_what_is_missing(call, options, said):
-    code, _, err = call("train", *options)
+def test_training_says_what_is_missing(call, command, said):
+    code, _, err = call(*command)
     assert code == 2
     assert said in err

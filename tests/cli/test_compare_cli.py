@@ -1,4 +1,4 @@
-"""``gtrace train --measure`` and ``gtrace compare`` from the outside."""
+"""``gtrace study compare --measure`` and ``gtrace study predict`` from the outside."""
 
 import json
 from functools import partial
@@ -15,7 +15,7 @@ def log(tmp_path_factory):
     path = tmp_path_factory.mktemp("study") / "run.jsonl"
     options = ["--steps", "3", "--measure", "2", "--workers", "2", "-o", str(path), "--json"]
     with pytest.raises(SystemExit) as exit_:
-        main(["train", "--task", "digits-mlp", "--compare", CODECS, *options])
+        main(["study", "compare", CODECS, "--task", "digits-mlp", *options])
     assert exit_.value.code == 0
     return path
 
@@ -54,7 +54,7 @@ def test_json_has_the_same_numbers(log, compare):
 def test_a_share_that_is_none(share, log, compare):
     code, _, err = compare(log, f"--first={share}")
     assert code == 2
-    assert "write 10%" in err
+    assert "is not a share of the steps; write e.g. 10%." in err
 
 
 def test_what_is_no_run_log(compare, tmp_path):
@@ -66,6 +66,6 @@ def test_what_is_no_run_log(compare, tmp_path):
 
 
 def test_measures_are_of_gradients_between_workers(call):
-    code, _, err = call("train", "--codec", "int8", "--kind", "neural", "--measure", "2")
+    code, _, err = call("study", "compare", "int8", "--kind", "neural", "--measure", "2")
     assert code == 2
     assert "measure" in err

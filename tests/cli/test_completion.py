@@ -86,7 +86,7 @@ def test_lists_of_specs_are_completed_at_their_end():
 
 
 def test_the_page_offers_what_the_program_offers():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "shell-completion.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md").read_text()
     rows = re.findall(r"^\| `gtrace (.+?)` \| (.+) \|$", page, re.MULTILINE)
     assert len(rows) == 7
     for typed, named in rows:

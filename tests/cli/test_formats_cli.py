@@ -88,13 +88,22 @@ def test_wrong_usage(call, trace, arguments, message):
 
 
 def test_formats_as_a_table(call, trace):
-    code, out, err = call("formats", trace, "--kind", "neural", "--bits", "4,8", "--scale", "error")
+    code, out, err = call("formats", trace, "--kind", "neural", "--bits", "4,8", "--scale", "error", "--full")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == f"{trace}: float formats under scale=error, 4 tensors, 3 steps"
     table = [line.split() for line in lines if line[:6].strip() in (*LAYERS, "")]
     bits = [row for row in table if "1-" in " ".join(row)]
     assert len(bits) == 8
+
+
+def test_the_largest_layers_and_the_answer_in_25_lines(call, trace):
+    code, out, _ = call("formats", trace, "--kind", "neural", "--bits", "4-8")
+    lines = out.splitlines()
+    assert code == 0
+    assert len(lines) <= 25
+    assert lines[1].startswith("At 8 bits, 1-")
+    assert lines[-1] == f"next: gtrace sweep {trace} --methods fp --bits 4-8"
 
 
 def test_a_layer_that_is_lost_is_pointed_out(call, trace):

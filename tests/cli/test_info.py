@@ -13,8 +13,8 @@ import pytest
 from helpers_trace import SHAPES, STEPS, SUFFIXES, edit_json, gradient, present, write_trace
 from rich.console import Console
 
+from gtrace.cli.info import FEW_ROWS, show, sparkline
 from gtrace.cli.info import _row as row_of
-from gtrace.cli.info import show, sparkline
 from gtrace.trace import Trace, create_trace, open_trace
 
 
@@ -23,11 +23,11 @@ def info(call):
     return partial(call, "info")
 
 
-def shown(trace, width=200, encoding="utf-8"):
+def shown(trace, width=200, encoding="utf-8", *, full=True):
     """What a terminal of this width and encoding gets."""
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=file, width=width, highlight=False, legacy_windows=False)
-    show(trace, [row_of(trace, tensor) for tensor in trace.tensors], console)
+    show(trace, [row_of(trace, tensor) for tensor in trace.tensors], console, full=full)
     file.flush()
     return file.buffer.getvalue().decode(encoding)
 
@@ -36,7 +36,7 @@ def shown(trace, width=200, encoding="utf-8"):
 def test_the_table(suffix, info, tmp_path):
     attrs = {"argv": ["train.py", "--name", "a b"], "model": "Net", "capture": {"errors": 2}}
     path = write_trace(tmp_path / f"run{suffix}", attrs=attrs)
-    code, out, err = info(path)
+    code, out, err = info(path, "--full")
     assert (code, err) == (0, "")
     head, table = out.split("\n\n")[:2]
     lines = head.splitlines()
@@ -47,6 +47,7 @@ def test_the_table(suffix, info, tmp_path):
         ["ranks", "1"],
         ["steps", "6, 0 to 9, loss 2.50 to 0.250"],
         ["errors", "2 while capturing; gradients may be missing"],
+        ["noise", "can be estimated, from three consecutive steps"],
     ]
     for name, line in zip(SHAPES, table.splitlines()[2:], strict=True):
         norms = [np.linalg.norm(gradient(name, step)) for step in present(name)]
@@ -60,7 +61,7 @@ def test_the_table(suffix, info, tmp_path):
         assert float(cells[6]) == pytest.approx(largest, rel=5e-3)
         assert cells[7:9] == ["0.0%", "0"]
         assert cells[9] == sparkline(norms)
-    assert f"Next: gtrace sweep {path}" in out
+    assert f"next: gtrace sweep {path}" in out
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -105,11 +106,16 @@ def test_what_is_not_finite_is_counted(info, tmp_path):
         for step in range(3):
             writer.append(step, "w", [np.nan, np.inf, 0.0, 3.0])
             writer.commit(step, loss=float("nan") if step else 5.0)
-    code, out, _ = info(tmp_path / "run.zarr")
+    code, out, _ = info(tmp_path / "run.zarr", "--full")
     assert code == 0
     (line,) = (line for line in out.splitlines() if line.startswith("w "))
     assert line.split()[4:9] == ["3.00", "3.00", "3.00", "25.0%", "6"]
     assert "loss 5.00 to 5.00" in out
+    first = info(tmp_path / "run.zarr")[1].splitlines()[:3]
+    assert first[1:] == [
+        "DIVERGED the loss is not finite from step 1 on",
+        "broken   6 gradient values are not finite, in 1 tensor",
+    ]
 
 
 def test_selections(info, tmp_path):
@@ -183,13 +189,31 @@ def test_narrow_terminals(width):
     trace = Trace.from_arrays({long: {s: gradient(long, s, (40, 30)) for s in range(40)}, "b": [1.0]})
     out = shown(trace, width)
     table = out.split("\n\n")[1].splitlines()
-    rows = [line for line in table if not line.startswith("Hidden")]
+    rows = [line for line in table if not line.startswith("No room")]
     assert all(len(line) <= width for line in rows)
     # The name is there in full, folded where it has to be.
     assert long in "".join(line.split("  ")[0].strip() for line in rows)
-    assert ("Hidden on a terminal" in out) == (width < 140)
+    assert ("No room for" in out) == (width < 140)
     if width >= 60:
         assert sparkline([float(np.linalg.norm(gradient(long, s, (40, 30)))) for s in range(40)]) in out
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(1, 1), (8, 1), (40, 6)])
+def test_the_tensors_with_most_energy_in_25_lines(tmp_path, count, ranks):
+    with create_trace(tmp_path / "run.zarr", attrs={"argv": ["train.py"], "model": "Net"}) as writer:
+        for step in range(3):
+            for rank in range(ranks):
+                for k in range(count):
+                    writer.append(step, f"blocks.{k}.attention.in_proj_weight", [1.0 + k] * 7, rank=rank)
+            writer.commit(step, loss=4.0**step)
+    with open_trace(tmp_path / "run.zarr") as trace:
+        lines = shown(trace, 80, full=False).splitlines()
+    assert len(lines) <= 25
+    assert lines[1] == "DIVERGED the loss rises from 1.00 to 16.0"
+    assert "noise    can be estimated, from" in "".join(lines)
+    table = [line for line in lines if line.startswith("blocks.")]
+    assert len(table) == min(FEW_ROWS, count)
+    assert table[0].split()[0] == f"blocks.{count - 1}.attention.in_proj_weight"
 
 
 def test_a_terminal_without_unicode():

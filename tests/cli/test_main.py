@@ -42,7 +42,7 @@ def test_help_names_every_command():
 def test_a_typo_is_answered_with_the_nearest_command(call):
     done = call("swep")
     assert done.returncode == 2
-    assert done.stderr.startswith("gtrace: no command 'swep'; did you mean sweep?")
+    assert done.stderr.startswith("gtrace: 'swep' is not a command; did you mean sweep?")
     assert done.stderr.count("\n") == 1
 
 

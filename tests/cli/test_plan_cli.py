@@ -53,7 +53,7 @@ def test_layers_of_very_different_scale_come_within_a_percent_of_the_bound(tmp_p
     layers = {f"layer{k}": (512 + 400 * k, 10.0 ** (k % 5 - 2)) for k in range(12)}
     trace = trace_of_laws(tmp_path / "many.zarr", steps=1, layers=layers)
     for bits in (2.5, 4):
-        options = ("--bits", "2-8", "--methods", "qsgdinf", "--budget", f"{bits}bits")
+        options = ("--bits", "2-8", "--methods", "qsgdinf", "--max-bits", f"{bits}bits")
         run("plan", trace, *options, "-o", tmp_path / f"{bits}.yaml")
         found = load_plan(tmp_path / f"{bits}.yaml")
         assert found.totals.gap < 0.01
@@ -62,7 +62,7 @@ def test_layers_of_very_different_scale_come_within_a_percent_of_the_bound(tmp_p
 
 
 def test_what_a_plan_expects_is_what_a_sweep_of_it_measures(trace, tmp_path):
-    found = plan(trace, tmp_path / "plan.yaml", "--budget", "3")
+    found = plan(trace, tmp_path / "plan.yaml", "--max-bits", "3")
     run("sweep", trace, "--plan", tmp_path / "plan.yaml", "-o", tmp_path / "p.sweep.db")
     rows = ResultStore.load(tmp_path / "p.sweep.db")
     assert set(rows["codec"]) == {"plan:plan"}
@@ -76,26 +76,26 @@ def test_what_a_plan_expects_is_what_a_sweep_of_it_measures(trace, tmp_path):
 
 
 def test_a_sweep_gives_the_plan_that_its_trace_gives(trace, tmp_path):
-    direct = plan(trace, tmp_path / "a.yaml", "--budget", "3bits", "--per-bit", "1")
+    direct = plan(trace, tmp_path / "a.yaml", "--max-bits", "3bits", "--per-bit", "1")
     codecs = [f"qsgdinf:bits={bits},bucket_size=512" for bits in range(2, 7)]
     gtrace.run_sweep(trace, codecs, draws=0, output=tmp_path / "s.sweep.db")
-    run("plan", tmp_path / "s.sweep.db", "--budget", "3bits", "-o", tmp_path / "b.yaml")
+    run("plan", tmp_path / "s.sweep.db", "--max-bits", "3bits", "-o", tmp_path / "b.yaml")
     again = load_plan(tmp_path / "b.yaml")
     assert {row.tensor: row.codec for row in again.tensors} == {row.tensor: row.codec for row in direct.tensors}
     assert again.totals.error == pytest.approx(direct.totals.error)
 
 
 def test_float_formats_and_sparsities_are_chosen_tensor_by_tensor(trace, tmp_path):
-    formats = ("--methods", "fp:e2m1", "--formats", "e3m2,e2m3,e4m3", "--budget", "7bits")
+    formats = ("--methods", "fp:e2m1", "--formats", "e3m2,e2m3,e4m3", "--max-bits", "7bits")
     run("plan", trace, *formats, "-o", tmp_path / "fp.yaml")
     assert {row.codec.partition(":")[0] for row in load_plan(tmp_path / "fp.yaml").tensors} <= {"fp", "none"}
-    sparse = ("--methods", "prune", "--sparsity", "0.5-0.9:0.1", "--budget", "8bits")
+    sparse = ("--methods", "prune", "--sparsity", "0.5-0.9:0.1", "--max-bits", "8bits")
     run("plan", trace, *sparse, "-o", tmp_path / "prune.yaml")
     assert any(row.codec.startswith("prune") for row in load_plan(tmp_path / "prune.yaml").tensors)
 
 
 def test_show_diff_and_json(trace, tmp_path):
-    plan(trace, tmp_path / "a.yaml", "--budget", "2.5bits")
+    plan(trace, tmp_path / "a.yaml", "--max-bits", "2.5bits")
     plan(trace, tmp_path / "b.json", "--ratio", "7")
     shown = run("plan", "show", tmp_path / "a.yaml")
     for word in ("bits per value", "Exchange rate", "conv.weight", "resamples", "above the least error"):
@@ -108,25 +108,25 @@ def test_show_diff_and_json(trace, tmp_path):
 
 
 def test_weights_groups_and_a_bound_on_the_error(trace, tmp_path):
-    plain = plan(trace, tmp_path / "a.yaml", "--budget", "3bits")
+    plain = plan(trace, tmp_path / "a.yaml", "--max-bits", "3bits")
     (tmp_path / "weights.yaml").write_text("fc.weight: 1.0e+12\n")
-    heavy = plan(trace, tmp_path / "b.yaml", "--budget", "3bits", "--weight", tmp_path / "weights.yaml")
+    heavy = plan(trace, tmp_path / "b.yaml", "--max-bits", "3bits", "--weight", tmp_path / "weights.yaml")
     bits = [{row.tensor: row.bits for row in one.tensors}["fc.weight"] for one in (plain, heavy)]
     assert bits[1] > bits[0]
-    grouped = plan(trace, tmp_path / "c.yaml", "--budget", "3bits", "--group", "g=*.weight")
+    grouped = plan(trace, tmp_path / "c.yaml", "--max-bits", "3bits", "--group", "g=*.weight")
     assert len({row.codec for row in grouped.tensors if row.group == "g"}) == 1
     bounded = plan(trace, tmp_path / "d.yaml", "--max-error", "0.05")
     assert bounded.totals.error <= 0.05
 
 
 def test_a_step_takes_no_longer_than_it_may(trace, tmp_path):
-    links = ("--network", "100Mbit/s", "--ranks", "4")
-    found = plan(trace, tmp_path / "a.yaml", "--step-time", "3ms", *links)
+    links = "4x100Mbit/s"
+    found = plan(trace, tmp_path / "a.yaml", "--step-time", "3ms", "--cluster", links)
     # Three others' payloads pass each rank's link.
     taken = 3 * found.totals.bits * found.totals.elements / 1e8
     assert taken == pytest.approx(found.provenance["step_seconds"], rel=5e-6)
     assert 0.9e-3 * 3 < taken <= 3e-3
-    hidden = plan(trace, tmp_path / "b.yaml", "--step-time", "40ms", "--compute-time", "37ms", *links)
+    hidden = plan(trace, tmp_path / "b.yaml", "--step-time", "40ms", "--cluster", f"{links},37ms")
     assert hidden.provenance["step_seconds"] <= 40e-3
     assert hidden.totals.bits >= found.totals.bits * 0.99
 
@@ -134,27 +134,27 @@ def test_a_step_takes_no_longer_than_it_may(trace, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "give one budget"),
-        (("--budget", "3bits", "--ratio", "3"), "not several"),
-        (("--budget", "3%"), "is no number of bits"),
-        (("--budget", "0"), "is no number of bits"),
+        ((), "give one limit"),
+        (("--max-bits", "3bits", "--ratio", "3"), "not several"),
+        (("--max-bits", "3%"), "--max-bits: '3%' has an unknown unit; write e.g. 3bits."),
+        (("--max-bits", "0"), "--max-bits: '0' must be more than 0."),
         (("--ratio", "-2"), "positive"),
         (("--max-error", "0"), "positive"),
-        (("--step-time", "5ms"), "over which links"),
-        (("--step-time", "5", "--network", "1Gbit/s"), "is no time"),
-        (("--step-time", "1us", "--network", "1Gbit/s", "--latency", "1ms"), "without any bits"),
-        (("--step-time", "1ms", "--network", "1Gbit/s", "--compute-time", "2ms"), "computing alone"),
-        (("--budget", "3bits", "--network", "1Gbit/s"), "is for --step-time"),
-        (("--budget", "0.1bits"), "take at least"),
-        (("--budget", "3bits", "--methods", "qsgdnf"), "did you mean"),
-        (("--budget", "3bits", "--methods", "mcgq"), "no closed form"),
-        (("--budget", "3bits", "--weight", "nothing*=2"), "no tensor matches"),
-        (("--budget", "3bits", "--weight", "fc*=-2"), "positive number"),
-        (("--budget", "3bits", "--weight", "missing.yaml"), "GLOB=NUMBER"),
-        (("--budget", "3bits", "--group", "g=nothing*"), "no tensor matches"),
-        (("--budget", "3bits", "--tensors", "nothing*"), "no tensor matches"),
-        (("--budget", "3bits", "--steps", "99"), "none of these steps"),
-        (("--budget", "3bits", "-o", "plan.txt"), ".yaml or .json"),
+        (("--step-time", "5ms"), "needs the machines, e.g. --cluster 8x25Gbit/s,2.5ms."),
+        (("--step-time", "5", "--cluster", "4x1Gbit/s"), "--step-time: '5' needs a unit, e.g. 5ms."),
+        (("--step-time", "1us", "--cluster", "4x1Gbit/s,latency=1ms"), "without any bits"),
+        (("--step-time", "1ms", "--cluster", "4x1Gbit/s,2ms"), "computing alone takes 0.002 s"),
+        (("--max-bits", "3bits", "--cluster", "4x1Gbit/s"), "is for --step-time"),
+        (("--max-bits", "0.1bits"), "take at least"),
+        (("--max-bits", "3bits", "--methods", "qsgdnf"), "did you mean"),
+        (("--max-bits", "3bits", "--methods", "mcgq"), "no closed form"),
+        (("--max-bits", "3bits", "--weight", "nothing*=2"), "no tensor matches"),
+        (("--max-bits", "3bits", "--weight", "fc*=-2"), "positive number"),
+        (("--max-bits", "3bits", "--weight", "missing.yaml"), "GLOB=NUMBER"),
+        (("--max-bits", "3bits", "--group", "g=nothing*"), "no tensor matches"),
+        (("--max-bits", "3bits", "--tensors", "nothing*"), "no tensor matches"),
+        (("--max-bits", "3bits", "--steps", "99"), "none of these steps"),
+        (("--max-bits", "3bits", "-o", "plan.txt"), ".yaml or .json"),
     ],
 )
 def test_mistakes_are_told_in_one_line(trace, tmp_path, monkeypatch, words, message):
@@ -166,7 +166,7 @@ def test_mistakes_are_told_in_one_line(trace, tmp_path, monkeypatch, words, mess
 
 
 def test_a_report_has_a_section_on_a_plan(trace, tmp_path):
-    plan(trace, tmp_path / "plan.yaml", "--budget", "3bits")
+    plan(trace, tmp_path / "plan.yaml", "--max-bits", "3bits")
     said = run("report", tmp_path / "plan.yaml", "-o", tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     for title in ("Codec of every tensor", "Plans against single codecs", "What changes between budgets"):
@@ -180,7 +180,7 @@ def test_capture_plan_train_report_in_four_commands(call, tmp_path):
     write_script(tmp_path / "train.py", SCRIPT)
     for words in (
         ("capture", "--steps", "0-3", "train.py"),
-        ("plan", "train.zarr", "--budget", "4bits", *FAST, "-o", "plan.yaml"),
+        ("plan", "train.zarr", "--max-bits", "4bits", *FAST, "-o", "plan.yaml"),
         ("train", "--plan", "plan.yaml", "-o", "run.jsonl", "train.py"),
         ("report", "plan.yaml", "run.jsonl", "-o", "report.html"),
     ):

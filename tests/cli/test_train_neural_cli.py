@@ -16,7 +16,7 @@ def wide(folder, monkeypatch):
 
 
 def test_a_table_with_the_cosines_and_a_log(folder, call):
-    code, out, err = call("train", "--codec", "qsgdinf", "--bits", "3", "--shadow", "2", *SMALL)
+    code, out, err = call("study", "compare", "qsgdinf", "--bits", "3", "--shadow", "2", *SMALL)
     assert code == 0
     assert err == ""
     lines = out.splitlines()
@@ -43,7 +43,7 @@ def test_a_table_with_the_cosines_and_a_log(folder, call):
 
 
 def test_the_command_in_the_log_repeats_the_run(folder, call):
-    assert call("train", "--codec", "nuqsgd", "--bits", "3", *SMALL, "--shadow", "3", "-o", "a.jsonl").returncode == 0
+    assert call("study", "compare", "nuqsgd", "--bits", "3", *SMALL, "--shadow", "3", "-o", "a.jsonl").returncode == 0
     command = read_runlog(folder / "a.jsonl")[0]["command"].split()
     assert command[-6:] == ["--kind", "neural", "--layers", "inner", "--shadow", "3"]
     assert call(*command[1:], "-o", "b.jsonl").returncode == 0
@@ -55,7 +55,7 @@ def test_the_command_in_the_log_repeats_the_run(folder, call):
 
 
 def test_json_carries_the_shadow(folder, call):
-    code, out, _ = call("train", "--codec", "terngrad", *SMALL, "--shadow", "1", "--json")
+    code, out, _ = call("study", "compare", "terngrad", *SMALL, "--shadow", "1", "--json")
     assert code == 0
     said = json.loads(out)
     none, coded = said["runs"]
@@ -70,7 +70,7 @@ def test_json_carries_the_shadow(folder, call):
 
 
 def test_the_report_shows_the_weight_gradients(call):
-    assert call("train", "--codec", "int8", *SMALL, "--shadow", "2", "-o", "a.jsonl").returncode == 0
+    assert call("study", "compare", "int8", *SMALL, "--shadow", "2", "-o", "a.jsonl").returncode == 0
     code, out, _ = call("report", "a.jsonl", "-o", "a.md")
     assert code == 0
     assert "Weight gradients under compressed neural gradients" in out
@@ -80,15 +80,15 @@ def test_the_report_shows_the_weight_gradients(call):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--codec", "ef:topk", *SMALL], "gtrace: kind neural: ef:topk keeps memory of each value between steps"),
-        (["--codec", "topk", "--error-feedback", *SMALL], "gtrace: kind neural: ef:topk keeps memory"),
-        (["--codec", "qsgd", "--shadow", "2"], "gtrace: shadow: compares weight gradients under compressed neural"),
-        (["--codec", "qsgd", "--kind", "nerual"], "gtrace: Invalid value for '--kind'"),
-        (["--codec", "qsgd", *SMALL, "--shadow", "0"], "gtrace: Invalid value for '--shadow'"),
+        (["ef:topk", *SMALL], "gtrace: kind neural: ef:topk keeps memory of each value between steps"),
+        (["topk", "--error-feedback", *SMALL], "gtrace: kind neural: ef:topk keeps memory"),
+        (["qsgd", "--shadow", "2"], "gtrace: shadow: compares weight gradients under compressed neural"),
+        (["qsgd", "--kind", "nerual"], "gtrace: Invalid value for '--kind'"),
+        (["qsgd", *SMALL, "--shadow", "0"], "gtrace: Invalid value for '--shadow'"),
     ],
 )
 def test_wrong_usage_is_one_line_and_leaves_nothing(folder, arguments, message, call):
-    code, out, err = call("train", *arguments)
+    code, out, err = call("study", "compare", *arguments)
     assert code == 2
     assert out == ""
     assert err.startswith(message)
@@ -97,20 +97,20 @@ def test_wrong_usage_is_one_line_and_leaves_nothing(folder, arguments, message, 
 
 
 def test_sparsity(folder, call):
-    code, out, _ = call("train", "--codec", "prune", "--sparsity", "0.9", *SMALL, "--steps", "8", "--json")
+    code, out, _ = call("study", "compare", "prune", "--sparsity", "0.9", *SMALL, "--steps", "8", "--json")
     assert code == 0
     said = json.loads(out)
     assert said["output"] == "digits-mlp-neural-prune-sparsity0.9.jsonl"
     none, coded = said["runs"]
     assert none["sparsity"] < 0.75
     assert coded["sparsity"] == pytest.approx(0.9, abs=0.05)
-    code, _, err = call("train", "--codec", "prune:sparsity=0.9", "--sparsity", "0.9", *SMALL)
+    code, _, err = call("study", "compare", "prune:sparsity=0.9", "--sparsity", "0.9", *SMALL)
     assert code == 2
     assert "the codec 'prune:sparsity=0.9' names its sparsity already; give it once" in err
 
 
 def test_sparsity_of_a_codec_without_it_is_ignored_aloud(call):
-    done = call("train", "--codec", "terngrad", "--sparsity", "0.8", *SMALL)
+    done = call("study", "compare", "terngrad", "--sparsity", "0.8", *SMALL)
     assert (done.returncode, done.stderr) == (
         0,
         "gtrace: terngrad has no sparsity to choose; --sparsity 0.8 is ignored\n",

@@ -8,7 +8,7 @@ SMALL = ["--task", "digits-mlp", "--steps", "4", "--batch-size", "2", "--workers
 
 
 def test_a_table_with_the_error_of_the_weights(call):
-    code, out, err = call("train", "--quantize", "model", "--levels", "optimal,uniform", "--weight-levels", "5", *SMALL)
+    code, out, err = call("study", "compare", "--weights", "optimal5,uniform5", *SMALL)
     assert code == 0
     lines = out.splitlines()
     assert "warning" not in err
@@ -21,8 +21,8 @@ def test_a_table_with_the_error_of_the_weights(call):
 
 
 def test_json_and_the_command_of_the_log(folder, call):
-    arguments = ["--codec", "alq:bits=4", "--quantize", "model", "--bits", "3", *SMALL]
-    code, out, _ = call("train", *arguments, "-o", "a.jsonl", "--json")
+    arguments = ["alq:bits=4", "--weights", "optimal7", *SMALL]
+    code, out, _ = call("study", "compare", *arguments, "-o", "a.jsonl", "--json")
     assert code == 0
     summary = json.loads(out)
     assert [run["run"] for run in summary["runs"]] == ["none", "alq:bits=4 weights=optimal7"]
@@ -30,37 +30,30 @@ def test_json_and_the_command_of_the_log(folder, call):
     assert summary["runs"][0]["weight_error"] is None
     assert 0 < summary["runs"][1]["weight_error"] < 1
     command = read_runlog(folder / "a.jsonl")[0]["command"].split()
-    code, out, _ = call("train", *command[2:], "-o", "b.jsonl", "--json")
+    code, out, _ = call(*command[1:], "-o", "b.jsonl", "--json")
     assert code == 0
     again = json.loads(out)
     assert again["runs"][1]["loss"] == summary["runs"][1]["loss"]
 
 
 def test_seeds_show_the_error_of_the_weights(call):
-    code, out, _ = call("train", "--quantize", "model", "--bits", "2", "--seeds", "2", *SMALL)
+    code, out, _ = call("study", "seeds", "--weights", "optimal3", "--seeds", "2", *SMALL)
     assert code == 0
     assert out.splitlines()[0].split()[-1] == "weights"
     assert "1.58 bits each" in out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("weights", "options", "said"),
     [
-        (["--quantize", "gradients", "--bits", "3"], "--quantize gradients: in a network only the weights"),
-        (["--quantize", "model"], "give the levels of a weight by --weight-levels, or its --bits"),
-        (["--quantize", "model", "--bits", "3", "--weight-levels", "5"], "by --weight-levels, or its --bits"),
-        (["--quantize", "model", "--bits", "1"], "a weight takes 2 to 8"),
-        (["--quantize", "model", "--weight-levels", "1"], "1 is not between 2 and 256"),
-        (["--quantize", "model", "--bits", "3", "--levels", "common"], "'common' is unknown"),
-        (["--weight-levels", "5", "--codec", "none"], "belongs to --quantize model"),
-        (["--levels", "optimal", "--codec", "none"], "--levels optimal: belongs to --quantize"),
-        (["--quantize", "model", "--bits", "3", "--kind", "neural"], "choose kind weight"),
-        (["--codec", "none", "--quantize", "model", "x.py"], "--quantize is for built-in tasks"),
-        (["--codec", "none", "--levels", "optimal", "x.py"], "choose own or common"),
+        ("optimal1", [], "levels of weights: 1 is not between 2 and 256"),
+        ("common5", [], "levels of weights: 'common' is unknown"),
+        ("optimal", [], "levels of weights: 'optimal' needs a placement and a count, e.g. optimal5."),
+        ("optimal5", ["--kind", "neural"], "choose kind weight"),
     ],
 )
-def test_one_line_says_what_cannot_be(arguments, said, call):
-    code, _, err = call("train", *arguments)
+def test_what_are_not_levels_is_said_in_one_line(call, weights, options, said):
+    code, _, err = call("study", "compare", "--weights", weights, *options)
     assert code == 2
-    assert said in err
     assert err.count("\n") == 1
+    assert said in err

@@ -38,8 +38,8 @@ def words(text):
 
 def test_the_site_builds_without_a_warning_and_has_everything(tmp_path):
     """One test, since one build of the site is enough."""
-    pytest.importorskip("sphinx", reason="the docs group is not installed: pip install 'gtrace[docs]'")
-    pytest.importorskip("myst_parser", reason="the docs group is not installed: pip install 'gtrace[docs]'")
+    pytest.importorskip("sphinx", reason="the docs group is not installed: pip install 'gradtrace[docs]'")
+    pytest.importorskip("myst_parser", reason="the docs group is not installed: pip install 'gradtrace[docs]'")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", "-b", "html"]
     site = tmp_path / "html"
     done = subprocess.run(
@@ -137,13 +137,21 @@ def test_every_metric_has_a_column_with_its_meaning():
 
 
 def test_exit_codes_are_those_of_the_program():
-    text = (DOCS / "reference" / "exit-codes.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| (.*?) \|", text, re.MULTILINE)
     codes = {value for name, value in vars(gtrace.errors).items() if name.startswith("EXIT_")}
     assert {int(code) for code, _ in rows} == codes
     for code, raised in rows:
         for name in re.findall(r"`(\w+Error)`", raised):
             assert getattr(gtrace.errors, name).exit_code == int(code)
+
+
+def test_the_navigation_fits_into_a_glance():
+    groups = re.findall(
+        r"```{toctree}\n:caption: (\w+)\n:hidden:\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL
+    )
+    assert [caption for caption, _ in groups] == ["Start", "Guides", "Background", "Reference"]
+    assert sum(len(entries.split()) for _, entries in groups) <= 20
 
 
 def test_pages_name_files_that_exist():

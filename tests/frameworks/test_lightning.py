@@ -2,82 +2,85 @@
 
 from __future__ import annotations
 
-import warnings
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
+from helpers_capture import Captured
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.options import EveryStep
-from gtrace.trace import open_trace
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    lightning = pytest.importorskip("lightning")
-
-pytestmark = pytest.mark.filterwarnings("ignore")
+# Importing it takes seconds, which every worker would spend at collection.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed"),
+]
 
 
-class _Net(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        self.seen = {}
+@pytest.fixture(scope="module")
+def kinds():
+    """Lightning modules by name."""
+    import lightning
 
-    def loss(self, batch):
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+    class _Net(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+            self.seen = {}
 
-    def keep(self, optimizer, number=0):
-        """What a hand-written hook of Lightning's own sees."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.seen.setdefault(number, []).append([p.grad.clone() for p in parameters])
+        def loss(self, batch):
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
+        def keep(self, optimizer, number=0):
+            """What a hand-written hook of Lightning's own sees."""
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            self.seen.setdefault(number, []).append([p.grad.clone() for p in parameters])
 
-class Automatic(_Net):
-    def training_step(self, batch, _):
-        return self.loss(batch)
+    class Automatic(_Net):
+        def training_step(self, batch, _):
+            return self.loss(batch)
 
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.01)
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.01)
 
-    def on_before_optimizer_step(self, optimizer):
-        self.keep(optimizer)
+        def on_before_optimizer_step(self, optimizer):
+            self.keep(optimizer)
 
+    class Clipped(Automatic):
+        """Lightning clips inside the closure, after the hook that other frameworks would use."""
 
-class Clipped(Automatic):
-    """Lightning clips inside the closure, after the hook that other frameworks would use."""
+        def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
+            self.clip_gradients(optimizer, gradient_clip_val=0.05, gradient_clip_algorithm="norm")
+            self.seen[0].pop()
+            self.keep(optimizer)
 
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
-        self.clip_gradients(optimizer, gradient_clip_val=0.05, gradient_clip_algorithm="norm")
-        self.seen[0].pop()
-        self.keep(optimizer)
+    class Manual(_Net):
+        """Two optimizers; the second steps every other batch."""
 
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
 
-class Manual(_Net):
-    """Two optimizers; the second steps every other batch."""
+        def training_step(self, batch, index):
+            first, second = self.optimizers()
+            for number, optimizer in enumerate((first, second)):
+                if number == 1 and index % 2:
+                    continue
+                optimizer.zero_grad()
+                self.manual_backward(self.loss(batch))
+                self.keep(optimizer.optimizer, number)
+                optimizer.step()
 
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.net[0].parameters(), lr=0.1), torch.optim.SGD(self.net[2].parameters(), lr=0.1)
 
-    def training_step(self, batch, index):
-        first, second = self.optimizers()
-        for number, optimizer in enumerate((first, second)):
-            if number == 1 and index % 2:
-                continue
-            optimizer.zero_grad()
-            self.manual_backward(self.loss(batch))
-            self.keep(optimizer.optimizer, number)
-            optimizer.step()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.net[0].parameters(), lr=0.1), torch.optim.SGD(self.net[2].parameters(), lr=0.1)
+    return {"automatic": Automatic, "clipped": Clipped, "manual": Manual}
 
 
 def fit(kind, folder, **options):
+    import lightning
+
     lightning.seed_everything(0, verbose=False)
     data = TensorDataset(torch.randn(32, 4), torch.randint(2, (32,)))
     model = kind()
@@ -100,25 +103,22 @@ def fit(kind, folder, **options):
 @pytest.mark.parametrize(
     ("kind", "options", "steps"),
     [
-        (Automatic, {}, [8]),
-        (Automatic, {"accumulate_grad_batches": 2}, [4]),
-        (Automatic, {"precision": "bf16-mixed"}, [8]),
-        (Clipped, {"gradient_clip_val": 0.05}, [8]),
-        (Manual, {}, [8, 4]),
+        ("automatic", {}, [8]),
+        ("automatic", {"accumulate_grad_batches": 2}, [4]),
+        ("automatic", {"precision": "bf16-mixed"}, [8]),
+        ("clipped", {"gradient_clip_val": 0.05}, [8]),
+        ("manual", {}, [8, 4]),
     ],
     ids=["automatic", "accumulated", "bf16", "clipped", "manual"],
 )
-def test_fit(tmp_path, kind, options, steps):
-    plain = fit(kind, tmp_path, **options)
-    said = []
-    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
-    session.start()
-    model = fit(kind, tmp_path, **options)
-    session.finish("complete")
-    assert said == []
+def test_fit(tmp_path, kinds, kind, options, steps):
+    plain = fit(kinds[kind], tmp_path, **options)
+    with Captured(tmp_path / "run.zarr") as run:
+        model = fit(kinds[kind], tmp_path, **options)
+    assert run.said == []
     for name, value in plain.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
-    trace = open_trace(tmp_path / "run.zarr")
+    trace = run.trace
     assert {info.name for info in trace.tensors} == {name for name, _ in plain.named_parameters()}
     for number, count in enumerate(steps):
         assert trace.scalars(optimizer=number)["step"].tolist() == list(range(count))
@@ -130,6 +130,8 @@ def test_fit(tmp_path, kind, options, steps):
 
 
 def fit_with_fabric(seen):
+    import lightning
+
     fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     fabric.launch()
     fabric.seed_everything(0, verbose=False)
@@ -151,14 +153,12 @@ def fit_with_fabric(seen):
 @pytest.mark.capture_case("Lightning Fabric: accumulation, clipping, bf16", packages=("lightning",))
 def test_fabric(tmp_path):
     plain = fit_with_fabric([])
-    said, seen = [], []
-    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
-    session.start()
-    trained = fit_with_fabric(seen)
-    session.finish("complete")
-    assert said == []
+    seen = []
+    with Captured(tmp_path / "run.zarr") as run:
+        trained = fit_with_fabric(seen)
+    assert run.said == []
     assert all(torch.equal(trained[name], value) for name, value in plain.items())
-    trace = open_trace(tmp_path / "run.zarr")
+    trace = run.trace
     assert [info.name for info in trace.tensors] == list(plain)
     for step, gradients in enumerate(seen):
         for name, gradient in zip(plain, gradients, strict=True):

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import warnings
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
+from helpers_capture import Captured
 
-from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.options import EveryStep
-from gtrace.trace import open_trace
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-class _Keep(transformers.TrainerCallback):
-    def __init__(self):
-        self.seen = []
-
-    def on_pre_optimizer_step(self, _args, _state, _control, model=None, **_):
-        self.seen.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+# Importing it takes seconds, which every worker would spend at collection.
+missing = [name for name in ("transformers", "accelerate") if find_spec(name) is None]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(missing != [], reason=f"not installed: {missing}"),
+]
 
 
 def fit(folder, **options):
+    import transformers
+
+    seen = []
+
+    class Keep(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, _args, _state, _control, model=None, **_):
+            seen.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+
     transformers.set_seed(0)
     config = transformers.GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2)
     model = transformers.GPT2LMHeadModel(config)
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(50, (12,), generator=generator) for _ in range(16)]
-    keep = _Keep()
     arguments = transformers.TrainingArguments(
         output_dir=str(folder / "out"),
         num_train_epochs=1,
@@ -51,10 +47,10 @@ def fit(folder, **options):
         model=model,
         args=arguments,
         train_dataset=[{"input_ids": row, "labels": row} for row in rows],
-        callbacks=[keep],
+        callbacks=[Keep()],
     )
     trainer.train()
-    return model, keep.seen
+    return model, seen
 
 
 @pytest.mark.capture_case("Hugging Face Trainer", packages=("transformers", "accelerate"))
@@ -70,15 +66,12 @@ def fit(folder, **options):
 )
 def test_train(tmp_path, options, steps):
     plain, _ = fit(tmp_path, **options)
-    said = []
-    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
-    session.start()
-    model, seen = fit(tmp_path, **options)
-    session.finish("complete")
-    assert said == []
+    with Captured(tmp_path / "run.zarr") as run:
+        model, seen = fit(tmp_path, **options)
+    assert run.said == []
     for name, value in plain.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
-    trace = open_trace(tmp_path / "run.zarr")
+    trace = run.trace
     # The head is tied to the embedding.
     assert {info.name for info in trace.tensors} == {name for name, _ in model.named_parameters()}
     assert {info.name: info.aliases for info in trace.tensors}["transformer.wte.weight"] == ("lm_head.weight",)

@@ -27,8 +27,7 @@ from helpers_variants import VARIANTS
 from rich.console import Console
 
 import gtrace
-from gtrace.capture.options import parse_size, parse_steps
-from gtrace.cli.options import parse_range
+from gtrace.capture.options import parse_steps
 from gtrace.codecs import codec_names, parse_spec, wrapper_names
 from gtrace.codecs.spec import split_specs
 from gtrace.coding.envelope import open_envelope, seal
@@ -47,6 +46,7 @@ from gtrace.trace.io.foreign import NpyFile, NpzFile, SafetensorsFile
 from gtrace.trace.journal import parse_journal
 from gtrace.trace.sketches import SketchPlan
 from gtrace.types import Key
+from gtrace.units import parse_range, parse_size
 from gtrace_experiments.reproduce.runner import read_result
 
 if TYPE_CHECKING:

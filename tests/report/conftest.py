@@ -1,8 +1,7 @@
-"""Made-up results that many tests look at, and pages without their pictures."""
+"""Made-up results that many tests look at."""
 
 import pytest
 from helpers_report import PROVENANCE, result_of, rows_of, write_runs
-from markupsafe import Markup
 
 from gtrace.report import analyze, make_report
 
@@ -33,13 +32,3 @@ def log(tmp_path_factory):
 @pytest.fixture(scope="session")
 def run_report(log):
     return make_report(runs=[log])
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Pages have empty pictures: drawing them takes most of the time, and is tested figure by figure."""
-
-    def empty(figure, identifier):
-        return Markup('<figure><svg id="{}"></svg></figure>').format(identifier)
-
-    monkeypatch.setattr("gtrace.report.render.html._figure", empty)

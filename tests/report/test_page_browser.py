@@ -1,11 +1,14 @@
 """The page in a browser: it opens from a file, asks for nothing, sorts, filters and can be read by everyone."""
 
+import dataclasses
 import shutil
 
 import pytest
-from helpers_report import EVIL, PROVENANCE, result_of, rows_of, write_runs
+from helpers_report import EVIL, PROVENANCE, result_of, row, rows_of, write_runs
 
-from gtrace.report import write_html
+from gtrace.costs import Network
+from gtrace.report import analyze, write_html
+from gtrace.report.analysis.savings import ASSUMED, network_model, savings_of_sweep
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra: browser)")
 
@@ -17,11 +20,21 @@ GRAVE = ("serious", "critical")
 
 
 @pytest.fixture(scope="module")
-def page_file(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("page")
+def result():
     rows = rows_of(layers=("conv1.weight", "fc1.weight", *EVIL), bits=range(2, 7), steps=(0, 10, 20))
+    return result_of(rows, ["fc1: 2 NaN"], PROVENANCE)
+
+
+@pytest.fixture(scope="module")
+def analysis(result):
+    return analyze(result)
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory, result):
+    folder = tmp_path_factory.mktemp("page")
     log = write_runs(folder / "train.jsonl", steps=40)
-    return write_html(folder / "page.html", [result_of(rows, ["fc1: 2 NaN"], PROVENANCE)], [log])
+    return write_html(folder / "page.html", [result], [log])
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +65,18 @@ def page(opened):
 
 
 def configurations(page):
-    return page.get_by_role("table", name="Configurations", exact=True)
+    return page.get_by_role("table", name="Every configuration", exact=True)
+
+
+def opened_at(browser, path, width=1280, **how):
+    """A page of its own, and what it complained of."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, **how)
+    page.set_default_timeout(10_000)
+    said = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(path.as_uri())
+    return page, said
 
 
 def column(table, place):
@@ -86,7 +110,7 @@ def test_the_policy_stops_what_would_leave(browser, page_file):
 
 
 def test_names_are_shown_and_run_nothing(page):
-    shown = page.locator(".layers summary").all_inner_texts()
+    shown = page.locator(".layers summary").all_text_contents()
     for name in EVIL:
         literal = name.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
         assert any(text.startswith(literal) for text in shown), name
@@ -95,7 +119,7 @@ def test_names_are_shown_and_run_nothing(page):
 def test_a_click_sorts_and_sorts_back(page):
     table = configurations(page)
     before = column(table, 1)
-    head = table.get_by_role("columnheader", name="bits measured")
+    head = table.get_by_role("columnheader", name="bits", exact=True)
     button = head.get_by_role("button")
     assert head.get_attribute("aria-sort") == "none"
     place = 1 + table.locator("thead th").all_inner_texts().index(head.inner_text())
@@ -139,18 +163,18 @@ def test_numbers_in_any_form_are_in_order_and_what_is_missing_is_last(page):
 
 def test_keys_alone_sort_and_filter(page):
     table = configurations(page)
-    field = page.get_by_role("searchbox", name="Filter rows: Configurations")
-    total = table.locator("tbody tr").count()
+    field = page.get_by_role("searchbox", name="Filter configurations: Every configuration")
+    total = table.locator("tbody tr:not(:has(td[colspan]))").count()
     field.focus()
     page.keyboard.type("QSGDINF bits=3")
     assert len(column(table, 1)) == 1
-    assert page.get_by_role("status").filter(has_text=f"1 of {total} rows").count() == 1
+    assert page.get_by_role("status").filter(has_text=f"1 of {total} configurations").count() == 1
     page.keyboard.press("Control+A")
     page.keyboard.type("nothing like this")
-    assert column(table, 1) == []
+    assert column(table, 1) == ["No configuration matches 'nothing like this'"]
     page.keyboard.press("Escape")
     assert field.input_value() == ""
-    assert len(column(table, 1)) == total
+    assert len(column(table, 1)) == min(total, 25)
     # From the field the next stops are the table, which scrolls, and its first heading.
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
@@ -166,7 +190,8 @@ def test_keys_alone_sort_and_filter(page):
 
 
 def test_layers_are_filtered_and_opened(page):
-    field = page.get_by_role("searchbox", name="Filter layers")
+    page.locator("summary", has_text="Layer by layer").click()
+    field = page.get_by_role("searchbox", name="Filter tensors: Layers")
     field.fill("fc1")
     assert page.locator(".layers > details:visible").count() == 1
     page.get_by_role("button", name="Open all").click()
@@ -181,7 +206,7 @@ def test_dark_and_light_differ_in_page_and_figures(page):
     def colours():
         return page.evaluate(
             """() => [getComputedStyle(document.body).backgroundColor,
-                      getComputedStyle(document.querySelector("figure svg text")).fill]"""
+                      getComputedStyle(document.querySelector(".plot text")).fill]"""
         )
 
     light = colours()
@@ -197,36 +222,156 @@ def test_dark_and_light_differ_in_page_and_figures(page):
     assert paper == light
 
 
-def test_on_paper_everything_is_open_and_nothing_is_cut(page):
+def test_paper_has_the_answer_and_the_choice_and_nothing_is_cut(page):
+    was_open = page.locator("details[open]").count()
     page.emulate_media(media="print")
     page.set_viewport_size({"width": 718, "height": 1000})
-    hidden = page.evaluate(
-        """() => [...document.querySelectorAll("main details > :not(summary)")].filter((e) => !e.checkVisibility(
-                 {contentVisibilityAuto: true})).length"""
+    shown = page.evaluate(
+        "[...document.querySelectorAll('main > section')].filter((e) => e.checkVisibility()).map((e) => e.id)"
     )
     wide = page.evaluate(
-        """() => [...document.querySelectorAll("table, figure svg")].filter(
-                 (e) => e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.getAttribute("aria-label"))"""
+        """() => [...document.querySelectorAll("table, .plot svg")].filter((e) => e.checkVisibility() &&
+                 e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.getAttribute("aria-label"))"""
     )
+    now_open = page.locator("details[open]").count()
     page.set_viewport_size({"width": 1280, "height": 900})
     page.emulate_media(media="screen")
-    assert hidden == 0
+    assert shown == ["first", "choose"]
     assert wide == []
+    assert now_open == was_open
 
 
-def test_a_narrow_window_scrolls_tables_and_not_the_page(page):
-    page.set_viewport_size({"width": 400, "height": 800})
-    assert page.evaluate("document.documentElement.scrollWidth") == 400
-    page.set_viewport_size({"width": 1280, "height": 900})
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_first_screen_fits_any_width(browser, page_file, width, scheme):
+    page, said = opened_at(browser, page_file, width, color_scheme=scheme)
+    page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
+    page.wait_for_timeout(200)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    # A table that does not fit says that it scrolls.
+    boxes = "[...document.querySelectorAll('.scroll')].filter((e) => e.checkVisibility())"
+    told = page.evaluate(
+        f"{boxes}.map((e) => [e.scrollWidth > e.clientWidth + 1, e.nextElementSibling.checkVisibility()])"
+    )
+    assert all(scrolls == says for scrolls, says in told)
+    assert any(scrolls for scrolls, _ in told)
+    assert said == []
+    page.close()
+
+
+def test_pointing_and_keys_name_a_configuration(page):
+    plot = page.get_by_role("group", name="Error against measured bits: arrow keys read the points")
+    tip = plot.locator(".tip")
+    assert not tip.is_visible()
+    plot.locator(".curve .marker").first.hover(force=True)
+    assert ":" in tip.locator("strong").inner_text()
+    assert "bits per value" in tip.inner_text()
+    assert "% of gradient energy lost" in tip.inner_text()
+    page.mouse.move(0, 0)
+    assert not tip.is_visible()
+    plot.focus()
+    names = []
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+        names.append(tip.locator("strong").inner_text())
+    assert len(set(names)) == 3
+    assert names[0].split(":")[0] == names[1].split(":")[0] != names[2].split(":")[0]
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
+
+
+def test_names_beside_curves_do_not_overlap(page):
+    boxes = page.evaluate(
+        """() => [...document.querySelector(".plot").querySelectorAll(".name")].map((e) => {
+                 const {x, y, right, bottom} = e.getBoundingClientRect(); return [x, y, right, bottom]})"""
+    )
+    assert len(boxes) > 3
+    # Letters are a little lower than their line.
+    for k, (x, y, right, bottom) in enumerate(boxes):
+        for left, top, end, low in boxes[:k]:
+            assert right <= left or end <= x or bottom - 3 <= top or low - 3 <= y
+
+
+def test_the_legend_hides_a_curve(page):
+    button = page.locator(".legend button", has_text="qsgdinf").first
+    curve = page.locator(".plot").first.locator("[data-label=qsgdinf]")
+    assert curve.count() == 1
+    button.click()
+    assert (button.get_attribute("aria-pressed"), curve.count()) == ("false", 0)
+    button.click()
+    assert (button.get_attribute("aria-pressed"), curve.count()) == ("true", 1)
+
+
+def slide(page, name, value):
+    """Move a slider of the network."""
+    field = page.get_by_role("slider", name=name)
+    field.evaluate("(e, value) => { e.value = value; e.dispatchEvent(new Event('input')); }", value)
+
+
+def test_the_sliders_time_steps_as_the_program_does(page, analysis):
+    model = network_model(analysis, ASSUMED, [])
+    said = page.locator(".said")
+    before, path = said.inner_text(), page.locator("#network .line").first.get_attribute("d")
+    assert "No cluster was given" in page.locator("#network").inner_text()
+    for place, ranks in ((0, 0), (400, 2), (1000, 5)):
+        slide(page, "Link speed", place)
+        slide(page, "Ranks", ranks)
+        bandwidth, workers = 1e8 * 4000 ** (place / 1000), (2, 4, 8, 16, 32, 64)[ranks]
+        cluster = dataclasses.replace(ASSUMED, network=Network(bandwidth, 20e-6), ranks=workers)
+        # The slider's own steps round the time of a step.
+        step = float(page.evaluate("1e-3 * (1e5) ** (Math.round(1000 * Math.log(1e2) / Math.log(1e5)) / 1000)"))
+        found = savings_of_sweep(analysis, cluster)
+        shown = page.evaluate(
+            """() => Object.fromEntries([...document.querySelectorAll("table[data-network] tbody tr")].filter(
+                     (row) => row.cells.length > 2).map((row) => [row.cells[0].textContent.trim(),
+                     Number(row.cells[row.cells.length - 2].dataset.value)]))"""
+        )
+        assert step == pytest.approx(cluster.step_time, rel=0.02)
+        assert set(model["codecs"]) <= set(shown)
+        for spec in model["codecs"]:
+            assert shown[spec] == pytest.approx(found.best(spec).step.seconds, rel=1e-4)
+        assert shown["bf16"] == pytest.approx(found.plain[1].step.seconds, rel=1e-4)
+    assert said.inner_text() != before
+    assert page.locator("#network .line").first.get_attribute("d") != path
+
+
+def test_long_tables_have_pages(browser, tmp_path):
+    rows = [
+        row(method=f"method{k}", bits=bits, squared_error=4.0**-bits * (1 + k / 9), bits_total=bits + k / 99)
+        for k in range(27)
+        for bits in range(2, 10)
+    ]
+    page, said = opened_at(browser, write_html(tmp_path / "long.html", [result_of(rows)]), 390)
+    table = configurations(page)
+    status = page.locator("#choose .count").first
+    total = 27 * 8 + 2
+    assert status.inner_text() == f"1–25 of {total} configurations"
+    assert len(column(table, 1)) == 25
+    seen = set(column(table, 1))
+    on = page.locator("#choose").get_by_role("button", name="Next").first
+    for _ in range(total // 25):
+        on.click()
+        seen |= set(column(table, 1))
+    assert len(seen) == total
+    assert on.is_disabled()
+    # Colours repeat, looks do not.
+    looks = page.evaluate(
+        """() => [...document.querySelectorAll(".legend button")].slice(0, 27).map((e) =>
+                 e.querySelector("svg").getAttribute("class") + e.querySelector(".marker").outerHTML)"""
+    )
+    assert len(set(looks)) == 27
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert said == []
+    page.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_grave(page, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     page.emulate_media(color_scheme=scheme)
-    page.get_by_role("button", name="Open all").click()
+    page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
     found = axe.Axe().run(page).response["violations"]
-    page.get_by_role("button", name="Close all").click()
+    page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = false))")
     page.emulate_media(color_scheme="light")
     assert [(v["id"], [n["html"] for n in v["nodes"]][:3]) for v in found if v["impact"] in GRAVE] == []
 

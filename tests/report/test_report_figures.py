@@ -26,15 +26,16 @@ from gtrace.errors import UsageError
 from gtrace.report import draw, figure_names, load_report, make_report
 from gtrace.report.analysis.results import MOST_NAMED
 from gtrace.report.analysis.run_logs import analyze_runs
-from gtrace.report.analysis.runs import running_mean
+from gtrace.report.analysis.runs import WINDOW, running_mean
 from gtrace.report.analysis.sweep import analyze
-from gtrace.report.figures import FIGURES, heatmap, training
+from gtrace.report.figures import FIGURES, heatmap
 from gtrace.report.figures import sweep as figures
 from gtrace.report.figures.charts import draw_chart
 from gtrace.report.figures.style import _METHODS, DARK, look
 from gtrace.report.figures.svg import render
 from gtrace.report.names import shorten_all
 from gtrace.report.section import Chart, Curve, Panel
+from gtrace.report.sections import charts
 from gtrace.report.sections.sweep import sweep_figures
 from gtrace.report.sections.training import run_figures
 from gtrace.runlog import read_runlog
@@ -45,12 +46,13 @@ def runs(run_report):
     return run_report.runs[0]
 
 
+def drawn(chart):
+    """Label -> the curve of the chart's first panel."""
+    return {curve.label: curve for curve in chart.panels[0].curves}
+
+
 def curves(axes):
     return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
-
-
-def every_line(axes):
-    return {line.get_label(): line for line in axes.lines}
 
 
 def words(figure):
@@ -80,24 +82,22 @@ def test_rate_distortion_has_every_point_and_the_front(sweep):
 
 
 def test_curves_are_named_directly_and_the_names_do_not_overlap(sweep):
-    for figure in (figures.rate_distortion(sweep), figures.variance_over_steps(sweep)):
-        axes = figure.axes[0]
-        found = boxes(axes)
-        assert len(found) == len(METHODS)
-        for k, box in enumerate(found):
-            assert not any(box.shrunk(0.9, 0.8).overlaps(other) for other in found[:k])
-        assert axes.get_legend() is None
+    axes = figures.rate_distortion(sweep).axes[0]
+    found = boxes(axes)
+    assert len(found) == len(METHODS)
+    for k, box in enumerate(found):
+        assert not any(box.shrunk(0.9, 0.8).overlaps(other) for other in found[:k])
+    assert axes.get_legend() is None
 
 
-def test_variance_over_steps_shows_the_configuration_nearest_to_three_bits(sweep):
-    axes = figures.variance_over_steps(sweep).axes[0]
-    lines = curves(axes)
-    assert set(lines) == set(METHODS)
+def test_error_over_steps_shows_the_configuration_nearest_to_three_bits(sweep):
+    found = drawn(charts.error_over_steps(sweep))
+    assert set(found) == set(METHODS)
     for family in sweep.families:
         chosen = sweep.nearest(family, 3.0)
-        assert lines[family.label].get_xdata().tolist() == sweep.steps.tolist()
-        assert lines[family.label].get_ydata().tolist() == sweep.per_step[chosen].tolist()
-    assert any(text.startswith("qsgdinf b") and text.endswith(" bits") for text in words(axes.figure))
+        assert found[family.label].x == tuple(sweep.steps.tolist())
+        assert found[family.label].y == tuple(sweep.per_step[chosen].tolist())
+    assert any(name.startswith("qsgdinf b") and name.endswith(" bits") for name in found["qsgdinf"].names)
 
 
 def with_everything():
@@ -124,15 +124,13 @@ def test_many_methods_are_listed_beside_the_axes_on_a_logarithmic_axis():
     analysis = with_everything()
     assert [f.label for f in analysis.families if f.label.endswith("topk")] == ["ef:topk", "topk"]
     assert {c.setting for c in analysis.configurations if c.method == "ef:topk"} == {"ratio 0.001", "ratio 0.1"}
-    for make in (figures.rate_distortion, figures.variance_over_steps):
-        figure = make(analysis)
+    for figure in (figures.rate_distortion(analysis), draw_chart(charts.error_over_steps(analysis))):
         (legend,) = figure.legends
         assert len(legend.get_texts()) == len(analysis.families)
         assert not boxes(figure.axes[0])
         figure.draw_without_rendering()
         box = legend.get_window_extent()
         assert box.x0 >= figure.axes[0].get_window_extent().x1
-        assert box.y0 >= 0
     assert figures.rate_distortion(analysis).axes[0].get_xscale() == "log"
 
 
@@ -151,37 +149,36 @@ def test_heat_map_has_a_cell_for_every_layer_and_configuration(sweep):
     assert {"conv1.weight", "qsgdinf b3", "terngrad"} <= words(figure)
 
 
-def test_training_curves_hold_every_step_and_every_test(runs):
-    for figure, x in (
-        (training.training_curves(runs, "steps"), "steps"),
-        (training.training_curves(runs, "bits"), "sent"),
-    ):
-        loss, test = figure.axes
-        for run, name in zip(runs.runs, ("uncompressed", "qsgdinf b3"), strict=True):
-            raw = curves(loss)[f"every step of {name}"]
-            assert len(raw.get_xdata()) == len(run.steps) == 120
-            assert raw.get_xdata()[-1] == (run.steps[-1] if x == "steps" else run.sent[-1] / 8)
-            assert curves(test)[name].get_ydata().tolist() == pytest.approx((100 * run.accuracy).tolist())
-            assert name in words(figure)
-        assert "%" in test.get_ylabel()
-        assert loss.get_yscale() == "log"
-    assert "MB" in " ".join(words(figure))
+def test_training_curves_hold_the_running_mean_and_every_test(runs):
+    for against in ("steps", "bits"):
+        loss, test = charts.training_curves(runs, against).panels
+        for run, smooth, tested in zip(runs.runs, loss.curves, test.curves, strict=True):
+            assert smooth.label == tested.label == ("uncompressed" if run.spec == "none" else "qsgdinf b3")
+            assert smooth.x == tuple((run.steps if against == "steps" else run.sent / 8).tolist())
+            assert smooth.y == pytest.approx(running_mean(run.loss, max(int(len(run.loss) * WINDOW), 1)))
+            assert tested.y == tuple(run.accuracy.tolist())
+        assert test.percent
+        assert loss.log_y
 
 
 def test_the_uncompressed_run_has_no_error_to_draw(runs):
-    axes = training.averaged_gradient_error(runs).axes[0]
-    assert "qsgdinf b3" in curves(axes)
-    assert "uncompressed" not in curves(axes)
+    assert set(drawn(charts.error_of_runs(runs))) == {"qsgdinf b3"}
+
+
+def test_long_curves_are_thinned_and_keep_both_ends(tmp_path):
+    found = analyze_runs(read_runlog(write_runs(tmp_path / "long.jsonl", steps=1500)))
+    curve = charts.training_curves(found, "steps").panels[0].curves[0]
+    assert (len(curve.x), curve.x[0], curve.x[-1]) == (400, found.runs[0].steps[0], found.runs[0].steps[-1])
 
 
 def test_a_run_with_a_prefix_is_named_and_drawn_as_its_codec_with_one(tmp_path):
     specs = ("none", "topk:ratio=0.01", "ef:topk:ratio=0.01", "ef:rotate:block=64:qsgd:bits=3")
     found = analyze_runs(read_runlog(write_runs(tmp_path / "b.jsonl", runs=specs, steps=30)))
-    lines = curves(training.averaged_gradient_error(found).axes[0])
+    lines = curves(draw_chart(charts.error_of_runs(found)).axes[0])
     plain, around = lines["topk ratio 0.01"], lines["ef:topk ratio 0.01"]
     assert plain.get_color() == around.get_color()
     assert plain.get_marker() == around.get_marker()
-    assert (plain.get_fillstyle(), around.get_fillstyle()) == ("full", "none")
+    assert plain.get_linestyle() != around.get_linestyle()
     assert lines["ef:rotate:qsgd b3"].get_color() == look("qsgd").line
 
 
@@ -230,18 +227,17 @@ def odd_sweeps():
 def test_every_figure_survives_odd_input(case):
     analysis = analyze(result_of(odd_sweeps()[case]))
     empty = {"no rows", "no numbers", "no error"}
-    for make, lacking in (
-        (figures.rate_distortion, {"no bits"}),
-        (figures.variance_over_steps, {"no bits"}),
-        (figures.bits_over_steps, {"no bits"}),
-        (figures.wasserstein, {"no bits", "200 layers"}),
-        (heatmap.layer_heatmap, set()),
+    for figure, lacking in (
+        (figures.rate_distortion(analysis), {"no bits"}),
+        (draw_chart(charts.rate_distortion(analysis)), {"no bits"}),
+        (draw_chart(charts.error_over_steps(analysis)), {"no bits"}),
+        (draw_chart(charts.wasserstein(analysis)), {"no bits", "200 layers"}),
+        (heatmap.layer_heatmap(analysis), set()),
     ):
-        # The uncompressed gradient has bits, if no error.
-        said = {text.get_text() for text in make(analysis).findobj(Text)}
-        assert ("nothing to draw" in said) == (
-            case in empty - ({"no error"} if make is figures.bits_over_steps else set()) | lacking
-        )
+        said = {text.get_text() for text in figure.findobj(Text)}
+        assert ("nothing to draw" in said) == (case in empty | lacking)
+    # The uncompressed gradient has bits, if no error.
+    assert bool(drawn(charts.bits_over_steps(analysis))) == (case not in {"no rows", "no numbers", "no bits"})
 
 
 def test_names_are_drawn_literally():
@@ -253,8 +249,10 @@ def test_names_are_drawn_literally():
     # Mathematics would be typeset: the dollars would not reach the file.
     rows = rows_of(methods=("qsgd",), bits=[2, 3], layers=("w",))
     rows = [{**r, "method": "$x^2$", "codec": f"{r['bits']}"} for r in rows]
-    for make in (figures.rate_distortion, figures.variance_over_steps, heatmap.layer_heatmap):
-        svg = render(make(analyze(result_of(rows))), "svg", text_as_paths=False).decode()
+    analysis = analyze(result_of(rows))
+    over_steps = draw_chart(charts.error_over_steps(analysis))
+    for figure in (figures.rate_distortion(analysis), over_steps, heatmap.layer_heatmap(analysis)):
+        svg = render(figure, "svg", text_as_paths=False).decode()
         assert "$x^2$" in "".join(ET.fromstring(svg).itertext())
 
 
@@ -276,7 +274,7 @@ def test_shortened_names_stay_different():
 
 def test_a_wobble_of_a_percent_looks_like_one():
     rows = [row("w", step, squared_error=0.5 + 0.001 * step, bits_total=3.0) for step in range(4)]
-    low, high = figures.variance_over_steps(analyze(result_of(rows))).axes[0].get_ylim()
+    low, high = draw_chart(charts.error_over_steps(analyze(result_of(rows)))).axes[0].get_ylim()
     assert low < 0.3 < 0.8 < high
 
 
@@ -380,44 +378,45 @@ def test_bits_over_steps_by_hand():
 
 
 def test_bits_over_steps_with_the_steps_of_updates(refitted):
-    axes = figures.bits_over_steps(refitted).axes[0]
+    found = drawn(charts.bits_over_steps(refitted))
     chosen = refitted.nearest(next(f for f in refitted.families if f.label == "qsgdinf"), 3.0)
-    np.testing.assert_allclose(every_line(axes)["qsgdinf"].get_ydata(), refitted.bits_per_step[chosen])
+    assert found["qsgdinf"].y == tuple(refitted.bits_per_step[chosen].tolist())
     # Step 21 was asked for and not recorded.
-    assert every_line(axes)["updates"].get_xdata().tolist() == [0, 20]
+    assert found[charts.FITTED].x == (0, 20)
     plain = analyze(result_of(rows_of(bits=[2, 3]), provenance={"refit": "previous"}))
-    assert "updates" not in every_line(figures.bits_over_steps(plain).axes[0])
+    assert charts.FITTED not in drawn(charts.bits_over_steps(plain))
 
 
 def test_bits_of_a_run_with_its_updates(records):
-    analysis = analyze_runs(records)
-    found = every_line(training.bits_over_steps(analysis).axes[0])
-    assert found["uncompressed"].get_ydata().tolist() == [32.0] * 120
-    assert found["qsgdinf b3"].get_ydata().tolist() == [3.0] * 120
-    assert found["updates of qsgdinf b3"].get_xdata().tolist() == [0, 50]
-    assert found["updates of uncompressed"].get_xdata().tolist() == []
+    found = drawn(charts.bits_of_runs(analyze_runs(records)))
+    assert found["uncompressed"].y == (32.0,) * 120
+    assert found["qsgdinf b3"].y == (3.0,) * 120
+    assert found[f"qsgdinf b3, {charts.FITTED}"].x == (0, 50)
+    assert f"uncompressed, {charts.FITTED}" not in found
 
 
 def test_training_against_simulated_time_where_it_is_logged(records):
     analysis = analyze_runs(records)
     assert "training-over-time" in [plate.name for plate in run_figures(analysis)]
-    loss, test = training.training_curves(analysis, "time").axes
-    assert every_line(loss)["every step of uncompressed"].get_xdata()[[0, -1]].tolist() == [0.5, 60.0]
-    assert every_line(test)["qsgdinf b3"].get_xdata()[0] == 10.0
-    assert loss.get_xlabel() == "simulated time (s)"
+    loss, test = charts.training_curves(analysis, "time").panels
+    assert (loss.curves[0].label, loss.curves[0].x[0], loss.curves[0].x[-1]) == ("uncompressed", 0.5, 60.0)
+    assert (test.curves[1].label, test.curves[1].x[0]) == ("qsgdinf b3", 10.0)
+    assert loss.x_label == "simulated seconds"
     without = [{k: v for k, v in r.items() if k != "sim_seconds"} for r in records]
     assert "training-over-time" not in [plate.name for plate in run_figures(analyze_runs(without))]
 
 
 def test_wasserstein_has_every_configuration(refitted):
-    axes = figures.wasserstein(refitted).axes[0]
+    chart = charts.wasserstein(refitted)
     for family in refitted.families:
         expected = sorted(
             (refitted.configurations[i].relative_variance, refitted.configurations[i].w1_normalized)
             for i in family.members
         )
-        assert every_line(axes)[family.label].get_xydata().tolist() == [list(point) for point in expected]
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        curve = drawn(chart)[family.label]
+        assert list(zip(curve.x, curve.y, strict=True)) == expected
+    assert chart.panels[0].log_x
+    assert chart.panels[0].log_y
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_tables_have_every_group_and_codec(result):
     assert len(group_table(many).rows) == len(many)
 
 
-def test_every_form_of_a_report_has_the_groups(result, undrawn):
+def test_every_form_of_a_report_has_the_groups(result):
     report = make_report([result[1]], asked=Asked(groups=["conv=conv*"]))
     lines = list(csv.DictReader(io.StringIO(to_csv(report))))
     assert len(lines) == 2 * len(SPECS)
@@ -118,7 +118,7 @@ def test_groups_want_a_sweep():
         make_report(asked=Asked(groups=["layer"]))
 
 
-def test_the_command(result, tmp_path, undrawn):
+def test_the_command(result, tmp_path):
     path, _ = result
     run = CliRunner().invoke
     page = str(tmp_path / "page.html")

@@ -3,7 +3,6 @@ import io
 import json
 import math
 import re
-from itertools import pairwise
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -21,6 +20,7 @@ from gtrace.report.render.html import to_html
 from gtrace.report.render.markdown import to_markdown
 from gtrace.report.render.records import to_csv, to_json
 from gtrace.report.render.text import print_report
+from gtrace.report.sections import charts
 from gtrace.report.sections.sweep import sweep_figures
 from gtrace.report.sections.sweep_tables import configuration_table
 from gtrace.report.sections.sweep_words import sweep_verdict
@@ -132,7 +132,7 @@ def test_every_export_has_the_optimum(sweep, capsys):
     assert "| times optimal | model says |" in markdown
     out = io.StringIO()
     print_report(report, Console(file=out, width=190))
-    assert "Hidden" not in out.getvalue()
+    assert "No room" not in out.getvalue()
     assert "optimal: relative variance of the best levels" in out.getvalue()
 
 
@@ -185,26 +185,38 @@ def test_the_density_is_per_octave_and_what_it_hides_is_said(sweep):
 
 
 def test_convergence_is_relative_to_the_best(sweep):
-    axes = levels.convergence(sweep.fits).axes[0]
-    curves = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
-    assert curves["uniform"].get_ydata().tolist() == [2.0, 1.0, 0.5]
-    assert curves["exponential"].get_ydata().tolist() == [1.0, 1e-6]
-    assert curves["companding"].get_ydata().tolist() == [1e-6]
-    assert axes.get_yscale() == "log"
-    heights = [text.xy[1] for text in axes.texts]
-    assert [text.get_text() for text in axes.texts] == ["uniform", "exponential", "companding"]
-    assert all(a - b > 0.06 for a, b in pairwise(heights))
+    panel = charts.convergence(sweep.fits).panels[0]
+    # From where a start has arrived, its curve is flat.
+    arrived = 1e-6
+    assert {curve.label: curve.y for curve in panel.curves} == {
+        "uniform": (2.0, 1.0, 0.5),
+        "exponential": (1.0, arrived),
+        "companding": (arrived,),
+    }
+    assert panel.log_y
 
 
-def test_the_page_has_the_figures_where_there_are_details(undrawn, sweep):
+def test_the_page_draws_the_levels_below_their_density(sweep):
+    n = common_count(sweep.fits)
+    density, below, *_ = charts.levels_over_density(sweep, sweep.fits[:1]).panels
+    assert [curve.label for curve in density.curves] == ["values", "squared norm"]
+    assert below.rows == tuple(curve.label for curve in below.curves)
+    for place, curve in enumerate(below.curves):
+        assert set(curve.y) == {place}
+        assert len(curve.x) in (n, n - 1)
+        assert curve.x[-1] == 1.0
+
+
+def test_the_page_has_the_figures_where_there_are_details(sweep):
     names = [plate.name for plate in sweep_figures(sweep)]
     assert names[-3:] == ["levels", "levels-of-other-tensors", "convergence"]
     one = analyze(result_of(fitted_rows(layers=("w",)), details=fit_details(layers=("w",))))
     assert [plate.name for plate in sweep_figures(one)][-2:] == ["levels", "convergence"]
     page = to_html(make_report([fitted()]))
-    assert page.count("<svg") == 7
-    assert re.search(r"<details[^>]*>\n<summary>Levels over the density of other tensors</summary>", page)
-    assert re.search(r"<h2[^>]*>Levels over the density of the gradient</h2>", page)
+    assert page.count('class="data"') == 8
+    # Research figures are folded.
+    for words in ("the density of other tensors", "the density of the gradient"):
+        assert re.search(rf"<details[^>]*>\n<summary>Levels over {words}</summary>", page)
 
 
 def odd_details():
@@ -233,8 +245,9 @@ def test_every_figure_survives_odd_details(case):
     analysis = analyze(result_of(fitted_rows(layers=layers), details=details))
     drawn = tensors_with_levels(analysis.fits, {c.spec for c in analysis.configurations})
     assert bool(drawn) == (case in {"exact", "many tensors", "names", "whole tensor"})
-    drawings = levels.levels_over_density(analysis, analysis.fits[:3]), levels.convergence(analysis.fits[:3])
-    for figure in drawings if case == "names" else ():
+    assert bool(charts.levels_over_density(analysis, drawn).panels) == bool(drawn)
+    figure = levels.levels_over_density(analysis, analysis.fits[:3])
+    if case == "names":
         ET.fromstring(render(figure, "svg", text_as_paths=False))
     assert [p.name for p in sweep_figures(analysis)].count("levels") == bool(drawn)
 

@@ -8,7 +8,7 @@ import pytest
 from gtrace.report import analyze_runs
 from gtrace.report.analysis.runs import chosen_bits, common_loss, running_mean, seconds_to_loss
 from gtrace.report.figures.style import look
-from gtrace.report.figures.training import bits_over_steps
+from gtrace.report.sections.charts import bits_of_runs
 from gtrace.report.sections.training import run_table
 
 
@@ -101,4 +101,4 @@ def test_policies_of_one_codec_look_different_and_keep_its_marker():
 
 def test_curves_of_policies_are_named():
     found = analysis(records("none", FALLING), records("ef:minmax@mqgrad:seed=1", FALLING, [2] * 40))
-    assert "ef:minmax@mqgrad" in {line.get_label() for line in bits_over_steps(found).axes[0].lines}
+    assert "ef:minmax@mqgrad" in {curve.label for curve in bits_of_runs(found).panels[0].curves}

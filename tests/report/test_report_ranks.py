@@ -38,7 +38,7 @@ def ranks_log(**study):
     return [STUDY | study, *(step(k, **(compared if k % 4 == 0 else {})) for k in range(8)), end]
 
 
-def test_ranks_and_their_exchange_are_named_with_both_shots_and_bf16_beside(undrawn):
+def test_ranks_and_their_exchange_are_named_with_both_shots_and_bf16_beside():
     analysis = analyze_runs(ranks_log())
     (run,) = analysis.runs
     assert (run.ranks.up_bits, run.ranks.down_bits, run.ranks.wire_bytes) == (2.0, 0.75, 4000)

@@ -13,13 +13,13 @@ from gtrace.costs import Cluster, Network
 from gtrace.report import analyze
 from gtrace.report.analysis.safety import NOT_ASKED, PER, WORKERS
 from gtrace.report.figures.heatmap import layer_heatmap
-from gtrace.report.figures.sweep import equivalent_batch_over_steps, rate_distortion, variance_over_steps, wasserstein
+from gtrace.report.figures.sweep import rate_distortion
 from gtrace.report.inputs import Asked, make_report
 from gtrace.report.names import number
 from gtrace.report.render.html import to_html
 from gtrace.report.render.markdown import to_markdown
 from gtrace.report.render.records import to_json
-from gtrace.report.sections import sections
+from gtrace.report.sections import charts, sections
 from gtrace.report.sections.safety import noise_table, safety_sentences, safety_table
 from gtrace.report.sections.sweep import sweep_figures
 from gtrace.report.statistics import ratio_of_sums
@@ -130,7 +130,7 @@ def test_a_layer_that_drowns_is_a_risk():
     ("provenance", "words"),
     [({}, NOT_ASKED), ({"noise": {"from": [], "why": "the trace holds one gradient a step"}}, "one gradient a step")],
 )
-def test_without_replicas_nothing_is_judged_and_the_reason_is_said(provenance, words, undrawn):
+def test_without_replicas_nothing_is_judged_and_the_reason_is_said(provenance, words):
     result = swept({"alq": (0.1, 0.0), "fp": (None, 0.3)}, provenance=provenance)
     result.details.clear()
     analysis = analyze(result)
@@ -173,28 +173,30 @@ def test_lines_of_plain_sgd_and_of_several_workers_are_in_every_figure_of_varian
     result.columns["w1_normalized"] = np.full(len(result), 0.1)
     analysis = analyze(result)
     expected = analysis.safety.noise.estimate
-    names = "SGD: gradient noise of one worker", "4 workers in full precision"
-    for draw, axis in ((rate_distortion, 1), (wasserstein, 0)):
-        lines = {line.get_label(): line for line in draw(analysis).axes[0].lines}
-        for name, value in zip(names, (expected, expected / 4), strict=True):
-            assert lines[name].get_data()[axis][0] == pytest.approx(value)
-    lines = {line.get_label(): line for line in variance_over_steps(analysis).axes[0].lines}
-    np.testing.assert_allclose(lines[names[0]].get_ydata(), analysis.safety.noise_per_step)
-    np.testing.assert_allclose(lines[names[1]].get_ydata(), analysis.safety.noise_per_step / 4)
-    heat = layer_heatmap(analysis).axes[0]
+    names = "noise of one worker", "noise of 4 workers"
+    wanted = tuple(zip(names, (expected, pytest.approx(expected / 4)), strict=True))
+    assert charts.rate_distortion(analysis).panels[0].lines == charts.wasserstein(analysis).panels[0].marks == wanted
+    lines = {line.get_label(): line for line in rate_distortion(analysis).axes[0].lines}
+    assert lines["4 workers in full precision"].get_ydata()[0] == pytest.approx(expected / 4)
+    curves = {curve.label: curve for curve in charts.error_over_steps(analysis).panels[0].curves}
+    for name, workers in zip(names, (1, 4), strict=True):
+        np.testing.assert_allclose(curves[name].y, analysis.safety.noise_per_step / workers)
+    heat, mapped = layer_heatmap(analysis).axes[0], charts.layers(analysis)
     assert heat.get_xticklabels()[-1].get_text() == "SGD: gradient noise"
-    np.testing.assert_allclose(heat.images[0].get_array()[:, -1], analysis.safety.noise_per_tensor)
+    assert mapped.columns[-1] == "gradient noise"
+    for shown in (heat.images[0].get_array(), np.array(mapped.values)):
+        np.testing.assert_allclose(shown[:, -1], analysis.safety.noise_per_tensor)
 
 
 def test_the_figure_over_the_run_leaves_out_what_has_a_bias():
     analysis = analyze(swept({"alq": (0.25, 0.0), "topk": (0.0, 0.7)}))
-    lines = {line.get_label(): line for line in equivalent_batch_over_steps(analysis).axes[0].lines}
-    np.testing.assert_allclose(lines["alq"].get_ydata(), 256 / 1.25)
-    assert "topk" not in lines or not len(lines["topk"].get_ydata())
+    (curve,) = charts.batch_over_steps(analysis).panels[0].curves
+    assert curve.label == "alq"
+    np.testing.assert_allclose(curve.y, 256 / 1.25)
     assert any(plate.name == "equivalent-batch" for plate in sweep_figures(analysis))
 
 
-def test_tables_and_json_hold_the_same(undrawn):
+def test_tables_and_json_hold_the_same():
     result = swept({"alq": (0.25, 0.0), "fp": (0.0, 0.01)})
     report = make_report([result])
     (analysis,) = report.sweeps
@@ -250,7 +252,7 @@ def test_steps_without_an_interval_say_why():
     assert (same.low, same.high) == (0.5, 0.5)
 
 
-def test_what_a_codec_saves_stands_beside_its_verdict(undrawn):
+def test_what_a_codec_saves_stands_beside_its_verdict():
     cluster = Cluster(Network.parse("1Gbit/s", "20us"), ranks=8, step_time=0.05)
     report = make_report([swept({"alq": (0.05, 0.0), "qsgd": (0.5, 0.0)})], asked=Asked(cluster=cluster))
     table = next(t for part in sections(report) for t in part.tables if t.title == "Is it safe?")

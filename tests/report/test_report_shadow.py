@@ -7,10 +7,10 @@ from helpers_report import write_runs
 
 from gtrace.errors import TraceError
 from gtrace.report.analysis.run_logs import analyze_runs
-from gtrace.report.figures import training as shadows
 from gtrace.report.inputs import make_report
 from gtrace.report.render.html import to_html
 from gtrace.report.render.markdown import to_markdown
+from gtrace.report.sections.charts import weight_gradient_cosines
 from gtrace.report.sections.training import run_figures, run_table, runs_verdict, shadow_table
 from gtrace.runlog import read_runlog
 
@@ -109,13 +109,13 @@ def test_many_weight_gradients_are_cut_to_the_worst():
     study = {"type": "study", "version": 1, "task": "t", "workers": 1, "kind": "neural"}
     analysis = analyze_runs([study, *shadow_records(many)])
     (run,) = analysis.runs
-    drawn = {line.get_label() for line in shadows.weight_gradient_cosines(run).axes[1].get_lines()}
+    drawn = {curve.label for curve in weight_gradient_cosines(run).panels[1].curves}
     assert drawn == {f"layer{k}.weight" for k in range(8)}
     (figure,) = [figure for figure in run_figures(analysis) if figure.name == "weight-gradients"]
     assert figure.caption.endswith(" The 8 with the lowest mean of 20.")
 
 
-def test_pages_and_markdown_hold_the_table(records, undrawn):
+def test_pages_and_markdown_hold_the_table(records):
     report = make_report(runs=[records])
     page, text = to_html(report), to_markdown(report)
     assert "Weight gradients under compressed neural gradients" in page

@@ -1,4 +1,5 @@
 import io
+import math
 
 import pytest
 from helpers_report import result_of, rows_of, write_runs
@@ -6,15 +7,51 @@ from rich.console import Console
 
 from gtrace.report.inputs import make_report
 from gtrace.report.names import number
-from gtrace.report.render.text import print_report
+from gtrace.report.render.text import MOST_LINES, print_report
+from gtrace.report.sections import sections
+from gtrace.report.verdict import Candidate, lost, short_list
 
 
-def printed(report, width=120, encoding="utf-8", **console):
+def printed(report, width=120, encoding="utf-8", *, full=True, **console):
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
-    print_report(report, Console(file=file, width=width, highlight=False, emoji=False, markup=False, **console))
+    console = Console(file=file, width=width, highlight=False, emoji=False, markup=False, **console)
+    print_report(report, console, full=full, after=("page.html",))
     file.flush()
     return raw.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_an_answer_is_a_verdict_a_table_and_a_path_in_25_lines(tmp_path, whole, width):
+    log = write_runs(tmp_path / "b.jsonl", seeds=(0, 1, 2, 3, 4, 5, 6, 7, 8))
+    reports = [make_report([whole]), make_report([whole, whole], [log]), make_report(runs=[log])]
+    for report in reports:
+        lines = printed(report, width, full=False).splitlines()
+        assert len(lines) <= MOST_LINES
+        assert max(map(len, lines)) <= width
+        assert lines[-1] == "page.html"
+    assert "1 warning; --full shows it" in printed(reports[0], width, full=False)
+
+
+def test_the_recommended_configuration_is_in_the_table_with_the_same_digits(sweep_report):
+    text = printed(sweep_report, 80, full=False)
+    verdict = next(sections(sweep_report)).verdict
+    (row,) = (line for line in text.splitlines() if line.startswith(f"{verdict.recommendation}  "))
+    assert lost(verdict.error) in row.split()
+    assert f"loses {lost(verdict.error)} of gradient energy" in text
+    assert "Pareto" not in text
+
+
+def test_the_short_list_has_the_best_of_each_method_and_the_baseline():
+    def one(name, bits, error, within):
+        return Candidate(f"{name} {bits}", f"{name}:{bits}", name, bits, error, within, math.nan, (2, 2))
+
+    found = [one("qsgdinf", 3, 0.01, True), one("qsgdinf", 2, 0.2, False), one("alq", 2.5, 0.04, True)]
+    found += [one(f"bad{k}", 2 + k / 10, 0.5 + k, False) for k in range(9)]
+    found += [one("bf16", 16, math.nan, True), one("none", 32, math.nan, True)]
+    names = [one.name for one in short_list(found, network=False, most=8)]
+    assert names[:3] == ["alq 2.5", "qsgdinf 3", "bf16 16"]
+    assert names[3:] == ["bad0 2.0", "bad1 2.1", "bad2 2.2", "bad3 2.3", "bad4 2.4"]
 
 
 def test_verdict_first_then_the_headline_then_the_rest(sweep_report):
@@ -23,10 +60,10 @@ def test_verdict_first_then_the_headline_then_the_rest(sweep_report):
         "At 2 bits per value, qsgdinf loses least",
         "Error at equal bits: 1 worker, with Huffman codes",
         "Below each number",
-        "Error of the leader over that of the others at 2 bits",
-        "Error over training at 2 measured bits",
-        "Configurations",
         "Relative variance per tensor",
+        "Error over training at 2 measured bits",
+        "Error of the leader over that of the others at 2 bits",
+        "Configurations",
         "warning: fc1: 2 NaN",
     ]
     places = [text.index(words) for words in order]
@@ -54,10 +91,10 @@ def test_no_number_is_cut_and_no_line_is_wider_than_the_terminal(sweep_report, w
 
 
 def test_narrow_terminals_say_what_they_hide(sweep_report):
-    assert "this narrow: of it bias, by layers, bits measured, bits fixed, bits entropy, bits Huffman," in " ".join(
+    assert "No room for: of it bias, by layers, bits measured, bits fixed, bits entropy, bits Huffman," in " ".join(
         printed(sweep_report, 80).split()
     )
-    assert "Hidden" not in printed(sweep_report, 160)
+    assert "No room" not in printed(sweep_report, 160)
 
 
 def test_a_terminal_without_unicode_gets_ascii():

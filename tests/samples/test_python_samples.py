@@ -15,17 +15,10 @@ from helpers_installed import write_sample
 import gtrace
 from gtrace.codecs import plugins
 from gtrace.testing import check_codec
+from gtrace.torch_hooks.launcher import Program, run_program
 
 FOLDER = SAMPLES / "my_codec"
 PAGE = (SAMPLES.parent / "docs" / "own-codec.md").read_text()
-
-
-def run(script, *args):
-    done = subprocess.run(
-        [sys.executable, str(SAMPLES / script), *args], capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 def test_the_notebook_records_sweeps_and_reports(tmp_path, monkeypatch, capsys):
@@ -39,8 +32,9 @@ def test_the_notebook_records_sweeps_and_reports(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "digits.report.html").stat().st_size > 50_000
 
 
-def test_two_ranks_train_through_the_hook():
-    said = run("ddp.py", "--steps", "6")
+def test_two_ranks_train_through_the_hook(capfd):
+    assert run_program(Program(str(SAMPLES / "ddp.py"), ("--steps", "6"))).exit_code == 0
+    said = capfd.readouterr().out
     assert "2 ranks, qsgdinf:bits=4: loss" in said
     assert "after 6 steps" in said
     assert float(re.search(r"([\d.]+) times fewer bits", said)[1]) > 8

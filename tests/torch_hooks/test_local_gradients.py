@@ -109,13 +109,6 @@ def test_nothing_is_copied_for_a_step_that_is_not_wanted():
     assert watched.calls == ["_copy"]
 
 
-def test_only_a_further_micro_batch_needs_the_gradient_before_it():
-    watched = Watched()
-    watched.backward(1.0, 2.0, 3.0)
-    watched.backward(1.0, 2.0, 3.0)
-    assert watched.calls == ["_copy", "_remember", "_copy"]
-
-
 def test_hooks_go_and_hold_nothing():
     watched = Watched()
     watched.local.remove()

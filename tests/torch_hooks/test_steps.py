@@ -28,18 +28,6 @@ def test_a_loss_with_a_factor():
     assert told(watch) == [(0, 5.0, 1), (0, 7.5, 2)]
 
 
-def test_a_backward_pass_without_a_loss_forgets_that_of_the_step_before():
-    w = weight()
-    optimizer = torch.optim.SGD([w], lr=0.0)
-    with Watch() as watch:
-        quadratic(w).backward()
-        optimizer.step()
-        (w * 2).backward(torch.ones(2))
-        optimizer.step()
-    assert told(watch)[0] == (0, 5.0, 1)
-    assert math.isnan(watch.steps[1].loss)
-
-
 @pytest.mark.capture_case("a backward pass of which the gradients are thrown away")
 @pytest.mark.parametrize("how", ["optimizer", "model"])
 def test_what_was_backpropagated_before_zero_grad_is_no_part_of_the_step(how):
@@ -151,6 +139,7 @@ def test_each_optimizer_has_the_norm_of_its_own_gradients():
     assert math.isnan(norms[2])
 
 
+@pytest.mark.capture_case("clipping")
 def test_parts_that_are_clipped_one_by_one_have_one_norm():
     first, second = weight(3.0, 4.0), weight(12.0)
     optimizer = torch.optim.SGD([first, second], lr=0.0)

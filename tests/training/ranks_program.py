@@ -71,12 +71,14 @@ def digest(tensors: Any) -> str:
 class Training:
     """A few steps of DDP on this rank's own batches, in buckets that are smaller than the model."""
 
-    def __init__(self, state: gtrace.training.State | None) -> None:
+    def __init__(self, spec: str | gtrace.training.State = "", **options: Any) -> None:
         self.model = model()
         self.wrapped = DistributedDataParallel(self.model, bucket_cap_mb=0.004)
-        self.state = state
-        if state is not None:
-            self.wrapped.register_comm_hook(state, gtrace.training.ddp_comm_hook)
+        self.state = spec
+        if isinstance(spec, str):
+            self.state = gtrace.training.State(spec or "none", model=self.model, **options)
+        if spec:
+            self.wrapped.register_comm_hook(self.state, gtrace.training.ddp_comm_hook)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self._seen: list[str] = []
 
@@ -133,8 +135,8 @@ def codecs_report() -> dict[str, Any]:
     names = [name for name, _ in model().named_parameters()]
     for spec in SPECS[dist.get_world_size()]:
         for exchange in ("allgather", "two-shot"):
-            state = gtrace.training.State(spec, exchange=exchange, seed=5, refit="once", compare_every=2)
-            training = Training(state)
+            training = Training(spec, exchange=exchange, seed=5, refit="once", compare_every=2)
+            state = training.state
             with Counted() as counted:
                 gradients = training.step(0)
                 for number in range(1, STEPS):
@@ -164,9 +166,11 @@ def linear_report() -> dict[str, Any]:
     report, world = {}, dist.get_world_size()
     for spec in ("powersgd", "momentum:beta=0.5:powersgd:rank=1"):
         for exchange in ("allgather", "two-shot"):
-            state = gtrace.training.State(spec, exchange=exchange, compare_every=0)
-            training, simulated, worst = Training(state), gtrace.training.Exchange(spec, world), 0.0
-            wire = 0
+            training, simulated = (
+                Training(spec, exchange=exchange, compare_every=0),
+                gtrace.training.Exchange(spec, world),
+            )
+            state, worst, wire = training.state, 0.0, 0
             for number in range(STEPS):
                 everyone = local_gradients(number, training.model)
                 workers = [{str(k): g for k, g in enumerate(gradients)} for gradients in everyone]
@@ -198,8 +202,7 @@ def linear_report() -> dict[str, Any]:
 
 
 def exact_report() -> dict[str, Any]:
-    plain, none, two = Training(None), Training(gtrace.training.State("none", compare_every=1)), None
-    two = Training(gtrace.training.State("none", exchange="two-shot"))
+    plain, none, two = Training(), Training("none", compare_every=1), Training("none", exchange="two-shot")
     worst = worst_two = 0.0
     for number in range(STEPS):
         a, b, c = plain.step(number), none.step(number), two.step(number)
@@ -216,19 +219,18 @@ def exact_report() -> dict[str, Any]:
 
 
 def rules_report() -> dict[str, Any]:
-    state = gtrace.training.State("qsgdinf:bits=2", rules={"bias": "none"}, min_size=400, model=model(), refit="once")
-    training = Training(state)
+    training = Training("qsgdinf:bits=2", rules={"bias": "none"}, min_size=400, refit="once")
     training.step(0)
-    codecs = {name: str(sender.codec) for (_, name), sender in state._codecs._senders.items()}
-    common = gtrace.training.State("alq:bits=3", levels="common", refit="once", seed=5)
-    agreeing = Training(common)
+    codecs = {name: str(sender.codec) for (_, name), sender in training.state._codecs._senders.items()}
+    agreeing = Training("alq:bits=3", levels="common", refit="once", seed=5)
+    common = agreeing.state
     agreeing.step(0)
     first = common.tally.shared_bits
     agreeing.step(1)
     shared = [bytes(s.codec.shared(s.state)) for s in common._codecs._senders.values()]
-    own = gtrace.training.State("alq:bits=3", refit="once", seed=5)
-    Training(own).step(0)
-    different = [bytes(s.codec.shared(s.state)) for s in own._codecs._senders.values()]
+    own = Training("alq:bits=3", refit="once", seed=5)
+    own.step(0)
+    different = [bytes(s.codec.shared(s.state)) for s in own.state._codecs._senders.values()]
     return {
         "codecs": codecs,
         "common_same": same_everywhere(hashlib.sha1(b"".join(shared)).hexdigest()) and agreeing.same,
@@ -242,8 +244,7 @@ def nonfinite_report() -> dict[str, Any]:
     for policy in ("pass", "skip", "zero"):
         cases = (("qsgdinf:bits=4", "allgather"), ("qsgdinf:bits=4", "two-shot"), ("powersgd", "allgather"))
         for spec, exchange in cases if policy == "pass" else cases[:1]:
-            state = gtrace.training.State(spec, nonfinite=policy, exchange=exchange)
-            gradients = Training(state).step(0, poison=True)
+            gradients = Training(spec, nonfinite=policy, exchange=exchange).step(0, poison=True)
             found[f"{policy} {spec} {exchange}"] = {
                 "finite": all(bool(torch.isfinite(g).all()) for g in gradients),
                 "nan": all(bool(torch.isnan(g).all()) for g in gradients),
@@ -266,7 +267,7 @@ def device_report() -> dict[str, Any]:
         ends, before = [], calls
         for kinds in (frozenset(), frozenset({"cpu"})):
             device.DEVICES = kinds
-            training = Training(gtrace.training.State("alq:bits=3", exchange=exchange, compare_every=1))
+            training = Training("alq:bits=3", exchange=exchange, compare_every=1)
             training.step(0)
             training.step(1)
             ends.append(digest(training.model.parameters()))
@@ -284,27 +285,22 @@ def resume_report() -> dict[str, Any]:
         ("alq:bits=3", {"refit": "0,1"}),
         ("powersgd", {}),
     ):
-        whole = Training(gtrace.training.State(spec, **options))
+        whole, first = Training(spec, **options), Training(spec, **options)
         for number in range(4):
             whole.step(number)
-        first = Training(gtrace.training.State(spec, **options))
         for number in range(2):
             first.step(number)
         file = io.BytesIO()
-        checkpoint = [first.model.state_dict(), first.optimizer.state_dict(), first.state.state_dict()]
-        torch.save(checkpoint, file)
+        torch.save([first.model.state_dict(), first.optimizer.state_dict(), first.state.state_dict()], file)
         file.seek(0)
         weights, moments, codec_state = torch.load(file, weights_only=True)
         ends = {}
         for how in ("state_dict", "pickle", "forgotten"):
-            state = gtrace.training.State(spec, **options)
+            # Without the model, names are found among all live modules.
+            second = Training(pickle.loads(pickle.dumps(first.state)) if how == "pickle" else spec, **options)
             if how == "state_dict":
-                state.load_state_dict(codec_state)
-            elif how == "pickle":
-                state = pickle.loads(pickle.dumps(first.state))
-            else:
-                state.steps = 2
-            second = Training(state)
+                second.state.load_state_dict(codec_state)
+            second.state.steps = 2
             second.model.load_state_dict(weights)
             second.optimizer.load_state_dict(copy.deepcopy(moments))
             for number in range(2, 4):
@@ -321,9 +317,8 @@ def resume_report() -> dict[str, Any]:
 
 def main(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{world}", rank=rank, world_size=world)
-    parts = [codecs_report, exact_report, linear_report]
-    if world == 2:
-        parts += [rules_report, nonfinite_report, device_report, resume_report]
+    parts = [codecs_report, exact_report]
+    parts += [linear_report] if world == 3 else [rules_report, nonfinite_report, device_report, resume_report]
     report = {part.__name__: part() for part in parts}
     with open(f"{folder}/report-{world}-{rank}.json", "w") as file:
         json.dump(report, file)
@@ -334,6 +329,7 @@ def main(rank: int, world: int, folder: str) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     # Forked ranks share what is imported and compiled here, too.
-    gtrace.training.Exchange("alq:bits=3").step(0, [{"w": np.linspace(-1, 1, 64, dtype=np.float32)}])
+    for spec in (*SPECS[2], "powersgd", "qsgdinf:bits=2"):
+        gtrace.training.Exchange(spec).step(0, [{"w": np.linspace(-1, 1, 64, dtype=np.float32)}])
     for world in SPECS:
         torch.multiprocessing.start_processes(main, (world, sys.argv[1]), world, start_method="fork")

@@ -164,18 +164,6 @@ def test_the_node_never_falls_and_bits_change_every_period_only(seed):
         bits, before = new, agent.node
 
 
-def test_bits_fall_by_one_after_exploring_upwards():
-    agent = MQGrad(epsilon=0.3, seed=3)
-    found = np.array(sequence(agent, losses(500)))
-    assert np.diff(found).min() == -1
-
-
-def test_the_same_seed_gives_the_same_bits_and_another_one_others():
-    a, b, c = (sequence(MQGrad(seed=seed), losses(300)) for seed in (1, 1, 2))
-    assert a == b
-    assert a != c
-
-
 def test_the_coin_and_the_network_have_streams_of_their_own():
     explored = []
     for epsilon in (0.1, 0.5):

@@ -11,16 +11,13 @@ from helpers_training import Faulty, Memory, Regression
 from torch import nn
 
 import gtrace
-from gtrace.codecs import Codec, Identity
-from gtrace.codecs.base import checked_values
-from gtrace.coding import open_envelope, seal
 from gtrace.errors import UsageError
 from gtrace.fitting.pooling import pooled
 from gtrace.sketch import MomentSketch
 from gtrace.training import NonfiniteGradientError, RefitSchedule, Study, train
 from gtrace.training.exchange import Tally
 from gtrace.training.neural import LayerCodecs, NeuralCompression
-from gtrace.types import Key, SummarySpec
+from gtrace.types import Key
 
 
 def compressed(model, codec, *, refit="once", workers=1, nonfinite="skip", seed=7, layers="all"):
@@ -370,51 +367,6 @@ def test_one_format_and_scale_for_the_whole_model():
     assert neural.collect()[0].ratio == pytest.approx(2 / (1 + 4 / 32), rel=0.03)
 
 
-class Sharing(Codec):
-    """Scales by its share of the layers' energy: what heterogeneous pruning does, in small."""
-
-    name = "test-sharing"
-    allocates = True
-
-    @property
-    def needs(self):
-        return SummarySpec("none", None)
-
-    def allocate(self, sketches):
-        total = sum(sketch.energy for sketch in sketches)
-        return [sketch.energy / total for sketch in sketches]
-
-    def fit(self, state, summary, step):
-        return state.with_arrays(factor=np.array(state.arrays.get("target", 0.5), np.float32))
-
-    def shared(self, state):
-        return state.arrays["factor"].tobytes() if "factor" in state.arrays else b""
-
-    def encode(self, state, values, key):
-        x = checked_values(state, values)
-        return seal(x.tobytes(), codec=self.name, size=x.size, shared=self.shared(state))
-
-    def decode(self, shared, payload, size):
-        body, _ = open_envelope(payload, codec=self.name, size=size, shared=shared)
-        return np.frombuffer(body, np.float32) * np.frombuffer(shared, np.float32)[0]
-
-
-def test_shares_are_allocated_over_all_layers_when_the_batch_is_over():
-    model = mlp()
-    neural = compressed(model, Sharing(), refit="0,+2")
-    backward(model, data(), neural)
-    tensors = neural._layers[0]._tensors
-    sketches = {name: tensor.summary for name, tensor in tensors.items()}
-    total = sum(sketch.energy for sketch in sketches.values())
-    shares = {name: tensor.sender.state.arrays["factor"] for name, tensor in tensors.items()}
-    assert {name: pytest.approx(s.energy / total) for name, s in sketches.items()} == shares
-    # The first batch used the codec's own parameter everywhere, the second its share.
-    model.zero_grad()
-    own = backward(model, data(), compressed(copy.deepcopy(model), Sharing()))
-    found = backward(model, data(), neural, step=1)
-    torch.testing.assert_close(found["4.bias"], own["4.bias"] * float(shares["4"]) * 1.0, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize("spec", ["ef:topk", "dgc", "signum", "powersgd", "mcgq:accumulate=true"])
 def test_codecs_with_memory_are_refused(spec):
     with pytest.raises(UsageError, match=r"keeps memory of each value between steps.*without memory"):
@@ -430,11 +382,6 @@ def test_every_codec_without_memory_trains(name):
     assert result.steps == 3
     assert np.isfinite(result.loss)
     assert result.tally.float32_bits == 3 * 8 * 32
-
-
-def test_a_wrapper_without_memory_trains():
-    study = train(Regression(), ["rotate:qsgdinf:bits=3"], kind="neural", layers="all", steps=3)
-    assert 0 < study.results[1].tally.payload_bits < study.results[1].tally.float32_bits * 2
 
 
 @pytest.mark.parametrize("task", ["digits-mlp", "digits-cnn", "char-lstm"])
@@ -513,10 +460,6 @@ def test_other_types_of_gradients():
     for name, gradient in found.items():
         assert gradient.dtype == torch.float64
         torch.testing.assert_close(gradient.float(), single[name], rtol=0.1, atol=2e-3)
-
-
-def test_identity_is_the_default_run():
-    assert Study(Regression(), [], kind="neural", layers="all").results[0].run == str(Identity())
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def test_ranks_exchange_the_bytes_that_they_report_and_stay_equal(world, reports
         assert (sum(errors) > 0) == case.endswith("two-shot")
     for report in found:
         _check_codecs(report["codecs_report"], world)
-        _check_linear(report["linear_report"])
+        if world == 3:
+            _check_linear(report["linear_report"])
         exact = report["exact_report"]
         # Sums in another order than gloo's, from three ranks on.
         assert exact["worst"] <= (0 if world == 2 else 1e-6)

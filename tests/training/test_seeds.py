@@ -26,14 +26,6 @@ def study(**options):
     return Study(Regression(), CODECS, workers=2, steps=6, eval_every=2, **options)
 
 
-def without_times(records):
-    return [{name: value for name, value in record.items() if not name.endswith("seconds")} for record in records]
-
-
-def weights(one):
-    return [run._model.state_dict() for run in one._runs]
-
-
 def test_seeds_are_run_one_after_the_other_and_each_as_alone(tmp_path):
     several = study(seeds=3, seed=4)
     several.run(tmp_path / "log.jsonl")

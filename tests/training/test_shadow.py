@@ -71,6 +71,23 @@ def test_training_with_shadows_ends_bit_identical_to_training_without(task):
     assert without.results[1].shadow.steps == 0
 
 
+def hooked(model, spec, refit="once"):
+    schedule = RefitSchedule.parse(refit)
+    return NeuralCompression(
+        model, gtrace.codec(spec), workers=1, seed=0, refit=schedule, nonfinite="skip", layers="all"
+    )
+
+
+def shadows(model, spec):
+    """tensor -> its shadow, after one batch."""
+    neural = hooked(model, spec)
+    with neural.batch(0) as batch:
+        loss = model(torch.randn(8, 12)).square().mean()
+        loss.backward(retain_graph=True)
+        found = shadow(batch, loss, dict(model.named_parameters()), neural.owners)
+    return {item.tensor: item for item in found}
+
+
 def naive(model, batch, codec, worker=0, seed=0):
     """Cosines and errors on a plain MLP, from formulas and one loop over layers."""
     x, y = batch
@@ -118,9 +135,7 @@ def test_figures_are_those_of_a_plain_reimplementation(spec):
     codec = gtrace.codec(spec)
     expected = naive(model, (x, y), codec)
     # A schedule without a step before the first: codecs are as they were made.
-    neural = NeuralCompression(
-        model, codec, workers=1, seed=0, refit=RefitSchedule.parse("9"), nonfinite="skip", layers="all"
-    )
+    neural = hooked(model, spec, refit="9")
     with neural.batch(0) as batch:
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward(retain_graph=True)
@@ -140,10 +155,7 @@ def test_the_last_layer_of_a_difficult_model_and_the_tied_one():
     """Alone means every output of every module that has the weight; nothing of it is counted."""
     torch.manual_seed(2)
     model, task = Network(), Difficult()
-    codec = gtrace.codec("int8")
-    neural = NeuralCompression(
-        model, codec, workers=1, seed=0, refit=RefitSchedule.parse("9"), nonfinite="skip", layers="all"
-    )
+    neural = hooked(model, "int8", refit="9")
     assert neural.owners["twice.weight"] == {"twice", "tied"}
     with neural.batch(0) as batch:
         loss = task.loss(model, task.batch(np.random.default_rng(0), 8))
@@ -166,21 +178,7 @@ def test_the_last_layer_of_a_difficult_model_and_the_tied_one():
 
 def test_a_lossless_codec_has_no_error():
     torch.manual_seed(2)
-    model = Network()
-    neural = NeuralCompression(
-        model,
-        gtrace.codec("none"),
-        workers=1,
-        seed=0,
-        refit=RefitSchedule.parse("once"),
-        nonfinite="skip",
-        layers="all",
-    )
-    with neural.batch(0) as batch:
-        loss = model(torch.randn(8, 12)).square().mean()
-        loss.backward(retain_graph=True)
-        found = shadow(batch, loss, dict(model.named_parameters()), neural.owners)
-    for item in found:
+    for item in shadows(Network(), "none").values():
         assert item.error == item.error_alone == 0
         assert item.cosine == pytest.approx(1, abs=1e-12)
 
@@ -197,20 +195,7 @@ def test_a_parameter_without_a_hooked_output_has_no_error_of_its_own():
             return self.head(nn.functional.linear(x, self.inside.weight))
 
     torch.manual_seed(0)
-    model = Bare()
-    neural = NeuralCompression(
-        model,
-        gtrace.codec("int8"),
-        workers=1,
-        seed=0,
-        refit=RefitSchedule.parse("once"),
-        nonfinite="skip",
-        layers="all",
-    )
-    with neural.batch(0) as batch:
-        loss = model(torch.randn(8, 12)).square().mean()
-        loss.backward(retain_graph=True)
-        found = {item.tensor: item for item in shadow(batch, loss, dict(model.named_parameters()), neural.owners)}
+    found = shadows(Bare(), "int8")
     assert "inside.bias" not in found
     assert np.isnan(found["inside.weight"].cosine_alone)
     assert 0 < found["inside.weight"].error < 0.1

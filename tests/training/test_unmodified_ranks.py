@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-def main(rank, world, folder, dies):
+def main(rank, world, folder, dies=False):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
@@ -39,18 +39,27 @@ def main(rank, world, folder, dies):
     dist.destroy_process_group()
 
 if __name__ == "__main__":
-    import torch.multiprocessing as mp
-    mp.spawn(main, args=(2, sys.argv[1], "die" in sys.argv), nprocs=2)
+    if len(sys.argv) > 2:
+        main(int(sys.argv[2]), 2, sys.argv[1], dies=True)
+    else:
+        import torch.multiprocessing as mp
+        mp.spawn(main, args=(2, sys.argv[1]), nprocs=2)
+"""
+LAUNCH = """
+import subprocess, sys
+ranks = [subprocess.Popen([sys.executable, "train.py", sys.argv[1], rank]) for rank in "01"]
+sys.exit(max(rank.wait() != 0 for rank in ranks))
 """
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_ranks_that_a_program_spawns_exchange_payloads(tmp_path, dies):
+def test_ranks_that_a_program_starts_exchange_payloads(tmp_path, dies):
     (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "launch.py").write_text(LAUNCH)
     command = [sys.executable, "-m", "gtrace", "train", "--codec", "ef:topk:ratio=0.1", "--compare-every", "3"]
     started = time.monotonic()
     done = subprocess.run(
-        [*command, "-o", "log.jsonl", "train.py", str(tmp_path), *(["die"] if dies else [])],
+        [*command, "-o", "log.jsonl", "launch.py" if dies else "train.py", str(tmp_path)],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

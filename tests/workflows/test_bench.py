@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,10 +45,28 @@ def _forget_plugins():
     plugins._LOADED.clear()
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """What a first run leaves in its cache: two traces, and the rows of the built-in codecs on them."""
+    folder = tmp_path_factory.mktemp("kept")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        run_bench(["topk"], SMALL, jobs=1)
+    return folder / "gtrace" / "bench"
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
+    """An empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "gtrace" / "bench"
+
+
+@pytest.fixture
+def warm(cache, kept):
+    """A cache after a first run."""
+    shutil.copytree(kept, cache)
+    return cache
 
 
 @pytest.fixture
@@ -116,7 +135,7 @@ def test_a_duel_is_held_where_both_are_and_nowhere_else():
     assert duel([(b / 2, v) for b, v in base], base).rate == pytest.approx(0.5)
 
 
-def test_a_result_and_its_tables(cache, dither):
+def test_a_result_and_its_tables(warm, dither):
     result = run_bench(["dither"], SMALL, jobs=1)
     assert (result.mine, set(result.others)) == (("dither",), {"qsgdinf", "topk", "terngrad", "none"})
     assert [trace.name for trace in result.traces] == ["CNN early", "CNN late"]
@@ -144,12 +163,12 @@ def test_a_result_and_its_tables(cache, dither):
     assert result.traces[0].fingerprint[:12] in said
 
 
-def test_a_codec_with_nothing_at_these_bits_is_told_where_it_is(cache):
+def test_a_codec_with_nothing_at_these_bits_is_told_where_it_is(warm):
     notes = " ".join(bench_tables(run_bench(["topk"], SMALL, at=31, jobs=1))[0].notes)
     assert re.search(r"topk takes [\d.]+ to [\d.]+ bits: --at compares there\.", notes)
 
 
-def test_a_codec_of_one_configuration_is_compared_at_its_own_bits(cache):
+def test_a_codec_of_one_configuration_is_compared_at_its_own_bits(warm):
     result = run_bench(["terngrad:clip=2.5"], SMALL, jobs=1)
     (mine,) = result.mine
     bits = [next(c.bits for c in a.configurations if c.family == mine) for a in result.analyses]
@@ -158,10 +177,10 @@ def test_a_codec_of_one_configuration_is_compared_at_its_own_bits(cache):
     assert all(d.low == d.high == b for d, b in zip(result.duels[mine, "topk"], bits, strict=True))
 
 
-def test_a_second_run_trains_nothing_and_says_the_same(cache, dither, monkeypatch):
+def test_a_second_run_trains_nothing_and_says_the_same(warm, dither, monkeypatch):
     first = bench_json(run_bench(["dither"], SMALL, jobs=1))
-    kept = sorted(path.name for path in cache.iterdir())
-    assert len(kept) == 4  # two traces, and the rows of the built-in codecs on them
+    names = sorted(path.name for path in warm.iterdir())
+    assert len(names) == 4
 
     def fail(*arguments, **more):
         raise AssertionError("trained again")
@@ -171,25 +190,25 @@ def test_a_second_run_trains_nothing_and_says_the_same(cache, dither, monkeypatc
     again = bench_json(run_bench(["dither"], SMALL, jobs=2, say=lines.append))
     assert json.dumps(again) == json.dumps(first)
     assert not any("training" in line for line in lines)
-    assert sorted(path.name for path in cache.iterdir()) == kept
+    assert sorted(path.name for path in warm.iterdir()) == names
 
 
-def test_what_is_damaged_in_the_cache_is_made_anew(cache):
+def test_what_is_damaged_in_the_cache_is_made_anew(warm):
     first = bench_json(run_bench(["topk"], SMALL, jobs=1))
-    stores = list(cache.glob("*.sweep.db"))
+    stores = list(warm.glob("*.sweep.db"))
     stores[0].write_bytes(stores[0].read_bytes()[:5000])
-    (cache / stores[0].name.replace("+", "-").replace(".sweep.db", "-of-another-version.sweep.db")).write_bytes(b"")
-    trace = next(cache.glob("digits-cnn-late-*.zarr"))
+    (warm / stores[0].name.replace("+", "-").replace(".sweep.db", "-of-another-version.sweep.db")).write_bytes(b"")
+    trace = next(warm.glob("digits-cnn-late-*.zarr"))
     chunk = max((file for file in trace.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
     chunk.write_bytes(chunk.read_bytes()[:-100] + bytes(100))
     lines = []
     again = bench_json(run_bench(["topk"], SMALL, jobs=1, say=lines.append))
     assert json.dumps(again) == json.dumps(first)
     assert "CNN: training for its gradients" in lines
-    assert len(list(cache.iterdir())) == 4
+    assert len(list(warm.iterdir())) == 4
 
 
-def test_an_edited_codec_is_measured_anew(cache, tmp_path):
+def test_an_edited_codec_is_measured_anew(warm, tmp_path):
     file = tmp_path / "dither.py"
     file.write_text(DITHER.read_text())
     load_plugin(file)
@@ -236,7 +255,7 @@ def run(*words, env=None):
     return CliRunner(env={"COLUMNS": "100", **(env or {})}).invoke(program, ["bench", *map(str, words)])
 
 
-def test_the_command_prints_and_writes_tables(cache, tmp_path, monkeypatch):
+def test_the_command_prints_and_writes_tables(warm, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "QUICK", replace(SMALL, name="small-quick"))
     files = [tmp_path / "a.md", tmp_path / "a.tex"]
     done = run("dither", "--plugin", DITHER, "--quick", "-o", files[0], "-o", files[1])

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gtrace.report.statistics import UNKNOWN, Interval, holm, t_interval
+from gtrace.report.statistics import UNKNOWN, Interval, bootstrap, holm, t_interval
+from gtrace.types import Key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -211,6 +212,21 @@ def last_known(values: NDArray[np.float64]) -> float:
     return float(known[-1]) if len(known) else math.nan
 
 
+def final_difference(run: LoggedRun, baseline: LoggedRun) -> Interval:
+    """How much higher a run's final training loss is than another's, with its interval over steps.
+
+    The last tenth of the steps is paired step by step, so that what a mini-batch does to both runs counts for nothing.
+    Without an interval if the runs have different steps.
+    """
+    estimate = run.final_loss - baseline.final_loss
+    if len(run.steps) != len(baseline.steps) or (run.steps != baseline.steps).any():
+        return Interval(estimate, why=f"{len(run.steps)} steps against {len(baseline.steps)}")
+    last = max(len(run.steps) // 10, 1)
+    paired = run.loss[-last:] - baseline.loss[-last:]
+    found = bootstrap(paired, np.ones(last), Key.derive(run.seed, tensor=run.spec))
+    return found if math.isfinite(found.estimate) else replace(found, estimate=estimate)
+
+
 Metric = Literal["test accuracy", "test loss", "training loss"]
 #: Spec of the uncompressed run.
 BASELINE = "none"
@@ -295,3 +311,82 @@ def seed_groups(runs: Sequence[LoggedRun]) -> tuple[SeedGroup, ...]:
         )
     corrected = holm([group.difference.p for group in groups])
     return tuple(replace(group, p_holm=float(p)) for group, p in zip(groups, corrected, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class FinalLoss:
+    """How a program's training with a codec ended, against the uncompressed one.
+
+    Attributes:
+        spec: codec.
+        seeds: how many were run with it.
+        steps: of the first run.
+        last: those of them that the final loss is the mean of.
+        loss: final training loss, mean over seeds.
+        baseline: the same of the uncompressed runs.
+        difference: of the two, paired by seed, or by step if there is one seed.
+        ratio: float32 bits over bits.
+        went_wrong: in words, if the training diverged or learned nothing.
+    """
+
+    spec: str
+    seeds: int
+    steps: int
+    last: int
+    loss: float
+    baseline: float
+    difference: Interval
+    ratio: float
+    went_wrong: str
+
+    @property
+    def seen(self) -> bool:
+        """Whether there is anything to compare: the loss of both."""
+        return math.isfinite(self.baseline) and (math.isfinite(self.loss) or bool(self.went_wrong))
+
+
+def final_losses(runs: Sequence[LoggedRun], groups: Sequence[SeedGroup]) -> list[FinalLoss]:
+    """What each codec's finished runs came to against the uncompressed ones.
+
+    Args:
+        runs: of a log.
+        groups: the finished ones of them by codec; without uncompressed ones there is nothing to compare.
+    """
+    exact = next((group for group in groups if group.spec == BASELINE), None)
+    if exact is None:
+        return []
+    found = []
+    for group in groups:
+        if group.spec == BASELINE:
+            continue
+        own = [run for run in runs if run.spec == group.spec and run.finished]
+        plain = next(run for run in runs if run.spec == BASELINE and run.finished)
+        paired = len(group.seeds) == 1 and own[0].seed == plain.seed
+        found.append(
+            FinalLoss(
+                spec=group.spec,
+                seeds=len(group.seeds),
+                steps=len(own[0].steps),
+                last=max(len(own[0].steps) // 10, 1),
+                loss=group.mean,
+                baseline=exact.mean,
+                difference=final_difference(own[0], plain) if paired else group.difference,
+                ratio=group.ratio,
+                went_wrong=next(filter(None, (_went_wrong(run, plain) for run in own)), ""),
+            )
+        )
+    return found
+
+
+def _went_wrong(run: LoggedRun, baseline: LoggedRun) -> str:
+    """That a run diverged, or ended above where the uncompressed one began."""
+    if baseline.diverged:
+        return "nothing to compare: the uncompressed run diverged"
+    if run.diverged:
+        last = run.steps[np.isfinite(run.loss)]
+        return f"diverged: no finite loss after step {last[-1]}" if len(last) else "diverged: no finite loss"
+    known = baseline.loss[np.isfinite(baseline.loss)]
+    start = float(known[: max(len(known) // 10, 1)].mean()) if len(known) else math.nan
+    if baseline.final_loss < start < run.final_loss:
+        return f"learned nothing: final loss {run.final_loss:.4g}, above the {start:.4g} that training began with"
+    return ""

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gtrace.costs import assign_buckets, break_even_bandwidth, break_even_rate, coded, sent, time_step
+from gtrace.costs import (
+    BACKWARD,
+    WORTHWHILE,
+    Cluster,
+    Network,
+    assign_buckets,
+    break_even_bandwidth,
+    break_even_rate,
+    coded,
+    sent,
+    time_step,
+)
 from gtrace.report.analysis.families import method_of
 from gtrace.report.analysis.runs import known_mean
 from gtrace.report.names import count
@@ -18,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.costs import Cluster, Exchange, StepTime
+    from gtrace.costs import Exchange, StepTime
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.run_logs import RunLogAnalysis
     from gtrace.report.analysis.runs import LoggedRun
@@ -122,22 +133,61 @@ def savings_of_sweep(analysis: SweepAnalysis, cluster: Cluster) -> Savings | Non
     """
     if analysis.provenance.get("kind") == "neural" or not len(analysis.tensors):
         return None
+    sizes, found, notes = _measured(analysis)
+    return _savings(analysis.name, cluster, sizes, found, notes)
+
+
+def _measured(analysis: SweepAnalysis) -> tuple[list[int], list[tuple[_Codec, NDArray[np.float64]]], list[str]]:
+    """Elements of every tensor, every codec with its bits of each, and what is to be said about them."""
     elements, notes = _ordered(analysis)
     place = {name: k for k, name in enumerate(analysis.tensors)}
     at = np.array([place.get(name, -1) for name in elements])
-    sizes = list(elements.values())
     missing = int((at < 0).sum())
     if missing and "*" not in place:
         notes.append(f"{missing} of {count(len(at), 'tensor')} were not swept, and count with each codec's mean bits.")
+    found = []
+    for k, c in enumerate(analysis.configurations):
+        if math.isfinite(c.bits) and c.method not in _PLAIN:
+            own = np.append(analysis.per_tensor_bits[k], math.nan)[at]
+            bits = np.where(np.isfinite(own), own, c.bits)
+            found.append((_Codec(c.spec, c.method, c.family, c.bits, c.relative_variance, c.pareto), bits))
+    return list(elements.values()), found, notes
 
-    def found() -> Iterator[tuple[_Codec, ArrayLike]]:
-        for k, c in enumerate(analysis.configurations):
-            if math.isfinite(c.bits) and c.method not in _PLAIN:
-                own = np.append(analysis.per_tensor_bits[k], math.nan)[at]
-                bits = np.where(np.isfinite(own), own, c.bits)
-                yield _Codec(c.spec, c.method, c.family, c.bits, c.relative_variance, c.pareto), bits
 
-    return _savings(analysis.name, cluster, sizes, list(found()), notes)
+#: The cluster that a page shows first if its reader named none.
+ASSUMED = Cluster(Network(25e9, 20e-6), ranks=8, step_time=0.1)
+
+
+def network_model(analysis: SweepAnalysis, cluster: Cluster, drawn: Sequence[str]) -> dict[str, Any] | None:
+    """What a page needs to time a step on any network, as plain numbers; None if nothing travels between ranks.
+
+    Sizes and payloads are sums over each bucket of DistributedDataParallel, in the order of sending.
+
+    Args:
+        analysis: of a sweep.
+        cluster: what the page shows first.
+        drawn: specs of codecs that the figure shows.
+    """
+    if analysis.provenance.get("kind") == "neural" or not len(analysis.tensors):
+        return None
+    sizes, found, _ = _measured(analysis)
+    bucket = assign_buckets(sizes, cluster.bucket_mb)
+    held = np.bincount(bucket, sizes)
+    known = {codec.spec: np.bincount(bucket, np.multiply(sizes, bits)).round(1).tolist() for codec, bits in found}
+    return {
+        "sizes": held.tolist(),
+        "ready": (np.cumsum(held) / max(1, sum(sizes))).tolist(),
+        "elements": sum(sizes),
+        "codecs": known,
+        "drawn": [spec for spec in drawn if spec in known],
+        "bandwidth": cluster.network.bandwidth,
+        "latency": cluster.network.latency,
+        "ranks": cluster.ranks,
+        "step": cluster.computing,
+        "backward": BACKWARD if cluster.backward_time is None else cluster.backward_time / cluster.computing,
+        "rate": cluster.codec_rate,
+        "worthwhile": WORTHWHILE,
+    }
 
 
 def savings_of_runs(log: RunLogAnalysis, cluster: Cluster) -> Savings | None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gtrace.report.figures import levels as levels
     from gtrace.report.figures import svg as svg
     from gtrace.report.figures import sweep as sweep
-    from gtrace.report.figures import training as training
 
 #: Every figure there is: name -> what it shows. In a trace's report the kind of gradient stands before the name,
 #: and with several inputs of one sort the input's name does.
@@ -48,7 +47,7 @@ FIGURES = {
     "weight-gradients": "run log: cosine of the weight gradients under compressed neural gradients",
 }
 
-_MODULES = ("charts", "heatmap", "laws", "levels", "svg", "sweep", "training")
+_MODULES = ("charts", "heatmap", "laws", "levels", "svg", "sweep")
 
 
 def __getattr__(name: str) -> object:

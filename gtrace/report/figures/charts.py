@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.ticker import PercentFormatter
 
-from gtrace.report.figures.style import MUTED, PAPER, log_ticks, look, new_figure, series, styled
+from gtrace.report.figures.style import MUTED, PAPER, log_ticks, look, new_figure, say_empty, series, styled
+from gtrace.report.figures.sweep import log_values
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
     from gtrace.report.section import Chart, Panel
 
 
-#: Inches of a panel, and of the list of names beside several.
-_WIDTH, _HEIGHT = 4.3, 3.4
+#: Inches of a panel beside others, of one alone, and of each.
+_WIDTH, _ALONE, _HEIGHT = 4.3, 6.2, 3.4
 #: A curve of more points than this has markers at some of them only.
 _MARKED = 12
 
@@ -32,15 +34,20 @@ def draw_chart(chart: Chart) -> Figure:
     columns = min(chart.columns, len(chart.panels))
     rows = -(-len(chart.panels) // columns)
     with styled():
-        figure = new_figure(_WIDTH * columns + 2.0, _HEIGHT * rows)
+        figure = new_figure((_WIDTH * columns if columns > 1 else _ALONE) + 2.0, _HEIGHT * rows)
         handles: dict[str, Artist] = {}
         for place, panel in enumerate(chart.panels):
             axes = figure.add_subplot(rows, columns, place + 1)
-            (_bars if panel.bars else _curves)(axes, panel, looks)
+            if panel.curves:
+                (_bars if panel.bars else _curves)(axes, panel, looks)
+            else:
+                say_empty(axes)
             for name, value in panel.lines:
                 _reference(axes, name, value)
             for name, value in panel.marks:
                 _mark(axes, name, value)
+            if panel.percent and panel.curves:
+                axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
             axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
@@ -82,8 +89,7 @@ def _curves(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
         # Of bits or steps there are no halves.
         axes.locator_params(axis="x", integer=True)
     if panel.log_y:
-        axes.set_yscale("log")
-        log_ticks(axes.yaxis)
+        log_values(axes)
 
 
 def _bars(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:

@@ -6,17 +6,14 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
 from gtrace.report.analysis.fits import common_count, levels_on
 from gtrace.report.figures.style import (
     FRONT,
     GRID,
-    INK,
     MUTED,
     Look,
-    log_ticks,
-    look,
     new_figure,
     note,
     plain_number,
@@ -43,12 +40,6 @@ _NAME, _TENSOR = 26, 40
 _LEFT_OUT, _BELOW_LEVELS = 0.05, 5
 #: Octaves between the smallest value shown and the place of 0, which a logarithmic axis does not have.
 _TO_ZERO = 1.5
-#: Height of a line of text, as a part of a panel.
-_LINE = 0.065
-#: An objective this close to the best one has arrived: beyond lies the rounding of the arithmetic.
-_ARRIVED = 1e-6
-#: Starts look like the methods whose levels they are: uniform as qsgd's, exponential as nuqsgd's.
-_STARTS = {"uniform": "qsgd", "exponential": "nuqsgd", "companding": "qsgdinf"}
 _NORMS = {"l2": "l2 norm", "linf": "largest magnitude", "l1": "l1 norm"}
 
 
@@ -90,31 +81,6 @@ def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> F
                 cell = grid[k, j].subgridspec(2, 1, height_ratios=[above, heights[k] - above], hspace=0.0)
                 top = figure.add_subplot(cell[0])
                 _draw_panel(top, figure.add_subplot(cell[1], sharex=top), panel, most[k])
-        return figure
-
-
-def convergence(fits: Sequence[TensorFit]) -> Figure:
-    """How far the objective is from the best one after each sweep of coordinate descent, from every start."""
-    with styled():
-        fits = [fit for fit in fits if fit.convergence is not None]
-        if not fits:
-            return _nothing()
-        columns = min(len(fits), 2)
-        lines = math.ceil(len(fits) / columns)
-        figure = new_figure(4.6 * columns if columns > 1 else 6.4, 3.1 * lines)
-        grid = figure.subplots(lines, columns, squeeze=False, sharey=True)
-        for axes in grid.flat[len(fits) :]:
-            axes.remove()
-        starts = [_draw_convergence(axes, fit) for axes, fit in zip(grid.flat, fits, strict=False)]
-        # The panels share their vertical axis, so names find their places when all are drawn.
-        highest = max(y for named in starts for y, _, _ in named)
-        for axes, named in zip(grid.flat, starts, strict=False):
-            axes.set_ylim(_ARRIVED / 2, 3 * max(highest, 10 * _ARRIVED))
-            log_ticks(axes.yaxis)
-            _name_starts(axes, named)
-        for line in grid:
-            for axes in line[1:]:
-                axes.set_ylabel("")
         return figure
 
 
@@ -191,52 +157,6 @@ def _draw_panel(top: Axes, bottom: Axes, panel: _Panel, most: int) -> None:
     bottom.set_xlim(zero / 1.25, 1.12)
     bottom.axvline(math.sqrt(zero * low), color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
     bottom.set_xlabel(f"r, and {count(len(panel.rows[0].levels), 'level')} of each method")
-
-
-def _draw_convergence(axes: Axes, fit: TensorFit) -> list[tuple[float, str, str]]:
-    """Draw the curves of one tensor; returns height, name and colour of the beginning of each."""
-    assert fit.convergence is not None
-    named = []
-    sweeps = 1
-    for k, start in enumerate(fit.convergence.objective):
-        own = look(_STARTS.get(start, start))
-        y = np.maximum(fit.convergence.excess(start), _ARRIVED)
-        # Past the sweep at which it arrives a curve says nothing more.
-        y = y[: int(np.argmax(y <= _ARRIVED)) + 1] if (y <= _ARRIVED).any() else y
-        # Ever smaller markers, so that curves that meet do not hide each other.
-        shape = {**own.curve(), "linestyle": "-", "markersize": max(8.0 - 2.0 * k, 3.0)}
-        axes.plot(np.arange(len(y)), y, **shape, label=start)
-        named.append((float(y[0]), literal(start), own.text))
-        sweeps = max(sweeps, len(y) - 1)
-    axes.axhline(_ARRIVED, color=INK, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
-    axes.set_yscale("log")
-    axes.set_xlabel("sweep (0: the start)")
-    axes.set_ylabel("objective / best − 1")
-    axes.set_title(f"{_tensor(fit.tensor)}, {shorten(literal(fit.convergence.spec), _NAME)}", fontsize=9)
-    ticks = MaxNLocator(nbins=8, integer=True).tick_values(0, sweeps)
-    axes.set_xticks([t for t in ticks if 0 <= t <= sweeps])
-    axes.set_xlim(-0.36 * sweeps, 1.04 * sweeps)
-    return named
-
-
-def _name_starts(axes: Axes, named: list[tuple[float, str, str]]) -> None:
-    """Names to the left of where curves begin, which is the one place where they are apart."""
-    low, high = np.log(axes.get_ylim())
-    place = math.inf
-    for y, name, colour in sorted(named, reverse=True):
-        place = min((math.log(y) - low) / (high - low), place - _LINE)
-        axes.annotate(
-            name,
-            (0, place),
-            xycoords=("data", "axes fraction"),
-            xytext=(-8, 0),
-            textcoords="offset points",
-            ha="right",
-            va="center",
-            fontsize=8,
-            fontweight="bold",
-            color=colour,
-        )
 
 
 def _scale(law: str) -> str:

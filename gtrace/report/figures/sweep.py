@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from gtrace.report.analysis.safety import SAFE_BIAS
 from gtrace.report.figures.labels import Label, label_curves, list_curves
 from gtrace.report.figures.style import (
     FRONT,
@@ -24,7 +23,7 @@ from gtrace.report.figures.style import (
     say_empty,
     styled,
 )
-from gtrace.report.names import literal, number, shorten
+from gtrace.report.names import literal, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-    from matplotlib.transforms import Transform
     from numpy.typing import NDArray
 
     from gtrace.report.analysis.results import SweepAnalysis
@@ -53,12 +51,8 @@ _LEAST_SPAN = 3.0
 _MOST_BITS = 12.0
 #: The middle part of the steps that an error bar spans, and the fewest steps that have a middle.
 _MIDDLE, _FEWEST_STEPS = 0.8, 3
-#: A curve over many more steps than this has markers at some of them only.
-_MARKED = 12
 #: Lines of what is no codec.
 _DASHED = (0, (4, 2))
-#: one number, or one per step
-Values = TypeVar("Values", float, "NDArray[np.float64]")
 
 
 def _drawable(value: float) -> bool:
@@ -97,7 +91,9 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
             axes.axvline(target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
         for name, value in _noise_levels(analysis.safety.noise.estimate, analysis.safety):
             axes.axhline(value, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
-            _name_line(axes, name, 0.995, value, axes.get_yaxis_transform())
+            box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+            along = axes.get_yaxis_transform()
+            note(axes, 0.995, value, name, transform=along, ha="right", va="bottom", color=INK, bbox=box)
         axes.set_xlabel(BITS)
         single = analysis.basis.window is None and analysis.basis.workers == 1
         axes.set_ylabel(VARIANCE if single else "error over the gradient's energy")
@@ -109,149 +105,26 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
                 notes.append("bars: the middle 80 % of the steps")
             box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.0}
             note(axes, 1, 1, "\n".join(notes), ha="right", va="top", bbox=box)
-        _name_curves(axes, lines, labels, room=False)
+        _name_curves(axes, lines, labels)
         return figure
 
 
-def variance_over_steps(analysis: SweepAnalysis) -> Figure:
-    """Relative variance over training steps, of each method's configuration nearest to three bits."""
-    with styled():
-        noise = _noise_levels(analysis.safety.noise_per_step, analysis.safety)
-        figure, axes = _over_steps(analysis, analysis.per_step, noise)
-        axes.set_ylabel(VARIANCE)
-        return figure
-
-
-def equivalent_batch_over_steps(analysis: SweepAnalysis) -> Figure:
-    """Predicted equivalent batch size over training steps, of each method's configuration nearest to three bits."""
-    with styled():
-        safety = analysis.safety
-        told = np.array([[found.bias < SAFE_BIAS] for found in safety.judged])
-        sizes = np.where(told, safety.stated_batch / (1 + safety.ratio_per_step), np.nan)
-        full = np.full(len(analysis.steps), safety.stated_batch)
-        figure, axes = _over_steps(analysis, sizes, [("full precision", full)])
-        known = math.isfinite(safety.batch)
-        axes.set_ylabel("predicted equivalent batch size" if known else f"predicted batch, of {safety.stated_batch:g}")
-        return figure
-
-
-def bits_over_steps(analysis: SweepAnalysis) -> Figure:
-    """Measured bits per coordinate over training steps, with the steps at which levels and codes were fitted anew."""
-    with styled():
-        figure, axes = _over_steps(analysis, analysis.bits_per_step)
-        axes.set_ylabel(BITS)
-        mark_updates(axes, np.array(analysis.fitted_at, dtype=np.float64))
-        return figure
-
-
-def mark_updates(axes: Axes, steps: NDArray[np.float64]) -> None:
-    """Mark steps of an update by ticks that stand on the axis, and say what they are."""
-    if len(steps):
-        place = axes.get_xaxis_transform()
-        axes.plot(steps, np.zeros(len(steps)), "|", color=INK, markersize=12, mew=1.3, transform=place, label="updates")
-        note(axes, 1, 1, "ticks on the axis: levels and codes fitted anew", ha="right", va="bottom")
-
-
-def _noise_levels(values: Values, safety: Safety) -> list[tuple[str, Values]]:
+def _noise_levels(value: float, safety: Safety) -> list[tuple[str, float]]:
     """What plain SGD has of noise, and several workers in full precision (the papers' SGD and SuperSGD)."""
     if not safety.known:
         return []
     return [
-        ("SGD: gradient noise of one worker", values),
-        (f"{safety.workers} workers in full precision", values / safety.workers),
+        ("SGD: gradient noise of one worker", value),
+        (f"{safety.workers} workers in full precision", value / safety.workers),
     ]
 
 
-def _name_line(axes: Axes, name: str, x: float, y: float, transform: Transform, rotation: float = 0) -> None:
-    box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
-    aligned = "left" if rotation else "right"
-    note(axes, x, y, name, transform=transform, rotation=rotation, ha=aligned, va="bottom", color=INK, bbox=box)
-
-
-def _over_steps(
-    analysis: SweepAnalysis,
-    values: NDArray[np.float64],
-    others: Sequence[tuple[str, NDArray[np.float64]]] = (),
-) -> tuple[Figure, Axes]:
-    """``values`` (configurations, steps) of each family's configuration nearest to three bits, on a log axis.
-
-    ``others`` are named curves (steps,) of no family.
-    """
-    figure = new_figure(8.2, 4.2 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
-    axes = figure.add_subplot()
-    looks = family_looks(analysis)
-    labels, lines = [], []
-    for family in analysis.families:
-        i = analysis.nearest(family)
-        if i < 0:
-            continue
-        own = looks[family.label]
-        known = np.isfinite(values[i]) & (values[i] > 0)
-        x, y = analysis.steps[known].astype(np.float64), values[i][known]
-        many = len(x) > _MARKED
-        lines += axes.plot(
-            x,
-            y,
-            **own.curve(),
-            markevery=max(len(x) // _MARKED, 1),
-            linewidth=1.0 if many else 1.6,
-            label=family.label,
-        )
-        chosen = analysis.configurations[i]
-        name = f"{shorten(literal(chosen.name), _NAME)}, {number(chosen.bits, 2)} bits"
-        labels.append(Label(name, own.text, x, y))
-    for name, curve in others:
-        known = np.isfinite(curve) & (curve > 0)
-        x, y = analysis.steps[known].astype(np.float64), curve[known]
-        lines += axes.plot(x, y, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
-        labels.append(Label(name, INK, x, y))
-    axes.set_xlabel("training step")
-    _frame(axes, empty=not any(len(label.x) for label in labels))
-    step_axis(axes, analysis.steps)
-    _name_curves(axes, lines, labels)
-    return figure, axes
-
-
-def wasserstein(analysis: SweepAnalysis) -> Figure:
-    """Wasserstein-1 distance of the values against relative variance, one point per configuration."""
-    with styled():
-        figure = new_figure(8.2, 4.8 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
-        axes = figure.add_subplot()
-        looks = family_looks(analysis)
-        labels, lines = [], []
-        for family in analysis.families:
-            own = looks[family.label]
-            points = np.array(
-                sorted(
-                    (c.relative_variance, c.w1_normalized)
-                    for c in (analysis.configurations[i] for i in family.members)
-                    if _drawable(c.relative_variance) and _drawable(c.w1_normalized)
-                )
-            ).reshape(-1, 2)
-            lines += axes.plot(*points.T, **{**own.curve(), "linewidth": 0.8}, label=family.label)
-            labels.append(Label(shorten(literal(family.label), _NAME), own.text, *points.T))
-        for name, value in _noise_levels(analysis.safety.noise.estimate, analysis.safety):
-            axes.axvline(value, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
-            _name_line(axes, name, value, 0.01, axes.get_xaxis_transform(), rotation=90)
-        axes.set_xlabel(VARIANCE)
-        axes.set_ylabel("Wasserstein-1 of the values / mean |g|")
-        empty = not any(len(label.x) for label in labels)
-        _frame(axes, empty=empty)
-        if not empty:
-            axes.set_xscale("log")
-            axes.margins(x=0.08)
-            axes.autoscale_view()
-            log_ticks(axes.xaxis)
-        _name_curves(axes, lines, [] if empty else labels)
-        return figure
-
-
-def _name_curves(axes: Axes, lines: Sequence[Line2D], labels: Sequence[Label], *, room: bool = True) -> None:
+def _name_curves(axes: Axes, lines: Sequence[Line2D], labels: Sequence[Label]) -> None:
     """Names at the ends of a few curves, and beside the axes of many."""
     if len(labels) > _FEW:
         list_curves(axes, list(zip(lines, labels, strict=True)))
     else:
-        label_curves(axes, labels, room=room)
+        label_curves(axes, labels, room=False)
 
 
 def middle_of_steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 PAGE = ".report.html"
+#: what a page of a report has near its beginning, and how far from it
+MARK, _HEAD = b'<meta name="generator" content="gtrace ', 1 << 12
 FIGURE_KINDS: tuple[FigureKind, ...] = ("png", "svg", "pdf")
 _FIGURE_SUFFIXES = (".pdf", ".png", ".svg")
 
@@ -187,6 +189,18 @@ def refuse(paths: Sequence[Path], *, force: bool) -> None:
             raise OutputExistsError(f"{path}: is a folder and was left untouched; choose another -o")
         if path.exists() and not force:
             raise OutputExistsError(f"{path}: exists already and was left untouched; pass --force or another -o")
+
+
+def check_page(path: Path, *, force: bool) -> None:
+    """Refuse to replace what no earlier report wrote.
+
+    Raises:
+        OutputExistsError: a folder, or a file that is not a page of a report while ``force`` is off.
+    """
+    if path.is_file() and not force:
+        with path.open("rb") as file:
+            force = MARK in file.read(_HEAD)
+    refuse([path], force=force)
 
 
 def put(path: Path, data: bytes) -> None:

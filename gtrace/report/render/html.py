@@ -1,7 +1,9 @@
-"""One HTML page that needs nothing else: no network, its figures and its one script inside.
+"""One HTML page that needs nothing else: no network, its numbers and its one script inside.
 
-The policy in its head lets no address be opened and no script run but the page's own. Every name that comes from
-outside is escaped, and characters that would act (control characters, direction marks) are shown as escapes.
+The answer is on the first screen; sections follow by what a reader wants to know. Figures are drawn by the page's
+script from numbers beside it. The policy in its head lets no address be opened and no script run but the page's own.
+Every name that comes from outside is escaped, and characters that would act (control characters, direction marks) are
+shown as escapes.
 """
 
 from __future__ import annotations
@@ -9,28 +11,53 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 import gtrace
 from gtrace.report import figures
-from gtrace.report.names import literal
-from gtrace.report.section import FigureSpec, LayerTables, Section, Table
+from gtrace.report.analysis.insight import layer_insight
+from gtrace.report.analysis.savings import ASSUMED, network_model
+from gtrace.report.names import count, duration, literal
+from gtrace.report.section import Chart, FigureSpec, HeatMap, LayerTables, Section, Table
 from gtrace.report.sections import sections
+from gtrace.report.sections.sweep_tables import choice_table
+from gtrace.report.verdict import ERROR_LIMIT
+from gtrace.units import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from gtrace.costs import Cluster
+    from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.inputs import Report
+    from gtrace.report.section import Block, Place, Verdict
 
 _FOOTER = (
     f"How to read this page: docs/reading-a-report.md in the gtrace repository. Made by gtrace {gtrace.__version__}."
 )
+#: What the sections of a page are called.
+_PLACES: dict[Place, str] = {
+    "first": "Answer",
+    "choose": "Choose",
+    "layers": "Layers",
+    "training": "Training",
+    "network": "Network",
+    "safety": "Safety",
+    "details": "Details",
+}
+#: Codecs that the figure of the network shows beside float32 and bf16.
+_MOST_DRAWN = 3
+#: Digits of a number that a page draws.
+_DIGITS = 5
 
 
 def _shown(value: object) -> object:
@@ -46,30 +73,65 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-#: The macros of ``pieces.html``: table, heading, verdict, figure, section and others. Each returns escaped HTML.
+#: The macros of ``pieces.html``: table, heading, verdict, figure and others. Each returns escaped HTML.
 pieces: Any = _TEMPLATES.get_template("pieces.html").module
 
 
 def to_html(report: Report) -> str:
     """The page as text."""
+    found = list(sections(report))
     alone = report.sections == 1
-    found = [
-        _shown_section(section, f"s{k}", alone=alone and not section.together)
-        for k, section in enumerate(sections(report))
-    ]
-    summary = [sentence for one in found for sentence in one.summary]
-    answers = [pieces.answer(one.section.verdict) for one in found if one.section.verdict is not None]
-    header = [pieces.heading(report.title, 1), *answers, pieces.verdict(summary), pieces.contents(found)]
-    return document(report.title, header, [pieces.section(one) for one in found])
+    page: dict[Place, list[Markup]] = {place: [] for place in _PLACES}
+    analyses = {id(section): sweep for section, sweep in zip(_of_sweeps(found), report.sweeps, strict=True)}
+    for k, section in enumerate(found):
+        named = not alone or section.together
+        shown = _Shown(section, f"s{k}", named, analyses.get(id(section)), report)
+        for place in page:
+            items = list(shown.items(place))
+            if items:
+                page[place] += [pieces.name(section)] * named + items
+    header = [pieces.heading(report.title, 1), *[pieces.facts_line(line) for line in _facts(report)]]
+    parts = [(place, _PLACES[place], items) for place, items in page.items() if items]
+    return document(report.title, [*header], [pieces.part(*part) for part in parts], index=parts)
 
 
-def document(title: str, header: Iterable[Markup], main: Iterable[Markup], footer: str = _FOOTER) -> str:
-    """A whole page around its header and its main part."""
+def _of_sweeps(found: Sequence[Section]) -> list[Section]:
+    return [section for section in found if section.verdict is not None]
+
+
+def _facts(report: Report) -> Iterator[str]:
+    """What the first screen says about how the numbers came to be."""
+    if report.sections != 1:
+        return
+    for sweep in report.sweeps:
+        attrs = sweep.provenance.get("trace_attrs") or {}
+        seen = (attrs.get("capture") or {}).get("steps_seen")
+        steps = f"{len(sweep.steps):,} of {seen:,} steps" if isinstance(seen, int) else count(len(sweep.steps), "step")
+        facts = [steps, f"{count(len(sweep.configurations), 'configuration')} measured"]
+        savings = report.savings_of(sweep)
+        if savings is not None:
+            facts.append(_cluster(savings.cluster))
+        yield " · ".join(facts)
+
+
+def _cluster(cluster: Cluster) -> str:
+    return f"{cluster.ranks} ranks at {rate_text(cluster.network.bandwidth)}, {duration(cluster.computing)} a step"
+
+
+def document(
+    title: str,
+    header: Iterable[Markup],
+    main: Iterable[Markup],
+    footer: str = _FOOTER,
+    index: Sequence[tuple[str, str, Sequence[Markup]]] = (),
+) -> str:
+    """A whole page around its header and its main part; ``index`` has identifiers and names of its sections."""
     script = _source("page.js")
     # What is not escaped is the page's own: its policy, its script and its colours.
     return _TEMPLATES.get_template("page.html").render(
         title=title,
         header=Markup("\n").join(header),
+        index=index if len(index) > 1 else (),
         main=Markup("\n").join(main),
         footer=footer,
         version=gtrace.__version__,
@@ -79,67 +141,171 @@ def document(title: str, header: Iterable[Markup], main: Iterable[Markup], foote
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """What has a title in a section."""
-
-    id: str
-    title: str
-    level: int
-    html: Markup
-    folded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Shown:
-    """A section as a page shows it."""
+    """A section, and what a page shows of it in each place; ``named`` ones have a heading of their own."""
 
     section: Section
+    prefix: str
     named: bool
-    sentences: Sequence[str]
-    summary: Sequence[str]
-    items: Sequence[_Item]
-    made_by: Mapping[str, Any] | None
+    analysis: SweepAnalysis | None
+    report: Report
+
+    def items(self, place: Place) -> Iterator[Markup]:
+        """The pieces of one place, in their order."""
+        section = self.section
+        if place == "first":
+            yield from self._answer()
+        elif place == "choose" and self.analysis is not None:
+            yield pieces.verdict(section.sentences)
+            yield from self._choices(self.analysis)
+        elif place == section.place and self.analysis is None and (self.named or section.parts):
+            yield pieces.verdict(section.sentences)
+        if place == "network" and self.analysis is not None:
+            yield from self._network(self.analysis)
+        for block in section.blocks_at(place):
+            if place != "first":
+                yield self._block(block, self.prefix)
+        if place == section.place:
+            yield from self._parts()
+        if place == "details":
+            yield from self._provenance()
+
+    def _answer(self) -> Iterator[Markup]:
+        section = self.section
+        if section.verdict is None or self.analysis is None:
+            if not self.named:
+                yield pieces.verdict(section.sentences)
+            return
+        yield pieces.cards(_cards(section.verdict), len(section.warnings))
+        insight = layer_insight(self.analysis, section.verdict.codec)
+        drawn = [self._block(block, self.prefix) for block in section.blocks_at("first")]
+        yield pieces.first(drawn, insight)
+
+    def _choices(self, analysis: SweepAnalysis) -> Iterator[Markup]:
+        """Every configuration with the time of a step, which follows the sliders."""
+        table = choice_table(analysis, self.report.savings_of(analysis), every=True)
+        if table is None or self._model is None:
+            return
+        yield pieces.item(
+            table.title,
+            _anchor(self.prefix, table.title),
+            pieces.table(table, network=self.prefix, cluster=_cluster(self._cluster)),
+        )
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        savings = None if self.analysis is None else self.report.savings_of(self.analysis)
+        return ASSUMED if savings is None else savings.cluster
+
+    @cached_property
+    def _model(self) -> dict[str, Any] | None:
+        assert self.analysis is not None
+        return network_model(self.analysis, self._cluster, _drawn(self.analysis, self.section.verdict))
+
+    def _network(self, analysis: SweepAnalysis) -> Iterator[Markup]:
+        model = self._model
+        if model is None or not model["codecs"]:
+            return
+        given = self.report.savings_of(analysis) is not None
+        assumed = "" if given else f"No cluster was given: the sliders start at an assumed {_cluster(self._cluster)}."
+        yield pieces.network(self.prefix, _json(model), assumed)
+
+    def _block(self, block: Block, prefix: str) -> Markup:
+        html: Markup
+        folded = isinstance(block, LayerTables) or block.folded or block.place in ("details", "network")
+        if isinstance(block, LayerTables):
+            html = pieces.item(block.title, _anchor(prefix, block.title), pieces.layers(block), folded)
+        elif isinstance(block, Table):
+            html = pieces.item(block.title, _anchor(prefix, block.title), pieces.table(block), folded)
+        else:
+            name = f"{prefix}-{block.name}"
+            html = pieces.item(block.title, f"{name}-title", figure(block, name), folded)
+        return html
+
+    def _parts(self) -> Iterator[Markup]:
+        for k, part in enumerate(self.section.parts):
+            prefix = f"{self.prefix}-{k}"
+            yield pieces.item(part.heading, _anchor(prefix, part.heading), pieces.verdict(part.sentences))
+            for block in part.blocks:
+                yield self._block(block, prefix)
+
+    def _provenance(self) -> Iterator[Markup]:
+        section = self.section
+        facts = section.provenance or {}
+        if section.facts:
+            yield pieces.facts_line(section.facts)
+        yield pieces.made_by(_made_by(facts))
+        yield pieces.caution(section.notes)
+        if section.warnings:
+            yield pieces.item("Warnings", f"{self.prefix}-warnings", pieces.caution(section.warnings))
+        if section.provenance is not None:
+            lines = flatten(section.provenance)
+            yield pieces.item("Provenance", f"{self.prefix}-provenance", pieces.facts(lines), folded=True)
 
 
-def _shown_section(section: Section, prefix: str, *, alone: bool) -> _Shown:
-    on_top = bool(section.summary) and not alone
-    items = [*_items(section, prefix, 2 if alone else 3)]
-    for k, part in enumerate(section.parts):
-        said = pieces.verdict(part.sentences)
-        items.append(_Item(_anchor(prefix, part.heading), part.heading, 2, said))
-        items += _items(part, f"{prefix}-{k}", 3)
-    return _Shown(
-        section=section,
-        named=not alone,
-        sentences=() if on_top else section.sentences,
-        summary=section.summary if on_top else (),
-        items=items,
-        made_by=_made_by(section.provenance or {}),
-    )
-
-
-def _items(section: Section, prefix: str, level: int) -> Iterator[_Item]:
-    for block in section.blocks:
-        if isinstance(block, Table):
-            yield _Item(_anchor(prefix, block.title), block.title, level, pieces.table(block), block.folded)
-        elif isinstance(block, FigureSpec):
-            identifier = f"{prefix}-{block.name}"
-            yield _Item(f"{identifier}-title", block.title, level, _figure(block, identifier), block.folded)
-        elif isinstance(block, LayerTables):
-            yield _Item(_anchor(prefix, block.title), block.title, level, pieces.layers(block))
-    if section.warnings:
-        yield _Item(f"{prefix}-warnings", "Warnings", level, pieces.caution(section.warnings))
-    if section.provenance is not None:
-        lines = flatten(section.provenance)
-        yield _Item(f"{prefix}-provenance", "Provenance", level, pieces.facts(lines), folded=True)
-
-
-def _figure(figure: FigureSpec, identifier: str) -> Markup:
-    drawing = figures.svg.inline_svg(figure.draw(), identifier, f"{figure.title}. {figure.caption}")
-    # The drawing is an element of its own, made of escaped text.
-    html: Markup = pieces.figure(figure.title, figure.caption, Markup(drawing))  # noqa: S704
+def figure(spec: FigureSpec, identifier: str) -> Markup:
+    """A figure that the page draws; what it cannot draw is a drawing by matplotlib."""
+    html: Markup
+    if spec.chart is None:
+        drawing = figures.svg.inline_svg(spec.draw(), identifier, f"{spec.title}. {spec.caption}")
+        # The drawing is an element of its own, made of escaped text.
+        html = pieces.figure(spec.title, spec.caption, Markup(drawing))  # noqa: S704
+    else:
+        chart = spec.chart()
+        kind = "heat" if isinstance(chart, HeatMap) else "chart"
+        caption = (isinstance(chart, Chart) and chart.caption) or spec.caption
+        html = pieces.drawn(spec.title, caption, kind, _json(asdict(chart)))
     return html
+
+
+def _json(data: Any) -> Markup:
+    """Numbers for the page's script: no character of it can end the element that it is in."""
+    text = json.dumps(_rounded(data), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c"))  # noqa: S704
+
+
+def _rounded(value: Any) -> Any:
+    """Plain data with short numbers and shown names; infinities are the largest number, NaN is null."""
+    if isinstance(value, (float, np.floating)):
+        if math.isnan(value):
+            return None
+        return 1e300 if value == math.inf else float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {literal(key): _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return literal(value) if isinstance(value, str) else value
+
+
+def _cards(verdict: Verdict) -> list[tuple[str, str, str]]:
+    """Name, headline and the rest of each line of a verdict: what is before its first comma, colon or parenthesis."""
+    cards = []
+    for name, text in verdict.lines:
+        head, mark, rest = _split(text)
+        # The name of a codec stays as it is typed.
+        head = head if verdict.answer == "compress" and name == "Recommendation" else head[:1].upper() + head[1:]
+        cards.append((name, head, f"{mark}{rest}" if mark == "(" else rest))
+    return cards
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    found = re.search(r": |; | \(|, | of gradient energy", text)
+    if found is None:
+        return text, "", ""
+    cut = found.start()
+    mark = found[0].strip()
+    rest = text[cut:].lstrip() if mark.startswith("of") else text[found.end() :]
+    return text[:cut], mark, rest
+
+
+def _drawn(analysis: SweepAnalysis, verdict: Verdict | None) -> list[str]:
+    """The recommended codec, and the Pareto-optimal ones with the fewest bits within falling limits of the error."""
+    chosen = [verdict.codec] if verdict is not None and verdict.codec else []
+    front = sorted((c for c in analysis.configurations if c.pareto), key=lambda c: c.bits)
+    for limit in (ERROR_LIMIT, ERROR_LIMIT / 5, ERROR_LIMIT / 25):
+        chosen += [c.spec for c in front if c.error <= limit][:1]
+    return list(dict.fromkeys(chosen))[:_MOST_DRAWN]
 
 
 def _anchor(prefix: str, title: str) -> str:

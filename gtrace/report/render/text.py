@@ -10,12 +10,12 @@ from rich.box import SIMPLE
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from gtrace.report.names import MISSING, literal
+from gtrace.report.names import MISSING, count, literal
 from gtrace.report.section import PARETO, Cell, Column, Table
 from gtrace.report.sections import sections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import Console
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _STYLES = {"": "", "best": "bold green", "quiet": "dim", "missing": "dim"}
 #: The first column may fold down to the first width; columns are dropped until it has the second.
 _NARROWEST, _READABLE = 14, 32
+#: Sentences of an answer before its table, where there is no verdict.
+_LEADING = 2
+#: Lines of an answer at 80 columns.
+MOST_LINES = 25
 #: Lines of the table of layers; files have them all.
 MOST_LAYERS = 24
 #: Where the words of a verdict begin.
@@ -39,22 +43,57 @@ _ASCII = {MISSING: "-", PARETO: "*", "²": "^2", "∞": "inf", "×": "x", "…":
 _ASCII |= dict(zip("▁▂▃▄▅▆▇█", "_.-:=+*#", strict=True))
 
 
-def print_report(report: Report, console: Console) -> None:
-    """Print every section: verdict, tables, notes, warnings.
+def print_report(report: Report, console: Console, *, full: bool = True, after: Sequence[str] = ()) -> None:
+    """Print the answer of a report, and below it the lines of ``after``.
 
     Names are shown literally: neither markup nor terminal escapes in them have any effect.
 
     Args:
         report: what to print.
-        console: its width, colours and encoding are respected.
+        console: its width, colors and encoding are respected.
+        full: print every section with its verdict, tables, notes and warnings; otherwise the answer alone, in at most
+            :data:`MOST_LINES` lines of 80 characters.
+        after: lines that follow, e.g. the path of the page.
     """
     found = list(sections(report, MOST_LAYERS))
+    if not full:
+        _print_answer(found, console, after)
+        return
     first = next((k for k, section in enumerate(found) if section.verdict is not None), None)
     if first is not None:
         # The answer comes before any heading.
         _Page(console).answer(found[first].verdict)
         found[first] = dataclasses.replace(found[first], verdict=None)
     print_sections(found, console, several=report.sections > 1)
+    _Page(console).plain(after, whole=True)
+
+
+def _print_answer(found: Sequence[Section], console: Console, after: Sequence[str]) -> None:
+    """The verdict and its table, then a sentence of every other section for which there is room."""
+    page = _Page(console)
+    main = next((section for section in found if section.verdict is not None), found[0])
+    others = [section for section in found if section is not main]
+    last = [*after, *([f"next: {main.following}"] if main.following else [])]
+    warnings = sum(len(section.warnings) for whole in found for section in whole.with_parts)
+
+    def head() -> None:
+        if main.verdict is not None:
+            page.answer(main.verdict)
+        else:
+            page.verdict(main.sentences[:_LEADING], gap=False)
+        if main.brief is not None:
+            page.table(main.brief, brief=True)
+
+    head()
+    room = MOST_LINES - page.lines_of(head) - len(last) - bool(warnings) - 2
+    said = list(main.sentences[_LEADING:]) if main.verdict is None else []
+    said += [f"{section.heading}: {section.sentences[0]}" for section in others if section.sentences]
+    while said and page.lines_of(lambda: page.plain(said)) > room + 1:
+        said.pop()
+    page.plain(said)
+    if warnings:
+        last.insert(0, f"{count(warnings, 'warning')}; --full shows {'it' if warnings == 1 else 'them'}")
+    page.plain(last, whole=True)
 
 
 def print_sections(found: Iterable[Section], console: Console, *, several: bool = False) -> None:
@@ -100,6 +139,19 @@ class _Page:
                     text = text.replace(symbol, plain)
         return literal(text, self._encoding)
 
+    def lines_of(self, draw: Callable[[], None]) -> int:
+        """How many lines something takes."""
+        with self._console.capture() as captured:
+            draw()
+        return captured.get().count("\n")
+
+    def plain(self, lines: Sequence[str], *, whole: bool = False) -> None:
+        """Lines below a blank one; paths and commands stay whole."""
+        if lines:
+            self._console.print()
+        for line in lines:
+            self._console.print(Text(self.safe(line)), soft_wrap=whole)
+
     def heading(self, text: str, *, shown: bool) -> None:
         if shown:
             self._console.print()
@@ -116,8 +168,9 @@ class _Page:
                 head.pad_right(_ANSWER - head.cell_len)
                 self._console.print(head.append(line, style="bold" if place == 0 else "not dim"), soft_wrap=True)
 
-    def verdict(self, sentences: Iterable[str]) -> None:
-        self._console.print()
+    def verdict(self, sentences: Iterable[str], *, gap: bool = True) -> None:
+        if gap:
+            self._console.print()
         for place, sentence in enumerate(sentences):
             self._console.print(Text(self.safe(sentence), style="bold" if place == 0 else ""))
 
@@ -126,14 +179,17 @@ class _Page:
             head = Text(f"{kind}: ", style="yellow" if kind == "warning" else "dim")
             self._console.print(head.append_text(Text(self.safe(line), style="")))
 
-    def table(self, table: Table) -> None:
+    def table(self, table: Table, *, brief: bool = False) -> None:
         self._console.print()
-        self._console.print(Text(table.title, style="bold"))
+        if not brief:
+            self._console.print(Text(table.title, style="bold"))
         if not table.rows:
             self._console.print(Text(self.safe(table.empty)))
             return
         kept, dropped, needed = _fit(table, self._console.width)
-        grid = RichTable(box=SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1), header_style="dim")
+        grid = RichTable(
+            box=None if brief else SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1), header_style="dim"
+        )
         names = _width(table.columns[0], [row[0] for row in table.rows])
         for k in kept:
             column = table.columns[k]
@@ -151,7 +207,7 @@ class _Page:
         notes = list(table.notes)
         if dropped:
             hidden = ", ".join(table.columns[k].heading for k in dropped)
-            notes.append(f"Hidden on a terminal this narrow: {hidden}.")
+            notes.append(f"No room for: {hidden}.")
         for note in notes:
             self._console.print(Text(self.safe(note), style="dim"))
 

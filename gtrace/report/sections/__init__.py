@@ -68,7 +68,7 @@ def draw(report: Report, name: str) -> Figure:
     if not specs:
         raise UsageError(f"figure '{name}': these results have nothing to draw")
     if name == "savings" and not report.savings:
-        raise UsageError("figure 'savings': needs --ranks, --network and --step-time, between which machines")
+        raise UsageError("figure 'savings': needs --cluster with a compute time, e.g. 8x25Gbit/s,180ms.")
     if name in FIGURES:
         raise UsageError(f"figure '{name}': these results have nothing for it; they have {', '.join(specs)}")
     raise UsageError(f"figure '{name}': no such figure; {suggest(name, specs)}")

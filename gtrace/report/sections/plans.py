@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gtrace.planning.plan import WORTH, to_plain
-from gtrace.report import figures
 from gtrace.report.names import count, listed, natural_order, number
-from gtrace.report.section import Cell, Chart, Column, Curve, FigureSpec, Numbers, Panel, Section, Table
+from gtrace.report.section import (
+    FEW_ROWS,
+    Cell,
+    Chart,
+    Column,
+    Curve,
+    Numbers,
+    Panel,
+    Section,
+    Table,
+    format_cell,
+)
+from gtrace.report.sections.charts import charted
+from gtrace.report.verdict import lost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from gtrace.planning import Plan
     from gtrace.planning.plan import TensorPlan
     from gtrace.report.inputs import Report
+    from gtrace.report.section import FigureSpec, Shown
 
 
 #: Bars, and curves, that a figure has at most: of the tensors with the most elements.
@@ -90,51 +104,45 @@ FIRM = 0.9
 _BUDGETS = 6
 _MOST_NAMED = 3
 
-_OBJECTIVES = {
-    "squared": "relative error of the whole gradient",
-    "relative": "relative error of the tensors, weighted by their elements",
-    "update": "relative error of the optimizer's update",
+#: objective -> what a plan loses
+_LOSES = {
+    "squared": "loses {} of gradient energy",
+    "relative": "loses {} of each tensor's energy, weighted by elements",
 }
-
-
-def error_in_words(plan: Plan) -> str:
-    """What the error of a plan is, with its weights where there are some."""
-    weighted = ", weighted" if plan.provenance.get("weights") else ""
-    return _OBJECTIVES.get(plan.objective, f"error ({plan.objective})") + weighted
 
 
 def plan_verdict(plan: Plan) -> list[str]:
     """Sentences, the answer first."""
     totals = plan.totals
-    sentences = [
-        f"{plan.name}: {number(totals.bits)} bits per value, {number(totals.ratio)} times smaller than float32, "
-        f"{error_in_words(plan)} {number(totals.error)} ({plan.budget})."
-    ]
-    if plan.uniform is not None:
-        sentences.append(_worth(plan))
-    else:
-        sentences.append("No single codec fits all tensors into this budget.")
+    weighted = ", weighted" if plan.provenance.get("weights") else ""
+    loses = _LOSES.get(plan.objective, f"has {{}} error ({plan.objective})").format(lost(totals.error))
     more, less = plan.exchange.more, plan.exchange.less
-    said = [] if more is None else [f"one bit more per value leaves {number(100 * more, 2)} % of the error"]
+    said = [] if more is None else [f"one bit more per value leaves {number(100 * more, 2)}% of the error"]
     said += [] if less is None else [f"one bit less makes it {number(less, 2)} times as large"]
-    if said:
-        sentences.append(f"Exchange rate: {'; '.join(said)}.")
-    return [*sentences, *_deciding(plan), *_firm(plan), _exact(plan)]
+    return [
+        _worth(plan),
+        f"{plan.name}: {number(totals.bits)} bits per value, {number(totals.ratio)} times fewer than float32; "
+        f"{loses}{weighted} ({plan.budget}).",
+        *([f"Exchange rate: {'; '.join(said)}."] if said else []),
+        *_deciding(plan),
+        *_firm(plan),
+        _exact(plan),
+    ]
 
 
 def _worth(plan: Plan) -> str:
+    """What a codec for each tensor gains over the best single one."""
     best = plan.uniform
-    assert best is not None
-    gain = best.gain
-    single = f"{best.codec}, the best single codec here, makes {number(best.error)} at {number(best.bits)} bits"
-    if gain is None:
-        return f"{single}."
+    if best is None:
+        return "No single codec fits all tensors into this budget; this plan does."
+    single = f"the best single codec, {best.codec} (error {lost(best.error)} at {number(best.bits)} bits)"
+    gain = 0.0 if best.gain is None else best.gain
     if all(row.codec == best.codec for row in plan.tensors):
-        mixed = f"; a mixed plan of as many bits makes {gain:.0%} less" if gain > WORTH else ""
-        return f"One codec for all tensors{mixed}."
+        mixed = f"; with a codec for each tensor the error drops {gain:.0%} at equal bits" if gain > WORTH else ""
+        return f"One codec for all tensors, {best.codec}{mixed}."
     if gain > WORTH:
-        return f"{single}; at no more bits a plan makes {gain:.0%} less."
-    return f"Not worth a plan: {single}, and at no more bits a plan makes {gain:.1%} less. Take that codec."
+        return f"Error drops {gain:.0%} at equal bits against {single}."
+    return f"Not worth a plan: error drops only {gain:.1%} at equal bits against {single}. Take that codec."
 
 
 def _deciding(plan: Plan) -> list[str]:
@@ -155,25 +163,60 @@ def _deciding(plan: Plan) -> list[str]:
 def _firm(plan: Plan) -> list[str]:
     found = plan.confidence
     if found is None:
-        return ["From a single step: how firm the choice is, nobody can say."]
+        return ["Stability unknown: a single step was measured."]
     firm = sum(row.stable is not None and row.stable >= FIRM for row in plan.tensors)
     low, _, high = (max(0.0, value) for value in found.regret)
-    sentence = (
-        f"Over {found.resamples} resamples of the steps the price of a bit picks the same codec in {FIRM:.0%} of them "
-        f"for {firm} of {count(len(plan.tensors), 'tensor')}; the plan's error is {low:.1%} to {high:.1%} above the "
-        "least that its bits could reach there"
-    )
+    said = [
+        f"Stability: resampling the steps {found.resamples} times, {firm} of {count(len(plan.tensors), 'tensor')} kept "
+        f"their codec in at least {FIRM:.0%} of cases.",
+        f"There the plan's error is {low:.1%} to {high:.1%} above the least that its bits could reach.",
+    ]
     if found.gain is not None:
         low, high = found.gain[0], found.gain[-1]
-        sentence += f", and it saves {low:.0%} to {high:.0%} against that single codec, each at its own bits"
-    return [f"{sentence}."]
+        said.append(f"There it saves {low:.0%} to {high:.0%} against the best single codec, each at its own bits.")
+    return said
 
 
 def _exact(plan: Plan) -> str:
     totals = plan.totals
-    what = "error" if plan.budget.startswith(("--budget", "--ratio", "--step-time")) else "bits"
-    least = f"{totals.gap:.2%} above the least {what} that fractions of codecs could reach"
-    return f"{'No choice among these codecs is better; it' if totals.optimal else 'It'} is {least}."
+    what = "error" if plan.budget.startswith(("--max-bits", "--ratio", "--step-time")) else "bits"
+    best = "No choice among these codecs is better: the plan" if totals.optimal else "The plan"
+    return f"{best} is {totals.gap:.2%} above the least {what} that fractions of codecs could reach."
+
+
+def brief_table(plan: Plan) -> Table:
+    """The tensors with the most error, and all others in one row."""
+    bits = sum(row.bits * row.elements for row in plan.tensors)
+    error = sum(row.error for row in plan.tensors)
+    order = sorted(plan.tensors, key=lambda row: (row.error, row.bits * row.elements), reverse=True)
+    few = order if len(order) <= FEW_ROWS else order[: FEW_ROWS - 1]
+    rest = order[len(few) :]
+    shown = [[row] for row in few] + ([rest] if rest else [])
+
+    def name(rows: Sequence[TensorPlan]) -> str:
+        return rows[0].tensor if rows is not rest else f"{count(len(rest), 'other tensor')}"
+
+    def codec(rows: Sequence[TensorPlan]) -> str:
+        used = {row.codec for row in rows}
+        return rows[0].codec if len(used) == 1 else count(len(used), "codec")
+
+    columns: list[tuple[Column, Callable[[Sequence[TensorPlan]], Shown]]] = [
+        (Column("tensor", numeric=False), name),
+        (Column("codec", numeric=False), codec),
+        (
+            Column("bits"),
+            lambda rows: number(sum(r.bits * r.elements for r in rows) / sum(r.elements for r in rows)),
+        ),
+        (
+            Column("of the bits", rank=2),
+            lambda rows: format_cell(sum(r.bits * r.elements for r in rows) / (bits or math.nan), ".1%"),
+        ),
+        (
+            Column("of the error", rank=1),
+            lambda rows: format_cell(sum(r.error for r in rows) / (error or math.nan), ".1%"),
+        ),
+    ]
+    return Table.of("Tensors with the most error", shown, columns)
 
 
 def plan_table(plan: Plan, most: int | None = None) -> Table:
@@ -259,7 +302,9 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
                 *plan_figures(plan),
                 *([] if changing is None else [changing]),
             ),
+            place="layers",
             provenance=plan.provenance,
+            brief=brief_table(plan),
             numbers=partial(_numbers, plan),
         )
 
@@ -273,30 +318,30 @@ def _numbers(plan: Plan) -> Numbers:
 def plan_figures(plan: Plan) -> list[FigureSpec]:
     """The figures of a plan."""
     found = [
-        FigureSpec(
+        charted(
             "plan-frontier",
             "Plans against single codecs",
             "Lower and further left is better. The line is what a codec for each tensor makes at every budget, out of "
             "the same codecs; each point is one codec for all tensors.",
-            lambda: figures.charts.draw_chart(frontier(plan)),
+            lambda: frontier(plan),
         ),
-        FigureSpec(
+        charted(
             "plan-bits",
             "Bits of every tensor",
             "Measured bits per value that each tensor gets; the line is the mean over all values. The thin bars span "
             "the middle 90 % of what the price of a bit picks on resampled steps."
             + (f" The {MOST_BARS} largest tensors." if len(plan.tensors) > MOST_BARS else ""),
-            lambda: figures.charts.draw_chart(bits_per_tensor(plan)),
+            lambda: bits_per_tensor(plan),
         ),
     ]
     if len(plan.frontier) > 1 and any(row.at_frontier for row in plan.tensors):
         found.append(
-            FigureSpec(
+            charted(
                 "plan-budgets",
                 "What changes between budgets",
                 "Bits of the largest tensors against the bits of the whole plan. Where a curve is flat, other tensors "
                 "get what is added; 32 bits are exact.",
-                lambda: figures.charts.draw_chart(bits_by_budget(plan)),
+                lambda: bits_by_budget(plan),
             )
         )
     return found

@@ -14,7 +14,7 @@ from gtrace.report.analysis.safety import LAYER_RATIO, LAYER_SHARE, SAFE_BIAS, S
 from gtrace.report.analysis.savings import EXCHANGES
 from gtrace.report.names import MISSING, count, listed, number
 from gtrace.report.section import NOTHING, Cell, Column, Table, value_cell
-from gtrace.report.sections.sweep_tables import method_columns, most_energy
+from gtrace.report.sections.sweep_tables import MARKS, method_columns, most_energy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.safety import Safety, SafetyVerdict
     from gtrace.report.analysis.savings import Saving, Savings
-    from gtrace.report.section import Mark, Shown
+    from gtrace.report.section import Shown
 
 
 TITLE = "Is it safe?"
 _ORDER: tuple[SafetyVerdict, ...] = ("safe", "at risk", "cannot tell")
-_MARKS: dict[SafetyVerdict, Mark] = {"safe": "best", "at risk": "", "cannot tell": "quiet"}
 #: Configurations that a sentence names.
 _NAMED = 4
 _BATCH_OPTION = re.compile(r"(--?(?:per[-_]device[-_]train[-_])?batch[-_]size|-b)(?:=(\d+))?")
@@ -94,7 +93,7 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
     rows = tuple(
         (
             Cell(c.spec),
-            Cell(found.verdict, mark=_MARKS[found.verdict]),
+            Cell(found.verdict, mark=MARKS[found.verdict]),
             value_cell(c.bits),
             _ratio_cell(found),
             _bias_cell(found),
@@ -129,7 +128,7 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
         )
     if not math.isfinite(safety.batch):
         notes.append("The batch size is not in the trace; --batch-size states it.")
-    return Table(TITLE, columns, rows, (*notes, *_tests(analysis)), "No configuration was measured.")
+    return Table(TITLE, columns, rows, (*notes, *_tests(analysis)), "No configuration was measured.", place="safety")
 
 
 def _ratio_cell(found: Judgement) -> Cell:
@@ -263,6 +262,7 @@ def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
         notes=tuple(notes),
         empty="No tensor was measured.",
         folded=True,
+        place="safety",
     )
 
 

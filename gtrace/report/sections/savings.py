@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gtrace.costs import BUCKET_MIB, FIRST_BUCKET_MIB, WORTHWHILE
-from gtrace.report import figures
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
 from gtrace.report.analysis.savings import EXCHANGES, PAYLOADS
 from gtrace.report.names import MISSING, count, duration, number, size
-from gtrace.report.section import NOTHING, Cell, Chart, Column, Curve, FigureSpec, Numbers, Panel, Section, Table
+from gtrace.report.section import NOTHING, Cell, Chart, Column, Curve, Numbers, Panel, Section, Table
+from gtrace.report.sections.charts import charted
 from gtrace.units import rate_text
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.savings import Saving, Savings
     from gtrace.report.inputs import Report
+    from gtrace.report.section import FigureSpec
 
 
 _HOW = {"allgather": "by all-gather", "two-shot": "in two shots"}
@@ -33,7 +34,7 @@ def savings_verdict(savings: Savings) -> list[str]:
     network = f"{rate_text(cluster.network.bandwidth)} and {duration(cluster.network.latency)} a message"
     float32, bfloat16 = (row.step for row in savings.plain)
     said = [
-        f"Between {cluster.ranks} ranks with {network}, a step of {duration(cluster.step_time)} waits "
+        f"Between {cluster.ranks} ranks with {network}, a step of {duration(cluster.computing)} waits "
         f"{duration(float32.exposed)} for float32 gradients and {duration(bfloat16.exposed)} for "
         "bf16 ones."
     ]
@@ -110,7 +111,7 @@ def savings_table(savings: Savings, most: int | None = None) -> Table:
     if len(shown) < len(savings.rows):
         left = len({row.spec for row in savings.rows}) - len({row.spec for row in shown})
         notes.append(f"{count(left, 'codec')} with more bits or error than others are left out; -o FILE has them all.")
-    return Table("What codecs save", columns, tuple(rows), (*notes, *savings.notes))
+    return Table("What codecs save", columns, tuple(rows), (*notes, *savings.notes), folded=True)
 
 
 def _about_coding(savings: Savings) -> str:
@@ -174,7 +175,7 @@ def savings_chart(savings: Savings) -> Chart:
                 x, y, methods = zip(*sorted(points), strict=True)
                 curves.append(Curve(family, x, y, method=methods[0]))
         marks = (
-            ("computing alone", 1e3 * savings.cluster.step_time),
+            ("computing alone", 1e3 * savings.cluster.computing),
             ("bf16", 1e3 * savings.plain[1].step.seconds),
             ("float32", 1e3 * savings.plain[0].step.seconds),
         )
@@ -253,6 +254,7 @@ def savings_section(savings: Savings, most: int | None = None) -> Section:
         name=savings.name,
         sentences=said,
         blocks=(savings_table(savings, most), *savings_figures(savings)),
+        place="network",
         summary=said,
         together=True,
         numbers=partial(_numbers, savings),
@@ -272,7 +274,11 @@ def savings_figures(savings: Savings) -> list[FigureSpec]:
     if not any(panel.curves for panel in chart.panels):
         return []
     return [
-        FigureSpec(
-            "savings", "Error against the time of a step", chart.caption, lambda: figures.charts.draw_chart(chart)
+        charted(
+            "savings",
+            "Error against the time of a step",
+            chart.caption,
+            lambda: chart,
+            folded=True,
         )
     ]

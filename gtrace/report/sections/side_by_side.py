@@ -93,6 +93,7 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             name=f"{pair.second} against {pair.first}",
             sentences=tuple(side_by_side_verdict(pair)),
             blocks=(side_by_side_table(pair),),
+            place="choose",
             together=True,
             numbers=partial(_numbers, pair),
         )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import shlex
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +18,10 @@ from gtrace.report.analysis.fits import MOST_TENSORS, common_count, tensors_with
 from gtrace.report.analysis.results import MOST_NAMED
 from gtrace.report.names import count
 from gtrace.report.section import FigureSpec, Numbers, Record, Section, flat
+from gtrace.report.sections import charts
 from gtrace.report.sections.safety import noise_table, safety_json, safety_sentences, safety_table
 from gtrace.report.sections.sweep_tables import (
+    choice_table,
     comparison_table,
     configuration_table,
     equal_bits_table,
@@ -37,7 +42,11 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.savings import Savings
     from gtrace.report.inputs import Report
-    from gtrace.report.section import Block
+    from gtrace.report.section import Block, Verdict
+
+
+#: nominal bits up to which a sweep is worth its time
+MOST_BITS = 8
 
 
 def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
@@ -58,14 +67,35 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
                 *_answers(analysis, pairs or (), groups or (), report.savings_of(analysis)),
                 *_details(analysis, most_layers),
             ),
+            place="choose",
             notes=analysis.notes,
             warnings=analysis.warnings,
             summary=(prefix + first, *([" ".join(others)] if others else [])),
             facts=_facts(analysis),
             provenance={"results": analysis.name, "rows": analysis.rows, **made},
             numbers=partial(_numbers, analysis, pairs, groups),
-            verdict=verdict_of(analysis, report.savings_of(analysis)),
+            verdict=(verdict := verdict_of(analysis, report.savings_of(analysis))),
+            brief=choice_table(analysis, report.savings_of(analysis)),
+            following=_following(analysis, verdict),
         )
+
+
+def _following(analysis: SweepAnalysis, verdict: Verdict) -> str:
+    """The command that makes a verdict better: bits by layer, the noise that is not known, or what was not measured."""
+    path = analysis.provenance.get("trace")
+    if not isinstance(path, str) or not Path(path).exists():
+        return ""
+    trace = shlex.quote(path)
+    if analysis.provenance.get("kind") == "neural":
+        return f"gtrace formats {trace} --kind neural"
+    if verdict.answer == "compress":
+        return f"gtrace plan {trace} --max-bits {verdict.bits:.3g}"
+    bits = [c.nominal_bits for c in analysis.configurations if math.isfinite(c.nominal_bits)]
+    if verdict.answer == "nothing is safe" and max(bits, default=0) < MOST_BITS:
+        return f"gtrace sweep {trace} --methods qsgdinf --bits {max(bits, default=1) + 1:.0f}-{MOST_BITS}"
+    if verdict.answer == "not measured":
+        return f"gtrace sweep {trace}"
+    return f"gtrace sweep {trace} --methods bf16" if verdict.answer == "do not compress" and not verdict.codec else ""
 
 
 def _facts(analysis: SweepAnalysis) -> str:
@@ -130,27 +160,31 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "Pareto-optimal. What has no error at all, or no known bits, cannot be drawn."
                 + _noise_in_words(analysis),
                 lambda: figures.sweep.rate_distortion(analysis),
+                chart=lambda: charts.rate_distortion(analysis),
+                place="first",
             )
         )
     if (analysis.per_step > 0).any():
         found.append(
-            FigureSpec(
+            charts.charted(
                 "variance-over-steps",
                 "Error over training",
                 f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}, which stand "
                 "beside its name. Methods at different bits are not to be ranked here." + _noise_in_words(analysis),
-                lambda: figures.sweep.variance_over_steps(analysis),
+                lambda: charts.error_over_steps(analysis),
+                place="training",
             )
         )
     if np.isfinite(analysis.safety.ratio_per_step).any():
         found.append(
-            FigureSpec(
+            charts.charted(
                 "equivalent-batch",
                 "Equivalent batch size over training",
                 "A prediction: the batch in full precision whose gradients are as noisy as the compressed ones, "
                 "B / (1 + noise ratio), over a twentieth of the steps around each. The configurations of the figure "
                 "before; codecs with a bias are left out.",
-                lambda: figures.sweep.equivalent_batch_over_steps(analysis),
+                lambda: charts.batch_over_steps(analysis),
+                place="safety",
             )
         )
     if (analysis.per_tensor > 0).any():
@@ -161,30 +195,34 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "Every tensor with every configuration, summed over steps. Darker is worse; grey has no value."
                 + (" Rows are named by block, or every few." if len(analysis.tensors) > MOST_NAMED else ""),
                 lambda: figures.heatmap.layer_heatmap(analysis),
+                chart=lambda: charts.layers(analysis),
+                place="layers",
             )
         )
     if len(analysis.steps) > 1 and (analysis.bits_per_step > 0).any():
-        marked = "Ticks on the axis: levels and codes were fitted to that step." if analysis.fitted_at else ""
+        marked = "Points below: levels and codes were fitted to that step." if analysis.fitted_at else ""
         found.append(
-            FigureSpec(
+            charts.charted(
                 "bits-over-steps",
                 "Bits over training",
                 "The configurations of the figure before, payload and shared bytes of all tensors. A method whose "
                 f"bits grow needs more of them as the gradients change. {marked}".rstrip(),
-                lambda: figures.sweep.bits_over_steps(analysis),
+                lambda: charts.bits_over_steps(analysis),
                 folded=True,
+                place="training",
             )
         )
     if any(c.relative_variance > 0 and c.w1_normalized > 0 for c in analysis.configurations):
         found.append(
-            FigureSpec(
+            charts.charted(
                 "wasserstein",
                 "Wasserstein distance against variance",
                 "Each point is one configuration. Lower and further left is better. The Wasserstein distance compares "
                 "the values before and after as two heaps, whoever holds which; the variance compares them one by "
                 "one. Points far below the others keep the distribution better than their error says.",
-                lambda: figures.sweep.wasserstein(analysis),
+                lambda: charts.wasserstein(analysis),
                 folded=True,
+                place="details",
             )
         )
     return found + _fit_figures(analysis)
@@ -216,6 +254,8 @@ def _fit_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "Levels over the density of the gradient",
                 f"{how} The largest tensor, at step {drawn[0].step:,}.",
                 lambda: figures.levels.levels_over_density(analysis, drawn[:1]),
+                chart=lambda: charts.levels_over_density(analysis, drawn[:1]),
+                place="details",
             )
         )
     if others:
@@ -225,19 +265,22 @@ def _fit_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "Levels over the density of other tensors",
                 f"{how} The largest tensors after the first.",
                 lambda: figures.levels.levels_over_density(analysis, others),
+                chart=lambda: charts.levels_over_density(analysis, others),
                 folded=True,
+                place="details",
             )
         )
     descents = tensors_with_convergence(analysis.fits)[:MOST_TENSORS]
     if descents:
         found.append(
-            FigureSpec(
+            charts.charted(
                 "convergence",
                 "Convergence of coordinate descent",
                 "How far the objective is from the best one found, after each sweep over the levels, from uniform, "
                 "exponential and companding starts. The dotted line is one part in a million: arrived. A curve that "
                 "ends above it is caught in a local optimum.",
-                lambda: figures.levels.convergence(descents),
+                lambda: charts.convergence(descents),
+                place="details",
             )
         )
     return found

@@ -13,10 +13,22 @@ from gtrace.report.analysis.basis import CODED, whose_gradient
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
 from gtrace.report.analysis.evidence import SIGNIFICANT
 from gtrace.report.analysis.families import MEASURES
-from gtrace.report.names import MISSING, count, listed, number, percent, sparkline
-from gtrace.report.section import NOTHING, PARETO, Cell, Column, LayerTables, Shown, Table, format_cell, value_cell
+from gtrace.report.names import MISSING, count, duration, listed, number, percent, sparkline
+from gtrace.report.section import (
+    FEW_ROWS,
+    NOTHING,
+    PARETO,
+    Cell,
+    Column,
+    LayerTables,
+    Shown,
+    Table,
+    format_cell,
+    value_cell,
+)
 from gtrace.report.sections.sweep_words import bits_in_words, energy_share, off_target, signed_percent
 from gtrace.report.statistics import THIRDS
+from gtrace.report.verdict import ERROR_LIMIT, Candidate, candidates_of, choose, lost, short_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -26,13 +38,76 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.families import BDRate, Configuration, Family
     from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.analysis.safety import SafetyVerdict
+    from gtrace.report.analysis.savings import Savings
+    from gtrace.report.section import Mark
     from gtrace.report.statistics import Interval
 
 
+#: how a verdict on safety is set off
+MARKS: dict[SafetyVerdict, Mark] = {"safe": "best", "at risk": "", "cannot tell": "quiet"}
 #: Layers that have a section of their own, the ones with the most energy, and methods in each.
 MOST_LAYERS, MOST_METHODS = 250, 16
 #: groups, or codecs, up to which they have a column each
 _WIDE = 6
+
+
+def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: bool = False) -> Table | None:
+    """The recommended configuration beside the best of other methods; None if no error was measured.
+
+    Args:
+        analysis: of a sweep.
+        savings: step times on the user's network; None without one.
+        every: all configurations by their specs, with the two columns of step times that a page fills in.
+    """
+    found = candidates_of(analysis, savings)
+    if not analysis.measured:
+        return None
+    shown = short_list(found, network=savings is not None, most=FEW_ROWS)
+    if every:
+        shown = sorted(found, key=lambda one: (not one.within, one.bits))
+    safety = analysis.safety
+    judged = dict(zip((c.spec for c in analysis.configurations), safety.judged, strict=False))
+    chosen = choose(found, network=savings is not None).chosen
+
+    def verdict(one: Candidate) -> Cell:
+        known = judged.get(one.codec)
+        if not math.isfinite(one.error):
+            return Cell("exact" if one.method == "none" else "not measured", mark="quiet")
+        if known is not None and safety.known:
+            return Cell(known.verdict, mark=MARKS[known.verdict], hint=known.reason)
+        limit = f"{ERROR_LIMIT:.0%}"
+        return Cell(f"below {limit}", mark="best") if one.within else Cell(f"above {limit}")
+
+    def batch(one: Candidate) -> Cell:
+        known = judged.get(one.codec)
+        size = math.nan if known is None else safety.equivalent(known.ratio)[0]
+        return format_cell(size, ",.0f" if size >= 100 else ".3g")
+
+    columns: list[tuple[Column, Callable[[Candidate], Shown]]] = [
+        (
+            Column("codec", numeric=False),
+            lambda one: Cell(
+                "float32" if one.method == "none" else one.codec if every else one.name,
+                mark="best" if one is chosen else "",
+            ),
+        ),
+        (Column("bits", "measured, per value", rank=1), lambda one: number(one.bits)),
+        (Column("error", "share of gradient energy lost"), lambda one: lost(one.error)),
+    ]
+    if safety.known:
+        whole = f"{safety.stated_batch:,.0f}"
+        columns.append((Column(f"like a batch (of {whole})", "in full precision, by gradient noise", rank=2), batch))
+    if savings is not None and not every:
+        columns.append((Column("step time", f"on {savings.cluster.ranks} ranks"), lambda one: duration(one.seconds)))
+    columns.append((Column("verdict", numeric=False), verdict))
+    if every:
+        columns.append((Column("step", "seconds of a step on this network"), lambda _: NOTHING))
+        columns.append((Column("over bf16", "a step with bf16 gradients over this one"), lambda _: NOTHING))
+        return Table.of("Every configuration", shown, columns, place="choose")
+    left = len({one.method for one in found if math.isfinite(one.error)} - {one.method for one in shown})
+    notes = (f"{count(left, 'more method')}; --full shows all.",) if left else ()
+    return Table.of("The best configuration of each method", shown, columns, notes=notes, place="choose")
 
 
 def layer_tables(analysis: SweepAnalysis) -> LayerTables | None:
@@ -110,7 +185,7 @@ def comparison_table(analysis: SweepAnalysis) -> Table:
         f"p is Holm's, corrected for the {len(analysis.comparisons)} comparisons at all {rows} numbers of bits; "
         f"marked where it is below {SIGNIFICANT:g}."
     )
-    return pairs_table(title, here, (note,) if here else ())
+    return dataclasses.replace(pairs_table(title, here, (note,) if here else ()), place="details")
 
 
 def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tuple[str, ...] = ()) -> Table:
@@ -210,6 +285,7 @@ def phase_table(analysis: SweepAnalysis) -> Table:
                 lambda family: sparkline(analysis.per_step[analysis.nearest(family, bits)].tolist()),
             ),
         ],
+        place="training",
         notes=notes if found else (),
         empty="Too few steps to tell parts of training apart.",
     )
@@ -333,7 +409,9 @@ def _what_error_is(analysis: SweepAnalysis) -> list[str]:
             "stays."
         )
     else:
-        notes.append("For one worker. --ranks N compares for N workers, which shrink variance and leave bias.")
+        notes.append(
+            "For one worker. --cluster or --ranks N compares for N workers, which shrink variance and leave bias."
+        )
     return notes
 
 
@@ -402,7 +480,12 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
         ),
     )
     return Table.of(
-        "Configurations", analysis.configurations, columns, notes=notes, empty="No configuration was measured."
+        "Configurations",
+        analysis.configurations,
+        columns,
+        notes=notes,
+        empty="No configuration was measured.",
+        place="details",
     )
 
 
@@ -463,6 +546,7 @@ def layer_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
         notes=tuple(notes),
         empty="No tensor was measured.",
         folded=True,
+        place="layers",
     )
 
 
@@ -507,7 +591,7 @@ def group_table(groups: Sequence[TensorGroup]) -> Table:
         "per value, weighted by elements. Marked: no other codec takes fewer bits at no more error."
     )
     said = dict.fromkeys(note for group in groups for note in group.analysis.notes)
-    return Table("Error by group of tensors", tuple(columns), tuple(map(tuple, rows)), (*notes, *said))
+    return Table("Error by group of tensors", tuple(columns), tuple(map(tuple, rows)), (*notes, *said), place="layers")
 
 
 def _about(group: TensorGroup) -> str:

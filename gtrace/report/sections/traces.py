@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
 from gtrace.report import figures
 from gtrace.report.names import MISSING, listed, number
-from gtrace.report.section import Block, Cell, Column, FigureSpec, Mark, Numbers, Section, Table
+from gtrace.report.section import FEW_ROWS, Block, Cell, Column, FigureSpec, Mark, Numbers, Section, Table
 from gtrace.sweep.laws import ASKED, FEW
 
 if TYPE_CHECKING:
@@ -85,6 +86,12 @@ def trace_table(summary: TraceSummary) -> Table:
         for t in summary.tensors
     )
     return Table("Recorded tensors", columns, rows, (), "The trace holds no tensor.", folded=True)
+
+
+def _largest(summary: TraceSummary) -> Table:
+    """The tensors with the most elements."""
+    largest = sorted(summary.tensors, key=lambda tensor: -tensor.elements)[:FEW_ROWS]
+    return trace_table(dataclasses.replace(summary, tensors=tuple(largest)))
 
 
 #: How early a narrow terminal drops a law.
@@ -245,6 +252,9 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             name=trace.name,
             sentences=(trace.sentence,),
             blocks=(trace_table(trace),),
+            place="details",
+            brief=_largest(trace),
+            following=f"gtrace sweep {shlex.quote(trace.name)}",
             parts=tuple(law_section(laws) for laws in trace.laws),
             numbers=partial(_numbers, trace),
         )
@@ -270,7 +280,7 @@ def law_section(laws: LawSection) -> Section:
     for table, drawn in shown:
         if table.rows:
             blocks += [table, *drawn]
-    return Section("", laws.title, tuple(laws.sentences), tuple(blocks), together=True)
+    return Section("", laws.title, tuple(laws.sentences), tuple(blocks), "details", together=True)
 
 
 def _law_figures(section: LawSection) -> list[FigureSpec]:

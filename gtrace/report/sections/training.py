@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.report import figures
 from gtrace.report.analysis.evidence import SIGNIFICANT
 from gtrace.report.analysis.runs import (
     BASELINE,
@@ -17,14 +16,15 @@ from gtrace.report.analysis.runs import (
     RankCosts,
     chosen_bits,
     common_loss,
+    final_difference,
     known_mean,
     seconds_to_loss,
 )
 from gtrace.report.names import MISSING, count, number, size
 from gtrace.report.section import (
+    FEW_ROWS,
     Cell,
     Column,
-    FigureSpec,
     Numbers,
     Record,
     Section,
@@ -34,14 +34,16 @@ from gtrace.report.section import (
     format_cell,
     value_cell,
 )
+from gtrace.report.sections import charts
 from gtrace.report.statistics import FEWEST_SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool
-    from gtrace.report.analysis.runs import LoggedRun, SeedGroup
+    from gtrace.report.analysis.runs import FinalLoss, LoggedRun, SeedGroup
     from gtrace.report.inputs import Report
+    from gtrace.report.section import FigureSpec
     from gtrace.report.statistics import Interval
 
 
@@ -62,6 +64,8 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             name=log.name,
             sentences=said,
             blocks=(*_tables(log), *run_figures(log)),
+            place="training",
+            brief=_first_runs(log),
             notes=log.notes,
             warnings=log.warnings,
             summary=said,
@@ -69,6 +73,14 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             provenance={"results": log.name, **study},
             numbers=partial(_numbers, log),
         )
+
+
+def _first_runs(log: RunLogAnalysis) -> Table | None:
+    """The first runs, without notes."""
+    if not log.runs:
+        return None
+    table = run_table(log)
+    return dataclasses.replace(table, rows=table.rows[:FEW_ROWS], notes=())
 
 
 def pooled_sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
@@ -79,6 +91,7 @@ def pooled_sections(report: Report, most_layers: int | None = None) -> Iterator[
             name=f"put together: {', '.join(pool.logs)}",
             sentences=tuple(seeds_verdict(pool.groups, pool.averaged, neural=pool.neural)) or ("No run was finished.",),
             blocks=(seed_table(pool.groups, pool.averaged, neural=pool.neural, notes=pool.notes),),
+            place="training",
             together=True,
             numbers=partial(_pooled_numbers, pool),
         )
@@ -306,7 +319,11 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
         parts = [f"Trained with {run.spec} on {analysis.averaged}{until}: {_reached(run)}"]
         # An accuracy is not compared with a loss.
         if baseline is not None and len({math.isfinite(one.final_accuracy) for one in (run, baseline)}) == 1:
-            parts.append(f"uncompressed {_reached(baseline, name=False)}")
+            by_loss = not any(
+                math.isfinite(x) for x in (run.final_accuracy, run.final_eval_loss, baseline.final_eval_loss)
+            )
+            more = f" ({loss_difference(final_difference(run, baseline))})" if by_loss else ""
+            parts.append(f"uncompressed {_reached(baseline, name=False)}{more}")
         if math.isfinite(run.ratio) and run.spec != BASELINE:
             parts.append(f"{number(run.ratio)} times fewer bits {_sent(neural=analysis.neural)} than with float32")
         sentences.append("; ".join(parts) + ".")
@@ -366,6 +383,59 @@ def difference_text(metric: str, difference: Interval, p_holm: float) -> str:
     return f"{said} (95%: {_signed(metric, difference.low)} to {_signed(metric, difference.high)}){sure}"
 
 
+def loss_difference(difference: Interval) -> str:
+    """How much higher a loss is, with half the width of its interval: ``+0.042 +- 0.023``."""
+    if not difference.known:
+        return f"{difference.estimate:+.{loss_digits(difference)}f}; {difference.why}"
+    reach = (difference.high - difference.low) / 2
+    return f"{difference.estimate:+.{loss_digits(difference)}f} +- {reach:.{loss_digits(difference)}f}"
+
+
+def loss_digits(difference: Interval) -> int:
+    """Decimals of losses that show their difference: two digits of what is not sure of it."""
+    reach = (difference.high - difference.low) / 2 if difference.known else abs(difference.estimate)
+    return min(max(1 - math.floor(math.log10(reach)), 2), 9) if math.isfinite(reach) and reach > 0 else 4
+
+
+def comparison_lines(compared: Sequence[FinalLoss], own_seed: bool) -> list[str]:
+    """Final losses of codecs against the uncompressed runs: a sentence for one codec, a line each for several.
+
+    Args:
+        compared: of the codecs.
+        own_seed: the program sets its own seed, so that further seeds were left out.
+    """
+    if len(compared) == 1:
+        lines = [f"{compared[0].spec}: {_final_loss(compared[0])}."]
+    else:
+        rows = [("codec", "final loss", "against none", "bits per value")]
+        rows += [("none", number(compared[0].baseline, 4), "", "32")]
+        for one in compared:
+            difference = "" if one.went_wrong else loss_difference(one.difference)
+            rows.append((one.spec, one.went_wrong or number(one.loss, 4), difference, number(32 / one.ratio)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    first = compared[0]
+    basis = f"Final loss: mean over the last {count(first.last, 'step')} of {first.steps:,}"
+    if any(one.difference.known for one in compared):
+        over = "these steps of one seed; --seeds 5 adds what the seed does" if first.seeds == 1 else "seeds"
+        basis += f"; +- is half a 95% interval over {over}"
+    lines.append(f"{basis}.")
+    if own_seed:
+        lines.append("The script sets its own seed: runs with other seeds are the same run, and were left out.")
+    return lines
+
+
+def _final_loss(one: FinalLoss) -> str:
+    if one.went_wrong:
+        return f"{one.went_wrong}; uncompressed {number(one.baseline, 4)}"
+    digits = loss_digits(one.difference)
+    fewer = f", with {number(one.ratio)} times fewer bits than float32" if math.isfinite(one.ratio) else ""
+    return (
+        f"final loss {one.loss:.{digits}f} against {one.baseline:.{digits}f} uncompressed "
+        f"({loss_difference(one.difference)}){fewer}"
+    )
+
+
 def metric_text(metric: str, value: float) -> str:
     """A value of a metric of training: accuracies in percent."""
     return f"{value:.2%}" if metric == "test accuracy" and math.isfinite(value) else number(value)
@@ -390,62 +460,62 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
     found = []
     if any(len(run.steps) or len(run.eval_steps) for run in analysis.runs):
         found += [
-            FigureSpec(
+            charts.charted(
                 "training-over-steps",
                 "Training against steps",
-                "Faint: every step. Does the codec cost steps?",
-                lambda: figures.training.training_curves(analysis, "steps"),
+                "Running mean of the loss. Does the codec cost steps?",
+                lambda: charts.training_curves(analysis, "steps"),
             ),
-            FigureSpec(
+            charts.charted(
                 "training-over-bits",
                 "Training against bytes encoded" if neural else "Training against bytes sent",
                 f"The same curves against what one worker has {'encoded' if neural else 'sent up'}, "
                 "payload and shared bytes: further left is cheaper.",
-                lambda: figures.training.training_curves(analysis, "bits"),
+                lambda: charts.training_curves(analysis, "bits"),
             ),
         ]
     if any(np.isfinite(run.sim_seconds).any() for run in analysis.runs):
         found.append(
-            FigureSpec(
+            charts.charted(
                 "training-over-time",
                 "Training against simulated time",
                 "The same curves against the time that steps would take with the simulated network: further left is "
                 "sooner.",
-                lambda: figures.training.training_curves(analysis, "time"),
+                lambda: charts.training_curves(analysis, "time"),
             )
         )
     if any((run.bits > 0).any() for run in analysis.runs):
         found.append(
-            FigureSpec(
+            charts.charted(
                 "training-bits",
                 "Bits over training",
                 f"Bits per value that one worker {'encoded' if neural else 'sent up'} in each step, payload and shared "
-                "bytes. Ticks on a curve: its levels or codes were fitted anew.",
-                lambda: figures.training.bits_over_steps(analysis),
+                "bytes. Points on a curve: its levels or codes were fitted.",
+                lambda: charts.bits_of_runs(analysis),
             )
         )
     if any(np.isfinite(run.relative_variance).any() and (run.relative_variance > 0).any() for run in analysis.runs):
         found.append(
-            FigureSpec(
+            charts.charted(
                 "neural-gradients" if neural else "averaged-gradient",
                 "Error of the neural gradients" if neural else "Error of the averaged gradient",
                 "The codec's error on the gradients that enter the layers' backward passes, all layers together."
                 if neural
                 else "What is left of the codec's error after the workers' decoded gradients are averaged.",
-                lambda: figures.training.averaged_gradient_error(analysis),
+                lambda: charts.error_of_runs(analysis),
             )
         )
     for k, run in enumerate(run for run in analysis.runs if run.shadow):
         most = len(run.shadow) > MOST_SHADOWS
         left_out = f" The {MOST_SHADOWS} with the lowest mean of {len(run.shadow)}." if most else ""
         found.append(
-            FigureSpec(
+            charts.charted(
                 f"weight-gradients{f'-{k + 1}' if k else ''}",
                 f"Weight gradients with {run.spec}",
                 "Cosine to the exact weight gradient of the same batch. Left: only the gradients of this layer's own "
                 "outputs are compressed. Right: those of all layers, as in training, so errors accumulate towards the "
                 f"first layer.{left_out}",
-                lambda run=run: figures.training.weight_gradient_cosines(run),  # type: ignore[misc]
+                lambda run=run: charts.weight_gradient_cosines(run),  # type: ignore[misc]
             )
         )
     return found

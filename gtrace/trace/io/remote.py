@@ -90,7 +90,7 @@ class RemoteFiles:
         try:
             import fsspec.core
         except ImportError:
-            raise UsageError(f"{address}: needs fsspec, which is not installed: pip install 'gtrace[remote]'") from None
+            raise UsageError(f"{address}: needs fsspec, which is not installed: pip install fsspec") from None
         scheme = urlsplit(address).scheme
         try:
             self._system, _ = fsspec.core.url_to_fs(address)

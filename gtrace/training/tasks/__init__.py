@@ -134,7 +134,7 @@ def require_torch() -> None:
         UsageError: it is not.
     """
     if importlib.util.find_spec("torch") is None:
-        raise UsageError("training needs PyTorch, which is not installed: pip install 'gtrace[torch]'")
+        raise UsageError("training needs PyTorch, which is not installed: pip install torch")
 
 
 def task_names() -> tuple[str, ...]:

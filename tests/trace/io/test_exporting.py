@@ -144,7 +144,7 @@ def test_what_is_there_is_kept(tmp_path):
     with memory_trace() as trace:
         export_trace(trace, tmp_path / "out", "npz", ExportChoice(steps=[0]))
         for place, force in (("out", False), ("mine", False), ("mine", True)):
-            with pytest.raises(OutputExistsError, match="already exists|so it is kept"):
+            with pytest.raises(OutputExistsError, match=r"already exists|so it is kept"):
                 export_trace(trace, tmp_path / place, "npz", force=force)
         export_trace(trace, tmp_path / "out", "safetensors", ExportChoice(steps=[1]), force=True)
 

@@ -1,4 +1,4 @@
-"""``gtrace compare``: does what is measured on gradients predict the loss of the training?"""
+"""``gtrace study predict``: does what is measured on gradients predict the loss of the training?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gtrace.cli.options import options, print_json
+from gtrace.cli.options import Command, options, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import option
 
@@ -18,13 +18,13 @@ def _share(_context: click.Context, _option: click.Parameter, text: str) -> floa
     except ValueError:
         value = -1.0
     if not 0.0 < value <= 1.0:
-        raise UsageError(f"--first: '{text}' is no share of the steps; write 10%")
+        raise UsageError(f"--first: '{text}' is not a share of the steps; write e.g. 10%.")
     return value
 
 
 @dataclass(frozen=True)
-class CompareSettings:
-    """The options of ``gtrace compare``."""
+class PredictSettings:
+    """The options of ``gtrace study predict``."""
 
     first: float = option("100%", type=str, metavar="SHARE", callback=_share, help="Steps whose measures count.")
     exclude: tuple[str, ...] = option((), metavar="GLOB", help="Leave codecs out, as in 'ef:*'.")
@@ -35,13 +35,13 @@ class CompareSettings:
     as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
 
 
-@click.command("compare", epilog="Example: gtrace compare digits-mlp-compare.jsonl -o predicts.svg")
+@click.command("predict", cls=Command, epilog="Example: gtrace study predict digits-mlp-compare.jsonl -o predicts.svg")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@options(CompareSettings)
-def command(settings: CompareSettings, runs: tuple[Path, ...]) -> None:
+@options(PredictSettings)
+def command(settings: PredictSettings, runs: tuple[Path, ...]) -> None:
     """Relate what was measured on the gradients of RUNS to their final losses.
 
-    RUNS are run logs of gtrace train with several codecs (--compare), best with several --seeds and with --measure. For
+    RUNS are run logs of gtrace study compare, best with several --seeds and with --measure. For
     each study and measure: the rank correlation over codecs with the final test loss above that of the uncompressed
     run of the same seed, and its bootstrap interval.
     """

@@ -1,0 +1,238 @@
+"""Groups of commands: what is in each, loaded when it is called, and what a mistyped word may mean."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gtrace.cli.options import Command
+from gtrace.errors import UsageError, suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from importlib.metadata import EntryPoint
+
+#: what a table of commands holds: name -> (module that defines it as ``command``, or module:name; its line in the help)
+_TRACE = {
+    "info": ("gtrace.cli.info", "Show what is in a trace."),
+    "check": ("gtrace.cli.check", "Verify every value of a trace, and repair it."),
+    "pack": ("gtrace.cli.pack", "Rewrite a trace into fewer files, or as HDF5."),
+    "sketch": ("gtrace.cli.sketch", "Make a small trace of sketches from a full one."),
+    "import": ("gtrace.cli.import_", "Make a trace of arrays that other programs stored."),
+    "export": ("gtrace.cli.export", "Write a trace as npz, safetensors or Parquet."),
+}
+#: the top level, in the order of use
+COMMANDS = {
+    "demo": ("gtrace.cli.demo", "See all of it on a shipped sample."),
+    "capture": ("gtrace.cli.capture", "Run your training script and record its gradients."),
+    "info": _TRACE["info"],
+    "sweep": ("gtrace.cli.sweep", "Measure compression methods on a trace."),
+    "report": ("gtrace.cli.report", "Read the results: which method to use, tables, a page."),
+    "plan": ("gtrace.cli.plan", "Choose a method and bits for every tensor; show and diff plans."),
+    "train": ("gtrace.cli.train", "Train your script, or a built-in task, with a method."),
+    "study": ("gtrace.cli.study", "Compare methods on built-in tasks, over seeds, by protocol."),
+    "codecs": ("gtrace.cli.codecs", "List the compression methods, or explain one."),
+    "trace": ("gtrace.cli.trace", "Look after traces: check, pack, sketch, import, export."),
+}
+#: the commands of each group
+SUBCOMMANDS = {
+    "plan": {
+        "show": ("gtrace.cli.plan_show:show", "Show what a plan chooses and what it costs."),
+        "diff": ("gtrace.cli.plan_show:diff", "Show where two plans differ."),
+        "formats": ("gtrace.cli.formats", "Choose a float format for every layer of a trace."),
+    },
+    "study": {
+        "tasks": ("gtrace.cli.study:tasks", "List the built-in tasks."),
+        "compare": ("gtrace.cli.study:compare", "Train a task with several methods side by side."),
+        "seeds": ("gtrace.cli.study:seeds", "The same with several seeds, and how sure the differences are."),
+        "predict": ("gtrace.cli.predict", "Show which measure of the error predicts the loss of training."),
+        "bench": ("gtrace.cli.bench", "Compare a codec of your own with every built-in one."),
+    },
+    "trace": _TRACE,
+}
+#: names of the top level that a group took over; they are still read
+ALIASES = {"compare": "study predict", "bench": "study bench", "formats": "plan formats"} | {
+    name: f"trace {name}" for name in _TRACE if name not in COMMANDS
+}
+#: entry points of packages that add commands; each names a pair as in COMMANDS, in a module that imports fast
+GROUP = "gtrace.commands"
+#: what the package gtrace-experiments adds
+EXPERIMENTS = ("reproduce", "linear")
+#: how a file ends that somebody may give without a command -> the command that reads it
+_READERS = {".py": "capture", ".zarr": "info", ".h5": "info", ".sweep.db": "report", ".jsonl": "report"}
+
+
+@cache
+def added_commands() -> dict[str, EntryPoint]:
+    """Commands of other installed packages, by name; nothing of theirs is imported."""
+    from importlib import metadata
+
+    known = (*COMMANDS, *ALIASES)
+    return {entry.name: entry for entry in metadata.entry_points(group=GROUP) if entry.name not in known}
+
+
+def use_instead(name: str, arguments: str = "") -> str:
+    """Which command of gtrace-experiments to use, and how to install it if it is missing."""
+    missing = "" if name in added_commands() else "; first pip install ./experiments in a clone of gtrace"
+    return f"use gtrace {name} {arguments}".rstrip() + missing
+
+
+def command_line(name: str) -> str:
+    """The line of a command in ``gtrace --help``; of another package's, why if it cannot be loaded."""
+    if name in COMMANDS:
+        return COMMANDS[name][1]
+    try:
+        return _pair(added_commands()[name])[1]
+    except UsageError as error:
+        return str(error)
+
+
+def load_command(place: str) -> click.Command:
+    """The command at ``module`` or ``module:name``.
+
+    Raises:
+        TypeError: something else is there.
+    """
+    module, _, name = place.partition(":")
+    command = getattr(importlib.import_module(module), name or "command")
+    if not isinstance(command, click.Command):
+        raise TypeError("its command is not a click command")
+    return command
+
+
+def _load_added(name: str) -> click.Command:
+    entry = added_commands()[name]
+    try:
+        with _of_package(entry):
+            return load_command(_pair(entry)[0])
+    except UsageError as error:
+        return _broken(name, error)
+
+
+def _pair(entry: EntryPoint) -> tuple[str, str]:
+    """What another package's entry point names: the module of a command, and its line in the help."""
+    with _of_package(entry):
+        module, line = entry.load()
+        return str(module), str(line)
+
+
+@contextmanager
+def _of_package(entry: EntryPoint) -> Iterator[None]:
+    """One line for whatever another package raises: the other commands go on.
+
+    Raises:
+        UsageError: the package cannot be loaded.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - an error of another package must not stop gtrace's own commands
+        package = entry.value if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(f"{entry.name}: cannot load {package} ({reason}); update or uninstall it") from None
+
+
+def _broken(name: str, error: UsageError) -> click.Command:
+    """Stands in for a command that cannot be loaded: it lists and completes, and says why when it is run."""
+
+    def refuse() -> None:
+        raise error
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, anything, refuse, short_help=str(error), add_help_option=False)
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module only when that command is run.
+
+    Args:
+        args: as of ``click.Group``.
+        table: its commands, as in ``SUBCOMMANDS``.
+        attributes: as of ``click.Group``.
+    """
+
+    def __init__(self, *args: Any, table: Mapping[str, tuple[str, str]], **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self._table = table
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return load_command(self._table[cmd_name][0]) if cmd_name in self._table else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
+            ctx.fail(self.unknown(ctx, args[0]))
+        return super().resolve_command(ctx, args)
+
+    def unknown(self, ctx: click.Context, word: str) -> str:
+        """The message about a word that is not a command of this group."""
+        return f"'{word}' is not a command of {ctx.command_path}; {suggest(word, self._table)}"
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self._table.items()])
+
+
+class Program(LazyGroup):
+    """The top level: gtrace's own commands, those that other packages add, and names that groups took over."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS, *added_commands()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _load_added(cmd_name) if cmd_name in added_commands() else super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in ALIASES:
+            group, name = ALIASES[args[0]].split()
+            return f"{group} {name}", load_command(SUBCOMMANDS[group][name][0]), args[1:]
+        return super().resolve_command(ctx, args)
+
+    def unknown(self, ctx: click.Context, word: str) -> str:
+        if word in EXPERIMENTS:
+            return f"'{word}' needs the experiments; {use_instead(word)}"
+        for suffix, reader in _READERS.items():
+            if word.rstrip("/").endswith(suffix):
+                return f"'{word}' is not a command; did you mean gtrace {reader} {word}?"
+        below = SUBCOMMANDS.items()
+        words = {name: f"{group} {name}" for group, table in below for name in table if name not in COMMANDS}
+        return f"'{word}' is not a command; {suggest(word, [*self.list_commands(ctx), *words], words)}"
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command_line(name)) for name in self.list_commands(ctx)])
+
+
+class CommandWithCommands(Command):
+    """A command that has others below it: ``gtrace plan TRACE``, and ``gtrace plan show``."""
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> click.Context:
+        table = SUBCOMMANDS[self.name or ""]
+        if args and args[0] in table:
+            chosen = load_command(table[args[0]][0])
+            return chosen.make_context(f"{info_name} {args[0]}", args[1:], *rest, **extra)
+        return super().make_context(info_name, args, *rest, **extra)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(f"{self.name} {word}", line) for word, (_, line) in SUBCOMMANDS[self.name or ""].items()]
+            )

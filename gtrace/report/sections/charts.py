@@ -1,0 +1,275 @@
+"""Figures of sweeps and run logs as plain data, which a page draws itself and matplotlib draws into files."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.report import figures
+from gtrace.report.analysis.families import method_of, short_spec
+from gtrace.report.analysis.fits import common_count, levels_on
+from gtrace.report.analysis.runs import BASELINE, WINDOW, running_mean, worst_shadows
+from gtrace.report.analysis.safety import SAFE_BIAS
+from gtrace.report.names import number
+from gtrace.report.section import Chart, Curve, FigureSpec, HeatMap, Panel
+from gtrace.types import WHOLE_MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any, Literal
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.report.analysis.fits import TensorFit
+    from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.analysis.run_logs import RunLogAnalysis
+    from gtrace.report.analysis.runs import LoggedRun
+    from gtrace.report.analysis.safety import Safety
+
+#: Name of the curve through the Pareto-optimal configurations.
+FRONT = "best measured"
+#: Name of the points where levels and codes were fitted again.
+FITTED = "levels fitted"
+#: Points of a long curve that a page draws.
+_POINTS = 400
+_BITS, _LOST, _STEP = "bits per value", "of gradient energy lost", "training step"
+#: An objective this close to the best one has arrived.
+_ARRIVED = 1e-6
+#: Magnitudes further below the smallest level are left out of a density.
+_BELOW_LEVELS = 2.0**-5
+
+
+def charted(name: str, title: str, caption: str, chart: Callable[[], Chart], **rest: Any) -> FigureSpec:
+    """A figure that is nothing but its chart; ``rest`` as of :class:`FigureSpec`."""
+    return FigureSpec(name, title, caption, lambda: figures.charts.draw_chart(chart()), chart=chart, **rest)
+
+
+def _curve(
+    label: str, x: ArrayLike, y: ArrayLike, names: Sequence[str] = (), *, positive: bool = True, **how: str
+) -> Iterable[Curve]:
+    """The points of a curve that can be drawn, none if there are none; a long one is thinned out."""
+    xs, ys = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    known = np.flatnonzero(np.isfinite(xs) & np.isfinite(ys) & ((ys > 0) | (not positive)))
+    if len(known) > _POINTS:
+        known = known[np.linspace(0, len(known) - 1, _POINTS).round().astype(np.int64)]
+    if len(known):
+        named = tuple(names[k] for k in known) if names else ()
+        yield Curve(label, tuple(xs[known].tolist()), tuple(ys[known].tolist()), names=named, **how)  # type: ignore[arg-type]
+
+
+def rate_distortion(analysis: SweepAnalysis) -> Chart:
+    """Error against measured bits, a curve for each family, and the Pareto front."""
+    curves: list[Curve] = []
+    for family in analysis.families:
+        points = sorted((analysis.configurations[k] for k in family.members), key=lambda c: c.bits)
+        points = [c for c in points if c.bits > 0]
+        x, y = [c.bits for c in points], [c.error for c in points]
+        curves += _curve(family.label, x, y, [c.spec for c in points], method=family.method)
+    front = sorted((c for c in analysis.configurations if c.pareto and c.bits > 0), key=lambda c: c.bits)
+    curves += _curve(FRONT, [c.bits for c in front], [c.error for c in front], [c.spec for c in front])
+    panel = Panel(
+        tuple(curves),
+        x_label=_BITS,
+        y_label=_LOST,
+        log_x=True,
+        log_y=True,
+        lines=_noise(analysis.safety),
+        percent=True,
+        most=1.0,
+    )
+    return Chart((panel,), "Share of gradient energy lost, at measured bits per value. The gray line is the best here.")
+
+
+def _noise(safety: Safety) -> tuple[tuple[str, float], ...]:
+    if not safety.known:
+        return ()
+    noise = float(safety.noise.estimate)
+    return ("noise of one worker", noise), (f"noise of {safety.workers} workers", noise / safety.workers)
+
+
+def _over_steps(
+    analysis: SweepAnalysis, values: NDArray[np.float64], y_label: str, *others: Curve, percent: bool = False
+) -> Chart:
+    """``values`` (configurations, steps) of each family's configuration nearest to three bits, and other curves."""
+    curves: list[Curve] = []
+    for family in analysis.families:
+        k = analysis.nearest(family)
+        if k >= 0:
+            c = analysis.configurations[k]
+            name = f"{c.name}, {number(c.bits, 2)} bits"
+            names = [name] * len(analysis.steps)
+            curves += _curve(family.label, analysis.steps, values[k], names, method=family.method)
+    curves += others
+    return Chart((Panel(tuple(curves), x_label=_STEP, y_label=y_label, log_y=True, percent=percent),), "")
+
+
+def error_over_steps(analysis: SweepAnalysis) -> Chart:
+    """Error over training, of each family's configuration nearest to three bits."""
+    safety, noise = analysis.safety, []
+    if safety.known:
+        for (name, _), workers in zip(_noise(safety), (1, safety.workers), strict=True):
+            noise += _curve(name, analysis.steps, safety.noise_per_step / workers, form="plain")
+    return _over_steps(analysis, analysis.per_step, _LOST, *noise, percent=True)
+
+
+def batch_over_steps(analysis: SweepAnalysis) -> Chart:
+    """Predicted equivalent batch over training; biased codecs have none."""
+    safety = analysis.safety
+    unbiased = np.array([[found.bias < SAFE_BIAS] for found in safety.judged])
+    sizes = np.where(unbiased, safety.stated_batch / (1 + safety.ratio_per_step), np.nan)
+    return _over_steps(analysis, sizes, f"equivalent batch, of {safety.stated_batch:g}")
+
+
+def bits_over_steps(analysis: SweepAnalysis) -> Chart:
+    """Measured bits over training, and below them the steps at which levels and codes were fitted."""
+    known = analysis.bits_per_step[np.isfinite(analysis.bits_per_step)]
+    fitted = np.intersect1d(analysis.fitted_at, analysis.steps)
+    below = np.full(len(fitted), 0.9 * known.min(initial=math.inf))
+    return _over_steps(analysis, analysis.bits_per_step, _BITS, *_curve(FITTED, fitted, below, form="points"))
+
+
+def layers(analysis: SweepAnalysis) -> HeatMap:
+    """Error of every tensor with every configuration that has any, and the gradient noise if it is known."""
+    columns = [k for k in range(len(analysis.configurations)) if (analysis.per_tensor[k] > 0).any()]
+    values, names = analysis.per_tensor[columns].T, [analysis.configurations[k].name for k in columns]
+    if columns and analysis.safety.known:
+        values, names = np.column_stack([values, analysis.safety.noise_per_tensor]), [*names, "gradient noise"]
+    return HeatMap(analysis.tensors, tuple(names), tuple(map(tuple, np.where(values > 0, values, np.nan).tolist())))
+
+
+def wasserstein(analysis: SweepAnalysis) -> Chart:
+    """Wasserstein-1 distance of the values against relative variance."""
+    curves: list[Curve] = []
+    for family in analysis.families:
+        points = [analysis.configurations[k] for k in family.members]
+        points = sorted((c for c in points if c.relative_variance > 0), key=lambda c: c.relative_variance)
+        x, y = [c.relative_variance for c in points], [c.w1_normalized for c in points]
+        curves += _curve(family.label, x, y, [c.spec for c in points], method=family.method)
+    y_label = "Wasserstein-1 distance / mean |g|"
+    marks, x_label = _noise(analysis.safety), "relative variance"
+    panel = Panel(tuple(curves), x_label=x_label, y_label=y_label, log_x=True, log_y=True, marks=marks)
+    return Chart((panel,), "")
+
+
+def convergence(fits: Sequence[TensorFit]) -> Chart:
+    """How far the objective is from the best one after each sweep of coordinate descent, from every start."""
+    panels = []
+    for fit in fits:
+        if fit.convergence is not None:
+            curves: list[Curve] = []
+            for start in fit.convergence.objective:
+                y = np.maximum(fit.convergence.excess(start), _ARRIVED)
+                curves += _curve(start, np.arange(len(y)), y)
+            title = f"{_tensor(fit)}, {fit.convergence.spec}"
+            panels.append(Panel(tuple(curves), title, "sweep (0: the start)", "objective / best − 1", log_y=True))
+    return Chart(tuple(panels), "")
+
+
+def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> Chart:
+    """Densities of the magnitudes, and below each the levels of every configuration with the commonest number."""
+    place = {c.spec: k for k, c in enumerate(analysis.configurations)}
+    n = common_count(analysis.fits)
+    panels = []
+    for fit in fits:
+        for density in fit.densities:
+            sets = sorted(levels_on(fit, density, place, n), key=lambda own: place[own.spec])
+            if not sets:
+                continue
+            least = min(float(own.levels[own.levels > 0].min()) for own in sets)
+            there = np.flatnonzero(density.edges[:-1] >= least * _BELOW_LEVELS)
+            middle = np.sqrt(density.edges[there] * density.edges[there + 1])
+            octaves = np.log2(density.edges[there + 1] / density.edges[there])
+            law = f"r = |g| / {density.law}"
+            shown = [
+                *_curve("values", middle, density.share[there] / octaves, form="plain"),
+                *_curve("squared norm", middle, density.energy[there] / octaves, form="plain"),
+            ]
+            panels.append(Panel(tuple(shown), f"{_tensor(fit)}: {law}", "r", "share per octave", log_x=True))
+            rows = [analysis.configurations[place[own.spec]].family for own in sets]
+            curves: list[Curve] = []
+            for row, (name, own) in enumerate(zip(rows, sets, strict=True)):
+                x = own.levels[own.levels > 0]
+                curves += _curve(name, x, np.full(len(x), row), positive=False, form="points")
+            panels.append(Panel(tuple(curves), x_label=f"r, {n} levels; 0 is not drawn", log_x=True, rows=tuple(rows)))
+    return Chart(tuple(panels), "", columns=1)
+
+
+def _tensor(fit: TensorFit) -> str:
+    return "whole model" if fit.tensor == WHOLE_MODEL else fit.tensor
+
+
+def training_curves(log: RunLogAnalysis, against: Literal["steps", "bits", "time"]) -> Chart:
+    """Running mean of the training loss, and the tests, against steps, bytes that one worker has sent, or seconds."""
+    losses: list[Curve] = []
+    tests: list[Curve] = []
+    accuracy = any(np.isfinite(run.accuracy).any() for run in log.runs)
+    for run, name in _named(log):
+        x = {"steps": run.steps, "bits": run.sent / 8, "time": run.sim_seconds}[against]
+        at = {"steps": run.eval_steps, "bits": run.eval_sent / 8, "time": run.eval_sim_seconds}[against]
+        losses += _curve(name, x, _smooth(run.loss), form="plain", method=method_of(run.spec))
+        tests += _curve(name, at, run.accuracy if accuracy else run.eval_loss, method=method_of(run.spec))
+    what = "encoded" if log.neural else "sent"
+    x_label = {"steps": log.step_name, "bits": f"bytes {what} by one worker", "time": "simulated seconds"}[against]
+    log_x = against == "bits"
+    panels = [
+        Panel(tuple(losses), "Training loss, running mean", x_label, "loss", log_x=log_x, log_y=True),
+        Panel(
+            tuple(tests),
+            "Test accuracy" if accuracy else "Test loss",
+            x_label,
+            "accuracy" if accuracy else "loss",
+            log_x=log_x,
+            percent=accuracy,
+        ),
+    ]
+    return Chart(tuple(panel for panel in panels if panel.curves), "")
+
+
+def bits_of_runs(log: RunLogAnalysis) -> Chart:
+    """Bits per value that one worker sent in each step, and where its codec was fitted."""
+    curves: list[Curve] = []
+    for run, name in _named(log):
+        curves += _curve(name, run.steps, run.bits, form="plain", method=method_of(run.spec))
+        fitted = np.isin(run.steps, run.updates)
+        curves += _curve(f"{name}, {FITTED}", run.steps[fitted], run.bits[fitted], form="points")
+    return Chart((Panel(tuple(curves), x_label=log.step_name, y_label=_BITS, log_y=True),), "")
+
+
+def error_of_runs(log: RunLogAnalysis) -> Chart:
+    """Running mean of the error of the averaged or the neural gradients."""
+    curves = [
+        curve
+        for run, name in _named(log)
+        for curve in _curve(name, run.steps, _smooth(run.relative_variance), form="plain", method=method_of(run.spec))
+    ]
+    panel = Panel(tuple(curves), x_label=log.step_name, y_label=_LOST, log_y=True, percent=True)
+    return Chart((panel,), "")
+
+
+def weight_gradient_cosines(run: LoggedRun) -> Chart:
+    """Cosine of each weight gradient to the exact one: its layer compressed alone, and all layers."""
+    panels = []
+    for part, title in (("cosine_alone", "this layer alone"), ("cosine", "all layers")):
+        curves: list[Curve] = []
+        for shadow in worst_shadows(run):
+            curves += _curve(shadow.tensor, shadow.steps, getattr(shadow, part), positive=False)
+        panels.append(Panel(tuple(curves), title, _STEP, "cosine to the exact gradient"))
+    return Chart(tuple(panels), "")
+
+
+def _named(log: RunLogAnalysis) -> list[tuple[LoggedRun, str]]:
+    """Each run with its name: short if that is unique, and with its seed if there are several."""
+    short = {run.spec: "uncompressed" if run.spec == BASELINE else short_spec(run.spec) for run in log.runs}
+    names = {spec: name if list(short.values()).count(name) == 1 else spec for spec, name in short.items()}
+    seeds = len({run.seed for run in log.runs}) > 1
+    return [(run, names[run.spec] + (f", seed {run.seed}" if seeds else "")) for run in log.runs]
+
+
+def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The running mean of what is known, NaN elsewhere."""
+    smooth = np.full(len(values), math.nan)
+    known = np.isfinite(values)
+    smooth[known] = running_mean(values[known], max(int(known.sum() * WINDOW), 1))
+    return smooth

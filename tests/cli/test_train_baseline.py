@@ -1,0 +1,180 @@
+"""``gtrace train SCRIPT`` beside its baseline: what is compared, how sure that is, and what cannot be compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gtrace.cli.train_script import run_one
+from gtrace.report import analyze_runs
+from gtrace.report.analysis.runs import final_losses
+from gtrace.runlog import read_runlog
+
+PROGRAM = """
+import os, sys
+import torch
+from torch import nn
+words = sys.argv[1:]
+if "seeded" in words:
+    torch.manual_seed(0)
+print("seed", os.environ["GTRACE_SEED"])
+model = nn.Linear(20, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+truth = torch.ones(20, 3).tril()
+for step in range(int(words[0])):
+    x = torch.randn(16, 20)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), (x @ truth).argmax(1))
+    if "diverges" in words and step > 20:
+        loss = loss * float("nan")
+    if "hidden" in words:
+        torch.autograd.backward([model(x).flatten()], [torch.ones(48)])
+    elif "untrained" not in words:
+        loss.backward()
+    if "untrained" not in words:
+        optimizer.step()
+second = os.path.exists("first")
+open("first", "w").close()
+sys.exit(7 if "fails" in words or ("once" in words and second) else 0)
+"""
+
+
+@pytest.fixture
+def beside(call, folder, monkeypatch):
+    """``gtrace train`` on the program, each of whose runs is in this process."""
+    (folder / "train.py").write_text(PROGRAM)
+    started = []
+
+    def in_this_process(command, env, **_):
+        started.append(json.loads(command[3])["told"])
+        monkeypatch.setenv("GTRACE_SEED", env["GTRACE_SEED"])
+        return subprocess.CompletedProcess(command, run_one(command[3]))
+
+    monkeypatch.setattr("gtrace.workflows.script_runs.subprocess.run", in_this_process)
+
+    def run(*words, program=("train.py", "60")):
+        done = call("train", *words, *program)
+        return done, [(told["codec"], told["seed"]) for told in started]
+
+    return run
+
+
+def test_a_program_is_compared_with_itself_in_processes_of_their_own(call, folder):
+    (folder / "train.py").write_text(PROGRAM)
+    done = call("train", "--codec", "qsgdinf:bits=2", "--baseline", "train.py", "300")
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.replace("seed 0\n", "").splitlines()
+    assert first.startswith("qsgdinf:bits=2: final loss 0.")
+    assert " uncompressed (+0." in first
+    assert " +- 0." in first
+    assert len(rest) <= 3
+    assert done.stdout.count("seed 0\n") == 2
+    assert [line for line in done.stderr.splitlines() if "run " in line] == [
+        "gtrace: run 1 of 2: uncompressed",
+        "gtrace: run 2 of 2: qsgdinf:bits=2",
+    ]
+    runs = {run.spec: run for run in analyze_runs(read_runlog(folder / "train-qsgdinf-bits2.jsonl")).runs}
+    assert runs["none"].ratio == 1
+    assert runs["none"].final_loss < runs["none"].loss[:30].mean() / 2
+    # Both begin with the same weights and batches, although the program seeds nothing.
+    assert runs["none"].loss[0] == runs["qsgdinf:bits=2"].loss[0]
+    report = call("report", "train-qsgdinf-bits2.jsonl", "--json")
+    assert "; uncompressed 0." in report.stdout
+    assert " +- 0." in report.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "code", "said"),
+    [
+        (("--codec", "sign"), ("60",), 2, "'sign'"),
+        (("--codec", "none"), ("60",), 2, "--codec none is the baseline itself"),
+        (("--codec", "signsgd"), ("60", "fails"), 7, "the uncompressed run failed with exit code 7"),
+        (("--codec", "signsgd"), ("60", "hidden"), 2, "its loss cannot be seen"),
+        (("--codec", "signsgd"), ("60", "untrained"), 2, "it took no step of a torch optimizer"),
+        (("--codec", "signsgd"), ("60", "diverges"), 0, "nothing to compare: the uncompressed run diverged"),
+        (("--codec", "signsgd"), ("60",), 0, "6 steps are too few for a confidence interval, which needs 12"),
+    ],
+)
+def test_what_is_said_of_a_comparison(beside, words, program, code, said):
+    done, _ = beside(*words, "--baseline", program=("train.py", *program))
+    assert done.returncode == code, done.stderr
+    assert said in done.stdout + done.stderr
+
+
+def test_several_codecs_are_rows_and_seeds_are_those_of_the_program(beside):
+    done, started = beside("--compare", "qsgdinf:bits=3,signsgd", "--seeds", "2", "--seed", "4")
+    assert done.returncode == 0, done.stderr
+    assert started == [(codec, seed) for seed in (4, 5) for codec in ("none", "qsgdinf:bits=3", "signsgd")]
+    assert done.stdout.splitlines()[:6:3] == ["seed 4", "seed 5"]
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines()[6:]}
+    assert {"none", "qsgdinf:bits=3", "signsgd"} <= set(rows)
+    assert "fewer than 5 seeds" in done.stdout
+
+
+def test_a_program_with_a_seed_of_its_own_runs_once(beside):
+    done, started = beside("--codec", "signsgd", "--seeds", "3", program=("train.py", "60", "seeded"))
+    assert started == [("none", 0), ("signsgd", 0), ("none", 1)]
+    assert "The script sets its own seed" in done.stdout
+
+
+def test_json_and_an_existing_log(beside, folder):
+    done, _ = beside("--codec", "signsgd", "--baseline", "--json", "-o", "runs.jsonl")
+    told = json.loads(done.stdout[done.stdout.index("{") :])
+    (one,) = told["comparison"]
+    assert one["spec"] == "signsgd"
+    assert one["difference"]["estimate"] == pytest.approx(one["loss"] - one["baseline"])
+    before = (folder / "runs.jsonl").read_bytes()
+    done, _ = beside("--codec", "signsgd", "--baseline", "-o", "runs.jsonl")
+    assert done.returncode == 4
+    assert (folder / "runs.jsonl").read_bytes() == before
+
+
+def test_ranks_of_a_launcher_are_sent_to_the_launcher(beside, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done, started = beside("--codec", "signsgd", "--baseline")
+    assert (done.returncode, started) == (2, [])
+    assert "-m torch.distributed.run --nproc-per-node 2 train.py" in done.stderr
+
+
+def test_a_codec_run_that_fails_is_named(beside):
+    done, started = beside("--codec", "signsgd", "--baseline", program=("train.py", "60", "once"))
+    assert (done.returncode, len(started)) == (7, 2)
+    assert "signsgd failed with exit code 7" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("losses", "diverged", "said"),
+    [
+        ([4.0, 3.0, None, None], True, "diverged: no finite loss after step 1"),
+        ([4.0, 30.0, 300.0, 9e6], False, "learned nothing: final loss 9e+06, above the 4 that training began with"),
+        ([4.0, 3.0, 2.0, 1.5], False, ""),
+    ],
+)
+def test_training_that_went_wrong_is_named(losses, diverged, said):
+    records = [{"type": "study", "version": 1}]
+    for run, found in (("none", [4.0, 3.0, 2.0, 1.0]), ("signsgd", losses)):
+        label = {"run": run, "seed": 0}
+        records += [{"type": "step", **label, "step": k, "loss": loss} for k, loss in enumerate(found)]
+        records.append({"type": "end", **label, "diverged": diverged and run != "none"})
+    log = analyze_runs(records)
+    (found,) = final_losses(log.runs, log.groups)
+    assert found.went_wrong == said
+
+
+def test_seeds_reach_libraries_before_the_program(tmp_path):
+    code = (
+        "from gtrace.torch_hooks.processes import seed_libraries; seed_libraries(5); import random, numpy, torch; "
+        "print(random.random(), numpy.random.rand(), torch.rand(1).item())"
+    )
+    seen = set()
+    for rank in ("0", "0", "1"):
+        told = {**os.environ, "RANK": rank, "WORLD_SIZE": "2"}
+        seen.add(subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True).stdout)
+    first, second = sorted(seen)
+    assert len(first.split()) == len(second.split()) == 3
+    assert not set(first.split()) & set(second.split())

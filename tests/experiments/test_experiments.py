@@ -70,7 +70,7 @@ def test_only_a_result_of_the_same_recipe_seed_and_length_is_kept(tmp_path, chan
 @pytest.mark.parametrize("content", [b"{}", b"[]", b"\xff", b'{"version": 2}', b'{"version": 1, "outcome": 3}'])
 def test_what_is_no_result_is_refused_in_one_line(tmp_path, content):
     (tmp_path / "r.json").write_bytes(content)
-    with pytest.raises(TraceError, match=r"r\.json: no result of an experiment") as caught:
+    with pytest.raises(TraceError, match=r"r\.json: not the result of an experiment") as caught:
         read_result(tmp_path / "r.json")
     assert "\n" not in str(caught.value)
 

@@ -68,7 +68,8 @@ def suggest(word: str, known: Iterable[str], shown: Mapping[str, str] | None = N
     'did you mean qsgdinf or qsgd?'
     """
     names = sorted(set(known))
-    near = difflib.get_close_matches(word, names, n=3, cutoff=0.6)
+    begun = [name for name in names if word and name.startswith(word)]
+    near = begun[:3] or difflib.get_close_matches(word, names, n=3, cutoff=0.6)
     if near:
         return f"did you mean {' or '.join((shown or {}).get(name, name) for name in near)}?"
     first = ", ".join(names[:12])

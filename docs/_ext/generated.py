@@ -21,6 +21,7 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
 from gtrace.cli import gtrace
+from gtrace.cli.groups import every_command
 from gtrace.codecs import Codec, codec, codec_class, codec_names, parameter_fields, wrapper_names
 from gtrace.sweep.schema import COLUMNS
 
@@ -48,14 +49,14 @@ def commands() -> str:
     """Every command: what it does, its example, usage and options, as click tells them."""
     parts = []
     parent = click.Context(gtrace, info_name="gtrace")
-    for name in gtrace.list_commands(None):
-        command = gtrace.get_command(None, name)
+    for name, command in every_command():
         with command.make_context(name, [], parent=parent, resilient_parsing=True) as context:
             parts.append(f"## gtrace {name}\n\n{described(command.help or '')}\n")
             usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
             parts.append(f"```text\n{usage}\n```\n")
             records = [record for p in command.params if (record := p.get_help_record(context))]
-            parts.append(table(("option", "meaning"), [(f"`{option}`", prose(help_)) for option, help_ in records]))
+            if not isinstance(command, click.Group):
+                parts.append(table(("option", "meaning"), [(f"`{option}`", prose(help_)) for option, help_ in records]))
             if command.epilog:
                 # An example in one line becomes one of its own.
                 parts.append(described(re.sub(r"^(Examples?:) ", "\b\n\\1\n", command.epilog)))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace import __version__
-from gtrace.cli.groups import COMMANDS, Program
+from gtrace.cli.groups import COMMANDS, TopLevel
 from gtrace.errors import EXIT_INTERRUPTED, EXIT_OK, GtraceError, UsageError, printable
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _reader_may_leave() -> Iterator[None]:
         raise
 
 
-class _Program(Program):
+class _Gtrace(TopLevel):
     """The program, whose reader may go away at any time."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
@@ -49,7 +49,7 @@ class _Program(Program):
 
 
 @click.group(
-    cls=_Program,
+    cls=_Gtrace,
     table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="gtrace COMMAND --help shows the options of a command, with an example.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,8 @@ def chosen_cluster(text: str | None, *, timed: bool = False) -> Cluster | None:
     from gtrace.costs import parse_cluster
 
     if text is None:
-        found = _written_down()
+        place, written = _written_down()
+        found = None if written is None else parse_cluster(written, place)
         return None if found is None or (timed and found.step_time is None) else found
     cluster = parse_cluster(text)
     if timed and cluster.step_time is None:
@@ -53,12 +55,8 @@ def chosen_cluster(text: str | None, *, timed: bool = False) -> Cluster | None:
     return cluster
 
 
-def _written_down() -> Cluster | None:
-    """The cluster of ``gtrace.toml``, or of ``[tool.gtrace]`` in ``pyproject.toml``."""
-    import tomllib
-
-    from gtrace.costs import parse_cluster
-
+def _written_down() -> tuple[str, str | None]:
+    """The cluster of ``gtrace.toml``, or of ``[tool.gtrace]`` in ``pyproject.toml``, behind its place for messages."""
     for file, tables in _FILES.items():
         path = Path(file)
         if not path.is_file():
@@ -71,8 +69,8 @@ def _written_down() -> Cluster | None:
             found = found.get(table) or {}
         text = found.get("cluster") if isinstance(found, dict) else None
         if text is not None:
-            return parse_cluster(str(text), f"{file}: cluster")
-    return None
+            return f"{file}: cluster", str(text)
+    return "", None
 
 
 def savings_of_log(path: Path, cluster: Cluster | None) -> Savings | None:

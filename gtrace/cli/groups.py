@@ -188,7 +188,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in self._table.items()])
 
 
-class Program(LazyGroup):
+class TopLevel(LazyGroup):
     """The top level: gtrace's own commands, those that other packages add, and names that groups took over."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -218,6 +218,17 @@ class Program(LazyGroup):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, command_line(name)) for name in self.list_commands(ctx)])
+
+
+def every_command() -> Iterator[tuple[str, click.Command]]:
+    """The words behind ``gtrace`` of every command, and the command; those of a group follow it."""
+    for name, (place, _) in COMMANDS.items():
+        yield name, load_command(place)
+        for word, (below, _) in SUBCOMMANDS.get(name, {}).items():
+            if word not in COMMANDS:
+                yield f"{name} {word}", load_command(below)
+    for name in added_commands():
+        yield name, _load_added(name)
 
 
 class CommandWithCommands(Command):

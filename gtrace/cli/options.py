@@ -106,7 +106,7 @@ _OWN = {"help", "choices", "minimum", "maximum", "opposite", "commas", "names", 
 _ALL = "gtrace.help_all"
 
 
-class Option(click.Option):
+class RankedOption(click.Option):
     """An option that ``--help`` may leave to ``--help-all``.
 
     Args:
@@ -139,8 +139,8 @@ class Command(click.Command):
             every = {"is_flag": True, "is_eager": True, "expose_value": False, "hidden": True}
             self.params.append(click.Option(["--help-all"], callback=_show_every_option, **every))
 
-    def _advanced(self) -> list[Option]:
-        return [param for param in self.params if isinstance(param, Option) and param.advanced]
+    def _advanced(self) -> list[RankedOption]:
+        return [param for param in self.params if isinstance(param, RankedOption) and param.advanced]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         advanced = self._advanced()
@@ -262,7 +262,7 @@ def _option(field: Field[Any]) -> Callable[[F], F]:
     if about.get("commas"):
         given["callback"] = patterns
     given |= {key: value for key, value in about.items() if key not in _OWN}
-    return click.option(*names, field.name, cls=Option, **given)
+    return click.option(*names, field.name, cls=RankedOption, **given)
 
 
 def _click_type(kind: str, about: Mapping[str, Any]) -> Any:

@@ -11,6 +11,7 @@ import click
 
 from gtrace.cli.console import TensorColumn, print_columns, stdout_console, wide_console
 from gtrace.cli.options import Command, load_plugins, options, print_json
+from gtrace.report.names import literal, number
 from gtrace.settings import option
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ class PlanShowSettings(PlanDiffSettings):
     full: bool = option(False, help="Print every tensor and note, not only the answer.")
 
 
-@click.command("show", cls=Command)
+@click.command("show", cls=Command, epilog="Example: gtrace plan show plan.yaml")
 @click.argument("plan", type=_PLAN)
 @options(PlanShowSettings)
 def show(settings: PlanShowSettings, plan: Path) -> None:
-    """Say what a PLAN chooses, what it costs, and how firm it is."""
+    """Show what a PLAN chooses, what it costs, and how firm it is."""
     from gtrace.planning import load_plan
     from gtrace.planning.plan import to_plain
 
@@ -50,14 +51,13 @@ def show(settings: PlanShowSettings, plan: Path) -> None:
         print_plan(found, plan, full=settings.full)
 
 
-@click.command("diff", cls=Command)
+@click.command("diff", cls=Command, epilog="Example: gtrace plan diff plan.yaml other.yaml")
 @click.argument("first", type=_PLAN)
 @click.argument("second", type=_PLAN)
 @options(PlanDiffSettings)
 def diff(settings: PlanDiffSettings, first: Path, second: Path) -> None:
-    """Say what tells two plans apart, tensor by tensor."""
+    """Show where two plans differ, tensor by tensor."""
     from gtrace.planning import load_plan
-    from gtrace.report.names import literal, number
 
     load_plugins(settings.plugin)
     plans = load_plan(first), load_plan(second)
@@ -107,8 +107,6 @@ def _codec(row: Any) -> str:
 
 
 def _bits(row: Any) -> str:
-    from gtrace.report.names import number
-
     return "-" if row is None else number(row.bits)
 
 

@@ -10,9 +10,10 @@ from gtrace.cli.completion import complete_specs
 from gtrace.cli.groups import SUBCOMMANDS, LazyGroup
 from gtrace.cli.options import JSON, Command, options, print_json
 from gtrace.cli.train import chosen_codecs
-from gtrace.cli.train_settings import DEFAULT_TASK, SeedsSettings, StudySettings
+from gtrace.cli.train_settings import DEFAULT_TASK, CompareSettings, SeedsSettings
 from gtrace.errors import UsageError
 from gtrace.settings import option
+from gtrace.training.tasks import describe_task, task_names
 
 
 @click.group(
@@ -36,8 +37,6 @@ class TasksSettings:
 @options(TasksSettings)
 def tasks(settings: TasksSettings) -> None:
     """List the built-in tasks: a model, its data, and how it is trained."""
-    from gtrace.training.tasks import describe_task, task_names
-
     described = {name: describe_task(name) for name in task_names()}
     if settings.as_json:
         print_json(described)
@@ -49,8 +48,8 @@ def tasks(settings: TasksSettings) -> None:
 
 @click.command("compare", cls=Command)
 @click.argument("codecs", nargs=-1, metavar="[CODECS]...", shell_complete=complete_specs)
-@options(StudySettings)
-def compare(settings: StudySettings, codecs: tuple[str, ...]) -> None:
+@options(CompareSettings)
+def compare(settings: CompareSettings, codecs: tuple[str, ...]) -> None:
     """Train a built-in task with each of CODECS side by side, and without any.
 
     With --kind neural the gradient with respect to each layer's output goes through the codec inside the backward pass,
@@ -84,7 +83,7 @@ def seeds(settings: SeedsSettings, codecs: tuple[str, ...]) -> None:
     _run(settings, codecs)
 
 
-def _run(settings: StudySettings, codecs: tuple[str, ...]) -> None:
+def _run(settings: CompareSettings, codecs: tuple[str, ...]) -> None:
     from gtrace.cli.train_task import check_task, run_task
     from gtrace.codecs import split_specs
 

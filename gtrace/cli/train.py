@@ -10,7 +10,7 @@ import click
 
 from gtrace.cli.groups import use_instead
 from gtrace.cli.options import Command, all_fields, codec_with, load_plugins, option_name, options, refuse
-from gtrace.cli.train_settings import RunSettings, StudySettings, TrainSettings
+from gtrace.cli.train_settings import CompareSettings, RunSettings, TrainSettings
 from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
 
@@ -30,7 +30,7 @@ class _Train(Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if error.option_name in map(option_name, all_fields(StudySettings)):
+            if error.option_name in map(option_name, all_fields(CompareSettings)):
                 raise UsageError(
                     f"{error.option_name}: is an option of gtrace study compare, which trains built-in tasks."
                 ) from None
@@ -82,7 +82,7 @@ def _train_task(settings: TrainSettings) -> None:
 
     check_task(settings.task)
     shared = {field.name: getattr(settings, field.name) for field in fields(RunSettings)}
-    run_task(StudySettings(seeds=settings.seeds, **shared), chosen_codecs(settings, _specs(settings)))
+    run_task(CompareSettings(seeds=settings.seeds, **shared), chosen_codecs(settings, _specs(settings)))
 
 
 def _train_script(settings: TrainSettings, script: str, args: tuple[str, ...]) -> int:

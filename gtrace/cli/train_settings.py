@@ -68,6 +68,7 @@ class RunSettings:
     )
     workers: int | None = option(
         None,
+        advanced=True,
         call=("study",),
         minimum=1,
         help="Simulated workers, each with its own mini-batch; for a SCRIPT, encodings of the same gradient that are "
@@ -186,7 +187,7 @@ class TrainSettings(RunSettings, CodecChoice):
 
 
 @dataclass(frozen=True)
-class StudySettings(RunSettings):
+class CompareSettings(RunSettings):
     """The options of ``gtrace study compare``."""
 
     seeds: int = option(1, call=("study",), minimum=1, metavar="N", help="Train with N seeds, one after the other.")
@@ -258,7 +259,7 @@ class StudySettings(RunSettings):
 
 
 @dataclass(frozen=True)
-class SeedsSettings(StudySettings):
+class SeedsSettings(CompareSettings):
     """The options of ``gtrace study seeds``: those of compare, with several seeds."""
 
     seeds: int = option(5, call=("study",), minimum=2, metavar="N", help="Train with N seeds, one after the other.")

@@ -22,7 +22,7 @@ from gtrace.training.tasks import describe_task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gtrace.cli.train_settings import StudySettings
+    from gtrace.cli.train_settings import CompareSettings
     from gtrace.codecs.assignment import Coding
     from gtrace.costs import Cluster
     from gtrace.report.analysis.runs import LoggedRun as Logged
@@ -39,7 +39,7 @@ def check_task(name: str | None) -> None:
         describe_task(name)
 
 
-def run_task(settings: StudySettings, chosen: list[Coding]) -> None:
+def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
     """Train a built-in task with each of the codecs.
 
     Args:

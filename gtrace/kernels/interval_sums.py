@@ -56,7 +56,7 @@ def _first(x: Points, v: float, start: int, stop: int, above: bool) -> int:
 
 @jit
 def distinct(x: Points, start: int, found: Floats) -> int:
-    """Write the distinct values of sorted points from ``start`` on into ``found`` until it is full; returns how many."""
+    """Write the distinct values of sorted points from ``start`` on into ``found``, as many as fit; returns how many."""
     count, at = 0, start
     while at < x.size and count < found.size:
         found[count] = x[at]

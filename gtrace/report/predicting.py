@@ -138,7 +138,7 @@ def predict(
     seeds = sorted({seed for spec, seed in losses if spec == BASELINE})
     if not seeds or not codecs:
         raise UsageError(
-            f"{name}: no finished run {'without' if codecs else 'with'} a codec; train with gtrace train --compare"
+            f"{name}: no finished run {'without' if codecs else 'with'} a codec; train with gtrace study compare"
         )
     nothing = math.nan
     excess = np.array([[losses.get((c, s), nothing) - losses[BASELINE, s] for s in seeds] for c in codecs])

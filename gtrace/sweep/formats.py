@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gtrace.fitting.magnitudes import Fit, Magnitudes
     from gtrace.trace import TensorInfo, Trace
 
-#: Version of what ``gtrace formats`` writes.
+#: Version of what ``gtrace plan formats`` writes.
 RECIPE_VERSION = 1
 
 

@@ -55,7 +55,7 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
     source = open_source(place)
     try:
         if source.attrs.get("status") not in ("complete", "interrupted"):
-            raise UsageError(f"{path}: not finished, or its writer was killed; see `gtrace check --repair`")
+            raise UsageError(f"{path}: not finished, or its writer was killed; see `gtrace trace check --repair`")
         if out is None and is_hdf5(target):
             raise UsageError(f"{path}: HDF5 is already a single file; -o NAME.zarr makes a Zarr trace of it")
         if target == place and out is not None and not force:

@@ -394,7 +394,7 @@ class Hdf5Sink(ZarrSink):
     """A trace that becomes an HDF5 file when it is closed; until then it is a Zarr folder under the same name.
 
     An HDF5 file that is written step by step is not safe if its writer dies. Zarr with its journal is: what a killed
-    writer leaves reads like any other trace, and ``gtrace check --repair`` turns it into a file.
+    writer leaves reads like any other trace, and ``gtrace trace check --repair`` turns it into a file.
     """
 
     def __init__(self, path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
@@ -418,7 +418,7 @@ class Hdf5Sink(ZarrSink):
         except (OSError, RuntimeError) as error:
             failure = write_error(self._path, error)
             raise TraceError(
-                f"{failure}; the committed steps are kept as a folder; `gtrace check --repair` turns it into a file"
+                f"{failure}; committed steps are kept as a folder; `gtrace trace check --repair` makes it a file"
             ) from error
         finally:
             remove(new)

@@ -250,7 +250,9 @@ def check_root(path: str, attrs: Mapping[str, Any]) -> None:
         TraceError: it is not a trace, or a newer gtrace wrote it.
     """
     if attrs.get("format") != layout.FORMAT:
-        raise TraceError(f"{path}: not a gtrace trace; `gtrace capture SCRIPT` makes one, `gtrace import` from arrays")
+        raise TraceError(
+            f"{path}: not a gtrace trace; make one with gtrace capture SCRIPT, or gtrace trace import FILES"
+        )
     version = attrs.get("version")
     if type(version) is not int or version < 1:
         raise TraceError(f"{path}: version {printable(str(version)[:40])} of the trace format is not valid; damaged")

@@ -486,7 +486,7 @@ def open_zarr(path: Path | str, tolerate: Callable[[TraceError], None] = refuse,
         old = files.size(os.path.join(root, ".zgroup")) is not None
         why = " (a Zarr format 2 store; only format 3 is read)" if old else ""
         raise TraceError(
-            f"{root}: not a gtrace trace{why}; `gtrace capture SCRIPT` makes one, `gtrace import` from arrays"
+            f"{root}: not a gtrace trace{why}; make one with gtrace capture SCRIPT, or gtrace trace import FILES"
         )
     check_root(root, attrs)
     streams = []

@@ -26,12 +26,12 @@ def sweep(tmp_path):
 
 
 def test_a_report_has_a_section_on_savings_when_asked(call, sweep):
-    code, out, err = call("report", sweep, "-o", "a.md", *MACHINES)
+    code, out, err = call("report", sweep, "--full", "-o", "a.md", *MACHINES)
     assert (code, err) == (0, "")
     assert "\nSavings between 8 ranks: net.sweep.db\n" in out
     assert "Between 8 ranks with 1 Mbit/s and 20.0 us a message, a step of 10.0 ms waits " in out
     assert "qsgd:bits=4,bucket_size=8192" in out[out.index("What codecs save") :]
-    assert "Savings" not in call("report", sweep, "-o", "b.md")[1]
+    assert "Savings" not in call("report", sweep, "--full", "-o", "b.md")[1]
 
 
 def test_json_and_the_figure_alone(call, sweep, folder):
@@ -80,7 +80,7 @@ def test_what_makes_no_machines_is_said(call, sweep, options, said):
 
 
 def test_ranks_without_a_compute_time_rank_codecs(call, sweep):
-    code, out, err = call("report", sweep, "--cluster", "8x1Mbit/s", "-o", "a.md")
+    code, out, err = call("report", sweep, "--full", "--cluster", "8x1Mbit/s", "-o", "a.md")
     assert (code, err) == (
         0,
         "gtrace: --cluster 8x1Mbit/s has no compute time, so no step times; add it: 8x1Mbit/s,180ms\n",

@@ -1,11 +1,13 @@
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
 
-from gtrace.cli import COMMANDS, gtrace, main
+from gtrace.cli import gtrace, main
+from gtrace.cli.groups import ALIASES, COMMANDS, added_commands, every_command
 from gtrace.errors import UsageError
 
 HEAVY = ("numpy", "numba", "torch", "zarr", "h5py", "matplotlib", "scipy", "rich")
@@ -25,18 +27,39 @@ def test_help_loads_click_and_nothing_heavy(args):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", list(COMMANDS))
-def test_every_command_has_help_with_an_example(name):
-    done = CliRunner().invoke(gtrace, [name, "--help"])
+@pytest.mark.parametrize("name", [name for name, _ in every_command()])
+def test_every_command_has_help_with_an_example_and_ends_with_how_to_see_more(name):
+    done = CliRunner().invoke(gtrace, [*name.split(), "--help"])
     assert done.exit_code == 0
     assert "Example" in done.output
     assert f"gtrace {name}" in done.output
+    shown = done.output.count("\n  -")
+    every = CliRunner().invoke(gtrace, [*name.split(), "--help-all"])
+    if every.exit_code:
+        assert shown <= 12 or name in added_commands()
+        return
+    more = every.output.count("\n  -") - shown
+    assert done.output.endswith(f"\n{more} more options: gtrace {name} --help-all\n")
+    assert shown <= 13
+    assert every.output.startswith(done.output.rpartition("\n\n")[0].rpartition("\n\n")[0][:200])
 
 
-def test_help_names_every_command():
-    done = CliRunner().invoke(gtrace, ["--help"])
-    for name in COMMANDS:
-        assert f"  {name} " in done.output
+def test_train_has_at_most_thirty_options():
+    assert CliRunner().invoke(gtrace, ["train", "--help-all"]).output.count("\n  -") <= 30
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_names_every_command_in_the_order_of_use(arguments):
+    done = CliRunner().invoke(gtrace, arguments)
+    assert done.exit_code == 0
+    listed = re.findall(r"^  ([a-z]+)  ", done.output.partition("Commands:\n")[2], re.MULTILINE)
+    assert listed[: len(COMMANDS)] == list(COMMANDS)
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_earlier_names_of_commands_are_still_read(name):
+    done = CliRunner().invoke(gtrace, [name, "--help"])
+    assert (done.exit_code, done.output.splitlines()[0].split()[1:4]) == (0, ["gtrace", *ALIASES[name].split()])
 
 
 def test_a_typo_is_answered_with_the_nearest_command(call):

@@ -7,6 +7,7 @@ import re
 import sqlite3
 from contextlib import chdir, closing, redirect_stdout
 
+import click
 import pytest
 from helpers_docs import DOCS, OTHERS, PAGES, ROOT, blocks, differs, gtrace_words, provide, run_command
 
@@ -88,8 +89,11 @@ def check_words(words, where):
     """Commands exist, options are known, codecs can be parsed."""
     if words[0].startswith("-"):
         return
-    assert words[0] in gtrace.list_commands(None), f"{where}: {words[0]}"
-    context = gtrace.get_command(None, words[0]).make_context(words[0], list(words[1:]), resilient_parsing=True)
+    command, rest = gtrace, list(words)
+    while isinstance(command, click.Group):
+        assert rest[0] in command.list_commands(None), f"{where}: {rest[0]}"
+        command, rest = command.get_command(None, rest[0]), rest[1:]
+    context = command.make_context(words[0], list(rest), resilient_parsing=True)
     known = {name for parameter in context.command.params for name in parameter.opts + parameter.secondary_opts}
     own = [word.partition("=")[0] for word in words[1:] if word.startswith("--")]
     if not any(word.endswith(".py") for word in words):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from gtrace.costs import Cluster, Network, sent, time_step
-from gtrace.errors import UsageError
 from gtrace.report import analyze, draw, figure_names, make_report, to_json
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.report.analysis.savings import savings_of_runs, savings_of_sweep
@@ -134,13 +133,13 @@ def test_a_given_rate_of_coding_counts_for_all():
 def test_the_verdict_says_what_saves_nothing():
     slow = savings_of_sweep(made_up(), CLUSTER)
     said = savings_verdict(slow)
-    assert said[0].startswith("Between 8 ranks with 1 Gbit/s and 20.0 us a message, a step of 50.0 ms waits ")
+    assert said[0].startswith("On 8 ranks at 1 Gbit/s and 20.0 us a message, communication adds ")
     assert "qsgd:bits=2,bucket_size=8192" in said[1]
-    assert "Melem/s, coding would take all that it gains over bf16" in said[1]
+    assert said[2].endswith("Melem/s to match bf16.")
     # 4 and 8 bits to 8 ranks are no less than bf16's ring sends.
-    assert said[2] == "By all-gather, not even 1% is gained over bf16 with 2 of 3 codecs, however fast it codes."
+    assert said[3] == "With all-gather, 2 of 3 codecs save less than 1% over bf16 even if encoding is free."
     fast = dataclasses.replace(CLUSTER, network=Network(1e14))
-    assert "nothing to be gained" in savings_verdict(savings_of_sweep(made_up(), fast))[1]
+    assert "there is nothing to gain here" in savings_verdict(savings_of_sweep(made_up(), fast))[1]
 
 
 def test_the_table_has_a_line_for_what_needs_no_codec():
@@ -152,7 +151,7 @@ def test_the_table_has_a_line_for_what_needs_no_codec():
     gathered = dict(zip(headings, table.rows[6], strict=True))
     # 8 bits by all-gather: slower than bf16 whatever the codec takes.
     assert gathered["over bf16"].mark == "quiet"
-    assert gathered["breaks even coding"].mark == "missing"
+    assert gathered["break-even coding"].mark == "missing"
     assert gathered["pays below"].text == "nowhere"
     assert "first 1" in table.notes[0]
     assert "two thirds" in table.notes[0]
@@ -206,10 +205,9 @@ def test_every_way_out_has_the_savings(tmp_path):
     assert len(csv_tables(report)["savings"]) == sum(2 + len(savings.rows) for savings in report.savings)
 
 
-def test_a_report_without_machines_has_no_savings_and_one_without_codecs_is_refused(tmp_path):
+def test_a_report_without_machines_or_without_codecs_has_no_savings(tmp_path):
     sweep = write_sweep(tmp_path / "a.sweep.db", rows_of(methods=("qsgd",), bits=(2,), steps=(0,)))
     report = make_report([sweep])
     assert report.savings == ()
     assert not any("Savings" in s.heading for s in sections(report))
-    with pytest.raises(UsageError, match="nothing else travels"):
-        make_report([result_of([])], asked=Asked(cluster=CLUSTER))
+    assert make_report([result_of([])], asked=Asked(cluster=CLUSTER)).savings == ()

@@ -48,12 +48,7 @@ def test_a_child_is_watched_from_its_import_of_torch_on(folder):
     assert (rest, errors) == (["torch", f"start {sorted(TOLD.items())}", "end"], "")
     # In the same order: another order may find other packages.
     assert paths == plain[0]
-    assert set(modules) <= {
-        "gtrace",
-        "gtrace.errors",
-        "gtrace.torch_hooks",
-        "gtrace.torch_hooks.children",
-    }
+    assert set(modules) <= {"gtrace", "gtrace.errors", "gtrace.torch_hooks", "gtrace.torch_hooks.children"}
     assert launched(folder, "import torch") == (["torch"], "")
 
 

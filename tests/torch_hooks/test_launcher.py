@@ -103,10 +103,7 @@ def test_folders_and_zip_files_run_too(tmp_path, launch):
         ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise KeyError('x') from None", 1),
         ("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e", 1),
         ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise KeyError('x')", 1),
-        (
-            "def f(): raise OSError\ntry:\n    f()\nexcept OSError as e:\n    raise ExceptionGroup('g', [e])",
-            1,
-        ),
+        ("def f(): raise OSError\ntry:\n    f()\nexcept OSError as e:\n    raise ExceptionGroup('g', [e])", 1),
         ("import nowhere_to_be_found", 1),
         ("x = = 1", 1),
         ("import broken", 1),

@@ -163,7 +163,9 @@ def convergence(fits: Sequence[TensorFit]) -> Chart:
                 y = np.maximum(fit.convergence.excess(start), _ARRIVED)
                 curves += _curve(start, np.arange(len(y)), y)
             title = f"{_tensor(fit)}, {fit.convergence.spec}"
-            panels.append(Panel(tuple(curves), title, "sweep (0: the start)", "objective / best − 1", log_y=True))
+            lines = (("arrived", _ARRIVED),)
+            y_label = "objective / best − 1"
+            panels.append(Panel(tuple(curves), title, "sweep (0: the start)", y_label, log_y=True, lines=lines))
     return Chart(tuple(panels), "")
 
 

@@ -87,7 +87,7 @@ def _following(analysis: SweepAnalysis, verdict: Verdict) -> str:
         return ""
     trace = shlex.quote(path)
     if analysis.provenance.get("kind") == "neural":
-        return f"gtrace formats {trace} --kind neural"
+        return f"gtrace plan formats {trace} --kind neural"
     if verdict.answer == "compress":
         return f"gtrace plan {trace} --max-bits {verdict.bits:.3g}"
     bits = [c.nominal_bits for c in analysis.configurations if math.isfinite(c.nominal_bits)]

@@ -199,7 +199,7 @@ class RemoteFiles:
         if self._http:
             raise TraceError(
                 f"{path}: HTTP cannot list a folder, and the trace's root does not name its content; "
-                "on its machine, finish it with `gtrace check --repair`, or pack it"
+                "on its machine, finish it with `gtrace trace check --repair`, or pack it"
             )
         with _reported(path):
             entries = self._system.ls(path, detail=True)

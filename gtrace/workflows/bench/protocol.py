@@ -1,4 +1,4 @@
-"""What ``gtrace bench`` measures, and on what: every number that a result depends on, and the standard traces.
+"""What ``gtrace study bench`` measures, and on what: every number that a result depends on, and the standard traces.
 
 Traces are made once and kept in the user's cache folder. Without PyTorch their gradients come from formulas: the
 gradient of a linear layer is a sum over the batch of outer products of errors and activations. Activations are

@@ -83,7 +83,7 @@ def run_bench(
         ScriptError: a codec's own code failed.
     """
     if not specs:
-        raise UsageError("bench: name a codec, as in gtrace bench dither --plugin dither.py")
+        raise UsageError("bench: name a codec, as in gtrace study bench dither --plugin dither.py")
     asked = [protocol.configurations(spec) for spec in specs]
     built_in = protocol.built_in()
     own = {str(item) for items in asked for item in items}

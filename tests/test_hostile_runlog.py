@@ -87,7 +87,7 @@ def test_a_line_without_an_end_is_not_read(path):
 def test_what_is_no_file_is_not_waited_for(path, tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     for read in (read_runlog, kind_of):
-        with pytest.raises(TraceError, match="no file|not a file"):
+        with pytest.raises(TraceError, match=r"no file|not a file"):
             read(tmp_path / "pipe.jsonl")
     os.mkfifo(tmp_path / "pipe.sweep.db")
     assert newest_results(tmp_path) == [path]

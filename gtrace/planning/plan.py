@@ -238,7 +238,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     place = Path(path)
     plain = _parsed(place)
     if not isinstance(plain, dict) or FORMAT not in plain:
-        raise TraceError(f"{place}: is no plan; make one with gtrace plan TRACE --max-bits 3 -o plan.yaml")
+        raise TraceError(f"{place}: not a plan; make one with gtrace plan TRACE --max-bits 3 -o plan.yaml")
     version = plain.pop(FORMAT)
     if version != VERSION:
         raise TraceError(f"{place}: has version {_short(version)}, but this gtrace reads {VERSION}; plan again")

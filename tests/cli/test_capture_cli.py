@@ -183,7 +183,7 @@ def test_force_never_deletes_a_folder_that_is_no_trace(folder, capture):
         (["-o", "nowhere/x.zarr", "train.py"], "nowhere/x.zarr: the folder nowhere does not exist"),
         (["--steps", "5-1", "train.py"], "--steps: '5-1' holds no step"),
         (["--steps", "1", "--every", "2", "train.py"], "--every and --steps exclude each other"),
-        (["--every", "0", "train.py"], "--every: needs a number of 1 or more, not 0"),
+        (["--every", "0", "train.py"], "--every: 0 must be at least 1"),
         (["--budget", "lots", "train.py"], "--budget: 'lots' is not a valid size"),
         (["--forse", "train.py"], "No such option '--forse'"),
         ([], "Missing argument 'SCRIPT'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -160,6 +161,48 @@ def status_line(line: str) -> None:
     """One line that the next replaces, on a terminal."""
     if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{line[:100]}", nl=False, err=True)
+
+
+#: Seconds between two lines about long work in a pipe.
+_A_LINE_EVERY = 60.0
+
+
+@contextlib.contextmanager
+def work_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """How far work is, at what rate, and how long it goes on: a bar on a terminal, a line a minute in a pipe.
+
+    Yields:
+        A function of (values done, all of them); None when ``quiet``.
+    """
+    if quiet:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from gtrace.units import rate_text
+
+    begun = last = time.monotonic()
+    terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    columns = (TextColumn(what), BarColumn(), TextColumn("{task.description}"))
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("", total=None)
+
+    def update(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        # The mean since the beginning: it is weighted by cost, so that the time left does not jump.
+        rate = max(done, 1) / max(now - begun, 1e-3)
+        amounts = f"{rate_text(done, '', 3)} of {rate_text(total, '', 3)} values"
+        said = f"{amounts}, {rate_text(rate, 'values/s', 2)}, {(total - done) / rate:.0f} s left"
+        if terminal:
+            bar.update(task, completed=done, total=total, description=said)
+        elif now - last >= _A_LINE_EVERY:
+            last = now
+            click.echo(f"gtrace: {what}: {said}", err=True)
+
+    with bar if terminal else contextlib.nullcontext():
+        yield update
 
 
 @contextlib.contextmanager

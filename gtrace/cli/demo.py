@@ -24,8 +24,8 @@ class DemoSettings:
 def command(settings: DemoSettings) -> None:
     """Capture, sweep, train and report on a shipped sample; ends with the path of the report.
 
-    A small network learns handwritten digits while its gradients are recorded; every codec is then measured on
-    them, and one of them is used in training. Each step is shown as the command that does it.
+    A small network learns handwritten digits while its gradients are recorded; codecs are then measured on them, and
+    one of them is used in training. Each step is shown as the command that does it, in the folder of the demo.
 
     \b
     Example:
@@ -33,5 +33,7 @@ def command(settings: DemoSettings) -> None:
     """
     from gtrace.workflows.demo import run_demo
 
-    page = run_demo(settings.output, force=settings.force, say=lambda line: click.secho(f"\n{line}", bold=True))
+    page = run_demo(
+        settings.output, force=settings.force, say=lambda line: click.secho(line, bold=line.startswith("$"))
+    )
     click.echo(f"\nreport: {page.resolve()}")

@@ -12,6 +12,7 @@ import click
 
 from gtrace.cli.console import FEW_ROWS, TensorColumn, name_columns, print_columns, stdout_console
 from gtrace.cli.options import STEPS, TENSORS, Command, Integers, TracePath, check_output, options, print_json
+from gtrace.report.names import count, literal, number, percent
 from gtrace.settings import option
 
 if TYPE_CHECKING:
@@ -96,16 +97,12 @@ def command(settings: FormatsSettings, trace: Path | str) -> None:
 
 
 def _head(trace: Trace, layers: Sequence[LayerFormats], scale: str, steps: int) -> str:
-    from gtrace.report.names import count, literal
-
     path = literal(trace.path, stdout_console().encoding or "utf-8")
     return f"{path}: float formats under scale={scale}, {count(len(layers), 'tensor')}, {count(steps, 'step')}"
 
 
 def _show_few(trace: Trace, layers: Sequence[LayerFormats], scale: str) -> None:
     """The format that most tensors take at the most bits, the largest tensors, and all others in one row."""
-    from gtrace.report.names import count, literal, percent
-
     console = stdout_console()
     encoding = console.encoding or "utf-8"
     known = sorted((layer for layer in layers if layer.formats), key=lambda layer: -layer.info.size)
@@ -146,8 +143,6 @@ def _show_few(trace: Trace, layers: Sequence[LayerFormats], scale: str) -> None:
 
 def _mind(rows: Sequence[tuple[LayerFormats, LayerFormat]], scale: str, encoding: str) -> None:
     """The tensor that loses most, if that is much."""
-    from gtrace.report.names import literal
-
     layer, found = max(rows, key=lambda row: float(row[1].flushed.max()))
     worst = float(found.flushed.max())
     if worst <= _MUCH_FLUSHED:
@@ -162,8 +157,6 @@ def _mind(rows: Sequence[tuple[LayerFormats, LayerFormat]], scale: str, encoding
 
 
 def _show(trace: Trace, layers: Sequence[LayerFormats], scale: str) -> None:
-    from gtrace.report.names import literal, number
-
     console = stdout_console()
     encoding = console.encoding or "utf-8"
     rows = [(layer, found) for layer in layers for found in layer.formats]

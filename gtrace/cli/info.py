@@ -20,6 +20,7 @@ from gtrace.cli.console import (
 )
 from gtrace.cli.options import STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
 from gtrace.errors import UsageError
+from gtrace.report.names import count, literal, number
 from gtrace.settings import option
 
 if TYPE_CHECKING:
@@ -212,8 +213,6 @@ def show(trace: Trace, rows: Sequence[TensorHistory], console: Console, *, full:
     """
     from rich.text import Text
 
-    from gtrace.report.names import count, literal
-
     encoding = console.encoding or "utf-8"
     lines = _lines(trace, rows, full=full)
     for head, text in lines:
@@ -256,8 +255,6 @@ def _energy_shares(rows: Sequence[TensorHistory]) -> list[float]:
 
 
 def _few_columns(rows: Sequence[TensorHistory], shares: Sequence[float], encoding: str) -> list[TensorColumn]:
-    from gtrace.report.names import literal, number
-
     infos = [row.info for row in rows]
     broken = any(row.nonfinite for row in rows)
     return [
@@ -277,8 +274,6 @@ _DIVERGED = 2.0
 
 def _troubles(trace: Trace, rows: Sequence[TensorHistory]) -> list[tuple[str, str]]:
     """What is wrong with the run itself: a loss that is not finite or grew, gradients that are not finite."""
-    from gtrace.report.names import count, number
-
     said = []
     for key in trace.streams:
         numbers = trace.scalars(**key._asdict())
@@ -315,7 +310,6 @@ def _noise(trace: Trace, rows: Sequence[TensorHistory]) -> str:
 
 
 def _lines(trace: Trace, rows: Sequence[TensorHistory], *, full: bool) -> list[tuple[str, str]]:
-    from gtrace.report.names import count, number
     from gtrace.trace.format import SECOND_MOMENT
 
     streams = _streams(trace)
@@ -362,7 +356,6 @@ def _lines(trace: Trace, rows: Sequence[TensorHistory], *, full: bool) -> list[t
 
 def _agreements(trace: Trace) -> list[str]:
     from gtrace.errors import printable
-    from gtrace.report.names import count
     from gtrace.trace.choose import agreement, part_of
 
     said = []
@@ -397,8 +390,6 @@ def _stored_as(rows: Sequence[TensorHistory]) -> list[TensorColumn]:
 
 
 def _columns(rows: Sequence[TensorHistory], encoding: str) -> list[TensorColumn]:
-    from gtrace.report.names import literal, number
-
     infos = [row.info for row in rows]
     parts = [row.stored / row.most if row.stored < row.most else 1.0 for row in rows]
     sampled = [TensorColumn("kept", [f"{part:.1%}" for part in parts], 7)] if min(parts) < 1 else []
@@ -421,7 +412,6 @@ def _columns(rows: Sequence[TensorHistory], encoding: str) -> list[TensorColumn]
 def _print_fits(trace: Trace, infos: Sequence[TensorInfo], settings: InfoSettings) -> None:
     """Fit, and print a table with a verdict, or JSON with every step."""
     from gtrace.fitting.magnitudes import LAWS
-    from gtrace.report.names import count, literal, number
     from gtrace.sweep.formats import FormatTrial
     from gtrace.sweep.laws import follow_laws, judge, verdict_sentences
     from gtrace.trace.choose import choose_steps

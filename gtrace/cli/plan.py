@@ -223,7 +223,7 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, dict[str
     if isinstance(trace, Path) and trace.name.endswith(".sweep.db"):
         from gtrace.sweep import ResultStore
 
-        result = ResultStore.load(trace)
+        result = ResultStore.load(trace).selected
         provenance = {"sweep": str(trace), "trace_fingerprint": result.provenance.get("trace_fingerprint", "")}
         return curves_of(_chosen_rows(result, settings)), provenance, []
     from gtrace.trace import open_trace

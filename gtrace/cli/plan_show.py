@@ -11,6 +11,7 @@ import click
 
 from gtrace.cli.console import TensorColumn, print_columns, stdout_console, wide_console
 from gtrace.cli.options import Command, load_plugins, options, print_json
+from gtrace.report.names import literal, number
 from gtrace.settings import option
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ def show(settings: PlanShowSettings, plan: Path) -> None:
 def diff(settings: PlanDiffSettings, first: Path, second: Path) -> None:
     """Show where two plans differ, tensor by tensor."""
     from gtrace.planning import load_plan
-    from gtrace.report.names import literal, number
 
     load_plugins(settings.plugin)
     plans = load_plan(first), load_plan(second)
@@ -107,8 +107,6 @@ def _codec(row: Any) -> str:
 
 
 def _bits(row: Any) -> str:
-    from gtrace.report.names import number
-
     return "-" if row is None else number(row.bits)
 
 

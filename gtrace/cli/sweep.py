@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from gtrace.cli.completion import complete_specs
-from gtrace.cli.console import step_progress
+from gtrace.cli.console import work_progress
 from gtrace.cli.options import (
     STEPS,
     CodecSettings,
@@ -32,6 +32,7 @@ from gtrace.units import step_numbers
 if TYPE_CHECKING:
     from gtrace.codecs.assignment import TableLike
     from gtrace.sweep import SweepResult
+    from gtrace.sweep.gradients import Kind
 
 _REFITS = ("pooled", "previous", "each", "once")
 
@@ -43,9 +44,12 @@ class SweepSettings:
     methods: str | None = option(
         None,
         shell_complete=complete_specs,
-        help="Codec specs, as in qsgd,nuqsgd:p=0.3; or all.  [default: all]",
+        help="Codec specs, e.g. qsgd,nuqsgd:p=0.3; or all.  [default: eight, one or two of each family]",
     )
-    bits: tuple[int, ...] = option("2-8", type=Integers(), help="Nominal bits of codecs that have them.")
+    bits: tuple[int, ...] | None = option(
+        None, type=Integers(), help="Nominal bits of codecs that have them.  [default: 2-5; with --methods 2-8]"
+    )
+    everything: bool = option(False, names=("--all",), help="Every codec, 2 to 8 bits, every step.")
     ratio: tuple[float, ...] | None = option(
         None, advanced=True, type=Fractions(), help="Part of the values that sparsifiers send, as in 0.001-0.1."
     )
@@ -73,14 +77,18 @@ class SweepSettings:
         1, advanced=True, call=("sweep",), minimum=0, help="Encodings per tensor and step; 0: closed forms only."
     )
     tensors: str | None = option(None, help="Only tensors that match one of these globs, comma-separated.")
-    kind: str | None = option(
+    kind: Kind | None = option(
         None,
         advanced=True,
         call=("sweep",),
         choices=("weight", "neural"),
         help="Gradients of weights or of layer outputs.  [default: weight, where the trace has them]",
     )
-    steps: tuple[int, ...] | None = option(None, call=("sweep",), **STEPS)
+    steps: tuple[int, ...] | None = option(
+        None,
+        **STEPS
+        | {"help": "Only these steps, e.g. 0,10,100-200.  [default: 32 of them if nothing is chosen, otherwise all]"},
+    )
     refit: str = option(
         "pooled",
         advanced=True,
@@ -119,7 +127,7 @@ class SweepSettings:
         help="Run on a Dask cluster: tcp://HOST:PORT, a scheduler file, or local:N processes here. Same rows.",
     )
     output: Path | None = option(None, names=("-o", "--output"), help="Result file.  [default: TRACE.sweep.db]")
-    force: bool = option(False, call=("sweep",), help="Overwrite a result file that belongs to another sweep.")
+    force: bool = option(False, call=("sweep",), help="Start over: replace a result file that is there.")
     as_json: bool = option(False, names=("--json",), help="Print a JSON summary instead of text.")
 
 
@@ -127,53 +135,117 @@ class SweepSettings:
 @click.argument("trace", type=TracePath())
 @options(SweepSettings)
 def command(settings: SweepSettings, trace: Path | str) -> None:
-    """Measure codecs on the gradients of TRACE: error, bits, distance, at every tensor and step.
+    """Measure codecs on the gradients of TRACE: error, bits, distance, of every tensor.
 
-    Codecs that keep memory are replayed over bursts of consecutive steps; without any, all leaves them out.
-    A sweep that was interrupted, or that gets more codecs, continues where it stopped.
+    Without options it takes minutes: eight codecs at 2 to 5 bits on 32 steps from all of training. Name methods, bits
+    or steps to choose; then every step is measured that --steps does not leave out. A sweep that was interrupted
+    continues where it stopped; another selection adds what is missing, and gtrace report shows the last one.
+
+    Codecs that keep memory need bursts of consecutive steps; without any, the default and all leave them out.
 
     \b
-    Example:
+    Examples:
+      gtrace sweep digits_cnn.zarr
       gtrace sweep digits_cnn.zarr --methods qsgd,qsgdinf,terngrad --bits 2-8
+      gtrace sweep digits_cnn.zarr --all
     """
-    from gtrace.codecs import split_specs
     from gtrace.sweep import run_sweep
+    from gtrace.sweep.quick import announce, quick_steps
+    from gtrace.trace import open_trace
     from gtrace.trace.io.remote import stem_of
 
     load_plugins(settings.codecs.plugin)
     path = settings.output or Path(f"{stem_of(trace)}.sweep.db")
-    methods = settings.methods or ("" if settings.plans else "all")
-    codecs = _codecs(settings, methods)
-    with step_progress("sweep", quiet=settings.as_json, unit="steps of tensors") as progress:
+    chosen = _Choice.of(settings)
+    codecs = _codecs(settings, chosen)
+    globs = None if settings.tensors is None else words(settings.tensors)
+    with open_trace(trace) as opened:
+        steps = quick_steps(opened, globs, settings.kind) if chosen.few_steps else settings.steps
+        if chosen.many and not settings.as_json:
+            every = _codecs(replace(settings, bits=None), _Choice("all", EVERY_BIT, few_steps=False, many=True))
+            said = announce(
+                opened, codecs, steps, globs=globs, kind=settings.kind, jobs=settings.jobs, every=len(every)
+            )
+            click.echo(f"gtrace: {said}", err=True)
+    with work_progress("sweep", quiet=settings.as_json) as progress:
         result = run_sweep(
             trace,
             codecs,
-            tensors=None if settings.tensors is None else words(settings.tensors),
+            tensors=globs,
+            steps=steps,
             refit=_refit(settings.refit),
-            leave_out=bool(methods) and "all" in split_specs(methods),
+            leave_out=chosen.many,
             output=path,
             command=sys.argv,
-            progress=progress,
+            work=progress,
             **arguments(settings, "sweep"),
         )
-    _show(result, path, settings)
+    _show(result.selected, path, settings)
 
 
-def _codecs(settings: SweepSettings, methods: str) -> list[TableLike]:
+#: nominal bits of methods that are named without bits
+EVERY_BIT = tuple(range(2, 9))
+
+
+class _Choice(NamedTuple):
+    """What is swept, from what a user named.
+
+    Attributes:
+        methods: specs; empty for none beside plans.
+        bits: nominal ones.
+        few_steps: only steps that represent the others.
+        many: nobody named the codecs one by one.
+    """
+
+    methods: str
+    bits: tuple[int, ...]
+    few_steps: bool
+    many: bool
+
+    @classmethod
+    def of(cls, settings: SweepSettings) -> _Choice:
+        from gtrace.codecs import split_specs
+        from gtrace.sweep.quick import BITS, METHODS
+
+        named = settings.methods
+        if settings.everything:
+            for name in ("methods", "bits", "steps", "plans"):
+                if getattr(settings, name):
+                    raise UsageError(
+                        f"--all measures everything: leave out --{name.removesuffix('s') if name == 'plans' else name}"
+                    )
+            named = "all"
+        ranges = (
+            settings.bits,
+            settings.ratio,
+            settings.sparsity,
+            settings.amount,
+            settings.bucket_size,
+            settings.norm,
+        )
+        chosen = bool(named or settings.steps or settings.plans or settings.scope or any(ranges))
+        if named is None and settings.plans:
+            return cls("", settings.bits or EVERY_BIT, few_steps=False, many=False)
+        bits = settings.bits or (EVERY_BIT if named else BITS)
+        many = named is None or "all" in split_specs(named)
+        return cls(named or METHODS, bits, few_steps=not chosen, many=many)
+
+
+def _codecs(settings: SweepSettings, chosen: _Choice) -> list[TableLike]:
     """The codecs of the methods over the ranges, then the plans."""
     from gtrace.sweep import expand
 
-    ranges: dict[str, list[Any]] = {
-        name: list(getattr(settings, name) or ()) for name in ("bits", "ratio", "sparsity", "amount")
-    }
+    ranges: dict[str, list[Any]] = {"bits": list(chosen.bits)}
+    for name in ("ratio", "sparsity", "amount"):
+        ranges[name] = list(getattr(settings, name) or ())
     if settings.bucket_size:
         ranges["bucket_size"] = bucket_sizes(settings.bucket_size)
     for name, text in (("norm", settings.norm), ("scope", settings.scope)):
         if text:
             ranges[name] = words(text)
     found: list[TableLike] = []
-    if methods:
-        found += expand(methods, ranges, prefix="ef:" if settings.codecs.error_feedback else "")
+    if chosen.methods:
+        found += expand(chosen.methods, ranges, prefix="ef:" if settings.codecs.error_feedback else "")
     if settings.plans:
         from gtrace.planning import load_plan
 

@@ -140,7 +140,7 @@ def make_report(
     basis: _Basis = {"workers": asked.workers, "coder": asked.coder}
     read_sweeps, grouped = [], []
     for k, sweep in enumerate(sweeps):
-        result = sweep if isinstance(sweep, SweepResult) else ResultStore.load(Path(sweep))
+        result = sweep if isinstance(sweep, SweepResult) else ResultStore.load(Path(sweep)).selected
         read_sweeps.append(analyze(result, named(sweep, "sweep", k, len(sweeps) > 1), batch=asked.batch, **basis))
         if asked.groups:
             grouped.append(tuple(group_tensors(result, asked.groups, **basis)))

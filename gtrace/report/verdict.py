@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gtrace.report.analysis.families import FITTED
+from gtrace.report.analysis.safety import SAFE_BIAS
 from gtrace.report.names import MISSING, count, listed, number
 from gtrace.report.section import Answer, Verdict
 
@@ -318,6 +319,7 @@ def _unclear(chosen: Candidate, analysis: SweepAnalysis, judged: dict[str, Judge
         and (found := judged.get(c.spec)) is not None
         and found.verdict == "cannot tell"
         and found.ratio.known
+        and found.bias < SAFE_BIAS
     ]
     best = min(unclear, key=lambda c: c.bits, default=None)
     if best is None:

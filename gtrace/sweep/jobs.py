@@ -106,16 +106,28 @@ class Job:
     among: Among = None
     names: Mapping[str, tuple[Name, ...]] = field(default_factory=dict, hash=False)
 
+    def values(self, wanted: Wanted) -> int:
+        """The work of one step, see :class:`Block`."""
+        return (self.size + OVERHEAD) * len(wanted)
+
+
+#: elements that take as long as what has to be done for each tensor at each step, whatever its size
+OVERHEAD = 1 << 12
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Results of one tensor at one step, in rows and in tables of rows: the unit that is committed."""
+    """Results of one tensor at one step, in rows and in tables of rows: the unit that is committed.
+
+    ``values`` is the work behind it: elements times codecs, and :data:`OVERHEAD` elements for what any tensor takes.
+    """
 
     rows: list[Row]
     times: list[Timing]
     warnings: list[str] = field(default_factory=list)
     details: list[Detail] = field(default_factory=list)
     tables: list[RowTable] = field(default_factory=list)
+    values: int = 0
 
     def named(self, names: Mapping[str, tuple[Name, ...]]) -> Block:
         """The same rows under all wanted names: one encoding serves a codec and the plans that use it."""

@@ -134,8 +134,21 @@ def read_meta(sql: sqlite3.Connection, path: Path) -> dict[str, Any]:
         )
     if not isinstance(meta.get("provenance", {}), dict):
         raise ValueError("its provenance is not an object")  # noqa: TRY004 - damage
+    selection = meta.get("selection")
+    if selection is not None and not (
+        isinstance(selection, dict) and set(selection) == _SELECTED and _all_plain(selection)
+    ):
+        raise ValueError("its selection is not three lists")
     _check_plain(sql, TABLES)
     return meta
+
+
+#: what a selection names
+_SELECTED = {"codecs", "steps", "tensors"}
+
+
+def _all_plain(selection: dict[str, Any]) -> bool:
+    return all(isinstance(v, list) and all(isinstance(one, (str, int)) for one in v) for v in selection.values())
 
 
 def load_json(text: object) -> Any:

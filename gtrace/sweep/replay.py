@@ -6,6 +6,7 @@ Codecs with fixed levels that want the same sketch are judged together, and thei
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -108,7 +109,7 @@ class Replay:
     def blocks(self) -> Iterator[Block]:
         """The rows of each wanted step."""
         for index, wanted in self._job.wanted:
-            block = self._block(index, wanted)
+            block = replace(self._block(index, wanted), values=self._job.values(wanted))
             yield block.named(self._job.names) if self._job.names else block
             if index in self._ends:
                 self._draws.forget()

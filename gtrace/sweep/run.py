@@ -146,9 +146,10 @@ class SweepOptions:
         scheduler: run on a Dask cluster instead of threads: its address, its scheduler file, ``local:N``, or a
             client; see :func:`gtrace.sweep.cluster.connected`. Rows do not depend on it.
         output: SQLite file to write or resume; without one nothing is kept on disk.
-        force: overwrite an ``output`` that belongs to another sweep.
+        force: start over: replace an ``output`` that is there, whatever it holds.
         command: the command line, for the provenance.
         progress: called with (steps of tensors done, all of them).
+        work: called with (values done, all of them): elements times codecs, and a little for each tensor.
 
     Raises:
         UsageError: a number that is too small, or both ``jobs`` and ``scheduler``.
@@ -170,6 +171,7 @@ class SweepOptions:
     force: bool = False
     command: Sequence[str] = ()
     progress: Callable[[int, int], None] | None = None
+    work: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
         if self.draws < 0:
@@ -259,6 +261,11 @@ class _Sweep:
             found.append(f"scope=model takes {several}; {own}")
         return [*found, f"{LEFT_OUT}{gaps_line(self.alone)}"] if self.alone else found
 
+    def selection(self) -> dict[str, Any]:
+        """What this sweep asks for, whatever else a result file holds."""
+        names = {name["codec"] for items in self.asked.values() for item in items for name in item.names}
+        return {"codecs": sorted(names), "steps": sorted(self._steps), "tensors": list(self.asked)}
+
     def limits(self) -> list[str]:
         """What :meth:`jobs` left out, a line each."""
         return self._limits.lines()
@@ -347,17 +354,22 @@ def run_sweep(trace: Trace | str | os.PathLike[str], codecs: Sequence[TableLike]
         try:
             store.add((), warnings=sweep.cautions())
             store.check_plans({str(c): c.digest for c in sweep.able if isinstance(c, CodecTable)})
+            store.select(sweep.selection())
             jobs = sweep.jobs(_done(store, sweep))
             store.add((), warnings=sweep.limits())
             total = sum(len(job.wanted) for job in jobs)
-            count = 0
+            values = sum(job.values(wanted) for job in jobs for _, wanted in job.wanted)
+            count = done = 0
 
             def sink(block: Block) -> None:
-                nonlocal count
+                nonlocal count, done
                 store.add(block.rows, block.times, block.warnings, block.details, block.tables)
                 count += 1
+                done += block.values
                 if asked.progress is not None:
                     asked.progress(count, total)
+                if asked.work is not None:
+                    asked.work(done, values)
 
             runner(jobs, sink)
         finally:

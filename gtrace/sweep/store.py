@@ -9,7 +9,7 @@ import math
 import os
 import sqlite3
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -109,6 +109,7 @@ class SweepResult:
             ``levels SPEC`` (levels, zero, law), ``density LAW`` (edges, share, energy, zeros, below) and
             ``convergence`` (codec, objective by start, best); see ``gtrace.sweep.rows``. At every step with known
             noise, ``noise`` (variance, signal, freedom): the fields of :class:`gtrace.noise.Noise`.
+        selection: what was asked for last: ``codecs``, ``steps`` and ``tensors``, each a list.
     """
 
     columns: dict[str, NDArray[Any]]
@@ -116,6 +117,20 @@ class SweepResult:
     warnings: tuple[str, ...] = ()
     times: dict[str, NDArray[Any]] | None = None
     details: dict[tuple[str, int, str], Any] = field(default_factory=dict)
+    selection: dict[str, list[Any]] = field(default_factory=dict)
+
+    @property
+    def selected(self) -> SweepResult:
+        """The rows that were asked for last; rows of earlier selections are left out."""
+        if not self.selection:
+            return self
+        keep = np.ones(len(self), np.bool_)
+        for column, name in (("codec", "codecs"), ("step", "steps"), ("tensor", "tensors")):
+            wanted = set(self.selection[name])
+            keep &= np.fromiter((value in wanted for value in self.columns[column].tolist()), np.bool_, len(self))
+        if keep.all():
+            return self
+        return replace(self, columns={name: column[keep] for name, column in self.columns.items()})
 
     def __len__(self) -> int:
         return len(self.columns["tensor"])
@@ -176,7 +191,7 @@ class ResultStore:
 
     @classmethod
     def create(cls, path: Path, provenance: Mapping[str, Any], fingerprint: str, *, force: bool) -> ResultStore:
-        """Open ``path`` for writing: resume it when its fingerprint is the same, start it otherwise.
+        """Open ``path`` for writing: resume it when its fingerprint is the same; with ``force`` start over.
 
         Raises:
             OutputExistsError: something else is at ``path`` and ``force`` is off, or another sweep is writing it.
@@ -192,7 +207,7 @@ class ResultStore:
                     found = cls._fingerprint(path)
                 except TraceError:
                     found = None
-                if found == fingerprint:
+                if found == fingerprint and not force:
                     return cls(cls._connect(path), path, owner.pop_all())
                 if not force:
                     why = "holds a sweep of other data or settings" if found else "is not a sweep"
@@ -242,6 +257,11 @@ class ResultStore:
         with _writing(self.path):
             found = self._connection.execute(f"SELECT {', '.join(KEY)}, window FROM ({ROWS})")  # noqa: S608
             return {(tensor, step, codec, draw): window for tensor, step, codec, draw, window in found}
+
+    def select(self, selection: Mapping[str, Any]) -> None:
+        """Remember what was asked for last: that is what reports show."""
+        with _writing(self.path), self._connection as sql:
+            sql.execute("INSERT OR REPLACE INTO meta VALUES ('selection', ?)", (json.dumps(selection),))
 
     def check_plans(self, digests: Mapping[str, str]) -> None:
         """Refuse to add rows of a plan to those of another plan of the same name.
@@ -406,7 +426,7 @@ class ResultStore:
             lines = tuple(text for (text,) in bounded(warnings, limit))
             times = read_times(sql, limit)
             details = read_details(sql, limit)
-        return SweepResult(columns, meta.get("provenance", {}), lines, times, details)
+        return SweepResult(columns, meta.get("provenance", {}), lines, times, details, meta.get("selection", {}))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,6 @@ from gtrace.errors import EXIT_INTERRUPTED, GtraceError, OutputExistsError, Usag
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-METHODS = "qsgd,qsgdinf,terngrad,nuqsgd,natural,alq,amq,zipml"
 #: early, two in the middle, late: bursts of consecutive steps, so that codecs with memory can be replayed on it too
 STEPS = "0+7,90+7,180+7,260+7"
 SCRIPT = "digits_cnn.py"
@@ -43,15 +43,13 @@ def samples_folder() -> Path:
     raise UsageError("the shipped samples are missing; reinstall gtrace, or run from a checkout")
 
 
-def demo_commands(folder: Path) -> list[list[str]]:
-    """The commands of the demo, as arguments of ``gtrace``."""
-    script = str(samples_folder() / SCRIPT)
-    trace, sweep, run = str(folder / TRACE), str(folder / SWEEP), str(folder / RUN)
+def demo_commands() -> list[list[str]]:
+    """The commands of the demo in its folder, as arguments of ``gtrace``; the last one is the report."""
     return [
-        ["capture", "-o", trace, "--force", "--steps", STEPS, script],
-        ["sweep", trace, "--methods", METHODS, "--bits", "2-8", "-o", sweep, "--force"],
-        ["train", "--codec", "qsgdinf", "--bits", "3", "--workers", "4", "--task", "digits-cnn", "-o", run, "--force"],
-        ["report", sweep, run, "-o", str(folder / PAGE), "--force"],
+        ["capture", "--steps", STEPS, str(samples_folder() / SCRIPT)],
+        ["sweep", TRACE],
+        ["train", "--codec", "qsgdinf", "--bits", "3", "--task", "digits-cnn", "-o", RUN],
+        ["report", SWEEP, RUN, "-o", PAGE],
     ]
 
 
@@ -61,7 +59,7 @@ def run_demo(folder: Path, *, force: bool, say: Callable[[str], None]) -> Path:
     Args:
         folder: made where it is missing.
         force: replace what an earlier demo wrote there.
-        say: called with each command line before it runs.
+        say: called with each command line before it runs, and with the answer of the report.
 
     Returns:
         the path of the page.
@@ -74,21 +72,40 @@ def run_demo(folder: Path, *, force: bool, say: Callable[[str], None]) -> Path:
     if folder.exists() and not folder.is_dir():
         raise OutputExistsError(f"{folder}: is a file and was left untouched; choose another -o")
     if folder.is_dir() and any(folder.iterdir()) and not force:
-        raise OutputExistsError(f"{folder}: holds files already and was left untouched; pass --force or another -o")
+        raise OutputExistsError(f"{folder} holds files already. Use --force to replace them or -o to write elsewhere.")
     folder.mkdir(parents=True, exist_ok=True)
-    for arguments in demo_commands(folder):
+    printed = ""
+    for arguments in demo_commands():
         say(f"$ gtrace {shlex.join(arguments)}")
-        _run(arguments)
+        printed = _run([arguments[0], "--force", *arguments[1:]], folder)
+    # The verdict and its table; the page's path is said by the caller.
+    say("\n" + "\n\n".join(printed.split("\n\n")[:2]))
     return folder / PAGE
 
 
-def _run(arguments: Sequence[str]) -> None:
+def _run(arguments: Sequence[str], folder: Path) -> str:
+    """Run one command in the folder; what it prints is returned, and shown if it fails."""
     command = [sys.executable, "-m", "gtrace", *arguments]
     # One thread per library: the sample's tensors are too small for pools to pay.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    width = str(shutil.get_terminal_size().columns)
+    environment = {"OMP_NUM_THREADS": "1", "COLUMNS": width, **os.environ}
+    if sys.path[0]:
+        # A checkout that is run from its own folder is found from the demo's folder, too.
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
     try:
-        code = subprocess.run(command, env=environment, check=False).returncode
+        done = subprocess.run(
+            command,
+            env=environment,
+            check=False,
+            cwd=folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        code, printed = done.returncode, done.stdout
     except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
+        code, printed = EXIT_INTERRUPTED, ""
     if code:
+        sys.stderr.write(printed)
         raise StepFailedError(f"demo: 'gtrace {arguments[0]}' ended with exit code {code}", code)
+    return printed

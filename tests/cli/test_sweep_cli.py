@@ -5,6 +5,7 @@ from helpers_sweep import rows_of, write_trace
 
 import gtrace
 from gtrace.sweep import ResultStore
+from gtrace.sweep.quick import representative_steps
 
 
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
@@ -22,6 +23,37 @@ def test_short_form(call, tmp_path, suffix):
     direct = gtrace.run_sweep(tmp_path / f"run.{suffix}", ["qsgd:bits=2", "qsgd:bits=3", "terngrad"])
     assert rows_of(stored) == rows_of(direct)
     assert stored.provenance["command"][1:3] == ["sweep", f"run.{suffix}"]
+
+
+def test_without_a_choice_it_takes_representative_steps_and_says_what_all_would_take(call, tmp_path):
+    write_trace(tmp_path / "run.zarr", steps=range(60))
+    done = call("sweep", "run.zarr", "--tensors", "fc.*")
+    assert done.returncode == 0, done.stderr
+    said = "gtrace: measures 20 configurations on 32 of 60 steps, seconds; --all: "
+    assert done.stderr.startswith(said), done.stderr
+    stored = ResultStore.load(tmp_path / "run.sweep.db")
+    assert tuple(sorted(set(stored["step"]))) == representative_steps(range(60))
+    assert set(stored["method"]) >= {"qsgdinf", "alq", "zipml", "nuqsgd", "topk", "ef-signsgd", "fp", "bf16"}
+    done = call("sweep", "run.zarr", "--all", "--bits", "3")
+    assert (done.returncode, done.stderr) == (2, "gtrace: --all measures everything: leave out --bits\n")
+
+
+def test_a_new_selection_is_added_and_reported_and_force_starts_empty(call, tmp_path):
+    write_trace(tmp_path / "run.zarr", steps=range(4))
+    for options, shown, stored in (
+        (("--methods", "qsgd,terngrad", "--bits", "2"), 2, 2),
+        (("--methods", "nuqsgd,terngrad", "--bits", "3", "--steps", "0-1"), 2, 3),
+        (("--methods", "qsgd", "--bits", "2"), 1, 3),
+        (("--methods", "natural", "--force"), 1, 1),
+    ):
+        done = call("sweep", "run.zarr", *options)
+        assert f": {shown} codecs on 3 tensors" in done.stdout or shown == 1, done.stderr
+        found = ResultStore.load(tmp_path / "run.sweep.db")
+        assert len(set(found["codec"])) == stored
+        assert len(set(found.selected["codec"])) == shown
+        (section,) = json.loads(call("report", "run.sweep.db", "--json").stdout)["sweeps"]
+        assert len(section["configurations"]) == shown
+        assert len(section["steps"]) == (2 if "--steps" in options else 4)
 
 
 def test_one_and_two_jobs_give_the_same_rows(call, tmp_path):

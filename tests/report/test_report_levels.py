@@ -23,7 +23,6 @@ from gtrace.report.render.text import print_report
 from gtrace.report.sections import charts
 from gtrace.report.sections.sweep import sweep_figures
 from gtrace.report.sections.sweep_tables import configuration_table
-from gtrace.report.sections.sweep_words import sweep_verdict
 from gtrace.sweep import ResultStore
 
 
@@ -97,24 +96,6 @@ def test_the_table_has_the_columns_where_they_say_something(sweep):
     assert len(plain.notes) == 3
     empirical = [r for r in fitted_rows() if r["model_variance"] is None]
     assert "model says" not in [column.heading for column in configuration_table(analyze(result_of(empirical))).columns]
-
-
-def test_the_verdict_says_how_far_from_the_optimum(sweep):
-    *_, times, model = sweep_verdict(sweep)
-    assert times == (
-        "At bits=4, fitted levels make this many times the error of the best levels of the same number: zipml 1.00, "
-        "alq law=empirical 1.25 and alq law=truncnorm 2.00; they were fitted to the captured step before."
-    )
-    assert model == (
-        "Relative variance that the model of the data promised for its levels: "
-        "alq law=truncnorm 0.00781, in truth 0.0312."
-    )
-    itself = [{**r, "fitted_on": "itself"} for r in fitted_rows()]
-    assert sweep_verdict(analyze(result_of(itself)))[-2].endswith("alq law=truncnorm 2.00.")
-    # Two levels leave nothing to fit, as long as there are more; nuqsgd is not fitted.
-    two = [r for r in fitted_rows(bits=(2, 3)) if r["bits"] == 2 or r["method"] in ("zipml", "nuqsgd")]
-    assert "At bits=3, " in sweep_verdict(analyze(result_of(two)))[-1]
-    assert not any("fitted levels" in line for line in sweep_verdict(analyze(result_of(rows_of(bits=[2, 3])))))
 
 
 def test_every_export_has_the_optimum(sweep, capsys):

@@ -197,7 +197,6 @@ def test_codecs_with_memory_are_ranked_by_what_has_arrived():
     )
     sentences = sweep_verdict(analysis)
     assert sentences[0].startswith("At 1.5 bits per value, ef:topk loses least over 7 consecutive steps (8.5% of")
-    assert "In a single step qsgdinf loses least (40%), but memory brings the rest later." in sentences
     table = equal_bits_table(analysis)
     assert "over 7 consecutive steps" in table.title
     assert "one step 70%" in table.rows[0][1].detail

@@ -135,7 +135,7 @@ def test_without_replicas_nothing_is_judged_and_the_reason_is_said(provenance, w
     result.details.clear()
     analysis = analyze(result)
     (sentence,) = safety_sentences(analysis)
-    assert "cannot be told" in sentence
+    assert sentence.startswith("Safety unknown: ")
     assert words in sentence
     report = make_report([result])
     assert sentence.split(":")[0] in to_markdown(report)
@@ -158,14 +158,13 @@ def test_the_equivalent_batch_is_stated_for_the_batch_there_is():
     assert any("--batch-size" in note for note in safety_table(unknown).notes)
 
 
-def test_the_commands_that_test_the_prediction_have_its_batch():
-    notes = safety_table(analyze(swept({"alq:bits=4": (0.25, 0.0)}))).notes
-    start = "torchrun --nproc-per-node 4 -m -- gtrace train --codec"
-    assert f"{start} alq:bits=4 train.py --batch-size 64 --lr 0.1" in notes[-2]
-    assert notes[-1].endswith(f"{start} none train.py --batch-size 51 --lr 0.1")
+def test_the_command_that_tests_the_prediction():
+    notes = safety_table(analyze(swept({"alq:bits=4": (0.05, 0.0)}))).notes
+    script = "gtrace train --codec alq:bits=4 train.py --batch-size 64 --lr 0.1"
+    assert notes[-1].endswith(f": torchrun --nproc-per-node 4 -m -- {script}")
     bare = {**PROVENANCE, "trace_attrs": {"argv": ["train.py"], "batch_size": 256}}
-    notes = safety_table(analyze(swept({"alq:bits=4": (0.25, 0.0)}, provenance=bare))).notes
-    assert notes[-1].endswith("gtrace train --codec none train.py, its batch set to 205 samples")
+    notes = safety_table(analyze(swept({"alq:bits=4": (0.05, 0.0)}, provenance=bare))).notes
+    assert notes[-1].endswith(": gtrace train --codec alq:bits=4 train.py")
 
 
 def test_lines_of_plain_sgd_and_of_several_workers_are_in_every_figure_of_variance():

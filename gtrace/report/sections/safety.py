@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import shlex
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,29 +29,25 @@ if TYPE_CHECKING:
 
 TITLE = "Is it safe?"
 _ORDER: tuple[SafetyVerdict, ...] = ("safe", "at risk", "cannot tell")
-#: Configurations that a sentence names.
-_NAMED = 4
-_BATCH_OPTION = re.compile(r"(--?(?:per[-_]device[-_]train[-_])?batch[-_]size|-b)(?:=(\d+))?")
 
 
 def safety_sentences(analysis: SweepAnalysis) -> list[str]:
-    """What is safe, or why nobody can say, after the verdict on errors."""
+    """What is safe, or why that is unknown, after the verdict on errors."""
     safety = analysis.safety
     if not analysis.measured:
         return []
     if not safety.known:
-        return [f"Whether any of this is safe cannot be told: {safety.why}."]
+        return [f"Safety unknown: {safety.why}."]
     noise = number(safety.noise.estimate)
-    first = f"The gradients' own noise, told from {listed(list(safety.sources))}, is {noise} times their squared norm."
-    said = []
-    for verdict in _ORDER:
-        names = [c.spec for c, found in _by_verdict(analysis) if found.verdict == verdict]
-        if names:
-            said.append(f"{verdict}: {listed(names, _NAMED)}")
-    sentences = [first, f"Beside it, {'; '.join(said)}."]
+    judged = Counter(found.verdict for found in safety.judged)
+    counted = listed(f"{judged[verdict]} {verdict}" for verdict in _ORDER if judged[verdict])
+    sentences = [
+        f"Gradient noise, from {listed(list(safety.sources))}, is {noise} times the squared norm of the gradients.",
+        f"Judged by it, of {count(len(safety.judged), 'configuration')}: {counted}.",
+    ]
     k = cheapest_safe(safety.judged, [c.bits for c in analysis.configurations])
     if k >= 0:
-        sentences.append(f"The fewest bits that are safe: {_predicted(analysis, k)}.")
+        sentences.append(f"Fewest bits that are safe: {_predicted(analysis, k)}.")
     return sentences
 
 
@@ -112,13 +108,13 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
         ),
         (
             f"Safe: the interval ends below {SAFE_RATIO:g}, the bias is below {SAFE_BIAS:g} of the expected gradient, "
-            f"and {layer}. At risk: the interval begins at {SAFE_RATIO:g} or above, or such a layer. Otherwise nobody "
-            "can tell from gradient noise."
+            f"and {layer}. At risk: the interval begins at {SAFE_RATIO:g} or above, or such a layer. Otherwise "
+            "gradient noise does not decide."
         ),
         (
             "The batch is a prediction: B / (1 + noise ratio), as if a codec's noise cost as much as gradient noise of "
-            "the same size. Measured, it costs less as a rule, so at risk means that gradient noise does not clear a "
-            "codec, and not that it does harm. It says nothing about codecs that are biased or remember their error."
+            "the same size. Measured, it costs less as a rule: at risk means that gradient noise does not clear a "
+            "codec, not that the codec does harm. It says nothing about codecs that are biased or remember their error."
         ),
     ]
     if savings is not None:
@@ -128,7 +124,7 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
         )
     if not math.isfinite(safety.batch):
         notes.append("The batch size is not in the trace; --batch-size states it.")
-    return Table(TITLE, columns, rows, (*notes, *_tests(analysis)), "No configuration was measured.", place="safety")
+    return Table(TITLE, columns, rows, (*notes, *_test(analysis)), "No configuration was measured.", place="safety")
 
 
 def _ratio_cell(found: Judgement) -> Cell:
@@ -158,39 +154,17 @@ def _saved_cell(best: Saving | None) -> Cell:
     return Cell(f"{number(best.over_bfloat16[0])}x", EXCHANGES[best.exchange])
 
 
-def _tests(analysis: SweepAnalysis) -> list[str]:
-    """The commands that would test the prediction for the codec that a reader may want to take."""
-    safety = analysis.safety
-    k = cheapest_safe(safety.judged, [c.bits for c in analysis.configurations])
-    known = [i for i, found in enumerate(safety.judged) if math.isfinite(found.ratio.estimate) and found.bias == 0]
-    if k < 0 and known:
-        k = min(known, key=lambda i: safety.judged[i].ratio.estimate)
+def _test(analysis: SweepAnalysis) -> list[str]:
+    """The command that would test the prediction for the codec that a reader may want to take."""
+    k = cheapest_safe(analysis.safety.judged, [c.bits for c in analysis.configurations])
     attrs = analysis.provenance.get("trace_attrs")
     words = attrs.get("argv") if isinstance(attrs, dict) else None
     if k < 0 or not isinstance(words, list) or not words:
         return []
-    words = [str(word) for word in words]
-    world = attrs.get("world_size") if isinstance(attrs, dict) else None
+    world = attrs.get("world_size")
     start = f"torchrun --nproc-per-node {world} -m -- " if isinstance(world, int) and world > 1 else ""
-    spec, size = analysis.configurations[k].spec, safety.equivalent(safety.judged[k].ratio)[0]
-    train = f"{start}gtrace train --codec"
-    smaller, told = _with_batch(words, size / safety.stated_batch, size if math.isfinite(safety.batch) else math.nan)
-    return [
-        f"To test it, compare the losses of: {train} {shlex.quote(spec)} {shlex.join(words)}",
-        f"and in full precision: {train} none {shlex.join(smaller)}{told}",
-    ]
-
-
-def _with_batch(words: list[str], part: float, size: float) -> tuple[list[str], str]:
-    """A command with its batch size replaced by a part of it; what to do by hand where it has none."""
-    for k, word in enumerate(words):
-        found = _BATCH_OPTION.fullmatch(word)
-        if found and found[2]:
-            return [*words[:k], f"{found[1]}={round(int(found[2]) * part)}", *words[k + 1 :]], ""
-        if found and k + 1 < len(words) and words[k + 1].isdecimal():
-            return [*words[: k + 1], str(round(int(words[k + 1]) * part)), *words[k + 2 :]], ""
-    wanted = f"{size:,.0f} samples" if math.isfinite(size) else f"{part:.1%} of its samples"
-    return words, f", its batch set to {wanted}"
+    codec, script = shlex.quote(analysis.configurations[k].spec), shlex.join(map(str, words))
+    return [f"To test it, compare the losses with and without the codec: {start}gtrace train --codec {codec} {script}"]
 
 
 def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:

@@ -29,36 +29,38 @@ _FASTER = 1 + WORTHWHILE
 
 
 def savings_verdict(savings: Savings) -> list[str]:
-    """What is to be saved at all, what a codec of about three bits saves of it, and what saves nothing."""
+    """What communication costs, what a codec of about three bits saves of it, and which codecs save nothing."""
     cluster = savings.cluster
-    network = f"{rate_text(cluster.network.bandwidth)} and {duration(cluster.network.latency)} a message"
     float32, bfloat16 = (row.step for row in savings.plain)
+    latency = f" and {duration(cluster.network.latency)} a message" if cluster.network.latency else ""
     said = [
-        f"Between {cluster.ranks} ranks with {network}, a step of {duration(cluster.computing)} waits "
-        f"{duration(float32.exposed)} for float32 gradients and {duration(bfloat16.exposed)} for "
-        "bf16 ones."
+        f"On {cluster.ranks} ranks at {rate_text(cluster.network.bandwidth)}{latency}, communication adds "
+        f"{duration(float32.exposed)} (float32) or {duration(bfloat16.exposed)} (bf16) to a "
+        f"{duration(cluster.computing)} step."
     ]
     if not any(_gains(row) for row in savings.rows):
-        return [*said, f"No codec makes it even {WORTHWHILE:.0%} shorter than bf16 does: here is nothing to be gained."]
+        return [*said, f"No codec saves even {WORTHWHILE:.0%} of a step over bf16: there is nothing to gain here."]
     # What was measured says more than what is usually the faster exchange.
-    told = [row for row in savings.rows if row.pareto and row.coding == "measured"]
-    told = told or [row for row in savings.rows if row.pareto and row.exchange == "two-shot"]
-    for row in sorted(told, key=lambda row: abs(row.bits - PREFERRED_BITS))[:1]:
+    fit = [row for row in savings.rows if row.pareto and row.coding == "measured"]
+    fit = fit or [row for row in savings.rows if row.pareto and row.exchange == "two-shot"]
+    for row in sorted(fit, key=lambda row: abs(row.bits - PREFERRED_BITS))[:1]:
         coding = f" and codes for {duration(row.step.codec)}" if row.coding else ""
-        rate = f"; at {_rate(row.rate_bfloat16)}, coding would take all that it gains over bf16"
         said.append(
-            f"{row.spec} ({number(row.bits)} bits), {_HOW[row.exchange]}, waits {duration(row.step.exposed)}{coding}: "
+            f"{row.spec} ({number(row.bits)} bits), {_HOW[row.exchange]}, adds {duration(row.step.exposed)}{coding}: "
             f"{_times(row.over_float32)} as fast as float32 and {_times(row.over_bfloat16)} as bf16, depending on "
-            f"overlap{rate if math.isfinite(row.rate_bfloat16) and not row.coding else ''}."
+            "overlap."
         )
+        if math.isfinite(row.rate_bfloat16) and not row.coding:
+            said.append(f"It must encode and decode {_rate(row.rate_bfloat16)} to match bf16.")
     for exchange in PAYLOADS:
         rows = [row for row in savings.rows if row.exchange == exchange]
         idle = [row for row in rows if not _gains(row)]
         if idle:
-            which = "any codec" if len(idle) == len(rows) else f"{len(idle)} of {count(len(rows), 'codec')}"
-            whatever = "" if all(row.coding for row in idle) else ", however fast it codes"
-            how = _HOW[exchange].capitalize()
-            said.append(f"{how}, not even {WORTHWHILE:.0%} is gained over bf16 with {which}{whatever}.")
+            free = "" if all(row.coding for row in idle) else " even if encoding is free"
+            said.append(
+                f"With {EXCHANGES[exchange]}, {len(idle)} of {count(len(rows), 'codec')} save less than "
+                f"{WORTHWHILE:.0%} over bf16{free}."
+            )
     return said
 
 
@@ -87,7 +89,7 @@ def savings_table(savings: Savings, most: int | None = None) -> Table:
         Column("step", "computing, waiting and coding", rank=4),
         Column("over float32", "a step with float32 gradients over this one; below: no overlap, ideal overlap"),
         Column("over bf16", "a step with bf16 gradients over this one; below: no overlap, ideal overlap"),
-        Column("breaks even coding", "elements per second encoded or decoded to be as fast as bf16; below: float32"),
+        Column("break-even coding", "values per second encoded and decoded to match bf16; below: float32"),
         Column("pays below", f"network from which on it is not {WORTHWHILE:.0%} faster than bf16", rank=5),
     )
     rows = [_row(row, timed=timed) for row in (*savings.plain, *shown)]
@@ -115,12 +117,12 @@ def savings_table(savings: Savings, most: int | None = None) -> Table:
 
 
 def _about_coding(savings: Savings) -> str:
-    even = "Breaks even: that many elements must be encoded or decoded per second for a step as short as bf16's"
+    even = "Break-even coding: values per second you must encode and decode to match bf16; below it float32"
     if any(row.coding == "measured" for row in savings.rows):
-        return f"Coding: CPU time of a rank as measured in this run, where it exchanged in this way. {even}."
+        return f"Coding: CPU time of a rank as measured in this run. {even}."
     if savings.cluster.codec_rate is not None:
         return f"Coding: at {rate_text(savings.cluster.codec_rate, 'elem/s')}, as given. {even}."
-    return f"No time of coding is counted, since none was measured on the device. {even}, all in all."
+    return f"No coding time is counted: none was measured. {even}."
 
 
 def _row(row: Saving, *, timed: bool) -> tuple[Cell, ...]:

@@ -13,6 +13,7 @@ from gtrace.report.analysis.basis import CODED, whose_gradient
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
 from gtrace.report.analysis.evidence import SIGNIFICANT
 from gtrace.report.analysis.families import MEASURES
+from gtrace.report.analysis.safety import SAFE_BIAS
 from gtrace.report.names import MISSING, count, duration, listed, number, percent, sparkline
 from gtrace.report.section import (
     FEW_ROWS,
@@ -81,7 +82,7 @@ def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: boo
 
     def batch(one: Candidate) -> Cell:
         known = judged.get(one.codec)
-        size = math.nan if known is None else safety.equivalent(known.ratio)[0]
+        size = safety.equivalent(known.ratio)[0] if known is not None and known.bias < SAFE_BIAS else math.nan
         return format_cell(size, ",.0f" if size >= 100 else ".3g")
 
     columns: list[tuple[Column, Callable[[Candidate], Shown]]] = [
@@ -96,10 +97,10 @@ def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: boo
         (Column("error", "share of gradient energy lost"), lambda one: lost(one.error)),
     ]
     if safety.known:
-        whole = f"{safety.stated_batch:,.0f}"
-        columns.append((Column(f"like a batch (of {whole})", "in full precision, by gradient noise", rank=2), batch))
+        whole = f"of {safety.stated_batch:,.0f} in full precision, by gradient noise"
+        columns.append((Column("batch", f"equivalent one, {whole}", rank=2), batch))
     if savings is not None and not every:
-        columns.append((Column("step time", f"on {savings.cluster.ranks} ranks"), lambda one: duration(one.seconds)))
+        columns.append((Column("step", f"on {savings.cluster.ranks} ranks"), lambda one: duration(one.seconds)))
     columns.append((Column("verdict", numeric=False), verdict))
     if every:
         columns.append((Column("step", "seconds of a step on this network"), lambda _: NOTHING))

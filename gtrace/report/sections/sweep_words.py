@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from gtrace.report.analysis.basis import CODED, averaged_over
-from gtrace.report.analysis.families import FITTED, LEVEL
+from gtrace.report.analysis.families import LEVEL
 from gtrace.report.names import MISSING, count, listed, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gtrace.report.analysis.evidence import PairedComparison
-    from gtrace.report.analysis.families import Configuration, Family
+    from gtrace.report.analysis.families import Family
     from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
 
 
-#: Nominal bits at which fitted levels are set beside the best ones, when several can be: eight levels.
-FITTED_BITS = 4.0
 #: Methods that the first sentence names: a tired reader stops there.
 _FIRST = 3
 #: Methods and layers that a sentence names before it counts.
@@ -42,7 +39,6 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
         nowhere = f"Nothing to compare: no method was measured near {wanted} bits per value."
         return [
             nowhere if wanted else "Nothing to compare: no method has both an error and a known number of bits.",
-            *_fitted(analysis),
         ]
     found = analysis.ranking(k)
     at = f"At {bits_in_words(analysis.targets[k])} per value"
@@ -51,7 +47,7 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
         only, own = found[0], found[0].at[k]
         at = f"At {bits_in_words(float(f'{own.bits:.3g}'))} per value"
         lost = f"{energy_share(own.variance)} of gradient energy"
-        return [f"{at}, {only.label} loses {lost}{over}; no other method was measured there.", *_fitted(analysis)]
+        return [f"{at}, {only.label} loses {lost}{over}; no other method was measured there."]
     named = [f"{f.label} ({_amount(f, k)})" for f in found[1:]]
     first = [f"{at}, {found[0].label} loses least{over} ({_share(found[0], k)}), then {listed(named[: _FIRST - 1])}."]
     first += [f"Behind them: {listed(named[_FIRST - 1 :], _NAMED)}."] if named[_FIRST - 1 :] else []
@@ -65,13 +61,10 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
     return [
         *first,
         *_bias(analysis, k),
-        *_single_steps(analysis, k),
         *_coders(analysis, k),
         *_elsewhere(analysis, k),
         *_over_training(analysis, k),
         *_layers(analysis),
-        *_rates(analysis),
-        *_fitted(analysis),
     ]
 
 
@@ -102,21 +95,6 @@ def _bias(analysis: SweepAnalysis, k: int) -> list[str]:
     if not biased or (len(biased) == len(shares) and not any(c.bias_known for c in analysis.configurations)):
         return []
     return [f"More workers do not shrink the part of an error that is bias: {listed(biased)}."]
-
-
-def _single_steps(analysis: SweepAnalysis, k: int) -> list[str]:
-    """Who would lead by single steps, when windows of steps say otherwise."""
-    if analysis.basis.window is None:
-        return []
-    known = [
-        (float(analysis.step_at[f, k]), family.label)
-        for f, family in enumerate(analysis.families)
-        if math.isfinite(analysis.step_at[f, k])
-    ]
-    if not known or min(known)[1] in {f.label for f in analysis.leaders(k)}:
-        return []
-    error, label = min(known)
-    return [f"In a single step {label} loses least ({energy_share(error)}), but memory brings the rest later."]
 
 
 def _coders(analysis: SweepAnalysis, k: int) -> list[str]:
@@ -216,46 +194,6 @@ def _layers(analysis: SweepAnalysis) -> list[str]:
     more = f" and {len(sure) - _LAYERS} more" if len(sure) > _LAYERS else ""
     at = bits_in_words(sure[0].bits)
     return [f"At {at} per value of the layer itself, {', '.join(shown)}{more}, against {sure[0].leader}."]
-
-
-def _rates(analysis: SweepAnalysis) -> list[str]:
-    known = sorted((b for b in analysis.bd_rates if math.isfinite(b.change)), key=lambda b: b.change)
-    if not known:
-        return []
-    said = listed([f"{b.family} {signed_percent(b.change)}" for b in known], _NAMED)
-    return [f"Average extra bits needed for the same error as {known[0].reference} (BD-rate): {said}."]
-
-
-def _fitted(analysis: SweepAnalysis) -> list[str]:
-    """How far fitted levels are from the best ones, at the nominal bits that most fitted methods have."""
-    known = [c for c in analysis.configurations if c.method in FITTED and not c.partial]
-    known = [c for c in known if math.isfinite(c.times_optimal) and math.isfinite(c.nominal_bits)]
-    counts = Counter(c.nominal_bits for c in known)
-    if not counts:
-        return []
-    # Two levels, 0 and 1, leave nothing to fit: every method is the best one there.
-    bits = max(counts, key=lambda b: (b > 2, counts[b], -abs(b - FITTED_BITS)))
-    here = sorted((c for c in known if c.nominal_bits == bits), key=lambda c: c.times_optimal)
-    times = listed(f"{c.family} {number(c.times_optimal)}" for c in here)
-    what = "fitted levels make this many times the error of the best levels of the same number"
-    sentences = [f"At bits={bits:g}, {what}: {times}{_age(here)}."]
-    models = [c for c in here if math.isfinite(c.model_variance)]
-    if models:
-        said = [f"{c.family} {number(c.model_variance)}, in truth {number(c.relative_variance)}" for c in models]
-        sentences.append(f"Relative variance that the model of the data promised for its levels: {'; '.join(said)}.")
-    return sentences
-
-
-def _age(configurations: list[Configuration]) -> str:
-    """What the levels were fitted to; the distance to the optimum is in part their age."""
-    ages = {c.fitted_on for c in configurations}
-    if ages == {"previous"}:
-        return "; they were fitted to the captured step before"
-    if ages and all(age.startswith("pooled ") for age in ages):
-        return "; they were fitted to a decayed mean of the captured steps before"
-    if len(ages) == 1 and "itself" not in ages and "" not in ages:
-        return f"; they were fitted to {ages.pop()}"
-    return ""
 
 
 def off_target(analysis: SweepAnalysis) -> list[str]:

@@ -87,7 +87,7 @@ def to_html(report: Report) -> str:
         named = not alone or section.together
         shown = _Shown(section, f"s{k}", named, analyses.get(id(section)), report)
         for place in page:
-            items = list(shown.items(place))
+            items = [item for item in shown.items(place) if item.strip()]
             if items:
                 page[place] += [pieces.name(section)] * named + items
     header = [pieces.heading(report.title, 1), *[pieces.facts_line(line) for line in _facts(report)]]

@@ -315,7 +315,7 @@
       const yFrom = [...every.map((p) => p.y), ...lines.map(([, y]) => y)];
       const ys = named
         ? { place: (y) => h - (y + 0.5) * (h / panel.rows.length), ticks: panel.rows.map((_, k) => k) }
-        : axis(yFrom, panel.log_y, h, panel.percent ? "percent" : "", 34);
+        : axis(yFrom, panel.log_y, h, panel.percent ? "percent" : "", 28);
       const X = (x) => left + xs.place(x);
       const Y = (y) => TOP + h - ys.place(y);
       const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", focusable: "false" });
@@ -332,6 +332,8 @@
       }
       panel.marks.forEach(([name, x], k) => {
         svg.append(shape("line", { x1: X(x), x2: X(x), y1: TOP, y2: TOP + h, class: "reference" }));
+        // The words below the sliders say the same where there is no room.
+        if (k && width < 520) return;
         const end = X(x) > left + w / 2;
         const at = { class: "note", "text-anchor": end ? "end" : "start" };
         text(X(x) + (end ? -4 : 4), TOP + 12 + 14 * (k % 6), name, at);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from contextlib import contextmanager
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,14 +20,15 @@ ABSENT = {"fc.weight": {1, 2}, "scale": {0, 1, 9}}
 STEPS = (0, 1, 2, 4, 8, 9)
 
 
+@lru_cache(400)
 def gradient(name, step, shape=None):
-    """The gradient of a tensor at a step, float32."""
     rng = np.random.default_rng([step, zlib.crc32(name.encode())])
-    return (rng.standard_normal(SHAPES[name] if shape is None else shape) * 1e-3).astype(np.float32)
+    made = np.asarray(rng.standard_normal(SHAPES[name] if shape is None else shape) * 1e-3, np.float32)
+    made.flags.writeable = False
+    return made
 
 
 def loss(step):
-    """The loss at a step."""
     return 2.5 / (step + 1)
 
 

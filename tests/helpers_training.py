@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from gtrace.codecs import Codec
+from gtrace.codecs import Codec, codec
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.base import checked_values
-from gtrace.codecs.link import LinkOptions
+from gtrace.codecs.link import HOST, LinkOptions, Sender
 from gtrace.coding import open_envelope, seal
 from gtrace.schedule import RefitSchedule
 from gtrace.training import Evaluation, Recipe, Task, vectors
@@ -25,6 +25,17 @@ from gtrace.types import SummarySpec
 def without_times(records):
     """Records of a run log as they are on any machine."""
     return [{name: value for name, value in record.items() if not name.endswith("seconds")} for record in records]
+
+
+def heavy(shape, seed=0, scale=1e-3):
+    """Values with heavy tails, so that a Huffman code pays."""
+    return (np.random.default_rng(seed).standard_t(3, shape) * scale).astype(np.float32)
+
+
+def sender(spec, size, refit="once", *, seed=3, engine=HOST, tensor="w", worker=0):
+    """The sending end of one tensor of one worker."""
+    made = codec(spec) if isinstance(spec, str) else spec
+    return Sender(made, size, LinkOptions(RefitSchedule.parse(refit), seed, engine), tensor=tensor, worker=worker)
 
 
 class Regression(Task):

@@ -1,4 +1,4 @@
-"""Record the gradients of a training run: from the command line, or around a loop of one's own::
+"""Record the gradients of a training run: from the command line, or around your own loop::
 
     with gtrace.capture.record(model, optimizer, "run.zarr"):
         train(model, optimizer)
@@ -33,7 +33,7 @@ def record(
 ) -> Iterator[CaptureSession]:
     """Record the gradients of every ``optimizer.step()`` inside the block.
 
-    The trace appears with the first recorded step. What is recorded stays readable however the block is left.
+    The trace appears with the first recorded step. Recorded steps stay readable however the block ends.
 
     Args:
         model: names the parameters and modules.
@@ -46,8 +46,8 @@ def record(
         the session; its ``finish("complete")`` gives a :class:`CaptureSummary` (and ends the capture).
 
     Raises:
-        UsageError: a setting cannot be read, two exclude each other, or no trace can be made at ``path``.
-        OutputExistsError: ``path`` exists and ``force`` is off, or it is a folder that is no trace.
+        UsageError: a setting is not valid, two exclude each other, or no trace can be made at ``path``.
+        OutputExistsError: ``path`` exists and ``force`` is off, or it is a folder other than a trace.
     """
     options = capture_options(Path(path), CaptureSettings(**settings), run=launch_token(), first=first_of_launch())
     session = CaptureSession(options)

@@ -1,8 +1,8 @@
 """Host memory for gradients on their way to disk, and copies from a GPU that training does not wait for.
 
-A GPU's gradients are gathered into one block on the device, in the order of the training's own work, so that it may
-change them at once. A stream of its own copies that block to page-locked memory of the host. An event says when that is
-done: until then the writer does not read the copy and the next step does not fill the block.
+A GPU's gradients are gathered into one block on the device, in the order of training's own work, so training may
+change them at once. A separate stream copies that block to page-locked host memory. An event marks the end of the
+copy: until then the writer does not read it and the next step does not fill the block.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CudaRuntime:
-    """What a GPU can do beside computing, as ``torch.cuda`` gives it."""
+    """The copies and events of a GPU, from ``torch.cuda``."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -26,12 +26,12 @@ class CudaRuntime:
         self.copying: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def block(self, elements: int, *, locked: bool = False) -> torch.Tensor:
-        """Room for so many float32 on the device, or ``locked`` on the host, where the device writes by itself."""
+        """A block for ``elements`` float32 values on the device; ``locked``: on the host, for copies by the device."""
         device = "cpu" if locked else self._device
         return torch.empty(elements, dtype=torch.float32, device=device, pin_memory=locked)
 
     def event(self) -> torch.cuda.Event:
-        """A new event; those who wait for it sleep, so that training keeps the core."""
+        """A new event; threads that wait for it sleep, so that training keeps the core."""
         return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
     def computing(self) -> torch.cuda.Stream:
@@ -39,18 +39,18 @@ class CudaRuntime:
         return torch.cuda.current_stream(self._device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Have the stream of copies copy a block of the device to a locked one."""
+        """Queue a copy from a block on the device to a locked one."""
         with torch.cuda.stream(self.copying):
             target.copy_(source, non_blocking=True)
 
 
 class Staging:
-    """One row's room on a device.
+    """A block on a device for one row.
 
     Args:
-        device: where the gradients are.
-        runtime: of this device.
-        shapes: of the gradients of a row.
+        device: the gradients' device.
+        runtime: the device's runtime.
+        shapes: shapes of the gradients of a row.
     """
 
     def __init__(self, device: torch.device, runtime: CudaRuntime, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -65,15 +65,15 @@ class Staging:
         return self._runtime.block(elements, locked=True)
 
     def copy(self, target: torch.Tensor, places: Iterable[int], gradients: Sequence[torch.Tensor]) -> torch.cuda.Event:
-        """Have a row copied; the gradients may change when this returns.
+        """Queue the copy of a row; the gradients may change once this returns.
 
         Args:
-            target: a block from ``room``; parts that have no gradient get arbitrary content.
-            places: of the gradients in the row.
-            gradients: on the device, with the shapes of their places.
+            target: a block from ``room``; parts without a gradient get arbitrary content.
+            places: positions of the gradients in the row.
+            gradients: tensors on the device, with the shapes of their places.
 
         Returns:
-            the moment from which on ``target`` can be read.
+            an event; ``target`` can be read after it.
         """
         computing, copying = self._runtime.computing(), self._runtime.copying
         if self._copied is not None:
@@ -98,7 +98,7 @@ def parts_of(block: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tor
 
 
 def staging_for(devices: Iterable[torch.device], shapes: Sequence[tuple[int, ...]]) -> Staging | None:
-    """How to copy gradients from these devices: through a block on the device if they share a GPU, else plainly."""
+    """Staging for gradients on these devices if they share a GPU; None means plain copies."""
     several = set(devices)
     if len(several) != 1:
         return None
@@ -110,7 +110,7 @@ class RowBuffer:
     """Room for one row of gradients.
 
     Args:
-        pool: where it belongs.
+        pool: the buffer's pool.
         block: float32 on the host.
         targets: its parts, one per gradient, with its shape.
     """
@@ -122,10 +122,10 @@ class RowBuffer:
         self._arrived: torch.cuda.Event | None = None
 
     def fill(self, places: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
-        """Copy gradients, or have the device copy them that the pool is made for.
+        """Copy gradients, directly or through the pool's device.
 
         Args:
-            places: of the gradients among the targets.
+            places: positions of the gradients among the targets.
             gradients: strided and real, with the targets' shapes.
         """
         self._arrived, staging = None, self._pool.staging
@@ -135,26 +135,26 @@ class RowBuffer:
             torch._foreach_copy_([self.targets[place] for place in places], list(gradients))
 
     def wait(self) -> None:
-        """Wait until the copies are there; called in the writer's thread."""
+        """Wait until the copies are complete; called in the writer's thread."""
         if self._arrived is not None:
             self._arrived.synchronize()
 
     def release(self) -> None:
-        """Give it back to its pool."""
+        """Return the buffer to its pool."""
         self._pool.release(self)
 
 
 class BufferPool:
-    """Reusable buffers for rows of one layout, as many as fit a number of bytes and at least one.
+    """Reusable buffers for rows of one layout: as many as fit a number of bytes, at least one.
 
-    ``acquire`` waits while all are in use, unless told not to: this is what bounds the memory, and what slows
-    training down when the disk cannot keep up. Only SimpleQueue is used, which a signal handler may use at any
-    moment, too.
+    By default ``acquire`` waits while all are in use: this bounds the memory, and slows
+    training down if the disk cannot keep up. Only SimpleQueue is used, which a signal handler may also use at any
+    moment.
 
     Args:
-        shapes: of the gradients of a row.
+        shapes: shapes of the gradients of a row.
         limit: bytes that all buffers together may take.
-        staging: through which a device copies them, None for those on the host.
+        staging: the device's staging, None for gradients on the host.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], limit: int, staging: Staging | None = None) -> None:
@@ -165,7 +165,7 @@ class BufferPool:
         self._free: queue.SimpleQueue[RowBuffer] = queue.SimpleQueue()
 
     def acquire(self, *, wait: bool = True) -> RowBuffer | None:
-        """A buffer whose content is arbitrary; None where all are in use and the caller will not wait."""
+        """A buffer with arbitrary content; None if all are in use and ``wait`` is off."""
         try:
             return self._free.get_nowait()
         except queue.Empty:
@@ -175,17 +175,17 @@ class BufferPool:
         if self.staging is not None:
             block = self.staging.room(self._elements)
         else:
-            # The device and dtype are spelled out because the script may have set other defaults.
+            # Device and dtype are explicit because the script may have set other defaults.
             block = torch.empty(self._elements, dtype=torch.float32, device="cpu")
         return RowBuffer(self, block, parts_of(block, self._shapes))
 
     def release(self, buffer: RowBuffer) -> None:
-        """Give a buffer back."""
+        """Return a buffer."""
         self._free.put(buffer)
 
 
 def as_real_dense(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient as a strided real tensor: a sparse one filled up, a complex one with a last axis of 2."""
+    """A gradient as a strided real tensor: sparse ones become dense, complex ones get a last axis of 2."""
     if gradient.layout != torch.strided:
         gradient = gradient.to_dense()
     return torch.view_as_real(gradient) if gradient.is_complex() else gradient

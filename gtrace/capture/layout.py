@@ -1,4 +1,4 @@
-"""What a row of one optimizer holds: a place for each gradient, and Adam's second moments beside them."""
+"""The content of a row of one optimizer: a place for each gradient, and Adam's second moments."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One tensor of a row: its place among the buffer's targets, and what the trace says about it.
+    """One tensor of a row: its place among the buffer's targets, and its description in the trace.
 
-    ``attrs`` are further attributes, told once; ``numbers`` are about this row (arguments of ``TraceWriter.append``).
+    ``attrs`` are its attributes, stored once; ``numbers`` are about this row (arguments of ``TraceWriter.append``).
     """
 
     index: int
@@ -41,12 +41,12 @@ class Slot:
 
 
 class RowLayout:
-    """The tensors of one optimizer that are recorded, in the order in which they first had a gradient.
+    """The recorded tensors of one optimizer, in the order in which they first had a gradient.
 
     Args:
         names: names the parameters of an optimizer, by id.
         keeps: whether to record a tensor of this name.
-        queue_bytes: what the rows that wait to be written may take together.
+        queue_bytes: limit on the bytes of all rows that wait to be written.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RowLayout:
         queue_bytes: int,
     ) -> None:
         self.slots: list[Slot] = []
-        #: Replaced when the layout grows; rows under way still return to the old one.
+        #: Replaced when the layout grows; pending rows still return to the old one.
         self.pool: BufferPool | None = None
         self._names = names
         self._keeps = keeps
@@ -64,17 +64,17 @@ class RowLayout:
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Slot | None]] = {}
 
     def release(self) -> None:
-        """The optimizer is gone, and the memory for its rows with it; what was recorded stays known."""
+        """Free the memory for rows of an optimizer that is gone; its tensors stay known."""
         self.pool = None
         self._known = {}
 
     @property
     def tensors(self) -> int:
-        """Distinct tensors so far."""
+        """Number of distinct tensors so far."""
         return len({slot.name for slot in self.slots})
 
     def row_bytes(self, cost: Callable[[int], int]) -> int:
-        """What a row with every tensor takes, each what ``cost`` says for its number of elements."""
+        """Bytes of a row with every tensor; ``cost`` maps a number of elements to bytes."""
         return sum(cost(math.prod(slot.shape)) for slot in self.slots)
 
     def gradients(self, step: OptimizerStep) -> tuple[list[Slot], list[torch.Tensor], list[torch.Tensor]]:
@@ -97,12 +97,12 @@ class RowLayout:
         return slots, gradients, parameters
 
     def _knows(self, parameter: torch.Tensor) -> bool:
-        # The id of a parameter that is gone may be another's by now.
+        # The id of a deleted parameter may now be another's.
         entry = self._known.get(id(parameter))
         return entry is not None and entry[0]() is parameter
 
     def _extend(self, optimizer: Optimizer | Rounds, found: Sequence[tuple[torch.Tensor, torch.Tensor, str]]) -> None:
-        """Name the parameters that have a gradient for the first time, and give each its place."""
+        """Name the parameters with a first gradient, and give each its place."""
         names = self._names(optimizer)
         for parameter, gradient, stage in found:
             if not self._knows(parameter):
@@ -125,7 +125,7 @@ class RowLayout:
         return slot
 
     def _free_name(self, name: str, shape: tuple[int, ...]) -> str:
-        """The name itself, unless a living parameter, or one of another shape, has it already."""
+        """The name itself, unless a living parameter, or one of another shape, already has it."""
         living = {slot.name for reference, slot in self._known.values() if slot and reference() is not None}
         shapes = {slot.name: slot.shape for slot in self.slots}
         number, free = 2, name
@@ -145,7 +145,7 @@ def second_moments(optimizer: Optimizer | Rounds, parameters: Sequence[torch.Ten
         parameters: of it.
 
     Returns:
-        one number per parameter, NaN where there is none (yet).
+        one number per parameter, NaN if there is none (yet).
     """
     means = _means(optimizer, parameters)
     sums = [None if mean is None else mean.sum(dtype=torch.float64) for mean in means]
@@ -157,8 +157,8 @@ class MomentsOf(NamedTuple):
 
     Attributes:
         mean: ``exp_avg_sq`` as it is, real and strided.
-        done: steps that the optimizer has done with this parameter; NaN where it does not say.
-        decay: of the mean.
+        done: steps that the optimizer has done with this parameter; NaN if it does not say.
+        decay: decay of the mean.
         eps: added to its root.
     """
 
@@ -169,7 +169,7 @@ class MomentsOf(NamedTuple):
 
 
 def moments_of(optimizer: Optimizer | Rounds, parameters: Sequence[torch.Tensor]) -> list[MomentsOf | None]:
-    """What :func:`second_moments` sums up, None where there is none (yet) of the parameter's own shape."""
+    """The inputs of :func:`second_moments`, None if there is none (yet) of the parameter's own shape."""
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     state = getattr(optimizer, "state", {})
     found: list[MomentsOf | None] = []
@@ -194,7 +194,7 @@ def _means(optimizer: Optimizer | Rounds, parameters: Sequence[torch.Tensor]) ->
 
 
 def _as_numbers(values: Sequence[torch.Tensor | float | None]) -> list[float]:
-    """NaN for None, with one transfer for those on a device: each of its own would make training wait."""
+    """Values as floats, NaN for None, with one transfer per device: separate ones would make training wait."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     together = len({(value.device, value.dtype) for value in tensors}) == 1
     numbers = iter(torch.stack(tensors).tolist() if together else [float(value) for value in tensors])

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from gtrace.torch_hooks.naming import ModuleName
     from gtrace.torch_hooks.outputs import Output
 
-#: Calls of one module that are recorded of a step.
+#: recorded calls of one module in a step
 MOST_CALLS = 64
-#: Bytes that a row may take while it is gathered; it cannot wait for room, since it is training that completes it.
+#: Limit on the bytes of a row while it is gathered; it cannot wait for room, because training completes it.
 _ROW_BYTES = 2**30
-#: Samples of which the indices are kept for the next step; at the default element cap they take 64 MiB.
+#: Sample indices are kept for this many samples; at the default element cap they take 64 MiB.
 _KEPT_SAMPLES = 32
-#: Names in a message.
+#: names in a message
 _NAMED = 5
 
 
@@ -53,9 +53,9 @@ class NeuralRow:
     """The gradients of one step on the host; ``targets`` are indexed by the slots' indices.
 
     Attributes:
-        slots: what the trace says about each of them.
+        slots: the description of each in the trace.
         targets: float32, one dimension each.
-        pool: where they belong.
+        pool: the blocks' pool.
     """
 
     slots: Sequence[Slot]
@@ -63,21 +63,21 @@ class NeuralRow:
     pool: HostBlocks
 
     def wait(self) -> None:
-        """The copies are there already."""
+        """Nothing to wait for."""
 
     def release(self) -> None:
-        """Give the blocks back."""
+        """Return the blocks."""
         self.pool.release(self.targets)
 
 
 class HostBlocks:
-    """Float32 blocks on the host that are used again, for rows of which each may look different.
+    """Reusable float32 blocks on the host, for rows that may all differ.
 
-    Blocks of rows that wait to be written are bounded: ``find_room`` waits until they take no more than the limit.
-    Only SimpleQueue is used between threads, which a signal handler may use at any moment, too.
+    ``find_room`` waits until the blocks of rows that wait to be written take no more than the limit.
+    Only SimpleQueue is used between threads, which a signal handler may also use at any moment.
 
     Args:
-        limit: bytes that waiting rows may take together, and blocks that wait to be used again.
+        limit: bytes that waiting rows may take together, and also the blocks that wait for reuse.
     """
 
     def __init__(self, limit: int) -> None:
@@ -88,24 +88,24 @@ class HostBlocks:
         self._free_bytes = 0
 
     def take(self, elements: int) -> torch.Tensor:
-        """A block of so many elements with arbitrary content."""
+        """A block of ``elements`` values with arbitrary content."""
         found = self._free.get(elements)
         if found:
             self._free_bytes -= 4 * elements
             return found.pop()
-        # The device and dtype are spelled out because the script may have set other defaults.
+        # Device and dtype are explicit because the script may have set other defaults.
         return torch.empty(elements, dtype=torch.float32, device="cpu")
 
     def hand_over(self, blocks: Sequence[torch.Tensor]) -> None:
-        """These blocks wait to be written from now on."""
+        """Count these blocks as waiting to be written."""
         self._waiting += _bytes(blocks)
 
     def release(self, blocks: Sequence[torch.Tensor]) -> None:
-        """They are written; called in the writer's thread."""
+        """Count them as written; called in the writer's thread."""
         self._returned.put(blocks)
 
     def find_room(self, *, wait: bool = True) -> bool:
-        """Whether there is room for another row; wait until there is, unless told not to."""
+        """Whether there is room for another row; by default, wait until there is."""
         while True:
             try:
                 blocks = self._returned.get_nowait()
@@ -119,10 +119,10 @@ class HostBlocks:
             self.reuse(blocks)
 
     def reuse(self, blocks: Iterable[torch.Tensor]) -> None:
-        """Keep blocks for later rows, as far as the limit goes."""
+        """Keep blocks for later rows, up to the limit."""
         for block in blocks:
             if self._free_bytes + 4 * block.numel() > self._limit:
-                # Sizes that are gone for good, such as those of a last batch, make room.
+                # Sizes that no longer occur, such as those of a last batch, make room.
                 self._free, self._free_bytes = {}, 0
             self._free.setdefault(block.numel(), []).append(block)
             self._free_bytes += 4 * block.numel()
@@ -136,13 +136,13 @@ class NeuralRecorder:
     """Gathers the gradients of module outputs that arrive before each optimizer step.
 
     Args:
-        options: how many elements are kept of one gradient, and how many bytes of rows may wait to be written.
+        options: elements to keep of one gradient, and the limit on bytes of rows that wait to be written.
         models: the live modules.
         selection: which modules.
-        scan: search the whole process for modules where ``models`` do not hold one; else these are left out.
-        paused: whether the present forward pass is not of interest.
+        scan: search the whole process for modules that are not in ``models``; otherwise these are left out.
+        paused: whether to ignore the current forward pass.
         say: prints one line for the user.
-        on_error: called with an exception; training goes on.
+        on_error: called with an exception; training continues.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class NeuralRecorder:
         self.tensors: set[str] = set()
         #: Bytes of the largest row so far.
         self.row_bytes = 0
-        #: The row that is being gathered is left out, for too many wait to be written.
+        #: The current row is left out, because too many wait to be written.
         self.dropped = False
         self._drop = options.drop
         self._models = models
@@ -175,7 +175,7 @@ class NeuralRecorder:
         self._kept: dict[str, bool] = {}
         self._row: dict[tuple[int, int], _Arrival] = {}
         self._bytes = 0
-        #: module -> its calls in this row, rising
+        #: module -> its calls in this row, ascending
         self._calls: dict[str, list[int]] = {}
         self._samples: dict[tuple[int, int, str], torch.Tensor] = {}
         self._steps = 0
@@ -185,7 +185,7 @@ class NeuralRecorder:
         self._lock = threading.Lock()
 
     def install(self) -> None:
-        """Start to watch."""
+        """Start watching."""
         self._hooks.install()
 
     def remove(self) -> None:
@@ -193,35 +193,35 @@ class NeuralRecorder:
         self._hooks.remove()
 
     def listen(self, wanted: bool) -> None:
-        """Watch the coming forward passes or not."""
+        """Watch the coming forward passes, or stop watching."""
         self._hooks.listening = wanted
 
     @property
     def seconds(self) -> float:
-        """How long forward and backward passes waited in here."""
+        """Time that forward and backward passes spent here."""
         return self._seconds + self._hooks.seconds
 
     @property
     def first_model(self) -> nn.Module | None:
-        """The model whose modules are called by their paths alone, None before there is one."""
+        """The model whose modules have paths as names, None before there is one."""
         return self._paths.first
 
     @property
     def pending_bytes(self) -> int:
-        """What the row takes that is being gathered."""
+        """Bytes of the row that is being gathered."""
         return self._bytes
 
     def discard(self) -> None:
-        """Begin a new row."""
+        """Start a new row."""
         self._hooks.forget()
         self._blocks.reuse(arrival.values for arrival in self._row.values() if arrival.values.device.type == "cpu")
         self._row, self._calls, self._bytes, self.dropped = {}, {}, 0, False
 
     def collect(self, *, expected: bool = True) -> NeuralRow | None:
-        """What has arrived since the row began, as a row to be written; None when nothing has.
+        """The gradients since the row began, as a row to be written; None without any.
 
         Args:
-            expected: there was a backward pass, so something should have.
+            expected: there was a backward pass, so there should be gradients.
         """
         if self._steps == 0:
             self._tell_compiled()
@@ -235,7 +235,7 @@ class NeuralRecorder:
         for arrival in arrivals:
             key = arrival.output.name.path, arrival.output.place
             if key not in self._capacities:
-                # All calls of a module share one: so a gradient is cut once at most.
+                # All calls of a module share one stream, so a gradient is cut at most once.
                 sizes = [a.total for a in arrivals if (a.output.name.path, a.output.place) == key]
                 self._capacities[key] = min(self._max_elements, default_capacity(max(sizes)))
         row = NeuralRow(self._slots(arrivals), [self._on_host(arrival.values) for arrival in arrivals], self._blocks)
@@ -296,7 +296,7 @@ class NeuralRecorder:
         if kept < total:
             gradient = gradient.take(self._indices(total, kept, gradient.device))
         if found is not None:
-            # Another backward pass over the same graph: what the weights see is the sum, too.
+            # Another backward pass over the same graph: the weights also get the sum.
             found.values += gradient.reshape(-1).to(found.values.dtype)
             return
         if gradient.device.type == "cpu":
@@ -321,7 +321,7 @@ class NeuralRecorder:
         return found
 
     def _is_among_first(self, output: Output) -> bool:
-        """Whether the call is among the first of its module; a later one that came before it makes room.
+        """Whether the call is among the first of its module; an earlier call replaces a later one.
 
         Gradients arrive in the reverse order of the calls.
         """

@@ -1,4 +1,4 @@
-"""What to record and where, read and checked before a program runs. Nothing here needs torch."""
+"""What to record and where, read and checked before a program runs. Does not need torch."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 DEFAULT_BUDGET = 4_000_000_000
-#: Automatic steps are spread over this many; a longer run records nothing beyond.
+#: Automatic steps are spread over this many; later steps of a longer run are not recorded.
 HORIZON = 1_000_000
 _BURST = 16
 
 
 class StepPolicy(Protocol):
-    """Decides about one step of one optimizer; ``str()`` of it is its option on the command line."""
+    """Decides whether to record a step of an optimizer; ``str()`` gives its option on the command line."""
 
     def wants(self, step: int, capacity: int) -> bool:
-        """Whether to record a step, where ``capacity`` steps fit the budget."""
+        """Whether to record a step, if ``capacity`` steps fit the budget."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class AutomaticSteps:
         return place >= 0 and step < starts[place] + length
 
     def most(self, capacity: int) -> int:
-        """How many steps it records of the longest run.
+        """The largest number of steps that it records, for any length of run.
 
         >>> AutomaticSteps().most(8)
         8
@@ -98,10 +98,10 @@ class AutomaticSteps:
 
 @functools.lru_cache(maxsize=8)
 def _bursts(capacity: int) -> tuple[int, int, list[int]]:
-    """How many steps come first, how long bursts are, and their starts: ``capacity`` steps at most, 1 at least."""
+    """Number of first steps, length of bursts, and their starts: ``capacity`` steps at most, 1 at least."""
     dense = max(1, (capacity + 1) // 2)
     rest = capacity - dense
-    # Even in few bursts: how a gradient changes from one step to the next takes two.
+    # At least two steps, even in few bursts: the change from step to step needs two.
     length = max(1, min(2, rest), min(_BURST, rest // 8))
     count = max(0, rest // length)
     starts: list[int] = []
@@ -145,7 +145,7 @@ def step_policy(steps: str | None, every: int | None) -> StepPolicy:
 
 @dataclass
 class TensorSelection:
-    """Keeps tensors by shell patterns on their names and aliases.
+    """Selects tensors by shell patterns on their names and aliases.
 
     Attributes:
         include: patterns of which one must match; empty means all tensors.
@@ -165,7 +165,7 @@ class TensorSelection:
         return not self._matching(self.exclude, names) and wanted
 
     def complaints(self) -> list[str]:
-        """One line for each pattern that has matched none of the names asked about, with the nearest ones."""
+        """One line for each pattern that matched no name so far, with the nearest names."""
         if not self._seen:
             return []
         options = [("--tensors", pattern) for pattern in self.include]
@@ -186,7 +186,7 @@ class TensorSelection:
 KINDS = ("weight", "neural", "both")
 MAX_ELEMENTS = 262_144
 
-#: By hand: ``trace.SketchPlan``, whose rules these are, imports numpy, which is the program's to import first.
+#: A copy of the rules of ``trace.SketchPlan``, which imports numpy: the program must import that first.
 _SKETCHES = re.compile(r"(none|(l2|linf|l1)(:none|:[1-9]\d{0,14})?)(,(none|(l2|linf|l1)(:none|:[1-9]\d{0,14})?))*")
 
 _SUFFIXES = (".zarr", ".h5", ".hdf5")
@@ -195,7 +195,7 @@ _SUFFIXES = (".zarr", ".h5", ".hdf5")
 @documented
 @dataclass(frozen=True, kw_only=True)
 class CaptureSettings:
-    """What to record, as a user says it: the options of ``gtrace capture``."""
+    """What to record: the options of ``gtrace capture``."""
 
     every: int | None = option(None, metavar="N", help="Record every N-th step.")
     steps: str | None = option(
@@ -209,7 +209,7 @@ class CaptureSettings:
     budget: int | str | None = option(
         None,
         metavar="SIZE",
-        help="Record at most so many bytes of gradients.  [default: 4GB with automatic steps, else no limit]",
+        help="Limit on the recorded bytes of gradients.  [default: 4GB with automatic steps, else none]",
     )
     reduced: bool = option(
         False,
@@ -226,14 +226,14 @@ class CaptureSettings:
     kind: str = option(
         "weight",
         metavar="KIND",
-        help="Gradients of the loss with respect to what: weight (parameters), neural (outputs of modules) or both.",
+        help="Gradients of the loss with respect to: weight (parameters), neural (outputs of modules) or both.",
     )
     max_elements: int | None = option(
         None,
         advanced=True,
         metavar="N",
-        help="Keep N elements of a larger gradient: of a weight's, whole blocks of 16384; of a neural one, a sample of "
-        "single elements.  [default: all; 262144]",
+        help="Keep N elements of a larger gradient: whole blocks of 16384 for weights, a sample of single elements "
+        "for neural ones.  [default: all; 262144]",
     )
     optimizer_state: bool = option(False, advanced=True, help="Record the sums of Adam's second moments, too.")
     second_moments: bool = option(
@@ -250,7 +250,7 @@ class CaptureSettings:
         None,
         advanced=True,
         metavar="LIST",
-        help="Keep moment sketches of large gradients instead of their values: norms and bucket sizes, as in "
+        help="Keep moment sketches of large gradients instead of their values: norms and bucket sizes, e.g. "
         "l2:8192,linf:8192,none.",
     )
     sketch_mantissa: int | None = option(
@@ -265,15 +265,15 @@ class CaptureSettings:
 
 @dataclass(frozen=True)
 class CaptureOptions(CaptureSettings):
-    """Settings that have been checked, and where and in which launch they hold.
+    """Checked settings, with their place and launch.
 
     Attributes:
         path: the trace, ``.zarr`` or ``.h5``.
-        policy: which steps, as ``steps`` and ``every`` say.
-        budget: bytes of gradients (as float32) to record at most; None for no limit.
-        run: a word that the processes of this run share; None where one process alone writes the trace.
-        queue_bytes: what the rows of one optimizer that wait to be written may take; then training waits.
-        launcher: the ``run`` of the process that launched this one, where its own is that of a launch over several
+        policy: which steps, from ``steps`` and ``every``.
+        budget: limit on bytes of gradients (as float32); None for no limit.
+        run: a word that the processes of this run share; None if one process alone writes the trace.
+        queue_bytes: limit on the waiting rows of one optimizer; beyond it training waits.
+        launcher: the ``run`` of the process that launched this one, if its own belongs to a launch over several
             machines.
         first: no process of this rank and run can have recorded before.
     """
@@ -288,7 +288,7 @@ class CaptureOptions(CaptureSettings):
 
     @property
     def first_rank_only(self) -> bool:
-        """Of several processes that train together only the first records."""
+        """Whether only the first of several processes records."""
         return self.rank == "0"
 
     def describe(self) -> dict[str, object]:
@@ -328,14 +328,14 @@ def capture_options(
         first: see :class:`CaptureOptions`.
 
     Raises:
-        UsageError: a setting cannot be read, two exclude each other, or no trace can be made at ``path``.
+        UsageError: a setting is not valid, two exclude each other, or no trace can be made at ``path``.
         OutputExistsError: something is there that must stay.
     """
     given = settings or CaptureSettings()
     policy = step_policy(given.steps, given.every)
     _check_kind(given)
     if given.max_elements is not None and given.max_elements < 1:
-        raise UsageError(f"--max-elements: {given.max_elements} elements of a gradient are none; write 1 or more")
+        raise UsageError(f"--max-elements: needs a number of 1 or more, not {given.max_elements}")
     _check_sketch(given.sketch, given.sketch_mantissa)
     size = parse_size(given.budget, "--budget") if isinstance(given.budget, str) else given.budget
     if size is None and isinstance(policy, AutomaticSteps):
@@ -354,7 +354,7 @@ def capture_options(
 
 def _check_kind(given: CaptureSettings) -> None:
     if given.kind not in KINDS:
-        raise UsageError(f"--kind: '{given.kind}' is no kind of gradient; {suggest(given.kind, KINDS)}")
+        raise UsageError(f"--kind: unknown kind '{given.kind}'; {suggest(given.kind, KINDS)}")
     beside = {
         "--optimizer-state": given.optimizer_state,
         "--second-moments": given.second_moments,
@@ -364,7 +364,7 @@ def _check_kind(given: CaptureSettings) -> None:
         what = next(name for name, wanted in beside.items() if wanted)
         raise UsageError(f"{what} is about gradients of weights; use --kind weight or both")
     if given.second_moments and given.sketch is not None:
-        raise UsageError("--second-moments needs the gradients' values beside them; leave --sketch out")
+        raise UsageError("--second-moments needs the gradients' values too; leave --sketch out")
 
 
 def _check_sketch(sketch: str | None, mantissa: int | None) -> None:
@@ -373,13 +373,13 @@ def _check_sketch(sketch: str | None, mantissa: int | None) -> None:
             raise UsageError("--sketch-mantissa is for sketches; add --sketch l2:8192,linf:8192,none")
         return
     if not _SKETCHES.fullmatch(sketch) or len(set(sketch.split(","))) != len(sketch.split(",")):
-        raise UsageError(f"--sketch: '{sketch[:60]}' is no list of norms with bucket sizes; write l2:8192,none")
+        raise UsageError(f"--sketch: '{sketch[:60]}' is not a list of norms with bucket sizes; write l2:8192,none")
     if mantissa is not None and not 0 <= mantissa <= 10:
-        raise UsageError(f"--sketch-mantissa: {mantissa} bits are not between 0 and 10")
+        raise UsageError(f"--sketch-mantissa: needs 0 to 10 bits, not {mantissa}")
 
 
 def _check_place(path: Path, *, force: bool, run: str | None, first: bool) -> None:
-    """Find what would keep the trace from being made: before a long training run, not after it."""
+    """Find what would prevent the trace: before a long training run, not after it."""
     if path.suffix not in _SUFFIXES:
         raise UsageError(f"{path}: a trace ends in .zarr or .h5; choose another name")
     if not path.parent.is_dir():
@@ -389,22 +389,22 @@ def _check_place(path: Path, *, force: bool, run: str | None, first: bool) -> No
     if not os.path.lexists(path):
         return
     attrs = _root_attributes(path)
-    # A rank that is there before it can be is that of an earlier launch with the same --rdzv-id and port.
+    # A rank that exists too early is from an earlier launch with the same --rdzv-id and port.
     earlier = first and os.path.lexists(path / f"rank{launched_place().rank or 0:05d}")
     if run is not None and attrs.get("run") == run and not earlier:
         return  # another process of this run was quicker
     if not force:
         raise OutputExistsError(
-            f"{path}: exists already and was left untouched; pass --force (force=True) or another place"
+            f"{path} already exists. Use --force (force=True) to replace it or choose another place."
         )
     if path.is_dir() and any(path.iterdir()) and attrs.get("format") != "gtrace":
         raise OutputExistsError(
-            f"{path}: a folder that is no trace, left untouched; delete it yourself or choose another place"
+            f"{path}: is a folder but not a trace, so it is kept; delete it yourself or choose another place"
         )
 
 
 def _root_attributes(folder: Path) -> dict[str, Any]:
-    # By hand: what reads traces imports numpy, which is the program's to import first.
+    # Read by hand: the trace reader imports numpy, which the program must import first.
     try:
         attrs = json.loads((folder / "zarr.json").read_bytes())["attributes"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

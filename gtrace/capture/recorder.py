@@ -1,4 +1,4 @@
-"""Turns optimizer steps into rows of a trace: names, selection, copies, budget and what came of it."""
+"""Turns optimizer steps into rows of a trace: names, selection, copies, budget and summary."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gtrace.trace import SketchPlan, TraceWriter
 
 _MOST_WARNINGS = 3
-#: Rows between two lines about progress.
+#: rows between two progress lines
 _TOLD_ROWS = 100
 
 
@@ -47,15 +47,15 @@ class Recorder:
     """Watches optimizer steps, and records their gradients in the background.
 
     Args:
-        open_trace: creates the trace, given attributes that are known at the first recorded step; called once,
-            in the background; gives the rank to write under, too.
-        options: what to record. Its budget counts float32 values, or about what their sketches take.
+        open_trace: creates the trace from attributes that are known at the first recorded step, and returns it with
+            the rank to write under; called once, in the background.
+        options: what to record. Its budget counts float32 values, or the estimated size of their sketches.
         optimizers: watch only these.
         models: name parameters by these modules only, instead of searching the process.
-        sharers: how many processes share the budget, 0 if this one records nothing; asked at the first step.
-        plan: which sketches the trace keeps of large gradients, None where it keeps their values.
+        sharers: returns how many processes share the budget, 0 if this one records nothing; called at the first step.
+        plan: the sketches that the trace stores of large gradients, None if it stores values.
         say: prints one line for the user.
-        tell: prints one line about how it goes: a first one, and with ``verbose`` one for every 100th row.
+        report: prints one progress line: a first one, and with ``verbose`` one for every 100th row.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Recorder:
         sharers: Callable[[], int],
         plan: SketchPlan | None,
         say: Callable[[str], None],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self.selection = TensorSelection(options.tensors, options.exclude)
-        #: Errors of capture so far; training went on.
+        #: errors of capture so far; training went on
         self.errors = 0
-        #: What the run itself tells for the trace: the classes of its models, its seed at the first step.
+        #: facts about the run for the trace: the classes of its models, its seed at the first step
         self.attrs: dict[str, Any] = {}
         self._wanted = 0
         self._over_budget = False
@@ -83,25 +83,25 @@ class Recorder:
         self._cost = functools.cache(functools.partial(_stored_bytes, plan, options.max_elements))
         self._budget = options.budget
         self._sharers = sharers
-        #: Whether this process records, once it is known.
+        #: whether this process records, once it is known
         self._records: bool | None = None
         self._dropped = Gaps()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._say = say
         self._classes: dict[str, None] = {}
-        self._tell = tell
-        #: Rows of the first step, and what to say when they are in the trace, given the bytes that they take.
+        self._report = report
+        #: rows of the first step, and the line to print when they are in the trace, given their bytes
         self._first_rows = 0
         self._prediction: Callable[[int], str] | None = None
-        # Told from the training's own thread: a line must not fall into the middle of one that the script prints.
+        # Printed from the training's own thread: a line must not fall into one that the script prints.
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
-        #: Gradients of which several micro-batches were seen.
+        #: gradients with several micro-batches seen
         self._replicated = 0
-        #: Second moments of an optimizer that were recorded.
+        #: recorded second moments of an optimizer
         self._moments = 0
         self._writer = AsyncWriter(lambda: open_trace(self.attrs), self.error, options.max_elements, self._written)
         self._parameter_names = Names()
-        #: Optimizers whose parameters have names.
+        #: optimizers with named parameters
         self._named: set[int] = set()
         self._layouts: dict[int, RowLayout] = {}
         self._recorded: set[int] = set()
@@ -120,7 +120,7 @@ class Recorder:
             noise=options.noise,
         )
         self._models = self.hooks.modules.modules if models is None else lambda: list(models)
-        #: Gathers the gradients of module outputs, where these are recorded.
+        #: gathers the gradients of module outputs, if these are recorded
         self.neural: NeuralRecorder | None = None
         if options.kind != "weight":
             self.neural = NeuralRecorder(
@@ -134,7 +134,7 @@ class Recorder:
             )
 
     def install(self) -> None:
-        """Start to watch."""
+        """Start watching."""
         try:
             self.hooks.install()
             if self.neural is not None:
@@ -145,7 +145,7 @@ class Recorder:
             raise
 
     def _let_go(self) -> None:
-        """Leave the training alone, and wait until all is written that it gave so far."""
+        """Stop watching, and wait until everything so far is written."""
         try:
             self.hooks.remove()
             if self.neural is not None:
@@ -155,7 +155,7 @@ class Recorder:
             self._tell_news()
 
     def finish(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
-        """Stop to watch, finish the trace, and say what came of it."""
+        """Stop watching, finish the trace, and return the summary."""
         self._let_go()
         for note in self.neural.notes() if self.neural is not None else ():
             self._say(f"gtrace: note: {note}")
@@ -208,7 +208,7 @@ class Recorder:
         return min(1.0, waited / span) if span > 0 else 0.0, waited, span
 
     def _without(self) -> list[str]:
-        """What was asked for beside the gradients and never there."""
+        """What was asked for besides the gradients and never occurred."""
         out = []
         if (self._options.optimizer_state or self._options.second_moments) and not self._moments:
             out.append("no second moments: the optimizer keeps no exp_avg_sq, or took one step")
@@ -222,7 +222,7 @@ class Recorder:
     def _wants(self, stream: int, step: int) -> bool:
         del stream  # all optimizers follow one policy, each with its own steps
         if self._records is None:
-            # Not earlier: a program makes its process group after it has imported torch.
+            # Not earlier: a program creates its process group after it has imported torch.
             sharers = self._sharers()
             self._records = sharers > 0
             if self._budget is not None:
@@ -239,7 +239,7 @@ class Recorder:
         return True
 
     def _prepare(self, steps: Iterable[int]) -> None:
-        """Choose whether to watch module outputs on the way to the next step, which is one of these."""
+        """Choose whether to watch module outputs until the next step, which is one of ``steps``."""
         if self.neural is not None:
             self.neural.discard()
             self.neural.listen(any(map(self._chooses, steps)))
@@ -251,12 +251,12 @@ class Recorder:
             self._last = time.perf_counter()
 
     def error(self, error: Exception) -> None:
-        """Count an error of capture and tell the user about the first few that differ."""
+        """Count an error of capture and print the first few different ones."""
         self.errors += 1
         message = f"{type(error).__name__}: {error}"
-        # A full disk fails at each step with the same words.
-        if message not in self._told and len(self._told) < _MOST_WARNINGS:
-            self._told.add(message)
+        # A full disk fails at each step with the same message.
+        if message not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(message)
             self._say(f"gtrace: warning: capture: {message}; training goes on")
 
     def _chooses(self, step: int) -> bool:
@@ -268,7 +268,7 @@ class Recorder:
         return self._budget // max(1, self._row_bytes())
 
     def _row_bytes(self) -> int:
-        """What a step takes of which every tensor is recorded."""
+        """Bytes of a step that records every tensor."""
         row = self._weights_bytes() * (1 + self._options.second_moments)
         return row + (self.neural.row_bytes if self.neural is not None else 0)
 
@@ -283,7 +283,7 @@ class Recorder:
             name = functools.partial(self._names, stream=step.stream)
             layout = RowLayout(name, self._keeps, self._options.queue_bytes)
             self._layouts[step.stream] = layout
-            # Some programs make an optimizer for each task of thousands.
+            # Some programs create an optimizer for each of thousands of tasks.
             weakref.finalize(step.optimizer, layout.release).atexit = False
         slots, gradients, parameters = layout.gradients(step) if self._weights else ([], [], [])
         size = sum(self._cost(gradient.numel()) for gradient in gradients)
@@ -318,7 +318,7 @@ class Recorder:
                 scalars = {**scalars, "grad_scale": step.loss_scale}
             self._recorded.add(step.stream)
             self._submit(Row(step.stream, step.step, row.slots, row, step.loss_scale, scalars, "neural"), 0.0)
-        # After the others, whose bytes the first line tells.
+        # After the others: the first line reports their bytes.
         self._take_moments(step, slots, moments, scalars)
 
     def _take_weights(
@@ -349,10 +349,10 @@ class Recorder:
         moments: Sequence[MomentsOf | None],
         scalars: Mapping[str, float],
     ) -> None:
-        """Second moments are rows of their own, beside those of the gradients and in as many bytes."""
+        """Record second moments in rows of their own, with as many bytes as those of the gradients."""
         there = [(slot, found) for slot, found in zip(slots, moments, strict=bool(moments)) if found is not None]
         pool = self._layouts[step.stream].pool
-        # Without room the gradients are recorded all the same: their numbers do not need these.
+        # Without room the gradients are still recorded: their numbers do not need these.
         buffer = pool.acquire(wait=not self._options.drop) if there and pool is not None else None
         if buffer is None:
             return
@@ -369,7 +369,7 @@ class Recorder:
     def _numbers(
         self, step: OptimizerStep, slots: Sequence[Slot], parameters: Sequence[torch.Tensor]
     ) -> dict[int, dict[str, float]]:
-        """What is asked for beside the gradients, by the slots' index."""
+        """Numbers besides the gradients, by the slots' index."""
         found: dict[int, dict[str, float]] = {slot.index: {} for slot in slots}
         if self._options.optimizer_state:
             for slot, value in zip(slots, second_moments(step.optimizer, parameters), strict=True):
@@ -405,12 +405,12 @@ class Recorder:
 
     def _tell_news(self) -> None:
         while not self._news.empty():
-            self._tell(self._news.get())
+            self._report(self._news.get())
 
     def _predictor(self, seconds: float) -> Callable[[int], str]:
-        """Says what a step comes to, given the bytes that it takes; copying it took so many seconds.
+        """A function from a step's bytes to a line about budget and steps; ``seconds`` is the time of copying it.
 
-        How large sketches are is known when the first are made, in the writer's thread; all else is found out here.
+        The size of sketches is known when the first are made, in the writer's thread; everything else is known here.
         """
         tensors = self._tensors() + (len(self.neural.tensors) if self.neural is not None else 0)
         start = f"{tensors} tensor{'s' * (tensors != 1)}, "
@@ -425,8 +425,8 @@ class Recorder:
         return lambda row: f"{start}{size_text(row)}{copied}{end} ({size_text(row * steps)} of the {budget} budget)"
 
     def _names(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, ParameterName]:
-        # Which of two models of the same names gets its class in front: the one that the names of modules say, and
-        # not the one of which a step happens to be recorded first.
+        # If two models share names, one gets its class in front: the order of module names decides which, and
+        # not the model whose step happens to be recorded first.
         if self.neural is not None and self.neural.first_model is not None:
             self._parameter_names.reserve(self.neural.first_model)
         for number, earlier in self.hooks.stepped():
@@ -451,7 +451,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _stored_bytes(plan: SketchPlan | None, most: int | None, size: int) -> int:
-    """What a gradient of so many elements counts against the budget."""
+    """Bytes of a gradient of ``size`` elements that count against the budget."""
     kept = size if most is None else min(size, -(-most // BLOCK) * BLOCK)
-    # A sample keeps its values, whatever its size.
+    # A sample stores values, whatever its size.
     return 4 * kept if plan is None or kept < size else plan.stored_bytes(size)

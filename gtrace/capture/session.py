@@ -1,4 +1,4 @@
-"""One capture from start to end, in this process and in those that it launches: hooks, recorder and trace together."""
+"""One capture from start to end, in this process and those that it launches: hooks, recorder and trace."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CaptureSession:
         attrs: further attributes of the trace.
         say: prints one line for the user; to stderr by default.
         launched: this process was launched by the one that runs the program.
-        status: say how it goes after the first recorded step, too.
+        status: also report progress after the first recorded step.
 
     Raises:
         UsageError: torch is not installed.
@@ -94,13 +94,13 @@ class CaptureSession:
                 sharers=self._sharers,
                 plan=self._plan(),
                 say=self._say,
-                tell=self._tell,
+                report=self._report,
             )
             recorder.install()
         self._recorder = recorder
 
     def start_or_tell(self) -> None:
-        """Install the hooks for a program that must not notice; if that fails, it runs without capture."""
+        """Install the hooks in a program that must not notice; if that fails, it runs without capture."""
         if self.in_child:
             return
         try:
@@ -110,12 +110,12 @@ class CaptureSession:
             self._say(f"gtrace: warning: capture could not start: {type(error).__name__}: {error}")
 
     def finish(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
-        """Remove the hooks, write what is queued, close the trace and say what came of it.
+        """Remove the hooks, write queued rows, close the trace and return the summary.
 
-        In a forked child of the process that captures this does nothing: the trace is not its to write.
+        In a forked child of the capturing process this does nothing: the child does not own the trace.
 
         Args:
-            status: whether the run came to its proper end; stored in the trace.
+            status: whether the run ended normally; stored in the trace.
         """
         if self._summary is None:
             if self.in_child or self._recorder is None:
@@ -126,13 +126,13 @@ class CaptureSession:
         return self._summary
 
     def settle(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
-        """Finish a trace that processes launched by this one wrote to, too. Comes after :meth:`finish`.
+        """Finish a trace that launched processes also wrote to. Call it after :meth:`finish`.
 
         Args:
             status: how the run as a whole ended.
 
         Returns:
-            what all processes together came to.
+            the summary of all processes.
         """
         summary, options = self.finish(status), self._options
         if options.run is None or not options.path.is_dir():
@@ -150,17 +150,17 @@ class CaptureSession:
 
     @property
     def in_child(self) -> bool:
-        """This is a forked child of the process that captures; the trace is not its to write."""
+        """Whether this is a forked child of the capturing process; it does not own the trace."""
         return os.getpid() != self._owner
 
-    def _tell(self, text: str) -> None:
-        """Say how it goes; of several processes the first does."""
+    def _report(self, text: str) -> None:
+        """Report progress; only the first of several processes does."""
         place = self._place or Place()
         if self._status and (place.rank == 0 or (place.rank is None and not self._launched)):
             self._say(text)
 
     def _sharers(self) -> int:
-        """How many processes share the budget; 0 if this one records nothing."""
+        """Number of processes that share the budget; 0 if this one records nothing."""
         options, place = self._options, process_place()
         self._place = place
         if options.first_rank_only:
@@ -177,7 +177,7 @@ class CaptureSession:
         return place.world_size
 
     def _plan(self) -> SketchPlan | None:
-        """Which sketches to keep instead of values."""
+        """The sketches to store instead of values."""
         if self._options.sketch is None:
             return None
         from gtrace.trace import SketchPlan
@@ -219,17 +219,17 @@ class CaptureSession:
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
-    """Tell the user something beside what the program prints, on the present stderr or another stream."""
+    """Print a line for the user, between the program's own output, on the present stderr or another stream."""
     stream = sys.stderr if stream is None else stream
     # A closed stderr must neither stop training nor the thread that writes.
     with contextlib.suppress(OSError, ValueError):
-        # In one piece: the thread that writes may warn.
+        # In one write: the writer's thread may print warnings.
         stream.write(f"{text}\n")
         stream.flush()
 
 
 def git_commit(folder: str) -> str | None:
-    """The commit that is checked out where ``folder`` lies; None outside a repository or without git."""
+    """The commit that is checked out at ``folder``; None outside a repository or without git."""
     command = ["git", "-C", folder, "rev-parse", "HEAD"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -239,36 +239,36 @@ def git_commit(folder: str) -> str | None:
 
 
 def captured(options: CaptureOptions, attrs: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Inside the block, Python processes that are launched record into the same trace, each its own rank.
+    """Inside the block, launched Python processes record into the same trace, each under its own rank.
 
     Args:
-        options: of the process that launches them.
+        options: options of the launching process.
         attrs: attributes of the trace.
     """
     settings = {field.name: getattr(options, field.name) for field in fields(CaptureSettings)}
-    told = {"path": str(options.path), "run": options.run, "settings": settings, "attrs": dict(attrs)}
-    return children_call(__name__, told)
+    message = {"path": str(options.path), "run": options.run, "settings": settings, "attrs": dict(attrs)}
+    return children_call(__name__, message)
 
 
-def start(told: Mapping[str, Any]) -> None:
-    """Record in this process until it ends; called when it has imported torch. Nothing here stops the process."""
+def start(message: Mapping[str, Any]) -> None:
+    """Record in this process until it ends; called when it has imported torch. Never stops the process."""
     try:
-        _Child(told).start()
+        _Child(message).start()
     except Exception as error:  # noqa: BLE001 - the program's import of torch must succeed
         print_line(f"gtrace: warning: capture could not start: {type(error).__name__}: {error}")
 
 
 class _Child:
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        run = told["run"]
+    def __init__(self, message: Mapping[str, Any]) -> None:
+        run = message["run"]
         launcher = None
         token = launch_token() if spans_machines() else None
         if token not in (None, run):
-            # Every machine has its own process that launches, and all of them write one trace.
+            # Every machine has its own launching process, and all of them write one trace.
             run, launcher = token, run
-        settings = CaptureSettings(**told["settings"])
-        options = capture_options(Path(told["path"]), settings, run=run, launcher=launcher)
-        self._session = CaptureSession(options, told["attrs"], launched=True, status=True)
+        settings = CaptureSettings(**message["settings"])
+        options = capture_options(Path(message["path"]), settings, run=run, launcher=launcher)
+        self._session = CaptureSession(options, message["attrs"], launched=True, status=True)
         self._failed = False
         self._exits = contextlib.ExitStack()
 
@@ -299,5 +299,5 @@ class _Child:
             print_line(f"gtrace: warning: {'; '.join(summary.complaints)}")
         multiprocessing = sys.modules.get("multiprocessing.util")
         if multiprocessing is not None and multiprocessing._exiting:
-            # It has cleaned up already, and what the writer made since (a lock of numcodecs) would be leaked.
+            # The session has cleaned up already; what the writer made since (a lock of numcodecs) would be leaked.
             multiprocessing._run_finalizers()

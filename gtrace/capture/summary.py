@@ -1,4 +1,4 @@
-"""What a capture recorded: in this process, and in all processes of a run together."""
+"""The summary of a capture: of this process, and of all processes of a run together."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CaptureSummary:
-    """What a capture came to.
+    """What a capture recorded.
 
     Attributes:
-        path: the trace; it exists only where ``rows`` is positive.
+        path: the trace; it exists only if ``rows`` is positive.
         torch_seen: the program imported torch.
         steps_seen: optimizer steps that the program took, of all optimizers.
-        steps_wanted: those of them that were to be recorded.
-        backward_passes: how often it called ``backward``.
-        rows: steps that were recorded.
-        optimizers: optimizers of which steps were recorded.
+        steps_wanted: number of these that the settings select.
+        backward_passes: number of calls of ``backward``.
+        rows: recorded steps.
+        optimizers: number of optimizers with recorded steps.
         tensors: distinct weight tensors that were recorded.
         bytes: size of the trace on disk.
-        blocked: share of the training time that capture took.
+        blocked: fraction of the training time that capture took.
         waited: the same in seconds.
         span: seconds from the first optimizer step to the last one.
         skipped_steps: steps that a gradient scaler left out.
@@ -38,10 +38,10 @@ class CaptureSummary:
         over_budget: recording ended early because the budget was used up.
         complaints: one line for each tensor pattern that matched nothing.
         ranks: processes that recorded.
-        fewest_rows: steps of the process that recorded fewest, where there are several.
-        neural_rows: steps of which gradients of module outputs were recorded.
-        neural_tensors: distinct outputs of modules whose gradients were recorded.
-        without: what was asked for beside the gradients and was not to be had, one line each.
+        fewest_rows: steps of the process that recorded the smallest number, if there are several.
+        neural_rows: steps with recorded gradients of module outputs.
+        neural_tensors: distinct outputs of modules with recorded gradients.
+        without: what was asked for besides the gradients and not available, one line each.
     """
 
     path: Path
@@ -76,25 +76,25 @@ def disk_usage(path: Path) -> int:
     total = 0
     for folder, _, files in os.walk(path):
         for file in files:
-            # Another process of the run may just be moving it into its place.
+            # Another process of the run may be moving it into its place.
             with contextlib.suppress(FileNotFoundError):
                 total += os.stat(os.path.join(folder, file)).st_size
     return total
 
 
 def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
-    """The summary of a trace that several processes wrote; ``own`` where no other process than this one did.
+    """The summary of a trace that several processes wrote; ``own`` if only this process did.
 
-    Steps, tensors and optimizers are those of the process that recorded most; errors add up.
+    Steps, tensors and optimizers are those of the process that recorded most; errors are added up.
 
     Args:
         path: the trace.
-        own: what this process recorded.
+        own: the summary of this process.
 
     Raises:
         TraceError: the trace cannot be read.
     """
-    # Not at the top: this module is loaded before the program runs, and traces import numpy.
+    # Not at the top: this module is loaded before the program runs, and the trace reader imports numpy.
     from gtrace.trace import open_trace
     from gtrace.trace.format import KINDS
     from gtrace.trace.shared import parts
@@ -108,13 +108,13 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
     rows = Counter({rank: count for rank, count in rows.items() if count})
     if not rows or (len(rows) == 1 and own.rows):
         return own
-    told = [part["capture"] for part in parts(path) if isinstance(part.get("capture"), dict)]
-    blocked, waited, span = max(map(_waiting, told), default=(0.0, 0.0, 0.0))
+    outcomes = [part["capture"] for part in parts(path) if isinstance(part.get("capture"), dict)]
+    blocked, waited, span = max(map(_waiting, outcomes), default=(0.0, 0.0, 0.0))
     most = max(rows, key=lambda rank: rows[rank])
     return dataclasses.replace(
         own,
         torch_seen=True,
-        steps_seen=max((int(outcome.get("steps_seen", 0)) for outcome in told), default=0),
+        steps_seen=max((int(outcome.get("steps_seen", 0)) for outcome in outcomes), default=0),
         steps_wanted=rows[most],
         rows=rows[most],
         fewest_rows=min(rows.values()),
@@ -127,9 +127,9 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
         blocked=blocked,
         waited=waited,
         span=span,
-        skipped_steps=max((int(outcome.get("skipped_steps", 0)) for outcome in told), default=0),
-        errors=sum(int(outcome.get("errors", 0)) for outcome in told),
-        over_budget=any(outcome.get("over_budget") for outcome in told),
+        skipped_steps=max((int(outcome.get("skipped_steps", 0)) for outcome in outcomes), default=0),
+        errors=sum(int(outcome.get("errors", 0)) for outcome in outcomes),
+        over_budget=any(outcome.get("over_budget") for outcome in outcomes),
         complaints=(),
     )
 

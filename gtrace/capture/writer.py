@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gtrace.trace.rows import BlockSample
 
 
-#: Loggers of what reads and writes traces: each tells at level DEBUG what it does when it is imported and used.
+#: Loggers of the libraries that read and write traces: at level DEBUG each logs its imports and calls.
 _LOGGERS = ("numcodecs", "zarr.core.sync", "asyncio", "h5py._conv")
 _quiet: dict[int, int] = {}
 
@@ -36,9 +36,9 @@ def _not_ours(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Inside the block, what those libraries log in this thread reaches no handler.
+    """Inside the block, messages of those libraries in this thread reach no handler.
 
-    A program that logs at level DEBUG, to its standard output for example, prints what it would without a capture.
+    So a program that logs at level DEBUG, for example to its standard output, prints the same as without a capture.
     """
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_not_ours)  # once, however often it is added
@@ -53,7 +53,7 @@ def quiet_logs() -> Iterator[None]:
 
 
 class Gaps:
-    """Steps by optimizer, in runs of consecutive ones. One thread adds."""
+    """Left-out steps by optimizer, in runs of consecutive ones. Only one thread adds."""
 
     def __init__(self) -> None:
         self._runs: dict[int, list[list[int]]] = {}
@@ -61,7 +61,7 @@ class Gaps:
         self.count = 0
 
     def add(self, stream: int, step: int) -> None:
-        """Note a step; those of one optimizer rise. The second time, for another kind of gradient, changes nothing."""
+        """Record a step; those of one optimizer ascend. A second call for another kind of gradient changes nothing."""
         runs = self._runs.setdefault(stream, [])
         if runs and runs[-1][1] == step:
             return
@@ -72,7 +72,7 @@ class Gaps:
         self.count += 1
 
     def describe(self) -> dict[str, str]:
-        """optimizer -> its steps, written like the option ``--steps``.
+        """optimizer -> its steps, in the format of the option ``--steps``.
 
         >>> gaps = Gaps()
         >>> for step in (3, 4, 5, 9):
@@ -90,7 +90,7 @@ class Gaps:
 class Row:
     """One step of one optimizer: some tensors of a buffer, and the numbers of a commit.
 
-    ``grad_scale`` is what they are divided by. ``numbers`` are further ones about the tensors, by slot's index.
+    ``grad_scale`` is their divisor. ``numbers`` are further ones about the tensors, by slot index.
     """
 
     stream: int
@@ -104,12 +104,13 @@ class Row:
 
 
 class AsyncWriter:
-    """Writes rows in the order in which they come.
+    """Writes rows in the order in which they arrive.
 
     Args:
-        open_trace: creates the trace; called in the thread, with the first row. Gives the rank to write under, too.
-        on_error: called in the thread with each exception; the thread goes on with the next row.
-        most: elements that are kept of a weight's gradient, in whole blocks; None for all.
+        open_trace: creates the trace and returns it with the rank to write under; called in the thread, with the
+            first row.
+        on_error: called in the thread with each exception; the thread continues with the next row.
+        most: elements to keep of a weight's gradient, in whole blocks; None for all.
         on_row: called in the thread when a row is in the trace.
     """
 
@@ -131,21 +132,21 @@ class AsyncWriter:
         self.unwritten = Gaps()
         self._rank = 0
         self._described: set[tuple[str, int, str]] = set()
-        #: Rows that are in the trace for good, by kind.
+        #: rows that are safely in the trace, by kind
         self.rows = Counter[str]()
-        #: The trace could not be created: no row will be written any more.
+        #: the trace could not be created, so no row can be written
         self.failed = False
-        # A daemon: when a second Ctrl-C ends the wait in close(), the interpreter must not wait for it again.
+        # A daemon: if a second Ctrl-C ends the wait in close(), the interpreter must not wait for it again.
         self._thread = threading.Thread(target=self._run, name="gtrace-writer", daemon=True)
         self._thread.start()
 
     def submit(self, row: Row) -> None:
-        """Hand a row over; its buffer goes back to its pool when it is written."""
+        """Queue a row; its buffer returns to its pool when it is written."""
         self._queue.put(row)
 
     @property
     def waiting(self) -> int:
-        """Rows that were handed over and are not written yet, about."""
+        """Estimated number of queued rows that are not written yet."""
         return self._queue.qsize()
 
     @property
@@ -154,12 +155,12 @@ class AsyncWriter:
         return 0 if self._trace is None else self._trace.stored
 
     def drain(self) -> None:
-        """Wait until all rows that were handed over are written; none can follow."""
+        """Wait until all queued rows are written; call it when none can follow."""
         self._queue.put(None)
         self._thread.join()
 
     def close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
-        """Set attributes of the trace and finish it, where there is one. Comes after :meth:`drain`."""
+        """Set attributes of the trace and finish it, if there is one. Call it after :meth:`drain`."""
         if self._trace is not None:
             self._trace.set_attrs(**attrs)
             self._trace.close(status)
@@ -185,7 +186,7 @@ class AsyncWriter:
                 self._on_row(row)
 
     def _give_up(self, row: Row, error: Exception) -> None:
-        """Leave the row out as a whole: a part of it would look like a step at which other tensors are absent."""
+        """Leave out the whole row: a part of it would look like a step with other tensors absent."""
         self.unwritten.add(row.stream, row.step)
         self._on_error(error)
         try:
@@ -217,7 +218,7 @@ class AsyncWriter:
     def _cut(
         self, slot: Slot, gradient: NDArray[Any], most: int, about: dict[str, Any], numbers: dict[str, float]
     ) -> NDArray[Any]:
-        """The blocks of a weight's gradient that are kept; adds what the trace is told about the rest."""
+        """The stored blocks of a weight's gradient; adds numbers about the whole gradient."""
         from gtrace.trace.rows import UNKNOWN, BlockSample, whole_numbers
 
         numbers |= UNKNOWN
@@ -233,7 +234,7 @@ class AsyncWriter:
         return sample.take(flat)
 
     def _description(self, row: Row, slot: Slot) -> dict[str, Any]:
-        """What the trace is told about a tensor at its first appearance."""
+        """The attributes of a tensor at its first appearance."""
         key = row.kind, row.stream, slot.name
         if key in self._described:
             return {}

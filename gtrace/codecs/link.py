@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Engine:
-    """Works on values where they are: arrays here; a subclass handles tensors of a device."""
+    """Works on values in place: arrays here; a subclass handles tensors of a device."""
 
     def on_host(self, values: Any) -> NDArray[np.float32]:
         """The values as an array; an array is returned as it is."""

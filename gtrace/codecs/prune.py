@@ -297,7 +297,7 @@ class TopKPrune(_PruningCodec):
     summary = "the smallest magnitudes become zero, for a wanted sparsity"
     formula = "Q(v) = v where |v| >= alpha, else 0; alpha = the quantile of |v| at the sparsity"
     paper = "Sun et al., meProp, 2017; Raihan and Aamodt, Sparse Weight Activation Training, 2020 (see Chmiel et al.)"
-    corrections = ("the threshold is fitted as in prune, to 0.1%, and cuts at most as many values as asked for there",)
+    corrections = ("the threshold is fitted like prune's, to 0.1%, and cuts at most as many values as asked for there",)
     about = "The deterministic counterpart of prune: everything below a threshold is dropped."
     sends = "The threshold alpha in float32, then the prefix code of prune: 0 for zero, 11 and a float32 for a value."
     behavior = (

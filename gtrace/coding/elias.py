@@ -1,4 +1,4 @@
-"""Elias codes: integers of any size in bits that grow with their magnitude, without a table to send."""
+"""Elias codes: integers of any size in a number of bits that grows with their magnitude, without a table to send."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REACH = 2**62
 
 
 class _Tables(NamedTuple):
-    """What tells the codes apart; see :mod:`gtrace.kernels.elias`."""
+    """The tables of a code; see :mod:`gtrace.kernels.elias`."""
 
     by_length: NDArray[np.int64]
     codes: NDArray[np.uint32]
@@ -41,7 +41,7 @@ def _gamma_code(z: int) -> tuple[int, int]:
 
 
 def _prefix(kind: str, length: int) -> tuple[int, int, int]:
-    """What goes before the low bits of an integer of a bit length: code, its length, bits that the low ones take."""
+    """The prefix before the low bits of an integer of a bit length: code, its length, number of low bits."""
     if kind == "gamma":
         return 1 << (length - 1), length, length - 1
     if kind == "delta":
@@ -121,7 +121,7 @@ class EliasCode:
         """Length of the encoded values in bits.
 
         Raises:
-            UsageError: values that are not integers, or that this code has no code for.
+            UsageError: values that are not integers, or that have no code.
         """
         return self._length(self._checked(values))
 
@@ -152,8 +152,8 @@ class EliasCode:
     def encode(self, values: ArrayLike) -> bytes:
         """Encode integers; the last byte is padded with zeros.
 
-        Raises:
-            UsageError: values that are not integers, or that this code has no code for.
+        UsageError: values that are not integers, or that have no code.
+        UsageError: values that are not integers, or that this code has no code for.
         """
         v = self._checked(values)
         t = _tables(self.kind)
@@ -163,10 +163,10 @@ class EliasCode:
         return from_words(words, total)
 
     def decode(self, data: bytes | memoryview, count: int) -> NDArray[Any]:
-        """Decode ``count`` values that take up all of ``data``.
+        """Decode ``count`` values, which must use all of ``data``.
 
         Returns:
-            int64[count], or uint16[count] where ``symbols`` is given.
+            int64[count], or uint16[count] if ``symbols`` is given.
 
         Raises:
             PayloadError: too short (checked before memory is taken), too long, or not this code.
@@ -203,7 +203,7 @@ class EliasCode:
         if v.size:
             low, high = int(v.min()), int(v.max())
             if self.symbols is not None and not (low >= 0 and high < self.symbols):
-                raise UsageError(f"Elias code: values {low} to {high} where there are {self.symbols} symbols")
+                raise UsageError(f"Elias code: values {low} to {high}, but only {self.symbols} symbols")
             least = self.origin if not self.signed else self.origin - REACH + 1
             if low < least or high >= self.origin + REACH:
                 raise UsageError(

@@ -14,7 +14,7 @@ ENVELOPE_BYTES = _HEADER.size
 
 
 def codec_number(name: str) -> int:
-    """The 16-bit number that stands for a codec's name in the envelope."""
+    """The 16-bit number of a codec's name in the envelope."""
     return zlib.crc32(name.encode()) & 0xFFFF
 
 
@@ -27,13 +27,13 @@ def open_envelope(payload: bytes, *, codec: str, size: int, shared: bytes) -> tu
     """Check the envelope and return the body and the flags.
 
     Args:
-        payload: what :func:`seal` returned.
+        payload: a result of :func:`seal`.
         codec: name of the codec that decodes.
         size: number of elements that the receiver expects.
         shared: the shared bytes that the receiver holds.
 
     Raises:
-        PayloadError: too short, no gtrace payload, of another codec, size or shared state, or damaged.
+        PayloadError: too short, not a gtrace payload, of another codec, size or shared state, or damaged.
     """
     if len(payload) < ENVELOPE_BYTES:
         raise PayloadError(f"payload of {len(payload)} bytes is shorter than its envelope of {ENVELOPE_BYTES}")

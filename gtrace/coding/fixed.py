@@ -13,7 +13,7 @@ from gtrace.kernels import codes as _codes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: zero words behind a stream, so that a kernel may look ahead before it knows that the stream has ended
+#: zero words after a stream, so that a kernel may read ahead
 _AHEAD = 4
 
 
@@ -64,7 +64,7 @@ def unpack_fixed(data: bytes | memoryview, count: int, width: int, symbols: int)
 
 
 def check_symbol(largest: int, symbols: int) -> None:
-    """Raise :class:`PayloadError` where the largest symbol is none of ``symbols``."""
+    """Raise :class:`PayloadError` if the largest symbol is not below ``symbols``."""
     if largest >= symbols:
         raise PayloadError(f"a symbol lies outside the {symbols} that this codec has")
 
@@ -85,7 +85,7 @@ def checked_fixed(data: bytes | memoryview, count: int, width: int) -> NDArray[n
 
 
 def sign_last(codes: NDArray[np.uint16], width: int) -> NDArray[np.uint16]:
-    """Codes of ``width`` bits with their first bit, a sign, behind the others; there is no negative zero.
+    """Codes of ``width`` bits with their first bit, a sign, moved behind the others; there is no negative zero.
 
     >>> sign_last(np.array([0b011, 0b111, 0b100], np.uint16), 3).tolist()
     [6, 7, 0]

@@ -1,4 +1,4 @@
-"""Canonical Huffman codes over small alphabets: that both sides hold, or that are sent with the symbols."""
+"""Canonical Huffman codes over small alphabets, held by both sides or sent with the symbols."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gtrace.kernels import symbols as _symbols
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: longest code in bits; longer ones would cost the encoder its 64-bit window and save nothing measurable
+#: longest code in bits; longer ones would exceed the encoder's 64-bit window and save nothing measurable
 MAX_LENGTH = 24
 _QUICK = 12
 _HEAD = struct.Struct("<HHH")
@@ -61,13 +61,13 @@ def check_lengths(lengths: NDArray[np.uint8]) -> None:
     """Check that there is a prefix code with these lengths, uint8[m], 0 for a symbol without a code.
 
     Raises:
-        UsageError: there is none, or it has too many symbols or too long codes.
+        UsageError: there is no such code, or it has too many symbols or too long codes.
     """
     used = lengths[lengths > 0].astype(np.int64)
     if lengths.size > 1 << 16 or used.max(initial=0) > MAX_LENGTH:
         raise UsageError(f"Huffman code: at most 65536 symbols and {MAX_LENGTH} bits")
     if int(np.sum(1 << (MAX_LENGTH - used))) > 1 << MAX_LENGTH:
-        raise UsageError("Huffman code: these lengths are no prefix code")
+        raise UsageError("Huffman code: these lengths do not form a prefix code")
 
 
 class HuffmanCode:
@@ -77,7 +77,7 @@ class HuffmanCode:
         lengths: uint8[m], 0 for a symbol without a code.
 
     Raises:
-        UsageError: the lengths are no prefix code.
+        UsageError: the lengths do not form a prefix code.
     """
 
     def __init__(self, lengths: NDArray[np.uint8]) -> None:
@@ -118,14 +118,14 @@ class HuffmanCode:
 
     @cached_property
     def _at_once(self) -> tuple[NDArray[np.uint64], NDArray[np.uint8], NDArray[np.uint8]]:
-        """What the decoder looks several symbols up in; an encoder never needs it."""
+        """The table with several symbols per entry for decoding; an encoder never needs it."""
         size = 1 << _QUICK
         found = np.empty(size, np.uint64), np.empty(size, np.uint8), np.empty(size, np.uint8)
         _prefix_codes.fill_at_once(self._quick[0], self._quick[1], *found)
         return found
 
     def decode(self, data: bytes | memoryview, count: int) -> NDArray[np.uint16]:
-        """Decode ``count`` symbols that take up all of ``data``.
+        """Decode ``count`` symbols, which must use all of ``data``.
 
         Raises:
             PayloadError: too short (checked before memory is taken), too long, or not this code.
@@ -162,13 +162,13 @@ def tally(symbols: NDArray[np.uint16], alphabet: int) -> NDArray[np.int64]:
 
 
 def mean_length(lengths: NDArray[np.uint8], probabilities: NDArray[np.float64]) -> float:
-    """Mean bits per symbol of a code of these lengths; infinite when a symbol without one has a chance."""
+    """Mean bits per symbol of a code of these lengths; infinite if a symbol without a code can occur."""
     return float(_symbols.mean_length(lengths, probabilities))
 
 
 @lru_cache(maxsize=512)
 def huffman_code(lengths: bytes) -> HuffmanCode:
-    """The code of these lengths, one byte a symbol; codes in use are kept, their tables take time to build."""
+    """The code of these lengths, one byte per symbol; codes are cached, because building their tables takes time."""
     return HuffmanCode(np.frombuffer(lengths, np.uint8))
 
 
@@ -190,15 +190,15 @@ def pack_lengths(lengths: NDArray[np.uint8], outside: int) -> bytes:
 
 
 def unpack_lengths(data: bytes | memoryview, symbols: int) -> tuple[NDArray[np.uint8], int]:
-    """Undo :func:`pack_lengths` for a code of so many symbols: uint8[symbols], and the bytes that were read.
+    """Undo :func:`pack_lengths` for a code of ``symbols`` symbols: uint8[symbols], and the number of bytes read.
 
     Raises:
-        PayloadError: no such bytes, a code of another number of symbols, or lengths that are no prefix code.
+        PayloadError: bytes of another form, a code of another number of symbols, or lengths without a prefix code.
     """
     if len(data) < _HEAD.size:
         raise PayloadError("code lengths are too short")
     size, first, last = _HEAD.unpack_from(data)
-    # Before memory is asked for: six bytes could announce a code of 65,536 symbols.
+    # Check before allocating: six bytes could announce a code of 65,536 symbols.
     if size + 1 != symbols:
         raise PayloadError("code lengths are those of another number of symbols")
     if last > size or first > last + 1:
@@ -219,7 +219,7 @@ def unpack_lengths(data: bytes | memoryview, symbols: int) -> tuple[NDArray[np.u
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedBlock:
-    """How some symbols are sent.
+    """How a block of symbols is sent.
 
     Attributes:
         width: bits of a symbol at fixed width.
@@ -243,11 +243,11 @@ class CodedBlock:
         *,
         coder: str = "huffman",
     ) -> CodedBlock:
-        """The shortest block of symbols that occur so often.
+        """The shortest block for symbols with these counts.
 
         Args:
-            tallies: how often each symbol of the alphabet occurs, or is expected to.
-            weights: how often each counts when the code is made, as many in all; by default as often as it occurs.
+            tallies: count, or expected count, of each symbol of the alphabet.
+            weights: weights for making the code, with the same sum; by default the tallies.
             coder: ``fixed`` never sends a code.
         """
         count, width = float(tallies.sum()), width_for(tallies.size)
@@ -255,7 +255,7 @@ class CodedBlock:
         if not fixed:
             return cls(width, None, fixed, 0.0, fixed)
         given = tallies.astype(np.float64) if weights is None else weights
-        # Of symbols that are expected, not counted, the rarest mostly stay away.
+        # If counts are expected ones, the rarest symbols will mostly not occur.
         lengths = huffman_lengths(np.where(given >= _SELDOM, given, 0.0))
         coded = 8.0 * lengths_size(lengths, 0) + float(tallies @ lengths.astype(np.int64))
         shorter = -(-coded // 8) < -(-fixed // 8)
@@ -264,9 +264,9 @@ class CodedBlock:
 
     @classmethod
     def signed(cls, tallies: NDArray[np.int64] | NDArray[np.float64], *, coder: str = "huffman") -> CodedBlock:
-        """As :meth:`of`, of symbols whose last bit is a sign; code lengths do not depend on it, but for 0 and 1.
+        """Like :meth:`of`, for symbols with a sign as the last bit; code lengths ignore the sign, except for 0 and 1.
 
-        A sketch knows no signs, and so can foretell how long such a block is.
+        A sketch has no signs, and so it can predict the length of such a block.
         """
         weights = np.repeat(tallies.reshape(-1, 2).sum(axis=1) / 2, 2)
         weights[:2] = tallies[:2]
@@ -299,7 +299,7 @@ def decode_block(data: bytes | memoryview, count: int, alphabet: int, *, coded: 
         coded: whether a code was sent.
 
     Raises:
-        PayloadError: the bytes are no such block.
+        PayloadError: the bytes are not such a block.
     """
     if not coded:
         return unpack_fixed(data, count, width_for(alphabet), alphabet)
@@ -310,7 +310,7 @@ def decode_block(data: bytes | memoryview, count: int, alphabet: int, *, coded: 
 def expected_floats(
     magnitudes: NDArray[np.float64], counts: NDArray[np.float64], zeros: float = 0.0
 ) -> NDArray[np.float64]:
-    """What :attr:`Floats.tallies` are where each magnitude is expected so often, with either sign, beside zeros."""
+    """:attr:`Floats.tallies` for expected counts of magnitudes, either sign with the same probability, and zeros."""
     exponents = np.zeros(1 << (_CODED - 1))
     # frexp's fractions begin at a half; below 2^-126, with denormals, the exponent is 0.
     np.add.at(exponents, np.maximum(np.frexp(magnitudes)[1] + 126, 0) * (magnitudes > 0), counts)
@@ -320,7 +320,7 @@ def expected_floats(
 
 
 class Floats:
-    """How some float32 are sent: sign and exponent as a :class:`CodedBlock`, the other 23 bits as they are.
+    """The coding of float32 values: sign and exponent as a :class:`CodedBlock`, the other 23 bits unchanged.
 
     Args:
         values: float32[n].
@@ -336,17 +336,17 @@ class Floats:
 
     @property
     def coded(self) -> bool:
-        """Whether a code is sent; without one the values are sent as they are."""
+        """Whether a code is sent; otherwise the values are sent unchanged."""
         return self.block.lengths is not None
 
     @property
     def raw(self) -> int:
-        """Bits that no code shortens."""
+        """Number of bits that no code shortens."""
         return (32 - _CODED) * self.values.size
 
     @staticmethod
     def size(count: int, block: CodedBlock) -> int:
-        """Bytes of so many values with this block."""
+        """Bytes of ``count`` values with this block."""
         return 4 * count if block.lengths is None else 2 * count + fixed_size(count, _MIDDLE) + block.size
 
     def encode(self) -> bytes:
@@ -363,7 +363,7 @@ def decode_floats(data: bytes | memoryview, count: int, *, coded: bool) -> NDArr
     """Undo :meth:`Floats.encode`: float32[count].
 
     Raises:
-        PayloadError: the bytes are no such values, or one is not finite.
+        PayloadError: the bytes are not such values, or one is not finite.
     """
     view = memoryview(data)
     if not coded:
@@ -385,7 +385,7 @@ def decode_floats(data: bytes | memoryview, count: int, *, coded: bool) -> NDArr
 
 
 def _heads(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Exponent, then sign: of each value, uint16[n] of 9 bits; like magnitudes are neighbours."""
+    """Exponent, then sign, of each value, uint16[n] of 9 bits; similar magnitudes are neighbors."""
     patterns = values.view(np.uint32)
     exponents = (patterns >> np.uint32(_RAW + _MIDDLE)) << np.uint32(1) | patterns >> np.uint32(31)
     return (exponents & np.uint32((1 << _CODED) - 1)).astype(np.uint16)

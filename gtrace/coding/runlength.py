@@ -1,6 +1,6 @@
-"""Run-length coding of integers, as MCGQ sends its counts: most significant bit first.
+"""Run-length coding of integers, used by MCGQ for its counts: most significant bit first.
 
-A stream says two widths, ``value_bits`` and ``run_bits``, and the symbols: a non-zero one in ``value_bits`` bits of
+A stream has two widths, ``value_bits`` and ``run_bits``, and the symbols: a non-zero one in ``value_bits`` bits of
 two's complement, a maximal run of zeros as one zero in ``value_bits`` bits and its length in ``run_bits`` bits.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct(">II")
 HEADER_BITS = 8 * _HEADER.size
-#: a decoder that is asked for more values than this per byte checks the whole stream before it takes memory
+#: if more values than this per byte are asked for, a decoder checks the whole stream before it allocates memory
 _EXPANSION = 64
 _FAULTS = {
     _mcgq.SHORT: "the run-length stream ends early",
@@ -33,13 +33,13 @@ _FAULTS = {
 
 
 class Runs(NamedTuple):
-    """What the length of a run-length stream depends on.
+    """The numbers that determine the length of a run-length stream.
 
     Attributes:
         value_bits: 1 + bit length of the largest magnitude.
         run_bits: bit length of the longest run of zeros.
-        nonzero: how many values are not zero.
-        runs: how many maximal runs of zeros there are.
+        nonzero: number of values that are not zero.
+        runs: number of maximal runs of zeros.
     """
 
     value_bits: int
@@ -72,7 +72,7 @@ def measure_runs(values: NDArray[np.int64]) -> Runs:
 
 
 def write_runs(values: NDArray[np.int64], runs: Runs) -> bytes:
-    """The symbols of int64[n], without header; ``runs`` is what :func:`measure_runs` says of them."""
+    """The symbols of int64[n], without header; ``runs`` is the result of :func:`measure_runs`."""
     words = word_room(runs.bits)
     _mcgq.write(values, runs.value_bits, runs.run_bits, words)
     return from_words(words, runs.bits, "high")
@@ -93,7 +93,7 @@ def read_widths(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def read_runs(data: bytes | memoryview, value_bits: int, run_bits: int, count: int) -> NDArray[np.int64]:
-    """Undo :func:`write_runs`: int64[count], which take up all of ``data``.
+    """Undo :func:`write_runs`: int64[count], which must use all of ``data``.
 
     Raises:
         PayloadError: the stream ends early or goes on too long, or holds a run of length 0, a run beyond the last

@@ -1,11 +1,11 @@
-"""Moment sketches as bytes: for traces that keep summaries instead of gradients, and to send them.
+"""Moment sketches as bytes: for traces that store summaries instead of gradients, and for sending them.
 
-Layout, little-endian: a header (``GTS1``, what was sketched, the counts that are not bins), then the bins column by
+Layout, little-endian: a header (``GTS1``, the spec, the counts outside bins), then the bins column by
 column, each column's bytes grouped by significance, and deflated. Within a bin the two moments about the lower edge are
-stored as float32 shares of the bin's width and of its square; they only say where in its bin the mass lies, so
-what is lost of them, 6e-8 of a width, is far below what a bin's width leaves open. At full width (ten bits of
-mantissa) they are float64: a fit that follows every digit then ends where it ends on the sketch itself. Counts are
-exact: integers, or float64 when a sketch is a mean of others. Weights (summed squared bucket scales) are left out where
+stored as float32 shares of the bin's width and of its square; they only locate the mass in its bin, so
+their rounding error, 6e-8 of a width, is far below the uncertainty of a bin. At full width (ten bits of
+mantissa) they are float64, so a fit that depends on every digit gives the same result as on the sketch itself. Counts
+are exact: integers, or float64 if a sketch is a mean of others. Weights (summed squared bucket scales) are left out if
 one scale held for all values.
 """
 
@@ -39,7 +39,7 @@ _MOST_BINS = 300 << MANTISSA
 
 
 def _kinds(flags: int) -> tuple[DTypeLike, ...]:
-    """Types of the columns: distance to the bin before, count, two shares, and the weighted half where there is one."""
+    """Types of the columns: distance to the previous bin, count, two shares, and the weighted half if there is one."""
     share = "<f8" if flags & _DOUBLE else "<f4"
     return ("<u4", "<f8" if flags & _MEAN else "<u8", share, share) + (
         () if flags & _ONE_SCALE else ("<f8", share, share)
@@ -51,7 +51,7 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
 
     Args:
         sketch: per tensor, without bucket moments.
-        mantissa: bins are made this coarse before; a sketch that is coarser already stays as it is.
+        mantissa: coarsen bins to this first; a coarser sketch stays as it is.
 
     Raises:
         UsageError: a sketch with bucket moments, which grow with the tensor, or mantissa bits beyond 0 to 10.
@@ -59,7 +59,7 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
     if not 0 <= mantissa <= MANTISSA:
         raise UsageError(f"mantissa bits: {mantissa} is not between 0 and {MANTISSA}")
     if sketch.bucket_moments is not None:
-        raise UsageError("sketch: moments of every bucket are no summary of bounded size; they are not stored")
+        raise UsageError("sketch: cannot be stored with moments of every bucket, because their size is not bounded")
     sketch = sketch.coarsen(min(mantissa, sketch.mantissa))
     spec, sums = sketch.spec, sketch.sums
     width = sketch.upper - sketch.lower
@@ -75,7 +75,7 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
     ]
     if factor is None:
         weight = sums[:, 3]
-        # Values so small that their weight vanishes in float64 have no place within their bin either.
+        # Values with a weight that vanishes in float64 have no position within their bin either.
         some = np.where(weight > 0, weight, 1.0)
         columns += [
             weight,
@@ -115,7 +115,7 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
 
 
 def most_bytes(spec: SummarySpec, mantissa: int = STORED_MANTISSA) -> int:
-    """What no packed sketch of this spec can exceed, whatever it summarizes."""
+    """Upper bound on the size of a packed sketch of this spec, for any data."""
     kinds = _kinds((_ONE_SCALE if spec.norm == "none" else 0) | (_DOUBLE if mantissa == MANTISSA else 0))
     planes = (_MOST_BINS >> (MANTISSA - mantissa)) * sum(np.dtype(kind).itemsize for kind in kinds)
     # zlib's own bound on what deflating adds, with room
@@ -126,7 +126,7 @@ def unpack_sketch(data: bytes | memoryview) -> MomentSketch:
     """Undo :func:`pack_sketch`; memory is bounded by the most bins that a sketch can have.
 
     Raises:
-        PayloadError: damaged, truncated, or nothing that :func:`pack_sketch` writes.
+        PayloadError: damaged, truncated, or not written by :func:`pack_sketch`.
     """
     data = memoryview(data)
     if len(data) < _HEADER.size + 4 or bytes(data[:4]) != MAGIC:
@@ -194,7 +194,7 @@ def _one_scale(sketch: MomentSketch) -> float | None:
 
 
 def _planes(column: NDArray[np.generic]) -> bytes:
-    """Bytes of a column grouped by their place in the number: neighbours are similar and deflate well."""
+    """Bytes of a column grouped by significance: neighbors are similar and deflate well."""
     return np.ascontiguousarray(column.view(np.uint8).reshape(column.size, column.itemsize).T).tobytes()
 
 

@@ -38,7 +38,7 @@ def encode_positions(positions: ArrayLike, size: int) -> bytes:
         size: number of elements of the tensor; the decoder must know it.
 
     Raises:
-        UsageError: positions that are not so.
+        UsageError: positions that are not.
 
     >>> encode_positions([3, 5, 6], 8).hex()
     '100368'
@@ -63,7 +63,7 @@ def decode_positions(data: bytes | memoryview, size: int) -> NDArray[np.int64]:
     """Undo :func:`encode_positions`: int64[count], strictly ascending and below ``size``.
 
     Raises:
-        PayloadError: the bytes are no such positions, or not all of them are used.
+        PayloadError: the bytes are not such positions, or not all of them are used.
     """
     method, count = _head(data, size)
     body = memoryview(data)[1 + _count_bytes(size) :]
@@ -94,7 +94,7 @@ def decode_sparse(data: bytes | memoryview, size: int) -> tuple[NDArray[np.int64
     """Positions (int64[m]) of :func:`encode_positions`, then their values (float32[m]), little-endian.
 
     Raises:
-        PayloadError: the bytes are no such tensor, or a value is not finite.
+        PayloadError: the bytes are not such a tensor, or a value is not finite.
     """
     _, count = _head(data, size)
     split = len(data) - 4 * count
@@ -125,11 +125,11 @@ def _count_bytes(size: int) -> int:
 
 
 def _best(p: NDArray[np.int64], size: int) -> tuple[int, int]:
-    """The shortest method and its bits; of two that end in the same byte, the simpler."""
+    """The shortest method and its bits; of two that end in the same byte, the simpler one."""
     if p.size == 0:
         return _FIXED, 0
     spread = (int(p[-1]) + 1) / p.size
-    # Where gaps are geometric the best parameter is near log2(ln 2 times their mean); try its neighbours too.
+    # For geometric gaps the best parameter is near log2(ln 2 times their mean); its neighbors are tried too.
     low = max(0, math.floor(math.log2(max(1.0, math.log(2) * spread))) - _TRIED // 2)
     by_length, rice = np.zeros(65, np.int64), np.zeros(_TRIED, np.int64)
     _elias.gap_lengths(p, low, by_length, rice)
@@ -158,7 +158,7 @@ def _head(data: bytes | memoryview, size: int) -> tuple[int, int]:
 
 
 def _padded(body: memoryview, used: int) -> bool:
-    """Whether the bits behind the last code are zero."""
+    """Whether the bits after the last code are zero."""
     return used % 8 == 0 or body[-1] >> (used % 8) == 0
 
 

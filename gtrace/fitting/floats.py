@@ -1,16 +1,16 @@
-"""Float formats 1-E-M: their numbers, their relative error under a law of magnitudes, and which one suits a tensor.
+"""Float formats 1-E-M: their numbers, their relative error under a law of magnitudes, and the best one for a tensor.
 
 Laws are given by mean and standard deviation of log2|x|. Formulas follow Chmiel et al., Neural gradients are
-near-lognormal, 2021, Sections 4 and 5; where the printed Eq. (4) is off, the exact sum is computed. A format is judged
-where the scale rule that will be used puts the values: with the ``max`` rule the best format is another than with the
+near-lognormal, 2021, Sections 4 and 5; the printed Eq. (4) is wrong, so the exact sum is computed. A format is judged
+with the values placed by the scale rule that will be used: the ``max`` rule has another best format than the
 best scale.
 
-|Q(x) - x| / x is linear in x and 1 / x inside a cell of the grid, so its mean is a finite sum of partial moments. Those
-are taken as tails relative to the nearest boundary, which neither overflow nor cancel for wide laws.
+|Q(x) - x| / x is linear in x and 1 / x inside a cell of the grid, so its mean is a finite sum of partial moments. They
+are computed as tails relative to the nearest boundary, which neither overflow nor cancel for wide laws.
 
-What rounding does to a sketched tensor needs no law: numbers of a format times a power of two, and the midpoints
-between them, lie on edges of the sketch's bins, so a bin falls into one rounding cell as a whole and sums come out
-exactly. Only ties within a bin that also holds other values are unknown to a sketch; they are counted as rounded up.
+A sketched tensor needs no law: numbers of a format times a power of two, and the midpoints
+between them, are edges of the sketch's bins, so every bin is inside one rounding cell and sums are
+exact. Only ties within a bin that also holds other values are unknown to a sketch; they are counted as rounded up.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gtrace.kernels import Floats, Singles, Symbols
     from gtrace.sketch import MomentSketch
 
-#: widest exponent: the numbers of wider ones are no float32
+#: widest exponent: numbers of wider ones do not fit into float32
 LARGEST_EXPONENT = 7
 #: widest mantissa: every midpoint between two numbers is an edge between two bins of a sketch
 LARGEST_MANTISSA = MANTISSA - 1
@@ -52,7 +52,7 @@ class FloatFormat:
     Attributes:
         exponent: E, 1 to 7 bits.
         mantissa: M, 0 to 9 bits.
-        reserved: codes at the top that stand for no finite number: 0; 1 (the NaN of OCP's E4M3); or 2^M (infinity and
+        reserved: number of top codes without a finite value: 0; 1 (the NaN of OCP's E4M3); or 2^M (infinity and
             NaN of OCP's E5M2).
 
     >>> str(FloatFormat(3, 2)), FloatFormat(3, 2).max, FloatFormat.parse("e4m3fn").max
@@ -64,7 +64,7 @@ class FloatFormat:
     reserved: int = 0
 
     def __post_init__(self) -> None:
-        """Check.
+        """Check the fields.
 
         Raises:
             UsageError: widths or reserved codes that are not allowed.
@@ -101,7 +101,7 @@ class FloatFormat:
 
     @property
     def name(self) -> str:
-        """As :meth:`parse` reads it: ``e3m2``."""
+        """The format in the notation of :meth:`parse`: ``e3m2``."""
         return f"e{self.exponent}m{self.mantissa}{self._suffix}"
 
     @property
@@ -126,7 +126,7 @@ class FloatFormat:
 
     @property
     def min_positive(self) -> float:
-        """The smallest magnitude but zero."""
+        """The smallest positive magnitude."""
         return 2.0 ** (1 - self.bias - self.mantissa)
 
     @property
@@ -147,7 +147,7 @@ class FloatFormat:
             key: round stochastically to one of the two neighbours, without bias, with these two 64-bit words.
 
         Raises:
-            UsageError: NaN, or what are not real numbers.
+            UsageError: NaN, or values that are not real numbers.
         """
         values = as_values(x)
         if np.isnan(values).any():
@@ -157,10 +157,10 @@ class FloatFormat:
     def encode_blocks(
         self, values: Singles, block: int, factors: Floats, key: tuple[int, int] | None = None, start: int = 0
     ) -> Symbols:
-        """As :meth:`encode`, for float32[n] without NaN, each block times a factor of its own.
+        """Like :meth:`encode`, for float32[n] without NaN, each block times its own factor.
 
         Powers of two multiply exactly; other factors must be float32, and the products are rounded to float32.
-        ``start`` is the key's number of the first value.
+        ``start`` is the first value's index for the key.
         """
         out = np.empty(values.size, np.uint16)
         single = bool((np.frexp(factors)[0] != 0.5).any())
@@ -176,12 +176,12 @@ class FloatFormat:
         """The numbers of codes, float32[n].
 
         Raises:
-            UsageError: a code that stands for no finite number.
+            UsageError: a code without a finite value.
         """
         given = np.asarray(codes).reshape(-1)
         sign = 1 << (self.exponent + self.mantissa)
         if given.size and not (given.min() >= 0 and given.max() < 2 * sign and (given & (sign - 1)).max() <= self.top):
-            raise UsageError(f"float format {self}: a code stands for no number")
+            raise UsageError(f"float format {self}: a code has no finite value")
         return self.decode_blocks(given.astype(np.uint16), max(1, given.size), _ONE[: given.size])
 
     def decode_blocks(self, codes: Symbols, block: int, scales: Floats) -> Singles:
@@ -206,9 +206,9 @@ class FloatFormat:
 
         Args:
             mu: mean of log2 x.
-            sigma: standard deviation of log2 x; without effect for ``law="normal"``, whose logarithm has one spread.
+            sigma: standard deviation of log2 x; ignored for ``law="normal"``, whose logarithm has a fixed one.
             stochastic: for unbiased rounding instead of nearest.
-            law: of x; ``normal`` means that x is the magnitude of a normal number.
+            law: law of x; ``normal`` means that x is the magnitude of a normal number.
 
         Raises:
             UsageError: a negative sigma, or numbers that are not finite.
@@ -218,7 +218,7 @@ class FloatFormat:
         return float(self.relative_errors(np.array([float(mu)]), float(sigma), stochastic=stochastic, law=law)[0])
 
     def relative_errors(self, mu: Floats, sigma: float, *, stochastic: bool, law: LawName) -> Floats:
-        """As :meth:`expected_relative_error`, unchecked, for several means of log2 x at once (float64[n] to [n])."""
+        """Like :meth:`expected_relative_error`, unchecked, for several means of log2 x at once (float64[n] to [n])."""
         if sigma < 1e-9 and law == "lognormal":
             return point_error(self.exact_levels, 2.0**mu, stochastic=stochastic)
         found = stochastic_error if stochastic else nearest_error
@@ -245,7 +245,7 @@ def _signed_levels(form: FloatFormat) -> Floats:
 
 
 def kappa(mantissa: int) -> float:
-    """Mean of |Q(x) - x| / x over one binade with log2 x uniform; what the 1 / (8 ln 2 (2^M - 1)) of Eq. (4) means.
+    """Mean of |Q(x) - x| / x over one binade with log2 x uniform; the correct 1 / (8 ln 2 (2^M - 1)) of Eq. (4).
 
     >>> [round(kappa(m), 4) for m in range(4)]
     [0.1699, 0.0886, 0.0449, 0.0225]
@@ -299,7 +299,7 @@ class LogNormalMagnitudes:
         at_low, at_high = self._tail(power, unit, low), self._tail(power, unit, high)
         shift = power * spread
         left, right = self._standard(high) <= shift, self._standard(low) >= shift
-        # The whole mean is needed only where the interval holds the peak of the tilted law; there it is moderate.
+        # The whole mean is needed only if the interval holds the peak of the tilted law; there it is moderate.
         exponent = np.minimum(0.5 * spread * spread - shift * self._standard(unit), 700.0)
         middle = np.exp(exponent) - at_low - at_high
         return np.where(right, at_low - at_high, np.where(left, at_high - at_low, middle))
@@ -352,7 +352,7 @@ class HalfNormalMagnitudes:
 
 
 def magnitude_law(law: LawName, mu: Floats, sigma: float) -> MagnitudeLaw:
-    """The law with these means of log2 x (float64[shifts]); ``normal`` has no spread of its own to choose."""
+    """The law with these means of log2 x (float64[shifts]); ``normal`` ignores sigma."""
     if law == "normal":
         return HalfNormalMagnitudes(2.0 ** (mu[:, None] - NORMAL_MU))
     return LogNormalMagnitudes(mu[:, None], sigma)
@@ -399,7 +399,7 @@ LAWS: tuple[LawName, ...] = get_args(LawName)
 LEAST_SCALE, LARGEST_SCALE = -127, 149
 #: narrowest exponent that an automatic choice considers
 LEAST_EXPONENT = 2
-#: how finely a scale that need not be a power of two is searched, in octaves, before it is refined
+#: step of the search for a scale other than a power of two, in octaves, before refinement
 _STEP = 0.125
 
 
@@ -414,23 +414,23 @@ def scale_exponent(
     law: LawName = "lognormal",
     stochastic: bool = False,
 ) -> int:
-    """The k of the power of two by which x is multiplied before it is rounded to a format.
+    """The k of the power of two by which x is multiplied before rounding to a format.
 
     Args:
         form: the format.
         rule: ``max`` puts the largest of ``count`` values, as the law expects it, below the format's largest number:
             k = floor(log2 max - mu - sigma Phi^-1(1 - 1 / count)); ``mean`` is the nearest to -mu - 3; ``error`` has
-            the least expected relative error; ``absmax`` is ``max`` with the largest value that there is. On
+            the least expected relative error; ``absmax`` is ``max`` with the actual largest value. On
             captured gradients a fitted lognormal law reaches octaves further than the data do.
         mu: mean of log2|x| over non-zero values.
         sigma: its standard deviation.
-        count: how many values; one alone is its own largest.
-        largest: log2 of the largest magnitude, for rule ``absmax``, which without it is as ``max``.
-        law: of the quantile and of the error.
-        stochastic: the error is that of stochastic rounding.
+        count: number of values; a single one is its own largest.
+        largest: log2 of the largest magnitude, for rule ``absmax``, which without it equals ``max``.
+        law: law of the quantile and of the error.
+        stochastic: use the error of stochastic rounding.
 
     Raises:
-        UsageError: an unknown rule or law, a count below 1, or mu and sigma that are not finite.
+        UsageError: an unknown rule or law, a count below 1, or a mu or sigma that is not finite.
     """
     _check(rule, law, sigma, count)
     if not math.isfinite(mu):
@@ -460,18 +460,18 @@ def optimal_format(
     largest: float | None = None,
     stochastic: bool = False,
 ) -> FloatFormat:
-    """The format of so many bits (2 to 7 of exponent) with the least expected relative error under a scale rule.
+    """The format of ``bits`` bits (2 to 7 of exponent) with the least expected relative error under a scale rule.
 
     Args:
         bits: 1 + E + M, 2 (the one format 1-1-0) to 16.
         sigma: standard deviation of log2|x|.
         scale: the rule that places the values; see :func:`scale_exponent`.
-        law: ``lognormal``, or ``normal`` for what one chooses who takes gradients for normal.
-        count: number of values; only rules ``max`` and ``absmax`` look at it.
+        law: ``lognormal``, or ``normal`` for users who assume normal gradients.
+        count: number of values; used by rules ``max`` and ``absmax`` only.
         mu: mean of log2|x|: the scale is then a power of two; without it the scale is free, and with rule ``max`` the
             error is a mean over where mu may fall between two powers.
-        largest: log2 of the largest magnitude, for rule ``absmax`` where mu is given.
-        stochastic: for stochastic rounding.
+        largest: log2 of the largest magnitude, for rule ``absmax`` if mu is given.
+        stochastic: use stochastic rounding.
 
     Raises:
         UsageError: no format of these bits, an unknown rule or law, or numbers out of range.
@@ -490,7 +490,7 @@ def candidates(bits: int) -> tuple[FloatFormat, ...]:
     """The formats that :func:`optimal_format` chooses from, narrowest exponent first.
 
     Raises:
-        UsageError: there are none.
+        UsageError: there are no such formats.
     """
     widths = range(min(LEAST_EXPONENT, bits - 1), min(LARGEST_EXPONENT, bits - 1) + 1)
     found = tuple(
@@ -499,7 +499,7 @@ def candidates(bits: int) -> tuple[FloatFormat, ...]:
         if e > 0 and bits <= LARGEST_BITS and bits - 1 - e <= LARGEST_MANTISSA
     )
     if not found:
-        raise UsageError(f"float formats: none of {bits} bits; give 2 to {LARGEST_BITS}")
+        raise UsageError(f"float formats: there is none of {bits} bits; give 2 to {LARGEST_BITS}")
     return found
 
 
@@ -528,7 +528,7 @@ def placed_error(
 
 
 def format_thresholds(bits: int, largest_sigma: float = 8.0) -> tuple[tuple[float, FloatFormat], ...]:
-    """From which sigma of log2|x| on each format is optimal with the error-optimal scale, to 1e-4.
+    """The sigma of log2|x| from which each format is optimal with the error-optimal scale, to 1e-4.
 
     Returns:
         (sigma, format) pairs, ascending; the first sigma is 0.
@@ -571,12 +571,12 @@ def _least_error(form: FloatFormat, sigma: float, law: LawName, stochastic: bool
 
 
 def _window(form: FloatFormat) -> tuple[float, float]:
-    """Where the mean of log2|x| can usefully be put: within the format."""
+    """The useful range for the mean of log2|x|: within the format."""
     return math.log2(form.min_positive) - 1.0, math.log2(form.max) + 1.0
 
 
 def _quantile(sigma: float, count: int, law: LawName) -> float:
-    """log2 of the magnitude that 1 / count of the values exceed, less the mean of log2."""
+    """log2 of the magnitude that 1 / count of the values exceed, minus the mean of log2."""
     from scipy.special import ndtri
 
     if count <= 1:
@@ -602,7 +602,7 @@ class Rounded(NamedTuple):
         squared_error: expected sum of (Q(x) - x)^2.
         squared_bias: sum of (E Q(x) - x)^2.
         counts: float64[codes], expected number of values at each magnitude; non-zero ones alone.
-        saturated: how many lie above the largest magnitude.
+        saturated: number of values above the largest magnitude.
     """
 
     squared_error: float
@@ -621,7 +621,7 @@ def expected_rounding(form: FloatFormat, scale: float, sketch: MomentSketch, *, 
 
 
 class Placement(NamedTuple):
-    """Where a scale puts the values of a tensor in a format.
+    """A scale for a tensor in a format, and its error.
 
     Attributes:
         squared_error: expected sum of (Q(x) - x)^2.
@@ -639,9 +639,9 @@ def best_placement(
 
     Args:
         form: the format.
-        sketch: of the values, with norm ``none`` and at least one non-zero value.
-        stochastic: the error is that of stochastic rounding.
-        exponent: the only k to look at.
+        sketch: sketch of the values, with norm ``none`` and at least one non-zero value.
+        stochastic: use the error of stochastic rounding.
+        exponent: the only k to consider.
     """
     found: Placement = sketch.remember(
         ("placement", form, stochastic, exponent), lambda: _best_placement(form, sketch, stochastic, exponent)
@@ -660,8 +660,8 @@ def _best_placement(form: FloatFormat, sketch: MomentSketch, stochastic: bool, e
 
     if exponent is not None:
         return Placement(errors(exponent)[0], exponent)
-    # The numbers at k - 1 are among those at k, but for the largest ones. So nothing is lost by starting where the
-    # largest value just fits; and from there on only clipping grows, so that it ends the search.
+    # The numbers at k - 1 are also numbers at k, except the largest ones. So the search can start where the
+    # largest value just fits; from there on only clipping grows, which ends the search.
     top, most = math.frexp(form.max), math.frexp(sketch.largest)
     k = min(max(top[1] - most[1] - (most[0] > top[0]), LEAST_SCALE), LARGEST_SCALE)
     best = Placement(errors(k)[0], k)
@@ -677,7 +677,7 @@ def _nearest(grid: Floats, decoded: Floats, sketch: MomentSketch) -> tuple[float
     low, (count, first, second) = sketch.lower, sketch.sums[:, :3].T
     middle = (grid[:-1] + grid[1:]) / 2
     code = np.searchsorted(middle, low, side="right")
-    # A bin whose values all sit on its lower edge is a tie where that edge is a midpoint: to the even code.
+    # If all values of a bin are on its lower edge and the edge is a midpoint, they are ties: to the even code.
     tie = (first == 0) & (code > 0)
     tie[tie] = middle[code[tie] - 1] == low[tie]
     code -= tie & (code % 2 == 1)

@@ -1,4 +1,4 @@
-"""Laws of r = |v| / norm that levels are fitted to, behind one interface: a moment sketch or a mixture."""
+"""Laws of r = |v| / norm for fitting levels, behind one interface: a moment sketch or a mixture."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from gtrace.kernels import Floats
     from gtrace.types import SummarySpec
 
-#: what the public functions accept as a law
+#: types that the public functions accept as a law
 LawLike: TypeAlias = MomentSketch | TruncatedNormalMixture
 
-# Candidates for a grid: at least, per level, at most. A mixture is fitted to the last digit, so its levels must fall
+# Candidates for a grid: minimum, per level, maximum. A mixture is fitted to the last digit, so its levels must fall
 # to the right clusters; a sketch must be fitted in milliseconds.
 _MIXTURE_POINTS = (2048, 32, 4096)
 _SKETCH_POINTS = (512, 8, 4096)
-# The companding grid looks at a mixture at this many sigmas from each of at most so many components.
+# The companding grid samples a mixture at this many sigmas from each component, for at most this many components.
 _NEARBY = np.linspace(-12.0, 12.0, 97)
 _LOOKED_AT = 64
-# Values whose variance is below this part of a bin's squared width are one value: float32 tells no finer.
+# Values with a variance below this part of a bin's squared width count as one value: float32 resolves no more.
 _ONE_VALUE = 1e-9
 _SLOPE = 1e-9
 
@@ -38,16 +38,16 @@ _SLOPE = 1e-9
 class Law(Protocol):
     """A law normalized to weight 1, as the fits see it.
 
-    A grid is float64[m], ascending. Its last level is fixed at the upper end of the support. Mirrored, it has a twin
-    below 0 and no level at 0, and all others are free; otherwise the first is fixed at the lower end.
+    A grid is float64[m], ascending. Its last level is fixed at the upper end of the support. A mirrored grid has a twin
+    below 0 and no level at 0, and all other levels are free; otherwise the first is fixed at the lower end.
     """
 
     @property
     def support(self) -> tuple[float, float]:
-        """Where the ends of a grid lie."""
+        """The ends of a grid."""
 
     def gradient(self, levels: Floats, mirrored: bool) -> tuple[float, Floats]:
-        """The objective, the mean of (b - r)(r - a) with a and b around r, and its slope by each free level."""
+        """The objective, the mean of (b - r)(r - a) with a and b around r, and its slope for each free level."""
 
     def slopes(self, levels: Floats, mirrored: bool) -> Floats:
         """The slope of the objective alone."""
@@ -62,30 +62,30 @@ class Law(Protocol):
         """B(t) = E (t - r)_+ at points of the support."""
 
     def spikes(self) -> Floats | None:
-        """The values that the law consists of, ascending, or None when it has a continuous part."""
+        """The values of a law that consists of single values, ascending, or None if it has a continuous part."""
 
     def companding(self, shares: Floats) -> Floats:
-        """Points that divide the integral of density^(1/3) in these shares: the grid that many levels approach."""
+        """Points that divide the integral of density^(1/3) in these shares: the limit of grids with many levels."""
 
     def candidates(self, count: int) -> Floats:
         """Ascending points, both ends of the support among them, that hold a good grid of ``count`` levels."""
 
 
 def check_law(law: LawLike, *, symmetric: bool = True) -> None:
-    """Refuse what no levels can be fitted to.
+    """Refuse a law that levels cannot be fitted to.
 
     Raises:
-        UsageError: neither a sketch nor a mixture, a sketch of values that were not normalized, or signs
+        UsageError: not a sketch or a mixture, a sketch of values that were not normalized, or signs
             asked of a sketch.
     """
     if isinstance(law, TruncatedNormalMixture):
         return
     if not isinstance(law, MomentSketch):
-        raise UsageError(f"law: {type(law).__name__} is none; pass a MomentSketch or TruncatedNormalMixture")
+        raise UsageError(f"law: not {type(law).__name__}; pass a MomentSketch or TruncatedNormalMixture")
     if law.norm == "none":
         raise UsageError("law: a sketch with norm none has no levels in units of r; build it with l2, linf or l1")
     if not symmetric:
-        raise UsageError("law: a sketch knows no signs; symmetric=False needs a mixture")
+        raise UsageError("law: a sketch has no signs; symmetric=False needs a mixture")
 
 
 def as_law(law: LawLike, *, weighted: bool = True, symmetric: bool = True) -> Law | None:
@@ -93,11 +93,11 @@ def as_law(law: LawLike, *, weighted: bool = True, symmetric: bool = True) -> La
 
     Args:
         law: a sketch, or a mixture, whose components bring their own weights.
-        weighted: weigh the values of a sketch by the squared norms of their buckets.
-        symmetric: the law of magnitudes; False keeps the signs, which a sketch does not know.
+        weighted: weight the values of a sketch by the squared norms of their buckets.
+        symmetric: the law of magnitudes; False keeps the signs, which a sketch does not have.
 
     Returns:
-        the law, or None where nothing but zeros has weight: no level fits it better than another.
+        the law, or None if only zeros have weight: then all levels fit equally well.
 
     Raises:
         UsageError: see :func:`check_law`.
@@ -217,7 +217,7 @@ class MixtureLaw:
 
 
 class SketchLaw:
-    """The law of a sketch's values: what :meth:`MomentSketch.expect` takes for their error, up to the weight."""
+    """The law of a sketch's values, the same as in :meth:`MomentSketch.expect` up to the weight."""
 
     support = (0.0, 1.0)
 
@@ -277,7 +277,7 @@ class SketchLaw:
         return sums[:, 1]
 
     def spikes(self) -> Floats | None:
-        """See :meth:`Law.spikes`; values that differ by less than float32 resolves count as one."""
+        """See :meth:`Law.spikes`; values that float32 cannot distinguish count as one."""
         mass, width, mean = self._table[:, _descent.MASS], self._table[:, _descent.WIDTH], self._offsets()
         variance = self._table[:, _descent.SECOND] / np.where(mass > 0, mass, 1.0) - mean * mean
         if (variance > _ONE_VALUE * width * width).any():
@@ -317,13 +317,13 @@ class SketchLaw:
     def _last_cell(self, below: float | Floats) -> float | Floats:
         """E (1 - r)(r - below): the error if the last cell reached down to 0; each lower level adds to it.
 
-        This order keeps the digits that B(1), which is about 1, would swallow.
+        This order keeps the digits that would be lost in B(1), which is about 1.
         """
         return (1.0 + below) * self._mean - self._square - below
 
 
 def _edges(levels: Floats, mirrored: bool) -> Floats:
-    """The levels, of a mirrored grid with the 0 in front below which it begins again."""
+    """The levels; for a mirrored grid with the 0 in front, below which it repeats."""
     return np.concatenate(([0.0], levels)) if mirrored else levels
 
 
@@ -334,12 +334,12 @@ def _shares(points: tuple[int, int, int], count: int) -> Floats:
 
 
 def _divide(points: Floats, steps: Floats, shares: Floats) -> Floats:
-    """Where the cumulative ``steps`` between ascending points reach these shares of their sum."""
+    """The points where the cumulative ``steps`` between ascending points reach these shares of their sum."""
     total = np.concatenate(([0.0], np.cumsum(steps)))
     if not total[-1] > 0:
         even: Floats = points[0] + (points[-1] - points[0]) * shares
         return even
-    # A slope of its own lets every share be reached at one place, also where there is no mass.
+    # A small slope makes every share have one point, even without mass.
     total = total / total[-1] + _SLOPE * np.arange(total.size) / (total.size - 1.0)
     out: Floats = np.interp(shares * (1.0 + _SLOPE), total, points)
     return out
@@ -398,15 +398,15 @@ def moment_mixture(
     """The law that ALQ and AMQ assume: normals truncated to [-1, 1] with the moments of a gradient's buckets.
 
     Args:
-        moments: float64[buckets, 3] as :func:`bucket_moments` returns; of several tensors, one below the other.
-        components: how many buckets, drawn uniformly, become a component each; None for all of them.
-        seed: of the draw.
+        moments: float64[buckets, 3] from :func:`bucket_moments`; rows of several tensors may be concatenated.
+        components: number of buckets, drawn uniformly, that become a component each; None for all of them.
+        seed: seed of the draw.
         mean_only: one component instead, with the mean of all means and of all deviations (the papers' ALQ-N and
             AMQ-N).
-        weighted: weigh components by the squared norms of their buckets; else all alike.
+        weighted: weight components by the squared norms of their buckets; otherwise equally.
 
     Returns:
-        the mixture. Zero buckets have no law and are left out; where there are no others, a point mass at 0.
+        the mixture. Zero buckets have no law and are left out; without others, a point mass at 0.
 
     Raises:
         UsageError: an array of another shape, or fewer than one component.

@@ -24,7 +24,7 @@ STARTS = ("uniform", "exponential", "companding", "global")
 
 
 def magnitude_count(bits: int) -> int:
-    """How many magnitudes a symbol of so many bits can name beside its sign: 2^(bits - 1).
+    """Number of magnitudes that a symbol of ``bits`` bits can name besides its sign: 2^(bits - 1).
 
     Raises:
         UsageError: bits that are not between 2 and 12.
@@ -42,13 +42,13 @@ def uniform_grid(count: int, zero: bool) -> Floats:
 
 
 def exponential_grid(count: int, zero: bool, multiplier: float = 0.5) -> Floats:
-    """Powers of ``multiplier`` up to 1, after 0 where that is a level; ``count`` magnitudes in all."""
+    """Powers of ``multiplier`` up to 1, after 0 if that is a level; ``count`` magnitudes in all."""
     powers = multiplier ** np.arange(count - (2 if zero else 1), -1.0, -1.0)
     return np.concatenate(([0.0], powers)) if zero else powers
 
 
 def named_grid(law: Law, name: str, count: int, mirrored: bool) -> Floats:
-    """One of :data:`STARTS` with ``count`` levels; fewer where the law offers fewer candidates.
+    """One of :data:`STARTS` with ``count`` levels; fewer if the law has fewer candidates.
 
     Raises:
         UsageError: unknown name.
@@ -82,12 +82,12 @@ def expected_variance(law: LawLike, levels: ArrayLike, zero: bool | None = True,
 
     Args:
         law: a sketch of the values, or a mixture; either is normalized to weight 1.
-        levels: ascending magnitudes; they reach up to the largest value of the law. With ``zero=None`` signed levels
+        levels: ascending magnitudes up to the largest value of the law. With ``zero=None`` signed levels
             over the whole support of a mixture.
-        zero: whether 0 is a level. Without, the grid is mirrored at 0, and below the first level l the variance
+        zero: whether 0 is a level. If not, the grid is mirrored at 0, and below the first level l the variance
             is l^2 - r^2, for exact zeros too.
-        weighted: weigh the values of a sketch by the squared norms of their buckets. With norm l2 and no tail the
-            result times the number of values per bucket is then the error relative to the squared norm of
+        weighted: weight the values of a sketch by the squared norms of their buckets. With norm l2 and no tail, the
+            result times the number of values per bucket is the error relative to the squared norm of
             the gradient. A mixture has weights of its own.
 
     Returns:
@@ -123,18 +123,18 @@ _SETTLED, _SETTLED_ROUGH = 1e-13, 1e-9
 _NEWTON_SETTLED = 1e-9
 _WARM_UP = 3
 _HALVINGS = 8
-# What rounding may do to an objective: relative, and in units of the last free level.
+# Limits of rounding errors of an objective: relative, and in units of the last free level.
 _RISE, _NOISE = 1e-13, 1e-15
 _HALF_GAP = 0.499
 _FASTER, _FASTEST, _SLOWER, _PATIENCE = 1.5, 1e100, 0.1, 10
-# Windows reach half-way to the neighbours at first, and then ever less.
+# Windows reach half-way to the neighbors at first, and are then narrowed.
 _WINDOW = np.arange(-4, 5) / 4.0
 _WIDEST, _NARROWEST = 0.45, 1e-6
 _POLISH = 5
 
 
 def optimize(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
-    """Newton's steps where the law is smooth; else dynamic programming in narrowing windows, and a few sweeps."""
+    """Newton's steps if the law is smooth; otherwise dynamic programming in narrowing windows, and a few sweeps."""
     if isinstance(law, MixtureLaw) and law.smooth:
         return _newton(law, levels, mirrored, limit)
     levels, objectives = _narrow(law, levels, mirrored, limit)
@@ -143,7 +143,7 @@ def optimize(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Floa
 
 
 def coordinate_descent(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
-    """Each level in turn to its best place between its neighbours, in at most ``limit`` sweeps."""
+    """Move each level in turn to its best place between its neighbors, in at most ``limit`` sweeps."""
     levels = levels.copy()
     objectives = [law.gradient(levels, mirrored)[0]]
     settled = _SETTLED if isinstance(law, MixtureLaw) else _SETTLED_ROUGH
@@ -157,11 +157,11 @@ def coordinate_descent(law: Law, levels: Floats, mirrored: bool, limit: int) -> 
 
 
 def gradient_descent(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
-    """All levels at once along the gradient, none by more than half the gap to its nearest neighbour.
+    """Move all levels at once along the gradient, none by more than half the gap to its nearest neighbor.
 
-    The paper leaves the rate open. One for all levels would crawl: gradients differ by orders of magnitude. So each
-    level has its own, which grows while the sign of its gradient stays and halves when it turns. The error
-    may rise for some steps; then the descent goes on from the best grid met, at lower rates.
+    The paper does not give the rate. One rate for all levels would be slow: gradients differ by orders of magnitude.
+    So each level has its own, which grows while the sign of its gradient stays and halves when it changes. The error
+    may rise for some steps; then the descent continues from the best grid so far, at lower rates.
     """
     objective, slopes = law.gradient(levels, mirrored)
     objectives, best = [objective], (objective, levels, slopes)
@@ -192,7 +192,7 @@ def gradient_descent(law: Law, levels: Floats, mirrored: bool, limit: int) -> tu
 
 
 def _newton(law: MixtureLaw, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
-    """Newton's steps after a few sweeps; a sweep wherever a step would not lower the error."""
+    """Newton's steps after a few sweeps; a sweep instead of a step that would not lower the error."""
     objective = law.gradient(levels, mirrored)[0]
     objectives = [objective]
     for step in range(limit):
@@ -227,10 +227,10 @@ def _newton_step(law: MixtureLaw, levels: Floats, mirrored: bool) -> Floats | No
 
 
 def _narrow(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
-    """Dynamic programming over a few points around each level, again and again, ever closer to them.
+    """Repeat dynamic programming over a few points around each level, closer each time.
 
-    Needs no derivatives, which a law of single values does not have, and moves all levels together, which
-    coordinate descent does not.
+    It needs no derivatives, which a law of single values does not have, and moves all levels together, unlike
+    coordinate descent.
     """
     grids = [levels]
     points = np.empty((levels.size, _WINDOW.size))
@@ -249,7 +249,7 @@ def _narrow(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Float
 
 
 def _gaps(levels: Floats, mirrored: bool) -> Floats:
-    """Gaps between neighbours; of a mirrored grid also that of the first level to 0."""
+    """Gaps between neighbors; for a mirrored grid also that of the first level to 0."""
     return np.diff(levels, prepend=0.0) if mirrored else np.diff(levels)
 
 
@@ -262,7 +262,7 @@ def _room(levels: Floats, mirrored: bool) -> Floats:
 Method: TypeAlias = Literal["newton", "cd", "gd"]
 METHODS: tuple[Method, ...] = ("newton", "cd", "gd")
 
-#: sweeps and steps that a method may take by default
+#: default limits of sweeps and steps of each method
 LIMITS: dict[Method, int] = {"newton": 60, "cd": 3000, "gd": 3000}
 _DESCENTS = {"newton": optimize, "cd": coordinate_descent, "gd": gradient_descent}
 # The smallest first level of a grid without 0: exact zeros alone would drive it to 0.
@@ -306,8 +306,8 @@ def alq_levels(
 ) -> Floats | tuple[Floats, Floats]:
     """Fit 2^(bits - 1) magnitudes to a law of r.
 
-    The objective is :func:`~gtrace.fitting.expected_variance`. It is not convex. ``newton`` looks for its minimum: it
-    starts from the best grid among some hundreds of candidates, found by dynamic programming, and goes on by
+    The objective is :func:`~gtrace.fitting.expected_variance`. It is not convex. ``newton`` searches its minimum: it
+    starts from the best grid among some hundreds of candidates, found by dynamic programming, and continues by
     tridiagonal Newton steps on a mixture (once more from the companding grid, keeping the better result), by
     dynamic programming in ever narrower windows on a sketch, whose law has no derivatives. ``cd`` is the
     paper's coordinate descent (Eq. 5) and ``gd`` its descent along the gradient without projection (Eq. 7); both
@@ -316,25 +316,25 @@ def alq_levels(
     Args:
         law: a sketch of the values, or a mixture.
         bits: 2 to 12, the sign included.
-        zero: whether 0 is a level. Without, the grid is mirrored, and values below the first level are
-            rounded to plus or minus that level; exact zeros among them. None fits all 2^bits signed levels between
-            the ends of the support of a mixture, with 0 and symmetry left to themselves.
-        weighted: weigh the values of a sketch by the squared norms of their buckets, as the error of the whole
+        zero: whether 0 is a level. If not, the grid is mirrored, and values below the first level are
+            rounded to plus or minus that level, exact zeros too. None fits all 2^bits signed levels between
+            the ends of the support of a mixture, without constraints on 0 and symmetry.
+        weighted: weight the values of a sketch by the squared norms of their buckets, like the error of the whole
             gradient does. The components of a mixture have their weights already.
         method: "newton", "cd" or "gd".
-        start: "uniform", "exponential" (halves), "companding", "global", or levels of your own. By default those
+        start: "uniform", "exponential" (halves), "companding", "global", or your own levels. By default those
             named above for newton, else "uniform".
         history: also return the objective: at the start, then after each sweep or step.
-        sweeps: stop after so many sweeps or steps; by default when the levels have settled.
+        sweeps: stop after this many sweeps or steps; by default when the levels have settled.
 
     Returns:
         the levels, float64, ascending, the last one 1 and the first 0 exactly with ``zero``; with ``history`` the
-        pair (levels, float64 objectives). They are distinct in float32 too. There are fewer levels than asked for
-        where the law has fewer values: it then consists of spikes, and each is a level. A law without any weight
+        pair (levels, float64 objectives). They are distinct in float32 too. There are fewer levels
+        if the law has fewer values: then each value is a level. A law without any weight
         keeps its start.
 
     Raises:
-        UsageError: a law, bits, method or start that is none of these.
+        UsageError: an unknown law, method or start, or bits out of range.
     """
     if method not in METHODS:
         raise UsageError(f"method: '{method}' is unknown; {suggest(str(method), METHODS)}")
@@ -370,7 +370,7 @@ def _fit(
     results = []
     for choice in starts:
         grid = named_grid(law, choice, count, mirrored) if isinstance(choice, str) else choice
-        # Powers beyond the range of float64 or a law narrower than its grain make levels coincide.
+        # Powers beyond the range of float64, or a very narrow law, make levels coincide.
         grid = np.unique(grid[grid > 0] if mirrored else grid)
         fixed = grid.size == (1 if mirrored else 2)
         results.append(_DESCENTS[method](law, grid, mirrored, 0 if fixed else limit))
@@ -379,9 +379,9 @@ def _fit(
 
 
 def _grid_of_spikes(law: Law, mirrored: bool) -> Floats | None:
-    """The values of a law that is nothing but spikes, and the ends of its support: a grid without error."""
+    """The values of a law of single values, and the ends of its support: a grid without error."""
     values = law.spikes()
-    # Exact zeros cost a mirrored grid its first level squared: that is worth a fit.
+    # Exact zeros cost a mirrored grid its first level squared, so such a law is fitted.
     if values is None or (mirrored and values[0] == 0):
         return None
     grid = np.union1d(values, np.asarray(law.support))
@@ -389,7 +389,7 @@ def _grid_of_spikes(law: Law, mirrored: bool) -> Floats | None:
 
 
 def _distinct(levels: Floats, mirrored: bool) -> Floats:
-    """Without the levels that float32, in which they travel, cannot tell from their neighbours."""
+    """The levels without those that float32, their type in payloads, cannot distinguish from their neighbors."""
     if mirrored:
         levels = np.maximum(levels, _TINY)
     short = levels.astype(np.float32)
@@ -418,9 +418,9 @@ def _own_grid(start: ArrayLike, count: int, law: LawLike, zero: bool | None) -> 
 AmqMethod: TypeAlias = Literal["search", "gd"]
 AMQ_METHODS: tuple[AmqMethod, ...] = ("search", "gd")
 
-#: the multiplier where nothing tells one from another
+#: the multiplier if all are equally good
 DEFAULT = 0.5
-# Where to look: log(p / (1 - p)) from -14 (p = 8e-7) to 9 (p = 0.99988).
+# Range of the search: log(p / (1 - p)) from -14 (p = 8e-7) to 9 (p = 0.99988).
 _LOGITS = np.linspace(-14.0, 9.0, 300)
 _CLOSER = 8
 _INSIDE = np.arange(1, 10) / 10.0
@@ -443,7 +443,7 @@ def amq_multiplier(
     """Fit p of the 2^(bits - 1) magnitudes 1, p, p^2, ... to a law of r; the last of them is 0 with ``zero``.
 
     The objective is :func:`~gtrace.fitting.expected_variance` of :func:`amq_levels`. It has several minima.
-    ``search`` looks over the whole range of p, then finds the best few to the last digits by the root of the
+    ``search`` covers the whole range of p, then finds the best few to the last digits by the root of the
     derivative. ``gd`` is the paper's descent from ``start`` along half the derivative (App. B.3.3), which may
     end far from the minimum.
 
@@ -451,18 +451,18 @@ def amq_multiplier(
         law: a sketch of the values, or a mixture.
         bits: 2 to 12, the sign included.
         zero: whether 0 is a level; then there is one power less.
-        weighted: weigh the values of a sketch by the squared norms of their buckets.
+        weighted: weight the values of a sketch by the squared norms of their buckets.
         method: "search" or "gd".
         start: p that ``gd`` starts from.
         rate: its learning rate.
-        steps: how many steps it takes.
+        steps: number of steps.
 
     Returns:
-        p, between 0 and 1. Where the levels do not depend on it (2 bits with 0) or the law has nothing but
-        zeros, ``start``.
+        p, between 0 and 1; ``start`` if the levels do not depend on it (2 bits with 0) or the law has only
+        zeros.
 
     Raises:
-        UsageError: a law, bits or method that is none of these, or a start outside (0, 1).
+        UsageError: an unknown law or method, bits out of range, or a start outside (0, 1).
     """
     if method not in AMQ_METHODS:
         raise UsageError(f"method: '{method}' is unknown; {suggest(str(method), AMQ_METHODS)}")
@@ -519,7 +519,7 @@ def _search(objective: _Powers, start: float) -> float:
     tried = 1.0 / (1.0 + np.exp(-_LOGITS))
     tried = tried[tried > objective.least]
     errors = objective.errors(tried)
-    # Narrow dips ride on the broad ones: look closer on both sides of the best places.
+    # Narrow minima lie on the broad ones: search closer on both sides of the best places.
     best = np.argsort(errors, kind="stable")[:_CLOSER]
     left = np.unique(np.concatenate([np.maximum(best - 1, 0), np.minimum(best, tried.size - 2)]))
     between = tried[left, None] + np.diff(tried)[left, None] * _INSIDE
@@ -535,7 +535,7 @@ def _search(objective: _Powers, start: float) -> float:
 
 
 def _root(objective: _Powers, low: float, p: float, high: float) -> float:
-    """A minimum between low and high: secants of the derivative, halving the bracket where they leave it."""
+    """A minimum between low and high: secants of the derivative, or bisection if they leave the bracket."""
     at = objective.slope(p)
     old, at_old = low, objective.slope(low)
     for step in range(_STEPS):

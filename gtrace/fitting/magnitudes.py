@@ -1,9 +1,9 @@
-"""Which law do the magnitudes of a gradient follow? Fits and Kolmogorov-Smirnov distances, from one sort.
+"""Fits laws to the magnitudes of a gradient and measures Kolmogorov-Smirnov distances, from one sort.
 
-Everything here is about |g| without its zeros, as in Chmiel et al., "Neural gradients are near-lognormal" (ICLR
-2021), Section 3 and Table 1: a zero is not a tiny number, and a sign tells nothing about a magnitude. Laws of signed
-values (normal, Laplace, Cauchy) are therefore fitted to the magnitudes as they stand; half-normal and half-Laplace
-(the exponential law) are what |g| would follow if g followed those laws around zero.
+Everything here is about |g| without its zeros, following Chmiel et al., "Neural gradients are near-lognormal" (ICLR
+2021), Section 3 and Table 1: a zero is not a tiny number, and a sign says nothing about a magnitude. Laws of signed
+values (normal, Laplace, Cauchy) are therefore fitted to the magnitudes themselves; half-normal and half-Laplace
+(the exponential law) are the laws of |g| if g followed those laws around zero.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 #: Natural logarithm of 2: natural units over log2 units.
 LN2 = math.log(2.0)
-#: Elements whose logarithms are held at a time.
+#: number of elements with logarithms in memory at a time
 _BLOCK = 1 << 16
-#: Below this size every element is looked at; above it, only those that can hold the largest distance.
+#: up to this size every element is used; above it, only those that can hold the largest distance
 _SMALL = 4096
 
 
@@ -86,7 +86,7 @@ class FittedLaw:
 
     Attributes:
         name: one of :data:`LAWS`.
-        location: where it is centred (normal: mean; Laplace, Cauchy: median; uniform: lower end; half laws: 0);
+        location: its center (normal: mean; Laplace, Cauchy: median; uniform: lower end; half laws: 0);
             of ln x for the logarithmic laws.
         scale: its width (normal: standard deviation; half-normal: root mean square; Laplace: mean deviation;
             Cauchy: half the interquartile range; uniform: length); of ln x for the logarithmic laws.
@@ -130,12 +130,12 @@ class FittedLaw:
 
 @dataclass(frozen=True, slots=True)
 class Magnitudes:
-    """The magnitudes of one gradient, sorted: what fits, distances, quantiles and histograms are taken from.
+    """The sorted magnitudes of one gradient, for fits, distances, quantiles and histograms.
 
     Attributes:
-        sorted: float32[n], finite non-zero magnitudes, rising.
-        zeros: how many values were exactly zero.
-        nonfinite: how many were NaN or infinite; they are left out.
+        sorted: float32[n], finite non-zero magnitudes, ascending.
+        zeros: number of values that are exactly zero.
+        nonfinite: number of values that are NaN or infinite; they are left out.
     """
 
     sorted: Singles
@@ -144,7 +144,7 @@ class Magnitudes:
 
     @classmethod
     def of(cls, values: ArrayLike) -> Magnitudes:
-        """Take |g| of any array of real numbers, without zeros and what is not finite; one sort.
+        """The magnitudes |g| of any array of real numbers, without zeros and non-finite values; sorts once.
 
         >>> Magnitudes.of([0.5, -2.0, 0.0]).sorted.tolist()
         [0.5, 2.0]
@@ -161,11 +161,11 @@ class Magnitudes:
 
     @property
     def count(self) -> int:
-        """How many magnitudes there are."""
+        """Number of magnitudes."""
         return int(self.sorted.size)
 
     def quantiles(self, p: ArrayLike) -> Floats:
-        """Quantiles of the magnitudes at p (float64[q] in [0, 1]), linear between order statistics; nan of none."""
+        """Quantiles of the magnitudes at p (float64[q] in [0, 1]), linear between order statistics; nan without any."""
         at = np.asarray(p, np.float64)
         if not self.count:
             return np.full(at.shape, math.nan)
@@ -176,13 +176,13 @@ class Magnitudes:
         return low + (place - below) * (self.sorted[above] - low)
 
     def histogram(self, edges: ArrayLike) -> Ints:
-        """How many magnitudes lie in [e_k, e_{k+1}), for rising edges (float64[m + 1]); int64[m]."""
+        """Number of magnitudes in each [e_k, e_{k+1}), for ascending edges (float64[m + 1]); int64[m]."""
         return np.diff(np.searchsorted(self.sorted, np.asarray(edges, np.float32))).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What is known about the magnitudes of one gradient.
+    """The fitted laws of the magnitudes of one gradient.
 
     Attributes:
         count: non-zero finite elements.
@@ -191,9 +191,9 @@ class Fit:
         mu: mean of ln |g|; nan without any element.
         sigma: population standard deviation of ln |g|.
         laws: the fitted laws by name.
-        ks: Kolmogorov-Smirnov distance to each of them: the largest gap between the distribution functions. nan where
-            all magnitudes are equal, so that a law has no width. Parameters are fitted to the same data, so no
-            p-value can be read from it.
+        ks: Kolmogorov-Smirnov distance to each of them: the largest gap between the distribution functions. nan if
+            all magnitudes are equal, so that a law has no width. Parameters are fitted to the same data, so it
+            gives no p-value.
     """
 
     count: int
@@ -216,21 +216,21 @@ class Fit:
 
     @property
     def best(self) -> str:
-        """The law at the least distance; an empty string when there is none."""
+        """The law at the least distance; an empty string without any."""
         known = {name: distance for name, distance in self.ks.items() if distance == distance}
         return min(known, key=known.__getitem__) if known else ""
 
 
 def fit_magnitudes(values: ArrayLike | Magnitudes) -> Fit:
-    """Fit every law to the magnitudes of a gradient and measure how far each is from them.
+    """Fit every law to the magnitudes of a gradient and measure its distance from them.
 
     Parameters are those of maximum likelihood: normal, mean and standard deviation; half-normal, root mean square;
     lognormal, mean and standard deviation of ln x; Laplace, median and mean distance from it; half-Laplace, mean;
     loglaplace, the same as Laplace of ln x; uniform, smallest and largest. The likelihood of a Cauchy law has no
-    closed maximum: median and half the interquartile range, the usual estimators, stand in.
+    closed maximum, so the usual estimators are used: median and half the interquartile range.
 
     Args:
-        values: real numbers of any shape, taken as float32; or magnitudes that are sorted already.
+        values: real numbers of any shape, taken as float32; or sorted magnitudes.
 
     >>> fit = fit_magnitudes(np.exp(2 * ndtri((np.arange(1000) + 0.5) / 1000)))
     >>> fit.best, round(fit.sigma, 2), fit.ks["lognormal"] < 0.01 < fit.ks["normal"]
@@ -249,10 +249,10 @@ def fit_magnitudes(values: ArrayLike | Magnitudes) -> Fit:
 
 
 def ks_distance(x: Singles, law: FittedLaw) -> float:
-    """Kolmogorov-Smirnov distance of sorted magnitudes to a law, exact; nan for none, or a law without width.
+    """Kolmogorov-Smirnov distance of sorted magnitudes to a law, exact; nan without any, or for a law without width.
 
-    Both distribution functions rise, so between two order statistics the gap is bounded by the values at both. Most
-    of a large tensor is ruled out by looking at about the square root of its elements.
+    Both distribution functions ascend, so the values at two order statistics bound the gap between them. Most
+    of a large tensor is excluded with about the square root of its elements.
     """
     n = x.size
     if not n or not law.scale > 0:
@@ -283,7 +283,7 @@ def _fitted(magnitudes: Magnitudes) -> dict[str, FittedLaw]:
     log_mean, log_deviation, log_distance = _moments(x, log_median, np.log)
     first, last = float(x[0]), float(x[-1])
     if first == last:
-        # Rounding must not give a width to what has none.
+        # Rounding must not give a width to equal values.
         deviation = distance = log_deviation = log_distance = 0.0
     parameters = {
         "lognormal": (log_mean, log_deviation),
@@ -301,7 +301,7 @@ def _fitted(magnitudes: Magnitudes) -> dict[str, FittedLaw]:
 def _moments(x: Singles, median: float, function: Function) -> tuple[float, float, float]:
     """Mean, standard deviation and mean distance from the median of function(x), a block at a time.
 
-    Sums are taken about the median: it lies within one deviation of the mean, so none of them cancels.
+    Sums are about the median: it lies within one deviation of the mean, so they do not cancel.
     """
     total = squares = distances = 0.0
     for k in range(0, x.size, _BLOCK):

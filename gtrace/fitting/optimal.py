@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _SHIFT, _OCTAVES = 42, 40
 _BASE = (1023 - _OCTAVES << 10) - 1
 _ROWS = (_OCTAVES << 10) + 2
-#: a bin whose variance is below this part of its mean square is taken as one value
+#: a bin with a variance below this part of its mean square is treated as one value
 _ONE_VALUE = 1e-10
 
 
@@ -63,7 +63,7 @@ def optimal_levels(
         grid: restrict levels to lo + (hi - lo) {0, 1/grid, ..., 1}.
 
     Returns:
-        float64, ascending: s levels, or all distinct values and both ends where those are not more than s.
+        float64, ascending: s levels, or all distinct values and both ends if those are not more than s.
 
     Raises:
         UsageError: no value, a NaN or infinite value or weight, a negative weight, s below 2, values
@@ -147,7 +147,7 @@ def check_count(name: str, count: int, least: int) -> int:
     """An integer argument as int.
 
     Raises:
-        UsageError: it is no integer, or below ``least``.
+        UsageError: it is not an integer, or below ``least``.
     """
     try:
         number = operator.index(count)
@@ -236,7 +236,7 @@ def _sketch_points(sketch: MomentSketch, lo: float | None, hi: float | None) -> 
 def bin_points(
     lower: Floats, upper: Floats, sums: Floats, weighted: Floats, low: float, high: float
 ) -> tuple[Floats, Floats]:
-    """Two weighted points in place of the contents of each bin: candidates for levels.
+    """Two weighted points for each bin that replace its contents: candidates for levels.
 
     They have the bin's count, mean and variance (where an equal split would leave the bin, one lies on its edge), so
     contents of one or two values come out as they are. Levels outside a bin are judged exactly, but for a constant;

@@ -83,10 +83,10 @@ class Pool:
 
 
 def poolable(spec: SummarySpec | None) -> bool:
-    """Whether several steps say more than the latest one: of values that are divided by a norm.
+    """Whether several steps give more than the latest one: true for values that are divided by a norm.
 
     Magnitudes without a norm give a scale or a threshold. One number does not memorize a step, and those of older
-    steps are about gradients of another size.
+    steps belong to gradients of another size.
     """
     return spec is not None and spec.norm != "none"
 

@@ -49,7 +49,7 @@ def sparsity(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> Floats:
         sigma: standard deviation of ln |x|, not negative.
 
     Returns:
-        S in [0, 1], float64 of the broadcast shape, relative error about 1e-13; where it is close to 1 use
+        S in [0, 1], float64 of the broadcast shape, relative error about 1e-13; if it is close to 1 use
         :func:`unpruned`.
 
     Raises:
@@ -85,7 +85,7 @@ def unpruned(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> Floats:
 
 
 def pruning_threshold(s: float, mu: float, sigma: float) -> float:
-    """The alpha at which :func:`sparsity` is ``s``.
+    """The alpha for which :func:`sparsity` is ``s``.
 
     Args:
         s: wanted fraction of zeros among the non-zero values, in [0, 1).
@@ -96,7 +96,7 @@ def pruning_threshold(s: float, mu: float, sigma: float) -> float:
         alpha, with an error of ln alpha below 1e-10 for sigma 0.1 to 8 and s from 1e-6 to 1 - 1e-6; 0 for s = 0.
 
     Raises:
-        UsageError: s outside [0, 1), or a law that is none.
+        UsageError: s outside [0, 1), or a law that is not valid.
 
     >>> round(pruning_threshold(0.8, 0.0, 1.0), 9)
     7.822265231
@@ -117,11 +117,11 @@ def threshold(rule: Rule, s: float, data: MomentSketch | LogNormal | ArrayLike) 
 
     Args:
         rule: one of ``RULES``.
-        s: wanted fraction of zeros, in [0, 1), those that are there included.
+        s: wanted fraction of zeros, in [0, 1), existing zeros included.
         data: a sketch with norm "none", an array of any shape, or a law.
 
     Returns:
-        alpha, float64, in gradient units; 0 (prune nothing) where there are more zeros already.
+        alpha, float64, in gradient units; 0 (prune nothing) if there are already more zeros.
 
     Raises:
         UsageError: an unknown rule, s outside [0, 1), or a sketch with another norm.
@@ -147,7 +147,7 @@ def threshold(rule: Rule, s: float, data: MomentSketch | LogNormal | ArrayLike) 
 
 
 def achieved_sparsity(alpha: float, data: MomentSketch | LogNormal | ArrayLike) -> float:
-    """Expected fraction of zeros after stochastic pruning of a tensor at ``alpha``, zeros that are there included."""
+    """Expected fraction of zeros after stochastic pruning of a tensor at ``alpha``, existing zeros included."""
     if isinstance(data, LogNormal):
         return float(sparsity(alpha, data.mu, data.sigma))
     return EmpiricalMagnitudes(data).sparsity(alpha)
@@ -156,7 +156,7 @@ def achieved_sparsity(alpha: float, data: MomentSketch | LogNormal | ArrayLike) 
 def pruned_cosine(alpha: float, data: MomentSketch | LogNormal | ArrayLike) -> float:
     """Cosine of a tensor and its stochastically pruned self: cos^-2 = E ||T(x)||^2 / ||x||^2.
 
-    Of a law it is that of infinitely many values, which for heavy tails is above what finite tensors have. NaN
+    For a law it is that of infinitely many values, which for heavy tails is above that of finite tensors. NaN
     for a tensor of zeros.
     """
     if isinstance(data, LogNormal):
@@ -221,7 +221,7 @@ def _half_normal_threshold(s: float) -> float:
 
 
 def root(f: Callable[[float], float], low: float, high: float) -> float:
-    """Where f, which changes its sign between ``low`` and ``high``, is 0: Brent's method, to about 1e-14."""
+    """The root of f between ``low`` and ``high``, where its sign changes: Brent's method, to about 1e-14."""
     from scipy.optimize import brentq
 
     return float(brentq(f, low, high, xtol=1e-14, rtol=1e-14))
@@ -243,7 +243,7 @@ def _half_gauss(t: Floats) -> Floats:
 
 
 def _with_points(value: Floats, a: Floats, sigma: Floats, *, complement: bool) -> Floats:
-    """Put the closed form of point masses (sigma 0) where they belong, and keep rounding within [0, 1]."""
+    """Set the closed form of point masses (sigma 0), and keep rounding within [0, 1]."""
     kept = np.exp(-np.maximum(a, 0.0))
     return np.clip(np.where(sigma > 0, value, kept if complement else 1.0 - kept), 0.0, 1.0)
 
@@ -265,16 +265,16 @@ _NEWTON_STEPS = 40
 class EmpiricalMagnitudes:
     """Ascending magnitudes with their counts, and running sums of |x| and x^2.
 
-    Of an array the points are its own magnitudes; of a sketch, the means of its bins, which are 0.1% wide: a sparsity
-    then is off by at most a 4000th of the share of values in the one bin that the threshold falls into.
+    For an array the points are its own magnitudes; for a sketch, the means of its bins, which are 0.1% wide: the
+    sparsity is then off by at most a 4000th of the share of values in the bin of the threshold.
 
     Attributes:
         points: float64[k], ascending, positive.
-        mass: float64[k + 1], how many non-zero values are among the first j points.
+        mass: float64[k + 1], number of non-zero values among the first j points.
         first: float64[k + 1], their sum.
         second: float64[k + 1], the sum of their squares.
-        zeros: how many values are exactly zero.
-        size: how many values there are, zeros included.
+        zeros: number of values that are exactly zero.
+        size: number of values, zeros included.
     """
 
     __slots__ = ("_slopes", "first", "mass", "points", "second", "size", "zeros")
@@ -291,7 +291,7 @@ class EmpiricalMagnitudes:
             count, low = data.sums[:, 0], data.lower
             first = count * low + data.sums[:, 1]
             second = count * low * low + 2.0 * low * data.sums[:, 1] + data.sums[:, 2]
-            # Exactly the lower edge where all values lie on it.
+            # Exactly the lower edge if all values lie on it.
             self.points: Floats = low + data.sums[:, 1] / count
             self.mass = _running(count)
             self.first, self.second = _running(first), _running(second)
@@ -319,7 +319,7 @@ class EmpiricalMagnitudes:
         return int(np.searchsorted(self.points, alpha, side="right"))
 
     def sparsity(self, alpha: float) -> float:
-        """Expected fraction of zeros after stochastic pruning at ``alpha``, zeros that are there included."""
+        """Expected fraction of zeros after stochastic pruning at ``alpha``, existing zeros included."""
         k = self._below(alpha)
         if not self.size or not k:
             return self.zero_share
@@ -341,21 +341,21 @@ class EmpiricalMagnitudes:
         return float(self.first[self._below(alpha)]) / alpha / self.size if self.size and alpha > 0 else 0.0
 
     def cosine(self, alpha: float) -> float:
-        """||x|| / sqrt(E ||T(x)||^2), what the cosine of a pruned tensor and itself is close to; NaN for zeros."""
+        """||x|| / sqrt(E ||T(x)||^2), close to the cosine of a pruned tensor with itself; NaN for zeros."""
         return math.sqrt(self.energy / self.pruned_energy(alpha)) if self.energy else math.nan
 
     def threshold(self, sparsity: float) -> float:
-        """The alpha of an expected fraction of zeros in [0, 1); 0 where there are that many already."""
+        """The alpha for an expected fraction of zeros in [0, 1); 0 if there are already that many."""
         if self.zeros > sparsity * self.size or not self.points.size:
             return 0.0
         hinge = self.points * (self.zeros + self.mass[1:]) - self.first[1:]
         k = int(np.searchsorted(hinge - sparsity * self.size * self.points > 0.0, True))
         over = self.zeros + float(self.mass[k]) - sparsity * self.size
-        # By rounding alone the sum of very many values may lie on the wrong side.
+        # The rounded sum of very many values may be on the wrong side.
         return max(float(self.first[k]) / over, float(self.points[k - 1])) if k and over > 0 else float(self.points[0])
 
     def quantile(self, share: float) -> float:
-        """The least magnitude up to which at least ``share`` of the values lie; 0 where zeros are that many."""
+        """The least magnitude up to which at least ``share`` of the values lie; 0 if zeros are that many."""
         need = share * self.size - self.zeros
         if need <= 0 or not self.points.size:
             return 0.0
@@ -398,7 +398,7 @@ def _running(values: Floats) -> Floats:
 
 
 class _Magnitudes(Protocol):
-    """What the dual needs of one tensor's magnitudes; slopes are ln(-2 d cosine / d sparsity)."""
+    """One tensor's magnitudes, as the dual problem needs them; slopes are ln(-2 d cosine / d sparsity)."""
 
     @property
     def zero_share(self) -> float: ...
@@ -438,17 +438,17 @@ def allocate_sparsity(tensors: Sequence[Prunable], s: float) -> Floats:
     """The sparsity of each tensor that maximizes their mean cosine, at a fixed mean sparsity.
 
     Both means are weighted by size. The cosine of a stochastically pruned tensor with itself is a concave function of
-    its sparsity, for any distribution, so there is one optimum, where all have the same slope. One root finding over
-    that slope has inside it, for each tensor, another over its threshold.
+    its sparsity, for any distribution, so there is one optimum, at which all slopes are equal. The root finding for
+    that slope contains, for each tensor, another one for its threshold.
 
     Args:
         tensors: sketches with norm "none", arrays of any shape, :class:`~gtrace.distributions.LogNormal` laws, or
-            tuples (sigma, size) and (mu, sigma, size) of such laws. Laws stand for infinitely many values and count by
-            their size; where none has a size all count alike.
-        s: the mean sparsity, in [0, 1), zeros that are there included.
+            tuples (sigma, size) and (mu, sigma, size) of such laws. A law means infinitely many values, weighted by
+            its size; without sizes all have equal weight.
+        s: the mean sparsity, in [0, 1), existing zeros included.
 
     Returns:
-        float64[n]. A tensor is never asked for fewer zeros than it has; where there are more than ``s`` already these
+        float64[n]. A tensor is never asked for fewer zeros than it has; if there are already more than ``s``, these
         fractions are returned, and a tensor that is empty or all zeros has 1.
 
     Raises:
@@ -480,8 +480,8 @@ def allocate_sparsity(tensors: Sequence[Prunable], s: float) -> Floats:
             out[k] = laws[k].sparsity(laws[k].at_slope(slope))
         return out
 
-    alike = [laws[k].log_slope(laws[k].threshold(s)) for k in live if out[k] < s]
-    low, high = min(alike) - 1e-9, max(alike) + 1e-9
+    slopes = [laws[k].log_slope(laws[k].threshold(s)) for k in live if out[k] < s]
+    low, high = min(slopes) - 1e-9, max(slopes) + 1e-9
     while float(weights @ at(low)) > s:
         low -= 4.0
     while float(weights @ at(high)) < s:

@@ -216,7 +216,7 @@ def prefix_decode(
 
     Args:
         data: the bit stream.
-        together, count, taken: what :func:`fill_at_once` made; where it found nothing the decoder walks.
+        together, count, taken: the tables of :func:`fill_at_once`; without an entry the decoder reads bit by bit.
         first_code: per length, the first canonical code; entry L + 1 ends the table.
         first_index: per length, where its symbols start in ``ordered``.
         ordered: symbols by (length, symbol).

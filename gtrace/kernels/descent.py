@@ -222,7 +222,7 @@ def largest_move(before: Floats, after: Floats, mirrored: bool) -> float:
 def windows(levels: Floats, mirrored: bool, places: Floats, points: Floats) -> None:
     """Points around each level into points[m, q], at the places -1..1 between the levels below and above it.
 
-    The last level stays where it is, and so does the first unless ``mirrored``.
+    The last level stays, and so does the first unless ``mirrored``.
     """
     m = levels.size
     for j in range(m):
@@ -281,7 +281,7 @@ def choose_near(points: Floats, areas: Floats, mirrored: bool, levels: Floats) -
 
 @jit
 def solve_tridiagonal(diagonal: Floats, coupling: Floats, right: Floats) -> bool:
-    """Solve a symmetric tridiagonal system in place of ``right``, made positive definite where it is not.
+    """Solve a symmetric tridiagonal system into ``right``; it is first made positive definite if needed.
 
     ``diagonal`` float64[n] is overwritten by the pivots; ``coupling`` is float64[n - 1]. A pivot that is negative
     or very small is turned round or raised, so that the solution is a direction of descent for minus a

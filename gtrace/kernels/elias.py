@@ -1,6 +1,6 @@
 """Universal codes of integers, least significant bit first: Elias gamma, delta and omega, and Rice codes of gaps.
 
-A code is a prefix that tells the bit length L of a positive integer, then its low bits. The tables that tell the
+A code is a prefix for the bit length L of a positive integer, then its low bits. The tables that define the
 three codes apart are built by :mod:`gtrace.coding.elias`.
 """
 
@@ -35,7 +35,7 @@ _64 = np.uint64(64)
 
 @inline
 def _positive(value: int, origin: int, signed: bool) -> np.uint64:
-    """The positive integer that stands for a value: 1 for the origin, then -1, 1, -2, ... (or 1, 2, ...) from it."""
+    """The positive integer of a value: 1 for the origin, then -1, 1, -2, ... (or 1, 2, ...) from it."""
     v = np.int64(value) - origin
     return np.uint64((v << 1) ^ (v >> 63) if signed else v) + _1
 

@@ -61,7 +61,7 @@ def distinct(x: Points, start: int, found: Floats) -> int:
     while at < x.size and count < found.size:
         found[count] = x[at]
         count += 1
-        # most values stand once, and some a million times
+        # most values occur once, and some a million times
         low, high, step = at + 1, x.size, 1
         while low < high and x[min(low + step, high) - 1] == x[at]:
             low = min(low + step, high)

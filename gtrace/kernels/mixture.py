@@ -122,7 +122,7 @@ def cells(table: Floats, edges: Floats, out: Floats) -> None:
 def _best(table: Floats, a: float, c: float, start: float, mirrored: bool) -> float:
     """The best level between the fixed neighbours a and c: the root of an increasing function.
 
-    Newton's steps from ``start``, halving the bracket where they leave it.
+    Newton's steps from ``start``, or bisection if they leave the bracket.
     """
     low, high, level = a, c, start
     for _ in range(_STEPS):

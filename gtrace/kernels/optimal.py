@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 #: cells summed up in one row, to pass over them in one step
 JUMP = 16
-#: stands for "no path"; finite, so that sums of two still compare
+#: means "no path"; finite, so that sums of two still compare
 NEVER = 8e307
 
 

@@ -36,7 +36,7 @@ SYMBOLS, PACKED, VALUES = range(3)
 _SHIFT = 17
 _BASE = np.int32((127 - 32) << 6)
 _TABLE = (32 << 6) + 2
-#: values up to this number are no table
+#: up to this number of values no table is used
 _FEW = 8
 _ONE = np.float32(1.0)
 _TWO = np.float32(2.0)
@@ -225,7 +225,7 @@ def quantize(
         high, low: key.
         start: place of the first value in its tensor; values must not cross a block of 2^32.
         sink: SYMBOLS: into ``symbols``, uint16[n]. PACKED: ``width`` bits each into ``packed``, uint8[ceil(n width / 8)
-            + SLACK]. VALUES: what each symbol stands for in ``values`` times the scale into ``decoded``, float32[n],
+            + SLACK]. VALUES: the ``values`` of each symbol times the scale into ``decoded``, float32[n],
             and how often each occurs added to ``tallies``, int64[TALLIES, m] (empty: not counted). Those of a UNIFORM
             rule are the float32 next to k / steps.
         symbols, width, packed, values, decoded, tallies: of the sinks.
@@ -324,7 +324,7 @@ def restore_packed(data: Bytes, width: int, bucket: int, scales: Singles, values
     """As :func:`restore`, from symbols packed in ``width`` bits, 1 to 16.
 
     Returns:
-        the largest symbol. Where it is none of ``values``, decoding stopped there.
+        the largest symbol. If it is not an index into ``values``, decoding stopped there.
     """
     codes, scratch = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
     top = 0

@@ -164,11 +164,11 @@ def packed_bits(lengths: Bytes, outside: int) -> int:
 def tell_symbols(
     mass: Floats, mirrored: bool, count: float, longest: int, probabilities: Floats, lengths: Bytes, numbers: Floats
 ) -> None:
-    """Signed symbols and their code from the probabilities ``mass`` of m magnitudes; signs share alike.
+    """Signed symbols and their code from the probabilities ``mass`` of m magnitudes; both signs get the same share.
 
     Args:
         mass: float64[m].
-        mirrored: 0 is no level, so every magnitude has two signs.
+        mirrored: 0 is not a level, so every magnitude has two signs.
         count: values that are rounded.
         longest: bits of a code at most.
         probabilities: float64[2 m] or, with a zero level, [2 m - 1]: overwritten, the most negative symbol first.
@@ -222,7 +222,7 @@ def judge_sets(
         bins: of the sketch.
         levels: float64, of all sets.
         starts: int64[sets + 1], where each begins.
-        mirrored: bool[sets], whether 0 is no level.
+        mirrored: bool[sets], whether 0 is not a level.
         symbol_starts: int64[sets + 1], where the signed symbols of each begin.
         longest: bits of a code at most.
         probabilities: float64, overwritten: of all symbols.

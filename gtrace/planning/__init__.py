@@ -1,4 +1,4 @@
-"""From measurement to decision: which codec and how many bits each tensor gets under a budget.
+"""From measurement to decision: a codec and a number of bits for each tensor, within a budget.
 
 ``make_plan`` chooses from rate-distortion points, which ``measure`` takes from a trace and ``curves_of`` from a sweep;
 ``load_plan`` and ``save_plan`` are the file, whose ``table`` goes wherever a codec goes.

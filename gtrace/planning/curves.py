@@ -1,4 +1,4 @@
-"""Rate-distortion points: what every codec makes of every tensor, in bits and in error, step by step."""
+"""Rate-distortion points: bits and error of every codec on every tensor, step by step."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from gtrace.sweep.jobs import Block
     from gtrace.trace import Trace
 
-#: what is exact and always among the options
+#: the exact codec, which is always among the options
 EXACT = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """What T tensors (or groups of them) cost and lose at S steps with each of O codecs.
+    """Bits and errors of T tensors (or groups of them) at S steps with each of O codecs.
 
     Attributes:
         tensors: names.
-        members: of each, the tensors that it stands for: itself, or those of a group.
+        members: for each, the tensors in it: itself, or those of a group.
         codecs: specs; the last one is exact.
         steps: ascending.
         sizes: int64[T], elements.
-        bits: float64[T, S, O], payload and shared bits of all elements together; NaN where nothing is known.
+        bits: float64[T, S, O], payload and shared bits of all elements together; NaN if unknown.
         error: float64[T, S, O], expected squared error; NaN likewise.
-        energy: float64[T, S], what errors are related to.
+        energy: float64[T, S], the reference of the errors.
     """
 
     tensors: tuple[str, ...]
@@ -52,14 +52,14 @@ class Curves:
 
     @property
     def elements(self) -> int:
-        """Of all tensors."""
+        """Number of elements of all tensors."""
         return int(self.sizes.sum())
 
     def means(self, counts: NDArray[np.float64] | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Bits and relative error, float64[T, O] each: means over steps, infinite for a codec that is no option.
+        """Bits and relative error, float64[T, O] each: means over steps, infinite for a codec that is not an option.
 
         The errors of all tensors add up to the relative error of the whole gradient, sum error / sum energy over the
-        steps. A codec is an option for a tensor that it says something about at every step that has any.
+        steps. A codec is an option for a tensor if it has numbers at every step at which the tensor is present.
 
         Args:
             counts: float64[S], how often each step counts, or float64[R, S] for several ways at once (the results are
@@ -80,14 +80,14 @@ class Curves:
         return np.where(option, bits, np.inf), np.where(option, error, np.inf)
 
     def weighted(self, weights: NDArray[np.float64]) -> Curves:
-        """With the errors and energies of each tensor, or each tensor at each step, times a weight."""
+        """The curves with the errors and energies of each tensor, or of each tensor and step, times a weight."""
         by = np.broadcast_to(weights.reshape(len(self.tensors), -1), self.energy.shape)
         return replace(self, error=self.error * by[:, :, None], energy=self.energy * by)
 
     def relative(self) -> Curves:
-        """With every tensor's errors in units of its own energy at the step, weighted by its elements.
+        """The curves with every tensor's errors relative to its own energy at the step, weighted by its elements.
 
-        That is how much a method sees that does not care for the scale of a tensor, as Adam, whose step of a
+        This is the view of an optimizer that ignores a tensor's scale, such as Adam, whose step of a
         coordinate is its gradient over the root of its mean square.
         """
         with np.errstate(divide="ignore"):
@@ -95,21 +95,21 @@ class Curves:
         return self.weighted(weights)
 
     def only(self, codecs: Iterable[str]) -> Curves:
-        """With these codecs alone."""
+        """The curves of these codecs alone."""
         kept = [place for place, spec in enumerate(self.codecs) if spec in set(codecs)]
         names = tuple(self.codecs[place] for place in kept)
         return replace(self, codecs=names, bits=self.bits[:, :, kept], error=self.error[:, :, kept])
 
     def joined(self, other: Curves) -> Curves:
-        """With the codecs that another measurement of some of the tensors at the same steps adds; the others lack them.
+        """The curves with codecs from another measurement of some of the tensors; the other tensors lack these codecs.
 
         Args:
-            other: with the same steps.
+            other: curves of the same steps.
         """
         if other.steps != self.steps:
             return self
         new = tuple(spec for spec in other.codecs if spec not in self.codecs)
-        # The exact one stays the last.
+        # The exact codec stays last.
         names = (*self.codecs[:-1], *new, self.codecs[-1])
         rows = [self.tensors.index(name) for name in other.tensors]
         columns = [names.index(spec) for spec in other.codecs]
@@ -124,7 +124,7 @@ class Curves:
         return replace(self, codecs=names, bits=widened(self.bits, other.bits), error=widened(self.error, other.error))
 
     def grouped(self, groups: Mapping[str, str]) -> Curves:
-        """With one codec for all tensors of a group.
+        """The curves with one codec for all tensors of a group.
 
         Args:
             groups: tensor -> its group; the others stay on their own.
@@ -135,7 +135,7 @@ class Curves:
         def summed(values: NDArray[np.float64]) -> NDArray[np.float64]:
             return np.stack([values[each].sum(axis=0) for each in rows.values()])
 
-        # A tensor that is not there at a step neither costs nor loses anything.
+        # A tensor that is absent at a step has no bits and no error there.
         absent = np.isnan(self.energy)
         bits, error = (np.where(absent[:, :, None], 0.0, values) for values in (self.bits, self.error))
         nobody = np.stack([absent[each].all(axis=0) for each in rows.values()])
@@ -158,14 +158,14 @@ def measure(
     tensors: Sequence[str] | None = None,
     **settings: Any,
 ) -> tuple[Curves, list[str]]:
-    """The curves of a trace from closed forms: nothing is encoded. The second result are warnings.
+    """The curves of a trace from closed forms: nothing is encoded. The second result is a list of warnings.
 
     Args:
         trace: with values or sketches.
         codecs: the options.
         steps: only these.
         tensors: globs of those that are planned.
-        settings: as of :func:`gtrace.sweep.run.expectations`.
+        settings: see :func:`gtrace.sweep.run.expectations`.
 
     Raises:
         UsageError: a codec without closed forms, or one over the whole model; an unknown tensor or step.
@@ -187,7 +187,7 @@ def measure(
 
 
 def curves_of(result: SweepResult) -> Curves:
-    """The curves of a sweep that was made: expectations, and means over draws where there are none.
+    """The curves of a sweep: expectations, or means over draws if there are none.
 
     Args:
         result: a sweep of single tensors.
@@ -206,7 +206,7 @@ def curves_of(result: SweepResult) -> Curves:
             kind = cells.setdefault((tensor, step, spec), {})
             kind.setdefault(draw == EXPECTATION, []).append(dict(zip(wanted, numbers, strict=True)))
     for (tensor, step, spec), rows in cells.items():
-        # Bits as they were measured, the error as it is expected: as a report takes them.
+        # Measured bits and expected error, as in a report.
         drawn, expected = rows.get(False, []), rows.get(True, [])
         bits = np.mean([row["bits_total"] for row in drawn or expected])
         lost = np.mean([row["squared_error"] for row in expected or drawn])
@@ -224,7 +224,7 @@ class _Filled:
         self._energy: dict[tuple[str, int], tuple[float, int]] = {}
 
     def add(self, tensor: str, step: int, specs: Sequence[str], row: Mapping[str, Any]) -> None:
-        """Numbers of some codecs on a tensor at a step; a row without numbers is one that was skipped."""
+        """Add the numbers of codecs on a tensor at a step; a row without numbers was skipped."""
         size, energy = int(row["n"]), row.get("energy")
         if energy is None or not np.isfinite(energy):
             return
@@ -239,13 +239,13 @@ class _Filled:
         bits[at], error[at] = np.multiply(row["bits_total"], size), lost
 
     def curves(self, order: Sequence[str] = ()) -> Curves:
-        """All that was added.
+        """The curves of all added numbers.
 
         Args:
-            order: of the tensors; otherwise they stand as they came.
+            order: order of the tensors; by default the order in which they were added.
 
         Raises:
-            UsageError: that is nothing.
+            UsageError: nothing was added.
         """
         there = dict.fromkeys(tensor for tensor, _ in self._cells)
         if not there:

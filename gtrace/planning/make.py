@@ -1,8 +1,9 @@
-"""From rate-distortion points and a budget to a plan, how firm it is, and which finer grids would improve it.
+"""Makes a plan from rate-distortion points and a budget, estimates its stability, and proposes finer grids.
 
-How firm: the same choice over resampled steps, and what the plan would have lost there. Finer grids: a plan in whole
-codecs misses the lower bound by what is left of the budget if no tensor has a step that small. The tensors with most of
-the bits or of the error have the largest steps, so these get more grids and bucket sizes around the chosen ones.
+Stability: the same choice over resampled steps, and the plan's excess error there. Finer grids: a plan of whole
+codecs misses the lower bound by the unused part of the budget, if no tensor has a step that small. The tensors with
+most of the bits or of the error have the largest steps, so these get more grids and bucket sizes around the chosen
+ones.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ if TYPE_CHECKING:
     from gtrace.codecs import Codec
     from gtrace.planning.curves import Curves
 
-#: budgets of the frontier
+#: number of budgets of the frontier
 _POINTS = 12
 BudgetKind: TypeAlias = Literal["bits", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a plan may not exceed.
+    """The limit of a plan.
 
     Attributes:
         kind: ``bits``: mean measured bits per coordinate; ``error``: relative error of the whole gradient.
-        value: of that.
-        text: as the user gave it.
+        value: the limit.
+        text: the user's text.
     """
 
     kind: BudgetKind
@@ -69,7 +70,7 @@ class _Problem:
         return np.full(len(self.cost), option)
 
     def of(self, options: NDArray[np.int64]) -> tuple[float, float]:
-        """Bits per coordinate and error of a choice."""
+        """Bits per coordinate and relative error of a choice."""
         rows = np.arange(len(self.cost))
         return float(self.cost[rows, options].sum()) / self.elements, float(self.error[rows, options].sum())
 
@@ -85,22 +86,22 @@ def make_plan(
     one_for_all: bool = False,
     seed: int = 0,
 ) -> Plan:
-    """The plan with the least error within a budget of bits, or the fewest bits within one of the error.
+    """The plan with the least error within a budget of bits, or with the least bits within one of the error.
 
-    It is never worse than the best uniform choice within the budget, from which the repair may start.
+    It is never worse than the best uniform choice within the budget, from which the search may start.
 
     Args:
-        curves: what every codec makes of every tensor; already weighted as the objective says.
+        curves: bits and errors of every codec on every tensor; already weighted by the objective.
         budget: of bits or error.
-        name: of the plan.
-        provenance: where it comes from, plain values.
-        objective: what the error is, for the reader.
+        name: name of the plan.
+        provenance: facts about its origin, plain values.
+        objective: description of the error, for readers.
         groups: tensor -> group; tensors of a group have the same codec.
         one_for_all: choose the best uniform codec instead.
-        seed: of the resampled steps.
+        seed: seed of the resampled steps.
 
     Raises:
-        UsageError: nothing fits into the budget, or a tensor without any option.
+        UsageError: nothing fits into the budget, or a tensor has no option.
     """
     units = curves.grouped(groups or {})
     problem = _Problem(*units.means(), units.elements)
@@ -145,7 +146,7 @@ def make_plan(
 
 
 def choose(curves: Curves, budget: Budget, groups: Mapping[str, str] | None = None) -> tuple[Curves, Choice | None]:
-    """The tensors or groups and the choice alone, as :func:`make_plan` makes it."""
+    """The tensors or groups, and the choice of :func:`make_plan` alone."""
     units = curves.grouped(groups or {})
     problem = _Problem(*units.means(), units.elements)
     alone = problem.best_uniform(budget)
@@ -157,11 +158,11 @@ def _check(problem: _Problem, curves: Curves, budget: Budget) -> None:
         raise UsageError(f"{budget.text}: a budget is a positive number")
     lacking = [name for name, row in zip(curves.tensors, problem.cost, strict=True) if not np.isfinite(row).any()]
     if lacking:
-        raise UsageError(f"plan: of {lacking[0]} no codec says anything at every step; choose other --steps or codecs")
+        raise UsageError(f"plan: no codec has numbers for {lacking[0]} at every step; choose other --steps or codecs")
 
 
 def _too_tight(problem: _Problem, curves: Curves, budget: Budget) -> str:
-    """What to do about a budget that nothing fits into."""
+    """Advice for a budget that nothing fits into."""
     values = problem.cost if budget.kind == "bits" else problem.error
     at = values.argmin(axis=1)
     least = float(values.min(axis=1).sum())
@@ -180,14 +181,14 @@ def _gap(value: float, bound: float) -> float:
 
 
 def _default(problem: _Problem, curves: Curves, alone: int | None, bits: float) -> str:
-    """The codec of a tensor that the plan has never seen: the best uniform one of no more bits than the plan's."""
+    """The codec of a tensor that the plan does not know: the best uniform one with no more bits than the plan."""
     if alone is None:
         alone = uniform(problem.cost, problem.error, bits * problem.elements)
     return curves.codecs[-1 if alone is None else alone]
 
 
 def _against(problem: _Problem, curves: Curves, alone: int) -> UniformChoice:
-    """The best uniform choice, and what a plan makes of its very bits."""
+    """The best uniform choice, and the error of a plan with the same bits."""
     everywhere = problem.everywhere(alone)
     bits, error = problem.of(everywhere)
     planned = problem.solve(Budget("bits", bits, ""), everywhere)
@@ -196,7 +197,7 @@ def _against(problem: _Problem, curves: Curves, alone: int) -> UniformChoice:
 
 
 def _exchange(problem: _Problem, budget: Budget, bits: float, error: float, choice: Choice) -> ExchangeRate:
-    """What a bit per coordinate more or less does to the error."""
+    """The change of the error for one bit per coordinate more or less."""
     found = []
     for other in (bits + 1, bits - 1):
         solved = problem.solve(Budget("bits", other, ""), None, search=False) if other > 0 else None
@@ -206,7 +207,7 @@ def _exchange(problem: _Problem, budget: Budget, bits: float, error: float, choi
 
 
 def _frontier(problem: _Problem) -> list[NDArray[np.int64]]:
-    """Choices from the cheapest to a little beyond the dearest uniform one that is not exact."""
+    """Choices from the cheapest to slightly above the most expensive uniform one that is not exact."""
     rows = np.arange(len(problem.cost))
     cheapest = problem.cost.argmin(axis=1)
     low = float(problem.cost[rows, cheapest].sum())
@@ -226,7 +227,7 @@ def _frontier(problem: _Problem) -> list[NDArray[np.int64]]:
 
 
 def _uniforms(problem: _Problem, curves: Curves) -> tuple[UniformChoice, ...]:
-    """Every uniform choice that there is."""
+    """All uniform choices."""
     known = np.isfinite(problem.cost).all(axis=0) & np.isfinite(problem.error).all(axis=0)
     rows = [(curves.codecs[o], *problem.of(problem.everywhere(o))) for o in np.flatnonzero(known).tolist()]
     return tuple(UniformChoice(*row) for row in sorted(rows, key=lambda row: row[1]))
@@ -243,7 +244,7 @@ def _tensors(
     found: Confidence | None,
     points: list[NDArray[np.int64]],
 ) -> tuple[TensorPlan, ...]:
-    """Every tensor's codec; of a group, each member with its own bits and error."""
+    """Every tensor's codec; for a group, each member with its own bits and error."""
     cost, error = curves.means()
     place = {name: k for k, name in enumerate(curves.tensors)}
     rows = []
@@ -277,17 +278,17 @@ _HALVINGS = 30
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """What resampling the steps says, with replacement and in blocks of neighbours (Künsch, 1989).
+    """Stability over resampled steps, drawn with replacement in blocks of neighbors (Künsch, 1989).
 
     Attributes:
-        resamples: how many.
+        resamples: number of resamples.
         block: steps in a block.
         stable: float64[T], share of the resamples in which the price of a bit picks the same codec as with all steps.
         bits_low: float64[T], 5th percentile of the bits per coordinate that it picks.
         bits_high: float64[T], 95th.
-        regret: 5th, 50th and 95th percentile of the plan's error over the least that any plan of its bits could have
-            had on the resampled steps, minus 1.
-        gain: the same of 1 - plan's error over that of the best uniform choice; None without one.
+        regret: 5th, 50th and 95th percentile of the plan's error over the least error of any plan with its bits
+            on the resampled steps, minus 1.
+        gain: the same percentiles of 1 - plan's error / error of the best uniform choice; None without one.
     """
 
     resamples: int
@@ -300,7 +301,7 @@ class Confidence:
 
 
 def resampled(steps: int, resamples: int, seed: int) -> tuple[NDArray[np.float64], int]:
-    """How often each step is drawn, float64[R, S], and the length of the blocks of neighbours that are drawn."""
+    """How often each step is drawn, float64[R, S], and the length of the drawn blocks of neighbors."""
     block = max(1, round(steps ** (1 / 3)))
     starts = np.random.default_rng(seed).integers(0, steps, (resamples, -(-steps // block)))
     drawn = ((starts[:, :, None] + np.arange(block)) % steps).reshape(resamples, -1)[:, :steps]
@@ -317,14 +318,14 @@ def bootstrap(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Confidence | None:
-    """Plan again on resampled steps; None where there is only one step.
+    """Plan again on resampled steps; None if there is only one step.
 
     Args:
-        curves: of the tensors or groups.
+        curves: curves of the tensors or groups.
         options: int64[T], the plan.
-        uniform: the option that it is compared with.
-        resamples: how many.
-        seed: of the resampling.
+        uniform: the option for comparison.
+        resamples: number of resamples.
+        seed: seed of the resampling.
     """
     if len(curves.steps) < 2:
         return None
@@ -348,11 +349,11 @@ def bootstrap(
 def _priced(
     cost: NDArray[np.float64], error: NDArray[np.float64], budget: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """What the price of a bit picks within budgets float64[R], int64[R, T], and lower bounds of the error, float64[R].
+    """The choice by the price of a bit for budgets float64[R], int64[R, T], and lower bounds of the error, float64[R].
 
-    The price is bisected: the dearer a bit, the fewer are bought.
+    The price is bisected: a higher price buys fewer bits.
     """
-    # In units in which both axes are of order one, the price is too.
+    # Scale both axes to order one, so that the price is of order one too.
     scale = np.where(np.isfinite(error), error, 0.0).max() / max(float(budget.max()), 1e-300)
     low, high = np.full(len(cost), -60.0), np.full(len(cost), 60.0)
     finite = np.where(np.isfinite(cost), cost, 0.0)
@@ -378,11 +379,11 @@ def _quantiles(values: NDArray[np.float64]) -> tuple[float, float, float]:
 
 #: gap above which finer options are worth their time
 WORTH_REFINING = 0.005
-#: how often the new choice is looked at again
+#: limit on the number of new choices
 ROUNDS = 4
-#: tensors, or groups, that get them, and grids of each
+#: number of tensors or groups that get finer grids, and of grids for each
 _MOST_UNITS, _MOST_GRIDS = 4, 12
-#: how far from the chosen grid
+#: distance from the chosen grid
 _SPAN = 1.3
 _BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, None)
 
@@ -391,8 +392,8 @@ def finer(units: Curves, options: NDArray[np.int64]) -> dict[tuple[str, ...], li
     """Tensors -> codecs to measure on them.
 
     Args:
-        units: tensors or groups that were planned.
-        options: int64[T], what was chosen.
+        units: the planned tensors or groups.
+        options: int64[T], the choice.
     """
     rows = np.arange(len(options))
     spent, lost = (values[rows, options] for values in units.means())
@@ -410,14 +411,14 @@ def _known(units: Curves, unit: int, spec: str) -> bool:
 
 
 def _around(chosen: Codec) -> list[Codec]:
-    """Uniform grids around a codec of one; none for others."""
+    """Uniform grids around a codec with a uniform grid; empty for others."""
     given = chosen.parameters
     if not {"bits", "steps", "zero", "bucket_size"} <= set(given) or not given["zero"]:
         return []
     steps = given["steps"] or (1 << given["bits"] - 1) - 1
     counts = np.unique(np.geomspace(max(1, steps / _SPAN), steps * _SPAN + 1, _MOST_GRIDS).round().astype(int))
     return [
-        # The settings of the codec itself stay: norm, coder, tail.
+        # The codec's other settings stay: norm, coder, tail.
         dataclasses.replace(chosen, bits=max(2, count.bit_length() + 1), steps=_named(count), bucket_size=bucket)  # type: ignore[call-arg]
         for count in counts.tolist()
         for bucket in _BUCKETS
@@ -426,5 +427,5 @@ def _around(chosen: Codec) -> list[Codec]:
 
 
 def _named(count: int) -> int | None:
-    """A grid's steps as its codec writes them: as many as the bits can tell apart have no name."""
+    """The parameter ``steps`` of a grid; None if the bits imply it."""
     return None if count + 1 == 1 << count.bit_length() else count

@@ -1,7 +1,7 @@
-"""The plan: a codec for every tensor, what that costs and loses, how firm it is; a file that people can read.
+"""The plan: a codec for every tensor, its bits and error, and its stability; a file that people can read.
 
-YAML, or JSON under a name that ends in ``.json``. It is read as untrusted input: of bounded size, with no more than
-plain values in it, and every field checked.
+YAML, or JSON if the name ends in ``.json``. It is read as untrusted input: of bounded size, with plain values only,
+and every field is checked.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ PLAN_SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 8 << 20
 MAX_TENSORS = 100_000
 MAX_TEXT = 4096
-#: values of the provenance, however they are nested
+#: limit on values of the provenance, at any depth
 MOST_FACTS = 100_000
-#: relative gain over the best uniform choice below which a plan is not worth its trouble
+#: relative gain over the best uniform choice below which a plan is not worth its effort
 WORTH = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTotals:
-    """The plan as a whole.
+    """Totals of the plan.
 
     Attributes:
-        elements: of all tensors.
+        elements: number of elements of all tensors.
         bits: expected measured bits per coordinate: payload, norms and shared bytes.
-        ratio: float32 bits over that.
-        error: expected relative error of the whole gradient, as the objective weighs it.
-        bound: what no plan goes below: of the error under a budget of bits, of the bits under one of the error.
-        gap: how far the plan is above it, relative to it.
+        ratio: float32 bits over these bits.
+        error: expected relative error of the whole gradient, weighted by the objective.
+        bound: lower limit for every plan: of the error under a budget of bits, of the bits under one of the error.
+        gap: relative distance of the plan above it.
         optimal: no other choice is better.
     """
 
@@ -66,7 +66,7 @@ class UniformChoice:
         codec: its spec.
         bits: expected bits per coordinate.
         error: expected relative error.
-        planned: error of the best plan of no more bits than these; None where nobody asked.
+        planned: error of the best plan with no more bits than these; None if it was not computed.
     """
 
     codec: str
@@ -76,17 +76,17 @@ class UniformChoice:
 
     @property
     def gain(self) -> float | None:
-        """Part of the error that a plan saves at no more bits."""
+        """Fraction of the error that a plan saves at no more bits."""
         return None if self.planned is None else 1 - self.planned / self.error if self.error > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRate:
-    """What bits are worth at this budget.
+    """The value of bits at this budget.
 
     Attributes:
-        more: error of the plan with one more bit per coordinate, over this one's; None where nothing is left to lose.
-        less: with one bit less; None where nothing fits.
+        more: error of the plan with one more bit per coordinate, over this one's; None if this error is 0.
+        less: the same with one bit less; None if nothing fits.
         price: error that a bit per coordinate saves at the margin.
     """
 
@@ -107,7 +107,7 @@ class Firmness:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A plan of another budget: bits per coordinate and error."""
+    """A plan for another budget: bits per coordinate and error."""
 
     bits: float
     error: float
@@ -119,14 +119,14 @@ class TensorPlan:
 
     Attributes:
         tensor: its name.
-        codec: spec.
-        elements: how many.
+        codec: its spec.
+        elements: number of its elements.
         bits: expected bits per coordinate.
         error: its part of the relative error of the whole gradient.
-        stable: part of the resampled steps on which its codec stays the same; None without any.
+        stable: fraction of the resampled steps on which its codec stays the same; None without any.
         bits_low: 5th percentile of the bits that it gets there.
         bits_high: 95th percentile.
-        group: of tensors with the same codec; empty for none.
+        group: name of its group with a common codec; empty without one.
         at_frontier: its bits at each point of the frontier.
     """
 
@@ -147,17 +147,17 @@ class Plan:
     """A codec for every tensor, and why.
 
     Attributes:
-        name: under which run logs and sweeps know it.
-        objective: what the error is.
-        budget: as it was asked for.
+        name: its name in run logs and sweeps.
+        objective: description of the error.
+        budget: the budget as given.
         default: codec of tensors that the plan does not name.
-        totals: of the plan.
-        uniform: the best single codec within the budget; None where none fits.
-        exchange: what a bit more or less does.
-        confidence: over resampled steps; None for a single step.
-        frontier: plans of other budgets.
+        totals: totals of the plan.
+        uniform: the best single codec within the budget; None if none fits.
+        exchange: value of one bit more or less.
+        confidence: stability over resampled steps; None for a single step.
+        frontier: plans for other budgets.
         uniforms: every single codec.
-        tensors: in the trace's order.
+        tensors: the tensors, in the trace's order.
         provenance: command, version, trace and settings.
     """
 
@@ -176,7 +176,7 @@ class Plan:
 
     @property
     def table(self) -> CodecTable:
-        """What training, hooks and sweeps take in the place of a codec."""
+        """The table for training, hooks and sweeps, which accept it instead of a codec."""
         named = {row.tensor: build_codec(row.codec) for row in self.tensors}
         return CodecTable(build_codec(self.default), tensors=named, name=self.name, source=self._source)
 
@@ -186,13 +186,13 @@ class Plan:
 
     @property
     def worth(self) -> bool | None:
-        """Whether it is better than the best uniform choice by more than a few percent; None without one."""
+        """Whether it is better than the best uniform choice by more than a few percent; None without such a choice."""
         gain = None if self.uniform is None else self.uniform.gain
         return None if gain is None else gain > WORTH
 
 
 def to_plain(plan: Plan) -> dict[str, Any]:
-    """The plan as it is written: numbers rounded to what they mean."""
+    """The plan as it is written, with numbers rounded to meaningful digits."""
     plain = _plain(asdict(plan))
     tensors = {row.pop("tensor"): _without_defaults(row) for row in plain.pop("tensors")}
     uniforms = [_without_defaults(row) for row in plain.pop("uniforms")]
@@ -202,7 +202,7 @@ def to_plain(plan: Plan) -> dict[str, Any]:
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Write beside the place and move in.
+    """Write the plan beside its place and move it in.
 
     Raises:
         OutputExistsError: the path exists and ``force`` is off, or is a folder.
@@ -210,7 +210,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False) 
     """
     place = Path(path)
     if place.is_dir() or (place.exists() and not force):
-        raise OutputExistsError(f"{place}: exists already and was left untouched; pass --force or another -o")
+        raise OutputExistsError(f"{place} already exists. Use --force to replace it or -o to write elsewhere.")
     plain = to_plain(plan)
     if place.suffix == ".json":
         text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
@@ -230,10 +230,10 @@ _STYLE: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_fl
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Read a plan; codecs of its own files must be loaded before.
+    """Read a plan; plugin files of its codecs must be loaded first.
 
     Raises:
-        TraceError: missing, no plan, damaged, or from a newer version.
+        TraceError: missing, not a plan, damaged, or from a newer version.
     """
     place = Path(path)
     plain = _parsed(place)
@@ -241,7 +241,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         raise TraceError(f"{place}: is no plan; make one with gtrace plan TRACE --max-bits 3 -o plan.yaml")
     version = plain.pop(FORMAT)
     if version != VERSION:
-        raise TraceError(f"{place}: is of version {_short(version)}, and this gtrace reads {VERSION}; plan again")
+        raise TraceError(f"{place}: has version {_short(version)}, but this gtrace reads {VERSION}; plan again")
     tensors = plain.get("tensors")
     if not isinstance(tensors, dict) or not 0 < len(tensors) <= MAX_TENSORS:
         raise TraceError(f"{place}: tensors: expected 1 to {MAX_TENSORS} names with a codec each; plan again")
@@ -265,7 +265,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
 
 def is_plan(start: bytes) -> bool:
-    """Whether the first bytes of a file are those of a plan."""
+    """Whether a file with these first bytes is a plan."""
     return start.lstrip(b"{ \n\r\t\"'").startswith(FORMAT.encode())
 
 
@@ -279,25 +279,25 @@ def _parsed(place: Path) -> Any:
     except OSError as error:
         raise TraceError(f"{place}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise TraceError(f"{place}: is no text, so no plan") from None
+        raise TraceError(f"{place}: not a text file, so not a plan") from None
     if place.suffix == ".json":
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise TraceError(f"{place}: is no JSON ({' '.join(str(error).split())[:100]})") from None
+            raise TraceError(f"{place}: not valid JSON ({' '.join(str(error).split())[:100]})") from None
     import yaml
 
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise TraceError(f"{place}: is no YAML ({' '.join(str(error).split())[:100]})") from None
+        raise TraceError(f"{place}: not valid YAML ({' '.join(str(error).split())[:100]})") from None
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
-    """A value as what the type says, checked.
+    """A value checked against its type.
 
     Raises:
-        TraceError: it is something else.
+        TraceError: it has another type.
     """
     known = get_args(kind)
     if type(None) in known:
@@ -329,7 +329,7 @@ def _read_scalar(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, bool):
             raise _wrong(where, value, "true or false")
         return value
-    # The gain of a plan may be negative on some steps, and so may its regret, by rounding.
+    # The gain of a plan may be negative on some steps, and its regret too, by rounding.
     signed = ".gain[" in where or ".regret[" in where
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise _wrong(where, value, "a number such as 1.0e-3")
@@ -339,7 +339,7 @@ def _read_scalar(kind: Any, value: Any, where: str) -> Any:
 
 
 def _inside(value: Any) -> Iterator[None]:
-    """As many items as there are values inside of a value, aliases counted again, and not many more than allowed."""
+    """One item for each value inside a value, aliases counted again, up to slightly more than the limit."""
     stack, seen = [value], 0
     while stack and seen < MOST_FACTS:
         item = stack.pop()
@@ -373,7 +373,7 @@ def _wrong(where: str, value: Any, wanted: str) -> TraceError:
 
 
 def _short(value: Any) -> str:
-    # What aliases make of a few bytes can be longer than any memory.
+    # With aliases, a few bytes can expand to more than any memory.
     return value[:80] if isinstance(value, str) else reprlib.repr(value)
 
 

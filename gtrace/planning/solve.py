@@ -1,10 +1,10 @@
-"""One codec for every tensor: the least error under a budget of bits, or the fewest bits under a bound on the error.
+"""One codec for every tensor: the least error under a budget of bits, or the least bits under a bound on the error.
 
 Both are the multiple-choice knapsack problem. Along the lower convex hull of each tensor's points one Lagrange
 multiplier, the price of a bit, chooses for all tensors at once (Shoham and Gersho, 1988); filling the budget with a
-fraction of the one step that no longer fits gives the continuous lower bound (Sinha and Zoltners, 1979). What is left
-to whole numbers is repaired: two tensors at a time change their options as long as that helps; then options whose
-reduced cost exceeds the gap cannot be in a better plan and are dropped, and the few that remain are searched through
+fraction of the one step that no longer fits gives the continuous lower bound (Sinha and Zoltners, 1979). The rounding
+to whole options is then repaired: two tensors at a time change their options while that helps; then options with a
+reduced cost above the gap cannot be in a better plan and are dropped, and the few that remain are searched through
 their Pareto front.
 """
 
@@ -18,9 +18,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: partial plans times tensors that the search keeps at most; with fewer it is exact
+#: limit of the search on partial plans times tensors; below it the search is exact
 MOST_STATES = 100_000
-#: relative gap below which nobody needs the search
+#: relative gap below which no search is needed
 ENOUGH = 1e-4
 #: relative slack for sums in another order
 _ROUNDING = 1e-12
@@ -34,9 +34,9 @@ class Choice:
         options: int64[T].
         cost: sum of the costs.
         error: sum of the errors.
-        bound: no choice within the budget has less error, not even one with fractions of options.
+        bound: no choice within the budget has less error, even with fractions of options.
         price: error that one more unit of cost saves, at the margin of the bound.
-        proved: no other choice within the budget has less error.
+        proved: whether it is proved that no choice within the budget has less error.
     """
 
     options: NDArray[np.int64]
@@ -48,7 +48,7 @@ class Choice:
 
     @property
     def gap(self) -> float:
-        """How far the error is from the bound, relative to the bound; 0 where both are 0."""
+        """Distance of the error from the bound, relative to the bound; 0 if both are 0."""
         if self.error <= self.bound:
             return 0.0
         return self.error / self.bound - 1 if self.bound > 0 else float("inf")
@@ -58,8 +58,9 @@ class Hulls(NamedTuple):
     """The lower convex hulls of many tensors, from the least cost to the least error.
 
     Attributes:
-        options: int64[T, K], vertices; -1 behind the last.
-        slopes: float64[T, K-1], error that a unit of cost saves from a vertex to the next, falling; 0 behind the last.
+        options: int64[T, K], vertices; -1 after the last.
+        slopes: float64[T, K-1], error that a unit of cost saves from a vertex to the next, descending; 0 after the
+            last.
     """
 
     options: NDArray[np.int64]
@@ -67,12 +68,12 @@ class Hulls(NamedTuple):
 
 
 def hulls(cost: NDArray[np.float64], error: NDArray[np.float64]) -> Hulls:
-    """The lower convex hulls of points float64[T, O]; infinite ones are no options.
+    """The lower convex hulls of points float64[T, O]; infinite points are not options.
 
-    A vertex is followed by the point that saves the most error for its cost, all tensors at a time.
+    The next vertex is the point that saves the most error for its cost; all tensors advance together.
     """
     rows = np.arange(len(cost))
-    # The cheapest option; among equals the one with the least error.
+    # The cheapest option; of equal ones the one with the least error.
     cheapest = np.where(cost == cost.min(axis=1, keepdims=True), error, np.inf)
     at = cheapest.argmin(axis=1)
     vertices, slopes = [at], []
@@ -83,7 +84,7 @@ def hulls(cost: NDArray[np.float64], error: NDArray[np.float64]) -> Hulls:
         best = rate.max(axis=1)
         if not best.any():
             break
-        # Of several on one line the farthest.
+        # Of several on one line take the farthest.
         on_line = rate >= best[:, None] * (1 - _ROUNDING)
         nearest = np.where(on_line, more, -np.inf).argmax(axis=1)
         at = np.where(best > 0, nearest, at)
@@ -100,14 +101,14 @@ def minimize(
     *,
     search: bool = True,
 ) -> Choice | None:
-    """The choice with the least error within a budget; None where nothing fits.
+    """The choice with the least error within a budget; None if nothing fits.
 
     Args:
-        cost: float64[T, O], not negative; infinite where a tensor does not have the option.
+        cost: float64[T, O], not negative; infinite if a tensor does not have the option.
         error: float64[T, O], not negative.
-        budget: of the summed costs.
+        budget: limit on the summed costs.
         start: int64[T], a choice within the budget; the result is never worse.
-        search: look for better choices than those that differ from the result in two tensors.
+        search: also search for better choices that differ in more than two tensors.
     """
     rows = np.arange(len(cost))
     budget = budget * (1 + _ROUNDING)
@@ -127,7 +128,7 @@ def minimize(
 
 
 def uniform(cost: NDArray[np.float64], error: NDArray[np.float64], budget: float) -> int | None:
-    """The one option that has the least error for all tensors within the budget; None where none fits."""
+    """The one option for all tensors with the least error within the budget; None if none fits."""
     costs, errors = cost.sum(axis=0), error.sum(axis=0)
     fits = costs <= budget * (1 + _ROUNDING)
     return int(np.where(fits, errors, np.inf).argmin()) if fits.any() else None
@@ -136,7 +137,7 @@ def uniform(cost: NDArray[np.float64], error: NDArray[np.float64], budget: float
 def _relaxed(
     cost: NDArray[np.float64], error: NDArray[np.float64], budget: float
 ) -> tuple[NDArray[np.int64] | None, float, float]:
-    """A first choice in whole options, the bound that fractions of them reach, and the price of a bit there."""
+    """A first choice of whole options, the bound that fractions of them reach, and the price of a bit there."""
     hull = hulls(cost, error)
     rows = np.arange(len(cost))
     options = hull.options[:, 0].copy()
@@ -157,7 +158,7 @@ def _relaxed(
         price = float(saved[whole] / extra[whole])
         left = budget - (float(reached[whole - 1]) if whole else spent)
         bound -= price * left
-    # The steps that fit in whole, and behind the first that does not, what still fits of other tensors.
+    # Take the steps that fit as a whole, then whatever still fits of other tensors.
     left = budget - spent
     stopped = np.zeros(len(cost), np.bool_)
     for t, option, more in zip(tensor.tolist(), after.tolist(), extra.tolist(), strict=True):
@@ -172,7 +173,7 @@ def _relaxed(
 def _swapped(
     cost: NDArray[np.float64], error: NDArray[np.float64], budget: float, options: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """A choice that changing the options of one tensor, or of two, makes no better."""
+    """A choice that no change of one tensor's option, or of two, improves."""
     rows = np.arange(len(cost))
     options = options.copy()
     while True:
@@ -181,7 +182,7 @@ def _swapped(
             extra = cost - cost[rows, options][:, None]
             change = error - error[rows, options][:, None]
         up, down = (np.nonzero(np.isfinite(extra) & sign) for sign in (change < 0, extra < 0))
-        # The option that every tensor has is a change that costs and frees nothing.
+        # Keeping an option is a change that costs and frees nothing.
         freed = np.append(-extra[down], 0.0)
         tensors, lost = np.append(down[0], -1), np.append(change[down], 0.0)
         order = np.argsort(-freed, kind="stable")
@@ -198,7 +199,7 @@ def _swapped(
 
 
 def _first_minima(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """int64[n], where the least of each beginning of the values is."""
+    """int64[n], index of the minimum of each prefix of the values."""
     lowest = np.minimum.accumulate(values)
     new = np.append(True, lowest[1:] < lowest[:-1])
     return np.maximum.accumulate(np.where(new, np.arange(len(values)), 0))
@@ -212,16 +213,16 @@ def _searched(
     bound: float,
     least: float,
 ) -> tuple[NDArray[np.int64] | None, bool]:
-    """A choice with less error than ``least``, where there is one, and whether no other has less.
+    """A choice with less error than ``least`` if there is one, and whether no other has less.
 
-    With prices the error of a choice is bound + its reduced costs + price * what it leaves of the budget, so a choice
-    whose reduced costs alone exceed the gap is not better.
+    With prices the error of a choice is bound + its reduced costs + price * unused budget, so a choice
+    with reduced costs above the gap is not better.
     """
     priced = error + price * cost
     reduced = priced - priced.min(axis=1, keepdims=True)
     gap = (least - bound) * (1 + 1e-9)
     kept = [np.flatnonzero(row <= gap) for row in reduced]
-    # Tensors of one option add the same to every choice; those of the widest span come first, so that fronts are short.
+    # Tensors with one option add the same to every choice; the widest ranges come first, so that fronts are short.
     order = sorted(range(len(cost)), key=lambda t: len(kept[t]))
     cheapest = np.array([cost[t, kept[t]].min() for t in order])
     rest = np.append(np.cumsum(cheapest[::-1])[::-1], 0.0)
@@ -238,11 +239,11 @@ def _searched(
         if not len(fits):
             return None, proved
         fits = fits[np.lexsort((sums[1][fits], sums[0][fits]))]
-        # Dearer partial plans stay only with less error than all cheaper ones.
+        # Keep more expensive partial plans only if they have less error than all cheaper ones.
         lowest = np.minimum.accumulate(sums[1][fits])
         fits = fits[np.append(True, lowest[1:] < lowest[:-1])]
         if len(fits) > most:
-            # Half of them the best so far, half of every cost, for what is to come.
+            # Keep half of the best so far, and half spread over the costs, for the tensors to come.
             best = np.argsort(sums[2][fits], kind="stable")[: most // 2]
             fits = fits[np.union1d(best, np.linspace(0, len(fits) - 1, most // 2).astype(np.int64))]
             proved = False

@@ -245,7 +245,7 @@ class Fits:
         return _Fitted(after, _differs(before, after), codec.shared(after))
 
     def _shape(self, size: int) -> tuple[int, ...] | None:
-        """The tensor's shape; None at a step of another size, where it is unknown."""
+        """The tensor's shape; None at a step of another size: unknown there."""
         shape = self._job.shape
         return shape if shape is not None and math.prod(shape) == size else None
 

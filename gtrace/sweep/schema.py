@@ -99,7 +99,7 @@ CREATE TABLE spent (tensor INTEGER, step INTEGER, codec INTEGER, draw INTEGER, s
 
 
 def _spelled(columns: tuple[str, ...], texts: tuple[str, ...], codec: tuple[str, ...], table: str) -> str:
-    """A query for a table with texts in place of numbers."""
+    """A query for a table that replaces numbers by texts."""
     shown = {name: f"{name}_text.text AS {name}" for name in texts} | {name: f"codecs.{name}" for name in codec}
     columns_of = ", ".join(shown.get(name, name) for name in columns)
     joins = " ".join(f"LEFT JOIN texts AS {name}_text ON {name}_text.id = {table}.{name}" for name in texts)

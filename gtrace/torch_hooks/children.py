@@ -1,10 +1,10 @@
 """Run code as soon as torch is imported: here, and in the Python processes that a captured program launches.
 
-torch is never imported from here. A training script may set thread counts or devices in ``os.environ`` before it
-imports torch; importing torch earlier would make those settings void, and capture would change the training.
+This module never imports torch. A training script may set thread counts or devices in ``os.environ`` before it
+imports torch; an earlier import would ignore those settings, and capture would change the training.
 
-For launched processes a folder with a ``sitecustomize`` goes on ``PYTHONPATH``, and the environment says what to do.
-Python children read both when they start; other programs never look.
+For launched processes a folder with a ``sitecustomize`` is put on ``PYTHONPATH``, and the environment holds the
+instructions. Python children read both when they start; other programs never look.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Finder:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            # The loader stays what it was, its type included: only this one call is watched.
+            # The loader and its type stay the same: only this one call is watched.
             del loader.exec_module
             execute(module)
             for callback in self.callbacks:
@@ -62,10 +62,10 @@ class _Finder:
 def call_after_import(name: str, callback: Callable[[], None]) -> Callable[[], None]:
     """Call ``callback`` as soon as the top-level module ``name`` has been imported.
 
-    At once, when it is imported already; never, when nobody imports it.
+    It is called at once if the module is already imported, and never if nobody imports it.
 
     Returns:
-        calls it off.
+        a function that cancels the call.
     """
     if name in sys.modules:
         callback()
@@ -88,7 +88,7 @@ def call_after_import(name: str, callback: Callable[[], None]) -> Callable[[], N
 
 @contextlib.contextmanager
 def after_import(name: str, callback: Callable[[], None]) -> Iterator[None]:
-    """:func:`call_after_import` for the time of a block."""
+    """:func:`call_after_import` inside a block."""
     call_off = call_after_import(name, callback)
     try:
         yield
@@ -103,17 +103,17 @@ _call_off: list[Callable[[], None]] = []
 
 
 @contextlib.contextmanager
-def children_call(module: str, told: Mapping[str, Any]) -> Iterator[None]:
-    """Inside the block, every Python process that is launched calls ``module.start(told)`` when it imports torch.
+def children_call(module: str, argument: Mapping[str, Any]) -> Iterator[None]:
+    """Inside the block, every Python process that is launched calls ``module.start(argument)`` when it imports torch.
 
     Args:
         module: an importable module.
-        told: JSON values.
+        argument: JSON values.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(gtrace.__file__)))
     python = [sys.prefix, *sys.version_info[:2]]
     ours = {
-        _VARIABLE: json.dumps({"module": module, "gtrace": package, "python": python, "told": dict(told)}),
+        _VARIABLE: json.dumps({"module": module, "gtrace": package, "python": python, "argument": dict(argument)}),
         "PYTHONPATH": os.pathsep.join(filter(None, (_INJECTED, os.environ.get("PYTHONPATH", "")))),
     }
     before = {name: os.environ.get(name) for name in ours}
@@ -130,9 +130,9 @@ def children_call(module: str, told: Mapping[str, Any]) -> Iterator[None]:
 
 
 def watch(message: Mapping[str, Any]) -> None:
-    """Do in this process what the one that launched it asks for, as soon as torch is imported."""
+    """Do in this process what its launcher asks for, as soon as torch is imported."""
     _call_off.append(
-        call_after_import("torch", lambda: importlib.import_module(message["module"]).start(message["told"]))
+        call_after_import("torch", lambda: importlib.import_module(message["module"]).start(message["argument"]))
     )
 
 

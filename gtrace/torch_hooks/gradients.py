@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-#: What is known of where a gradient comes from: before or after those of several processes were averaged.
+#: stage of a gradient: before or after the processes' gradients were averaged
 LOCAL, REDUCED = "local", "reduced"
 
 
 @dataclass(slots=True)
 class _Copy:
-    """What is known of one parameter.
+    """The state of one parameter.
 
     Attributes:
         strict: a wrapper averages its gradient during the backward pass, so ``grad`` never is the local one.
-        value: its local gradient after the last backward pass that was wanted.
-        fresh: ``value`` belongs to the step that is being put together.
+        value: its local gradient after the last wanted backward pass.
+        fresh: ``value`` belongs to the current step.
         before: ``grad`` at the start of a backward pass that is not the first of its step.
     """
 
@@ -42,14 +42,14 @@ class _Copy:
 
 
 class _Accumulated(ABC):
-    """Watches parameters for the moment when their gradients have been accumulated, and keeps something of each.
+    """Watches parameters for the moment when their gradients have been accumulated, and keeps a state of each.
 
     Args:
         guarded: calls a function with arguments and catches its errors.
     """
 
     def __init__(self, guarded: Callable[..., None]) -> None:
-        #: Whether the step that is being put together is to be recorded.
+        #: whether the current step will be recorded
         self.wanted = True
         self._guarded = guarded
         self._known: Any = WeakTensorKeyDictionary()
@@ -62,9 +62,9 @@ class _Accumulated(ABC):
         self._handles = []
 
     def _entry(self, parameter: Any, make: type[Any]) -> Any:
-        """What is kept of a parameter; None for one that is not watched.
+        """The state of a parameter; None for one that is not watched.
 
-        What runs the hooks of a sharded parameter has summed up its gradient before.
+        For a sharded parameter the hooks run only after its gradient was summed up.
         """
         if not parameter.requires_grad or not parameter.is_leaf or is_sharded(parameter):
             return None
@@ -88,7 +88,7 @@ class _Accumulated(ABC):
         return entry
 
     def _of(self, optimizer: Optimizer) -> Iterator[Any]:
-        """What is kept of an optimizer's parameters."""
+        """The states of an optimizer's parameters."""
         if len(self._known):
             entries = (self._known.get(parameter) for group in optimizer.param_groups for parameter in group["params"])
             yield from (entry for entry in entries if entry is not None)
@@ -105,18 +105,18 @@ class _Accumulated(ABC):
 class LocalGradients(_Accumulated):
     """Copies gradients at the moment when they have been accumulated.
 
-    ``DistributedDataParallel`` learns of a gradient from the node that accumulates it, after the parameter's own
-    post-accumulate hooks have run: in those, ``grad`` still is this process's. So it is where a program averages
-    gradients itself after its backward pass. ``gradient_as_bucket_view``, ``no_sync`` and unused parameters
-    change nothing about that. Micro-batches without ``no_sync`` do: all but the first are added to an
-    average. Of those, only what they add is taken, exact but for rounding.
+    ``DistributedDataParallel`` gets a gradient from the node that accumulates it, after the parameter's own
+    post-accumulate hooks: in those hooks, ``grad`` is still this process's own. The same holds if a program averages
+    gradients itself after its backward pass, and with ``gradient_as_bucket_view``, ``no_sync`` and unused parameters.
+    Micro-batches without ``no_sync`` differ: all but the first are added to an
+    average. For those, only what they add is taken, exact except for rounding.
 
-    A gradient that does not pass through such a hook, or not in the parameter's shape, has no local form; nor has
+    A gradient that does not pass through such a hook in the parameter's shape has no local form; neither has
     that of a sharded parameter (``fully_shard`` puts sums over all processes into ``grad``).
     """
 
     def watch(self, parameters: Iterable[torch.Tensor], *, strict: bool = False) -> None:
-        """Watch these parameters, too.
+        """Watch these parameters too.
 
         Args:
             parameters: those that need no gradient, and sharded ones, are left out.
@@ -128,11 +128,11 @@ class LocalGradients(_Accumulated):
                 copy.strict = copy.strict or strict
 
     def gradient(self, parameter: torch.Tensor, scale: float) -> tuple[torch.Tensor | None, str]:
-        """The gradient of this step, and ``local`` or, where there is no such gradient, ``reduced``.
+        """The gradient of this step, and ``local``, or ``reduced`` if there is no local one.
 
         Args:
-            parameter: an optimizer's.
-            scale: what a gradient scaler multiplied the loss with; taken out of a local gradient.
+            parameter: a parameter of an optimizer.
+            scale: the factor that a gradient scaler put on the loss; a local gradient is divided by it.
         """
         copy = self._known.get(parameter)
         if copy is not None and copy.fresh and copy.value is not None and copy.value.shape == parameter.shape:
@@ -142,7 +142,7 @@ class LocalGradients(_Accumulated):
         return parameter.grad, REDUCED
 
     def consume(self, optimizer: Optimizer) -> None:
-        """The optimizer has used its gradients; the next backward pass starts a new step."""
+        """Mark the gradients as used; the next backward pass starts a new step."""
         for copy in self._of(optimizer):
             copy.fresh = False
 
@@ -155,7 +155,7 @@ class LocalGradients(_Accumulated):
 
     @torch.no_grad()
     def _remember(self, parameter: torch.Tensor | None, copy: _Copy) -> None:
-        """Another micro-batch: what is in ``grad`` now is not its own."""
+        """Another micro-batch starts: remember the current ``grad``, which is not its own."""
         gradient = None if parameter is None else parameter.grad
         copy.before = None if gradient is None else gradient.detach().clone()
 
@@ -175,7 +175,7 @@ class LocalGradients(_Accumulated):
 
 
 def _averaged(before: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether ``grad`` was neither left as it was after the micro-batch before, nor set to zero."""
+    """Whether ``grad`` is neither the value after the previous micro-batch nor zero."""
     return before.shape == value.shape and not torch.equal(before, value) and bool(before.any())
 
 
@@ -205,14 +205,14 @@ class Replicas(NamedTuple):
 
 @dataclass(slots=True)
 class _BatchSums:
-    """Of one parameter, since its gradient was last zero or its optimizer stepped.
+    """The state of one parameter since its gradient was last zero or its optimizer stepped.
 
     Attributes:
-        looks: where the norm of each micro-batch's gradient is: in which look, at which place.
-        last: copy of ``grad`` after the last look; stays for the next step, because fresh memory costs time.
-        offset: what has come into ``grad`` beside the micro-batches; None for nothing.
-        seen: ``grad`` at the last look, and how often it had been changed then.
-        before: ``grad`` as the present micro-batch found it, where it was not as the last look left it.
+        looks: location of the norm of each micro-batch's gradient: (look, position in it).
+        last: copy of ``grad`` after the last look; reused in the next step, because fresh memory costs time.
+        offset: the part of ``grad`` that is not from micro-batches; None without any.
+        seen: ``grad`` at the last look, and its version counter then.
+        before: ``grad`` before the present micro-batch, if it changed since the last look.
     """
 
     looks: list[tuple[_Look, int]] = field(default_factory=list)
@@ -223,7 +223,7 @@ class _BatchSums:
 
 
 class _Look:
-    """The norms of the gradients that one backward pass added, on their devices until somebody asks."""
+    """The norms of the gradients that one backward pass added, on their devices until they are read."""
 
     def __init__(self, norms: Sequence[torch.Tensor]) -> None:
         self._norms = norms
@@ -235,17 +235,17 @@ class _Look:
 
 
 class MicroBatches(_Accumulated):
-    """Takes the gradient of each micro-batch as the difference that it makes, when it has been accumulated.
+    """Takes the gradient of each micro-batch as the change of the accumulated gradient.
 
-    All parameters of a backward pass are looked at together when it ends. Where several processes train, each is looked
-    at at once: before ``DistributedDataParallel`` averages, so the micro-batches are those of this process, with
-    and without ``no_sync``. A gradient that is set to zero or None starts anew. Sharded parameters are left out.
-    One copy of the gradients is held.
+    All parameters of a backward pass are read together when it ends. With several processes, each is read at
+    once: before ``DistributedDataParallel`` averages, so the micro-batches are those of this process, with
+    and without ``no_sync``. After a gradient is set to zero or None, sums start again. Sharded parameters are left
+    out. One copy of the gradients is kept.
     """
 
     def __init__(self, guarded: Callable[..., None]) -> None:
         super().__init__(guarded)
-        #: The backward pass that is under way, and whether its gradients cannot wait for its end.
+        #: the current backward pass, and whether its gradients cannot wait for its end
         self._task = -1
         self._at_once = False
         self._arrived: list[tuple[torch.Tensor, _BatchSums]] = []
@@ -253,16 +253,16 @@ class MicroBatches(_Accumulated):
         self._totals: dict[int, float] = {}
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Watch these parameters, too."""
+        """Watch these parameters too."""
         for parameter in parameters:
             self._entry(parameter, _BatchSums)
 
     def replicas(self, parameter: torch.Tensor, scale: float) -> Replicas | None:
-        """What this step's micro-batches were like, None where there were not two of them.
+        """Second moments of this step's micro-batches, None with fewer than two of them.
 
         Args:
-            parameter: an optimizer's.
-            scale: what a gradient scaler multiplied the loss with; taken out.
+            parameter: a parameter of an optimizer.
+            scale: the factor that a gradient scaler put on the loss; divided out.
         """
         sums = self._known.get(parameter)
         if sums is None or len(sums.looks) < 2:
@@ -273,7 +273,7 @@ class MicroBatches(_Accumulated):
         return Replicas(len(sums.looks), norm2 / scale**2, self._totals[id(sums)] ** 2 / scale**2)
 
     def consume(self, optimizer: Optimizer) -> None:
-        """The optimizer has used its gradients; the next backward pass starts a new step."""
+        """Mark the gradients as used; the next backward pass starts a new step."""
         self._totals.clear()
         for sums in self._of(optimizer):
             sums.looks = []
@@ -297,17 +297,17 @@ class MicroBatches(_Accumulated):
             self._guarded(self._begin_pass)
 
     def _remember(self, gradient: torch.Tensor, sums: _BatchSums) -> None:
-        """Something changed ``grad`` since the last look."""
+        """Remember ``grad``, which changed since the last look."""
         sums.seen = None
         before = _real(gradient.detach())
         if bool(before.any()):
             sums.before = before.clone()
 
     def _begin_pass(self) -> None:
-        """The first gradient of a backward pass has been accumulated, or any where they are looked at one by one."""
+        """Called at the first accumulated gradient of a backward pass, or at any if they are read one by one."""
         task = backward_in_progress()
         if task != self._task:
-            # A pass that raised never came to its end: what it left is found in ``grad`` by the next one.
+            # The previous pass raised before its end; the next look finds its gradients in ``grad``.
             self._task, self._arrived = task, self._arrived[-1:]
             self._at_once = process_place().world_size > 1
             if not self._at_once:
@@ -321,7 +321,7 @@ class MicroBatches(_Accumulated):
 
     @torch.no_grad()
     def _look(self) -> None:
-        """Look at the gradients that have been accumulated."""
+        """Read the gradients that have been accumulated."""
         arrived, self._arrived = self._arrived, []
         present, gradients, added, changed, lasts = [], [], [], [], []
         for parameter, sums in arrived:
@@ -335,12 +335,12 @@ class MicroBatches(_Accumulated):
             if sums.seen is None:
                 self._begin(sums, fits)
             elif not sums.looks:
-                # The optimizer stepped, and its gradients were kept.
+                # The optimizer stepped without clearing its gradients.
                 sums.offset = last.clone()
             if sums.seen is None and sums.before is None:
                 added.append(gradient)
             else:
-                # In place of the copy, which is made anew below.
+                # Reuse the copy's memory; the copy is made again below.
                 if sums.before is not None:
                     last.copy_(sums.before)
                 changed.append((last, gradient))
@@ -360,7 +360,7 @@ class MicroBatches(_Accumulated):
 
     @staticmethod
     def _begin(sums: _BatchSums, fits: bool) -> None:
-        """What is in ``grad`` beside micro-batches is another than at the last look."""
+        """Start new sums, because the part of ``grad`` that is not from micro-batches has changed."""
         if sums.before is None:
             sums.looks, sums.offset = [], None
         elif not sums.looks or not fits or sums.last is None:
@@ -387,7 +387,7 @@ def _fits(room: torch.Tensor, values: torch.Tensor) -> bool:
 
 
 def _numbers(values: Sequence[torch.Tensor]) -> list[float]:
-    """The values of tensors with one element, each device waited for once."""
+    """The values of tensors with one element; waits once for each device."""
     out = [0.0] * len(values)
     devices = {value.device for value in values}
     for device in devices:
@@ -398,7 +398,7 @@ def _numbers(values: Sequence[torch.Tensor]) -> list[float]:
 
 
 def _real(gradient: torch.Tensor) -> torch.Tensor:
-    """Strided and real."""
+    """The gradient as a strided real tensor."""
     if gradient.layout != torch.strided:
         gradient = gradient.to_dense()
     return torch.view_as_real(gradient) if gradient.is_complex() else gradient

@@ -1,4 +1,4 @@
-"""Hooks into any torch training: what happens at each optimizer step, told to one function.
+"""Hooks into any torch training: they call one function at each optimizer step.
 
 Nothing here changes a value, draws a random number or keeps a graph alive, so training goes on bit for bit as
 it would without.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def _skip(code: CodeType) -> None:
-    """Have frames of this code run as they are."""
+    """Let frames of this code run without compilation."""
     if hasattr(eval_frame, "skip_code"):  # torch before 2.7
         eval_frame.skip_code(code)
     else:
@@ -50,7 +50,7 @@ def _skip(code: CodeType) -> None:
 
 
 def never_compiled(function: _F) -> _F:
-    """The function, with everything that it calls, as plain Python; a compiled region is split where it calls it."""
+    """The function, and everything that it calls, as plain Python; a compiled region is split at the call."""
 
     @functools.wraps(function)
     def plain(*args: Any, **kwargs: Any) -> Any:
@@ -73,22 +73,22 @@ def not_compiled_itself(function: _F) -> _F:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerStep:
-    """One step of one optimizer, at the moment when its gradients are final and its weights still old.
+    """One step of one optimizer, when its gradients are final and its weights are still the old ones.
 
     Attributes:
         optimizer: the optimizer; its parameters' ``grad`` are those of this step.
         stream: its number, in the order of first steps.
-        step: how many it has taken before, those included that a gradient scaler left out.
-        loss: sum of the scalars that were backpropagated since the step before, or since the optimizer's gradients
-            were set to zero, without a gradient scaler's factor; NaN where there was none.
-        micro_batches: how many these were.
+        step: number of its earlier steps, including those that a gradient scaler left out.
+        loss: sum of the scalars that were backpropagated since the previous step, or since the optimizer's gradients
+            were set to zero, without a gradient scaler's factor; NaN without any.
+        micro_batches: number of these scalars.
         lr: learning rate of the first parameter group.
-        grad_scale: factor that the gradients still carry (1 but for a fused optimizer under a gradient scaler).
-        clip_norm: total norm that ``clip_grad_norm_`` measured of the optimizer's gradients in this step; NaN where it
+        grad_scale: factor that the gradients still carry (1 except for a fused optimizer under a gradient scaler).
+        clip_norm: total norm that ``clip_grad_norm_`` measured of the optimizer's gradients in this step; NaN if it
             was not called.
         loss_scale: factor that gradients of anything but the weights carry: a gradient scaler's, or 1.
-        gradient: tells a parameter's gradient, None where it has none, and whether it is ``local`` or ``reduced``.
-        replicas: tells how the gradients of a parameter's micro-batches scatter, None where that is not known.
+        gradient: returns a parameter's gradient (None without one), and whether it is ``local`` or ``reduced``.
+        replicas: returns the second moments of a parameter's micro-batches, None if they are not known.
         first: no other optimizer has stepped since the last backward pass.
     """
 
@@ -118,14 +118,14 @@ class TrainingHooks:
     Args:
         wants: asked before each step with (stream, step); ``on_step`` is called only if it says yes.
         on_step: called with each wanted step before the optimizer changes the weights.
-        on_error: called with an exception of the hooks or of ``on_step``; training goes on.
+        on_error: called with an exception of the hooks or of ``on_step``; training continues.
         optimizers: watch only these.
         upcoming: called after each step, whether it was wanted, skipped or neither, with the numbers of each
             optimizer's next one.
-        chooses: tells beforehand, and any number of times, whether a step of this number will be wanted.
-        reduced: of several processes that train together, take the gradients that they share instead of each one's
+        chooses: says in advance, any number of times, whether a step of this number will be wanted.
+        reduced: with several processes that train together, take the shared gradients instead of each one's
             own.
-        noise: look at the gradient of each micro-batch.
+        noise: read the gradient of each micro-batch.
     """
 
     def __init__(
@@ -141,9 +141,9 @@ class TrainingHooks:
         noise: bool = False,
     ) -> None:
         self.modules = ModuleCollector()
-        #: Steps of all optimizers so far, those included that a gradient scaler left out.
+        #: steps of all optimizers so far, including those that a gradient scaler left out
         self.steps = 0
-        #: Seconds that training waited in here.
+        #: seconds that training waited here
         self.seconds = 0.0
         self._inside = False
         self._skipped: int | torch.Tensor = 0
@@ -156,7 +156,7 @@ class TrainingHooks:
         self._local = LocalGradients(self._guarded)
         self._micro_batches = MicroBatches(self._guarded) if noise else None
         self._rounds = Rounds(self._begin_round, self._end_round)
-        #: A closure is being evaluated once more in one step: its gradients belong to no step.
+        #: A closure is evaluated once more within a step: its gradients belong to no step.
         self.repeating = False
         self.evaluation: CodeType | None = None
         self._only = None if optimizers is None else tuple(optimizers)
@@ -180,11 +180,11 @@ class TrainingHooks:
         return self._losses.passes
 
     def stepped(self) -> list[tuple[int, Optimizer | Rounds]]:
-        """The optimizers that have stepped and are still there, with their numbers, rising."""
+        """The optimizers that have stepped and still exist, with their numbers, ascending."""
         return sorted(((stream.number, one) for one, stream in self._streams.items()), key=lambda item: item[0])
 
     def install(self) -> None:
-        """Start to watch."""
+        """Start watching."""
         self._watching = True
         self.modules.install()
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
@@ -194,7 +194,7 @@ class TrainingHooks:
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             self._patch_after(owner, "zero_grad", self._zeroed)
         self._patch(torch.nn.utils.clip_grad, "clip_grad_norm_", self._watch_clip)
-        # The same function under its other name: pickle looks for it where it says that it is from.
+        # The same function under its other name: pickle looks it up there.
         ours = torch.nn.utils.clip_grad.clip_grad_norm_
         self._replace(torch.nn.utils, "clip_grad_norm_", ours)
         if not self._reduced:
@@ -208,7 +208,7 @@ class TrainingHooks:
                 self._guarded(self._watch_parameters, optimizer.param_groups)
 
     def remove(self) -> None:
-        """Stop to watch, and put everything back; a wrapper that another one has wrapped stays and does nothing."""
+        """Stop watching, and restore everything; a wrapper that is itself wrapped stays and does nothing."""
         self._watching = False
         self.modules.remove()
         self._local.remove()
@@ -223,11 +223,11 @@ class TrainingHooks:
 
     def _patch(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> None:
         original = vars(owner)[name]
-        # Not traced itself, but where a compiled region calls it, that region goes straight to the original.
+        # Never traced itself; a compiled region that calls it calls the original directly.
         self._replace(owner, name, functools.wraps(original)(not_compiled_itself(make(original))))
 
     def _patch_after(self, owner: object, name: str, then: Callable[..., None]) -> None:
-        """Call ``then`` with the object, what its method returned, and what the method was given."""
+        """Call ``then`` with the object, the result of its method, and the method's arguments."""
 
         def make(original: _Function) -> _Function:
             def method(thing: object, *args: object, **kwargs: object) -> object:
@@ -287,7 +287,7 @@ class TrainingHooks:
         def clip_grad_norm_(parameters: Iterable[torch.Tensor], *args: object, **kwargs: object) -> object:
             if torch.compiler.is_compiling():
                 return original(parameters, *args, **kwargs)
-            # Most give a generator, which can be read once.
+            # Most programs pass a generator, which can be read only once.
             several = (parameters,) if isinstance(parameters, torch.Tensor) else tuple(parameters)
             norm = original(several or parameters, *args, **kwargs)
             self._guarded(self._losses.clipped, several, norm)
@@ -347,7 +347,7 @@ class TrainingHooks:
                 taken = True
                 self._guarded(self._step, optimizer)
             self._consume(optimizer)
-            self._losses.use()  # a line search's losses are no part of the next step's
+            self._losses.use()  # losses of a line search do not belong to the next step
             return result
 
         self.evaluation = watched.__code__
@@ -369,7 +369,7 @@ class TrainingHooks:
             self._announce()
 
     def _consume(self, optimizer: Optimizer) -> None:
-        """The optimizer has used its gradients; the next backward pass starts a new step."""
+        """Mark the gradients as used; the next backward pass starts a new step."""
         self._local.consume(optimizer)
         if self._micro_batches is not None:
             self._micro_batches.consume(optimizer)
@@ -390,9 +390,9 @@ class TrainingHooks:
         self._upcoming(upcoming)
 
     def _advance(self, optimizer: Optimizer | Rounds) -> tuple[int, int]:
-        """Number of the optimizer and of its step, which is counted."""
+        """Numbers of the optimizer and of its step; counts the step."""
         if optimizer not in self._streams:
-            # A counter and not len(): an optimizer that is gone must not lend its number to the next one.
+            # A counter and not len(): a deleted optimizer must not pass its number to the next one.
             self._streams[optimizer] = _Stream(self._next_stream)
             self._next_stream += 1
         stream = self._streams[optimizer]
@@ -404,7 +404,7 @@ class TrainingHooks:
         first = self._losses.use()
         stream, step = self._advance(optimizer)
         scaler, self._losses.scaler = self._losses.scaler, None
-        # A fused optimizer finds out by itself whether it skips. The sum stays on its device: reading it at
+        # A fused optimizer decides by itself whether it skips. The sum stays on its device: reading it at
         # each step would make training wait.
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None:
@@ -439,7 +439,7 @@ class TrainingHooks:
     def _gradients(
         self, optimizer: Optimizer | Rounds, scale: float
     ) -> Callable[[torch.Tensor], tuple[torch.Tensor | None, str]]:
-        """Where a step's gradients are; ``scale`` is what those of the backward pass carry beyond the others."""
+        """A function that returns a step's gradients; ``scale`` is the extra factor on those of the backward pass."""
         stage = LOCAL if process_place().world_size == 1 else REDUCED
         if isinstance(optimizer, Rounds):
             return lambda parameter: (optimizer.gradient(parameter), stage)

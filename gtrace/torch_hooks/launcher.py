@@ -1,4 +1,4 @@
-"""Run a user's training program in this process, as Python itself would have run it.
+"""Runs a user's training program in this process, as Python itself would run it.
 
 ``sys.argv``, ``sys.path``, ``__main__``, ``__file__``, relative imports, pickling, spawned workers and exit
 codes are those of ``python SCRIPT`` and ``python -m MODULE``; tracebacks show the program's frames alone.
@@ -22,7 +22,7 @@ from gtrace.errors import EXIT_INTERRUPTED, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Frames of these modules stand between the interpreter and the program; they are not the program's.
+#: Frames of these modules are between the interpreter and the program; tracebacks leave them out.
 _MACHINERY = (
     "gtrace.torch_hooks",
     "gtrace.capture",
@@ -34,7 +34,7 @@ _MACHINERY = (
 )
 
 
-#: What people type before the name of a script -> what to type here.
+#: commands that people type before a script -> what to type here
 _COMMANDS = {
     "python": "leave python out",
     "python3": "leave python3 out",
@@ -53,12 +53,12 @@ class Program:
 
     @property
     def argv(self) -> list[str]:
-        """What follows ``python`` on a command line that runs it."""
+        """The arguments after ``python`` on a command line that runs it."""
         return ["-m", self.target, *self.args] if self.is_module else [self.target, *self.args]
 
     @property
     def called(self) -> str:
-        """What a message calls it."""
+        """The program's name in messages."""
         return f"-m {self.target}" if self.is_module else self.target
 
     @property
@@ -71,14 +71,14 @@ class Program:
 
     @property
     def folder(self) -> str:
-        """Where the program lives (for a module, the current folder)."""
+        """The program's folder (for a module, the current folder)."""
         return os.getcwd() if self.is_module else os.path.dirname(os.path.abspath(self.target))
 
     def check(self) -> None:
-        """Find what can be known to be wrong before running anything.
+        """Find errors that are visible before running anything.
 
         Raises:
-            UsageError: there is no such script.
+            UsageError: the script does not exist.
         """
         if self.is_module or os.path.exists(self.target):
             return
@@ -89,7 +89,7 @@ class Program:
             hint = f"; for a module write -m {self.target}"
         elif self.target in _COMMANDS:
             hint = f"; {_COMMANDS[self.target]}"
-        raise UsageError(f"{self.target}: there is no such script{hint}")
+        raise UsageError(f"{self.target}: no such script{hint}")
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Outcome:
     """How a program ended.
 
     Attributes:
-        exit_code: what the shell would have seen (0 to 255).
-        interrupted: a KeyboardInterrupt left the program.
+        exit_code: the exit code as a shell sees it (0 to 255).
+        interrupted: a KeyboardInterrupt ended the program.
     """
 
     exit_code: int = 0
@@ -106,10 +106,10 @@ class Outcome:
 
 
 def run_program(program: Program) -> Outcome:
-    """Run a program to its end and say how it ended; an uncaught exception is printed as Python prints it.
+    """Run a program to its end; an uncaught exception is printed as Python prints it.
 
     Raises:
-        UsageError: there is no such script or module.
+        UsageError: the script or module does not exist.
     """
     program.check()
     with _as_main_program(program):
@@ -181,7 +181,7 @@ def _exit_code(request: SystemExit) -> int:
 
 
 def hide_machinery(error: BaseException) -> None:
-    """Drop the frames of the launcher and the hooks from an exception and from all that it is chained to."""
+    """Drop the frames of the launcher and the hooks from an exception and its chained ones."""
     pending, seen = [error], set()
     while pending:
         one = pending.pop()

@@ -1,6 +1,6 @@
-"""Names of parameters and modules, as the module tree of the user's model spells them, and which part is held here.
+"""Names of parameters and modules from the module tree of the user's model, and the part that is held here.
 
-An optimizer holds bare tensors, and a forward pass runs bare modules. The modules that own them are found among those
+An optimizer holds bare tensors, and a forward pass runs bare modules. Their owners are found among the modules
 that were seen while they were built, or else by one scan of the garbage collector's objects.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 
-#: Wrappers whose own level says nothing about the model: class name -> the attributes that hold the model.
+#: wrappers that do not appear in names: class name -> the attributes that hold the model
 _WRAPPERS = {
     "DistributedDataParallel": ("module",),
     "DataParallel": ("module",),
@@ -38,31 +38,31 @@ _WRAPPERS = {
     "OptimizedModule": ("_orig_mod",),
     "_FabricModule": ("_forward_module", "_original_module"),
 }
-#: What torch makes the first base of the classes that it derives from a model's.
+#: the first base of the classes that torch derives from a model's class
 _MIXINS = frozenset({"FSDPModule", "ReplicateModule", "DDP"})
 
 
 def wrapped_by(module: nn.Module) -> tuple[str, ...]:
-    """The attributes under which a wrapper holds the model; none for a module that is no wrapper."""
+    """The attributes that hold the wrapped model; empty for a module that is not a wrapper."""
     return _WRAPPERS.get(type(module).__name__, ())
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The model inside of wrappers, or the module itself."""
+    """The model inside wrappers, or the module itself."""
     inner = [module._modules[name] for name in wrapped_by(module) if module._modules.get(name) is not None]
     return module if not inner or inner[0] is None else unwrapped(inner[0])
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterName:
-    """What a parameter is called.
+    """The name of a parameter.
 
     Attributes:
         name: its first path through the module tree, such as ``encoder.layers.0.weight``.
-        aliases: its other paths, where a module or a parameter is shared.
-        module_type: class of the module that owns it, such as ``Conv2d``; empty where none does.
-        model: class of the model's outermost module that is no wrapper; empty where there is none.
-        part: attributes that say which part of it this process holds, where FullyShardedDataParallel cuts it.
+        aliases: its other paths, if a module or a parameter is shared.
+        module_type: class of the module that owns it, such as ``Conv2d``; empty without an owner.
+        model: class of the model's outermost module other than wrappers; empty without a model.
+        part: attributes about the part that this process holds, if FullyShardedDataParallel cuts it.
     """
 
     name: str
@@ -80,9 +80,9 @@ class _Place:
 
 
 def class_name(module: nn.Module) -> str:
-    """The class of a module as the user's code calls it."""
+    """The class of a module, as in the user's code."""
     kind = type(module)
-    # fully_shard and replicate put a subclass in the class's place: FSDPLinear for Linear.
+    # fully_shard and replicate replace the class by a subclass: FSDPLinear for Linear.
     if kind.__bases__[0].__name__ in _MIXINS and len(kind.__bases__) == 2:
         kind = kind.__bases__[1]
     return kind.__name__
@@ -92,14 +92,14 @@ class ModuleCollector:
     """Remembers, by weak reference, every module that registers a child or a parameter, is copied or unpickled."""
 
     def __init__(self) -> None:
-        # By id and not in a WeakSet: a user's module may define __eq__ and be unhashable.
+        # A dict by id instead of a WeakSet: a user's module may define __eq__ and be unhashable.
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
         self._handles: list[RemovableHandle] = []
         self._original: Any = None
         self._ours: Any = None
 
     def install(self) -> None:
-        """Start to collect."""
+        """Start collecting."""
         self._original = nn.Module.__setstate__
         nn.Module.__setstate__ = self._watch_setstate(self._original)  # type: ignore[method-assign]
         self._ours = nn.Module.__setstate__
@@ -109,7 +109,7 @@ class ModuleCollector:
         ]
 
     def remove(self) -> None:
-        """Stop; what was collected is kept."""
+        """Stop collecting; the modules so far are kept."""
         for handle in self._handles:
             handle.remove()
         if nn.Module.__setstate__ is self._ours:
@@ -122,7 +122,7 @@ class ModuleCollector:
         return [module for module in alive if module is not None]
 
     def _watch_setstate(self, original: Any) -> Any:
-        # copy.deepcopy and pickle make a module without __init__, and put all that it holds into it at once.
+        # copy.deepcopy and pickle make a module without __init__, and set its whole content at once.
         @functools.wraps(original)
         def __setstate__(module: nn.Module, state: Any) -> None:  # noqa: N807
             original(module, state)
@@ -137,7 +137,7 @@ class ModuleCollector:
 
 
 class _Model(NamedTuple):
-    """A model that has names: what tells it from others, what its names start with, and who trained it last."""
+    """A model with names: what identifies it, the prefix of its names, and the optimizer that trained it last."""
 
     reference: weakref.ref[nn.Module]
     label: str
@@ -146,7 +146,7 @@ class _Model(NamedTuple):
 
 
 class _Holder(NamedTuple):
-    """Who has a name: the model in which it is a path, None for none, and the parameter that was there last."""
+    """The holder of a name: the model in which it is a path (or None), and the parameter that had it last."""
 
     model: weakref.ref[nn.Module] | None
     parameter: weakref.ref[torch.Tensor]
@@ -154,11 +154,11 @@ class _Holder(NamedTuple):
 
 
 class Names:
-    """Names the parameters of every optimizer of a process, and keeps what it says.
+    """Names the parameters of every optimizer of a process, and keeps the names.
 
-    A model on its own goes without a name in front, and so does one that is split over several optimizers. Where a
-    name would be that of another parameter, already named for another optimizer, all names of the later model start
-    with its class: ``Discriminator.``, numbered where there is an earlier model of that class: ``Sequential_2.``.
+    A single model has no prefix, and neither has one that is split over several optimizers. If a
+    name would clash with another parameter, already named for another optimizer, all names of the later model start
+    with its class: ``Discriminator.``, numbered if there is an earlier model of that class: ``Sequential_2.``.
     """
 
     def __init__(self) -> None:
@@ -173,13 +173,13 @@ class Names:
 
         Args:
             groups: the optimizer's ``param_groups``.
-            modules: where to look for owners; those that sit inside others are found through them.
-            stream: number of the optimizer, for the names of parameters that no module owns.
-            scan: look through all live objects where ``modules`` do not own every parameter.
+            modules: modules that may own them; modules inside these are found through them.
+            stream: number of the optimizer, for the names of parameters without an owner.
+            scan: look through all live objects if ``modules`` do not own every parameter.
 
         Returns:
-            ``id(parameter)`` -> its name. Names are unique, and other than those of other parameters of optimizers
-            before. Where several models share the optimizer, each name starts with its model's class, numbered where
+            ``id(parameter)`` -> its name. Names are unique, and differ from those of other parameters of earlier
+            optimizers. If several models share the optimizer, each name starts with its model's class, numbered if
             it repeats: ``Encoder.``, ``Encoder_2.``.
         """
         wanted = {id(parameter) for group in groups for parameter in group["params"]}
@@ -200,11 +200,11 @@ class Names:
         return names
 
     def reserve(self, model: nn.Module) -> None:
-        """Take the names of a model before those of any optimizer come."""
+        """Reserve the names of a model before any optimizer is named."""
         self._prefix(model, -1, alone=True)
 
     def _prefix(self, model: nn.Module, stream: int, *, alone: bool) -> str:
-        """What the names of a model's parameters start with; its names are taken from now on."""
+        """The prefix of a model's parameter names; reserves its names."""
         reference = weakref.ref(model)
         paths = {place.paths[0]: place.parameter for place in _places(model).values()}
         label, prefix = next(
@@ -218,8 +218,8 @@ class Names:
         return prefix
 
     def _choices(self, model: nn.Module, stream: int, alone: bool) -> Iterator[tuple[str, str]]:
-        """Labels and prefixes that a model may have, the best first; there is always another one."""
-        # The id of a model that is gone may be another's by now.
+        """Possible labels and prefixes of a model, the best first; there is always another one."""
+        # The id of a deleted model may now be another's.
         known = self._models.get(id(model))
         if known is not None and known.reference() is model:
             yield known.label, known.prefix
@@ -233,19 +233,19 @@ class Names:
                 yield label, f"{label}."
 
     def _is_taken(self, name: str, parameter: torch.Tensor, stream: int, model: nn.Module | None = None) -> bool:
-        """Whether the name is another parameter's; one that took another's place in its model is no other."""
+        """Whether the name belongs to another parameter; one that replaced another in its model does not count."""
         holder = self._taken.get(name)
         if holder is None or holder.parameter() is parameter:
             return False
         home = None if holder.model is None else holder.model()
         if home is not None:
             return home is not model
-        # An optimizer that goes on with a new model, or new tensors, goes on with the names. For another optimizer
-        # it must not matter whether the model before is already gone.
+        # An optimizer that continues with a new model, or new tensors, keeps the names. For another optimizer
+        # it must not matter whether the earlier model still exists.
         return holder.stream != stream
 
     def _name_the_rest(self, names: dict[int, ParameterName], groups: Sequence[Mapping[str, Any]], stream: int) -> None:
-        """Name parameters that no module owns."""
+        """Name parameters without an owner."""
         here = {entry.name for entry in names.values()}
         for number, group in enumerate(groups):
             given = group.get("param_names") or ()
@@ -263,12 +263,12 @@ class Names:
 def name_parameters(
     groups: Sequence[Mapping[str, Any]], modules: Iterable[nn.Module], *, stream: int = 0, scan: bool = True
 ) -> dict[int, ParameterName]:
-    """Name every parameter of one optimizer, whatever others there are; see :meth:`Names.of`."""
+    """Name every parameter of one optimizer, independently of others; see :meth:`Names.of`."""
     return Names().of(groups, modules, stream=stream, scan=scan)
 
 
 def _owners(wanted: set[int], modules: list[nn.Module]) -> list[tuple[nn.Module, dict[int, _Place]]]:
-    """The outermost modules that own wanted parameters, those with most first, each with what it adds."""
+    """The outermost modules that own wanted parameters, largest number first, each with the parameters it adds."""
     inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
     found = []
     for module in modules:
@@ -307,18 +307,18 @@ def _all_live_modules() -> list[nn.Module]:
     return [module for module in modules if "_parameters" in vars(module) and "_modules" in vars(module)]
 
 
-#: Searches of the whole process, and walks in vain for one class of loose modules, before it is given up.
+#: limits on searches of the whole process, and on failed walks for one class of loose modules
 _MOST_SCANS = 4
 _MOST_WALKS = 3
 
 
 class ModuleName(NamedTuple):
-    """What a module is called.
+    """The name of a module.
 
     Attributes:
         path: its first path in its module tree, such as ``encoder.layers.0``.
         module_type: its class, such as ``Conv2d``.
-        aliases: its other paths, where it is shared.
+        aliases: its other paths, if it is shared.
     """
 
     path: str
@@ -329,15 +329,15 @@ class ModuleName(NamedTuple):
 class ModulePaths:
     """Gives each module a name that it keeps.
 
-    A module of the first model that is trained is called by its path. In further ones the path starts with the
-    model's class, numbered where it repeats: ``Encoder_2.``. A model itself is called by its class. Loose
+    A module of the first trained model is named by its path. In later models the path starts with the
+    model's class, numbered if it repeats: ``Encoder_2.``. A model itself is named by its class. Loose
     modules without parameters, such as a ``nn.ReLU()`` made in a forward pass, share the name
     ``unnamed/ReLU``.
 
     Args:
-        models: the modules to look in; those that sit inside others are found through them.
-        scan: search the whole process for trees where these do not hold a module with parameters.
-        closed: modules outside of ``models`` have no name.
+        models: the modules to look in; modules inside these are found through them.
+        scan: search the whole process for trees if these do not hold a module with parameters.
+        closed: modules outside ``models`` have no name.
     """
 
     def __init__(self, models: Callable[[], Sequence[nn.Module]], *, scan: bool, closed: bool = False) -> None:
@@ -351,12 +351,12 @@ class ModulePaths:
 
     @property
     def first(self) -> nn.Module | None:
-        """The first model that is trained, None where there is none yet or it is gone."""
+        """The first trained model, None if there is none yet or it is gone."""
         return self._first() if self._first is not None else None
 
     def of(self, module: nn.Module) -> ModuleName | None:
-        """The module's name; None for one that is not to be named."""
-        # The id of a module that is gone may be another's by now.
+        """The module's name; None for one that gets no name."""
+        # The id of a deleted module may now be another's.
         entry = self._names.get(id(module))
         if entry is None or entry[0]() is not module:
             entry = self._find(module)
@@ -399,7 +399,7 @@ class ModulePaths:
                 self._names[id(module)] = weakref.ref(module), ModuleName(first, class_name(module), tuple(others))
 
     def _label(self, root: nn.Module) -> tuple[str, str]:
-        """What the paths of a tree start with, nothing for the first one that is trained; what its root is called."""
+        """The prefix of paths in a tree, empty for the first trained one; and the name of its root."""
         kind = class_name(root)
         label, number = kind, 2
         while label in self._labels and self._labels[label]() not in (None, root):
@@ -413,10 +413,10 @@ class ModulePaths:
 
 
 def _root_of(module: nn.Module, modules: list[nn.Module]) -> nn.Module | None:
-    """The outermost module above a module, or itself where it has parameters or modules below."""
+    """The outermost module above a module, or itself if it has parameters or submodules."""
     inner = {id(child) for one in modules for child in one._modules.values() if child is not None}
     for root in modules:
-        # A loose module is no model.
+        # A loose module is not a model.
         model = id(root) not in inner and (root._modules or any(True for _ in root.parameters()))
         if model and any(one is module for one in root.modules()):
             return root
@@ -424,7 +424,7 @@ def _root_of(module: nn.Module, modules: list[nn.Module]) -> nn.Module | None:
 
 
 def _paths(module: nn.Module, path: str, above: set[int]) -> Iterator[tuple[str, nn.Module]]:
-    """Every module of a tree under each of its paths, without the levels of wrappers."""
+    """Every module of a tree under each of its paths, without wrappers."""
     yield path, module
     wrapped = wrapped_by(module)
     for name, child in module._modules.items():
@@ -434,20 +434,20 @@ def _paths(module: nn.Module, path: str, above: set[int]) -> Iterator[tuple[str,
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether this process holds it as a part of something larger."""
-    # Not imported for this: a program that has made one has imported it.
+    """Whether this process holds the tensor as a part of something larger."""
+    # Do not import torch's class for this: a program that uses it has imported it.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor; the tensor itself where that is all of it."""
+    """This process's part of a tensor; the tensor itself if it is not sharded."""
     part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return part
 
 
 def sharding(parameter: Any) -> dict[str, Any]:
-    """Attributes that say which part of a parameter this process holds; none where it holds all of it.
+    """Attributes about the part of a parameter that this process holds; empty if it holds all of it.
 
     Returns:
         ``placements``, one per dimension of the mesh (such as ``Shard(dim=0)``), ``mesh`` (its shape), ``place``
@@ -465,11 +465,11 @@ def sharding(parameter: Any) -> dict[str, Any]:
 
 
 def flat_parts(model: nn.Module) -> dict[int, dict[str, Any]]:
-    """Which parts of its parameters this process holds where ``FullyShardedDataParallel`` wraps (a part of) a model.
+    """The parts of its parameters that this process holds if ``FullyShardedDataParallel`` wraps (a part of) a model.
 
     Returns:
-        ``id(parameter)`` -> attributes as of :func:`sharding`, with the placement ``FlatShard`` and ``elements``, the
-        first element of the whole (flat, in C order) that is held and the one after the last. That is after a forward
+        ``id(parameter)`` -> attributes as in :func:`sharding`, with the placement ``FlatShard`` and ``elements``: the
+        first held element of the whole (flat, in C order) and the one after the last. Call it after a forward
         pass; before, there are no such parts.
     """
     out = {}

@@ -1,7 +1,7 @@
-"""Hooks into forward passes: the gradient of the loss with respect to what a module returned, told to one function.
+"""Hooks into forward passes that call one function with the gradient of the loss for each output of a module.
 
-A tensor hook on the output and not a backward hook on the module: those wrap the output in a function of
-autograd, with which a ReLU that works in place ends training.
+A tensor hook on the output, not a backward hook on the module: those wrap the output in an autograd
+function, after which an in-place ReLU raises an error.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Output(NamedTuple):
     """One tensor that one call of a module returned.
 
     Attributes:
-        name: what the module is called.
-        order: number of the call among all calls of all modules, rising.
-        place: number of the tensor among those of the call.
+        name: the module's name.
+        order: number of the call among all calls of all modules, ascending.
+        place: number of the tensor in the call's output.
     """
 
     name: ModuleName
@@ -46,16 +46,16 @@ class Output(NamedTuple):
 class OutputHooks:
     """Watches the outputs of modules while ``listening`` is set.
 
-    Watched are modules without children, whose outputs are those of everything above them, too, and modules
+    It watches modules without children (their outputs include those of everything above them) and modules
     that own parameters themselves. Losses (``torch.nn``'s) are left out.
 
     Args:
         paths: names the modules.
-        keeps: whether a module of this name is to be watched.
+        keeps: whether to watch a module of this name.
         on_gradient: called in the backward pass with each gradient of a watched output; it must copy what it
-            wants to keep. Once more for the same output where the graph is used again.
-        paused: whether the present forward pass is of no interest.
-        on_error: called with an exception of the hooks or of ``on_gradient``; training goes on.
+            wants to keep. It is called again for the same output if the graph is used again.
+        paused: whether to ignore the current forward pass.
+        on_error: called with an exception of the hooks or of ``on_gradient``; training continues.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class OutputHooks:
         on_error: Callable[[Exception], None],
     ) -> None:
         self.listening = False
-        #: Seconds that forward passes waited in here.
+        #: seconds that forward passes waited here
         self.seconds = 0.0
-        #: Paths of watched modules -> whether a gradient of theirs has arrived.
+        #: paths of watched modules -> whether a gradient of theirs has arrived
         self.watched: dict[str, bool] = {}
         #: Paths of modules whose outputs need no gradient.
         self.idle: dict[str, None] = {}
-        #: Paths of modules that torch.compile has taken over.
+        #: paths of modules that torch.compile has replaced
         self.compiled: dict[str, None] = {}
         self._paths = paths
         self._keeps = keeps
@@ -87,32 +87,32 @@ class OutputHooks:
         self._lasting: list[RemovableHandle] = []
 
     def install(self) -> None:
-        """Start to watch. The hook stays until the end: a compiled graph is compiled anew when hooks come and go."""
-        # torch says that a hook is called once more for a compiled module. A script in which warnings are errors
+        """Start watching. The hook stays until the end: torch compiles a graph again whenever hooks change."""
+        # torch warns that a hook is called again for a compiled module. A script that turns warnings into errors
         # would end there.
         warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
         self._filter = warnings.filters[0]
         self._handle = register_module_forward_hook(self._after_forward)
 
     def remove(self) -> None:
-        """Stop to watch. Graphs that are kept tell nothing more, either."""
+        """Stop watching. Graphs that still exist report nothing more."""
         self.listening = False
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-            # The program may have set filters of its own, or started anew.
+            # The program may have set its own filters, or reset them.
             with contextlib.suppress(ValueError):
                 warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
         self.forget()
 
     def forget(self) -> None:
-        """Take away what would reach into the next step."""
+        """Remove hooks that would reach into the next step."""
         for handle in self._lasting:
             handle.remove()
         self._lasting = []
 
     def _after_forward(self, module: nn.Module, _args: object, output: object) -> None:
-        # First of all: while a graph is being compiled, nothing of this may end up in it.
+        # This comes first: while a graph is being compiled, nothing below may enter it.
         if torch.compiler.is_compiling() or not self.listening or not torch.is_grad_enabled():
             return
         started = time.perf_counter()
@@ -148,7 +148,7 @@ class OutputHooks:
                 self._lasting.append(handle)
 
     def _arrived(self, output: Output, gradient: torch.Tensor | None) -> None:
-        # Autograd tells of a missing gradient, too.
+        # Autograd also reports missing gradients.
         if gradient is None or not self.listening:
             return
         try:
@@ -160,7 +160,7 @@ class OutputHooks:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether ``torch.compile`` runs this module, so that hooks inside of it are not called."""
+    """Whether ``torch.compile`` runs this module, so that hooks inside it are not called."""
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 
@@ -179,7 +179,7 @@ def _has_gradient(tensor: torch.Tensor) -> bool:
 
 
 def output_tensors(output: object, depth: int = _DEEPEST) -> Iterator[torch.Tensor]:
-    """The tensors of a structured output: of sequences, mappings, and dataclasses, in their order."""
+    """The tensors of a structured output: of sequences, mappings and dataclasses, in order."""
     if isinstance(output, torch.Tensor):
         yield output
     elif depth == 0:

@@ -1,6 +1,6 @@
-"""Which of several training processes this one is, and how it ends.
+"""This process's place among several training processes, and its end.
 
-Ends are watched that no ``finally`` sees: ``os._exit`` and SIGTERM. Nothing here imports torch.
+It also catches ends that no ``finally`` sees: ``os._exit`` and SIGTERM. Does not import torch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-#: What launchers (torchrun, accelerate, srun) tell their processes about the launch as a whole.
+#: environment variables of launchers (torchrun, accelerate, srun) that identify a launch
 _LAUNCH = ("MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
-#: The name that torchrun has for a launch; it stays when workers are started again, which meet at another port then.
+#: torchrun's name for a launch; it stays when workers are started again, while their port changes
 _NAME = "TORCHELASTIC_RUN_ID"
 _counter = itertools.count()
 #: the seeds of two ranks differ by a multiple of this, so that a few seeds with a few ranks are all different
@@ -36,8 +36,8 @@ class Place(NamedTuple):
     """One process among those that train together.
 
     Attributes:
-        rank: its number, None where nobody gave it one.
-        world_size: how many train together.
+        rank: its number, None without one.
+        world_size: number of processes that train together.
     """
 
     rank: int | None = None
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 def process_place() -> Place:
-    """What the process group says, where the program has made one; else what a launcher put into the environment."""
+    """The place in the process group, if the program has made one; otherwise from the launcher's environment."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return Place(distributed.get_rank(), distributed.get_world_size())
@@ -53,7 +53,7 @@ def process_place() -> Place:
 
 
 def launched_place() -> Place:
-    """What a launcher put into the environment (``RANK`` and ``WORLD_SIZE``)."""
+    """The place in the launcher's environment (``RANK`` and ``WORLD_SIZE``)."""
     rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     if not rank.isdecimal():
         return Place()
@@ -80,45 +80,45 @@ def seed_libraries(seed: int) -> None:
 def launch_token() -> str | None:
     """A word that the processes of one launch share and no other launch has; None without a launcher.
 
-    Each call gives another one, the same in all processes that make as many calls.
+    Each call returns another word; processes with the same number of calls get the same one.
     """
     if launched_place().rank is None:
         return None
     named = os.environ.get(_NAME, "") not in ("", "none")
-    told = [f"{name}={os.environ.get(name, '')}" for name in ((_NAME,) if named else _LAUNCH)]
+    words = [f"{name}={os.environ.get(name, '')}" for name in ((_NAME,) if named else _LAUNCH)]
     if os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", ""):
-        # All are children of one process here, and a later launch with the same port has another one.
-        told.append(_process(os.getppid()))
-    told.append(str(next(_counter)))
-    return hashlib.blake2b("\n".join(told).encode(), digest_size=8).hexdigest()
+        # All processes are children of one process here; a later launch with the same port has another parent.
+        words.append(_process(os.getppid()))
+    words.append(str(next(_counter)))
+    return hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()
 
 
 def spans_machines() -> bool:
-    """Whether the launch that this process belongs to has processes on several machines."""
+    """Whether this process's launch has processes on several machines."""
     world, here = os.environ.get("WORLD_SIZE", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
     return launched_place().rank is not None and here.isdecimal() and world.isdecimal() and int(here) < int(world)
 
 
 def first_of_launch() -> bool:
-    """Whether :func:`launch_token` may be that of an earlier launch, too, and this worker was not started again.
+    """Whether :func:`launch_token` may also be an earlier launch's, and this worker was not started again.
 
-    On one machine the token tells launches apart. Over several machines it is made of what they share: the name of
-    the launch and the place where they meet, which a later launch may use again.
+    On one machine the token is unique to a launch. Over several machines it is made of what they share: the launch's
+    name and address, which a later launch may use again.
     """
     return spans_machines() and not started_again()
 
 
 def started_again() -> dict[str, int]:
-    """``restart``, where a launcher (torchrun's ``--max-restarts``) has started this worker again: how often.
+    """``restart``: how often a launcher (torchrun's ``--max-restarts``) has started this worker again.
 
-    Nothing for a worker that was started once.
+    Empty for a worker that was started once.
     """
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     return {"restart": int(count)} if count.isdecimal() and int(count) else {}
 
 
 def _process(number: int) -> str:
-    """A process and, since numbers are used again, when it started (in clock ticks)."""
+    """A process id with its start time (in clock ticks), because ids are reused."""
     try:
         with open(f"/proc/{number}/stat", "rb") as file:
             started = file.read().rpartition(b")")[2].split()[19].decode()
@@ -127,13 +127,13 @@ def _process(number: int) -> str:
     return f"{number}@{started}"
 
 
-#: What a shell sees of a process that SIGTERM ended.
+#: exit code that a shell sees after SIGTERM
 TERMINATED = 128 + signal.SIGTERM
 
 
 def before_shutdown(finish: Callable[[], object]) -> None:
-    """Call ``finish`` when the program has ended, while threads can still be started (``atexit`` is too late)."""
-    # Loaded first, so that its own callback, after which no executor takes work, comes after this one.
+    """Call ``finish`` when the program has ended, while threads can still start (``atexit`` is too late)."""
+    # Imported first, so that its own callback, after which executors take no work, runs after this one.
     importlib.import_module("concurrent.futures.thread")
     threading._register_atexit(finish)  # type: ignore[attr-defined]
 
@@ -142,11 +142,11 @@ def before_shutdown(finish: Callable[[], object]) -> None:
 def before_abrupt_exit(finish: Callable[[int], int]) -> Iterator[None]:
     """Inside the block, call ``finish`` before this process ends by ``os._exit`` or SIGTERM.
 
-    Children of a fork end as they always did. A SIGTERM handler that is there already, or that the program
+    Forked children end as they always did. An existing SIGTERM handler, or one that the program
     installs, stays in charge.
 
     Args:
-        finish: gets the exit code; what it returns is the one that ``os._exit`` uses.
+        finish: called with the exit code; its result is the code for ``os._exit``.
     """
     owner = os.getpid()
     leave = os._exit

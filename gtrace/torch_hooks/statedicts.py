@@ -1,4 +1,4 @@
-"""State dicts of gradients that ``torch.save`` wrote, as files of arrays."""
+"""State dicts of gradients from ``torch.save``, read as files of arrays."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _DEEPEST = 32
-#: A tensor that repeats its values (``expand``) may have so many bytes, or as many as the file.
+#: A tensor with repeated values (``expand``) may have this many bytes, or as many as the file.
 _SMALL = 64 * 1024 * 1024
 
 
 class StateDictFile(TensorFile):
-    """The tensors of a ``.pt`` file: of a state dict, of nested dictionaries and lists, or a tensor alone.
+    """The tensors of a ``.pt`` file: of a state dict, of nested dictionaries and lists, or a single tensor.
 
-    Loaded with ``weights_only=True``, so nothing in it is executed, and mapped.
+    Loaded with ``weights_only=True``, so nothing in it is executed, and memory-mapped.
 
     Raises:
-        TraceError: it holds other objects, is damaged, or tells of larger tensors than it has.
+        TraceError: it holds other objects, is damaged, or declares larger tensors than it has.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,12 +37,12 @@ class StateDictFile(TensorFile):
             zipped = zipfile.is_zipfile(path)
         if not zipped:
             raise TraceError(
-                f"{self._where}: not what torch.save writes since torch 1.6; damaged, or load it and save it again"
+                f"{self._where}: not a file of torch.save since torch 1.6; damaged, or load it and save it again"
             )
         try:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:
-            # A damaged pickle raises whatever its instructions run into.
+            # A damaged pickle can raise any error.
             foreign = "Weights only load failed" in str(error)
             first = printable(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)[:200]
             why = "holds other objects than tensors, which are never loaded" if foreign else f"damaged ({first})"
@@ -84,9 +84,9 @@ class StateDictFile(TensorFile):
         return values
 
     def close(self) -> None:
-        """Give the mapped file back."""
+        """Unmap the file."""
         self._tensors.clear()
 
 
-#: suffix -> what opens such a file.
+#: suffix -> class that opens such a file
 OPENERS = {".pt": StateDictFile, ".pth": StateDictFile}

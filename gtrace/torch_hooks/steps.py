@@ -1,4 +1,4 @@
-"""What happens between and during optimizer steps: losses, clipping, and steps inside a backward pass."""
+"""Events between and during optimizer steps: losses, clipping, and steps inside a backward pass."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def backward_in_progress() -> int:
 class Rounds:
     """Makes one step of all the steps that optimizers take during one backward pass.
 
-    It stands for one optimizer: ``param_groups`` are those of all its members.
+    It acts as one optimizer: ``param_groups`` are those of all its members.
 
     Args:
-        begin: called at the first step of a backward pass; says whether its gradients are to be kept.
+        begin: called at the first step of a backward pass; returns whether to keep its gradients.
         end: called when the backward pass is over.
     """
 
@@ -47,19 +47,19 @@ class Rounds:
         return [group for member in self._members.values() for group in member.param_groups]
 
     def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """The gradient with which the parameter was stepped in this round."""
+        """The parameter's gradient at its step in this round."""
         return self._gradients.get(id(parameter))
 
     def add(self, optimizer: Optimizer, gradient: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
-        """An optimizer steps inside a backward pass.
+        """Add an optimizer that steps inside a backward pass.
 
         Args:
             optimizer: the optimizer.
-            gradient: what the gradient of one of its parameters is now.
+            gradient: returns the present gradient of one of its parameters.
         """
         task = backward_in_progress()
         if self._open != task:
-            self.close()  # a pass that raised never came to its end
+            self.close()  # the previous pass raised before its end
             self._open, self._wanted = task, self._begin()
             torch.autograd.Variable._execution_engine.queue_callback(self.close)
         self._members.setdefault(id(optimizer), optimizer)
@@ -71,7 +71,7 @@ class Rounds:
                         self._gradients[id(parameter)] = value.detach().clone()
 
     def close(self) -> None:
-        """The backward pass is over."""
+        """End the round: the backward pass is over."""
         if self._open is None:
             return
         self._open = None
@@ -81,48 +81,48 @@ class Rounds:
 
 @dataclass(slots=True, eq=False)
 class _Sum:
-    """Losses that were backpropagated since some moment, and how many."""
+    """Sum and number of losses that were backpropagated since some moment."""
 
     total: float | torch.Tensor = 0.0
     count: int = 0
 
 
 class Losses:
-    """Sums what is backpropagated between steps.
+    """Sums the losses that are backpropagated between steps.
 
-    The sums stay when a step has used them, for a second optimizer that steps on the same backward pass; the
-    next backward pass starts anew. What was backpropagated before gradients were set to zero is no part of a step
+    The sums stay after a step, for a second optimizer that steps on the same backward pass; the
+    next backward pass starts again at zero. Losses before gradients were set to zero do not belong to a step
     with these gradients: an attack on the input, a penalty's statistics, the first half of a two-sided step.
     """
 
     def __init__(self) -> None:
         self._all = _Sum()
-        #: parameter's id -> what was backpropagated since its gradient was set to zero
+        #: parameter's id -> losses that were backpropagated since its gradient was set to zero
         self._since: dict[int, _Sum] = {}
         self._sums = [self._all]
         #: parameters' ids, and the norm that ``clip_grad_norm_`` measured of their gradients
         self._clipped: list[tuple[set[int], float | torch.Tensor]] = []
         self._used = False
         self._unscaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
-        #: The gradient scaler that scaled a loss since the step before.
+        #: the gradient scaler that scaled a loss since the previous step
         self.scaler: GradScaler | None = None
         #: Backward passes so far.
         self.passes = 0
 
     def of(self, groups: Iterable[Mapping[str, Any]]) -> tuple[float, int]:
-        """What an optimizer with these parameter groups steps on.
+        """The losses behind a step of an optimizer with these parameter groups.
 
         Returns:
-            the sum of the losses, NaN where nothing was backpropagated, and their number.
+            the sum of the losses, NaN if nothing was backpropagated, and their number.
         """
         found = {self._since.get(id(parameter), self._all) for parameter in _parameters(groups)} if self._since else ()
         one = found.pop() if len(found) == 1 else self._all
         return (float(one.total) if one.count else math.nan), one.count
 
     def clip_norm(self, groups: Iterable[Mapping[str, Any]]) -> float:
-        """What ``clip_grad_norm_`` returned of an optimizer's parameters; NaN where it was not called.
+        """The result of ``clip_grad_norm_`` for an optimizer's parameters; NaN if it was not called.
 
-        Of several calls for different parameters, the Euclidean norm of what they returned.
+        For several calls with different parameters, the Euclidean norm of the results.
         """
         if not self._clipped:
             return math.nan
@@ -131,18 +131,18 @@ class Losses:
         return norms[0] if len(norms) == 1 else math.hypot(*norms) if norms else math.nan
 
     def use(self) -> bool:
-        """A step uses the sums; says whether it is the first one."""
+        """Mark the sums as used by a step; returns whether it is the first one."""
         first, self._used = not self._used, True
         return first
 
     def scaled(self, scaler: GradScaler, loss: object, result: object) -> None:
-        """A gradient scaler made ``result`` of ``loss``."""
+        """A gradient scaler turned ``loss`` into ``result``."""
         self.scaler = scaler
         if isinstance(loss, torch.Tensor) and isinstance(result, torch.Tensor) and result is not loss:
             self._unscaled = weakref.ref(result), loss.detach()
 
     def backward(self, tensors: object, gradients: object) -> None:
-        """A backward pass starts. It starts at a loss where it starts at one number, or at a multiple of one."""
+        """A backward pass starts. It starts at a loss if it starts at a single number, or at a multiple of one."""
         self.passes += 1
         if self._used:
             self._all, self._since, self._clipped, self._used = _Sum(), {}, [], False
@@ -163,13 +163,13 @@ class Losses:
     def zeroed(self, parameters: Iterable[torch.Tensor]) -> None:
         """The gradients of these parameters were set to zero or None."""
         if self._used or not self._all.count:
-            return  # as in most loops: after a step
+            return  # usual: most loops do this after a step
         fresh = _Sum()
         self._since.update((id(parameter), fresh) for parameter in parameters)
         self._sums = [self._all, *set(self._since.values())]
 
     def clipped(self, parameters: Iterable[torch.Tensor], norm: torch.Tensor) -> None:
-        """``clip_grad_norm_`` returned this norm of the gradients of these parameters."""
+        """``clip_grad_norm_`` returned this norm for the gradients of these parameters."""
         ids = {id(parameter) for parameter in parameters}
         self._clipped = [entry for entry in self._clipped if not entry[0] & ids] + [(ids, norm.detach())]
 
@@ -180,8 +180,8 @@ class Losses:
 
 
 def _number(tensor: torch.Tensor) -> float | torch.Tensor:
-    # Reading a value off another device would make training wait for it: that is left for a step that is
-    # captured. The copy is needed because a loss may be changed in place after its backward pass.
+    # Reading a value from another device would make training wait, so a captured step does it later.
+    # The copy is needed because a loss may be changed in place after its backward pass.
     return tensor.item() if tensor.device.type == "cpu" else tensor.detach().to(torch.float32, copy=True).reshape(())
 
 
@@ -190,7 +190,7 @@ def _parameters(groups: Iterable[Mapping[str, Any]]) -> Iterable[torch.Tensor]:
 
 
 def grad_scale_of(optimizer: Optimizer | Rounds) -> float:
-    """What a gradient scaler leaves on a fused optimizer for the time of a step."""
+    """The factor that a gradient scaler sets on a fused optimizer during a step."""
     scale = getattr(optimizer, "grad_scale", None)
     return 1.0 if scale is None else float(scale)
 
@@ -198,8 +198,8 @@ def grad_scale_of(optimizer: Optimizer | Rounds) -> float:
 def is_nested(wrapper: FrameType, evaluation: CodeType | None) -> bool:
     """Whether this step is a part of another one: a subclass that calls super().step(), or a wrapper.
 
-    ``wrapper`` is the frame of torch's own wrapper around every ``step``. Frames and not a flag, because a
-    step that raises never comes to its end. A step that a closure takes while it is evaluated is its own:
+    ``wrapper`` is the frame of torch's own wrapper around every ``step``. Frames instead of a flag, because a
+    step that raises never resets a flag. A step that a closure takes while it is evaluated is its own:
     ``evaluation`` is the code that evaluates closures.
     """
     frame = wrapper.f_back

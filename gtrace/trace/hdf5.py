@@ -418,7 +418,7 @@ class Hdf5Sink(ZarrSink):
         except (OSError, RuntimeError) as error:
             failure = write_error(self._path, error)
             raise TraceError(
-                f"{failure}; the committed steps are kept as a folder; `gtrace trace check --repair` turns it into a file"
+                f"{failure}; committed steps are kept as a folder; `gtrace trace check --repair` makes it a file"
             ) from error
         finally:
             remove(new)

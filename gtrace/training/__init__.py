@@ -1,4 +1,4 @@
-"""Codecs at work in training: simulated workers, and hooks into a loop of one's own.
+"""Codecs in training: simulated workers, and hooks into your own training loop.
 
     study = gtrace.training.train("digits-cnn", ["qsgdinf:bits=3"], workers=4)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def as_tensors(tree: Any) -> Any:
-    """Dictionaries and lists with tensors in the place of arrays."""
+    """The same dictionaries and lists, with tensors instead of arrays."""
     if isinstance(tree, dict):
         return {name: as_tensors(value) for name, value in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -36,7 +36,7 @@ def save(path: Path, content: dict[str, Any]) -> None:
     """Write a checkpoint beside its place and move it in.
 
     Raises:
-        TraceError: it cannot be written; the one before is still there.
+        TraceError: it cannot be written; the previous one is kept.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
@@ -55,17 +55,17 @@ def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint; nothing in it is executed.
 
     Raises:
-        TraceError: it cannot be read, or is none.
+        TraceError: it cannot be read, or is not a checkpoint.
     """
     try:
         content = torch.load(path, weights_only=True)
-    except Exception as error:  # noqa: BLE001 - torch raises whatever the bytes lead to
-        raise TraceError(f"{path}: no checkpoint, or a damaged one ({type(error).__name__}); remove it") from None
+    except Exception as error:  # noqa: BLE001 - damaged bytes make torch raise anything
+        raise TraceError(f"{path}: not a checkpoint, or a damaged one ({type(error).__name__}); remove it") from None
     if not isinstance(content, dict):
-        raise TraceError(f"{path}: no checkpoint of a training; remove it")
+        raise TraceError(f"{path}: not a checkpoint of a training; remove it")
     return content
 
 
 def path_of(log: Path) -> Path:
-    """Where the checkpoint of a study with this log lies."""
+    """The path of the checkpoint of a study with this log."""
     return log.with_name(log.name + ".checkpoint")

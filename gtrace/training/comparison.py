@@ -1,4 +1,4 @@
-"""Training with simulated workers: codecs and the uncompressed run, on the same batches from the same start."""
+"""Training with simulated workers: codecs and the uncompressed run, with the same start and the same batches."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class Study:
-    """Runs of one task that differ in their codec and seed alone. The uncompressed run is always the first of a seed.
+    """Runs of one task that differ only in codec and seed. The first run of each seed is uncompressed.
 
-    The runs of a seed advance side by side, step by step, so that an interrupted study still compares equal lengths.
-    Everything random comes from the seed: two studies with the same arguments on the same machine have equal results.
+    The runs of a seed advance together, step by step, so an interrupted study still compares equal lengths.
+    All random numbers come from the seed: two studies with the same arguments on the same machine have equal results.
 
     Args:
         task: a built-in task's name, or a task.
@@ -82,19 +82,19 @@ class Study:
         settings = dataclasses.replace(self.settings, seed=seed)
         first, *others = self._plans
         runs = [TrainingRun(self.task, first.codec, settings)]
-        # All begin with the same weights, so one test of them is enough.
+        # All begin with the same weights, so the initial model is tested only once.
         loss = runs[0].result.first_loss
         return runs + [TrainingRun(self.task, plan.codec, settings, loss, plan.policy, plan.weights) for plan in others]
 
     @property
     def quantized(self) -> list[dict[str, Any]]:
-        """Which tensors have quantized weights, by levels: their bits and elements; empty where none has."""
+        """The tensors with quantized weights, by levels: their bits and elements; empty without any."""
         runs = [run for run in self._runs if run.weights.levels is not None]
         return list({run.weights.levels: run.weights.describe() for run in runs}.values())
 
     @property
     def results(self) -> list[RunResult]:
-        """How the runs went so far, seed by seed, the uncompressed one first."""
+        """The results so far, seed by seed, the uncompressed run first."""
         return [*self._done, *(run.result for run in self._runs)]
 
     def run(
@@ -104,19 +104,19 @@ class Study:
         force: bool = False,
         on_record: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """Train to the end; what was done before an interruption stays in the log and in ``results``.
+        """Train to the end; after an interruption the log and ``results`` keep what was done.
 
-        With a log there is a checkpoint beside it, written whenever models are tested and gone at the end. A study
-        with the same arguments that finds both goes on from there, to the same weights and records as if nothing had
-        happened (times apart). Neural gradients have no checkpoints.
+        With a log there is a checkpoint beside it, written whenever models are tested and deleted at the end. A study
+        with the same arguments continues from log and checkpoint, with the same weights and records as without the
+        interruption (times differ). Neural gradients have no checkpoints.
 
         Args:
-            log: where the run log goes; None for nowhere.
-            force: replace an existing log, and begin anew.
+            log: path of the run log; None for no log.
+            force: replace an existing log, and start again.
             on_record: called with every record after it was written.
 
         Raises:
-            OutputExistsError: the log exists, cannot be gone on with, and ``force`` is off.
+            OutputExistsError: the log exists, this study cannot continue it, and ``force`` is off.
             NonfiniteGradientError: NaN or infinity in a gradient under the policy ``error``.
             TraceError: the checkpoint is damaged, or cannot be written.
         """
@@ -135,7 +135,7 @@ class Study:
             checkpoint.path_of(log).unlink(missing_ok=True)
 
     def can_resume(self, log: Path) -> bool:
-        """Whether :meth:`run` would go on with this log: the same study, interrupted."""
+        """Whether :meth:`run` would continue this log: the same study, interrupted."""
         if self.settings.kind != "weight" or not (log.exists() and checkpoint.path_of(log).exists()):
             return False
         own = {"type": "study", "version": VERSION, **self.describe()}
@@ -151,9 +151,9 @@ class Study:
                 if type(written) is not int or not 0 < written <= log.stat().st_size:
                     raise ValueError("a length that the log does not have")
             except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-                # torch and the tasks raise what the wrong content leads to.
-                told = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
-                raise TraceError(f"{place}: no checkpoint of this study ({told}); remove it") from error
+                # torch and the tasks raise any error on wrong content.
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+                raise TraceError(f"{place}: not a checkpoint of this study ({reason}); remove it") from error
             return RunLogWriter.reopen(log, written)
         writer = RunLogWriter(log, self.describe(), force=force)
         checkpoint.path_of(log).unlink(missing_ok=True)
@@ -182,7 +182,7 @@ class Study:
 
     @property
     def command(self) -> str:
-        """The command line that repeats this study; empty where there is none."""
+        """The command line that repeats this study; empty if there is none."""
         return repeat_command(self.task.name, self._codecs, self.settings)
 
     def describe(self) -> dict[str, Any]:
@@ -250,7 +250,7 @@ class Study:
                 self._runs = self._begin(self._seed)
 
     def _kept(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The same records, the warnings among them remembered."""
+        """The same records; keeps the warnings."""
         for record in records:
             if record["type"] == "warning":
                 self.warnings.append(record["text"])
@@ -270,7 +270,7 @@ def train(
     Args:
         task: a built-in task's name, or a task.
         codecs: codecs, their specs, tables or plans.
-        log: where the run log goes; None for nowhere.
+        log: path of the run log; None for no log.
         force: replace an existing log.
         settings: see :class:`Study`.
 
@@ -285,7 +285,7 @@ def train(
 
 
 def _compile(codec: Coding) -> None:
-    """Exchange something small, so that no kernel is compiled while the clocks run."""
+    """Exchange a small tensor, so that kernels are compiled before times are measured."""
     values = np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64) ** 5
     for one in dict.fromkeys(CodecTable.of(codec).codecs):
         Exchange(one).step(0, [{"": values}])

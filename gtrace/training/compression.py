@@ -1,4 +1,4 @@
-"""A codec in a training loop of one's own: each optimizer step uses what arrives at the other end."""
+"""A codec in your own training loop: each optimizer step uses the decoded gradients."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Compression:
             self._handle = target.register_step_pre_hook(self._before_step)
 
     def use_bits(self, bits: int) -> None:
-        """Encode the gradients of later steps with other ``bits``; the codec is fitted anew, its memory is kept.
+        """Encode the gradients of later steps with other ``bits``; the codec is fitted again, its memory is kept.
 
-        Before :meth:`load_state_dict`, choose the bits of the state that was saved.
+        Before :meth:`load_state_dict`, choose the bits of the saved state.
 
         Raises:
             UsageError: the codec has no bits to choose, or cannot have these.
@@ -68,7 +68,7 @@ class Compression:
         return {"steps": self.steps, **as_tensors(self._exchange.to_arrays())}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken, with the same codec and settings."""
+        """Continue from a :meth:`state_dict`, with the same codec and settings."""
         self.steps = int(saved["steps"])
         self._exchange.load_arrays(as_arrays({name: value for name, value in saved.items() if name != "steps"}))
 
@@ -128,16 +128,16 @@ def compress(
     refit: str = DEFAULT_REFIT,
     nonfinite: Nonfinite = "skip",
 ) -> Compression:
-    """Replace gradients by what a codec makes of them, before each optimizer step.
+    """Replace gradients by their encoded and decoded values, before each optimizer step.
 
-    Every gradient is encoded to bytes and decoded from them alone, in float32: on the CPU, but on a CUDA device the
-    gradients there are rounded and restored where they are if the codec is one of levels. A closure's gradients, as
-    those of LBFGS or of Lightning, are replaced after each of its evaluations, which then count as steps.
+    Every gradient is encoded to bytes and decoded from them alone, in float32 on the CPU. Level codecs round and
+    restore gradients of a CUDA device there. If a step has a closure (LBFGS, Lightning), gradients are
+    replaced after each of its evaluations, which then count as steps.
 
     Args:
         optimizer_or_model: an optimizer, or a model (then every optimizer's steps on its parameters).
         codec: a codec or its spec, or a table or plan that names one for each tensor.
-        seed: of the rounding.
+        seed: seed of the rounding.
         refit: when the codec is fitted to the gradients; steps are those of this compression.
         nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` does not update the tensor
             in this step, ``zero`` sends zeros in their place, ``error`` raises; both others warn.
@@ -146,7 +146,7 @@ def compress(
         the compression: its ``tally`` counts, its ``remove()`` ends it.
 
     Raises:
-        UsageError: neither an optimizer nor a model, or an unknown codec, schedule or policy. Later, in
+        UsageError: not an optimizer or a model, or an unknown codec, schedule or policy. Later, in
             ``optimizer.step``: a sparse gradient.
     """
     if not isinstance(optimizer_or_model, (Optimizer, nn.Module)):
@@ -160,12 +160,12 @@ def after_closure(
     """The arguments of an optimizer's ``step`` with ``then`` called after each evaluation of its closure.
 
     Args:
-        args: of the step, the optimizer first, as a pre-hook gets them.
-        kwargs: of the step.
-        then: called when gradients are there; at once where there is no closure.
+        args: the step's arguments, the optimizer first, as a pre-hook gets them.
+        kwargs: the step's keyword arguments.
+        then: called when gradients are there; at once if there is no closure.
 
     Returns:
-        what the pre-hook returns: new arguments, or None where nothing changes.
+        the result for the pre-hook: new arguments, or None if nothing changes.
     """
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
@@ -184,16 +184,16 @@ def after_closure(
 
 
 def is_dense(parameter: torch.Tensor) -> bool:
-    """Whether the parameter has a gradient that a codec can take."""
+    """Whether the parameter has a dense gradient, which a codec can encode."""
     gradient = parameter.grad
     return gradient is not None and gradient.layout == torch.strided
 
 
 def read_gradient(parameter: torch.Tensor, scale: float = 1.0) -> Vector:
-    """The gradient, divided by ``scale``: float32, of the parameter's shape; of a sharded one this process's part,
-    of a complex one real and imaginary parts along a last axis. It may share the gradient's memory.
+    """The gradient, divided by ``scale``: float32, of the parameter's shape; for a sharded one this process's part,
+    for a complex one real and imaginary parts along a last axis. It may share the gradient's memory.
 
-    It is a tensor where codecs work on its device, and an array of the host everywhere else.
+    It is a tensor if codecs work on its device, and otherwise a numpy array.
 
     Raises:
         ValueError: there is no dense gradient.

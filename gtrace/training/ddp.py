@@ -1,11 +1,11 @@
 """Gradients between real ranks: each encodes its own, bytes are exchanged, decoded and averaged.
 
-:class:`State` is what a communication hook of ``DistributedDataParallel`` keeps between buckets and steps::
+:class:`State` is the state of a communication hook of ``DistributedDataParallel`` between buckets and steps::
 
     state = gtrace.training.State("ef:topk:ratio=0.01")
     model.register_comm_hook(state, gtrace.training.ddp_comm_hook)
 
-Everything is kept by parameter and not by bucket, because buckets are built anew after the first step.
+State is kept per parameter instead of per bucket, because buckets are built again after the first step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FORMAT = 1
 
 @dataclass(slots=True)
 class AllReduceComparison:
-    """What a step would have been with plain all-reduces of the same gradients, measured beside it.
+    """The same step with plain all-reduces, measured for comparison.
 
     Attributes:
         energy: ||exact average||^2.
@@ -56,6 +56,7 @@ class AllReduceComparison:
         bf16_error: the same of an all-reduce in bfloat16.
         bf16_seconds: wall time of that all-reduce.
         float32_seconds: wall time of one in float32.
+        float32_seconds: wall time of an all-reduce in float32.
     """
 
     energy: float = 0.0
@@ -85,12 +86,12 @@ class RankOptions:
             a second error, which is measured. Messages of linear codecs go through all-reduces either way.
         levels: ``own``: each rank fits to its own gradient, and its levels travel with its payload; ``common``: when
             the schedule says so, ranks exchange their sketches and all fit to the sum.
-        seed: of the rounding; ranks and stages have keys of their own.
+        seed: seed of the rounding; ranks and stages have keys of their own.
         refit: when codecs are fitted, as :meth:`RefitSchedule.parse` reads it.
         nonfinite: what to do with a gradient that holds NaN or infinity. ``pass``, the default, makes the average NaN,
             as it would be without a codec, so that a gradient scaler skips the step; others as in :class:`Exchange`.
-        compare_every: every so many steps the same gradients go through plain all-reduces in float32 and in bfloat16,
-            too, for ``comparison``; 0 for never.
+        compare_every: interval in steps at which the same gradients also go through plain all-reduces in float32 and
+            bfloat16, for ``comparison``; 0 for never.
 
     Raises:
         UsageError: an unknown choice, or a negative number of steps.
@@ -118,12 +119,12 @@ class RankOptions:
 
 
 class RankExchange:
-    """What a communication hook keeps: every parameter's codec states, the step, and what it all cost.
+    """The state of a communication hook: every parameter's codec states, the step, and the costs.
 
     Args:
-        codec: a codec or its spec, for all tensors that no rule is about; or a table or plan, without rules.
-        process_group: who exchanges; None for the default group.
-        model: names the parameters; without it they are looked for among all live modules.
+        codec: a codec or its spec, for all tensors that no rule matches; or a table or plan, without rules.
+        process_group: the ranks; None for the default group.
+        model: names the parameters; by default they are searched among all live modules.
         rules: pattern -> codec for some tensors: ``{"bias": "none"}``; see
             :class:`gtrace.codecs.assignment.CodecTable`.
         min_size: tensors with fewer elements go uncompressed.
@@ -132,14 +133,14 @@ class RankExchange:
         settings: fields of :class:`~gtrace.training.ddp.RankOptions` that differ from ``options``.
 
     Attributes:
-        steps: steps that were exchanged to their end.
-        tally: summed over the steps, of this rank.
-        last: tally of the step before.
-        comparison: of the step before; None if there was none.
+        steps: number of completed steps.
+        tally: this rank's tally, summed over the steps.
+        last: tally of the last step.
+        comparison: comparison of the last step; None without one.
 
     Raises:
-        UsageError: an unknown codec or choice, a codec over the whole model, or one whose payloads are no bytes that
-            a receiver could decode.
+        UsageError: an unknown codec or choice, a codec over the whole model, or one with declared payloads that
+            a receiver cannot decode.
     """
 
     def __init__(
@@ -177,17 +178,17 @@ class RankExchange:
         links = LinkOptions(options.schedule, options.seed, vectors.ENGINE)
         self._codecs = RankCodecs(self.rules, links, self._wire, common=options.levels == "common")
         self._compared = AllReduceComparison()
-        #: buckets that wait for the others: names, gradients, the buffer that they lie in, and what the hook promised
+        #: buckets that wait for others: names, gradients, their buffer, and the promised future
         self._waiting: list[tuple[list[str], list[torch.Tensor], torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
 
     def exchange_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The work of the communication hook: the bucket's buffer with averages instead of gradients."""
+        """Handle a bucket in the communication hook: returns its buffer, with averages instead of gradients."""
         buffer = bucket.buffer()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.device.type == "cuda" else None
         )
         if bucket.index() == 0:
-            # A backward pass that failed leaves buckets behind.
+            # A failed backward pass leaves buckets behind.
             self._waiting = []
         parameters = bucket.parameters()
         if any(id(parameter) not in self._names for parameter in parameters):
@@ -195,7 +196,7 @@ class RankExchange:
             self._names.update({key: entry.name for key, entry in found.items()})
         names = [self._names[id(parameter)] for parameter in parameters]
         self._waiting.append((names, bucket.gradients(), buffer, future))
-        # Shares come from the gradients of all tensors, so buckets wait for the last one.
+        # Shares depend on the gradients of all tensors, so buckets wait for the last one.
         if bucket.is_last() or not self._codecs.allocates:
             waiting, self._waiting = self._waiting, []
             names = [name for some, _, _, _ in waiting for name in some]
@@ -216,21 +217,21 @@ class RankExchange:
     def average(
         self, names: Sequence[str], values: Sequence[Vector], shapes: Sequence[tuple[int, ...]] | None = None
     ) -> list[Vector]:
-        """Exchange some tensors and average what arrives; every rank calls this with the same names in the same order.
+        """Exchange tensors and average what arrives; every rank calls this with the same names in the same order.
 
         A codec that allocates shares out among the tensors of one call.
 
         Args:
-            names: of the tensors.
+            names: names of the tensors.
             values: float32[n] of each, arrays or tensors; they are not changed.
-            shapes: true shape of each, for codecs that look at it; None if they are not known.
+            shapes: true shape of each, for codecs that use it; None if they are not known.
 
         Returns:
             float32[n] of each, of the same kind, the same bytes on all ranks; zeros where no rank could send.
 
         Raises:
             NonfiniteGradientError: NaN or infinity under the policy ``error``.
-            PayloadError: what arrived is damaged, or the ranks' models differ.
+            PayloadError: the received bytes are damaged, or the ranks' models differ.
         """
         wire, codecs = self._wire, self._codecs
         tally = codecs.tally
@@ -260,7 +261,7 @@ class RankExchange:
         return averages
 
     def end_step(self) -> None:
-        """All tensors of a step have been averaged."""
+        """End the step: all tensors have been averaged."""
         self.last, self._codecs.tally = self._codecs.tally, Tally()
         compared, self._compared = self._compared, AllReduceComparison()
         self.comparison = compared if compared.float32_seconds else None
@@ -270,17 +271,17 @@ class RankExchange:
             self.on_step(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later steps depend on, of this rank: numbers, text and tensors for ``torch.save``.
+        """This rank's state for later steps: numbers, text and tensors for ``torch.save``.
 
-        Ranks differ in it, so that a checkpoint holds one of each.
+        It differs from rank to rank, so a checkpoint needs the state of each.
         """
         return {"format": FORMAT, "settings": self._settings(), "steps": self.steps, **self._codecs.to_lists()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken, with the same settings, on the same rank of as many.
+        """Continue from a :meth:`state_dict`, with the same settings, rank and number of ranks.
 
         Raises:
-            UsageError: something else is different, or the format is another one.
+            UsageError: the settings or the format differ.
         """
         if saved.get("format") != FORMAT:
             raise UsageError(f"state: its format is {saved.get('format')}, and this gtrace reads {FORMAT}")
@@ -292,7 +293,7 @@ class RankExchange:
         self._codecs.load_lists(saved)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle: without what belongs to one process."""
+        """For pickle: without the parts that belong to one process."""
         return {**vars(self), "on_step": None, "_names": {}}
 
     def _settings(self) -> dict[str, Any]:
@@ -328,20 +329,20 @@ class RankExchange:
         compared.bf16_seconds += rough_seconds
 
 
-#: under the name that torch's own hooks have for it
+#: the name that torch's own hooks use
 State = RankExchange
 
 
 def ddp_comm_hook(state: RankExchange, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Send a bucket of gradients through the codec of ``state``, to be registered once with a wrapped model::
+    """A communication hook that sends gradients through the codec of ``state``; register it once on a wrapped model::
 
         model.register_comm_hook(gtrace.training.State("alq:bits=3"), gtrace.training.ddp_comm_hook)
 
-    Collectives block, so nothing overlaps with the backward pass; what gloo offers would not, either.
+    Collectives block, so nothing overlaps with the backward pass; gloo could not overlap either.
 
     Args:
         state: see :class:`gtrace.training.State`.
-        bucket: of torch.
+        bucket: torch's bucket.
 
     Returns:
         A completed future of the bucket's buffer, with the average that arrived instead of the gradients.

@@ -1,9 +1,9 @@
-"""Level codecs on the device that the gradient lies on, by torch's own operations: codes travel, not float32 values.
+"""Level codecs on the gradient's own device, in torch operations: codes leave the device instead of float32 values.
 
 Every float32 operation of the kernels of :mod:`gtrace.kernels.rounding` is done here in the same order, one at a time
-and each rounded as IEEE says, so that codes and decoded values are the kernels' own, bit for bit. Two habits of torch
-would break that on CUDA, and are kept out: division by a number of the host multiplies by its reciprocal, so divisors
-are tensors of the device; and operations that multiply and add at once round once, so there are none of them.
+and each rounded as IEEE requires, so codes and decoded values equal the kernels' bit for bit. Two habits of torch
+would break that on CUDA and are avoided: division by a host number multiplies by its reciprocal, so divisors
+are tensors of the device; and fused multiply-add rounds only once, so there is none.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
     from gtrace.codecs.scales import BucketNorm
     from gtrace.types import State
 
-#: Kinds of devices whose tensors stay where they are; float64 is needed for norms. Elsewhere gradients are copied.
+#: Devices on which tensors are encoded; norms need float64. Gradients on other devices are copied to the host.
 DEVICES = frozenset({"cuda"})
 
-#: what must be the engine's own
+#: methods that a codec must not override
 _ENGINE = ("encode", "decode", "write", "read", "update", "aggregate")
 
 #: elements that are hashed and rounded at a time: temporaries of 32 MiB
 _CHUNK = 1 << 22
-#: a sum runs over rows of this many values first, so that no term goes through many additions
+#: a sum runs over rows of this many values first, so that no term takes part in many additions
 _WIDTH = 1 << 11
 #: lanes and blocks of the host kernel's sums, for the bound on how far its rounding can be from ours
 _LANES, _BLOCK = 64, 1 << 20
-#: times as much as the roundings of both sums can amount to, with those of the bound itself
+#: safety factor on the rounding errors of both sums and of the bound itself
 _SLACK = 4.0
 _MASK = 0xFFFFFFFF
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def supports(codec: Codec) -> TypeGuard[Composed]:
-    """Whether a codec encodes and decodes here as it does on the host: every level codec that does not clip.
+    """Whether a codec encodes and decodes here as on the host: every level codec that does not clip.
 
-    A codec of the user's own that replaces a step of the engine is not one of them, nor is a wrapper, whose memory is
-    kept on the host.
+    Not supported: your own codec that overrides a step of the engine, and wrappers, which keep memory
+    on the host.
     """
     kind = type(codec)
     return (
@@ -69,12 +69,12 @@ def flat(tensor: torch.Tensor, codec: Codec) -> torch.Tensor | NDArray[np.float3
 
 
 def encode(codec: Codec, state: State, values: torch.Tensor, key: tuple[int, int]) -> bytes:
-    """The payload of ``codec.encode``, the same bytes; only codes, norms and an exact tail come to the host.
+    """The payload of ``codec.encode``, bit for bit; only codes, norms and an exact tail are copied to the host.
 
     Args:
-        codec: one that :func:`supports` refuses gets a copy of the values on the host.
-        state: of this tensor.
-        values: float32[size] of any device.
+        codec: a codec that :func:`supports` refuses gets a copy of the values on the host.
+        state: the tensor's state.
+        values: float32[size] on any device.
         key: two 64-bit words.
 
     Raises:
@@ -94,10 +94,10 @@ def encode(codec: Codec, state: State, values: torch.Tensor, key: tuple[int, int
 
 
 def decode(codec: Codec, shared: bytes, payload: bytes, size: int, device: torch.device) -> torch.Tensor:
-    """What ``codec.decode`` returns, as float32[size] of a device; codes are unpacked on the host and looked up there.
+    """The result of ``codec.decode`` as float32[size] on a device; codes are unpacked on the host and looked up there.
 
     Raises:
-        PayloadError: the bytes are no payload of this codec and size, or damaged.
+        PayloadError: the bytes are not a valid payload of this codec and size.
     """
     if not supports(codec):
         return torch.from_numpy(codec.decode(shared, payload, size)).to(device)
@@ -113,7 +113,7 @@ def decode(codec: Codec, shared: bytes, payload: bytes, size: int, device: torch
 
 
 def mean(decoded: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What ``Codec.aggregate`` returns, as float32[n] of the same device."""
+    """The result of ``Codec.aggregate``, float32[n] on the same device."""
     total = torch.zeros_like(decoded[0], dtype=torch.float64)
     for values in decoded:
         total += values
@@ -121,17 +121,17 @@ def mean(decoded: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def quantize(rule: Rule, x: torch.Tensor, bucket: int, scales: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
-    """Symbols of finite float32[n] in buckets of ``bucket`` values, as the rule's kernel makes them.
+    """Symbols of finite float32[n] in buckets of ``bucket`` values, equal to those of the rule's kernel.
 
     Args:
-        rule: of a codec.
+        rule: the codec's rule.
         x: float32[n], contiguous.
         bucket: values that share a scale.
-        scales: float32[buckets], of the same device.
+        scales: float32[buckets], on the same device.
         key: two 64-bit words.
 
     Returns:
-        uint8[n] where that is enough, int16[n] otherwise.
+        uint8[n] if that is enough, int16[n] otherwise.
     """
     lower, upper = _origins(rule)
     out = torch.empty(x.numel(), dtype=torch.from_numpy(np.empty(0, _code_type(lower + upper))).dtype, device=x.device)
@@ -150,11 +150,11 @@ def quantize(rule: Rule, x: torch.Tensor, bucket: int, scales: torch.Tensor, key
 
 
 def bucket_scales(x: torch.Tensor, norm: str, bucket: int) -> tuple[torch.Tensor, NDArray[np.float32]]:
-    """Norms of the buckets of a finite float32[n], on its device and on the host: those of the host's kernel.
+    """Norms of the buckets of a finite float32[n], on its device and on the host: equal to the host kernel's.
 
-    A largest magnitude is exact. A sum in float64 depends on the order of its terms, by less than a known share; only
-    where that could change the rounding to float32 (one bucket of 8192 in tens of thousands), the bucket itself is
-    brought to the host and its norm is taken there.
+    A largest magnitude is exact. A float64 sum depends on the order of its terms, by less than a known share. Only
+    if that could change the rounding to float32 (one bucket of 8192 in tens of thousands), the bucket is
+    copied to the host, where its norm is computed.
     """
     n = x.numel()
     buckets = -(-n // bucket)
@@ -192,7 +192,7 @@ def bucket_sums(x: torch.Tensor, bucket: int, *, square: bool) -> torch.Tensor:
 
 
 def sum_depth(size: int) -> int:
-    """At most so many additions, of the kernel's sum of ``size`` terms and of ours together, has a term gone through.
+    """Upper bound on the additions of one term, in the kernel's sum of ``size`` terms and in ours together.
 
     A sum of terms that are not negative is off by less than that many roundings of 2^-53 each.
     """
@@ -211,7 +211,7 @@ def uniforms(hashed: tuple[int, int, int], start: int, count: int, device: torch
 def _mix(x: Any, add: int, flip: int, last: int) -> Any:
     """The hash of :mod:`gtrace.kernels.counter` of a number, or of int64[n] in place.
 
-    Multipliers above 2^31 are taken less 2^32, which changes no bit that the mask keeps: no product reaches 2^63.
+    Multipliers above 2^31 are reduced by 2^32, which changes no bit under the mask: no product reaches 2^63.
     """
     x += add
     x &= _MASK
@@ -254,7 +254,7 @@ def _code_type(top: int) -> type[np.uint8 | np.int16]:
 
 
 def _cells(rule: Rule, r: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Number of the magnitude that each value goes to, and whether it goes to the positive one."""
+    """Index of the magnitude that each value is rounded to, and whether it is the positive one."""
     a = r.abs()
     if rule.kind == "uniform":
         half = rule.mirrored
@@ -279,7 +279,7 @@ def _cells(rule: Rule, r: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def _powers(x: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The exponent that each value goes to, and whether it is positive, from its bits."""
+    """The exponent that each value is rounded to, and whether it is positive, from its bits."""
     bits = x.view(torch.int32)
     mantissa = (bits & 0x7FFFFF).float().mul_(2.0**-23)
     return ((bits & 0x7FFFFFFF) >> 23) + (u < mantissa), bits >= 0

@@ -1,7 +1,7 @@
-"""The exchange of gradients: every worker encodes, bytes travel, they are decoded and aggregated, and counted.
+"""The exchange of gradients: workers encode, bytes travel, are decoded and aggregated, and everything is counted.
 
-Simulated workers and hooks into one's own training loop use the same :class:`Exchange`; real ranks have
-:class:`gtrace.training.State`, made of the same senders and receivers.
+Simulated workers and hooks into your own training loop use the same :class:`Exchange`; real ranks use
+:class:`gtrace.training.State`, which has the same senders and receivers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gtrace.training.vectors import Vector
     from gtrace.types import Role
 
-#: instead of a worker's number: the server that sends averages on
+#: number of the server, which sends averages on, among the numbers of workers
 _SERVER = -1
 Nonfinite: TypeAlias = Literal["error", "skip", "zero", "pass"]
 NONFINITE: tuple[Nonfinite, ...] = get_args(Nonfinite)
@@ -46,7 +46,7 @@ class NonfiniteGradientError(GtraceError):
 
 
 def without_nonfinite(values: Vector, count: int, policy: Nonfinite, where: str) -> Vector | None:
-    """What is encoded instead of values of which ``count`` are NaN or infinite; None for nothing.
+    """The values to encode if ``count`` of them are NaN or infinite; None for nothing.
 
     Raises:
         NonfiniteGradientError: under the policy ``error``; the message begins with ``where``.
@@ -61,28 +61,28 @@ def without_nonfinite(values: Vector, count: int, policy: Nonfinite, where: str)
 
 @dataclass(slots=True)
 class Tally:
-    """What an exchange cost and how far off it was; tallies add up.
+    """Costs and errors of an exchange; tallies add up.
 
     Attributes:
         payload_bits: bits of payloads, envelopes not included, over all workers.
         shared_bits: bits of levels and codes, counted whenever they change.
         envelope_bits: bits of envelopes.
-        float32_bits: what the same values would have taken in float32.
+        float32_bits: bits of the same values in float32.
         squared_error: ||mean of decoded - mean of exact||^2.
         energy: ||mean of exact||^2.
         worker_squared_error: sum over workers of ||decoded - exact||^2.
         worker_energy: sum over workers of ||exact||^2.
-        zeros: values that were exactly zero when they arrived.
+        zeros: decoded values that are exactly zero.
         nonfinite: gradient values that were NaN or infinite.
         codec_seconds: CPU time of fitting, encoding, decoding and aggregating.
         fit_seconds: the part of it that fitting took.
         decode_seconds: the part of it that decoding and aggregating took.
-        down_bits: bits that were sent on after a sum, in two shots between ranks; of a server's average, one copy.
+        down_bits: bits that were sent on after a sum, in two shots between ranks; for a server's average, one copy.
         down_squared_error: ||sent on - sum||^2 there, over the pieces that this rank sums up.
         down_energy: ||sum||^2 of those pieces.
-        frame_bits: bits of what tells several messages of a rank apart.
+        frame_bits: bits that separate several messages of a rank.
         wire_bytes: bytes that this rank gave to collectives for other ranks, headers and sizes included.
-        wire_seconds: wall time that it spent in collectives.
+        wire_seconds: wall time of this rank in collectives.
     """
 
     payload_bits: int = 0
@@ -107,7 +107,7 @@ class Tally:
 
     @property
     def bits(self) -> int:
-        """Bits that compare with the papers': payloads and shared bytes."""
+        """Bits to compare with the papers': payloads and shared bytes."""
         return self.payload_bits + self.shared_bits
 
     @property
@@ -117,17 +117,17 @@ class Tally:
 
     @property
     def bits_per_element(self) -> float:
-        """Bits that one value took; NaN before anything was sent."""
+        """Bits per value; NaN before anything was sent."""
         return 32.0 * self.bits / self.float32_bits if self.float32_bits else float("nan")
 
     @property
     def sparsity(self) -> float:
-        """Fraction of the values that arrived as zeros; NaN before anything was sent."""
+        """Fraction of decoded values that are zero; NaN before anything was sent."""
         return 32.0 * self.zeros / self.float32_bits if self.float32_bits else float("nan")
 
     @property
     def relative_variance(self) -> float:
-        """Squared error of the mean over its energy; NaN where the mean is zero and the error is not."""
+        """Squared error of the mean over its energy; NaN if the mean is zero and the error is not."""
         return float(relative(self.squared_error, self.energy))
 
     @property
@@ -136,7 +136,7 @@ class Tally:
         return float(relative(self.worker_squared_error, self.worker_energy))
 
     def record(self) -> dict[str, Any]:
-        """What every run log says of a step."""
+        """The fields of every run log about a step."""
         return {
             "bits": self.bits,
             "bits_float32": self.float32_bits,
@@ -149,19 +149,19 @@ class Tally:
         }
 
     def add_sent(self, exact: Vector, decoded: Vector) -> None:
-        """Count how far off one worker's values arrived."""
+        """Add the error of one worker's values."""
         energy, error = vectors.error_of(exact, decoded)
         self.worker_energy += energy
         self.worker_squared_error += error
 
     def add_sent_on(self, total: Vector, decoded: Vector) -> None:
-        """Count how far off a sum arrived that was sent on."""
+        """Add the error of a sum that was sent on."""
         energy, error = vectors.error_of(total, decoded)
         self.down_energy += energy
         self.down_squared_error += error
 
     def add(self, other: Tally) -> None:
-        """Add what another exchange cost."""
+        """Add the costs of another exchange."""
         for item in fields(self):
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
 
@@ -177,13 +177,13 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """What came out of one exchange.
+    """The result of one exchange.
 
     Attributes:
-        gradients: tensor -> aggregated gradient, float32, in the shape it had, on the device it was encoded on; tensors
+        gradients: tensor -> aggregated gradient, float32, in its shape, on the device where it was encoded; tensors
             that no worker could send are missing.
-        tally: of this exchange.
-        bad: where there were NaN or infinities.
+        tally: the tally of this exchange.
+        bad: tensors with NaN or infinity.
     """
 
     gradients: dict[str, Vector]
@@ -194,20 +194,20 @@ class Exchanged:
 class Exchange:
     """All workers' senders and receivers.
 
-    Each worker fits levels and codes to its own gradients and sends them along; nothing is agreed upon. Messages of a
-    linear codec are averaged round by round. If a worker lacks a tensor of one, or cannot send it, the mean of the
-    others' is exact, in float32, and no memory changes: all workers must go on with the same start.
+    Each worker fits levels and codes to its own gradients and sends them along. Messages of a
+    linear codec are averaged round by round. If a worker lacks a tensor of one, or cannot send it, the others average
+    it exactly, in float32, and no memory changes: all workers must continue from the same start.
 
     Args:
-        codec: what every worker uses, or a table or plan of what it uses for which tensor.
-        workers: how many there are.
-        seed: of the rounding.
+        codec: the codec of every worker, or a table or plan with one for each tensor.
+        workers: number of workers.
+        seed: seed of the rounding.
         refit: when codecs are fitted, as :meth:`RefitSchedule.parse` reads it.
         nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` leaves this worker's tensor
-            out of the mean, ``zero`` sends zeros in their place, ``error`` raises, ``pass`` leaves the tensor as it
-            would be without a codec, for whatever the training does about it (a gradient scaler skips the step).
-        down: a server sends the average through this codec, with keys of its own, to all workers, which get the same
-            bytes; ``same`` for what the workers use. None: the average arrives as it is.
+            out of the mean, ``zero`` sends zeros instead, ``error`` raises, ``pass`` leaves the tensor as it
+            would be without a codec, for the training to handle (a gradient scaler skips the step).
+        down: a server sends the average through this codec, with keys of its own, and all workers get the same
+            bytes; ``same`` for the workers' codec. None: the average is sent exactly.
 
     Raises:
         UsageError: fewer than one worker, or an unknown schedule or policy.
@@ -236,14 +236,14 @@ class Exchange:
         self._whole = self.rules.over_model
         self._layout: dict[str, tuple[int, ...]] | None = None
         self._links: dict[tuple[str, int], tuple[Sender, Receiver]] = {}
-        #: of the tensors of the step that is exchanged
+        #: tensors of the current step
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def use(self, codec: Codec) -> None:
-        """Go on with other ``bits`` where no rule is about a tensor; fitted anew, with the memory that there is.
+        """Continue with other ``bits`` for tensors that no rule matches; codecs are fitted again, memory is kept.
 
         Args:
-            codec: the one in use, or what its ``at_bits`` returned.
+            codec: the current one, or a result of its ``at_bits``.
         """
         self.rules = replace(self.rules, codec=codec)
 
@@ -258,16 +258,16 @@ class Exchange:
         Args:
             step: number of the training step, part of the keys.
             gradients: per worker, tensor -> float32 array of any shape. A tensor that a worker lacks is
-                aggregated over the others. Tensors of torch on an accelerator are encoded there if the codec can be.
-            watch: told of each tensor (``*`` for the whole model) the workers' exact gradients, what
-                arrived of them, and the aggregate.
+                aggregated over the others. Torch tensors on an accelerator are encoded there if the codec supports it.
+            watch: called for each tensor (``*`` for the whole model) with the workers' exact gradients, the decoded
+                ones, and the aggregate.
 
         Raises:
             UsageError: not one mapping per worker, or a tensor that changed its shape.
             NonfiniteGradientError: NaN or infinity under the policy ``error``.
         """
         if len(gradients) != self.workers:
-            raise UsageError(f"exchange: gradients of {len(gradients)} workers where there are {self.workers}")
+            raise UsageError(f"exchange: got gradients of {len(gradients)} workers; expected {self.workers}")
         shapes = {name: tuple(array.shape) for tensors in gradients for name, array in tensors.items()}
         self._shapes = {} if self._whole else shapes
         flat = [self._flatten(tensors) for tensors in gradients]
@@ -294,7 +294,7 @@ class Exchange:
             tally.codec_seconds += seconds
             tally.decode_seconds += seconds
             waiting[name] = exact, decoded
-            # A server that shares something out among tensors needs all averages before it sends one on.
+            # A server that allocates among tensors needs all averages before it sends one on.
             if not down:
                 self._finish(waiting, aggregated, step, tally, watch)
                 waiting.clear()
@@ -305,7 +305,7 @@ class Exchange:
     def _sendable(
         self, flat: Sequence[Mapping[str, Vector]], step: int, bad: list[Bad]
     ) -> tuple[dict[str, list[tuple[int, Vector]]], dict[str, Vector]]:
-        """What goes through codecs, by tensor and worker, and the means of tensors that pass as they are."""
+        """The values that go through codecs, by tensor and worker, and the means of tensors that are sent exactly."""
         sending: dict[str, list[tuple[int, Vector]]] = {}
         passing: dict[str, Vector] = {}
         for name in dict.fromkeys(name for tensors in flat for name in tensors):
@@ -333,7 +333,7 @@ class Exchange:
         tally: Tally,
         watch: Callable[[str, Sequence[Vector], Sequence[Vector], Vector], None] | None,
     ) -> None:
-        """Send averages on if a server does so, and measure them."""
+        """Send averages on if a server does so, and measure their error."""
         if self._down is not None:
             self._allocate(_SERVER, [(name, aggregated[name]) for name in waiting], step, tally)
         for name, (exact, decoded) in waiting.items():
@@ -341,7 +341,7 @@ class Exchange:
                 aggregated[name] = self._send_on(name, aggregated[name], step, tally)
             for values, arrived in zip(exact, decoded, strict=True):
                 tally.add_sent(values, arrived)
-            # The mean is rounded to float32 as every aggregate is, so that an exact exchange has no error at all.
+            # The mean is rounded to float32 like every aggregate, so that an exact exchange has no error.
             energy, error = vectors.error_of(vectors.plain_mean(exact), aggregated[name])
             tally.energy += energy
             tally.squared_error += error
@@ -349,7 +349,7 @@ class Exchange:
                 watch(name, exact, decoded, aggregated[name])
 
     def _allocate(self, worker: int, sending: Iterable[tuple[str, Vector]], step: int, tally: Tally) -> None:
-        """Fit the codecs of a worker, or of the server, that share something out among their tensors."""
+        """Fit the codecs of a worker, or of the server, that allocate among their tensors."""
         if not any(one.allocates for one in self._rules_of(worker).codecs):
             return
         start = time.thread_time()
@@ -359,7 +359,7 @@ class Exchange:
         tally.fit_seconds += seconds
 
     def to_arrays(self) -> dict[str, Any]:
-        """Everything that later steps depend on, as plain values and arrays."""
+        """The state for later steps, as plain values and arrays."""
         return {
             "layout": None if self._layout is None else [[name, list(shape)] for name, shape in self._layout.items()],
             "links": [
@@ -404,7 +404,7 @@ class Exchange:
         return self.rules
 
     def _travel(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> tuple[Message, Vector]:
-        """One tensor to the other end, and the time that takes."""
+        """Send one tensor to the other end, and count the time."""
         start = time.thread_time()
         sender, receiver = self._link(name, worker, len(values))
         fitting = sender.fit_seconds
@@ -418,7 +418,7 @@ class Exchange:
         return message, arrived
 
     def _send_on(self, name: str, average: Vector, step: int, tally: Tally) -> Vector:
-        """One tensor's average from the server to all workers."""
+        """Send one tensor's average from the server to all workers."""
         message, arrived = self._travel(name, _SERVER, average, step, tally)
         tally.down_bits += message.payload_bits + message.shared_bits
         tally.add_sent_on(average, arrived)
@@ -427,7 +427,7 @@ class Exchange:
     def _average(
         self, name: str, sent: Sequence[tuple[int, Vector]], step: int, tally: Tally
     ) -> tuple[list[Vector], Vector]:
-        """One tensor of all workers by the rounds of its codec: each worker's part, and what all of them hold."""
+        """Send one tensor of all workers by the rounds of its codec: each worker's part, and the common result."""
         start = time.thread_time()
         tally.float32_bits += sum(32 * len(values) for _, values in sent)
         if len(sent) < self.workers:
@@ -448,7 +448,7 @@ class Exchange:
         return own, average
 
     def _carry(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> Vector:
-        """One tensor from one worker to the other end."""
+        """Send one tensor from one worker to the other end."""
         message, arrived = self._travel(name, worker, values, step, tally)
         tally.payload_bits += message.payload_bits
         tally.shared_bits += message.shared_bits

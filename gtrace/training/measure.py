@@ -1,7 +1,7 @@
-"""What codecs do to the averaged gradient of a training step, by every measure that a sweep of a trace has.
+"""Measures the effect of codecs on the averaged gradient of a training step, with every metric of a trace sweep.
 
-The exact gradients of the workers and the aggregate of what arrived are at hand in every exchange of simulated workers,
-so all of it is measured on the training itself, which it does not change.
+Every exchange of simulated workers has the exact gradients and the aggregate of what arrived,
+so everything is measured on the training itself, without changing it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Measurement:
     """Sums over the tensors of one step.
 
     Args:
-        optimizer: as the step finds it.
+        optimizer: its state before the step.
         parameters: name -> parameter, in the order of the model.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         self._optimizer, self._parameters = optimizer, parameters
         self._groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        #: CPU time that it took.
+        #: CPU time of the measurement
         self.seconds = 0.0
         self._error, self._energy, self._decoded, self._inner = 0.0, 0.0, 0.0, 0.0
         self._noise, self._common = 0.0, 0.0
@@ -43,7 +43,7 @@ class Measurement:
         self._moved, self._norm1 = 0.0, 0.0
 
     def add(self, name: str, exact: Sequence[Any], decoded: Sequence[Any], aggregated: Any) -> None:
-        """One tensor: float32[n] of each worker, exact and as it arrived, and what became of their mean."""
+        """Add one tensor: float32[n] of each worker, exact and decoded, and the aggregate."""
         start = time.thread_time()
         total = np.zeros(aggregated.size)
         for values in exact:
@@ -58,10 +58,10 @@ class Measurement:
         if len(exact) > 1:
             self._noise += noise_between(moments([exact], len(exact))).variance / len(exact)
             errors = [arrived - values for values, arrived in zip(exact, decoded, strict=True)]
-            # Products of different workers' errors: what they have in common, which no number of workers averages out.
+            # Products of different workers' errors: their common part, which no number of workers averages out.
             self._common += noise_between(moments([errors], len(errors))).signal
         else:
-            # One worker's alone says nothing about how gradients and errors scatter.
+            # A single worker says nothing about the variance of gradients and errors.
             self._noise = self._common = math.nan
         self._weigh(self._weights(name, mean), self._weights(name, aggregated), mean, aggregated)
         self._moved += mean.size * float(distance(np.sort(mean), np.sort(aggregated), 1.0, 1.0))
@@ -85,7 +85,7 @@ class Measurement:
         self._step_error += float(moved @ moved)
 
     def _weights(self, name: str, mean: NDArray[np.float32]) -> NDArray[np.float64] | None:
-        """How much each element of a tensor, or of the whole model, counts in Adam's update."""
+        """The weight of each element of a tensor, or of the whole model, in Adam's update."""
         parts = list(self._parameters.values()) if name == WHOLE_MODEL else [self._parameters[name]]
         found, start = [], 0
         for parameter in parts:
@@ -100,7 +100,7 @@ class Measurement:
         return np.concatenate(found) if start == mean.size else None
 
     def fields(self) -> dict[str, float]:
-        """The measures, as the run log has them; NaN for what is not known."""
+        """The metrics, as in the run log; NaN for unknown ones."""
         return {
             "relative_variance": relative(self._error, self._energy),
             "noise_ratio": relative(self._error, self._noise),

@@ -1,7 +1,7 @@
-"""MQGrad's agent: SARSA over smoothed losses chooses when a training gets one more bit.
+"""MQGrad's agent: SARSA over smoothed losses decides when a training gets one more bit.
 
 Cui et al., MQGrad: Reinforcement Learning of Gradient Quantization in Parameter Server (2018). Where the paper
-contradicts itself, docs/bit-policies.md says which reading this is. Everything is float64, random
+contradicts itself, docs/bit-policies.md names the reading used here. Everything is float64, random
 numbers are keyed.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: what a reward is divided by: seconds of an iteration, or milliseconds of a whole period as the paper's text has it
+#: divisor of a reward: seconds of an iteration, or milliseconds of a whole period, as in the paper's text
 Cost: TypeAlias = Literal["iteration", "period"]
 COSTS: tuple[Cost, ...] = get_args(Cost)
 _HIDDEN = 10
@@ -72,7 +72,7 @@ class QNetwork:
     Args:
         inputs: T, smoothed losses.
         outputs: numbers of bits.
-        key: of the weights.
+        key: key of the weights.
 
     Attributes:
         weights: ``hidden`` float64[10, T], ``hidden_bias`` float64[10], ``out`` float64[outputs, 10], ``out_bias``
@@ -99,7 +99,7 @@ class QNetwork:
         """v += rate [target - Q] dQ/dv with Q = ``output`` at ``state``; the target is a number (semi-gradient).
 
         Returns:
-            whether it was done: an update that is not finite leaves the weights as they are.
+            whether it was done: an update that is not finite is skipped.
         """
         w = self.weights
         h = self._rectified(state)
@@ -119,14 +119,14 @@ class QNetwork:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the agent did at its last decision.
+    """The agent's last decision.
 
     Attributes:
         number: t, from 0.
         node: n, the bits of the state; it never falls.
         greedy: the action that the Q network prefers; the next node is ``node + greedy``.
-        action: the action that was taken, the other one where it ``explored``.
-        explored: the coin said so.
+        action: the action taken; the other one if it ``explored``.
+        explored: the coin chose the other action.
         bits: ``node + action``, in use until the next decision.
         reward: for the decision before; NaN for the first.
     """
@@ -150,18 +150,18 @@ class MQGrad:
         alpha: weight of a new loss in the moving average.
         epsilon: probability of the action that is not the greedy one.
         learning_rate: of the Q network.
-        discount: of the next Q value; the paper does not name it.
+        discount: weight of the next Q value; the paper does not name it.
         reward_scale: the paper's gamma of Eq. 2.
-        seed: of the Q network's first weights and, apart from those, of the coin.
-        cost: what a reward is divided by: ``iteration``, mean seconds of an iteration; ``period``, milliseconds of a
+        seed: seed of the Q network's first weights and, separately, of the coin.
+        cost: divisor of a reward: ``iteration``, mean seconds of an iteration; ``period``, milliseconds of a
             period, which makes rewards 5,000 times smaller for T = 5.
-        constant_reward: takes the place of every reward; None for Eq. 2.
+        constant_reward: replaces every reward; None for Eq. 2.
 
     Attributes:
         decision: the last one; None before the first call.
         node: n, the bits of the state that the next decision starts from.
         network: the Q network.
-        diverged: an update of the Q network would not have been finite, and was left out.
+        diverged: an update of the Q network was not finite, and was skipped.
 
     Raises:
         UsageError: a parameter out of range.
@@ -181,7 +181,7 @@ class MQGrad:
     def __post_init__(self) -> None:
         low, high = self.low, self.high = self.bits
         if not 1 <= low <= high:
-            raise UsageError(f"mqgrad: bits={low}-{high}; write the least and the most, as in 2-8")
+            raise UsageError(f"mqgrad: bits={low}-{high}; write the least and the most, e.g. 2-8")
         if self.period < 2:
             raise UsageError(f"mqgrad: period={self.period}; a slope needs at least 2 losses")
         for name in ("alpha", "epsilon", "discount"):
@@ -210,7 +210,7 @@ class MQGrad:
 
         Args:
             loss: of this iteration, mean over the workers.
-            seconds: that the iteration before took; not looked at in the first call.
+            seconds: duration of the previous iteration; ignored in the first call.
 
         Raises:
             UsageError: a loss that is not finite, or a period without a positive time.
@@ -255,7 +255,7 @@ class MQGrad:
         self.decision = Decision(number, node, greedy, action, explored, bits, math.nan if earned is None else earned)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later steps depend on: numbers and arrays."""
+        """The state for later steps: numbers and arrays."""
         return {
             "node": self.node,
             "decision": None if self.decision is None else asdict(self.decision),
@@ -267,7 +267,7 @@ class MQGrad:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken, with the same parameters."""
+        """Continue from a :meth:`state_dict`, with the same parameters."""
         self.node = int(saved["node"])
         self.decision = None if saved["decision"] is None else Decision(**saved["decision"])
         self.diverged = bool(saved["diverged"])

@@ -1,12 +1,12 @@
-"""A codec inside the backward pass: the gradient that enters a layer's backward is replaced by its decoded self.
+"""A codec inside the backward pass: it replaces the gradient that enters a layer's backward by the decoded one.
 
-Which gradients: those with respect to the outputs of every module that has parameters of its own (convolutions, linear
-and recurrent layers, normalizations, embeddings). These are what the two matrix products of a layer's backward read,
+Compressed are the gradients with respect to the outputs of every module with its own parameters (convolutions, linear
+and recurrent layers, normalizations, embeddings). A layer's backward uses them in two matrix products,
 one for the weights and one for the layer below. Outputs of modules without parameters (activations, pooling, dropout)
-are left alone: their gradient reaches the layer below and is compressed there, once. The last layer is left out unless
-it is asked for: what arrives there comes from the loss itself, in few values of many more magnitudes (a softmax that is
-nearly sure of most samples) than those of the layers inside. Low-precision recipes keep it exact, as Chmiel et al.
-(2021) do, who compress the gradients of convolutions.
+are left alone: their gradient reaches the layer below and is compressed there, once. The last layer is left out by
+default: its gradient comes from the loss itself, in few values that span many more magnitudes (a softmax that is
+nearly sure of most samples) than those of inner layers. Low-precision recipes keep it exact, and so do Chmiel et al.
+(2021), who compress the gradients of convolutions.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Layer:
-    """One tensor's link, and the last scheduled summary of what it encodes, until all tensors of a batch are there.
+    """One tensor's link, and the last scheduled summary of its input, until all tensors of a batch are there.
 
-    A codec that allocates does so from the gradient's own ``sketch``, and is fitted to the ``summary`` of what it
-    encodes.
+    A codec that allocates uses the gradient's own ``sketch``, and is fitted to the ``summary`` of its
+    input.
     """
 
     sender: Sender
@@ -60,7 +60,7 @@ class _Layer:
 
 
 class LayerCodecs:
-    """One worker's tensors, each with a codec state of its own, or one state for all under ``scope=model``.
+    """One worker's tensors, each with its own codec state, or one state for all under ``scope=model``.
 
     A tensor's codec is fitted to the gradient that it is about to encode, at the steps of the schedule. Two kinds of
     codecs need all tensors of a batch at once, which are not there before the batch's last one: those with
@@ -69,9 +69,9 @@ class LayerCodecs:
     parameter before.
 
     Args:
-        codec: what encodes; without memory.
+        codec: the codec; without memory.
         worker: number of the worker, part of the keys.
-        seed: of all keys.
+        seed: seed of all keys.
         refit: when codecs are fitted.
 
     Raises:
@@ -86,7 +86,7 @@ class LayerCodecs:
             )
         self._codec, self._worker, self._options = codec, worker, LinkOptions(refit, seed)
         spec = fit_spec(codec)
-        #: the one receiver of all tensors under scope=model, and the state that they share, once it is fitted
+        #: the one receiver of all tensors under scope=model, and their common state, once it is fitted
         self._common = Receiver(codec, 0) if spec is not None and spec.scope == "model" else None
         self._fitted: State | None = None
         self._tensors: dict[str, _Layer] = {}
@@ -96,7 +96,7 @@ class LayerCodecs:
         """Fit if the schedule says so, encode float32 of any shape, decode from the bytes alone, and count.
 
         Returns:
-            float32[n]; the values themselves as long as nothing can be encoded.
+            float32[n]; the values themselves while nothing can be encoded.
         """
         values = array.reshape(-1)
         start = time.thread_time()
@@ -122,14 +122,14 @@ class LayerCodecs:
         return decoded
 
     def preview(self, name: str, array: NDArray[np.float32], step: int) -> NDArray[np.float32]:
-        """What :meth:`carry` would return with the codec as it is; nothing is fitted and nothing is counted."""
+        """The result of :meth:`carry` with the current codec state; nothing is fitted or counted."""
         sender, values = self._tensor(name, array).sender, array.reshape(-1)
         if not self._encodes:
             return values
         return self._codec.decode(self._codec.shared(sender.state), sender.payload(values, step), values.size)
 
     def settle(self, step: int, tally: Tally) -> None:
-        """The batch is over: fit what needs all of its tensors."""
+        """End the batch: fit codecs that need all of its tensors."""
         fresh, self._fresh = self._fresh, False
         if not fresh:
             return
@@ -155,7 +155,7 @@ class LayerCodecs:
         return self._common is None or self._fitted is not None
 
     def _tensor(self, name: str, array: NDArray[np.float32]) -> _Layer:
-        """A tensor's link, with a state of the array's size and what was fitted so far."""
+        """A tensor's link, with a state of the array's size and the latest fit."""
         if name not in self._tensors:
             sender = Sender(self._codec, 0, self._options, tensor=name, worker=self._worker)
             self._tensors[name] = _Layer(sender, self._common or Receiver(self._codec, 0))
@@ -184,7 +184,7 @@ class LayerCodecs:
             sender.skip(step)
 
 
-#: whose output gradients are compressed: those of all layers but the last, or of all
+#: layers with compressed output gradients: all but the last, or all
 Layers: TypeAlias = Literal["inner", "all"]
 LAYERS: tuple[Layers, ...] = get_args(Layers)
 
@@ -198,15 +198,15 @@ class NeuralCompression:
     innermost counts.
 
     Args:
-        model: whose backward passes are meant.
-        codec: what the gradients go through; without memory.
-        workers: how many share the model.
-        seed: of the rounding.
+        model: the model.
+        codec: the codec of the gradients; without memory.
+        workers: number of workers that share the model.
+        seed: seed of the rounding.
         refit: when codecs are fitted.
-        nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` lets it pass as it is, so that the
-            weight gradients that result are left out; ``zero`` puts zeros in their place; ``error`` raises.
-        layers: ``inner`` leaves the gradients alone that come from the loss without passing another layer, ``all``
-            compresses them too. The loss must be of what ``model`` returns.
+        nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` leaves it unchanged, so that the
+            resulting weight gradients are left out; ``zero`` replaces NaN and infinity by zeros; ``error`` raises.
+        layers: ``inner`` leaves out gradients that come from the loss without passing another layer, ``all``
+            compresses them too. The loss must depend on the output of ``model``.
 
     Attributes:
         owners: parameter name -> the modules that own it; a tied weight has several.
@@ -246,7 +246,7 @@ class NeuralCompression:
 
     @contextlib.contextmanager
     def batch(self, step: int, worker: int = 0) -> Iterator[Batch]:
-        """Compress the backward pass of one worker's batch; forward and backward belong inside."""
+        """Compress the backward pass of one worker's batch; run forward and backward inside."""
         self._batch = batch = Batch(self._layers[worker], step, worker, self._nonfinite, self._tally, self._bad)
         try:
             yield batch
@@ -255,7 +255,7 @@ class NeuralCompression:
         self._layers[worker].settle(step, self._tally)
 
     def collect(self) -> tuple[Tally, tuple[Bad, ...]]:
-        """What the batches since the last call cost, and where they held NaN or infinity."""
+        """Costs of the batches since the last call, and their tensors with NaN or infinity."""
         found = self._tally, tuple(self._bad)
         self._tally, self._bad = Tally(), []
         return found
@@ -273,8 +273,8 @@ class Batch:
     """One worker's batch; made by :meth:`NeuralCompression.batch`.
 
     Attributes:
-        step: of the training.
-        previewed: gradients that were compressed for a shadow so far.
+        step: number of the training step.
+        previewed: number of gradients compressed for a shadow so far.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class Batch:
 
     @contextlib.contextmanager
     def only(self, paths: frozenset[str]) -> Iterator[None]:
-        """Backward passes in here compress these modules alone, and leave no trace in codecs and counts."""
+        """Backward passes inside compress these modules alone, and do not change codecs and counts."""
         self._only = paths
         try:
             yield
@@ -300,19 +300,19 @@ class Batch:
             self._only = None
 
     def watch(self, path: str, output: object) -> None:
-        """Replace the gradients of a module's outputs once they arrive."""
+        """Replace the gradients of a module's outputs when they arrive."""
         call = self._calls[path] = self._calls.get(path, -1) + 1
         for place, tensor in enumerate(output_tensors(output)):
-            # A leaf is no output of a computation, and a hook on one would outlive the batch.
+            # A leaf is not the output of a computation, and a hook on one would outlive the batch.
             if tensor.grad_fn is None or self._known(tensor):
                 continue
             name = path + (f"#{call}" if call else "") + (f".out{place}" if place else "")
             self._nodes.setdefault(tensor.grad_fn, []).append(name)
-            # Registered now, the hook belongs to the value as it is: a later in-place ReLU does not move it.
+            # Registered now, the hook belongs to this value: a later in-place ReLU does not move it.
             tensor.register_hook(functools.partial(self._arrived, name, path))  # type: ignore[no-untyped-call]
 
     def spare_last(self, output: object) -> None:
-        """Leave the gradients alone that reach a layer from the model's output without passing another one."""
+        """Leave out the gradients that reach a layer from the model's output without passing another layer."""
         ahead: list[Node | None] = [tensor.grad_fn for tensor in output_tensors(output)]
         passed: set[Node] = set()
         while ahead:
@@ -328,15 +328,15 @@ class Batch:
         self._nodes.clear()
 
     def _known(self, tensor: torch.Tensor) -> bool:
-        """Whether an inner module's output is handed on unchanged by one around it."""
+        """Whether an outer module returns an inner module's output unchanged."""
         key = id(tensor), tensor._version
         seen = self._seen.get(key)
         self._seen[key] = weakref.ref(tensor)
         return seen is not None and seen() is tensor
 
     def _arrived(self, name: str, path: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """The gradient that a layer's backward reads instead; None for the one that came."""
-        # Of an operation with several outputs, autograd tells of those without a gradient, too.
+        """The gradient for a layer's backward to read instead; None to keep it."""
+        # For an operation with several outputs, autograd also reports those without a gradient.
         if gradient is None:
             return None
         if name in self._spared or (self._only is not None and path not in self._only):
@@ -351,7 +351,7 @@ class Batch:
             decoded = self._layers.preview(name, values, self.step) if np.isfinite(values).all() else None
         if decoded is None or np.array_equal(decoded, values.reshape(-1)):
             return None
-        # With the strides of the gradient that came: other strides would take other paths through the matrix products.
+        # Keep the gradient's strides: others would take other paths through the matrix products.
         return torch.empty_like(gradient).copy_(torch.from_numpy(decoded).reshape(gradient.shape))
 
     def _carry(self, name: str, values: NDArray[np.float32]) -> NDArray[np.float32] | None:
@@ -379,15 +379,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ShadowError:
-    """How far one weight gradient is from the exact one of the same batch.
+    """The difference between one weight gradient and the exact one of the same batch.
 
     Attributes:
         tensor: name of the parameter.
-        cosine_alone: of the angle to the exact weight gradient, where only the gradients of this layer's own outputs
-            are compressed; NaN where none is, or the exact gradient is zero; 0 where the compressed one is.
-        error_alone: ||compressed - exact|| / ||exact|| then.
-        cosine: the same where all layers are compressed, as in the training step.
-        error: the same where all layers are compressed.
+        cosine_alone: cosine with the exact weight gradient if only the gradients of this layer's own outputs
+            are compressed; NaN if there are none, or the exact gradient is zero; 0 if the compressed one is.
+        error_alone: ||compressed - exact|| / ||exact|| in that case.
+        cosine: the cosine if all layers are compressed, as in the training step.
+        error: the error if all layers are compressed.
     """
 
     tensor: str
@@ -402,8 +402,8 @@ class ShadowSummary:
     """Means over the shadow passes of a run.
 
     Attributes:
-        steps: how many there were.
-        seconds: CPU time that they took.
+        steps: number of shadow passes.
+        seconds: their CPU time.
     """
 
     steps: int = 0
@@ -411,7 +411,7 @@ class ShadowSummary:
     _found: dict[str, list[ShadowError]] = field(default_factory=dict)
 
     def add(self, errors: Iterable[ShadowError]) -> None:
-        """Take in one shadow pass."""
+        """Add one shadow pass."""
         self.steps += 1
         for item in errors:
             self._found.setdefault(item.tensor, []).append(item)
@@ -452,7 +452,7 @@ def shadow(
 
     Args:
         batch: the open batch.
-        loss: whose compressed backward pass is over, with its graph retained.
+        loss: the loss after its compressed backward pass, with the graph retained.
         parameters: name -> parameter; one without ``grad`` is left out.
         owners: parameter name -> the modules that own it.
     """
@@ -480,7 +480,7 @@ def shadow(
 def compare(exact: NDArray[np.float64], other: NDArray[np.float64]) -> tuple[float, float]:
     """Cosine of the angle between two float64[n], and ||other - exact|| / ||exact||.
 
-    Both are NaN where the exact gradient is zero. Where only the other one is, nothing of the direction is left: 0.
+    Both are NaN if the exact gradient is zero. If only the other one is zero, the cosine is 0.
     """
     length, reached = float(np.linalg.norm(exact)), float(np.linalg.norm(other))
     cosine = ratio(float(exact @ other), length * reached) if reached or not length else 0.0

@@ -1,4 +1,4 @@
-"""Training without a codec, step by step, to look at the gradients or to record them."""
+"""Training without a codec, step by step, to inspect or record gradients."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class PlainTraining:
-    """One worker trains a task; the same model and batches as the first worker of a study with this seed.
+    """One worker trains a task, with the same model and batches as the first worker of a study with this seed.
 
     Args:
-        task: what is trained, with its own optimizer.
-        seed: of the model and the batches.
+        task: the task, with its own optimizer.
+        seed: seed of the model and the batches.
         batch_size: samples in a batch; by default the task's.
 
     Attributes:
-        model: as it is after the steps so far.
-        optimizer: of it.
+        model: the model after the steps so far.
+        optimizer: its optimizer.
     """
 
     def __init__(self, task: Task, seed: int = 0, batch_size: int | None = None) -> None:
@@ -47,14 +47,14 @@ class PlainTraining:
 
         Args:
             lr: learning rate; by default the task's first.
-            batches: of how many batches gradients are wanted; the step is made with the first one's.
+            batches: number of batches with returned gradients; the step uses the first one's.
 
         Returns:
-            of each batch, tensor -> float32[n], copies.
+            for each batch, tensor -> float32[n], copies.
         """
         found = []
         with one_thread():
-            # The first batch comes last: its gradient is the one that the optimizer finds.
+            # The first batch comes last, so the optimizer finds its gradient.
             for worker in reversed(range(batches)):
                 with seeded_batch(self._task, self._seed, self._step, worker, self._batch_size) as batch:
                     self.optimizer.zero_grad(set_to_none=True)
@@ -69,7 +69,7 @@ class PlainTraining:
 
 
 def fresh_model(task: Task, seed: int) -> nn.Module:
-    """The task's model with the first weights of a seed."""
+    """The task's model with the initial weights of a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Key.derive(seed, tensor="model", role="sample").low)
         return task.model()
@@ -77,9 +77,9 @@ def fresh_model(task: Task, seed: int) -> nn.Module:
 
 @contextlib.contextmanager
 def seeded_batch(task: Task, seed: int, step: int, worker: int, size: int) -> Iterator[Batch]:
-    """One worker's batch; inside, torch's generator is the batch's, too.
+    """One worker's batch; inside, torch's generator uses the batch's seed.
 
-    One key for the batch and for dropout: both are the same in every run, whatever its codec draws.
+    One key for the batch and for dropout: both are the same in every run, with any codec.
     """
     key = Key.derive(seed, tensor="batch", step=step, worker=worker, role="sample")
     with torch.random.fork_rng(devices=[]):
@@ -89,7 +89,7 @@ def seeded_batch(task: Task, seed: int, step: int, worker: int, size: int) -> It
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """torch on one thread: these models are too small for more, and sums would depend on the number."""
+    """Run torch on one thread: these models are too small for more, and sums would depend on the number."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -99,16 +99,16 @@ def one_thread() -> Iterator[None]:
 
 
 def record_task(name: str, traces: Mapping[Path, Sequence[int]], *, batch_size: int, seed: int) -> None:
-    """Train a built-in task as its recipe says, and write what one worker would send.
+    """Train a built-in task with its recipe, and record the gradients of one worker.
 
     Gradients are taken before clipping, float32, under the parameters' names. One thread computes, so the result does
-    not depend on how many there are; on another processor or with another PyTorch it differs in the last digits.
+    not depend on the number of threads; another processor or another PyTorch changes the last digits.
 
     Args:
-        name: of the task.
+        name: name of the task.
         traces: new trace -> its optimizer steps, the first of all is 0; training ends with the last.
-        batch_size: samples a step.
-        seed: of the weights and of the batches.
+        batch_size: samples per step.
+        seed: seed of the weights and of the batches.
 
     Raises:
         UsageError: no such task, or no PyTorch.

@@ -1,4 +1,4 @@
-"""Who chooses the bits of a codec while a training runs: nobody, a schedule, the gradients' size, or MQGrad's agent."""
+"""Policies for the bits of a codec during training: fixed, a schedule, the gradients' size, or MQGrad's agent."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from gtrace.codecs import Codec
     from gtrace.training.exchange import Exchange
 
-#: bits that a policy chooses from, unless told otherwise
+#: default range of bits that a policy chooses from
 DEFAULT_BITS = (2, 8)
-#: gradient RMS that is worth one more bit to ``adaptive``
+#: RMS of a gradient for which ``adaptive`` adds one bit
 DEFAULT_DIVISOR = 0.0005
 FIXED = "fixed"
 _BITS = re.compile(r"(\d+)-(\d+)")
@@ -33,13 +33,13 @@ _BITS = re.compile(r"(\d+)-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a policy sees before the gradients of a step are encoded.
+    """The input of a policy before the gradients of a step are encoded.
 
     Attributes:
         step: number of the step, from 0.
-        loss: of this step, mean over the workers; NaN where none of them has a finite one.
-        seconds: simulated, of the step before; NaN before the first.
-        rms: gives, per worker, the root mean square of the gradients that the codec is about to encode.
+        loss: loss of this step, mean over the workers; NaN if no worker has a finite one.
+        seconds: simulated duration of the previous step; NaN before the first.
+        rms: returns, per worker, the root mean square of the gradients that the codec will encode.
     """
 
     step: int
@@ -49,22 +49,22 @@ class Observation:
 
 
 class BitPolicy(ABC):
-    """Chooses bits step by step, and can be saved between two steps; this one remembers nothing."""
+    """Chooses bits step by step, and can be saved between two steps; this class remembers nothing."""
 
     @abstractmethod
     def choose(self, seen: Observation) -> int:
         """The bits for this step; called once for each, in order."""
 
     def record(self) -> dict[str, Any]:
-        """What the run log says about the last choice, beside its bits."""
+        """The fields of the run log about the last choice, besides its bits."""
         return {}
 
     def warning(self) -> str:
-        """What to tell the user at the end; empty for nothing."""
+        """A warning for the user at the end; empty without one."""
         return ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later choices depend on: numbers and arrays."""
+        """The state for later choices: numbers and arrays."""
         return {}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -73,10 +73,10 @@ class BitPolicy(ABC):
 
 
 class BitSchedule(BitPolicy):
-    """Bits that are set in advance.
+    """Bits from a fixed schedule.
 
     Args:
-        bits: step -> bits from there on; step 0 among them.
+        bits: step -> bits from that step on; includes step 0.
 
     Raises:
         UsageError: no bits for step 0.
@@ -84,12 +84,12 @@ class BitSchedule(BitPolicy):
 
     def __init__(self, bits: Mapping[int, int]) -> None:
         if 0 not in bits:
-            raise UsageError("policy schedule: say the bits of step 0, as in schedule:0=2,500=4")
+            raise UsageError("policy schedule: needs the bits of step 0, e.g. schedule:0=2,500=4")
         self._starts = sorted(bits)
         self._bits = [bits[start] for start in self._starts]
 
     def choose(self, seen: Observation) -> int:
-        """The bits of the last entry up to and with this step."""
+        """The bits of the last entry up to this step."""
         return self._bits[bisect_right(self._starts, seen.step) - 1]
 
 
@@ -97,11 +97,11 @@ class Adaptive(BitPolicy):
     """K = floor(mean over workers of min(most, least + RMS / divisor)), at every step.
 
     Oeland and Raj, Reducing communication overhead in distributed learning by an order of magnitude (almost), 2015, as
-    MQGrad's authors ran it. A worker without finite gradients has no say; where none has, it is the most.
+    MQGrad's authors ran it. A worker without finite gradients does not count; without any, it is the most.
 
     Args:
         bits: least and most.
-        divisor: RMS of a gradient that is worth one more bit.
+        divisor: RMS of a gradient that adds one bit.
 
     Raises:
         UsageError: a parameter out of range.
@@ -111,7 +111,7 @@ class Adaptive(BitPolicy):
         self._low, self._high = bits
         self._divisor = divisor
         if not 1 <= self._low <= self._high:
-            raise UsageError(f"policy adaptive: bits={self._low}-{self._high}; write the least and the most, as in 2-8")
+            raise UsageError(f"policy adaptive: bits={self._low}-{self._high}; write the least and the most, e.g. 2-8")
         if not 0 < divisor < math.inf:
             raise UsageError(f"policy adaptive: divisor={divisor:g} is out of range; it must be above 0")
 
@@ -129,7 +129,7 @@ class Learned(BitPolicy):
         self._new = False
 
     def choose(self, seen: Observation) -> int:
-        """The agent's bits; a loss that is not finite tells it nothing."""
+        """The agent's bits; skips a loss that is not finite."""
         before = self.agent.decision
         if math.isfinite(seen.loss):
             bits = self.agent.step(seen.loss, seen.seconds)
@@ -145,7 +145,7 @@ class Learned(BitPolicy):
         return {"node": self.agent.node, **new}
 
     def warning(self) -> str:
-        """That the Q network diverged."""
+        """A warning if the Q network diverged."""
         if not self.agent.diverged:
             return ""
         return (
@@ -154,11 +154,11 @@ class Learned(BitPolicy):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the agent."""
+        """The agent's state."""
         return self.agent.state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """That of the agent."""
+        """Load the agent's state."""
         self.agent.load_state_dict(saved)
 
 
@@ -169,7 +169,7 @@ def _range(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-#: name -> options and how each is read, and an example
+#: name -> options with their parsers, and an example
 _POLICIES: dict[str, tuple[dict[str, Callable[[str], Any]], str]] = {
     FIXED: ({}, FIXED),
     "schedule": ({}, "schedule:0=2,500=4"),
@@ -194,7 +194,7 @@ _POLICIES: dict[str, tuple[dict[str, Callable[[str], Any]], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """A policy by its name and what is said about it, before a run begins.
+    """A policy's name and options, before a run begins.
 
     Attributes:
         name: fixed, schedule, adaptive or mqgrad.
@@ -221,7 +221,7 @@ class PolicySpec:
         for part in filter(None, (piece.strip() for piece in rest.split(","))):
             key, equals, value = part.partition("=")
             if not (equals and value):
-                raise UsageError(f"policy {name}: '{part}' is no key=value, as in {_POLICIES[name][1]}")
+                raise UsageError(f"policy {name}: '{part}' is not key=value, e.g. {_POLICIES[name][1]}")
             if key in given:
                 raise UsageError(f"policy {name}: {key} is given twice")
             given[key] = _value(name, key, value)
@@ -236,7 +236,7 @@ class PolicySpec:
 
     @property
     def timed(self) -> bool:
-        """Whether it looks at the simulated time, which must then be the same in every run."""
+        """Whether it uses the simulated time, which must then be the same in every run."""
         return self.name == "mqgrad"
 
     @property
@@ -251,7 +251,7 @@ class PolicySpec:
         """The policy of one run, None for fixed.
 
         Args:
-            seed: of the run; an option ``seed`` has precedence.
+            seed: seed of the run; an option ``seed`` takes precedence.
         """
         given = dict(self.given)
         if self.name == "schedule":
@@ -271,7 +271,7 @@ def _value(name: str, key: str, text: str) -> Any:
     options, example = _POLICIES[name]
     if name == "schedule":
         if not (key.isdecimal() and text.isdecimal() and int(text) > 0):
-            raise UsageError(f"policy schedule: '{key}={text}' is no STEP=BITS, as in {example}")
+            raise UsageError(f"policy schedule: '{key}={text}' is not STEP=BITS, e.g. {example}")
         return int(text)
     if key not in options:
         hint = suggest(key, options) if options else f"{name} has none"
@@ -279,22 +279,22 @@ def _value(name: str, key: str, text: str) -> Any:
     try:
         return options[key](text)
     except ValueError:
-        raise UsageError(f"policy {name}: {key}={text} cannot be read, as in {example}") from None
+        raise UsageError(f"policy {name}: {key}={text} cannot be read, e.g. {example}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterServerClock:
-    """A server whose single link carries every worker's push, and then every worker's pull.
+    """A server with a single link that carries every worker's push, and then every worker's pull.
 
-    Computing and communicating do not overlap. :class:`~gtrace.costs.Network` with the topology ``ps`` is the
-    same for the bytes that really travel.
+    Computing and communicating do not overlap. :class:`~gtrace.costs.Network` with the topology ``ps`` does the
+    same for the actual bytes.
 
     Attributes:
         workers: P.
-        bandwidth: of the server's link, in bits per second.
-        compute_seconds: of an iteration.
-        n_quantized: elements that are sent in ``bits`` each.
-        n_full: elements that are sent in 32 bits each.
+        bandwidth: bandwidth of the server's link, in bits per second.
+        compute_seconds: computing time of an iteration.
+        n_quantized: number of elements sent in ``bits`` each.
+        n_full: number of elements sent in 32 bits each.
 
     Raises:
         UsageError: a number out of range.
@@ -310,13 +310,13 @@ class ParameterServerClock:
         if self.workers < 1:
             raise UsageError(f"clock: {self.workers} workers; it must be at least 1")
         if not 0 < self.bandwidth < math.inf:
-            raise UsageError(f"clock: a bandwidth of {self.bandwidth:g} bit/s is no speed")
+            raise UsageError(f"clock: bandwidth must be above 0 bit/s, not {self.bandwidth:g}")
         for name in ("compute_seconds", "n_quantized", "n_full"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"clock: {name}={getattr(self, name):g} is out of range; it must not be negative")
 
     def message_bits(self, bits: float) -> float:
-        """V, what one worker sends, or is sent, in an iteration: 32 ``n_full`` + bits ``n_quantized``."""
+        """V, bits of one message from or to a worker in an iteration: 32 ``n_full`` + bits ``n_quantized``."""
         return 32 * self.n_full + bits * self.n_quantized
 
     def communication(self, bits: float) -> float:
@@ -336,12 +336,12 @@ class BitControl:
     """Asks a policy before every exchange.
 
     Args:
-        policy: that chooses.
-        codec: whose bits it chooses.
-        exchange: that uses the codec.
+        policy: the policy.
+        codec: the codec.
+        exchange: the exchange with this codec.
 
     Attributes:
-        seconds: simulated, of the step before; whoever knows them writes them here.
+        seconds: simulated duration of the previous step; the caller sets it.
     """
 
     def __init__(self, policy: BitPolicy, codec: Codec, exchange: Exchange) -> None:
@@ -350,11 +350,11 @@ class BitControl:
         self._bits = 0
 
     def before(self, step: int, loss: float, gradients: Sequence[Mapping[str, NDArray[np.float32]]]) -> dict[str, Any]:
-        """Choose the bits of a step; returns what the run log says about it.
+        """Choose the bits of a step; returns the fields for the run log.
 
         Args:
             step: number of the step.
-            loss: mean of the workers'.
+            loss: mean loss of the workers.
             gradients: per worker, tensor -> float32 of any shape.
         """
 
@@ -370,7 +370,7 @@ class BitControl:
             self._exchange.use(self._codec.at_bits(bits))
 
     def _rms(self, tensors: Mapping[str, NDArray[np.float32]]) -> float:
-        """Of all values that go through the codec; NaN where there are none."""
+        """RMS of all values that go through the codec; NaN without any."""
         choose = self._exchange.rules.choose
         chosen = [array for name, array in tensors.items() if choose(name, array.size) != Identity()]
         count = sum(array.size for array in chosen)
@@ -378,11 +378,11 @@ class BitControl:
         return math.sqrt(energy / count) if count else math.nan
 
     def warning(self) -> str:
-        """That of the policy."""
+        """The policy's warning."""
         return self._policy.warning()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later choices depend on: numbers and arrays."""
+        """The state for later choices: numbers and arrays."""
         return {"seconds": self.seconds, "bits": self._bits, "policy": self._policy.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:

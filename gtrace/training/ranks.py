@@ -1,4 +1,4 @@
-"""The codecs of one rank: its messages go to the other ranks, and what arrives is decoded and averaged.
+"""The codecs of one rank: its messages go to the other ranks, and received ones are decoded and averaged.
 
 Every function here is called on all ranks with the same tensors in the same order, and returns the same bytes on all.
 """
@@ -51,13 +51,13 @@ class Piece:
     """A part of a tensor that one rank sums up, or all of it.
 
     Attributes:
-        name: of the piece; the tensor's if it is all of it.
-        codec: what it goes through.
-        size: elements.
-        device: where it is encoded and decoded; None for the host.
-        shape: of the parameter if the piece is all of it and the shape is known.
+        name: name of the piece; the tensor's if it is all of it.
+        codec: the codec.
+        size: number of elements.
+        device: device on which it is encoded and decoded; None for the host.
+        shape: the parameter's shape, if the piece is all of it and the shape is known.
         start: first element.
-        owner: the rank that sums it up, if it is one of several.
+        owner: the rank that sums it up, if the tensor is split.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Piece:
         return torch.full((self.size,), value, device=self.device)
 
     def mean(self, arrived: Sequence[Values]) -> Vector:
-        """What the codec makes of what arrived from several ranks: NaN if one of them could not send."""
+        """The codec's aggregate of what several ranks sent: NaN if one of them could not send."""
         decoded = [one for one in arrived if sendable(one)]
         spoilt = any(isinstance(one, NotFinite) for one in arrived)
         if decoded and not spoilt:
@@ -87,14 +87,14 @@ class RankCodecs:
     """Every tensor's senders and receivers on this rank.
 
     Args:
-        rules: which codec each tensor goes through.
-        options: what all links have in common.
-        wire: to the other ranks.
-        common: fit to the sum of all ranks' sketches, which are exchanged for it.
+        rules: the codec of each tensor.
+        options: the options of all links.
+        wire: the connection to the other ranks.
+        common: fit to the sum of all ranks' sketches, which are exchanged for this.
 
     Attributes:
-        tally: what traveled since it was last replaced, of this rank.
-        allocates: tensors share something out among them, and must be exchanged in one call.
+        tally: this rank's traffic since the tally was last replaced.
+        allocates: tensors share something out among themselves, and must be exchanged in one call.
     """
 
     def __init__(self, rules: CodecTable, options: LinkOptions, wire: Collectives, *, common: bool) -> None:
@@ -105,11 +105,11 @@ class RankCodecs:
         self._receivers: dict[tuple[Role, str, int], Receiver] = {}
 
     def all_gather(self, whole: Sequence[Piece], values: Sequence[Values], step: int) -> list[Vector]:
-        """Every rank's payloads go to all; returns the averages.
+        """Send every rank's payloads to all; returns the averages.
 
         Args:
             whole: the tensors.
-            values: what is to be sent of each.
+            values: the values of each to send.
             step: number of the step.
         """
         messages = self._encode(whole, values, "up", step)
@@ -132,7 +132,7 @@ class RankCodecs:
                 parts.append(array[place] if sendable(array) else array)
                 targets.append(average[place])
         messages = self._encode(pieces, parts, "up", step)
-        # Nobody sends a rank its own pieces back, and memory wants to know how they arrived.
+        # Nobody sends a rank its own pieces back, but its memory needs the decoded values.
         self._settle(pieces, parts, self._decode(pieces, messages, "up", rank), "up")
         owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
         frames = self._wire.scatter([pack([messages[k] for k in chosen]) for chosen in owned])
@@ -155,7 +155,7 @@ class RankCodecs:
     def all_reduce(self, whole: Sequence[Piece], values: Sequence[Values], step: int) -> list[Vector]:
         """Tensors of linear codecs, by all-reduces of their messages. Arguments are those of `all_gather`.
 
-        A tensor that a rank cannot send goes uncompressed from the others, and no memory changes.
+        A tensor that one rank cannot send is sent uncompressed by the others, and no memory changes.
 
         Raises:
             PayloadError: the ranks' models differ.
@@ -165,7 +165,7 @@ class RankCodecs:
         self.tally.frame_bits += 8 * len(flags)
         frames = self._wire.scatter([flags] * size)
         if any(len(frame) != len(flags) for frame in frames):
-            raise PayloadError("frame: other tensors than here; the ranks differ in their model")
+            raise PayloadError("frame: other tensors than here; the ranks' models differ")
         averages: dict[int, Vector] = {}
         runs: dict[int, tuple[Vector, Rounds]] = {}
         alone: dict[int, NDArray[np.float32]] = {}
@@ -274,7 +274,7 @@ class RankCodecs:
         return messages
 
     def _agree(self, pieces: Sequence[Piece], values: Sequence[Values], step: int) -> None:
-        """Fit every codec that is due to the sum of all ranks' sketches; the schedule is the same on all of them."""
+        """Fit every due codec to the sum of all ranks' sketches; the schedule is the same on all of them."""
         everyone = [(piece, array, self._sender(piece, "up")) for piece, array in zip(pieces, values, strict=True)]
         due = [
             (piece, array, sender)
@@ -326,7 +326,7 @@ class RankCodecs:
         ]
 
     def _settle(self, pieces: Sequence[Piece], values: Sequence[Values], arrived: Sequence[Values], role: Role) -> None:
-        """Tell memory how this rank's own messages arrived, and measure how far off they were."""
+        """Pass the decoded values of this rank's own messages to its memory, and measure their error."""
         for piece, array, decoded in zip(pieces, values, arrived, strict=True):
             if sendable(array) and sendable(decoded):
                 self._sender(piece, role).settle(array, decoded)

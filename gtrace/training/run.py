@@ -51,7 +51,7 @@ _OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
 }
 
 
-#: how many gradients with NaN or infinity are reported one by one
+#: number of gradients with NaN or infinity that are reported one by one
 _SHOWN = 3
 _HANDLED: dict[tuple[Kind, Nonfinite], str] = {
     ("weight", "pass"): "the step goes on with them",
@@ -60,32 +60,32 @@ _HANDLED: dict[tuple[Kind, Nonfinite], str] = {
     ("weight", "zero"): "zeros are sent in their place",
     ("neural", "error"): "the run stops",
     ("neural", "skip"): "weight gradients that hold any are left out",
-    ("neural", "zero"): "zeros stand in their place",
+    ("neural", "zero"): "zeros replace them",
 }
 
 
 @dataclass(slots=True)
 class RunResult:
-    """How one run of a study went, so far or in the end.
+    """The result of one run of a study, so far or at the end.
 
     Attributes:
         run: spec of its codec; with quantized weights see :func:`gtrace.training.settings.run_name`.
-        seed: of the study.
-        steps: how many were done.
-        loss: of the last evaluation; NaN before the first.
-        accuracy: of the last evaluation; None where the task has none.
+        seed: seed of the run.
+        steps: number of steps done.
+        loss: loss at the last evaluation; NaN before the first.
+        accuracy: accuracy at the last evaluation; None if the task has none.
         tally: bits and errors summed over the steps; its variances are those of the whole run.
-        relative_variance: mean over the steps of the aggregated gradient's relative variance; of the neural
-            gradients', all layers together, where those are compressed.
+        relative_variance: mean over the steps of the aggregated gradient's relative variance; of all layers' neural
+            gradients together, if those are compressed.
         worker_variance: mean over the steps of a single worker's relative variance.
         seconds: CPU time of the steps; evaluations and shadow passes are not included.
-        sim_seconds: duration of the steps over the simulated network; NaN where there is none.
+        sim_seconds: duration of the steps over the simulated network; NaN without a network.
         weight_error: ||quantized weights - weights||^2 / ||weights||^2 in the last step; NaN without quantized ones.
-        shadow: how far weight gradients are from exact ones, over the shadow passes.
+        shadow: difference of weight gradients from exact ones, over the shadow passes.
         first_loss: test loss before the first step.
-        diverged: in words, where the training loss became non-finite, or the test loss ended above where it
-            began; empty while all is well.
-        finished: the run came to its end.
+        diverged: in words, if the training loss became non-finite, or the final test loss exceeds the first;
+            otherwise empty.
+        finished: whether the run reached its end.
     """
 
     run: str
@@ -118,18 +118,18 @@ class TrainingRun:
     """One codec's training.
 
     Args:
-        task: what is trained.
-        codec: what every worker sends through.
+        task: the task.
+        codec: the codec of every worker.
         settings: shared with the study's other runs.
-        first_loss: test loss of the untrained model, where another run with the same seed has worked it out.
-        policy: chooses the codec's bits; None for those that it has.
-        weights: levels that forward and backward see in the place of weights; None for the weights themselves.
+        first_loss: test loss of the untrained model, if another run with the same seed has measured it.
+        policy: chooses the codec's bits; None to keep them.
+        weights: quantization levels of weights in forward and backward; None for exact weights.
 
     Attributes:
-        result: how it went so far.
-        label: what its records in the run log have in common.
-        tensors: name -> elements of what is trained.
-        weights: the quantized ones, if there are some.
+        result: the result so far.
+        label: the fields that all of its records in the run log have.
+        tensors: name -> number of elements of each trained tensor.
+        weights: the quantized weights, if there are any.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class TrainingRun:
                 layers=settings.layers,
             )
         self._exchange = Exchange(
-            # Where neural gradients are compressed, weight gradients are averaged exactly.
+            # If neural gradients are compressed, weight gradients are averaged exactly.
             CodecTable.of(codec, min_size=settings.min_size) if self._neural is None else Identity(),
             settings.workers,
             seed=settings.seed,
@@ -233,7 +233,7 @@ class TrainingRun:
         self.weights.fit(step)
         with self.weights.in_place():
             losses, gradients, errors = self._gradients(step)
-        # One worker's bad batch is no divergence: that is when no worker has a finite loss any more.
+        # One worker's bad batch is not a divergence: that needs every worker's loss to be non-finite.
         loss = _mean([value for value in losses if math.isfinite(value)])
         chosen = {} if self._control is None else self._control.before(step, loss, gradients)
         every = self._settings.measure
@@ -308,7 +308,7 @@ class TrainingRun:
         return losses, gradients, errors
 
     def _simulated(self, network: Network, tally: Tally, seconds: float) -> float:
-        """Duration of a step over the network, which the result adds up and the policy sees at its next choice."""
+        """Duration of a step over the network; adds it to the result and passes it to the policy's next choice."""
         exact = self._codec == Identity()
         linear = not self._settings.down and all(one.linear for one in self._exchange.rules.codecs)
         simulated = simulated_step(network, self._settings.workers, tally, seconds, exact=exact, linear=linear)
@@ -337,7 +337,7 @@ class TrainingRun:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later steps depend on, and the result so far; for runs on weight gradients."""
+        """The state for later steps, and the result so far; for runs on weight gradients."""
         return {
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -351,11 +351,11 @@ class TrainingRun:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken, with the same task, codec and settings."""
+        """Continue from a :meth:`state_dict`, with the same task, codec and settings."""
         self._model.load_state_dict(saved["model"])
         self._optimizer.load_state_dict(saved["optimizer"])
         if self._control is not None:
-            # First the bits: codecs of other bits have other states.
+            # Bits come first: the codec's state depends on them.
             self._control.load_state_dict(as_arrays(saved["control"]))
         self._exchange.load_arrays(as_arrays(saved["exchange"]))
         self.weights.load_arrays(as_arrays(saved["weights"]))
@@ -414,18 +414,18 @@ def _mean(values: list[float]) -> float:
 def simulated_step(
     network: Network, workers: int, tally: Tally, seconds: float, *, exact: bool, linear: bool = False
 ) -> float:
-    """Seconds of a training step of simulated workers, had each been a machine of its own.
+    """Seconds of a training step if each simulated worker were a separate machine.
 
-    Computation and encoding happen on all at once, decoding of all payloads on each (or on the server); nothing
-    overlaps. Where the network has a ``compute`` it stands for all of these, and the time depends on bytes alone.
+    Computation and encoding run on all machines at once, decoding of all payloads on each (or on the server); nothing
+    overlaps. If the network has ``compute``, it replaces all of these, and the time depends on bytes alone.
 
     Args:
-        network: between them.
-        workers: that were simulated, one after the other.
-        tally: of their exchange.
+        network: the network between the workers.
+        workers: number of workers, which were simulated one after the other.
+        tally: tally of their exchange.
         seconds: CPU time of the whole step.
-        exact: gradients travel as they are, in float32.
-        linear: messages are added up on the way, as exact gradients are.
+        exact: gradients travel uncompressed, in float32.
+        linear: messages are added up on the way, like exact gradients.
     """
     values = tally.float32_bits // 32 // workers
     bits = (tally.bits + tally.envelope_bits) / workers if not exact else 32.0 * values

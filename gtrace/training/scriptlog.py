@@ -1,4 +1,4 @@
-"""What is to be done to a program that knows nothing of the codec, what came of it, and the run log."""
+"""Options, summary and run log for a program that does not know about the codec."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOptions(RankOptions):
-    """What to do to a program, in JSON values, so that a process that it launches can be told.
+    """Options of a program's training in JSON values, so that they can be passed to launched processes.
 
-    What ranks do, if there are any, is said by the fields of :class:`~gtrace.training.ddp.RankOptions`.
+    The fields of :class:`~gtrace.training.ddp.RankOptions` are the options of its ranks, if it has any.
 
     Attributes:
         log: path of the run log.
-        codec: spec; of a table its name.
+        codec: spec of the codec; for a table its name.
         rules: (pattern, spec) for some tensors.
         min_size: tensors with fewer elements go uncompressed.
-        workers: independently keyed encodings of the same gradient that are averaged.
+        workers: number of separately keyed encodings of the same gradient that are averaged.
         argv: the program, for the log.
         launch: tells this launch from others, so that its processes do not overwrite each other's logs.
         plugins: files with codecs of the user's own.
@@ -61,21 +61,21 @@ class ScriptOptions(RankOptions):
 
 @dataclass(slots=True)
 class ScriptSummary:
-    """How a program's training went.
+    """The result of a program's training.
 
     Attributes:
         steps: optimizer steps that used gradients from the codec.
-        optimizers: how many optimizers took them.
-        elements: values of all tensors.
+        optimizers: number of optimizers with such steps.
+        elements: number of values of all tensors.
         tally: summed over the steps, of this process.
         codec_seconds: CPU time of the codec in the steps that ``seconds`` covers.
         seconds: CPU time of this process after the first step.
-        rank: of this process, None if there is only one.
-        world_size: processes that trained together.
-        exchanged: gradients travelled between ranks as bytes.
+        rank: rank of this process, None if there is only one.
+        world_size: number of processes that trained together.
+        exchanged: gradients traveled between ranks as bytes.
         comparisons: with plain all-reduces of the same gradients.
-        log: where the run log is; None if this process wrote none.
-        warnings: that were printed.
+        log: path of the run log; None if this process wrote none.
+        warnings: the printed warnings.
     """
 
     steps: int = 0
@@ -93,13 +93,13 @@ class ScriptSummary:
 
 
 class ScriptLog:
-    """Writes one record a step, from the first on; of several ranks, the first one writes.
+    """Writes one record per step; only the first of several ranks writes.
 
     Args:
-        options: of the program.
-        rules: which codec each tensor goes through.
+        options: options of the program's training.
+        rules: the codec of each tensor.
         on_record: called with every record.
-        warn: told once when nothing can be written; training goes on.
+        warn: called once if nothing can be written; training continues.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ScriptLog:
         tensors: Mapping[str, int],
         summary: ScriptSummary,
     ) -> None:
-        """One optimizer step and what was exchanged for it."""
+        """Record one optimizer step and its exchange."""
         self._loss = step.loss
         self._has_loss = self._has_loss or step.micro_batches > 0
         measured: dict[str, float] = {}
@@ -157,7 +157,7 @@ class ScriptLog:
             self._on_record(record)
 
     def close(self, summary: ScriptSummary) -> Path | None:
-        """End the log; returns where it is."""
+        """End the log; returns its path."""
         if self._writer is None:
             return None
         for text in summary.warnings:
@@ -198,7 +198,7 @@ class ScriptLog:
         self._warn(f"{error}; training goes on without a run log")
 
     def _path(self) -> Path:
-        """Where to write: another name where a process of the same launch has taken this one."""
+        """The path to write: another name if a process of the same launch has taken this one."""
         path = Path(self._options.log)
         number = 1
         while path.exists() and self._is_ours(path):

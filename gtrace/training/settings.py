@@ -1,4 +1,4 @@
-"""What a study is asked to do: its options, what all its runs have in common, which runs it has, and its command."""
+"""The options of a study, the settings and runs that follow from them, and its command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 Kind: TypeAlias = Literal["weight", "neural"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-#: simulated workers, unless the user says otherwise; neural gradients stay inside each one
+#: default number of simulated workers; neural gradients stay inside each one
 DEFAULT_WORKERS: dict[Kind, int] = {"weight": 4, "neural": 1}
 
 #: optimizers that the papers train with
@@ -41,36 +41,36 @@ OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyOptions:
-    """How a study trains; what is None is the task's own.
+    """Options of a study; None means the task's own value.
 
     Attributes:
         kind: ``weight`` for the gradients that travel between workers, ``neural`` for those that enter each layer's
             backward, see :mod:`gtrace.training.neural`; weight gradients are then averaged exactly.
-        workers: simulated workers, each with a mini-batch of its own; by default 4, and 1 for kind neural.
+        workers: simulated workers, each with its own mini-batch; by default 4, and 1 for kind neural.
         steps: optimizer steps; by default the task's.
-        batch_size: samples that one worker takes in a step; by default the task's.
+        batch_size: samples per worker and step; by default the task's.
         lr: learning rate of the first step; by default the task's.
-        seed: of the model, the batches and the rounding, not negative; the first one if there are several.
-        seeds: how many, one after the other.
+        seed: seed of the model, the batches and the rounding, not negative; the first one if there are several.
+        seeds: number of seeds, run one after the other.
         refit: when codecs are fitted to the gradients, as :meth:`RefitSchedule.parse` reads it.
         nonfinite: what to do with a gradient that holds NaN or infinity, see
             :class:`~gtrace.training.exchange.Exchange`.
         eval_every: steps between two evaluations; by default a tenth of the steps.
-        shadow: for kind neural, every so many steps the first worker's backward pass runs exactly too, and the
+        shadow: for kind neural, interval in steps at which the first worker's backward pass also runs exactly, and
             weight gradients are compared; None for never.
         layers: for kind neural, ``inner`` leaves out the gradient that the last layer gets from the loss.
         optimizer: one of ``OPTIMIZERS`` instead of the task's own.
         clip: largest norm of the averaged gradient, instead of the task's.
-        network: adds what a step would take over it to the records.
-        policies: who chooses the bits of codecs that have them, as :meth:`PolicySpec.parse` reads it; each such codec
-            has a run with each. With MQGrad's, the network is that of its paper if none is given, and its computing
+        network: adds the duration of a step over it to the records.
+        policies: policies for the bits of codecs that have them, as :meth:`PolicySpec.parse` reads it; each such codec
+            has a run with each. With MQGrad's, the network is that of its paper by default, and its computing
             time a constant.
         min_size: tensors with fewer elements go uncompressed.
-        down: codec of the server's average on its way to the workers, or ``same`` as theirs; empty for none.
-        measure: every so many steps everything that a sweep says about a codec is measured on the averaged gradient;
-            None for never. Nothing of the training depends on it.
+        down: codec of the server's average on its way to the workers, or ``same`` for theirs; empty for none.
+        measure: interval in steps at which every metric of a sweep is measured on the averaged gradient;
+            None for never. It does not change the training.
         weights: levels such as ``optimal5`` that forward and backward see instead of the weights, see
-            :mod:`gtrace.training.weights`; each of them is one run with each of the codecs, beside the exact one.
+            :mod:`gtrace.training.weights`; each is one run with each of the codecs, besides the exact one.
     """
 
     kind: Kind = "weight"
@@ -99,11 +99,11 @@ class StudyOptions:
             raise UsageError(f"seeds: {self.seeds} is below 1")
 
     def settings(self, recipe: Recipe, weights: Sequence[WeightLevels]) -> StudySettings:
-        """These options with a task's own values for what is None, and everything read.
+        """Complete settings: a task's own values replace None, and texts are parsed.
 
         Args:
-            recipe: of the task.
-            weights: what ``weights`` is, read.
+            recipe: the task's recipe.
+            weights: the parsed ``weights``.
 
         Raises:
             UsageError: a setting out of range.
@@ -130,7 +130,7 @@ class StudyOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySettings(StudyOptions):
-    """What all runs of a study have in common: its options, none of them left open.
+    """The settings that all runs of a study share: its options, all of them set.
 
     Raises:
         UsageError: a setting out of range, or one that belongs to another kind of study.
@@ -173,7 +173,7 @@ class StudySettings(StudyOptions):
             raise UsageError(f"seed: {self.seed} is below 0")
         for name, number in (("lr", self.lr), ("clip", self.clip)):
             if number is not None and not (math.isfinite(number) and number > 0):
-                raise UsageError(f"{name}: {number:g} is no positive number")
+                raise UsageError(f"{name}: must be a positive number, not {number:g}")
 
 
 def _chosen(given: T | None, default: T) -> T:
@@ -186,12 +186,12 @@ DEFAULT_COMPUTE = 5.0
 
 
 class RunPlan(NamedTuple):
-    """What tells the runs of a study apart.
+    """The properties in which the runs of a study differ.
 
     Attributes:
-        codec: what every worker sends through.
-        policy: who chooses its bits; None for those that it has.
-        weights: levels that forward and backward see in the place of weights; None for the weights themselves.
+        codec: the codec of every worker.
+        policy: chooses its bits; None to keep them.
+        weights: quantization levels of weights in forward and backward; None for exact weights.
     """
 
     codec: Coding
@@ -202,9 +202,9 @@ class RunPlan(NamedTuple):
 def plan_runs(
     codecs: Sequence[Coding], policies: Sequence[PolicySpec], weights: Sequence[WeightLevels], kind: str
 ) -> list[RunPlan]:
-    """Each codec that has bits with each policy, the others once; policies in the outer order of the codecs.
+    """The runs: each codec with bits with each policy, the others once; policies in the outer order of the codecs.
 
-    With levels of weights, the first codec has a run with exact weights, and each other one (or the first, where it is
+    With levels of weights, the first codec has a run with exact weights, and each other one (or the first, if it is
     alone) a run with each of the levels.
 
     Raises:
@@ -230,7 +230,7 @@ def plan_runs(
             continue
         for policy in policies:
             ends = [codec.at_bits(bits) for bits in policy.bits]
-            # What a policy makes of two codecs that differ in bits alone is the same run.
+            # Two codecs that differ only in bits give the same run under a policy.
             plans.setdefault((str(ends[0]) if ends else str(codec), str(policy)), RunPlan(codec, policy))
     plain, *others = plans.values()
     if not weights:
@@ -239,7 +239,7 @@ def plan_runs(
 
 
 def timed_network(network: Network | None, policies: Sequence[PolicySpec]) -> Network | None:
-    """The network of a study: a policy that looks at the time gets one whose times are not measured."""
+    """The network of a study: a policy that uses the time gets one without measured times."""
     if not any(policy.timed for policy in policies):
         return network
     chosen = network or _PAPER_NETWORK
@@ -247,7 +247,7 @@ def timed_network(network: Network | None, policies: Sequence[PolicySpec]) -> Ne
 
 
 def run_name(codec: Coding, policy: PolicySpec | None = None, weights: WeightLevels | None = None) -> str:
-    """What a run is called: its codec's spec, behind an @ the policy that chooses its bits, then its levels of weights.
+    """A run's name: its codec's spec, after an @ the policy for its bits, then its levels of weights.
 
     >>> from gtrace.codecs import codec
     >>> from gtrace.training.policies import PolicySpec
@@ -263,7 +263,7 @@ def run_name(codec: Coding, policy: PolicySpec | None = None, weights: WeightLev
 
 
 def down_codec(spec: str) -> Codec | Literal["same"] | None:
-    """The codec of ``StudySettings.down``, ``same`` for what the workers use, None for none."""
+    """The codec of ``StudySettings.down``, ``same`` for the workers' codec, None for none."""
     return "same" if spec == "same" else build_codec(spec) if spec else None
 
 
@@ -273,7 +273,7 @@ def repeat_command(task: str, codecs: Sequence[Coding], settings: StudySettings)
     Args:
         task: its name.
         codecs: the exact one first.
-        settings: of all runs.
+        settings: the study's settings.
     """
     tables = [item for item in codecs if isinstance(item, CodecTable)]
     named = [str(item) for item in codecs[1:] if item not in tables] or ([] if tables else [str(codecs[0])])

@@ -1,4 +1,4 @@
-"""Flat gradients, arrays of the host or tensors of a device: the few things that exchanges do to both.
+"""Flat gradients, numpy arrays or tensors of a device: the operations that exchanges need on both.
 
 A tensor stays on its device if the codec works there (:mod:`gtrace.training.device`); everything else is numpy's.
 """
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def flat(values: Any, codec: Codec) -> Vector:
-    """Real numbers of any shape, float32[n]: on their device where the codec works there, else on the host."""
-    # Whoever has a tensor has imported torch; simulated workers do without it.
+    """Real numbers of any shape as float32[n]: on their device if the codec works there, else on the host."""
+    # The owner of a tensor has imported torch; simulated workers do not need it.
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(values, torch.Tensor):
         return as_values(values)
@@ -53,17 +53,17 @@ class TensorEngine(Engine):
         return on_host(values)
 
     def encode(self, codec: Codec, state: State, values: Vector, key: Key) -> bytes:
-        """The payload of ``codec.encode``; a tensor is encoded where it is if the codec works there."""
+        """The payload of ``codec.encode``; a tensor is encoded on its device if the codec works there."""
         if isinstance(values, np.ndarray):
             return codec.encode(state, values, key)
         payload: bytes = _device().encode(codec, state, values, key)
         return payload
 
     def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: torch.device | None) -> Vector:
-        """What ``codec.decode`` returns, on the host (None) or on a device.
+        """The result of ``codec.decode``, on the host (None) or on a device.
 
         Raises:
-            PayloadError: the bytes are no payload of this codec and size, or damaged.
+            PayloadError: the bytes are not a valid payload of this codec and size.
         """
         if place is None:
             return codec.decode(shared, payload, size)
@@ -80,7 +80,7 @@ def place_of(values: Vector) -> torch.device | None:
 
 
 def count_nonfinite(values: Vector) -> int:
-    """How many are NaN or infinite."""
+    """Number of NaN or infinite values."""
     if isinstance(values, np.ndarray):
         return values.size - int(np.count_nonzero(np.isfinite(values)))
     return values.numel() - int(values.isfinite().count_nonzero())
@@ -94,7 +94,7 @@ def zero_nonfinite(values: Vector) -> Vector:
 
 
 def count_zeros(values: Vector) -> int:
-    """How many are exactly zero."""
+    """Number of values that are exactly zero."""
     if isinstance(values, np.ndarray):
         return values.size - int(np.count_nonzero(values))
     return values.numel() - int(values.count_nonzero())
@@ -109,7 +109,7 @@ def error_of(exact: Vector, decoded: Vector) -> tuple[float, float]:
 
 
 def plain_mean(vectors: Sequence[Vector]) -> Vector:
-    """The mean, summed in float64 in order; whatever is not finite stays so."""
+    """The mean, summed in float64 in order; NaN and infinity stay."""
     if isinstance(vectors[0], np.ndarray):
         total: NDArray[np.float64] = np.mean(vectors, axis=0, dtype=np.float64)
         return total.astype(np.float32)
@@ -118,13 +118,13 @@ def plain_mean(vectors: Sequence[Vector]) -> Vector:
 
 
 def aggregate(codec: Codec, decoded: Sequence[Vector]) -> Vector:
-    """What the codec makes of several decoded gradients."""
+    """The codec's aggregate of several decoded gradients."""
     arrays = [one for one in decoded if isinstance(one, np.ndarray)]
     return codec.aggregate(arrays) if arrays else plain_mean(decoded)
 
 
 def concatenated(vectors: Sequence[Vector]) -> Vector:
-    """All in a row; on the host unless all lie on one device."""
+    """All vectors concatenated; on the host unless all are on one device."""
     places = {place_of(one) for one in vectors}
     if len(places) == 1 and None not in places:
         whole: Vector = sys.modules["torch"].cat(list(vectors))
@@ -140,5 +140,5 @@ def cut(whole: Vector, sizes: Sequence[int]) -> list[Vector]:
 
 
 def _device() -> Any:
-    """The module for tensors, which imports torch: whoever has a tensor has done so."""
+    """The module for tensors, which imports torch: only called when torch is already imported."""
     return importlib.import_module("gtrace.training.device")

@@ -1,8 +1,8 @@
 """Training with quantized weights: forward and backward see a few levels, the optimizer steps float32 weights.
 
-The gradient with respect to the quantized weights is applied to the float32 ones as it is, the straight-through
-estimator. As in XNOR-Net (Rastegari et al., 2016), on which ZipML (Zhang et al., 2017, section 4) builds, the first
-and the last layer stay exact, and so do biases and norms, and weights are rounded to the nearest level.
+The gradient with respect to the quantized weights is applied unchanged to the float32 ones (straight-through
+estimator). The first and the last layer, biases and norms stay exact, and weights are rounded to the nearest level,
+like in XNOR-Net (Rastegari et al., 2016), on which ZipML (Zhang et al., 2017, section 4) builds.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 Placement: TypeAlias = Literal["optimal", "uniform", "xnor"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 MOST_LEVELS = 256
-#: up to so many levels comparing with every midpoint is faster than a binary search
+#: up to this many levels, comparing with every midpoint is faster than a binary search
 _COMPARED = 16
 
 
 @dataclass(frozen=True, slots=True)
 class WeightLevels:
-    """How many levels a weight tensor has, negative ones and zero among them, and where they lie.
+    """Number and placement of the levels of a weight tensor, negative ones and zero included.
 
     Attributes:
         placement: one of ``PLACEMENTS``.
@@ -63,10 +63,10 @@ class WeightLevels:
 
     @classmethod
     def parse(cls, text: str) -> WeightLevels:
-        """Read a placement and a count, as in ``optimal5``.
+        """Read a placement and a count, e.g. ``optimal5``.
 
         Raises:
-            UsageError: neither.
+            UsageError: it is not.
         """
         found = re.fullmatch(r"([a-z]+)(\d+)", text)
         if found is None:
@@ -82,7 +82,7 @@ class WeightLevels:
         return math.log2(self.count)
 
     def fit(self, weights: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Levels for finite float32[n] whose largest magnitude is the unit: ascending, at most ``count`` of them.
+        """Levels for finite float32[n], in units of its largest magnitude: ascending, at most ``count`` of them.
 
         Optimal levels have the least expected error of stochastic rounding; nearest rounding has less on any levels.
         """
@@ -108,22 +108,22 @@ class WeightLevels:
 
 
 class QuantizedWeights:
-    """The quantized weights of one model: all with two or more dimensions, but for the first and the last layer's.
+    """The quantized weights of one model: all with two or more dimensions, except the first and the last layer's.
 
-    Levels are kept in units of a tensor's largest magnitude, which is taken anew every time; they themselves are
-    fitted at the steps of a schedule. A tensor that is all zero or not finite is left as it is.
+    Levels are in units of a tensor's largest magnitude, which is measured again every time; the levels are
+    fitted at the steps of a schedule. A tensor that is all zero or not finite is left unchanged.
 
     Args:
         model: in float32 on the CPU, with its first weights.
-        levels: of each tensor; None leaves all weights as they are.
+        levels: levels of each tensor; None leaves all weights exact.
         refit: when optimal levels are fitted, the first time at once.
 
     Attributes:
-        levels: of each tensor, or None.
-        names: of the quantized tensors.
-        elements: weights in them.
-        error: ||quantized - weights||^2 / ||weights||^2 over all of them, when they were last in place; NaN
-            where none is.
+        levels: levels of each tensor, or None.
+        names: names of the quantized tensors.
+        elements: number of quantized weights.
+        error: ||quantized - weights||^2 / ||weights||^2 over all of them, at their last use; NaN
+            without any.
 
     Raises:
         UsageError: fewer than three layers, or weights of another type.
@@ -141,7 +141,7 @@ class QuantizedWeights:
         self.fit(0)
 
     def fit(self, step: int) -> None:
-        """Fit the levels, where the schedule asks for it at this step."""
+        """Fit the levels if the schedule asks for it at this step."""
         due = self._refit.latest(step)
         if self.levels is None or (self._fitted and due <= self._due):
             return
@@ -154,7 +154,7 @@ class QuantizedWeights:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model computes with quantized weights inside, and has its float32 ones back afterwards."""
+        """Inside, the model computes with quantized weights; afterwards it has its float32 ones back."""
         exact = {name: parameter.data for name, parameter in self._parameters.items()}
         error = energy = 0.0
         try:
@@ -173,21 +173,21 @@ class QuantizedWeights:
                 parameter.data = exact[name]
 
     def describe(self) -> dict[str, Any]:
-        """Levels, bits of a weight, how many have them, and in which tensors."""
+        """Levels, bits per weight, number of quantized weights, and their tensors."""
         bits = 32.0 if self.levels is None else self.levels.bits
         return {"levels": str(self.levels), "bits": bits, "elements": self.elements, "tensors": list(self.names)}
 
     def to_arrays(self) -> dict[str, Any]:
-        """What later steps depend on, beside the weights."""
+        """The state for later steps, besides the weights."""
         return {"due": self._due, "levels": dict(self._fitted)}
 
     def load_arrays(self, saved: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`to_arrays` gave."""
+        """Undo :meth:`to_arrays`."""
         self._due, self._fitted = saved["due"], dict(saved["levels"])
 
 
 def inner_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters with two or more dimensions, by name, without those of the first and the last layer that has any.
+    """Parameters with two or more dimensions, by name, without those of the first and the last layer with any.
 
     Raises:
         UsageError: fewer than three layers have some, or they are not float32 on the CPU.
@@ -225,5 +225,5 @@ def _has_levels(scale: np.float32) -> bool:
 
 
 def _dot(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    """In float64, whatever the number of threads."""
+    """Dot product in float64, independent of the number of threads."""
     return float(np.multiply(a, b, dtype=np.float64).sum())

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class Collectives:
-    """Blocking exchanges of byte strings whose lengths differ from rank to rank, and means of numbers.
+    """Blocking exchanges of byte strings of different lengths, and means of numbers.
 
-    Byte strings go through ``all_to_all_single``, which, unlike ``all_gather``, takes a length for every pair of ranks,
-    so that nothing has to be padded: what is counted is what travels.
+    Byte strings go through ``all_to_all_single``, which, unlike ``all_gather``, takes a length for every pair of ranks:
+    there is no padding, so the counted bytes are the sent ones.
 
     Args:
         group: the process group; None for the default one.
 
     Attributes:
-        sent: bytes that this rank gave to collectives for other ranks, the eight that tell a length included.
-        seconds: wall time inside of collectives, waiting for others included.
+        sent: bytes that this rank gave to collectives for other ranks, including eight for each length.
+        seconds: wall time inside collectives, waiting for others included.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -44,7 +44,7 @@ class Collectives:
         self.seconds = 0.0
         self._group = group
 
-    # Asked for with the first exchange: a program may make its process group late.
+    # Queried at the first exchange: a program may create its process group late.
     @cached_property
     def rank(self) -> int:
         """Number of this rank."""
@@ -52,26 +52,26 @@ class Collectives:
 
     @cached_property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return dist.get_world_size(self._group)
 
     @cached_property
     def device(self) -> torch.device:
-        """Where the backend wants tensors."""
+        """The device on which the backend needs tensors."""
         return torch.device("cuda" if dist.get_backend(self._group) == "nccl" else "cpu")
 
     def __reduce__(self) -> tuple[type[Collectives], tuple[()]]:
-        """For pickle: a process group belongs to one process, so what comes back uses the default one."""
+        """For pickle: a process group belongs to one process, so the copy uses the default one."""
         return Collectives, ()
 
     def scatter(self, parts: Sequence[bytes]) -> list[bytes]:
-        """Send ``parts[k]`` to rank k; returns what every rank sent to this one, by rank."""
+        """Send ``parts[k]`` to rank k; returns the bytes from every rank, by rank."""
         start = time.perf_counter()
         lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64, device=self.device)
         theirs = torch.empty_like(lengths)
         dist.all_to_all_single(theirs, lengths, group=self._group)
         outgoing, incoming = lengths.tolist(), theirs.tolist()
-        # bytearray and not bytes: torch warns of memory that it may not write to.
+        # bytearray instead of bytes: torch warns about read-only memory.
         joined = bytearray().join(parts)
         data = torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)
         arrived = torch.empty(sum(incoming), dtype=torch.uint8, device=self.device)
@@ -103,14 +103,14 @@ _NOT_FINITE = 2**32 - 1
 
 
 class NotFinite:
-    """Instead of a message: a gradient held NaN or infinity, and so must what comes of it."""
+    """Marks a gradient with NaN or infinity, instead of a message: the result must be NaN too."""
 
 
 NOT_FINITE = NotFinite()
 
 
 def pack(messages: Sequence[Message | NotFinite | None]) -> bytes:
-    """The frame of some messages; None for one that is missing.
+    """The frame of some messages; None for a missing one.
 
     Raises:
         PayloadError: a message of 4 GiB or more.
@@ -133,7 +133,7 @@ def unpack(frame: bytes, count: int) -> list[Message | NotFinite | None]:
     """Undo :func:`pack` for a frame of ``count`` messages.
 
     Raises:
-        PayloadError: a frame of another number of messages, or a damaged one.
+        PayloadError: a frame with another number of messages, or a damaged one.
     """
     if len(frame) < HEADER_BYTES * count:
         raise PayloadError(

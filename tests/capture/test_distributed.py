@@ -42,41 +42,40 @@ def batches(rank):
     return [torch.randn(6, 4, generator=generator) for _ in range(2 * STEPS)]
 
 
-def wrapped(model, **options):
+def trained(**options):
+    model = Model()
+    model.extra.requires_grad_(False)
     return DistributedDataParallel(model, **options)
 
 
-def plain(rank, model, optimizer, extra=lambda *_: False):
+def loose(**options):
+    return DistributedDataParallel(Model(), find_unused_parameters=True, **options)
+
+
+def plain(rank, model, optimizer=None, extra=lambda *_: False, to_none=True):
+    if optimizer is None:
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     for step, x in enumerate(batches(rank)[:STEPS]):
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=to_none)
         model(x, extra(rank, step)).square().mean().backward()
         optimizer.step()
 
 
 def ddp(rank):
-    model = Model()
-    model.extra.requires_grad_(False)
-    model = wrapped(model)
-    plain(rank, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    plain(rank, trained())
 
 
 def unused(rank):
     """Only rank 0 uses the layer ``extra``, and only at step 1."""
-    model = wrapped(Model(), find_unused_parameters=True)
-    plain(rank, model, torch.optim.SGD(model.parameters(), lr=0.1), lambda rank, step: rank == 0 and step == 1)
+    plain(rank, loose(), extra=lambda rank, step: rank == 0 and step == 1)
 
 
 def views(rank):
-    model = wrapped(Model(), gradient_as_bucket_view=True, find_unused_parameters=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x in batches(rank)[:STEPS]:
-        optimizer.zero_grad(set_to_none=False)
-        model(x).square().mean().backward()
-        optimizer.step()
+    plain(rank, loose(gradient_as_bucket_view=True), to_none=False)
 
 
 def accumulated(rank, sync=False):
-    model = wrapped(Model(), find_unused_parameters=True)
+    model = loose()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = batches(rank)
     for step in range(STEPS):
@@ -94,18 +93,19 @@ def accumulated_with_sync(rank):
 
 def by_hand(rank):
     model = Model()
-    optimizer = torch.optim.SGD([*model.body.parameters(), *model.head.parameters()], lr=0.1)
+    parameters = [*model.body.parameters(), *model.head.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
     for x in batches(rank)[:STEPS]:
         optimizer.zero_grad()
         model(x).square().mean().backward()
-        for parameter in [*model.body.parameters(), *model.head.parameters()]:
+        for parameter in parameters:
             dist.all_reduce(parameter.grad)
             parameter.grad /= 2
         optimizer.step()
 
 
 def scaled(rank):
-    model = wrapped(Model(), find_unused_parameters=True)
+    model = loose()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for x in batches(rank)[:STEPS]:
@@ -122,18 +122,11 @@ def sharded(rank):
     model = Model()
     model.extra.requires_grad_(False)
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    plain(rank, model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
-
-
-def trained(rank, **options):
-    model = Model()
-    model.extra.requires_grad_(False)
-    return wrapped(model, **options)
+    plain(rank, model)
 
 
 def static(rank):
-    model = trained(rank, static_graph=True, gradient_as_bucket_view=True)
-    plain(rank, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    plain(rank, trained(static_graph=True, gradient_as_bucket_view=True))
 
 
 def own_hook(rank):
@@ -143,24 +136,24 @@ def own_hook(rank):
         sent = bucket.buffer().to(torch.bfloat16).div_(2)
         return dist.all_reduce(sent, async_op=True).get_future().then(lambda done: done.value()[0].float())
 
-    model = trained(rank)
+    model = trained()
     model.register_comm_hook(None, half_precision)
-    plain(rank, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    plain(rank, model)
 
 
 def powersgd(rank):
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-    model = trained(rank)
+    model = trained()
     state = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2, min_compression_rate=0.1)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    plain(rank, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    plain(rank, model)
 
 
 def zero_redundancy(rank):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    model = trained(rank)
+    model = trained()
     parameters = [p for p in model.parameters() if p.requires_grad]
     plain(rank, model, ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1))
 
@@ -170,32 +163,17 @@ def flat(rank, **options):
 
     model = Model()
     del model.extra
-    model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), **options)
-    plain(rank, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    plain(rank, FullyShardedDataParallel(model, device_id=torch.device("cpu"), **options))
 
 
 def flat_original(rank):
     flat(rank, use_orig_params=True)
 
 
-RUNS = {
-    "static": (static, {}),
-    "own_hook": (own_hook, {}),
-    "powersgd": (powersgd, {}),
-    "zero_redundancy": (zero_redundancy, {}),
-    "flat": (flat, {}),
-    "flat_original": (flat_original, {}),
-    "ddp": (ddp, {}),
-    "chosen": (ddp, {"policy": parse_steps("1")}),
-    "reduced": (ddp, {"reduced": True}),
-    "views": (views, {}),
-    "by_hand": (by_hand, {}),
-    "scaled": (scaled, {}),
-    "accumulated": (accumulated, {}),
-    "accumulated_with_sync": (accumulated_with_sync, {}),
-    "unused": (unused, {}),
-    "sharded": (sharded, {}),
-}
+PROGRAMS = (static, own_hook, powersgd, zero_redundancy, flat, flat_original, ddp, views, by_hand, scaled, accumulated)
+PROGRAMS += (accumulated_with_sync, unused, sharded)
+RUNS = {program.__name__: (program, {}) for program in PROGRAMS}
+RUNS |= {"chosen": (ddp, {"policy": parse_steps("1")}), "reduced": (ddp, {"reduced": True})}
 
 
 def work(rank, port, folder):

@@ -26,6 +26,21 @@ def network(seed=0):
     return nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 3))
 
 
+@pytest.fixture
+def model():
+    return network()
+
+
+@pytest.fixture
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.zarr"
+
+
 class Wide(nn.Module):
     """One parameter of several blocks, the last one short."""
 
@@ -126,28 +141,24 @@ def test_second_moments_as_the_step_finds_them(make, tmp_path):
     assert np.isfinite(found[1:]).all()
 
 
-def test_an_optimizer_without_second_moments_says_so(tmp_path):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, tmp_path / "run.zarr", optimizer_state=True) as session:
+def test_an_optimizer_without_second_moments_says_so(model, optimizer, path):
+    with record(model, optimizer, path, optimizer_state=True) as session:
         steps(model, optimizer)
     assert "exp_avg_sq" in session.finish("complete").without[0]
-    assert np.isnan(gtrace.open_trace(tmp_path / "run.zarr").statistics("0.weight")["second_moment"]).all()
+    assert np.isnan(gtrace.open_trace(path).statistics("0.weight")["second_moment"]).all()
 
 
 @pytest.mark.capture_case("--noise: second moments across micro-batches")
 @pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("batches", [2, 4])
-def test_micro_batches(batches, to_none, tmp_path):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, tmp_path / "run.zarr", noise=True) as session:
+def test_micro_batches(batches, to_none, model, optimizer, path):
+    with record(model, optimizer, path, noise=True) as session:
         added = steps(model, optimizer, batches=batches, set_to_none=to_none)
     summary = session.finish("complete")
     assert summary.without == ()
     # The time of the looks counts, not only that of the copies.
     assert session._recorder.hooks.seconds > 0
-    trace = gtrace.open_trace(tmp_path / "run.zarr")
+    trace = gtrace.open_trace(path)
     for place, (name, _) in enumerate(model.named_parameters()):
         numbers = trace.statistics(name)
         for step, parts in enumerate(added):
@@ -157,27 +168,23 @@ def test_micro_batches(batches, to_none, tmp_path):
             assert numbers["replicas_sum_norm2"][step] == pytest.approx(float(sum(parts).square().sum()), rel=1e-5)
 
 
-def test_one_micro_batch_has_no_scatter(tmp_path):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, tmp_path / "run.zarr", noise=True) as session:
+def test_one_micro_batch_has_no_scatter(model, optimizer, path):
+    with record(model, optimizer, path, noise=True) as session:
         steps(model, optimizer)
     assert session.finish("complete").without == ("no noise: one micro-batch in each step",)
-    assert np.isnan(gtrace.open_trace(tmp_path / "run.zarr").statistics("0.weight")["replicas"]).all()
+    assert np.isnan(gtrace.open_trace(path).statistics("0.weight")["replicas"]).all()
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_what_another_loss_left_behind_is_no_micro_batch(to_none, tmp_path):
+def test_what_another_loss_left_behind_is_no_micro_batch(to_none, model, optimizer, path):
     """As in a GAN: the discriminator's loss reaches the generator, whose gradients are set to zero before its own."""
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, tmp_path / "run.zarr", noise=True):
+    with record(model, optimizer, path, noise=True):
         for _ in range(2):
             model(torch.randn(8, 40)).square().mean().backward()
             optimizer.zero_grad(set_to_none=to_none)
             model(torch.randn(8, 40)).square().mean().backward()
             optimizer.step()
-    assert np.isnan(gtrace.open_trace(tmp_path / "run.zarr").statistics("0.weight")["replicas"]).all()
+    assert np.isnan(gtrace.open_trace(path).statistics("0.weight")["replicas"]).all()
 
 
 def test_a_scaled_loss_leaves_no_trace(tmp_path):
@@ -302,13 +309,11 @@ def test_options_of_weights_are_none_of_neural_gradients(option, tmp_path, gtrac
     assert f"{option} is about gradients of weights" in err
 
 
-def test_what_changes_gradients_between_micro_batches_is_none(tmp_path):
+def test_what_changes_gradients_between_micro_batches_is_none(model, optimizer, path):
     """Clipping between micro-batches, and gradients that are kept after a step."""
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     weight = model[0].weight
     expected, before = [], torch.zeros_like(weight)
-    with record(model, optimizer, tmp_path / "run.zarr", noise=True):
+    with record(model, optimizer, path, noise=True):
         for _ in range(3):
             added = []
             for batch in range(3):
@@ -319,17 +324,15 @@ def test_what_changes_gradients_between_micro_batches_is_none(tmp_path):
                 before = weight.grad.clone()
             expected.append(added)
             optimizer.step()
-    numbers = gtrace.open_trace(tmp_path / "run.zarr").statistics("0.weight")
+    numbers = gtrace.open_trace(path).statistics("0.weight")
     assert numbers["replicas"].tolist() == [3, 3, 3]
     for step, added in enumerate(expected):
         assert numbers["replicas_norm2"][step] == pytest.approx(sum(float(g.square().sum()) for g in added), rel=1e-4)
         assert numbers["replicas_sum_norm2"][step] == pytest.approx(float(sum(added).square().sum()), rel=1e-4)
 
 
-def test_a_backward_pass_that_raised_is_no_micro_batch(tmp_path):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, tmp_path / "run.zarr", noise=True):
+def test_a_backward_pass_that_raised_is_no_micro_batch(model, optimizer, path):
+    with record(model, optimizer, path, noise=True):
         model(torch.randn(8, 40)).square().mean().backward()
         handle = model[0].weight.register_hook(lambda _gradient: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -339,5 +342,5 @@ def test_a_backward_pass_that_raised_is_no_micro_batch(tmp_path):
         for _ in range(2):
             model(torch.randn(8, 40)).square().mean().backward()
         optimizer.step()
-    numbers = gtrace.open_trace(tmp_path / "run.zarr").statistics("2.weight")
+    numbers = gtrace.open_trace(path).statistics("2.weight")
     assert numbers["replicas"].tolist() == [2]

@@ -164,26 +164,28 @@ def test_a_model_that_takes_the_place_of_another_one(zarr):
     run.check(["weight", "bias", "weight~2"])
 
 
+def one_step(path, model, loss, make=torch.optim.SGD):
+    """The trace of one step of a model, or of a bare parameter."""
+    with Run(path) as run:
+        parameters = [model] if isinstance(model, nn.Parameter) else list(model.parameters())
+        optimizer = run.watch(make(parameters, lr=0.1))
+        loss(model).backward()
+        optimizer.step()
+    return run.check(
+        ["unnamed/opt0.g0.p0"] if isinstance(model, nn.Parameter) else ["weight", "bias"][: len(parameters)]
+    )
+
+
 @pytest.mark.capture_case("bfloat16, float16, float64")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_precisions_become_float32(zarr, dtype):
-    with Run(zarr) as run:
-        model = nn.Linear(3, 4).to(dtype)
-        optimizer = run.watch(torch.optim.SGD(model.parameters(), lr=0.1))
-        (model(torch.ones(2, 3, dtype=dtype)) ** 2).mean().backward()
-        optimizer.step()
-    trace = run.check(["weight", "bias"])
+    trace = one_step(zarr, nn.Linear(3, 4).to(dtype), lambda model: (model(torch.ones(2, 3, dtype=dtype)) ** 2).mean())
     assert trace.tensors[0].dtype == str(dtype).removeprefix("torch.")
 
 
 @pytest.mark.capture_case("complex parameters")
 def test_complex_parameters_keep_both_parts(zarr):
-    w = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
-    with Run(zarr) as run:
-        optimizer = run.watch(torch.optim.SGD([w], lr=0.1))
-        (w.abs() ** 2).sum().backward()
-        optimizer.step()
-    trace = run.check(["unnamed/opt0.g0.p0"])
+    trace = one_step(zarr, nn.Parameter(torch.tensor([1 + 2j, 3 - 1j])), lambda w: (w.abs() ** 2).sum())
     assert trace.tensors[0].shape == (2, 2)
     assert trace.tensors[0].dtype == "complex64"
     assert trace.read("unnamed/opt0.g0.p0", 0).tolist() == [2.0, 4.0, 6.0, -2.0]
@@ -191,26 +193,22 @@ def test_complex_parameters_keep_both_parts(zarr):
 
 @pytest.mark.capture_case("sparse gradients")
 def test_sparse_gradients_are_summed_and_filled(zarr):
-    with Run(zarr) as run:
-        model = nn.Embedding(5, 2, sparse=True)
-        optimizer = run.watch(torch.optim.SparseAdam(model.parameters(), lr=0.1))
-        model(torch.tensor([1, 3, 1])).sum().backward()
-        assert model.weight.grad.is_sparse
-        optimizer.step()
-    run.check(["weight"])
-    gradient = gtrace.open_trace(zarr).read("weight", 0).reshape(5, 2)
-    assert gradient[:, 0].tolist() == [0.0, 2.0, 0.0, 1.0, 0.0]
+    model = nn.Embedding(5, 2, sparse=True)
+    trace = one_step(zarr, model, lambda model: model(torch.tensor([1, 3, 1])).sum(), torch.optim.SparseAdam)
+    assert model.weight.grad.is_sparse
+    assert trace.read("weight", 0).reshape(5, 2)[:, 0].tolist() == [0.0, 2.0, 0.0, 1.0, 0.0]
 
 
 def test_gradients_that_are_not_contiguous(zarr):
-    with Run(zarr) as run:
-        model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-        optimizer = run.watch(torch.optim.SGD(model.parameters(), lr=0.1))
-        model(torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last)).sum().backward()
-        model.weight.grad = model.weight.grad.contiguous(memory_format=torch.channels_last)
-        assert not model.weight.grad.is_contiguous()
-        optimizer.step()
-    run.check(["weight", "bias"])
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last)
+    one_step(zarr, model, lambda model: model(x).sum())
+    assert not model.weight.grad.is_contiguous()
+
+
+def test_non_finite_gradients_are_recorded_as_they_are(zarr):
+    trace = one_step(zarr, nn.Parameter(torch.tensor([0.0, 1.0, -1.0])), lambda w: w.sqrt().sum())
+    assert trace.statistics("unnamed/opt0.g0.p0")["nonfinite"].tolist() == [2]
 
 
 def test_empty_parameters_are_left_out(zarr):
@@ -243,16 +241,6 @@ def test_gradients_under_a_scaler_are_unscaled(zarr, fused):
     if fused:
         assert trace.scalars()["grad_scale"].tolist() == [1024.0, 512.0]
     assert (run.summary.skipped_steps, trace.attrs["capture"]["skipped_steps"]) == (1, 1)
-
-
-def test_non_finite_gradients_are_recorded_as_they_are(zarr):
-    w = nn.Parameter(torch.tensor([0.0, 1.0, -1.0]))
-    with Run(zarr) as run:
-        optimizer = run.watch(torch.optim.SGD([w], lr=0.1))
-        w.sqrt().sum().backward()
-        optimizer.step()
-    trace = run.check(["unnamed/opt0.g0.p0"])
-    assert trace.statistics("unnamed/opt0.g0.p0")["nonfinite"].tolist() == [2]
 
 
 @pytest.mark.capture_case("models that existed before capture")

@@ -152,7 +152,7 @@ def test_an_existing_trace_stays_and_the_script_does_not_run(folder, capture):
     code, out, err = capture("train.py", "--steps", "2")
     assert (code, out) == (4, "")
     assert err == (
-        "gtrace: train.zarr: exists already and was left untouched; pass --force (force=True) or another place\n"
+        "gtrace: train.zarr already exists. Use --force (force=True) to replace it or choose another place.\n"
     )
     assert {path: path.stat().st_mtime_ns for path in (folder / "train.zarr").rglob("*")} == before
     assert capture("--force", "train.py", "--steps", "2")[0] == 0
@@ -171,20 +171,20 @@ def test_force_never_deletes_a_folder_that_is_no_trace(folder, capture):
     (folder / "mine.zarr" / "thesis.txt").write_text("all of it")
     code, out, err = capture("--force", "-o", "mine.zarr", "train.py")
     assert (code, out) == (4, "")
-    assert "a folder that is no trace, left untouched" in err
+    assert "is a folder but not a trace, so it is kept" in err
     assert (folder / "mine.zarr" / "thesis.txt").read_text() == "all of it"
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["nowhere.py"], "nowhere.py: there is no such script"),
+        (["nowhere.py"], "nowhere.py: no such script"),
         (["-o", "x.npz", "train.py"], "x.npz: a trace ends in .zarr or .h5; choose another name"),
         (["-o", "nowhere/x.zarr", "train.py"], "nowhere/x.zarr: the folder nowhere does not exist"),
         (["--steps", "5-1", "train.py"], "--steps: '5-1' holds no step"),
         (["--steps", "1", "--every", "2", "train.py"], "--every and --steps exclude each other"),
-        (["--every", "0", "train.py"], "--every: 0 is no distance between steps"),
-        (["--budget", "lots", "train.py"], "--budget: 'lots' is no size"),
+        (["--every", "0", "train.py"], "--every: needs a number of 1 or more, not 0"),
+        (["--budget", "lots", "train.py"], "--budget: 'lots' is not a valid size"),
         (["--forse", "train.py"], "No such option '--forse'"),
         ([], "Missing argument 'SCRIPT'"),
         (["-m", "pkg.nowhere"], "-m pkg.nowhere: "),

@@ -121,8 +121,8 @@ def test_only_neural(call, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--kind", "all"], "gtrace: --kind: 'all' is no kind of gradient"),
-        (["--max-elements", "0"], "gtrace: --max-elements: 0 elements of a gradient are none"),
+        (["--kind", "all"], "gtrace: --kind: unknown kind 'all'"),
+        (["--max-elements", "0"], "gtrace: --max-elements: needs a number of 1 or more, not 0"),
     ],
 )
 def test_wrong_use(options, message, call, tmp_path):

@@ -87,10 +87,10 @@ def test_the_budget_counts_what_sketches_take(gtrace_main):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        (["--sketch", "l2:8192,foo"], "'l2:8192,foo' is no list of norms"),
-        (["--sketch", "none,none"], "is no list of norms"),
-        (["--sketch", "none:5"], "is no list of norms"),
-        (["--sketch", ""], "is no list of norms"),
+        (["--sketch", "l2:8192,foo"], "'l2:8192,foo' is not a list of norms"),
+        (["--sketch", "none,none"], "is not a list of norms"),
+        (["--sketch", "none:5"], "is not a list of norms"),
+        (["--sketch", ""], "is not a list of norms"),
         (["--sketch-mantissa", "5"], "--sketch-mantissa is for sketches"),
     ],
 )
@@ -111,7 +111,7 @@ def test_record_in_a_loop_of_ones_own(tmp_path):
         expected = gtrace.MomentSketch.of(model.weight.grad.numpy(), "linf", 512)
         assert trace.sketch("weight", 0, "linf", 512).energy == pytest.approx(expected.energy, rel=1e-6)
     with (
-        pytest.raises(UsageError, match="no list of norms"),
+        pytest.raises(UsageError, match="not a list of norms"),
         gtrace.capture.record(model, optimizer, "x.zarr", sketch="l9"),
     ):
         pass

@@ -74,6 +74,7 @@ def test_a_codec_describes_itself(name):
     assert cls.summary
     assert cls.formula
     assert cls.paper
+    assert cls.sends
     assert cls.__doc__
 
 

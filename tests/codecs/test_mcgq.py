@@ -197,7 +197,7 @@ def test_golden_payloads(case):
 
 
 @given(
-    st.lists(st.one_of(st.just(0), st.integers(-3, 3), st.integers(-(2**33), 2**33)), max_size=50),
+    st.lists(st.one_of(st.just(0), st.integers(-3, 3), st.integers(-(2**40), 2**40), st.just(2**63 - 1)), max_size=50),
     st.none() | st.floats(0, FLOAT32_MAX, width=32),
 )
 @settings(max_examples=300)

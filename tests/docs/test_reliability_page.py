@@ -30,6 +30,3 @@ def test_fuzzing_targets_of_the_table():
     assert {name for name in MAKERS if not name.startswith("decoder-")} <= told <= set(MAKERS)
 
 
-def test_programs_of_the_page_are_there():
-    for program in re.findall(r"python ((?:tests|benchmarks)/\S+\.py)", PAGE):
-        assert (ROOT / program).is_file()

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from gtrace.cli import main
-from gtrace.errors import TraceError, UsageError
+from gtrace.errors import UsageError
 from gtrace.report.figures.charts import draw_chart
 from gtrace.report.section import Chart, Curve, Panel
 from gtrace_experiments import reproduce
@@ -65,14 +65,6 @@ def test_only_a_result_of_the_same_recipe_seed_and_length_is_kept(tmp_path, chan
     if not change:
         monkeypatch.setattr("gtrace_experiments.reproduce.runner.source_digest", lambda _: "another")
     assert kept_result(tmp_path / "r.json", MADE_UP, Context(**change)) is None
-
-
-@pytest.mark.parametrize("content", [b"{}", b"[]", b"\xff", b'{"version": 2}', b'{"version": 1, "outcome": 3}'])
-def test_what_is_no_result_is_refused_in_one_line(tmp_path, content):
-    (tmp_path / "r.json").write_bytes(content)
-    with pytest.raises(TraceError, match=r"r\.json: no result of an experiment") as caught:
-        read_result(tmp_path / "r.json")
-    assert "\n" not in str(caught.value)
 
 
 def test_a_page_in_markdown_has_its_figures_beside_it(tmp_path):

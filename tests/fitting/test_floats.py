@@ -196,7 +196,7 @@ def test_names_and_what_is_no_format():
             FloatFormat.parse(bad)
     with pytest.raises(UsageError, match="value 1 is NaN"):
         form.round([0.0, np.nan])
-    with pytest.raises(UsageError, match="stands for no number"):
+    with pytest.raises(UsageError, match="has no finite value"):
         FloatFormat(4, 3, 1).decode([127])
-    with pytest.raises(UsageError, match="stands for no number"):
+    with pytest.raises(UsageError, match="has no finite value"):
         form.decode([64])

@@ -225,7 +225,7 @@ def test_a_second_level_in_a_cell_never_lowers_a_bound(name, monkeypatch):
     assert all(called)
 
 
-@pytest.mark.parametrize("name", ["normal", "t1", "lognormal3", "spiked", "clusters", "rounded"])
+@pytest.mark.parametrize("name", ["t1", "spiked", "rounded"])
 def test_certificate_holds_at_two_million_points(name):
     x = laws(2_000_000, 9)[name]
     points = np.unique(x)

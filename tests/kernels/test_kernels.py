@@ -25,29 +25,6 @@ def test_uniforms_are_the_hash_of_the_index(start):
     assert out.tolist() == naive.uniforms(*KEY, start, count)
 
 
-def test_uniforms_do_not_depend_on_where_a_chunk_begins():
-    whole, part = np.empty(1000, np.float32), np.empty(400, np.float32)
-    counter.fill_uniform(whole, *WORDS, 0)
-    counter.fill_uniform(part, *WORDS, 600)
-    assert (whole[600:] == part).all()
-
-
-def test_uniforms_are_uniform_and_uncorrelated():
-    n = 1 << 20
-    u = np.empty(n, np.float32)
-    counter.fill_uniform(u, *WORDS, 0)
-    v = np.empty(n, np.float32)
-    counter.fill_uniform(v, WORDS[0], WORDS[1] ^ np.uint64(1), 0)
-    u, v = u.astype(np.float64), v.astype(np.float64)
-    chi2 = ((np.bincount((u * 256).astype(int), minlength=256) - n / 256) ** 2 / (n / 256)).sum()
-    assert abs(chi2 - 255) < 5 * math.sqrt(2 * 255)
-    for other in (v, np.roll(u, 1), np.roll(u, 64), np.roll(u, 1024)):
-        assert abs(np.corrcoef(u, other)[0, 1]) < 5 / math.sqrt(n)
-    low_bits = (u * 2**24).astype(np.int64) & 255
-    chi2 = ((np.bincount(low_bits, minlength=256) - n / 256) ** 2 / (n / 256)).sum()
-    assert abs(chi2 - 255) < 5 * math.sqrt(2 * 255)
-
-
 @given(
     st.lists(floats, max_size=200),
     st.sampled_from([1, 3, 64, 65, None]),

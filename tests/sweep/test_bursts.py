@@ -99,7 +99,7 @@ def test_a_sweep_that_ends_within_a_burst_resumes_with_the_same_rows(tmp_path):
 
         return progress
 
-    for count in (1, 2, 4, 7):
+    for count in (2, 7):
         out = tmp_path / f"{count}.db"
         with pytest.raises(StoppedError):
             gtrace.run_sweep(path, STATEFUL, draws=2, jobs=1, output=out, progress=stop_after(count))

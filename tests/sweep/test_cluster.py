@@ -156,17 +156,6 @@ def test_the_command_takes_a_scheduler_file_and_plugins(trace, cluster, tmp_path
     assert same(there, here)
 
 
-def test_plugins_reach_the_workers(trace, client, tmp_path):
-    from gtrace.codecs.plugins import load_plugin
-
-    (tmp_path / "halved.py").write_text(PLUGIN)
-    load_plugin(tmp_path / "halved.py")
-    codecs = ["halved", "ef:halved"]
-    found = gtrace.run_sweep(trace, codecs, scheduler=client, steps=[0, 1])
-    assert len(found) == 2 * 2 * 3
-    assert same(found, gtrace.run_sweep(trace, codecs, jobs=1, steps=[0, 1]))
-
-
 def test_codecs_of_this_process_alone_are_refused(trace, client, monkeypatch):
     own = type(gtrace.codec("none"))
     monkeypatch.setattr(own, "__module__", "__main__")

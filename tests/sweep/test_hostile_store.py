@@ -62,6 +62,8 @@ def test_a_database_of_something_else(tmp_path):
     path = tmp_path / "other.db"
     change(path, "CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT)")
     refused(path, "not a gtrace sweep")
+    with pytest.raises(TraceError, match="no such file"):
+        ResultStore.load(tmp_path / "missing.db")
     path.write_bytes(b"SQLite format 3\0" + b"\xff" * 4096)
     refused(path, "not a gtrace sweep")
     path.write_bytes(b"")

@@ -5,7 +5,7 @@ import pytest
 from helpers_sweep import rows_of
 
 import gtrace
-from gtrace.errors import TraceError, UsageError
+from gtrace.errors import TraceError
 from gtrace.sweep import gradients as gradients_module
 from gtrace.sweep.engine import Gate
 from gtrace.trace import Trace
@@ -39,19 +39,6 @@ def trace(request, tmp_path_factory):
                 writer.commit(step)
     with gtrace.open_trace(path) as opened:
         yield opened
-
-
-def test_chunks_are_the_whole(trace):
-    for name, size in SIZES.items():
-        for chunk in (1, 333, 1024, 20_000):
-            pieces = list(trace.read_chunks(name, 1, chunk)) if chunk > 1 or name == "small" else []
-            if pieces:
-                assert [p.size for p in pieces[:-1]] == [chunk] * (len(pieces) - 1)
-                assert 0 < pieces[-1].size <= chunk
-                np.testing.assert_array_equal(np.concatenate(pieces), values(name, 1))
-        assert size == trace.read(name, 1).size
-    with pytest.raises(UsageError, match="cannot be"):
-        next(trace.read_chunks("small", 1, 0))
 
 
 def test_rechunk_of_nothing():

@@ -1,19 +1,15 @@
 """Pruning on the gradients of a network as it learns: how near each rule comes to the sparsity that is asked for."""
 
 import json
-import math
 
 import numpy as np
 import pytest
 import torch
 
 import gtrace
-from gtrace import fitting
-from gtrace.sketch import MomentSketch
-from gtrace.sweep import EXPECTATION
 from gtrace.training import load_task
 
-SPARSITIES = [round(0.5 + 0.05 * k, 2) for k in range(10)]
+SPARSITIES = [round(0.5 + 0.1 * k, 2) for k in range(5)]
 RULES = ("exact", "lognormal", "normal", "topk")
 STEPS = (0, 1, 40, 80)
 
@@ -33,10 +29,6 @@ def trace(request, tmp_path_factory):
             task.loss(model, task.batch(random, 32 if step % 2 == 0 else 20)).backward()
             optimizer.step()
     return path
-
-
-def cosine(sketch, asked):
-    return fitting.pruned_cosine(fitting.threshold("exact", min(float(asked), 1 - 1e-12), sketch), sketch)
 
 
 def by_rule(trace, kind):
@@ -66,19 +58,6 @@ def test_the_exact_rule_reaches_the_sparsity_of_every_layer(trace, kind):
     assert mean["lognormal"] < mean["normal"] < mean["topk"]
 
 
-def test_what_is_realized_lies_within_the_scatter_of_draws(trace):
-    result = gtrace.run_sweep(trace, ["prune:sparsity=0.7"], draws=8, refit="each", kind="neural", jobs=2)
-    for tensor in set(result["tensor"]):
-        for step in STEPS:
-            here = (result["tensor"] == tensor) & (result["step"] == step)
-            n = int(result["n"][here][0])
-            expected = float(result["sparsity"][here & (result["draw"] == EXPECTATION)][0])
-            realized = result["sparsity"][here & (result["draw"] >= 0)]
-            scatter = math.sqrt(expected * (1 - expected) / n)
-            assert abs(realized.mean() - expected) <= 4.5 * scatter / math.sqrt(8) + 1e-9
-            assert realized.std() <= 3 * scatter + 1e-9
-
-
 @pytest.mark.parametrize("kind", ["weight", "neural"])
 def test_every_tensor_has_the_sparsity_that_is_asked_for_by_default(trace, kind):
     result = gtrace.run_sweep(trace, ["prune:sparsity=0.9", "topk-prune:sparsity=0.9", "none"], draws=0, kind=kind)
@@ -94,22 +73,6 @@ def test_every_tensor_has_the_sparsity_that_is_asked_for_by_default(trace, kind)
         assert miss.mean() <= off
 
 
-def test_floats_keep_what_absmax_keeps_and_more(trace):
-    """By default, on weight gradients: the scale is the tensor's own, whatever the schedule of fits."""
-    specs = ["fp:e2m1", "fp:e4m3", "fp:e5m2", "fp:bits=8"]
-    result = gtrace.run_sweep(trace, [*specs, *(f"{spec},scale=absmax" for spec in specs)], draws=0)
-    error = {}
-    for spec in dict.fromkeys(result["codec"].tolist()):
-        here = result["codec"] == spec
-        assert set(result["fitted_on"][here]) == {"itself"}
-        error[spec] = result["squared_error"][here].sum() / result["energy"][here].sum()
-        if "absmax" not in spec:
-            bound = result["squared_error"][result["codec"] == f"{spec},scale=absmax"]
-            assert (result["squared_error"][here] <= bound * (1 + 1e-12)).all()
-    assert error["fp:e2m1"] < 0.05
-    assert error["fp:bits=8"] <= min(error["fp:e4m3"], error["fp:e5m2"]) < 0.0016
-
-
 def test_batches_of_another_size_are_pruned_by_the_threshold_of_the_step_before(trace):
     result = gtrace.run_sweep(trace, ["prune:threshold=lognormal"], kind="neural")
     sizes = dict(zip(result["step"].tolist(), result["n"].tolist(), strict=True))
@@ -117,23 +80,3 @@ def test_batches_of_another_size_are_pruned_by_the_threshold_of_the_step_before(
     second = (result["step"] == 1) & (result["draw"] == 0)
     assert set(result["fitted_on"][second]) == {"previous"}
     assert (np.abs(result["sparsity"][second] - 0.8) < 0.25).all()
-
-
-@pytest.mark.parametrize("kind", ["weight", "neural"])
-def test_heterogeneous_allocation_never_loses_on_real_gradients(trace, kind):
-    with gtrace.open_trace(trace) as opened:
-        for step in STEPS:
-            names = [info.name for info in opened.tensors if info.kind == kind]
-            sketches = [MomentSketch.of(opened.read(name, step, kind=kind), norm="none") for name in names]
-            sizes = [sketch.size for sketch in sketches]
-            there = np.array([sketch.zeros / sketch.size for sketch in sketches])
-            for s in (0.5, 0.7, 0.8, 0.9, 0.95):
-                alike = np.maximum(s, there)
-                mean = float(np.average(alike, weights=sizes))
-                shares = fitting.allocate_sparsity(sketches, mean)
-                assert np.average(shares, weights=sizes) == pytest.approx(mean, abs=1e-9)
-                mixed, plain = (
-                    np.average([cosine(sketch, a) for sketch, a in zip(sketches, asked, strict=True)], weights=sizes)
-                    for asked in (shares, alike)
-                )
-                assert mixed >= plain - 1e-12

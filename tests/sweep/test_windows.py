@@ -8,10 +8,8 @@ import pytest
 from helpers_sweep import rows_of, write_trace
 
 import gtrace
-from gtrace.errors import GtraceError
 from gtrace.sweep import fits
 from gtrace.sweep.jobs import start_of, windows_of
-from gtrace.sweep.store import ResultStore
 from gtrace.trace import Trace
 from gtrace.types import Key
 
@@ -117,14 +115,6 @@ def test_expected_errors_of_unbiased_codecs_without_memory_add_up(result):
             assert row["window_error"] == pytest.approx(wanted, rel=1e-12)
 
 
-def test_draws_scatter_around_the_expectation(path):
-    found = gtrace.run_sweep(path, ["qsgdinf:bits=2"], draws=200, tensors=["a"], jobs=2)
-    at = found["step"] == 9
-    expected = found["window_error"][at & (found["draw"] == -1)]
-    drawn = found["window_error"][at & (found["draw"] >= 0)]
-    assert abs(drawn.mean() - expected[0]) < 5 * drawn.std() / math.sqrt(drawn.size)
-
-
 def test_memory_pays_over_a_window(result):
     def share(spec, column, over):
         at = (result["codec"] == str(gtrace.codec(spec))) & (result["step"] == 9) & (result["draw"] == 0)
@@ -145,7 +135,7 @@ class StoppedError(Exception):
     """What ends a sweep between two steps."""
 
 
-@pytest.mark.parametrize("held", [0, 500, 1 << 21])
+@pytest.mark.parametrize("held", [0, 500])
 def test_rows_depend_neither_on_memory_nor_on_jobs_nor_on_where_a_sweep_resumes(
     path, result, tmp_path, monkeypatch, held
 ):
@@ -263,16 +253,3 @@ def test_coins_for_zeros_are_no_bias():
     expected, drawn = found.rows()
     assert drawn["relative_bias"] == pytest.approx(expected["relative_bias"], rel=1e-9)
     assert drawn["relative_bias"] < 0.95 * math.sqrt(drawn["relative_variance"])
-
-
-def test_a_result_file_of_older_columns_is_refused(path, tmp_path):
-    import sqlite3
-
-    out = tmp_path / "out.db"
-    gtrace.run_sweep(path, ["none"], output=out, draws=0, jobs=1)
-    with sqlite3.connect(out) as sql:
-        sql.execute("DROP VIEW rows")
-        sql.execute("ALTER TABLE cells DROP COLUMN window")
-    sql.close()
-    with pytest.raises(GtraceError, match="run the sweep again with --force"):
-        ResultStore.load(out)

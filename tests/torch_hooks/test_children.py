@@ -48,12 +48,7 @@ def test_a_child_is_watched_from_its_import_of_torch_on(folder):
     assert (rest, errors) == (["torch", f"start {sorted(TOLD.items())}", "end"], "")
     # In the same order: another order may find other packages.
     assert paths == plain[0]
-    assert set(modules) <= {
-        "gtrace",
-        "gtrace.errors",
-        "gtrace.torch_hooks",
-        "gtrace.torch_hooks.children",
-    }
+    assert set(modules) <= {"gtrace", "gtrace.errors", "gtrace.torch_hooks", "gtrace.torch_hooks.children"}
     assert launched(folder, "import torch") == (["torch"], "")
 
 
@@ -132,7 +127,7 @@ def test_a_process_that_looks_after_itself_is_left_alone(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder / "lib"))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     before = sys.meta_path[:]
-    watch({"module": "probe", "told": {}})
+    watch({"module": "probe", "argument": {}})
     assert sys.meta_path != before
     watch_no_more()
     assert sys.meta_path == before

@@ -29,11 +29,7 @@ SCRIPT = """
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -signal.SIGTERM, ["finish 143"]),
         ("pass", 0, ["after"]),
         ("os._exit(3) if os.fork() == 0 else print(os.wait()[1] >> 8)", 0, ["3", "after"]),
-        (
-            "os.kill(os.getpid(), signal.SIGTERM) if os.fork() == 0 else print(os.wait()[1])",
-            0,
-            ["15", "after"],
-        ),
+        ("os.kill(os.getpid(), signal.SIGTERM) if os.fork() == 0 else print(os.wait()[1])", 0, ["15", "after"]),
         (
             "signal.signal(signal.SIGTERM, lambda *_: print('own')); os.kill(os.getpid(), signal.SIGTERM)",
             0,

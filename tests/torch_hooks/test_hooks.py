@@ -17,12 +17,7 @@ def test_two_optimizers_on_one_backward_pass_see_the_same_loss():
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-    assert [(s.stream, s.step, s.lr) for s in watch.steps] == [
-        (0, 0, 0.1),
-        (1, 0, 0.2),
-        (0, 1, 0.1),
-        (1, 1, 0.2),
-    ]
+    assert [(s.stream, s.step, s.lr) for s in watch.steps] == [(0, 0, 0.1), (1, 0, 0.2), (0, 1, 0.1), (1, 1, 0.2)]
     assert watch.steps[0].loss == watch.steps[1].loss == 5.0
     assert watch.steps[2].loss == watch.steps[3].loss < 5.0
 

@@ -103,10 +103,7 @@ def test_folders_and_zip_files_run_too(tmp_path, launch):
         ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise KeyError('x') from None", 1),
         ("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e", 1),
         ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise KeyError('x')", 1),
-        (
-            "def f(): raise OSError\ntry:\n    f()\nexcept OSError as e:\n    raise ExceptionGroup('g', [e])",
-            1,
-        ),
+        ("def f(): raise OSError\ntry:\n    f()\nexcept OSError as e:\n    raise ExceptionGroup('g', [e])", 1),
         ("import nowhere_to_be_found", 1),
         ("x = = 1", 1),
         ("import broken", 1),
@@ -164,15 +161,15 @@ def test_the_interpreter_is_left_as_it_was(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (Program("nowhere.py"), "nowhere.py: there is no such script"),
-        (Program("train"), "train: there is no such script; did you mean train.py?"),
-        (Program("pkg.train"), "pkg.train: there is no such script; for a module write -m pkg.train"),
+        (Program("nowhere.py"), "nowhere.py: no such script"),
+        (Program("train"), "train: no such script; did you mean train.py?"),
+        (Program("pkg.train"), "pkg.train: no such script; for a module write -m pkg.train"),
         (Program("pkg.nowhere", is_module=True), "-m pkg.nowhere: No module named pkg.nowhere"),
         (Program("nowhere", is_module=True), "-m nowhere: No module named nowhere"),
-        (Program("python", ("train.py",)), "python: there is no such script; leave python out"),
+        (Program("python", ("train.py",)), "python: no such script; leave python out"),
         (
             Program("torchrun", ("train.py",)),
-            "torchrun: there is no such script; for torchrun write -m torch.distributed.run",
+            "torchrun: no such script; for torchrun write -m torch.distributed.run",
         ),
     ],
 )

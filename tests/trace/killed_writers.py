@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from helpers_trace import write_steps
+from helpers_trace import SHAPES, gradient, write_steps
 
 from gtrace.trace import create_trace, files, hdf5
 
@@ -100,8 +100,11 @@ def run(path, steps, wait=None, before=None):
 
 def main(how, folder, suffix, steps, number, first=0):
     steps, number = int(steps), int(number)
-    # What a first trace takes long for is inherited by the writers.
+    # What a first trace takes long for is inherited by the writers, and so are the gradients.
     create_trace(Path(folder) / "first.zarr").close()
+    for step in range(steps):
+        for name in SHAPES:
+            gradient(name, step)
     if how == "random":
         rng = random.Random(1)
         start = time.monotonic()

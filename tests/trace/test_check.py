@@ -255,8 +255,9 @@ def test_a_damaged_journal_ends_the_trace_there(tmp_path):
         assert trace.steps("fc.bias").tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9]
 
 
-def test_damage_anywhere_is_repaired_or_refused(path, tmp_path):
+def test_damage_anywhere_is_repaired_or_refused(tmp_path):
     """Whatever happens to one file, a repair ends with a trace that is right, or says that it cannot."""
+    path = write_trace(tmp_path / "run.zarr", range(12))
     rng = random.Random(8)
     files = sorted(p.relative_to(path) for p in path.rglob("*") if p.is_file())
     for _ in range(40):

@@ -123,7 +123,7 @@ def test_without_room_for_the_file_everything_stays_in_a_folder(tmp_path, disk):
     write_steps(writer, range(3))
     disk.free = 100
     with pytest.raises(
-        TraceError, match=r"run\.h5: .*No space left on device.*`gtrace trace check --repair` turns it into a file"
+        TraceError, match=r"run\.h5: .*No space left on device.*`gtrace trace check --repair` makes it a file"
     ):
         writer.close()
     assert os.listdir(tmp_path) == ["run.h5"]

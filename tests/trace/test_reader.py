@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from helpers_trace import ABSENT, SHAPES, SUFFIXES, gradient, opened, present, write_trace
+from helpers_trace import SHAPES, SUFFIXES, gradient, opened, present, write_trace
 
+from gtrace.errors import UsageError
 from gtrace.trace import Trace, create_trace, open_trace, reader
 from gtrace.trace.rows import checksum_bytes, row_statistics
 
@@ -89,14 +90,6 @@ def test_answers_are_the_callers_own(backend, tmp_path):
                 np.testing.assert_array_equal(values, before[name])
 
 
-def test_the_present_mask_tells_absent_from_zero():
-    trace = Trace.from_arrays({"w": {0: [0.0, 0.0], 2: [1.0, 0.0]}, "v": {1: [1.0]}})
-    assert trace.steps("w").tolist() == [0, 2]
-    assert trace.statistics("w")["zeros"].tolist() == [2, 1]
-    assert trace.statistics("v")["zeros"].tolist() == [0]
-    assert 1 in ABSENT["fc.weight"]
-
-
 def test_statistics_over_many_blocks():
     rng = np.random.default_rng(0)
     values = (rng.standard_normal(2**21 + 77) * np.exp(rng.standard_normal(2**21 + 77))).astype(np.float32)
@@ -139,6 +132,8 @@ def test_chunks_are_the_pieces_of_a_gradient(tmp_path, suffix):
     for step, row in enumerate(rows):
         writer.append(step, "w", row)
         writer.commit(step)
+    with pytest.raises(UsageError, match="cannot be"):
+        next(Trace.from_arrays({"w": rows[0]}).read_chunks("w", 0, 0))
     # First while it is being written, then from chunks, then in memory.
     for trace in (open_trace(tmp_path / f"run{suffix}"), None, Trace.from_arrays({"w": dict(enumerate(rows))})):
         if trace is None:

@@ -159,13 +159,6 @@ def test_wrong_use(tmp_path):
                 writer.append(0, "x", [1.0, 2.0, 3.0], **options)
 
 
-def test_weight_gradients_keep_their_size(tmp_path):
-    with create_trace(tmp_path / "run.zarr") as writer:
-        writer.append(0, "w", [1.0, 2.0])
-        with pytest.raises(UsageError, match="step 1: 1 elements, but earlier steps have 2"):
-            writer.append(1, "w", [1.0])
-
-
 def forge(path, table, row, value):
     """Set one number of the first tensor's column."""
     if path.suffix == ".h5":

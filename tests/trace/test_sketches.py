@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from helpers_trace import SUFFIXES, gradient
+from helpers_trace import SUFFIXES, edit_json, gradient
 
 from gtrace.coding.sketches import most_bytes, pack_sketch, unpack_sketch
 from gtrace.errors import TraceError, UsageError
@@ -308,18 +308,13 @@ class TestHostile:
     )
     def test_attributes(self, tmp_path, told):
         path = write(tmp_path / "run.zarr")
-        place = path / "rank00000/weight_grad/large/zarr.json"
-        document = json.loads(place.read_text())
-        document["attributes"]["sketch"] = told
-        place.write_text(json.dumps(document))
+        edit_json(path / "rank00000/weight_grad/large/zarr.json", lambda d: d["attributes"].update(sketch=told))
         self.refused(path, "attribute 'sketch'")
 
     def test_values_that_claim_to_be_sketches(self, tmp_path):
         path = write(tmp_path / "run.zarr")
-        place = path / "rank00000/weight_grad/small/zarr.json"
-        document = json.loads(place.read_text())
-        document["attributes"]["sketch"] = PLAN.describe()
-        place.write_text(json.dumps(document))
+        plan = PLAN.describe()
+        edit_json(path / "rank00000/weight_grad/small/zarr.json", lambda d: d["attributes"].update(sketch=plan))
         self.refused(path, "must be uint8")
 
     def test_hdf5_rows_that_are_not_there(self, tmp_path):

@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from helpers_training import sender
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
-from gtrace.codecs.link import LinkOptions, Sender
 from gtrace.fitting import allocate_sparsity
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
 from gtrace.trace import Trace
 from gtrace.training.exchange import Exchange, Tally
 from gtrace.training.neural import LayerCodecs
+from gtrace.training.unmodified import ScriptOptions, ScriptTraining
 
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
 SIZES = {"heavy": 6000, "light": 2000, "bias": 30}
@@ -107,9 +108,7 @@ def test_a_fit_does_not_depend_on_what_was_fitted_before():
     # So much alike that a code of one serves the other: a new one saves less than it costs to send.
     first, second = rng.standard_normal((2, 2400)).astype(np.float32)
     codec = gtrace.codec("nuqsgd:bits=8")
-    both, alone = (
-        Sender(codec, 2400, LinkOptions(RefitSchedule.parse("every"), 0), tensor="w", worker=0) for _ in range(2)
-    )
+    both, alone = sender(codec, 2400, "every"), sender(codec, 2400, "every")
     both.send(first, 0)
     assert both.send(second, 1).payload == alone.send(second, 1).payload
     # Zeros say nothing: what was fitted is there for the next gradient.
@@ -118,8 +117,6 @@ def test_a_fit_does_not_depend_on_what_was_fitted_before():
 
 
 def test_several_optimizers_of_a_script_are_told_that_they_share_apart(tmp_path):
-    from gtrace.training.unmodified import ScriptOptions, ScriptTraining
-
     said = []
     training = ScriptTraining(ScriptOptions(log=str(tmp_path / "log.jsonl"), codec=MIXED), said.append)
     training.start()

@@ -89,7 +89,7 @@ def test_another_study_does_not_go_on_with_the_log(tmp_path):
             other.run(log)
     assert log.read_bytes() == before
     path_of(log).write_bytes(b"no checkpoint")
-    with pytest.raises(TraceError, match="no checkpoint, or a damaged one"):
+    with pytest.raises(TraceError, match="not a checkpoint, or a damaged one"):
         study().run(log)
     study().run(log, force=True)
     assert read_runlog(log)[-1]["type"] == "end"
@@ -129,9 +129,9 @@ def refused(log, *words):
 
 def test_code_is_not_run(log):
     path_of(log).write_bytes(pickle.dumps(Attack()))
-    refused(log, "no checkpoint, or a damaged one")
+    refused(log, "not a checkpoint, or a damaged one")
     torch.save({"log_bytes": Attack()}, path_of(log))
-    refused(log, "no checkpoint, or a damaged one")
+    refused(log, "not a checkpoint, or a damaged one")
     assert not os.path.exists("attacked")
 
 
@@ -156,4 +156,4 @@ def test_wrong_contents(change, log):
     content = torch.load(path_of(log), weights_only=True)
     change(content)
     torch.save(content, path_of(log))
-    refused(log, "no checkpoint of this study")
+    refused(log, "not a checkpoint of this study")

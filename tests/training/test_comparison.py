@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers_training import Faulty, Memory, Regression, without_times
 
+from gtrace.costs import Network
 from gtrace.errors import EXIT_INPUT, OutputExistsError, UsageError
 from gtrace.runlog import read_runlog
 from gtrace.training import NonfiniteGradientError, Recipe, Study, load_task, train
@@ -139,11 +140,6 @@ def test_training_through_a_codec_learns():
     assert study.warnings == []
 
 
-def test_codecs_with_memory_are_replayed_in_order():
-    found = records(Study(Regression(), [Memory()], steps=4, workers=2, refit="0,2"))
-    assert [r["shared_bits"] for r in of(found, "step", "test-memory")] == [256, 0, 256, 0]
-
-
 def test_bits_that_are_only_declared_are_called_so(monkeypatch):
     assert records(Study(Regression(), [Memory()], steps=1))[0]["type"] == "step"
     monkeypatch.setattr(Memory, "declared", True)
@@ -254,12 +250,32 @@ def test_a_task_of_ones_own_has_no_command():
         ({"batch_size": -1}, "batch size: -1 is below 1"),
         ({"eval_every": 0}, "eval every: 0 is below 1"),
         ({"seed": -1}, "seed: -1 is below 0"),
-        ({"lr": 0.0}, "lr: 0 is no positive number"),
+        ({"lr": 0.0}, "lr: must be a positive number, not 0"),
         ({"lr": math.nan}, "lr: nan is no positive number"),
         ({"refit": "sometimes"}, "refit: 'sometimes' is not a schedule"),
         ({"nonfinite": "zeros"}, "did you mean zero"),
         ({"codecs": ["qsgd", "qsgd:bits=4"]}, "named twice"),
         ({"codecs": ["qsgdimf"]}, "did you mean qsgdinf"),
+        ({"seeds": 0}, "seeds: 0 is below 1"),
+        ({"optimizer": "adamm"}, "did you mean adam"),
+        ({"clip": -1.0}, "clip: -1 is no positive number"),
+        ({"kind": "nerual"}, "did you mean neural"),
+        ({"kind": "neural", "network": Network(1e9)}, "do not travel"),
+        ({"kind": "neural", "nonfinite": "pass"}, "pass is for weight gradients"),
+        ({"kind": "neural", "layers": "outer"}, "layers: 'outer' is unknown"),
+        ({"kind": "neural", "shadow": 0}, "shadow: 0 is below 1"),
+        ({"shadow": 5}, "choose kind neural"),
+        ({"codecs": ["terngrad"], "policies": ["adaptive"]}, "no codec with bits"),
+        ({"codecs": ["minmax"], "policies": ["adaptive", "adaptive"]}, "twice"),
+        ({"codecs": ["minmax"], "policies": []}, "none is named"),
+        ({"codecs": ["qsgd"], "policies": ["adaptive:bits=1-3"]}, "bits=1"),
+        ({"codecs": ["fp:e4m3"], "policies": ["adaptive"]}, "bits"),
+        ({"codecs": ["minmax"], "policies": ["adaptive"], "kind": "neural"}, "between workers"),
+        ({"codecs": ["minmax"], "kind": "neural", "min_size": 3}, "between workers"),
+        ({"codecs": ["minmax"], "down": "same", "network": Network(1e6)}, "topology"),
+        ({"codecs": ["minmax"], "down": "minmix"}, "minmax"),
+        ({"task": "digits-mlp", "weights": ["optimal5", "optimal5"]}, "twice"),
+        ({"task": "digits-mlp", "weights": ["optimal5"], "kind": "neural"}, "kind neural"),
         ({"task": "digits-cmm"}, "no task 'digits-cmm'; did you mean digits-"),
     ],
 )

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers_training import heavy
 
 import gtrace
 from gtrace.codecs.levels import TernGrad
@@ -37,16 +38,6 @@ SPECS = (
     "zipml:bits=4",
     "zipml:bits=7",
 )
-
-
-@pytest.fixture
-def on_cpu(monkeypatch):
-    """Tensors of the CPU stay tensors."""
-    monkeypatch.setattr(device, "DEVICES", {"cpu"})
-
-
-def heavy(size, seed=0):
-    return (np.random.default_rng(seed).standard_t(3, size) * 1e-3).astype(np.float32)
 
 
 def small_buckets(spec):

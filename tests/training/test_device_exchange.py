@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from helpers_training import rank_codecs, together
+from helpers_training import heavy, rank_codecs, sender, together
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
-from gtrace.codecs.link import LinkOptions, Receiver, Sender
-from gtrace.schedule import RefitSchedule
+from gtrace.codecs.link import Receiver
 from gtrace.training import device, vectors
 from gtrace.training.compression import read_gradient, write_gradient
 from gtrace.training.exchange import Exchange
@@ -18,25 +17,10 @@ from gtrace.training.wire import NOT_FINITE
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def on_cpu(monkeypatch):
-    """Tensors of the CPU stay tensors."""
-    monkeypatch.setattr(device, "DEVICES", {"cpu"})
-
-
-def heavy(size, seed=0):
-    return (np.random.default_rng(seed).standard_t(3, size) * 1e-3).astype(np.float32)
-
-
 @pytest.mark.parametrize("spec", ["ef:qsgdinf:bits=3", "topk:ratio=0.1", "alq:bits=3"])
 def test_a_sender_takes_tensors_whatever_the_codec(spec):
     values = heavy(3000)
-    made = [
-        Sender(
-            gtrace.codec(spec), 3000, LinkOptions(RefitSchedule.parse("once"), 1, vectors.ENGINE), tensor="w", worker=0
-        )
-        for _ in range(2)
-    ]
+    made = [sender(spec, 3000, engine=vectors.ENGINE) for _ in range(2)]
     ends = [Receiver(gtrace.codec(spec), 3000, vectors.ENGINE) for _ in range(2)]
     for step in range(2):
         on_host, here = made[0].send(values, step), made[1].send(torch.from_numpy(values), step)

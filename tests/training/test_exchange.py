@@ -2,10 +2,10 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from helpers_training import Memory, Vote
+from helpers_training import Memory, Vote, heavy, sender
 
 from gtrace.codecs import codec
-from gtrace.codecs.link import LinkOptions, Message, Receiver, Sender
+from gtrace.codecs.link import Message, Receiver
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.pooling import pooled
@@ -17,11 +17,6 @@ from gtrace.training.neural import LayerCodecs
 from gtrace.types import Key
 
 SPECS = ["none", "qsgd:bits=4", "qsgdinf:bits=3", "terngrad", "nuqsgd:bits=3", "natural"]
-
-
-def heavy(shape, seed=0):
-    """Values with heavy tails, so that a Huffman code pays."""
-    return (np.random.default_rng(seed).standard_t(3, shape) * 0.01).astype(np.float32)
 
 
 def gradients(workers, step=0):
@@ -59,8 +54,8 @@ def test_counted_bits_are_the_lengths_of_the_bytes(spec):
 def test_messages_alone_are_enough_to_decode(spec):
     """A receiver built elsewhere, from the spec and the size, gets what the exchange got."""
     values = [heavy(5000, step) for step in range(4)]
-    sender = Sender(codec(spec), 5000, LinkOptions(RefitSchedule.parse("0,2"), 3), tensor="w", worker=0)
-    messages = [sender.send(x, step) for step, x in enumerate(values)]
+    sending = sender(spec, 5000, "0,2")
+    messages = [sending.send(x, step) for step, x in enumerate(values)]
     assert [m.shared is not None for m in messages][1::2] == [False, False]
     receiver = Receiver(codec(spec), 5000)
     exchange = Exchange(codec(spec), seed=3, refit="0,2")
@@ -69,43 +64,38 @@ def test_messages_alone_are_enough_to_decode(spec):
         np.testing.assert_array_equal(arrived, exchange.step(step, [{"w": x}]).gradients["w"])
 
 
-def pooling_sender(refit="pooled:0,12,15"):
-    return Sender(codec("alq:bits=4"), 300, LinkOptions(RefitSchedule.parse(refit), 3), tensor="w", worker=0)
-
-
 def test_a_pooled_fit_looks_at_this_step_and_those_before():
-    sender, made = pooling_sender(), codec("alq:bits=4")
+    sending, made = sender("alq:bits=4", 300, "pooled:0,12,15"), codec("alq:bits=4")
     sketches = [MomentSketch.from_spec(heavy(300, step), made.needs) for step in range(16)]
     for step in range(16):
-        sender.send(heavy(300, step), step)
+        sending.send(heavy(300, step), step)
         if step in (0, 12, 15):
             # What is watched without a pause stays in the pool, its weight below a tenth after ten steps.
             first = {0: 0, 12: 3, 15: 3}[step]
             expected = made.fit(made.init(300), pooled(sketches[first : step + 1]), step)
-            np.testing.assert_array_equal(made.parts.grid.levels(sender.state), made.parts.grid.levels(expected))
+            np.testing.assert_array_equal(made.parts.grid.levels(sending.state), made.parts.grid.levels(expected))
 
 
 def test_a_pool_is_kept_only_while_a_fit_is_near():
-    sender = pooling_sender("pooled:0,40")
+    sending = sender("alq:bits=4", 300, "pooled:0,40")
     filled = []
     for step in range(60):
-        sender.send(heavy(300, step), step)
-        if sender.to_arrays()["pool"]:
+        sending.send(heavy(300, step), step)
+        if sending.to_arrays()["pool"]:
             filled.append(step)
     assert filled == list(range(31, 40))
-    plain = pooling_sender("0,40")
+    plain = sender("alq:bits=4", 300, "0,40")
     for step in range(40):
         plain.send(heavy(300, step), step)
         assert not plain.to_arrays()["pool"]
 
 
 def test_thresholds_and_scales_are_fitted_to_one_gradient():
-    sender = Sender(codec("prune"), 300, LinkOptions(RefitSchedule.parse("pooled:0,3"), 3), tensor="w", worker=0)
-    made = codec("prune")
+    sending, made = sender("prune", 300, "pooled:0,3"), codec("prune")
     for step in range(4):
-        sender.send(heavy(300, step), step)
+        sending.send(heavy(300, step), step)
     expected = made.fit(made.init(300), MomentSketch.from_spec(heavy(300, 3), made.needs), 3)
-    assert sender.state.arrays["alpha"] == expected.arrays["alpha"]
+    assert sending.state.arrays["alpha"] == expected.arrays["alpha"]
 
 
 @pytest.mark.parametrize("spec", ["alq:bits=4", "ef:alq:bits=4"])
@@ -129,14 +119,13 @@ def test_other_bits_are_fitted_at_once_between_two_fits():
         if step == 15:
             exchange.use(codec("alq:bits=3"))
         exchange.step(step, [{"w": heavy(300, step)}])
-    sender, made = exchange._links["w", 0][0], codec("alq:bits=3")
+    state, made = exchange._links["w", 0][0].state, codec("alq:bits=3")
     expected = made.fit(made.init(300), pooled([MomentSketch.from_spec(heavy(300, 15), made.needs)]), 15)
-    np.testing.assert_array_equal(made.parts.grid.levels(sender.state), made.parts.grid.levels(expected))
+    np.testing.assert_array_equal(made.parts.grid.levels(state), made.parts.grid.levels(expected))
 
 
 def test_a_receiver_that_missed_the_shared_bytes_refuses():
-    sender = Sender(codec("qsgd:bits=4"), 5000, LinkOptions(RefitSchedule.parse("once"), 3), tensor="w", worker=0)
-    message = sender.send(heavy(5000), 0)
+    message = sender("qsgd:bits=4", 5000).send(heavy(5000), 0)
     assert message.shared
     with pytest.raises(PayloadError, match="other shared bytes"):
         Receiver(codec("qsgd:bits=4"), 5000).receive(Message(message.payload, None))
@@ -162,9 +151,7 @@ def test_errors_are_those_of_the_mean_and_of_single_workers():
     got = np.concatenate([result.gradients["w"].ravel(), result.gradients["b"]]).astype(np.float64)
     mean = (exact[0] + exact[1]) / 2
     assert result.tally.relative_variance == pytest.approx(np.sum((got - mean) ** 2) / np.sum(mean**2), rel=1e-5)
-    single = [
-        Exchange(codec("qsgdinf:bits=3"), seed=1).step(0, [gradients(2)[0]]).gradients,
-    ]
+    single = [Exchange(codec("qsgdinf:bits=3"), seed=1).step(0, [gradients(2)[0]]).gradients]
     error = sum(float(np.sum((single[0][n].astype(np.float64) - gradients(2)[0][n]) ** 2)) for n in ("w", "b"))
     assert 0 < error < result.tally.worker_squared_error
     assert result.tally.worker_energy == pytest.approx(sum(float(x @ x) for x in exact), rel=1e-12)
@@ -318,7 +305,7 @@ def test_bad_arguments_are_refused():
         Exchange(codec("none"), 0)
     with pytest.raises(UsageError, match=r"'skp' is unknown; did you mean skip\?"):
         Exchange(codec("none"), nonfinite="skp")
-    with pytest.raises(UsageError, match="of 1 workers where there are 2"):
+    with pytest.raises(UsageError, match="of 1 workers; expected 2"):
         Exchange(codec("none"), 2).step(0, [{}])
     exchange = Exchange(codec("qsgd"))
     exchange.step(0, [{"w": heavy(6)}])
@@ -406,12 +393,12 @@ def test_a_server_sends_factors_on():
 def test_what_travels_in_every_payload_follows_every_gradient(spec, off):
     """Fitted once, then sent gradients that grow and shrink: scales and thresholds are those of each gradient."""
     made = codec(spec)
-    sender = Sender(made, 1000, LinkOptions(RefitSchedule.parse("once"), 3), tensor="w", worker=0)
+    sending = sender(made, 1000)
     receiver, lost = Receiver(made, 1000), []
     for step, size in enumerate((1.0, 300.0, 1e-4)):
         x = np.float32(size) * heavy(1000, [4, step])
-        decoded = receiver.receive(sender.send(x, step))
-        sender.settle(x, decoded)
+        decoded = receiver.receive(sending.send(x, step))
+        sending.settle(x, decoded)
         # What memory adds to a tiny gradient after a large one is not of this gradient.
         lost.append(np.sum((decoded - x.astype(np.float64)) ** 2) / np.sum(x.astype(np.float64) ** 2))
     kept = lost[:2] if spec.startswith("ef:") else lost

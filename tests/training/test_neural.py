@@ -147,13 +147,6 @@ def test_layers_read_the_decoded_gradient(spec):
     close(found, by_hand(model, data(), gtrace.codec(spec), **settings))
 
 
-def test_in_place_activations_change_nothing():
-    same(
-        backward(model := mlp(inplace=True), data(), compressed(model, "qsgdinf:bits=3")),
-        backward(model := mlp(), data(), compressed(model, "qsgdinf:bits=3")),
-    )
-
-
 def test_each_call_of_a_module_is_a_tensor_of_its_own():
     model = Reused()
     neural = compressed(model, "int8")
@@ -460,20 +453,6 @@ def test_other_types_of_gradients():
     for name, gradient in found.items():
         assert gradient.dtype == torch.float64
         torch.testing.assert_close(gradient.float(), single[name], rtol=0.1, atol=2e-3)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"kind": "nerual"}, "did you mean neural"),
-        ({"shadow": 5}, "choose kind neural"),
-        ({"kind": "neural", "layers": "outer"}, "layers: 'outer' is unknown"),
-        ({"kind": "neural", "shadow": 0}, "shadow: 0 is below 1"),
-    ],
-)
-def test_bad_settings_are_refused(settings, message):
-    with pytest.raises(UsageError, match=message):
-        Study(Regression(), [], **settings)
 
 
 def test_codecs_see_the_shape_of_a_neural_gradient():

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from helpers_training import rank_codecs, together
+from helpers_training import rank_codecs, sender, together
 
 import gtrace
-from gtrace.codecs.link import LinkOptions, Receiver, Sender
+from gtrace.codecs.link import Receiver
 from gtrace.coding.sketches import pack_sketch, unpack_sketch
 from gtrace.errors import PayloadError
 from gtrace.fitting.pooling import pooled
-from gtrace.schedule import RefitSchedule
 from gtrace.training import Exchange
 from gtrace.training.ranks import Piece, split_tensor
 from gtrace.training.wire import NOT_FINITE
@@ -46,7 +45,7 @@ def exchanged(world, spec, way="all_gather", steps=1, given=gradients, **options
 
 
 def shared_bytes(codecs):
-    return [bytes(sender.codec.shared(sender.state)) for sender in codecs._senders.values()]
+    return [bytes(one.codec.shared(one.state)) for one in codecs._senders.values()]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -55,7 +54,7 @@ def test_one_shot_gives_every_rank_the_average_of_all_encodings(spec, world):
     codec = gtrace.codec(spec)
     results = exchanged(world, spec, steps=3)
     senders = {
-        (name, rank): Sender(codec, size, LinkOptions(RefitSchedule.parse("once"), 3), tensor=name, worker=rank)
+        (name, rank): sender(codec, size, "once", tensor=name, worker=rank)
         for name, size in zip(NAMES, SIZES, strict=True)
         for rank in range(world)
     }
@@ -153,7 +152,7 @@ def spread(rank, _step=0):
 
 def targets(codecs, role="up"):
     """What each tensor's codec was given, whether it is wrapped or not."""
-    arrays = [dict(sender.state.arrays) for (of, _), sender in codecs._senders.items() if of == role]
+    arrays = [dict(one.state.arrays) for (of, _), one in codecs._senders.items() if of == role]
     return [float(each.get("target", each.get("inner.target"))) for each in arrays]
 
 

@@ -101,12 +101,7 @@ def _check_linear(found):
 
 
 def _check_rules(found):
-    assert found["codecs"] == {
-        "0.weight": "qsgdinf:bits=2",
-        "0.bias": "none",
-        "2.weight": "none",
-        "2.bias": "none",
-    }
+    assert found["codecs"] == {"0.weight": "qsgdinf:bits=2", "0.bias": "none", "2.weight": "none", "2.bias": "none"}
     assert found["common_same"]
     assert not found["own_same"]
     before, after = found["common_shared"]

@@ -10,7 +10,6 @@ from scipy import stats
 
 from gtrace.cli.train_tables import paired, spread, summarize
 from gtrace.costs import Network
-from gtrace.errors import UsageError
 from gtrace.runlog import read_runlog
 from gtrace.training import Study
 from gtrace.training.checkpoint import path_of
@@ -81,21 +80,6 @@ def test_simulated_times_are_in_the_log(tmp_path):
         assert sum(r["sim_seconds"] for r in steps) == pytest.approx(result.sim_seconds)
         # The link of a thousand bits a second is what costs time here.
         assert all(r["sim_seconds"] > 2 * 13 * 32 / 1000 for r in steps)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"seeds": 0}, "seeds: 0 is below 1"),
-        ({"optimizer": "adamm"}, "did you mean adam"),
-        ({"clip": -1.0}, "clip: -1 is no positive number"),
-        ({"kind": "neural", "network": Network(1e9)}, "do not travel"),
-        ({"kind": "neural", "nonfinite": "pass"}, "pass is for weight gradients"),
-    ],
-)
-def test_what_no_study_can_do_is_said(options, said):
-    with pytest.raises(UsageError, match=said):
-        Study(Regression(), ["int8"], **options)
 
 
 def test_optimizers_and_clipping_take_the_place_of_the_tasks_own():

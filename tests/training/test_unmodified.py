@@ -131,7 +131,7 @@ def test_a_failing_program_keeps_its_log_and_says_its_code(run, program):
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
-        (["--codec", "qsgdinf", "nothing.py"], 2, "there is no such script"),
+        (["--codec", "qsgdinf", "nothing.py"], 2, "no such script"),
         (["--codec", "qsgdinf", "--lr", "0.1", "train.py"], 2, "--lr is for built-in tasks; train.py has its own"),
         (["--codec", "qsgdinf", "--rule", "bias", "train.py"], 2, "write GLOB=CODEC"),
         (["--codec", "qsgdinf", "--rule", "bias=nonsense", "train.py"], 2, "nonsense"),

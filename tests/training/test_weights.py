@@ -202,12 +202,5 @@ def test_levels_that_are_none(text):
         WeightLevels.parse(text)
 
 
-def test_studies_that_cannot_be():
-    with pytest.raises(UsageError, match="twice"):
-        Study("digits-mlp", [], **small(weights=["optimal5", "optimal5"]))
-    with pytest.raises(UsageError, match="kind neural"):
-        Study("digits-mlp", [], kind="neural", **small())
-
-
 def test_different_counts_have_no_command():
     assert Study("digits-mlp", [], **small(weights=["optimal3", "optimal5"])).command == ""

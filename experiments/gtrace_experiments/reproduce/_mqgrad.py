@@ -110,7 +110,7 @@ def _measure(seed: int, quick: bool) -> Measured:
     quantized = sum(size for size in sizes if size >= small)
     bandwidth = 2 * WORKERS * quantized / SECONDS
     clock = ParameterServerClock(WORKERS, bandwidth, SECONDS, quantized, sum(sizes) - quantized)
-    steps = 15 if quick else 150
+    steps = 6 if quick else 150
     study = Study(
         task,
         [run for run in NAMES if "@" not in run],

@@ -27,7 +27,7 @@ def chosen(bits: int, low: float, high: float, points: int) -> tuple[FloatFormat
 
 def run(context: Context) -> Outcome:
     """Formats over both ranges, thresholds, and the curves of 6 bits."""
-    points = 5 if context.quick else 41
+    points = 2 if context.quick else 41
     rows, right, by_ratio = [], 0, 0
     for name, (low, high) in RANGES.items():
         for bits, published in NAMED[name].items():
@@ -36,7 +36,7 @@ def run(context: Context) -> Outcome:
             by_ratio += ratio == published
             rows.append((name, bits, published, error, ratio))
     thresholds = {bits: format_thresholds(bits) for bits in ((4,) if context.quick else (4, 5, 6, 7, 8))}
-    sigmas = np.linspace(0.5, 6.0, 12 if context.quick else 45)
+    sigmas = np.linspace(0.5, 6.0, 3 if context.quick else 45)
     curves = tuple(
         Curve(
             str(form),

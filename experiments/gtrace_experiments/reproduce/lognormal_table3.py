@@ -43,7 +43,7 @@ def run(context: Context) -> Outcome:
     ]
     sigmas = [fit.sigma_log2 for fit in fits if fit.count and fit.sigma > 0]
     low, high = (float(value) for value in np.percentile(sigmas, (10, 90)))
-    best = {bits: chosen(bits, low, high, 5 if context.quick else 41)[0] for bits in BITS}
+    best = {bits: chosen(bits, low, high, 2 if context.quick else 41)[0] for bits in BITS}
     forms = {
         f"FP{bits} {label}": FloatFormat(form.exponent + offset, form.mantissa - offset)
         for bits, form in best.items()

@@ -1,6 +1,6 @@
 """Python runs this at its start in the processes that a captured program launches.
 
-Its folder is on their PYTHONPATH, and leaves ``sys.path`` again at once.
+Its folder is on their PYTHONPATH, and is removed from ``sys.path`` at once.
 """
 
 
@@ -14,24 +14,24 @@ def _start() -> None:
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
     ours = sys.modules.pop("sitecustomize")
     try:
-        # The one that this one hides, of the user or of the distribution.
+        # The user's or distribution's sitecustomize, which this one hides.
         importlib.import_module("sitecustomize")
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
     finally:
         sys.modules.setdefault("sitecustomize", ours)
-        told = json.loads(os.environ.get("GTRACE_CAPTURE", "{}"))
+        message = json.loads(os.environ.get("GTRACE_CAPTURE", "{}"))
         # Another Python, or another environment, has other packages.
-        if told.get("python") == [sys.prefix, *sys.version_info[:2]]:
-            # Put back and not removed: it may be there already, and further up.
+        if message.get("python") == [sys.prefix, *sys.version_info[:2]]:
+            # Restore instead of remove: the entry may already be there, further up.
             before = sys.path[:]
-            sys.path.append(told["gtrace"])
+            sys.path.append(message["gtrace"])
             try:
                 children = importlib.import_module("gtrace.torch_hooks.children")
             finally:
                 sys.path[:] = before
-            children.watch(told)
+            children.watch(message)
 
 
 _start()

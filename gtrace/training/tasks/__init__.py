@@ -1,4 +1,4 @@
-"""Training tasks: what one is (a model by seed, batches by key, a loss, an evaluation), and the built-in ones by name.
+"""Training tasks (a model by seed, batches by key, a loss, an evaluation), and the built-in ones by name.
 
 Only :func:`load_task` imports torch.
 """
@@ -24,11 +24,11 @@ Batch: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a task is trained unless the user says otherwise.
+    """How a task is trained by default.
 
     Attributes:
-        steps: of the optimizer.
-        batch_size: samples that one worker takes in a step.
+        steps: number of optimizer steps.
+        batch_size: samples per worker and step.
         lr: learning rate of the first step.
         decay: ``cosine`` lets the learning rate fall to zero over the steps, ``drop`` to a tenth after three quarters
             of them; ``none`` keeps it.
@@ -44,11 +44,11 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How good a model is on the held-out data.
+    """A model's quality on the held-out data.
 
     Attributes:
         loss: mean test loss.
-        accuracy: fraction of right answers; None where the task has no such thing.
+        accuracy: fraction of right answers; None if the task has no accuracy.
     """
 
     loss: float
@@ -56,14 +56,14 @@ class Evaluation:
 
 
 class Task(ABC):
-    """A model, its data and how it is trained. Nothing here draws random numbers but from what it is given."""
+    """A model, its data and how it is trained. Random numbers come only from the arguments."""
 
     name: ClassVar[str]
     recipe: ClassVar[Recipe]
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A fresh model; torch's generator was seeded by the caller."""
+        """A fresh model; the caller has seeded torch's generator."""
 
     @abstractmethod
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
@@ -79,7 +79,7 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> Evaluation:
-        """Test a model, which is in evaluation mode and records no gradients."""
+        """Test a model; it is in evaluation mode and records no gradients."""
 
 
 #: name -> (module, class, one line about it)
@@ -112,12 +112,12 @@ _TASKS = {
     "ptb-lstm": (
         "gtrace.training.tasks.text",
         "TreebankLSTM",
-        "word-level LSTM on the Penn Treebank, where that is at hand, SGD, clipped gradients",
+        "word-level LSTM on the Penn Treebank (not included), SGD, clipped gradients",
     ),
     "fashion-resnet8": (
         "gtrace.training.tasks.images",
         "FashionResNet8",
-        "ResNet-8 on Fashion-MNIST, where that is installed, SGD with momentum",
+        "ResNet-8 on Fashion-MNIST (not included), SGD with momentum",
     ),
     "fashion-cnn": (
         "gtrace.training.tasks.images",
@@ -128,7 +128,7 @@ _TASKS = {
 
 
 def require_torch() -> None:
-    """Check that PyTorch is there, without importing it.
+    """Check that PyTorch is installed, without importing it.
 
     Raises:
         UsageError: it is not.

@@ -1,9 +1,9 @@
 """Tasks on images: the UCI handwritten digits and Fashion-MNIST.
 
 The digits, 1,797 images of 8x8 pixels, ship with gtrace; every fifth of them is held out. Fashion-MNIST, 60,000
-training and 10,000 test images of 28x28 pixels in ten classes, does not. It is looked for in the folder that the
-environment variable ``GTRACE_FASHION_MNIST`` names, or else where Debian's package ``dataset-fashion-mnist``
-installs it.
+training and 10,000 test images of 28x28 pixels in ten classes, does not. It is searched in the folder in the
+environment variable ``GTRACE_FASHION_MNIST``, or else in the folder of Debian's package
+``dataset-fashion-mnist``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def read_idx(path: Path, magic: int) -> NDArray[np.uint8]:
     shape = tuple(int(size) for size in np.frombuffer(data[4 : 4 + 4 * dimensions], ">u4"))
     start = 4 + 4 * dimensions
     if int.from_bytes(data[:4], "big") != magic or len(data) - start != int(np.prod(shape)):
-        raise TraceError(f"{path}: no IDX file of {dimensions} dimensions, or a damaged one")
+        raise TraceError(f"{path}: not an IDX file of {dimensions} dimensions, or a damaged one")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
@@ -75,7 +75,7 @@ class _Images(Task):
     _test: tuple[torch.Tensor, torch.Tensor]
 
     def _inputs(self, images: torch.Tensor) -> torch.Tensor:
-        """What the network takes."""
+        """The network's input."""
         return images
 
     def batch(self, random: np.random.Generator, size: int) -> Batch:
@@ -89,7 +89,7 @@ class _Images(Task):
 
 
 class _Digits(_Images):
-    """What both networks share: the data, the loss and the test."""
+    """The data, the loss and the test of both networks."""
 
     def __init__(self) -> None:
         table: NDArray[np.float32] = np.loadtxt(sample_file("digits.csv.gz"), delimiter=",", dtype=np.float32)
@@ -101,7 +101,7 @@ class _Digits(_Images):
 
     @abstractmethod
     def shaped(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32[n, 64] pixels in [0, 1], in the shape that the network takes."""
+        """float32[n, 64] pixels in [0, 1], in the network's input shape."""
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Cross-entropy and accuracy on the held-out images."""
@@ -172,8 +172,8 @@ class _Fashion(_Images):
     """Both networks' data and loss.
 
     Args:
-        test_images: how many are tested on at most, evenly spread; all 10,000 by default. Fewer make a test cheaper
-            and less sure.
+        test_images: number of test images, evenly spread; all 10,000 by default. Fewer make a test faster
+            and less precise.
     """
 
     def __init__(self, test_images: int | None = None) -> None:

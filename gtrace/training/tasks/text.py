@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 #: characters in a training window
 LENGTH = 64
-#: environment variable: where the Penn Treebank is
+#: environment variable: folder of the Penn Treebank
 VARIABLE = "GTRACE_PTB"
 #: words in a training window
 WORD_LENGTH = 35
-#: the test reads at most so many words, so many at a time
+#: limits of the test: words in all, and words at a time
 _TESTED, _PIECE = 16_384, 512
 _WORD = re.compile(r"[a-z'-]+|[.,;:!?\n]")
 
@@ -125,7 +125,7 @@ class CharTransformer(_Characters):
         return _Transformer(len(self._alphabet))
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        """Nats per character over the held-out text, in windows of their own."""
+        """Nats per character over the held-out text, in separate windows."""
         count = (len(self._test) - 1) // LENGTH
         codes, targets = (self._test[k : k + count * LENGTH].view(count, LENGTH) for k in (0, 1))
         return Evaluation(functional.cross_entropy(model(codes).flatten(0, 1), targets.flatten()).item(), None)
@@ -135,7 +135,7 @@ def treebank() -> tuple[str, str]:
     """The training and the validation text of the Penn Treebank.
 
     Raises:
-        TraceError: it is nowhere.
+        TraceError: it was not found.
     """
     given = os.environ.get(VARIABLE)
     try:
@@ -160,7 +160,7 @@ class _WordNetwork(nn.Module):
         self.embedding = nn.Embedding(words, width)
         self.lstm = nn.LSTM(width, width, layers, batch_first=True)
         self.head = nn.Linear(width, words)
-        # As large as PyTorch makes an embedding by default, the first steps would only shrink it.
+        # PyTorch's default embedding is so large that the first steps would only shrink it.
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
 
     def forward(self, codes: Tensor, state: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -174,7 +174,7 @@ class _WordNetwork(nn.Module):
 
 
 class Words(Task):
-    """What both texts share. The loss is in nats per word, so its exponential is the perplexity."""
+    """The tasks on both texts. The loss is in nats per word, so its exponential is the perplexity."""
 
     _width: ClassVar[int]
     _layers: ClassVar[int]
@@ -186,7 +186,7 @@ class Words(Task):
 
     @property
     def unigram_loss(self) -> float:
-        """Nats per word of a model that knows nothing but how often words are in the training text."""
+        """Nats per word of a model that knows only the word frequencies of the training text."""
         counts = torch.bincount(self._train, minlength=len(self._vocabulary)).double() + 1
         return -float(torch.log(counts / counts.sum())[self._test[1:]].mean())
 

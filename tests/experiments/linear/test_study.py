@@ -35,7 +35,7 @@ def test_refetched_and_sketched_samples_are_counted():
 
 
 def test_a_precise_codec_changes_little():
-    plain, coded = train_linear("linear", ["fp:e7m8"], data=SET, epochs=5).results
+    plain, coded = train_linear("linear", ["fp:e7m8"], data=SET, epochs=1).results
     assert coded.run == "fp:e7m8"
     assert coded.loss == pytest.approx(plain.loss, rel=1e-3)
     assert coded.loss != plain.loss
@@ -82,7 +82,7 @@ def test_a_gradient_that_overflows_ends_a_run_with_a_codec():
         ({"epochs": 0}, "epochs: 0 is below 1"),
         ({"seeds": 0}, "seeds: 0 is below 1"),
         ({"batch_size": 0}, "batch size: 0 is below 1"),
-        ({"rate": -1.0}, "lr: -1 is no positive number"),
+        ({"rate": -1.0}, "lr: -1 must be a positive number"),
         ({"task": "liner"}, "no linear task 'liner'; did you mean linear"),
     ],
 )

@@ -178,16 +178,8 @@ class Command(click.Command):
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
         if self._advanced():
-            self.params.append(
-                click.Option(
-                    ["--help-all"],
-                    callback=_show_every_option,
-                    is_flag=True,
-                    is_eager=True,
-                    expose_value=False,
-                    hidden=True,
-                )
-            )
+            every: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "hidden": True}
+            self.params.append(click.Option(["--help-all"], callback=_show_every_option, **every))
 
     def _advanced(self) -> list[RankedOption]:
         return [param for param in self.params if isinstance(param, RankedOption) and param.advanced]
@@ -196,7 +188,7 @@ class Command(click.Command):
         advanced = self._advanced()
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         common = [param for param in options if param not in advanced]
-        more = advanced if _ALL in ctx.meta else []
+        more: list[click.Option] = [*advanced] if _ALL in ctx.meta else []
         for heading, params in (("Options", common), ("More options", more)):
             if records := [record for param in params if (record := param.get_help_record(ctx)) is not None]:
                 with formatter.section(heading):

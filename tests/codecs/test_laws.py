@@ -24,7 +24,7 @@ EDGES = [
     "powersgd:rank=30,warm=false",
     "ef:none",
     "ef:int8",
-    "ef:ef:terngrad",
+    "ef:momentum:terngrad",
     "ef:powersgd",
     "momentum:beta=0.5,dampening=0.5:ef:qsgd:bits=3",
     "rotate:none",

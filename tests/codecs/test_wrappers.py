@@ -23,7 +23,7 @@ SPECS = [
     "ef:qsgdinf:bits=3",
     "ef:none",
     "ef:int8",
-    "ef:ef:terngrad",
+    "ef:momentum:terngrad",
     "ef:powersgd",
     "momentum:signsgd",
     "momentum:beta=0.5,dampening=0.5:ef:qsgd:bits=3",

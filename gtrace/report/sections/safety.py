@@ -158,12 +158,11 @@ def _test(analysis: SweepAnalysis) -> list[str]:
     """The command that would test the prediction for the codec that a reader may want to take."""
     k = cheapest_safe(analysis.safety.judged, [c.bits for c in analysis.configurations])
     attrs = analysis.provenance.get("trace_attrs")
-    words = attrs.get("argv") if isinstance(attrs, dict) else None
-    if k < 0 or not isinstance(words, list) or not words:
+    if k < 0 or not isinstance(attrs, dict) or not isinstance(attrs.get("argv"), list) or not attrs["argv"]:
         return []
     world = attrs.get("world_size")
     start = f"torchrun --nproc-per-node {world} -m -- " if isinstance(world, int) and world > 1 else ""
-    codec, script = shlex.quote(analysis.configurations[k].spec), shlex.join(map(str, words))
+    codec, script = shlex.quote(analysis.configurations[k].spec), shlex.join(map(str, attrs["argv"]))
     return [f"To test it, compare the losses with and without the codec: {start}gtrace train --codec {codec} {script}"]
 
 

@@ -155,7 +155,7 @@ class PlanSettings:
     cls=CommandWithCommands,
     epilog="Afterwards: gtrace train --plan plan.yaml train.py",
 )
-@click.argument("trace", type=TracePath())
+@click.argument("trace", type=TracePath(sweeps=True))
 @options(PlanSettings)
 def command(settings: PlanSettings, trace: Path | str) -> None:
     """Choose a codec for every tensor of TRACE: the least error within a budget, or the fewest bits within an error.

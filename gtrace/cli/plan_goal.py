@@ -84,7 +84,7 @@ def parse_budget(settings: BudgetSettings) -> Budget | TimeLimit:
         if value is not None:
             said = f"--{name.replace('_', '-')} {value:g}"
             if not 0 < value < float("inf"):
-                raise UsageError(f"{said}: a budget is a positive number")
+                raise UsageError(f"{said}: must be more than 0.")
             return Budget("bits", 32 / value, said) if name == "ratio" else Budget("error", value, said)
     bits = parse_bits(settings.budget or "", "--max-bits")
     return Budget("bits", bits, f"--max-bits {bits:g}")

@@ -245,7 +245,12 @@ def _codecs(settings: SweepSettings, chosen: _Choice) -> list[TableLike]:
             ranges[name] = words(text)
     found: list[TableLike] = []
     if chosen.methods:
-        found += expand(chosen.methods, ranges, prefix="ef:" if settings.codecs.error_feedback else "")
+        made = expand(chosen.methods, ranges, prefix="ef:" if settings.codecs.error_feedback else "")
+        if settings.bits and settings.methods and not any("bits" in str(one) for one in made):
+            raise UsageError(
+                f"--bits: {chosen.methods} has no bits; leave it out (gtrace codecs {made[0].name} shows what it has)."
+            )
+        found += made
     if settings.plans:
         from gtrace.planning import load_plan
 

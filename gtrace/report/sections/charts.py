@@ -55,7 +55,7 @@ def _curve(
     if len(known) > _POINTS:
         known = known[np.linspace(0, len(known) - 1, _POINTS).round().astype(np.int64)]
     if len(known):
-        named = tuple(names[k] for k in known) if names else ()
+        named = tuple(names[k] for k in known.tolist()) if names else ()
         yield Curve(label, tuple(xs[known].tolist()), tuple(ys[known].tolist()), names=named, **how)  # type: ignore[arg-type]
 
 
@@ -107,7 +107,8 @@ def _over_steps(
 
 def error_over_steps(analysis: SweepAnalysis) -> Chart:
     """Error over training, of each family's configuration nearest to three bits."""
-    safety, noise = analysis.safety, []
+    safety = analysis.safety
+    noise: list[Curve] = []
     if safety.known:
         for (name, _), workers in zip(_noise(safety), (1, safety.workers), strict=True):
             noise += _curve(name, analysis.steps, safety.noise_per_step / workers, form="plain")

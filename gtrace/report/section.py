@@ -329,7 +329,6 @@ class Section:
         place: where it is shown, with the blocks that name no other place.
         notes: what a reader must know.
         warnings: of the measurement itself.
-        summary: the verdict on top of a page of several sections, where the section itself then has none.
         facts: one quiet line below the heading of a page.
         provenance: how the input was made, None if nobody can know.
         together: it is about several inputs, or a part, so it has a heading even if there is one input.
@@ -347,7 +346,6 @@ class Section:
     place: Place
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    summary: tuple[str, ...] = ()
     facts: str = ""
     provenance: Mapping[str, Any] | None = None
     together: bool = False

@@ -123,6 +123,9 @@ def candidates_of(analysis: SweepAnalysis, savings: Savings | None) -> list[Cand
     """Every configuration of a sweep as the rule sees it, and float32 and bf16; arguments as of :func:`verdict_of`."""
     judged = dict(zip((c.spec for c in analysis.configurations), analysis.safety.judged, strict=False))
     steps = {} if savings is None else {c.spec: savings.best(c.spec) for c in analysis.configurations}
+    if savings is not None:
+        # What was measured of them needs no codec all the same.
+        steps |= {row.spec: row for row in savings.plain}
     found = []
     for c in analysis.configurations:
         step = steps.get(c.spec)

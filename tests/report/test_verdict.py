@@ -13,7 +13,7 @@ import gtrace
 from gtrace.costs import Cluster, Network
 from gtrace.report import load_report, print_report, to_html, to_json, to_markdown
 from gtrace.report.inputs import Asked
-from gtrace.report.verdict import CLOSE, ERROR_LIMIT, Candidate, choose, simplicity
+from gtrace.report.verdict import CLOSE, ERROR_LIMIT, Candidate, candidates_of, choose, simplicity
 
 
 def candidate(name, bits, error=0.01, seconds=math.nan, within=True, setting=""):
@@ -138,6 +138,9 @@ def test_the_network_decides(swept, network, answer):
     cluster = Cluster(Network.parse(network), ranks=8, step_time=0.01)
     verdict = to_json(report_of(swept, cluster=cluster, workers=8))["verdict"]
     assert verdict["answer"] == answer
+    (sweep,) = report_of(swept, cluster=cluster, workers=8).sweeps
+    found = candidates_of(sweep, report_of(swept, cluster=cluster, workers=8).savings_of(sweep))
+    assert all(math.isfinite(one.seconds) for one in found)
     if answer == "do not compress":
         assert verdict["recommendation"].startswith("don't compress: float32 is within 2% of the best codec here")
 

@@ -257,7 +257,6 @@ def savings_section(savings: Savings, most: int | None = None) -> Section:
         sentences=said,
         blocks=(savings_table(savings, most), *savings_figures(savings)),
         place="network",
-        summary=said,
         together=True,
         numbers=partial(_numbers, savings),
     )

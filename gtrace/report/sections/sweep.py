@@ -56,7 +56,6 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
         groups = report.groups[place] if report.groups else None
         first, *others = sweep_verdict(analysis)
         others += safety_sentences(analysis)
-        prefix = f"{analysis.name}: " if len(report.sweeps) > 1 else ""
         named = [f"{pair.first} has {compared_in_words(pair)}." for pair in pairs or ()]
         made = {key: value for key, value in analysis.provenance.items() if key != "tensors"}
         yield Section(
@@ -70,7 +69,6 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             place="choose",
             notes=analysis.notes,
             warnings=analysis.warnings,
-            summary=(prefix + first, *([" ".join(others)] if others else [])),
             facts=_facts(analysis),
             provenance={"results": analysis.name, "rows": analysis.rows, **made},
             numbers=partial(_numbers, analysis, pairs, groups),

@@ -68,7 +68,6 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             brief=_first_runs(log),
             notes=log.notes,
             warnings=log.warnings,
-            summary=said,
             facts=", ".join(filter(None, facts)),
             provenance={"results": log.name, **study},
             numbers=partial(_numbers, log),

@@ -122,7 +122,7 @@ def test_the_command(result, tmp_path):
     path, _ = result
     run = CliRunner().invoke
     page = str(tmp_path / "page.html")
-    shown = run(command_line, ["report", str(path), "-o", page, "--group", "conv=conv*", "--group", "fc=fc*"])
+    shown = run(command_line, ["report", str(path), "--full", "-o", page, "--group", "conv=conv*", "--group", "fc=fc*"])
     assert shown.exit_code == 0
     assert "Error by group of tensors" in shown.output
     assert "Error at equal bits" in shown.output

@@ -87,7 +87,7 @@ def test_a_loss_without_tests_has_the_figure_to_itself():
     assert len(draw(make_report(runs=[ranks_log()]), "training-over-steps").axes) == 1
 
 
-def test_seeds_are_named_once_and_a_network_gives_times(tmp_path):
+def test_each_seed_is_named_and_a_network_gives_times(tmp_path):
     records = read_runlog(write_runs(tmp_path / "a.jsonl", runs=("none", "qsgd:bits=3"), steps=20, seeds=(0, 1, 2)))
     records[0]["network"] = "1 Gbit/s, latency 0 us, ring"
     for record in records:
@@ -95,8 +95,9 @@ def test_seeds_are_named_once_and_a_network_gives_times(tmp_path):
             record["sim_seconds"] = 0.5
     report = make_report(runs=[records])
     assert "training-over-time" in figure_names(report)
-    loss = draw(report, "training-over-time").axes[0]
-    assert sorted(text.get_text() for text in loss.texts) == ["qsgd b3, 3 seeds", "uncompressed, 3 seeds"]
+    (legend,) = draw(report, "training-over-time").legends
+    expected = {f"{name}, seed {seed}" for name in ("uncompressed", "qsgd b3") for seed in (0, 1, 2)}
+    assert {text.get_text() for text in legend.get_texts()} == expected
     text = to_markdown(report)
     assert "simulated time" in text
     assert "links of 1 Gbit/s, latency 0 us, ring" in text

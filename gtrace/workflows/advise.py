@@ -239,8 +239,8 @@ def advise(
     if settings.speeds is not None and cluster is not None:
         speeds = tuple(_speeds(analysis, cluster, *settings.speeds))
     started = time.monotonic()
-    inputs = {"plans": [folder / PLAN]} if plan is not None else {}
-    write_report(make_report([folder / SWEEP], asked=asked, **inputs), folder / PAGE, force=True)
+    plans = [] if plan is None else [folder / PLAN]
+    write_report(make_report([folder / SWEEP], plans=plans, asked=asked), folder / PAGE, force=True)
     stages.seconds["report"] += time.monotonic() - started
     advice = Advice(
         target=str(target),

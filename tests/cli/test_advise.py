@@ -1,4 +1,7 @@
-"""``gtrace advise``: one command from a script or a trace to the verdict, and the lines that it says to paste."""
+"""``gtrace advise``: one command from a script or a trace to the verdict, and the lines that it says to paste.
+
+docs/when-not-to-compress.md shows it on a larger model.
+"""
 
 from __future__ import annotations
 

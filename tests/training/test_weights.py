@@ -203,4 +203,5 @@ def test_levels_that_are_none(text):
 
 
 def test_different_counts_are_in_the_command():
-    assert Study("digits-mlp", [], **small(weights=["optimal3", "optimal5"])).command.endswith("--weights optimal3,optimal5")
+    study = Study("digits-mlp", [], **small(weights=["optimal3", "optimal5"]))
+    assert study.command.endswith("--weights optimal3,optimal5")

@@ -111,7 +111,7 @@ def test_sizes(text, size):
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "4XB", "1e9", "4 G B"])
 def test_what_is_no_size(text):
-    with pytest.raises(UsageError, match="--budget"):
+    with pytest.raises(UsageError, match="is not a valid size"):
         parse_size(text)
 
 

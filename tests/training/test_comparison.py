@@ -109,7 +109,7 @@ def test_the_log_says_everything(tmp_path):
     assert head["parameters"] == sum(head["tensors"].values()) == 26_122
     assert head["tensors"]["fc1.weight"] == 64 * 128
     assert head["runs"] == ["none", "qsgdinf:bits=3"]
-    assert head["command"].startswith("gtrace train --codec qsgdinf:bits=3 --task digits-mlp --workers 2 --steps 7")
+    assert head["command"].startswith("gtrace study compare qsgdinf:bits=3 --task digits-mlp --workers 2 --steps 7")
     assert set(head["versions"]) == {"gtrace", "numpy", "python", "torch"}
     for result in study.results:
         steps = of(found, "step", result.run)

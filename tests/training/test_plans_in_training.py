@@ -31,7 +31,7 @@ def test_a_study_trains_with_a_plan_beside_a_codec():
     assert runs["plan:mine"].relative_variance > 0
     assert any("1 of its 4 tensors are not in this model, gone" in text for text in study.warnings)
     assert study.describe()["plans"] == [TABLE.describe()]
-    assert "--plan 'dir/p l.yaml' --codec qsgdinf:bits=4 --task digits-mlp" in study.command
+    assert "qsgdinf:bits=4 --plan 'dir/p l.yaml' --task digits-mlp" in study.command
     only = Study("digits-mlp", [TABLE], steps=1)
     assert "--codec" not in only.command
 

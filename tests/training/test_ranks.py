@@ -122,7 +122,7 @@ def test_frames_come_back_and_damaged_ones_do_not():
     packed = wire.pack(messages)
     assert wire.unpack(packed, 5) == messages
     for bad in (packed[:-1], packed + b"z", packed[:20], b""):
-        with pytest.raises(PayloadError, match="ranks differ"):
+        with pytest.raises(PayloadError, match="differ"):
             wire.unpack(bad, 5)
     parts = [b"", b"one", b"three"]
     assert wire.split(wire.join(parts), 3) == parts

@@ -80,7 +80,7 @@ def test_targets_of_the_text_are_the_next_characters():
 
 
 def test_unknown_names_are_refused_with_the_nearest():
-    with pytest.raises(UsageError, match=r"no task 'char-lsmt'; did you mean char-lstm or"):
+    with pytest.raises(UsageError, match=r"no task 'char-lsmt'; did you mean char-lstm"):
         load_task("char-lsmt")
 
 

@@ -164,7 +164,7 @@ def test_a_study_has_a_run_for_all_levels_beside_the_exact_one(tmp_path):
     found = read_runlog(log)
     assert found[0]["runs"] == names
     assert found[0]["weights"] == ["optimal5", "xnor5"]
-    assert found[0]["command"].endswith("--quantize model --levels optimal,xnor --weight-levels 5")
+    assert found[0]["command"].endswith("--weights optimal5,xnor5")
     errors = {
         name: [r["weight_error"] for r in found if r.get("run") == name and "weight_error" in r] for name in names
     }
@@ -202,5 +202,6 @@ def test_levels_that_are_none(text):
         WeightLevels.parse(text)
 
 
-def test_different_counts_have_no_command():
-    assert Study("digits-mlp", [], **small(weights=["optimal3", "optimal5"])).command == ""
+def test_different_counts_are_in_the_command():
+    study = Study("digits-mlp", [], **small(weights=["optimal3", "optimal5"]))
+    assert study.command.endswith("--weights optimal3,optimal5")

@@ -156,7 +156,7 @@ FORGED = [
     (lambda d: d.update(node_type="group"), ("is a group, not an array",)),
     (lambda d: d["attributes"].update(name=3), ("'name' is not text",)),
     (lambda d: d["attributes"].update(name="fc.weight"), ("two tensors have one name",)),
-    (lambda d: d["attributes"].update(index="0"), ("'index' is no column number",)),
+    (lambda d: d["attributes"].update(index="0"), ("'index' is not a column number",)),
     (lambda d: d["attributes"].update(index=10**12), ("tensor number 0 is missing",)),
     (lambda d: d["attributes"].update(index=1), ("two tensors have one index",)),
     (lambda d: d["attributes"].pop("name"), ("tensor number 0 is missing",)),

@@ -31,11 +31,11 @@ _WORTH_TIMING = 1 << 27
 
 
 def representative_steps(steps: Sequence[int], most: int = STEPS) -> tuple[int, ...]:
-    """Steps that stand for all of training: bursts of three consecutive steps, the first and the last among them.
+    """Steps that represent all of training: bursts of three consecutive steps, the first and the last among them.
 
     Args:
         steps: captured steps, rising.
-        most: steps at most. Where there are fewer bursts, single steps take what is left.
+        most: limit on steps. If there are fewer bursts, single steps fill up the rest.
 
     >>> representative_steps(range(100), 8)
     (0, 1, 2, 49, 73, 97, 98, 99)
@@ -61,7 +61,7 @@ def representative_steps(steps: Sequence[int], most: int = STEPS) -> tuple[int, 
 
 
 def _spread(items: Sequence[tuple[int, int]], most: int) -> list[int]:
-    """At most so many second entries, spread over the first ones, which rise."""
+    """At most ``most`` second entries, spread over the first ones, which ascend."""
     if len(items) <= most:
         return [value for _, value in items]
     found: dict[int, None] = {}

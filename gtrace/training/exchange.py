@@ -180,7 +180,7 @@ class Exchanged:
     """The result of one exchange.
 
     Attributes:
-        gradients: tensor -> aggregated gradient, float32, in its shape, on the device where it was encoded; tensors
+        gradients: tensor -> aggregated gradient, float32, in its shape, on the device that encoded it; tensors
             that no worker could send are missing.
         tally: the tally of this exchange.
         bad: tensors with NaN or infinity.

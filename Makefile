@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One thread per library: two spinning pools on a shared machine are slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test tests lint docs benchmarks contract clean
+.PHONY: demo test tests lint docs wheel benchmarks contract clean
 
 # pip installs torch, first: asked for by another package, an installer may pick a build with gigabytes of CUDA. uv installs the rest
 # in a fifth of pip's time; it does not read pip's settings, so pip takes over if it finds no index.
@@ -47,6 +47,10 @@ docs: $(VENV)/.installed
 	$(BIN)/python -m sphinx -E -W --keep-going -q -n -b html docs docs/_build/html
 	@echo docs/_build/html/index.html
 
+# dist/gradtrace-VERSION-py3-none-any.whl: the command and the package gtrace, without the experiments.
+wheel: $(VENV)/.installed
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
 benchmarks: $(VENV)/.installed
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only -q
 
@@ -54,4 +58,4 @@ contract: $(VENV)/.installed
 	$(BIN)/python -m pytest benchmarks/bench_contract.py --benchmark-enable --benchmark-only --benchmark-quiet -q
 
 clean:
-	rm -rf $(VENV) demo docs/_build
+	rm -rf $(VENV) demo dist docs/_build

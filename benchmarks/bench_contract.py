@@ -34,7 +34,7 @@ FASTER = ("times np.sort", "times torch")
 
 
 class Line(NamedTuple):
-    """A measured ratio; ``limit`` is what the contract allows, None where it says nothing."""
+    """A measured ratio; ``limit`` is the contract's limit, None without one."""
 
     name: str
     ratio: float

@@ -1,6 +1,6 @@
 """Hot loops beside those of the contract (bench_contract.py), as ratios to a copy, in one process on one core.
 
-Run with ``make benchmarks``. Absolute times mean little on shared machines; the ratio stands in ``extra_info``
+Run with ``make benchmarks``. Absolute times mean little on shared machines; the ratio is in ``extra_info``
 and is printed at the end. Nothing here asserts a speed.
 """
 

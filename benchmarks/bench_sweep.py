@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/bench_sweep.py
 
-CPU time of the whole process, least of several turns taken in alternation, so that a busy machine hits all alike; wall
+CPU time of the whole process, least of several alternating turns, so that a busy machine slows all equally; wall
 time for jobs alone. The trace has tensors of a million elements, Student t with four degrees of freedom.
 """
 

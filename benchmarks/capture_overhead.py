@@ -127,7 +127,7 @@ def worker(name, steps, every, pairs, folder):
         shutil.rmtree(path, ignore_errors=True)
         return vars(stretch) | {"hooks": hooks}
 
-    # Imports, the first trace of a process, and first touches of memory are no cost of a step.
+    # Imports, the first trace of a process, and first touches of memory do not belong to a step.
     train(WARM_UP)
     measure(max(WARM_UP, steps // 4), True)
     out = []
@@ -139,7 +139,7 @@ def worker(name, steps, every, pairs, folder):
 
 
 def run(name, steps, every, cores, pairs):
-    """The figures of one process on so many cores."""
+    """The figures of one process on a number of cores."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
         command = [sys.executable, __file__, "--worker", name, str(steps), str(every), str(pairs), folder]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -120,7 +120,7 @@ def losses(codecs, batch, seed):
     for found in study.records():
         if found["type"] == "eval":
             curves.setdefault(found["run"], []).append(found["loss"])
-    # A run that diverged ends early, with a loss that is no number: from there on it knows no more than chance.
+    # A run that diverged ends early, with a loss that is not a number: from there on its accuracy counts as chance.
     whole = {}
     for run, curve in curves.items():
         known = [value if math.isfinite(value) else CHANCE for value in curve]

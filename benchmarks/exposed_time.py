@@ -12,8 +12,8 @@ takes. Steps without any exchange take turns with the others.
 
 Each line is one exchange at one speed, medians over the rounds. *Waits*: from the moment at which the slower process
 hands over its last bucket, so that no gradient is left to compute, to the end of ``backward``. *By elements*: the same
-by the model, which is told how long the gradients of these very steps took, and spreads that over the elements. *By
-buckets*: the model is told when each bucket was handed over, as if its layers had been timed. *Step*: the whole step by
+by the model, which gets how long the gradients of these very steps took, and spreads that over the elements. *By
+buckets*: the model gets the time of each bucket, as if its layers had been timed. *Step*: the whole step by
 elements, from nothing but the times of steps and backward passes without exchange, over the measured one, less 1.
 Writes benchmarks/results/exposed_time.json and .md.
 

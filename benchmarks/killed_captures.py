@@ -60,7 +60,7 @@ while True:
 
 
 class Result(NamedTuple):
-    """What one run came to; ``wrong`` is empty where all is right."""
+    """The result of one run; ``wrong`` is empty if all is right."""
 
     taken: int
     recorded: int
@@ -72,12 +72,12 @@ def one_run(folder: Path, how: str, suffix: str, rng: random.Random, longest: fl
     script, log, trace = folder / "train.py", folder / "steps", folder / f"run{suffix}"
     script.write_text(PROGRAM)
     log.touch()
-    ready, told = os.pipe()
+    ready, started = os.pipe()
     after = rng.randrange(400) if how not in _SIGNALS else -1
     child = os.fork()
     if child == 0:
-        _captured(folder, ["capture", "-o", str(trace), str(script), how, str(after), str(log), str(told)])
-    os.close(told)
+        _captured(folder, ["capture", "-o", str(trace), str(script), how, str(after), str(log), str(started)])
+    os.close(started)
     os.read(ready, 1)
     os.close(ready)
     if how in _SIGNALS:

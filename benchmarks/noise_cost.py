@@ -26,8 +26,8 @@ def write(path, ranks, replicas):
             for rank in range(ranks):
                 values = random.standard_normal(SIZE, dtype=np.float32)
                 energy = float(values @ values)
-                told = {"replicas": 4, "replicas_norm2": energy, "replicas_sum_norm2": energy} if replicas else {}
-                writer.append(step, "weight", values, rank=rank, numbers=told)
+                numbers = {"replicas": 4, "replicas_norm2": energy, "replicas_sum_norm2": energy} if replicas else {}
+                writer.append(step, "weight", values, rank=rank, numbers=numbers)
             writer.commit(step)
     return path
 

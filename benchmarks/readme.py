@@ -4,7 +4,7 @@
     python benchmarks/readme.py --demo DIR takes the files of a demo that has been run
 
 Codecs are at their default parameters; prefixes go around a codec that they suit. Numbers are sums over the demo's 28
-steps, each step alike, from one keyed encoding of each tensor.
+steps, with equal weight, from one keyed encoding of each tensor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def specs() -> dict[str, str]:
 
 
 def sources() -> dict[str, str]:
-    """The column that a person wrote, from the table as it stands."""
+    """The column that a person wrote, from the present table."""
     rows = TABLE.search((ROOT / "README.md").read_text(encoding="utf-8"))[0].splitlines()
     return {row.split(" | ")[0].strip("|` "): row.split(" | ")[2] for row in rows}
 

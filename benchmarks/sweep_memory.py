@@ -35,7 +35,7 @@ _SWEEP = "from gtrace.cli import main\ntry:\n    main()\nexcept SystemExit as en
 
 
 def write(path: Path, gigabytes: float) -> int:
-    """A trace of about so many bytes of values; returns its number of steps."""
+    """Write a trace with about this many bytes of values; returns its number of steps."""
     rng = np.random.default_rng(0)
     steps = max(2, round(gigabytes * 1e9 / (4 * sum(SIZES.values()))))
     with gtrace.create_trace(path) as writer:
@@ -59,7 +59,7 @@ def peak(code: str, *arguments: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Write the trace where it is not there yet, measure, print a table."""
+    """Write the trace if it does not exist yet, measure, print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gigabytes", type=float, default=1.0)

@@ -3,7 +3,7 @@
     python benchmarks/walks.py [--list]
 
 A hop is a function of gtrace that Python enters on the way, each counted once; compiled functions and comprehensions
-do not count. The way to a row starts where a sweep begins a tensor's step and ends where it hands the rows over: one
+do not count. The way to a row starts when a sweep begins a tensor's step and ends when it hands the rows over: one
 codec, its expectation and one encoding, after earlier steps have filled the caches. The way to the wire starts at
 ``ddp_comm_hook`` and ends at the first collective, in the second step of training. ``own`` counts the functions of
 ``gtrace/sweep`` and ``gtrace/training`` alone: the road, without the codec, the trace and the metrics that it calls.

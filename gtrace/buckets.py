@@ -15,7 +15,7 @@ from gtrace.kernels import sketching as _sketching
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-#: mantissa bits that tell two bins of one octave apart
+#: mantissa bits that distinguish bins within an octave
 MANTISSA = 10
 #: The smallest normalized value with bins of its own is 2^-OCTAVES; all below share one bin. Rows that nothing
 #: falls into cost address space and no memory, so the range covers every level that float32 can hold.
@@ -63,7 +63,7 @@ def as_levels(levels: ArrayLike, *, zero: bool) -> NDArray[np.float64]:
     if zero and grid[0] != 0:
         raise UsageError(f"levels: with zero=True the first level must be 0, not {grid[0]:g}")
     if not zero and grid[0] == 0:
-        raise UsageError("levels: with zero=False 0 is no level; drop it or pass zero=True")
+        raise UsageError("levels: with zero=False 0 must not be a level; drop it or pass zero=True")
     return grid
 
 
@@ -90,7 +90,7 @@ def bucket_scales(x: NDArray[np.float32], norm: str, bucket_size: int | None) ->
 
 
 def whole_scale(norm: str, norm1: float, energy: float, largest: float) -> NDArray[np.float32]:
-    """float32[1], the norm of one bucket that holds a whole tensor, from its sums; as :func:`bucket_scales` has it."""
+    """float32[1], the norm of one bucket that holds a whole tensor, from its sums; equals :func:`bucket_scales`."""
     value = {"l2": math.sqrt(energy), "linf": largest, "l1": norm1, "none": 1.0}[norm]
     return np.array([min(value, _norms.FLOAT32_MAX)], np.float32)
 
@@ -103,7 +103,7 @@ def bucket_moments(x: NDArray[np.float32], bucket: int, scales: NDArray[np.float
 
 
 def dead_values(scales: NDArray[np.float32], bucket: int, size: int) -> int:
-    """How many of ``size`` values lie in buckets whose norm is zero."""
+    """Number of values in buckets with norm zero, of ``size`` values."""
     zero = np.flatnonzero(scales == 0)
     return int(np.sum(np.minimum((zero + 1) * bucket, size) - zero * bucket))
 
@@ -112,7 +112,7 @@ def clip_values(x: NDArray[np.float32], sigmas: float) -> tuple[NDArray[np.float
     """Clip a finite tensor at ``sigmas`` standard deviations (about 0, the deviation about its mean).
 
     Returns:
-        the clipped float32[n], how many values changed, and the sum of the squared changes.
+        the clipped float32[n], the number of changed values, and the sum of the squared changes.
     """
     if x.size == 0:
         return x, 0, 0.0
@@ -148,9 +148,9 @@ class BinTable:
     Sums run over fixed blocks of 2^20 values in index order, so they are the same whatever the parts.
 
     Args:
-        norm: what a bucket is divided by.
-        bucket_size: values per bucket; parts, but for the last, are multiples of it. None: all parts are one bucket.
-        scale: float32[1], the norm of all values where ``bucket_size`` is None and there is more than one part.
+        norm: norm of a bucket, its divisor.
+        bucket_size: values per bucket; each part but the last is a multiple of it. None: all parts are one bucket.
+        scale: float32[1], the norm of all values if ``bucket_size`` is None and there are several parts.
         workspace: use this thread's tables, which must be free again, by :meth:`take`, before the next sketch.
 
     Attributes:

@@ -60,7 +60,7 @@ class Network:
             the codec is linear, by a ring all-gather; ``allgather``: both go by a ring all-gather; ``ps``: a parameter
             server whose one link carries every worker's payload, and then the average to every worker: uncompressed,
             unless it is encoded for that. Of :meth:`transfer` alone.
-        compute: seconds of a step's computing and coding, in the place of measured ones; None for those.
+        compute: seconds of a step's computing and coding, instead of measured ones; None for measured ones.
     """
 
     bandwidth: float
@@ -172,7 +172,7 @@ class Cluster:
         return BACKWARD * self.computing if self.backward_time is None else self.backward_time
 
     def codec_seconds(self, exchange: Exchange, elements: float) -> float:
-        """Seconds that a rank encodes and decodes in a step, with gradients of so many ``elements``."""
+        """Seconds that a rank encodes and decodes in a step, with ``elements`` gradient values."""
         return 0.0 if self.codec_rate is None else coded(exchange, self.ranks, elements) / self.codec_rate
 
     def __str__(self) -> str:
@@ -296,17 +296,17 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Of the step, with the exchange of each bucket beginning as soon as it can."""
+        """Seconds of the step if the exchange of each bucket begins as early as possible."""
         return self.computing + self.exposed + self.codec
 
     @property
     def serial(self) -> float:
-        """Of the step if nothing overlapped: an upper bound."""
+        """Seconds of the step without overlap: an upper bound."""
         return self.computing + self.communication + self.codec
 
     @property
     def ideal(self) -> float:
-        """Of the step if exchanges filled the whole backward pass: a lower bound."""
+        """Seconds of the step if exchanges fill the whole backward pass: a lower bound."""
         return self.computing + max(0.0, self.communication - self.backward) + self.codec
 
     def speed_up(self, reference: StepTime) -> tuple[float, float, float]:
@@ -325,7 +325,7 @@ def messages(exchange: Exchange, ranks: int) -> int:
 
 
 def sent(exchange: Exchange, ranks: int, bits: float) -> float:
-    """Bits that each rank sends where its gradient or payload has ``bits``; bytes for bytes.
+    """Bits that each rank sends if its gradient or payload has ``bits``; bytes for bytes.
 
     >>> [sent(exchange, 8, 1200) for exchange in EXCHANGES]
     [2100.0, 8400.0, 2100.0]
@@ -335,7 +335,7 @@ def sent(exchange: Exchange, ranks: int, bits: float) -> float:
 
 
 def coded(exchange: Exchange, ranks: int, elements: float) -> float:
-    """Elements that each rank encodes and decodes, together, where its gradient has ``elements``.
+    """Elements that each rank encodes and decodes, in sum, if its gradient has ``elements``.
 
     ``allgather``: encodes its own and decodes everyone's, (1 + N) n. ``two-shot``: encodes its own, decodes N pieces of
     n / N, encodes their average, decodes the averages of all: (3 + 1 / N) n. ``allreduce``: none.
@@ -434,7 +434,7 @@ def break_even_rate(codec: StepTime, reference: StepTime, elements: float) -> fl
         elements: encoded and decoded in a step, see :func:`coded`.
 
     Returns:
-        Infinite where no codec is fast enough.
+        the rate; infinite if no codec is fast enough.
     """
     spare = reference.seconds - (codec.seconds - codec.codec)
     return elements / spare if spare > 0 else math.inf
@@ -452,15 +452,15 @@ def break_even_bandwidth(
     """Bits per second above which a codec no longer makes the step 1% shorter than an all-reduce does.
 
     Args:
-        sizes: as of :func:`time_step`, like the rest.
+        sizes: see :func:`time_step`, also for the rest.
         bits: per value.
         cluster: the bandwidth of its network does not matter.
         exchange: of the payloads.
         reference_bits: per value of the all-reduce that it is compared with.
-        codec_seconds: as of :func:`time_step`.
+        codec_seconds: see :func:`time_step`.
 
     Returns:
-        0 where it is no shorter on any network from 1 Mbit/s up.
+        0 if it is not shorter on any network from 1 Mbit/s up.
     """
     latency = cluster.network.latency
     if codec_seconds is None:

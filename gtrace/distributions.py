@@ -34,7 +34,7 @@ class TruncatedNormalMixture:
         weights: float64[k], scaled to add up to 1.
         support: the interval, within [-1, 1].
         anchors: float64[k], the point of the support nearest to each mean, where the component is densest.
-        offsets: float64[k], how many sigmas the anchors lie above the means; 0 for a mean in the support.
+        offsets: float64[k], distance of the anchors above the means in sigmas; 0 for a mean in the support.
         heights: float64[k], the weighted density of each component at its anchor; the weight of a point mass.
 
     >>> law = TruncatedNormalMixture([0.0], [0.01], [1.0])
@@ -74,7 +74,7 @@ class TruncatedNormalMixture:
         if (self.sigmas < 0).any() or (self.weights < 0).any() or not self.weights.sum() > 0:
             raise UsageError("mixture: sigmas and weights must not be negative, nor all weights zero")
         if not -1.0 <= low < high <= 1.0:
-            raise UsageError(f"mixture: support ({low:g}, {high:g}) is no interval within [-1, 1]")
+            raise UsageError(f"mixture: support ({low:g}, {high:g}) is not an interval within [-1, 1]")
         self.weights = self.weights / self.weights.sum()
         self.anchors = np.clip(self.means, low, high)
         away = np.abs(self.anchors - self.means)
@@ -177,7 +177,7 @@ class LogNormal:
     Attributes:
         mu: mean of ln |x|.
         sigma: standard deviation of ln |x|, not negative; 0 is a point mass at exp(mu).
-        size: how many values follow the law, where that matters (as a weight among tensors); 0 for unknown.
+        size: number of values that follow the law, its weight among tensors; 0 for unknown.
 
     Raises:
         UsageError: parameters that are not finite, or a negative sigma or size.

@@ -45,7 +45,7 @@ class PayloadError(GtraceError, ValueError):
 
 
 class OutputExistsError(GtraceError):
-    """Something already stands where a result would go; it was left untouched."""
+    """The output already exists; it was left unchanged."""
 
     exit_code = EXIT_EXISTS
 
@@ -57,7 +57,7 @@ class ScriptError(GtraceError):
 
 
 def suggest(word: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
-    """The end of an error message about an unknown name: the nearest known ones, or all of them when they are few.
+    """The end of an error message about an unknown name: the nearest known ones, or all of them if they are few.
 
     Args:
         word: the unknown name.

@@ -28,7 +28,7 @@ def measured(meaning: str, **default: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One decoded tensor Q(g) against the exact one g. NaN where a ratio has no denominator.
+    """One decoded tensor Q(g) against the exact one g. NaN if a ratio has denominator 0.
 
     A new field is a column of its name in result files and in the reference of columns; nothing else must know it.
     """
@@ -55,7 +55,7 @@ class Reference:
 
     Args:
         values: finite real numbers, any shape, taken as float32.
-        weights: float64[n], how much the squared error of each counts in ``update_error``; None for unknown.
+        weights: float64[n], weight of each squared error in ``update_error``; None for unknown.
     """
 
     def __init__(self, values: ArrayLike, weights: NDArray[np.float64] | None = None) -> None:
@@ -132,14 +132,14 @@ class Blocks:
             at += take
 
     def rest(self) -> Iterator[tuple[NDArray[Any], ...]]:
-        """The last block, which is shorter, where there is one."""
+        """The last block, which is shorter, if there is one."""
         if self._filled:
             yield tuple(held[: self._filled] for held in self._held)
             self._filled = 0
 
 
 class Histogram:
-    """Where the values of a tensor lie, for the Wasserstein distance of tensors that are never held as a whole.
+    """Histogram of a tensor's values, for the Wasserstein distance of tensors that are never held whole.
 
     Bins are those of the top 18 bits of float32: sign, exponent and ten bits of mantissa. 8 MiB.
     """
@@ -169,10 +169,10 @@ class Histogram:
 
 
 def histogram_distance(a: Histogram, b: Histogram) -> tuple[float, float]:
-    """Wasserstein-1 distance of two tensors of the same size from their histograms, and how far it can be off.
+    """Wasserstein-1 distance of two tensors of the same size from their histograms, and its largest possible error.
 
-    Counts and sums of a bin tell the integral of the difference of the two distribution functions over the bin, so
-    the distance is exact but where the difference changes its sign within a bin.
+    Counts and sums of a bin give the integral of the difference of the two distribution functions over the bin, so
+    the distance is exact unless the difference changes its sign within a bin.
     """
     (low_a, high_a, count_a, below_a), (low_b, high_b, count_b, below_b) = a.bins(), b.bins()
     size = float(count_a.sum())
@@ -219,7 +219,7 @@ def scaled_distance(a: Histogram, b: Histogram, scale_a: float, scale_b: float) 
 
 
 class RunningComparison:
-    """A decoded tensor against the exact one, part by part: sums as :class:`Reference` has them, bit by bit.
+    """A decoded tensor against the exact one, part by part: sums as :class:`Reference` has them, bit for bit.
 
     Args:
         exact: histogram of the exact values, of which the same parts are added elsewhere.
@@ -255,7 +255,7 @@ class RunningComparison:
         self._decoded1 += float(_norms.power_sum(q, 1))
 
     def finish(self) -> tuple[Comparison, float]:
-        """The comparison, Wasserstein distances from histograms, and how far ``w1`` can be off."""
+        """The comparison, Wasserstein distances from histograms, and the largest possible error of ``w1``."""
         for g, q in self._blocks.rest():
             self._block(g, q)
         w1, doubt = histogram_distance(self._exact, self._decoded)
@@ -316,7 +316,7 @@ def _comparison(
 def update_weights(
     values: NDArray[np.float32], moments: NDArray[np.float32], decay: float, eps: float, done: float
 ) -> NDArray[np.float64]:
-    """How much the squared error of each element of a gradient counts in Adam's step: 1 / d^2.
+    """Weight of each element's squared error in Adam's step: 1 / d^2.
 
     Adam (Kingma and Ba 2015, algorithm 1) moves element i by the learning rate times m_i / d_i, where
     d = sqrt(v / (1 - decay^t)) + eps and v already holds the step's own gradient. It is formed here:
@@ -339,7 +339,7 @@ def update_weights(
 
 
 def ratio(numerator: Any, denominator: Any) -> Any:
-    """numerator / denominator, of numbers or arrays; NaN where the denominator is zero."""
+    """numerator / denominator, of numbers or arrays; NaN if the denominator is zero."""
     if isinstance(denominator, np.ndarray):
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(denominator == 0, math.nan, numerator / denominator)

@@ -1,6 +1,6 @@
-"""Gradient noise: how far the gradients of several batches scatter, told without bias from the gradients themselves.
+"""Gradient noise: the variance between gradients of several batches, estimated without bias from the gradients.
 
-Of n independent gradients g_1, ..., g_n with the same expectation, two numbers say it all: S = sum ||g_i||^2 and
+Of n independent gradients g_1, ..., g_n with the same expectation, two numbers are enough: S = sum ||g_i||^2 and
 T = ||sum g_i||^2. Products of different gradients have the expectation ||E g||^2, products of one with itself have
 ||E g||^2 + tr Cov(g), so
 
@@ -49,8 +49,8 @@ class Noise(NamedTuple):
 
     Attributes:
         variance: estimate of tr Cov of the gradient that a codec gets to see; never negative.
-        signal: estimate of the squared norm of its expectation; may be negative where that is small.
-        freedom: independent differences that the estimates rest on.
+        signal: estimate of the squared norm of its expectation; may be negative if that is small.
+        freedom: number of independent differences behind the estimates.
     """
 
     variance: float
@@ -79,27 +79,27 @@ def noise_between(found: Moments) -> Noise:
     """Noise of one of the gradients, which are those of a codec: one per worker, or several batches of one size.
 
     Raises:
-        ValueError: fewer than two gradients say nothing.
+        ValueError: fewer than two gradients.
     """
     n, norm2, sum_norm2 = found
     if n < 2:
-        raise ValueError(f"the noise of {n} gradients cannot be told")
+        raise ValueError(f"noise cannot be estimated from {n} gradients; give at least 2")
     # By the inequality of Cauchy and Schwarz S >= T / n; rounding may say otherwise.
     return Noise(max(0.0, norm2 - sum_norm2 / n) / (n - 1), (sum_norm2 - norm2) / (n * (n - 1)), n - 1)
 
 
 def noise_of_sum(found: Moments, energy: float | None = None) -> Noise:
-    """Noise of the sum of the gradients: what accumulation of micro-batches hands to a codec.
+    """Noise of the sum of the gradients: what a codec gets after accumulation of micro-batches.
 
     A loss that was divided by n makes them n times smaller and their sum the mean; either way the sum is what counts.
 
     Args:
         found: of the micro-batches.
-        energy: squared norm of what the codec sees, where the sum was scaled after it was formed, as clipping does;
+        energy: squared norm of the codec's input, if the sum was scaled afterwards, e.g. by clipping;
             None for the sum itself.
 
     Raises:
-        ValueError: fewer than two gradients say nothing.
+        ValueError: fewer than two gradients.
     """
     one = noise_between(found)
     scale = 1.0 if energy is None or not found.sum_norm2 else energy / found.sum_norm2
@@ -137,7 +137,7 @@ def _of_three(*block: NDArray[np.float32]) -> tuple[float, float, float]:
 
 
 def pooled(several: Sequence[Noise]) -> Noise | None:
-    """What several estimates of the same noise say together, each by its degrees of freedom; None for none."""
+    """The mean of several estimates of the same noise, weighted by degrees of freedom; None without any."""
     freedom = sum(noise.freedom for noise in several)
     if not freedom:
         return None
@@ -146,7 +146,7 @@ def pooled(several: Sequence[Noise]) -> Noise | None:
 
 
 def added(parts: Sequence[Noise | None]) -> Noise | None:
-    """The noise of tensors taken end to end; None where one of them is not known, or for none."""
+    """The noise of concatenated tensors; None if one of them is unknown, or without any."""
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
         return None

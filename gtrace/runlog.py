@@ -1,4 +1,4 @@
-"""What training writes and reports read: a run log, one JSON object a line.
+"""The run log that training writes and reports read: one JSON object per line.
 
 Records, by their ``type``:
 
@@ -8,14 +8,14 @@ Records, by their ``type``:
   the gradients inside the backward passes; or ``linear``: then steps are epochs, losses are those of the whole
   training set, bits are those of samples, models and gradients, and several of these fields are missing), ``shadow``
   (steps between two shadow passes, or null), ``layers`` (``inner`` or ``all``; null for kind weight), ``weights``
-  (levels of quantized weights as in ``optimal5``, or null).
+  (levels of quantized weights, e.g. ``optimal5``, or null).
 - ``step``: ``run`` (codec spec, ``none`` for the uncompressed twin), ``seed``, ``step``, ``loss`` (training loss,
   mean of the workers), ``lr``, ``bits`` (payload and shared bits that all workers sent up in this step),
   ``bits_float32`` (what float32 would have taken), ``relative_variance`` (||mean of decoded - mean of exact||^2 /
   ||mean of exact||^2), ``seconds`` (CPU), ``codec_seconds``; beside them ``shared_bits`` (part of ``bits``),
   ``envelope_bits`` (not part of it), ``worker_variance`` (||decoded - exact||^2 / ||exact||^2, both summed over the
   workers), ``fit_seconds`` (part of ``codec_seconds``), ``nonfinite`` (how many gradient values were NaN or infinite).
-  Where they apply: ``sim_seconds`` (of the step over the simulated network), ``codec_bits`` (bits of the codec that a
+  If they apply: ``sim_seconds`` (of the step over the simulated network), ``codec_bits`` (bits of the codec that a
   policy chose), ``node``, ``reward``, ``explored`` (of MQGrad's agent; the last two at the steps of its decisions),
   ``down_bits`` (of the server's average on its way back, one copy). A run whose bits are chosen is called
   ``CODEC@POLICY``.
@@ -36,8 +36,8 @@ Records, by their ``type``:
   ``seconds``; beside them ``diverged``.
 - ``warning``: ``text``.
 
-A number that is not finite is written as null; JSON has no word for it. The fields that hold times are those whose
-names end in ``seconds``; all others are the same whenever the same command runs on the same machine.
+Numbers that are not finite are written as null, because JSON cannot express them. Fields with times have names
+that end in ``seconds``; all others are the same whenever the same command runs on the same machine.
 
 Appending a line is atomic enough to survive kill -9: a reader ignores a last line that is not complete.
 """
@@ -65,12 +65,12 @@ MAX_LINE = 1 << 24
 class RunLogWriter:
     """Append records to a run log, each flushed as it comes. A context manager that closes it.
 
-    The file appears complete with its study record, in the place of an old one where ``force`` allows it.
+    The file appears complete with its study record, and replaces an old one only with ``force``.
 
     Args:
         path: the log, usually ``NAME.jsonl``.
         study: fields of the study record.
-        force: replace what stands at ``path``.
+        force: replace an existing file at ``path``.
 
     Raises:
         OutputExistsError: ``path`` exists and ``force`` is off.
@@ -79,7 +79,7 @@ class RunLogWriter:
 
     def __init__(self, path: Path, study: Mapping[str, Any], *, force: bool = False) -> None:
         if path.exists() and not force:
-            raise OutputExistsError(f"{path}: exists already and was left untouched; pass force or another path")
+            raise OutputExistsError(f"{path} already exists. Use --force to replace it or choose another path.")
         self.path = path
         beside = path.with_name(f".{path.name}.{os.getpid()}.new")
         self._file: TextIO
@@ -99,7 +99,7 @@ class RunLogWriter:
 
     @classmethod
     def reopen(cls, path: Path, size: int) -> Self:
-        """Go on with a log after its first ``size`` bytes; what follows them was written after the checkpoint.
+        """Continue a log after its first ``size`` bytes; what follows them was written after the checkpoint.
 
         Raises:
             UsageError: nothing can be written there.
@@ -129,7 +129,7 @@ class RunLogWriter:
         """Append one record.
 
         Raises:
-            TraceError: the disk took no more; what was written before is kept.
+            TraceError: the disk is full or failed; earlier records are kept.
         """
         line = json.dumps({"type": kind, **{name: _plain(value) for name, value in fields.items()}}, allow_nan=False)
         try:
@@ -151,16 +151,16 @@ def read_runlog(path: Path) -> list[dict[str, Any]]:
     """
     records: list[dict[str, Any]] = []
     try:
-        # What is no file, as a pipe, could be waited for without end.
+        # Reading a pipe could block forever.
         if path.exists() and not path.is_file():
-            raise TraceError(f"{path}: cannot be read (it is no file); `gtrace train` writes run logs")
+            raise TraceError(f"{path}: cannot be read (it is not a file); `gtrace train` writes run logs")
         with path.open("rb") as file:
             for number in itertools.count(1):
                 line = file.readline(MAX_LINE + 1)
                 if not line:
                     break
                 if len(line) > MAX_LINE:
-                    raise TraceError(f"{path}: line {number} is longer than {MAX_LINE} bytes; damaged or no run log")
+                    raise TraceError(f"{path}: line {number} is longer than {MAX_LINE} bytes; damaged or not a run log")
                 if line.strip():
                     record = _record(line, f"{path}: line {number}")
                     if record is None:
@@ -169,7 +169,7 @@ def read_runlog(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror}); `gtrace train` writes run logs") from None
     if not records or records[0]["type"] != "study":
-        raise TraceError(f"{path}: no run log (its first record is not a study); `gtrace train` writes them")
+        raise TraceError(f"{path}: not a run log (its first record is not a study); `gtrace train` writes them")
     version = records[0].get("version")
     if type(version) is not int or version > VERSION:
         shown = printable(str(version)[:40])
@@ -178,17 +178,17 @@ def read_runlog(path: Path) -> list[dict[str, Any]]:
 
 
 def _record(line: bytes, where: str) -> dict[str, Any] | None:
-    """The record of a line; None where it is what a killed writer left unfinished."""
+    """The record of a line; None for a line that a killed writer left unfinished."""
     try:
         record = parse_json(line.decode(), where)
     except UnicodeDecodeError:
-        raise TraceError(f"{where} is not UTF-8 text; damaged or no run log, `gtrace train` writes them") from None
+        raise TraceError(f"{where} is not UTF-8 text; damaged or not a run log, `gtrace train` writes them") from None
     except TraceError:
         if not line.endswith(b"\n"):
             return None
-        raise TraceError(f"{where} is not JSON; the file is damaged or no run log") from None
+        raise TraceError(f"{where} is not JSON; the file is damaged or not a run log") from None
     if not isinstance(record, dict) or not isinstance(record.get("type"), str):
-        raise TraceError(f"{where} is no record of a run log; `gtrace train` writes them")
+        raise TraceError(f"{where} is not a record of a run log; `gtrace train` writes them")
     return record
 
 

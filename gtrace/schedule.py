@@ -1,4 +1,4 @@
-"""When codecs adapt to the gradients: the steps at which levels and codes are fitted again.
+"""The schedule of fits: the steps at which levels and codes are fitted again.
 
 Commands check a schedule before anything heavy is loaded, so nothing heavy is imported here.
 """
@@ -29,7 +29,7 @@ class RefitSchedule:
 
     Attributes:
         steps: ascending steps, at least one.
-        period: after the last of them, one every so many steps; 0 for none.
+        period: interval of further steps after the last of them; 0 for none.
         pooled: fit to a decayed mean of the gradient and of those of the steps before, not to the gradient alone.
     """
 
@@ -62,11 +62,11 @@ class RefitSchedule:
         period = int(last[1:]) if last.startswith("+") else 0
         steps = tuple(int(part) for part in (first if period else [*first, last]))
         if any(b <= a for a, b in itertools.pairwise(steps)):
-            raise UsageError(f"refit: the steps of '{text}' must rise")
+            raise UsageError(f"refit: the steps of '{text}' must ascend")
         return cls(steps, period, pooled)
 
     def latest(self, step: int) -> int:
-        """The last scheduled step up to and with ``step``, -1 before the first.
+        """The last scheduled step, at most ``step``, -1 before the first.
 
         A codec is due when this is later than its last fit; so a fit that could not happen at its step (the
         gradient was missing or not finite) happens at the next chance.

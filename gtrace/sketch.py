@@ -76,10 +76,10 @@ class MomentSketch:
         exact_zeros: how many of them are zero.
         clipped: values that clipping changed.
         clip_error: the squared error that clipping alone costs.
-        dead: values of buckets whose norm is zero; they decode to zero whatever the levels.
+        dead: values in buckets with norm zero; they decode to zero with any levels.
         bucket_moments: float64[buckets, 3], mean and standard deviation (n - 1) of each bucket's signed values
-            divided by its norm, and the norm; None where the spec does not ask for them.
-        mantissa: bits that tell two bins of one octave apart; fewer after :meth:`coarsen`.
+            divided by its norm, and the norm; None if the spec does not ask for them.
+        mantissa: bits that distinguish bins within an octave; fewer after :meth:`coarsen`.
     """
 
     spec: SummarySpec
@@ -121,7 +121,7 @@ class MomentSketch:
             bucket_size: consecutive values that share a scale; None for all of them.
             tail: "quantized", or "exact" when a short last bucket is sent in full precision.
             clip: clip at this many standard deviations of the tensor before norms are taken.
-            weights: how much the squared error of each value counts; None for all alike. ``energy`` and
+            weights: weight of each value's squared error; None for equal weights. ``energy`` and
                 ``expected_error`` are then weighted sums, and levels fitted to the sketch those of least
                 weighted error; counts, probabilities and bits stay those of the values (with norm "none", whose
                 codecs ask for the plain sums, all sums are weighted).
@@ -249,7 +249,9 @@ class MomentSketch:
             UsageError: the two were built with different specs.
         """
         if self.spec != other.spec:
-            raise UsageError(f"sketches of {self.spec} and {other.spec} cannot be merged; build both alike")
+            raise UsageError(
+                f"sketches of {self.spec} and {other.spec} cannot be merged; build both with the same spec"
+            )
         if self.mantissa != other.mantissa:
             mantissa = min(self.mantissa, other.mantissa)
             return self.coarsen(mantissa).merge(other.coarsen(mantissa))
@@ -286,7 +288,7 @@ class MomentSketch:
         )
 
     def bare(self) -> MomentSketch:
-        """The same sketch without what was remembered of it."""
+        """The same sketch without cached results."""
         return replace(self, _edges=[])
 
     @property
@@ -444,7 +446,7 @@ class MomentSketch:
 
         Args:
             points: float64[p], ascending, in units of r.
-            weighted: weigh each value by its squared bucket scale.
+            weighted: weight each value by its squared bucket scale.
 
         Returns:
             float64[p, 3]. Zeros count as r = 0, at and above which every non-negative point has them.

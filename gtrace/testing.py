@@ -1,6 +1,6 @@
-"""The laws that every codec obeys, to be run on one's own: ``gtrace.testing.check_codec(MyCodec)``.
+"""The laws that every codec obeys; run them on your own codec: ``gtrace.testing.check_codec(MyCodec)``.
 
-What a codec says about itself (expected error, bits, unbiasedness) is measured against encode and decode.
+A codec's claims (expected error, bits, unbiasedness) are compared with encode and decode.
 All randomness is keyed, so a check gives the same result every time.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: standard errors that a sampled mean may be off; about one correct check in 30,000 would be
+#: limit on a sampled mean's error in standard errors; about one correct check in 30,000 exceeds it
 LIMIT = 4.2
 #: true shapes of parameters: a scalar, a vector, matrices, a convolution's kernel
 SHAPES = ((), (7,), (0, 5), (1, 64), (24, 30), (16, 8, 3, 3))
@@ -74,40 +74,40 @@ def check_codec(c: Codec | type[Codec], *, seed: int = 0, draws: int = 24, spike
 
     Args:
         c: the codec, or its class, which is then checked with its defaults.
-        seed: of tensors and keys.
+        seed: seed of tensors and keys.
         draws: encodings behind each sampled mean.
         spike: run the law on a million values of probability 1e-6, which takes a second.
 
     Raises:
-        AssertionError: a law is broken; the message says which one and on which tensor. What the codec itself raises
+        AssertionError: a law is broken; the message says which one and on which tensor. An error of the codec itself
             becomes one too, with the line that raised it.
     """
     c = _made(c)
-    with _told(f"{c}: its spec"):
+    with _reported(f"{c}: its spec"):
         check_spec(c)
     for name, values in tensors(seed):
-        with _told(f"{c} on {name}"):
+        with _reported(f"{c} on {name}"):
             check_round_trip(c, name, values, seed)
     for shape in SHAPES:
         values = np.random.default_rng(seed).standard_t(4, math.prod(shape)).astype(np.float32)
-        with _told(f"{c} on shape {shape}"):
+        with _reported(f"{c} on shape {shape}"):
             check_round_trip(c, f"shape {shape}", values, seed, shape)
             if c.linear:
                 check_rounds(c, values, seed, shape)
     found = dict(tensors(seed))
     heavy = found["heavy"]
-    with _told(f"{c}: a payload that is wrong"):
+    with _reported(f"{c}: a payload that is wrong"):
         check_refusals(c, heavy, seed)
-    with _told(f"{c}: two keys"):
+    with _reported(f"{c}: two keys"):
         check_deterministic(c, heavy)
     for name in ("heavy", "normal", "one outlier", "zero bucket", "constant"):
-        with _told(f"{c}: closed forms on {name}"):
+        with _reported(f"{c}: closed forms on {name}"):
             check_expectation(c, name, found[name], seed, draws)
-    with _told(f"{c}: mean of several workers"):
+    with _reported(f"{c}: mean of several workers"):
         check_mean(c, "heavy", heavy, seed, draws)
         check_workers(c, heavy, seed, draws)
     if spike and c.unbiased:
-        with _told(f"{c}: a spike among a million values"):
+        with _reported(f"{c}: a spike among a million values"):
             check_spike(c, seed)
 
 
@@ -124,7 +124,7 @@ def _made(c: Codec | type[Codec]) -> Codec:
     known = {item.name for item in dataclasses.fields(c)}
     own = [name for name, kind in vars(c).get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
     lost = sorted(set(own) - known)
-    assert not lost, f"{given}: {lost[0]} is no parameter yet; put @dataclass(frozen=True) before the class"
+    assert not lost, f"{given}: {lost[0]} is not a parameter yet; put @dataclass(frozen=True) before the class"
     bare = [item.name for item in dataclasses.fields(c) if "help" not in item.metadata]
     assert not bare, f"{given}: write {bare[0]} as gtrace.codecs.parameter(default, help)"
     try:
@@ -134,7 +134,7 @@ def _made(c: Codec | type[Codec]) -> Codec:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _reported(what: str) -> Iterator[None]:
     """Turn an exception of the codec's own code, or numpy's warning of lost numbers, into a law that is broken."""
     try:
         with warnings.catch_warnings():
@@ -291,7 +291,7 @@ def check_expectation(c: Codec, name: str, values: NDArray[np.float32], seed: in
         zeros[draw] = np.count_nonzero(off == -exact)
         sums[draw] = off @ signs
     energy = float(exact @ exact)
-    # An encoder forms v / norm in float32: where it rounds onto a level, half a digit decides a whole cell.
+    # An encoder forms v / norm in float32: if it rounds onto a level, half a digit decides a whole cell.
     total = float(np.abs(exact).sum())
     rounding = 1e-6 * energy + 2.0**-23 * total * math.sqrt(energy) + 1e-30
     spread = _error_deviation(c, state, exact)

@@ -1,4 +1,4 @@
-"""Small values that every layer speaks: keys of randomness, what a codec wants summarized, what it expects."""
+"""Small values that all layers share: keys of random numbers, specs of summaries, expectations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Role: TypeAlias = Literal["up", "down", "sample"]
 
 NORMS: tuple[Norm, ...] = ("l2", "linf", "l1", "none")
 
-#: Mantissa bits of sketches that are stored, unless told otherwise: 64 bins an octave.
+#: default mantissa bits of stored sketches: 64 bins per octave
 STORED_MANTISSA = 6
 
 #: The tensor name of rows whose codec ran over the whole model's concatenated gradient.
@@ -52,7 +52,7 @@ class Key(NamedTuple):
         worker: int = 0,
         role: Role = "up",
     ) -> Key:
-        """The key of one encoding: a 128-bit BLAKE2b digest of everything that tells it from the others.
+        """The key of one encoding: a 128-bit BLAKE2b digest of everything that distinguishes it from others.
 
         >>> Key.derive(0, tensor="fc.weight", worker=0) == Key.derive(0, tensor="fc.weight", worker=1)
         False
@@ -75,12 +75,12 @@ class SummarySpec(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a codec carries for one tensor from step to step: plain arrays, so it can be stored anywhere.
+    """A codec's state for one tensor from step to step: plain arrays, which can be stored anywhere.
 
     Attributes:
         size: number of elements of the tensor.
         arrays: name -> array, as the codec's own documentation says; never changed in place.
-        shape: the parameter's true shape; None if it is not known, or if the values are those of no parameter.
+        shape: the parameter's true shape; None if it is not known, or if the values are not one parameter's.
 
     Raises:
         ValueError: the shape has another number of elements.
@@ -122,7 +122,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """Closed forms of what one encoding does, over the randomness of rounding.
+    """Closed forms for one encoding, averaged over the randomness of rounding.
 
     Attributes:
         squared_error: E ||Q(g) - g||^2, in squared gradient units.
@@ -132,10 +132,10 @@ class Expectation:
         bits_entropy: bits per coordinate at the entropy of the symbols, norms included.
         bits_huffman: bits per coordinate with a Huffman code made for these symbols, its lengths and norms included.
         bits_payload: expected length of the codec's own payload with its chosen coder, bits per coordinate,
-            norms included and the envelope not; NaN where it has no closed form.
+            norms included and the envelope not; NaN without a closed form.
         bits_norms: the part of each of these that norms take.
-        probabilities: of each symbol, ascending from the most negative value to the most positive one.
-        error_bound: how far squared_error can be off because a level lies inside a bin of the sketch.
+        probabilities: probability of each symbol, ascending from the most negative value to the most positive one.
+        error_bound: largest possible error of squared_error, because a level is inside a bin of the sketch.
         model_error: the squared error that a parametric law promised for the levels fitted to it; NaN without one.
         saturated: expected fraction of the non-zero values that are clipped at the top; NaN for a codec without one.
         flushed: expected fraction of the non-zero values that are rounded to zero; NaN where nobody asks.

@@ -96,7 +96,9 @@ def _quantity(text: str, where: str, what: str, units: Mapping[str, float], usua
     """A number with one of the units; ``usual`` is the unit that messages suggest."""
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{where}: '{text}' is not a valid {what}; write e.g. 25{usual}.")
+        raise UsageError(
+            f"{where}: '{text}' is not a valid {what}; write e.g. {'3' if usual == 'bits' else '25'}{usual}."
+        )
     unit = (match["unit"] or "").strip()
     if unit not in units:
         wrong = "has an unknown unit; write" if unit else "needs a unit,"

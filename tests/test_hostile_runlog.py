@@ -44,7 +44,7 @@ def test_the_log_is_fine(path):
     [
         ('{"type": "step", "loss": NaN}', "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ('{"type": 3}', "no record"),
+        ('{"type": 3}', "not a record"),
         ('{"type": "step", "run": "x", "step": "\\u001b[2J"}', "'step' of a step record is no number"),
         ('{"type": "step", "run": "x", "step": null}', "'step' of a step record is no number"),
         ('{"type": "step", "run": "x", "step": 1e999}', "out of range"),
@@ -87,7 +87,7 @@ def test_a_line_without_an_end_is_not_read(path):
 def test_what_is_no_file_is_not_waited_for(path, tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     for read in (read_runlog, kind_of):
-        with pytest.raises(TraceError, match="no file"):
+        with pytest.raises(TraceError, match=r"no file|not a file"):
             read(tmp_path / "pipe.jsonl")
     os.mkfifo(tmp_path / "pipe.sweep.db")
     assert newest_results(tmp_path) == [path]

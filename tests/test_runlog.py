@@ -91,11 +91,11 @@ def test_a_damaged_line_before_the_last_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no run log"),
-        (b'{"type": "stu', "no run log"),
+        (b"", "not a run log"),
+        (b'{"type": "stu', "not a run log"),
         (b'{"type": "step"}\n', "first record is not a study"),
-        (b"[1, 2]\n", "line 1 is no record"),
-        (b'{"kind": "study"}\n', "line 1 is no record"),
+        (b"[1, 2]\n", "line 1 is not a record"),
+        (b'{"kind": "study"}\n', "line 1 is not a record"),
         (b'{"type": "study", "version": 2}\n', "newer gtrace"),
         (b'{"type": "study"}\n', "newer gtrace"),
         (b"\x93NUMPY\xff\xfe", "not UTF-8"),
@@ -121,7 +121,7 @@ def test_a_missing_log_or_a_folder_is_refused(tmp_path):
 def test_an_existing_file_is_left_alone_without_force(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("mine")
-    with pytest.raises(OutputExistsError, match="left untouched"):
+    with pytest.raises(OutputExistsError, match="already exists"):
         RunLogWriter(path, STUDY)
     assert path.read_text() == "mine"
     assert len(read_runlog(write(path, steps=1, force=True))) == 2

@@ -209,7 +209,7 @@ def test_partial_moments(values, points):
         ([0, np.nan], True, "finite"),
         ([0, 0.5, 0.5, 1], True, "ascending"),
         ([0.5, 1], True, "first level must be 0"),
-        ([0, 1], False, "0 is no level"),
+        ([0, 1], False, "0 must not be a level"),
         ([-1, 0, 1], True, "not negative"),
     ],
 )

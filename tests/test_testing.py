@@ -79,7 +79,7 @@ def test_a_class_is_taken_as_well_as_an_instance():
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        (Bare, "Bare: bits is no parameter yet; put @dataclass"),
+        (Bare, "Bare: bits is not a parameter yet; put @dataclass"),
         (Unfinished, "Unfinished: it must define decode, encode"),
         (Needy, r"Needy: write levels as gtrace.codecs.parameter\("),
         (Taken, "another codec has this name, gtrace.codecs.levels.QsgdInf"),

@@ -148,6 +148,11 @@ class CaptureSession:
             self._say(f"gtrace: warning: capture: {error}")
             return summary
 
+    def note(self, facts: Mapping[str, object]) -> None:
+        """Store further attributes with the trace; comes before :meth:`finish`."""
+        if self._recorder is not None and not self.in_child:
+            self._recorder.attrs = {**self._recorder.attrs, **facts}
+
     @property
     def in_child(self) -> bool:
         """Whether this is a forked child of the capturing process; it does not own the trace."""

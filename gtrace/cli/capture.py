@@ -15,7 +15,7 @@ import click
 
 from gtrace.capture.options import CaptureSettings, capture_options
 from gtrace.cli.options import Command, options
-from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
+from gtrace.errors import EXIT_OK, EXIT_USAGE, GtraceError, ScriptError, UsageError, size_text
 from gtrace.settings import nested, option
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _conclude(
         raise click.Abort
     if summary.complaints:
         raise UsageError("; ".join(summary.complaints))
-    return EXIT_OK
+    return EXIT_USAGE if not summary.rows and not summary.errors and place.rank is None else EXIT_OK
 
 
 def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:
@@ -159,7 +159,8 @@ def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:
     where = "" if rank is None else f" on rank {rank}"
     if summary.ranks > 1:
         where = f" on each of {summary.ranks} ranks"
-    return f"{rows}{seen} steps captured{where} in {path} ({', '.join(parts)})"
+    steps = "step" if rows == "1" and not seen else "steps"
+    return f"{rows}{seen} {steps} captured{where} in {path} ({', '.join(parts)})"
 
 
 def _waited(summary: CaptureSummary) -> str:
@@ -199,7 +200,7 @@ def _why_nothing(summary: CaptureSummary) -> str:
     if summary.over_budget:
         return "a single step is larger than the budget; give a larger --budget or fewer --tensors"
     if not summary.steps_wanted:
-        return f"none of its {summary.steps_seen} optimizer steps was to be recorded; see --steps and --every"
+        return f"the script took {_counted(summary.steps_seen)}, and --steps or --every asked for others"
     return f"its {summary.steps_seen} optimizer steps had no gradient of a tensor that was to be recorded"
 
 

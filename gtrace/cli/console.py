@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 import time
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from gtrace.trace import TensorInfo
 
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_PLAIN_BLOCKS = "_.-:=+*#"
-_SPARK_WIDTH = 16
 #: The first column may fold down to this width, and with few rows to the other; others are dropped before that.
 _NAME_WIDTH, WHOLE_NAME = 20, 48
 #: Rows of a table that is printed without --full.
@@ -111,27 +107,6 @@ def print_columns(
     hidden = [column.heading for column in columns if column not in kept]
     if hidden:
         console.print(Text(f"No room for: {', '.join(hidden)}.", style="dim"))
-
-
-def sparkline(values: Sequence[float], encoding: str = "utf-8") -> str:
-    """Values over time as up to 16 blocks between their smallest and their largest; longer series are averaged.
-
-    >>> sparkline([0.0, 1.0, 3.5, 7.0])
-    '▁▂▅█'
-    """
-    blocks = _BLOCKS
-    try:
-        blocks.encode(encoding)
-    except UnicodeEncodeError:
-        blocks = _PLAIN_BLOCKS
-    width = min(len(values), _SPARK_WIDTH)
-    edges = [round(k * len(values) / width) for k in range(width + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(means), max(means)
-    if high == low:
-        return blocks[0] * width
-    top = len(blocks) - 1
-    return "".join(blocks[round((mean - low) / (high - low) * top)] for mean in means)
 
 
 def plain_table(gap: int = _GAP) -> Table:

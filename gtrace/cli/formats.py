@@ -41,7 +41,7 @@ class FormatsSettings:
     tensors: tuple[str, ...] = option((), **TENSORS)
     kind: str | None = option(None, choices=("weight", "neural"), help="Only this kind of gradient.")
     steps: tuple[int, ...] | None = option(
-        None, **STEPS | {"help": "Only these steps, as in 0,10,100-200.  [default: 16 of them]"}
+        None, **STEPS | {"help": "Only these steps, e.g. 0,10,100-200.  [default: 16 of them]"}
     )
     output: Path | None = option(None, names=("-o", "--output"), help="Write the table to this YAML file.")
     full: bool = option(False, help="Print every tensor with scales, errors and margins.")

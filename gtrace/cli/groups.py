@@ -28,6 +28,7 @@ _TRACE = {
 #: the top level, in the order of use
 COMMANDS = {
     "demo": ("gtrace.cli.demo", "See all of it on a shipped sample."),
+    "advise": ("gtrace.cli.advise", "Find out in one go whether to compress, with what, at what cost."),
     "capture": ("gtrace.cli.capture", "Run your training script and record its gradients."),
     "info": _TRACE["info"],
     "sweep": ("gtrace.cli.sweep", "Measure compression methods on a trace."),
@@ -213,7 +214,8 @@ class TopLevel(LazyGroup):
                 return f"'{word}' is not a command; did you mean gtrace {reader} {word}?"
         below = SUBCOMMANDS.items()
         words = {name: f"{group} {name}" for group, table in below for name in table if name not in COMMANDS}
-        return f"'{word}' is not a command; {suggest(word, [*self.list_commands(ctx), *words], words)}"
+        hint = suggest(word, [*self.list_commands(ctx), *words], words)
+        return f"'{word}' is not a command{f'; {hint}' if hint.startswith('did') else ''}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -15,12 +15,11 @@ from gtrace.cli.console import (
     TensorColumn,
     name_columns,
     print_columns,
-    sparkline,
     stdout_console,
 )
 from gtrace.cli.options import STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
 from gtrace.errors import UsageError
-from gtrace.report.names import count, literal, number
+from gtrace.report.names import count, literal, number, sparkline
 from gtrace.settings import option
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 
 #: Bits for which the best float format is told.
 BITS = (4, 5, 6, 7, 8)
+#: Blocks of a line over steps.
+_SPARK_WIDTH = 16
 #: Streams that are shown without --full.
 _FEW_STREAMS = 3
 #: How early a narrow terminal drops the distance to a law.
@@ -58,7 +59,7 @@ class InfoSettings:
     rank: int | None = option(None, call=("infos",), metavar="N", help="Only this process of several.")
     fit: bool = option(False, help="Read gradients: which law their magnitudes follow, mu, sigma, float formats.")
     steps: tuple[int, ...] | None = option(
-        None, **STEPS | {"help": "With --fit: only these steps, as in 0,10,100-200.  [default: 16 of them]"}
+        None, **STEPS | {"help": "With --fit: only these steps, e.g. 0,10,100-200.  [default: 16 of them]"}
     )
     full: bool = option(False, help="Print every tensor and column, not only the tensors with most energy.")
     as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
@@ -264,7 +265,7 @@ def _few_columns(rows: Sequence[TensorHistory], shares: Sequence[float], encodin
         TensorColumn("norm first", [number(row.norms[0]) for row in rows], 5),
         TensorColumn("norm last", [number(row.norms[-1]) for row in rows], 4),
         *([TensorColumn("not finite", [str(row.nonfinite) for row in rows], 1)] if broken else []),
-        TensorColumn("norm over steps", [sparkline(row.norms, encoding) for row in rows], 2, right=False),
+        TensorColumn("norm over steps", [sparkline(row.norms, _SPARK_WIDTH, encoding) for row in rows], 2, right=False),
     ]
 
 
@@ -405,7 +406,7 @@ def _columns(rows: Sequence[TensorHistory], encoding: str) -> list[TensorColumn]
         TensorColumn("largest", [number(row.absmax) for row in rows], 9),
         TensorColumn("zeros", [f"{row.zeros:.1%}" for row in rows], 8),
         TensorColumn("not finite", [str(row.nonfinite) for row in rows], 2),
-        TensorColumn("norm over steps", [sparkline(row.norms, encoding) for row in rows], 3, right=False),
+        TensorColumn("norm over steps", [sparkline(row.norms, _SPARK_WIDTH, encoding) for row in rows], 3, right=False),
     ]
 
 
@@ -507,5 +508,4 @@ def _mean(values: NDArray[np.float64]) -> float:
 
 
 def _spark(values: NDArray[np.float64], encoding: str) -> str:
-    known = _finite(values)
-    return sparkline(known, encoding) if known else ""
+    return sparkline(values.tolist(), _SPARK_WIDTH, encoding)

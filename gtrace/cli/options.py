@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shlex
 import sys
 from dataclasses import MISSING, dataclass, fields
 from decimal import Decimal
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gtrace.errors import OutputExistsError, UsageError
+from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.settings import option
 from gtrace.units import parse_range, step_numbers
 
@@ -70,13 +71,54 @@ def _where(param: click.Parameter | None) -> str:
     return "range" if param is None else max(param.opts, key=len)
 
 
+#: how a file begins or ends that is not a trace -> what it is, and the command that reads it
+_OTHERS = {
+    ".py": ("a script", "record its gradients with gtrace capture {}"),
+    ".jsonl": ("a run log", "read it with gtrace report {}"),
+    ".yaml": ("a plan or a recipe", "read a plan with gtrace plan show {}"),
+    ".html": ("a page", "open it in a browser"),
+}
+_SWEEP = (b"SQLite format 3", "sweep results", "read them with gtrace report {}")
+_HDF5 = b"\x89HDF"
+
+
 class TracePath(click.ParamType["Path | str"]):
-    """The path of a trace, or an address such as s3://bucket/run.zarr, which a path would spoil."""
+    """The path of a trace, or an address such as s3://bucket/run.zarr, which a path would spoil.
+
+    Args:
+        sweeps: results of a sweep are taken, too.
+    """
 
     name = "path"
 
+    def __init__(self, *, sweeps: bool = False) -> None:
+        self._sweeps = sweeps
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
-        return value if isinstance(value, Path) or "://" in str(value) else Path(value)
+        if "://" in str(value):
+            return str(value)
+        path = Path(value)
+        if path.is_file() and not (ctx is not None and ctx.resilient_parsing):
+            self._check(path)
+        return path
+
+    def _check(self, path: Path) -> None:
+        """Name a file of another kind for what it is.
+
+        Raises:
+            TraceError: it cannot be a trace.
+        """
+        with path.open("rb") as file:
+            start = file.read(len(_SWEEP[0]))
+        if start == _SWEEP[0]:
+            what, remedy = _SWEEP[1:]
+            if self._sweeps:
+                return
+        elif start.startswith(_HDF5) or path.suffix in (".h5", ".hdf5"):
+            return
+        else:
+            what, remedy = _OTHERS.get(path.suffix, ("another file", "a trace is a folder .zarr or a file .h5"))
+        raise TraceError(f"{path} is {what}, not a trace; {remedy.format(shlex.quote(str(path)))}.")
 
 
 def patterns(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -82,21 +82,21 @@ class PlanSettings:
         advanced=True,
         call=("provenance",),
         metavar="NAMES",
-        help="Float formats to choose from, as in e2m1,e3m2,e2m3,e4m3; or all.",
+        help="Float formats to choose from, e.g. e2m1,e3m2,e2m3,e4m3; or all.",
     )
     sparsity: tuple[float, ...] | None = option(
         None,
         advanced=True,
         call=("provenance",),
         type=Fractions("0.05"),
-        help="Zeros that prune aims at, per tensor, as in 0.5-0.95.",
+        help="Zeros that prune aims at, per tensor, e.g. 0.5-0.95.",
     )
     keep: tuple[float, ...] | None = option(
         None,
         advanced=True,
         call=("provenance",),
         type=Fractions(),
-        help="Part of the values that sparsifiers send, per tensor, as in 0.001-0.1.",
+        help="Part of the values that sparsifiers send, per tensor, e.g. 0.001-0.1.",
     )
     objective: Literal["squared", "relative"] = option(
         "squared",
@@ -155,7 +155,7 @@ class PlanSettings:
     cls=CommandWithCommands,
     epilog="Afterwards: gtrace train --plan plan.yaml train.py",
 )
-@click.argument("trace", type=TracePath())
+@click.argument("trace", type=TracePath(sweeps=True))
 @options(PlanSettings)
 def command(settings: PlanSettings, trace: Path | str) -> None:
     """Choose a codec for every tensor of TRACE: the least error within a budget, or the fewest bits within an error.

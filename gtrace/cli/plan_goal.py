@@ -84,7 +84,7 @@ def parse_budget(settings: BudgetSettings) -> Budget | TimeLimit:
         if value is not None:
             said = f"--{name.replace('_', '-')} {value:g}"
             if not 0 < value < float("inf"):
-                raise UsageError(f"{said}: a budget is a positive number")
+                raise UsageError(f"{said}: must be more than 0.")
             return Budget("bits", 32 / value, said) if name == "ratio" else Budget("error", value, said)
     bits = parse_bits(settings.budget or "", "--max-bits")
     return Budget("bits", bits, f"--max-bits {bits:g}")
@@ -195,7 +195,7 @@ def _pairs(text: str) -> Iterable[tuple[str, float]]:
         return [(pattern, _weight(number, f"--weight {text}"))]
     path = Path(text)
     if not path.is_file():
-        raise UsageError(f"--weight {text}: write GLOB=NUMBER, as in fc*=2, or name a file of name: number")
+        raise UsageError(f"--weight {text}: write GLOB=NUMBER, e.g. fc*=2, or name a file of name: number")
     if path.stat().st_size > _MOST_BYTES:
         raise TraceError(f"{path}: has more than {_MOST_BYTES >> 20} MB; weights are name: number")
     import yaml
@@ -216,5 +216,5 @@ def _weight(value: Any, where: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise UsageError(f"{where}: a weight is a positive number, as in fc*=2")
+        raise UsageError(f"{where}: a weight is a positive number, e.g. fc*=2")
     return number

@@ -82,7 +82,7 @@ class ReportSettings:
         help="Compare codecs for the average of N workers' gradients, if there is no --cluster.",
     )
     cluster: ClusterSettings = nested(ClusterSettings)
-    full: bool = option(False, help="Print every table and note, not only the answer.")
+    full: bool = option(False, help="Print every table and note, not only the answer; --group and --pair do, too.")
     force: bool = option(False, help="Replace a file that no earlier report wrote.")
     as_json: bool = option(
         False, names=("--json",), help="Print JSON instead of tables; no page unless -o asks for it."
@@ -190,4 +190,4 @@ def _write(settings: ReportSettings, results: list[Path], cluster: Cluster | Non
     else:
         from gtrace.report.render.text import print_report
 
-        print_report(report, wide_console(), full=settings.full, after=after)
+        print_report(report, wide_console(), full=settings.full or bool(settings.groups or settings.pairs), after=after)

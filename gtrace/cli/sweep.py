@@ -51,13 +51,13 @@ class SweepSettings:
     )
     everything: bool = option(False, names=("--all",), help="Every codec, 2 to 8 bits, every step.")
     ratio: tuple[float, ...] | None = option(
-        None, advanced=True, type=Fractions(), help="Part of the values that sparsifiers send, as in 0.001-0.1."
+        None, advanced=True, type=Fractions(), help="Part of the values that sparsifiers send, e.g. 0.001-0.1."
     )
     sparsity: tuple[float, ...] | None = option(
-        None, advanced=True, type=Fractions("0.05"), help="Zeros that pruning aims at, as in 0.5-0.95 or 0.8,0.9."
+        None, advanced=True, type=Fractions("0.05"), help="Zeros that pruning aims at, e.g. 0.5-0.95 or 0.8,0.9."
     )
     amount: tuple[float, ...] | None = option(
-        None, advanced=True, type=Fractions(), help="Samples per value of mcgq, as in 0.01-1."
+        None, advanced=True, type=Fractions(), help="Samples per value of mcgq, e.g. 0.01-1."
     )
     plans: tuple[Path, ...] = option(
         (),
@@ -245,7 +245,12 @@ def _codecs(settings: SweepSettings, chosen: _Choice) -> list[TableLike]:
             ranges[name] = words(text)
     found: list[TableLike] = []
     if chosen.methods:
-        found += expand(chosen.methods, ranges, prefix="ef:" if settings.codecs.error_feedback else "")
+        made = expand(chosen.methods, ranges, prefix="ef:" if settings.codecs.error_feedback else "")
+        if settings.bits and settings.methods and not any("bits" in str(one) for one in made):
+            raise UsageError(
+                f"--bits: {chosen.methods} has no bits; leave it out (gtrace codecs {made[0].name} shows what it has)."
+            )
+        found += made
     if settings.plans:
         from gtrace.planning import load_plan
 

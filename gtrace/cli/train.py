@@ -13,6 +13,7 @@ from gtrace.cli.options import Command, all_fields, codec_with, load_plugins, op
 from gtrace.cli.train_settings import CompareSettings, RunSettings, TrainSettings
 from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
+from gtrace.training.tasks import require_torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +94,7 @@ def _train_script(settings: TrainSettings, script: str, args: tuple[str, ...]) -
             "gtrace.training.MQGrad for the bits"
         )
     refuse(settings, "task", f"is for built-in tasks; {script} has its own")
+    require_torch()
     from gtrace.cli.train_script import compare_script, run_script
 
     if settings.baseline or settings.compare or settings.seeds > 1 or len(chosen) > 1:

@@ -63,6 +63,12 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
     path = settings.output or Path(f"{task}-{'neural-' * neural}{named}.jsonl")
     # With a checkpoint beside it, the same study goes on; whether it is the same is known only later.
     check_output(path, force=settings.force or path.with_name(path.name + ".checkpoint").exists())
+    if settings.measure is not None:
+        from gtrace.report.predicting import FEWEST_CODECS
+
+        if len(chosen) < FEWEST_CODECS:
+            needs = f"gtrace study predict needs at least {FEWEST_CODECS} codecs; this run has {len(chosen)}"
+            click.echo(f"gtrace: --measure: {needs}.", err=True)
     from gtrace.training import Study
 
     study = Study(

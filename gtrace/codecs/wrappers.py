@@ -180,6 +180,9 @@ class MemoryWrapper(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.inner, type(self)):
+            prefix = type(self).name
+            raise UsageError(f"codec '{self}': {prefix}: is there twice; write {self.inner}.")
         object.__setattr__(self, "parts", type(self).parts.of(self))
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:

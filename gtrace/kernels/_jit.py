@@ -19,7 +19,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 @cache
 def cache_folder() -> str:
-    """Where compiled kernels are kept, named by a digest of every kernel's source.
+    """The folder of compiled kernels, named by a digest of every kernel's source.
 
     numba notices a change only in the file of the cached function itself; a helper edited in another file
     would keep its old machine code. A folder per digest cannot go stale.
@@ -48,7 +48,7 @@ def jit(function: F) -> F:
 
 
 def jit_slp(function: F) -> F:
-    """As :func:`jit`, with LLVM's vectorizer of straight-line code: the adds to one row of a table become one.
+    """Like :func:`jit`, with LLVM's vectorizer of straight-line code: the adds to one row of a table become one.
 
     The switch is global and read while compiling, so it is set around each compilation alone.
     """

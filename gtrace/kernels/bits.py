@@ -18,7 +18,7 @@ _8 = np.uint64(8)
 _32 = np.uint64(32)
 
 
-#: symbols that are packed at a time; any number of them of any width ends on a byte
+#: symbols that are packed at a time; this many symbols of any width end on a byte
 CHUNK = 1024
 #: bytes beyond the packed ones that :func:`pack_chunk` may write zeros into
 SLACK = 16
@@ -34,12 +34,12 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 
 
 def load64(data: Bytes, at: int) -> np.uint64:
-    """The eight bytes from ``at`` on, all of them inside the array, which is contiguous."""
+    """The eight bytes at ``at``, all inside the array, which is contiguous."""
     return data[at : at + 8].copy().view("<u8")[0]
 
 
 def store64(data: Bytes, at: int, value: np.uint64) -> None:
-    """Write eight bytes from ``at`` on, all of them inside the array, which is contiguous."""
+    """Write eight bytes at ``at``, all inside the array, which is contiguous."""
     data[at : at + 8] = np.array([value], "<u8").view(np.uint8)
 
 
@@ -73,7 +73,7 @@ if not config.DISABLE_JIT:
 
         return types.void(data, types.intp, types.uint64), generate
 
-    # numba wants functions of the same signature, annotations included, around what it compiles.
+    # numba needs functions of the same signature, annotations included, around what it compiles.
     overload(load64, inline="always")(lambda data, at: lambda data, at: _load(data, at))  # type: ignore[call-arg]  # noqa: PLW0108
     overload(store64, inline="always")(
         lambda data, at, value: lambda data, at, value: _store(data, at, value)  # type: ignore[call-arg]  # noqa: PLW0108
@@ -202,8 +202,8 @@ def unpack(data: Bytes, width: int, out: Symbols) -> int:
 def huffman_depths(weights: Floats, depths: Ints) -> None:
     """Depths of the leaves of a Huffman tree for ascending positive ``weights``, two or more.
 
-    With the leaves sorted, merged nodes come out in ascending order too, so two queues replace a heap. On ties
-    a leaf goes before a merged node: of the optimal trees, the flattest.
+    With sorted leaves, merged nodes come out in ascending order too, so two queues replace a heap. On ties
+    a leaf comes before a merged node: this gives the flattest of the optimal trees.
     """
     m = weights.size
     merged = np.empty(m - 1)
@@ -271,7 +271,7 @@ def package_merge(weights: Floats, longest: int, depths: Ints) -> None:
 
 @jit
 def entropy(probabilities: Floats) -> float:
-    """Shannon entropy in bits; zero probabilities count nothing."""
+    """Shannon entropy in bits; zero probabilities add nothing."""
     total = 0.0
     for k in range(probabilities.size):
         if probabilities[k] > 0.0:

@@ -44,7 +44,7 @@ def prefix_length(symbols: Symbols, lengths: Bytes) -> int:
 
 @jit
 def tally(symbols: Symbols, tallies: Ints) -> None:
-    """Add how often each symbol occurs to ``tallies``, int64[TALLIES, m]: neighbours go to different rows."""
+    """Add the count of each symbol to ``tallies``, int64[TALLIES, m]: neighbors go to different rows."""
     whole = symbols.size - symbols.size % TALLIES
     t0, t1, t2, t3 = tallies[0], tallies[1], tallies[2], tallies[3]
     for i in range(0, whole, TALLIES):
@@ -58,7 +58,7 @@ def tally(symbols: Symbols, tallies: Ints) -> None:
 
 @jit
 def rotate_left(symbols: Symbols, width: int, out: Symbols) -> None:
-    """Move the highest of ``width`` bits to the end: a sign behind its magnitude, so that like symbols are neighbours.
+    """Move the highest of ``width`` bits to the end: a sign after its magnitude, so that similar symbols are neighbors.
 
     The negative of magnitude 0 becomes the positive one.
     """
@@ -89,12 +89,12 @@ def canonical(
     first_index: Ints,
     ordered: Symbols,
 ) -> None:
-    """The canonical code of these lengths, as :func:`prefix_encode` and :func:`prefix_decode` want it.
+    """Build the canonical code of these lengths for :func:`prefix_encode` and :func:`prefix_decode`.
 
     Args:
         lengths: uint8[m], of a prefix code; 0 for symbols without one.
         table: uint64[m], overwritten: a code's bits, first bit lowest, and in the top byte its length.
-        quick_symbol: uint16[2^w], zeros: by the bits that a stream goes on with, the symbol they begin with.
+        quick_symbol: uint16[2^w], zeros: the symbol that the next w bits of a stream begin with.
         quick_length: uint8[2^w], zeros: its length, 0 for more than w bits.
         first_code: int64[longest + 2], zeros: by length, the first code.
         first_index: int64[longest + 2], zeros: by length, where its symbols start in ``ordered``.
@@ -143,8 +143,8 @@ def _flush(
 def prefix_encode(symbols: Symbols, table: Words, longest: int, out: Bytes) -> int:
     """Write codes of at most 24 bits, first bit of a code first; returns the number of bits.
 
-    Codes are joined two or four at a time, so that the one thing that must wait for the one before, finding its
-    place, happens once for all of them.
+    Codes are joined two or four at a time, because finding the place of a code must wait for the one before:
+    this happens once for all of them.
 
     Args:
         symbols: uint16[n].
@@ -176,7 +176,7 @@ def prefix_encode(symbols: Symbols, table: Words, longest: int, out: Bytes) -> i
 
 @jit
 def fill_at_once(quick_symbol: Symbols, quick_length: Bytes, together: Words, count: Bytes, used: Bytes) -> None:
-    """For all bits that a stream can go on with, the symbols whose codes lie wholly in them.
+    """For all possible next bits of a stream, the symbols with codes completely inside them.
 
     Args:
         quick_symbol, quick_length: the symbol and length of the code that the bits begin with; length 0 for none
@@ -280,7 +280,7 @@ def pruned_bits(bits: NDArray[np.uint32], alpha: np.uint32) -> int:
 def write_pruned(bits: NDArray[np.uint32], alpha: np.uint32, out: Bytes) -> None:
     """Write the code; ``out`` holds its bytes and SLACK more, unused bits of the last one are zero.
 
-    Without branches: which of the three codes comes is random, and wrong guesses would cost more than all of it.
+    Without branches: the three codes come at random, and wrong branch predictions would cost more than all of it.
     """
     hold, held, at = _0, _0, 0
     for i in range(bits.size):

@@ -1,4 +1,4 @@
-"""What a decoded tensor has in common with the exact one, in one pass."""
+"""Compares a decoded tensor with the exact one, in one pass."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def distance(a: Singles, b: Singles, scale_a: float, scale_b: float) -> float:
 def adam_weights(g: Singles, v: Singles, decay: float, correction: float, eps: float, out: Floats) -> None:
     """1 / d^2 into ``out``, where d = sqrt((decay v + (1 - decay) g^2) / correction) + eps.
 
-    0 where d is 0 or no number: such an element has no update.
+    0 if d is 0 or not a number: such an element has no update.
     """
     for i in range(out.size):
         x = np.float64(g[i])

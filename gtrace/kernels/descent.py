@@ -50,7 +50,7 @@ def tabulate(lower: Floats, upper: Floats, sums: Floats, first: int, zeros: floa
 
 @inline
 def _find(table: Floats, t: float) -> int:
-    """The last bin whose lower edge is not above t; -1 when there is none."""
+    """The last bin with a lower edge not above t; -1 without one."""
     low, high = 0, table.shape[0]
     while low < high:
         middle = (low + high) // 2
@@ -63,7 +63,7 @@ def _find(table: Floats, t: float) -> int:
 
 @inline
 def _area(table: Floats, k: int, t: float, zeros: float) -> float:
-    """B(t), where bin k is the last whose lower edge is not above t."""
+    """B(t), with k the last bin with a lower edge not above t."""
     if k < 0:
         return zeros * t
     ahead = t - table[k, LOWER]
@@ -104,9 +104,9 @@ def hinges(table: Floats, zeros: float, points: Floats, out: Floats) -> None:
 def sweep(table: Floats, zeros: float, levels: Floats, mirrored: bool) -> float:
     """One sweep of coordinate descent over the free levels, ascending and in place; returns the largest move.
 
-    Between fixed neighbours a and c the best level minimizes (c - a) B(l) - l (B(c) - B(a)); the first level of a
-    mirrored grid minimizes (l + c) B(l) - l B(c). The slope of either finds the bin, a golden section search the
-    place in it. A level moves only where that lowers the error, so the error never rises.
+    Between fixed neighbors a and c the best level minimizes (c - a) B(l) - l (B(c) - B(a)); the first level of a
+    mirrored grid minimizes (l + c) B(l) - l B(c). The slope of either finds the bin, and a golden section search the
+    point in it. A level moves only if that lowers the error, so the error never rises.
     """
     largest = 0.0
     count = table.shape[0]

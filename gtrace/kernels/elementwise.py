@@ -1,4 +1,4 @@
-"""One pass over a tensor, value by value: casts, pruning, signs, and which values to send."""
+"""One pass over a tensor, value by value: casts, pruning, signs, and the choice of values to send."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def round_affine(x: Singles, low: float, width: float, steps: int, out: Symbols)
     """
     top = np.float64(steps)
     for i in range(x.size):
-        # A division and no product with steps / width, whose rounding would move ties.
+        # A division instead of a product with steps / width, which would move ties by its rounding.
         out[i] = np.int32((np.float64(x[i]) - low) * top / width + 0.5)
 
 
@@ -76,7 +76,7 @@ def prune(x: Singles, alpha: np.float32, high: np.uint64, low: np.uint64, start:
 
 @jit
 def keep_large(x: Singles, alpha: np.float32, out: Singles) -> None:
-    """Keep |x| >= alpha, the rest becomes zero."""
+    """Keep |x| >= alpha; the rest becomes zero."""
     for i in range(x.size):
         out[i] = x[i] if abs(x[i]) >= alpha else _ZERO
 
@@ -144,7 +144,7 @@ def fill_words(high: np.uint64, low: np.uint64, out: NDArray[np.uint32]) -> None
 
 @jit
 def above_local_peak(x: Singles, y: Singles, size: int, chosen: Flags) -> float:
-    """Mark, bin by bin, where |y| reaches the bin's largest |x| and x is not zero.
+    """Mark, bin by bin, the values with |y| at or above the bin's largest |x| and x not zero.
 
     Args:
         x: float32[n].

@@ -54,9 +54,9 @@ def _bit_length(z: np.uint64) -> int:
 def _put(
     words: Words, at: int, hold: np.uint64, held: np.uint64, value: np.uint64, width: np.uint64
 ) -> tuple[int, np.uint64, np.uint64]:
-    """Append ``value``, which has ``width`` bits (1 to 64); the word under way is in ``hold`` and in ``words[at]``.
+    """Append ``value``, which has ``width`` bits (1 to 64); the current word is in ``hold`` and in ``words[at]``.
 
-    Stores before it knows whether a word is full: that cannot be predicted, and a wrong guess costs more.
+    Stores before it knows whether a word is full: that cannot be predicted, and a wrong prediction costs more.
     """
     full = hold | (value << held)
     after = held + width
@@ -230,7 +230,7 @@ def decode(
 
 @jit
 def gap_lengths(positions: Ints, low: int, by_length: Ints, rice: Ints) -> None:
-    """What coding the gaps between ascending positions would take.
+    """The bits that coding the gaps between ascending positions would take.
 
     Args:
         positions: int64[m], ascending, not negative.

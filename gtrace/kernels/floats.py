@@ -1,9 +1,9 @@
 """Small floating-point formats: magnitudes to codes on the bits of a float64, and back by table.
 
 Within one binade the bit pattern of a positive float is linear in its value, so a pattern cut after M bits of mantissa
-is the code rounded down, and what is cut off says where in its cell the value lies. Below the smallest normal number
+is the code rounded down, and the cut bits give the position of the value in its cell. Below the smallest normal number
 the same holds after that number is added. float32 inputs and powers of two up to 2^300 are exact in float64; so is
-this sum as far as rounding can see it: a float32 that is no tie stays none.
+this sum for the purpose of rounding: a float32 that is not a tie does not become one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def encode_nearest(
     Args:
         x: finite or infinite, never NaN.
         block: consecutive values that share a factor.
-        factors: what |x| is multiplied by, one per block, positive.
+        factors: factors of |x|, one per block, positive.
         single: round the products to float32 first.
         mantissa, bias: of the format.
         top: the largest code.
@@ -111,7 +111,7 @@ def encode_stochastic(
     start: int,
     out: Symbols,
 ) -> None:
-    """As :func:`encode_nearest`, to one of the two neighbours: up with the probability that makes the mean right.
+    """Like :func:`encode_nearest`, to one of the two neighbors: up with the probability that gives the right mean.
 
     Elements are numbered from ``start`` on and must not cross a block of 2^32. Probabilities are rounded down to 2^-32.
     """

@@ -33,7 +33,7 @@ _CHUNK = 4096
 
 @jit
 def inspect(x: Points) -> tuple[int, int]:
-    """How many elements are NaN or infinite, and how many are below their predecessor."""
+    """Number of elements that are NaN or infinite, and number of those below their predecessor."""
     bad, descents = 0, 0
     for i in range(x.size):
         bad += not (abs(x[i]) < np.inf)
@@ -56,7 +56,7 @@ def _first(x: Points, v: float, start: int, stop: int, above: bool) -> int:
 
 @jit
 def distinct(x: Points, start: int, found: Floats) -> int:
-    """The distinct values of sorted points from ``start`` on, ascending into ``found`` until it is full; how many."""
+    """Write the distinct values of sorted points from ``start`` on into ``found``, as many as fit; returns how many."""
     count, at = 0, start
     while at < x.size and count < found.size:
         found[count] = x[at]

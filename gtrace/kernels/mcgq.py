@@ -24,7 +24,7 @@ _6 = np.uint64(6)
 _63 = np.uint64(63)
 _64 = np.uint64(64)
 
-#: what :func:`read` found
+#: results of :func:`read`
 GOOD, SHORT, EMPTY_RUN, LONG_RUN, ADJACENT_RUNS, LOWEST_CODE, PADDING = 0, 1, 2, 3, 4, 5, 6
 
 
@@ -88,7 +88,7 @@ def counts(x: Singles, total: float, samples: float, xi: float, out: Ints) -> No
 
     Args:
         x: finite, not all zero.
-        total: what :func:`absolute_sum` gave for it.
+        total: result of :func:`absolute_sum` for it.
         samples: a whole number, at most 2^48.
         xi: in [0, 1).
         out: int64[n].
@@ -246,7 +246,7 @@ def _peek(words: Words, at: np.uint64, width: np.uint64) -> np.uint64:
 
 @jit
 def read(words: Words, bits: int, value_bits: int, run_bits: int, size: int, out: Ints) -> int:
-    """Read ``size`` integers; returns ``GOOD`` or what is wrong.
+    """Read ``size`` integers; returns ``GOOD`` or the kind of fault.
 
     Args:
         words: the stream, the first bit highest, and zeros for at least 192 bits beyond it.

@@ -1,4 +1,4 @@
-"""Norms, means and deviations of buckets, and what is found on the way."""
+"""Norms, means and deviations of buckets, with counts from the same pass."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def power_sum(x: NDArray[np.floating[Any]], power: int) -> float:
 
 @jit
 def count_nonfinite(x: Singles) -> int:
-    """How many elements are NaN or infinite, read off the bits."""
+    """Number of elements that are NaN or infinite, from their bits."""
     bits = x.view(np.uint32)
     count = 0
     for i in range(bits.size):

@@ -7,7 +7,7 @@ than both parts when both ends move outwards. So with the span between the cells
 
 Moving a term slope(a) (y - left(a)) from the interval on the left of a level to the one on its right changes no
 path, and with slope near the derivative it makes the gap of that bound second order in the size of the cells.
-A path's length is its cost plus ``penalty`` per interval; the penalty takes the place of counting levels.
+A path's length is its cost plus ``penalty`` per interval; the penalty replaces a count of levels.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def bound_paths(
     slope: Floats,
     limit: float,
 ) -> tuple[float, bool, Flags, Flags, Ints, Ints]:
-    """What no path through points of the live cells can undercut, and the cells on paths within ``limit``.
+    """A lower bound on all paths through points of the live cells, and the cells on paths within ``limit``.
 
     Takes what :func:`exact_lengths` returned, and overwrites ``table`` and ``slope``.
 

@@ -69,7 +69,7 @@ def _uniform_grid(x: Singles, scale: np.float32, base: np.uint64, key: Key, step
 
 @inline
 def _uniform_values(x: Singles, scale: np.float32, base: np.uint64, key: Key, steps: int, out: Singles) -> None:
-    """What :func:`_uniform_grid` leads to, k / steps times the scale, without symbols in between."""
+    """The values of :func:`_uniform_grid`, k / steps times the scale, without symbols in between."""
     add, flip, last = key
     divisor = scale if scale > 0 else _ONE
     grid = np.float32(steps)
@@ -99,7 +99,7 @@ def _odd_grid(x: Singles, scale: np.float32, base: np.uint64, key: Key, steps: i
 
 @inline
 def _count(r: Singles, u: Singles, levels: Singles, widths: Singles, cell: NDArray[np.int32]) -> None:
-    """How many thresholds l_k + u (l_{k+1} - l_k) each value passes; only that of its own cell is random to it.
+    """Number of thresholds l_k + u (l_{k+1} - l_k) that each value passes; only that of its own cell is random to it.
 
     Four at a time, so that a value is loaded once for them. ``levels`` ends in infinities up to a multiple of four.
     """
@@ -321,7 +321,7 @@ def restore(symbols: Symbols, bucket: int, scales: Singles, values: Singles, out
 
 @jit
 def restore_packed(data: Bytes, width: int, bucket: int, scales: Singles, values: Singles, out: Singles) -> int:
-    """As :func:`restore`, from symbols packed in ``width`` bits, 1 to 16.
+    """Like :func:`restore`, from symbols packed in ``width`` bits, 1 to 16.
 
     Returns:
         the largest symbol. If it is not an index into ``values``, decoding stopped there.

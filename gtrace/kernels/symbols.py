@@ -23,14 +23,14 @@ WEIGHTED, PLAIN, BOUND, LOWEST = range(4)
 NUMBERS = 4 + SYMBOL_NUMBERS
 #: A symbol that is expected less often than this among all values has no length of its own.
 SELDOM = 0.5
-#: What such a symbol counts at least, as a share of all values: codes of at most 24 bits have room for it.
+#: Least weight of such a symbol, as a share of all values: codes of at most 24 bits have room for it.
 LEAST = 2.0**-20
 #: Weights that are put in order one by one before runs are merged.
 RUN = 8
 
 
 class SketchBins(NamedTuple):
-    """What the kernels below need of a sketch; see :func:`expect_levels`.
+    """The numbers of a sketch that the kernels below need; see :func:`expect_levels`.
 
     Attributes:
         lower: float64[k], lower edges.
@@ -55,9 +55,9 @@ class SketchBins(NamedTuple):
 
 @inline
 def _ascending(weights: Floats) -> Ints:
-    """The places of the weights in ascending order, equal ones in the order in which they come.
+    """The indices of the weights in ascending order, equal ones in their original order.
 
-    As numpy's stable argsort, whose machine code takes three times as long to make and would be made for each kernel.
+    Same result as numpy's stable argsort, which takes three times as long to compile and would be compiled per kernel.
     """
     order, other = np.arange(weights.size), np.empty(weights.size, np.int64)
     for start in range(0, weights.size, RUN):
@@ -112,7 +112,7 @@ def limited_lengths(weights: Floats, longest: int, lengths: Bytes) -> None:
 
 @jit
 def mean_length(lengths: Bytes, probabilities: Floats) -> float:
-    """Mean bits per symbol; infinite when a symbol without a code has a chance."""
+    """Mean bits per symbol; infinite if a symbol without a code can occur."""
     total = 0.0
     for k in range(lengths.size):
         if lengths[k] == 0 and probabilities[k] > 0.0:
@@ -123,10 +123,10 @@ def mean_length(lengths: Bytes, probabilities: Floats) -> float:
 
 @jit
 def escape_lengths(probabilities: Floats, count: float, longest: int, lengths: Bytes) -> None:
-    """Lengths of a code for all symbols, of which those that hardly occur among ``count`` values share one length.
+    """Lengths of a code for all symbols, in which those that are rare among ``count`` values share one length.
 
-    Theirs are the codes that an escape and a number would be. Together they count as one value in ``count``, or as
-    often as they are expected, each the same.
+    Their codes are an escape code followed by a number. Together they have the weight of one value in ``count``, or
+    their expected weight, equal for each of them.
     """
     least = SELDOM / max(1, count)
     seldom, mass = 0, 0.0

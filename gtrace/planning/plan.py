@@ -238,7 +238,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     place = Path(path)
     plain = _parsed(place)
     if not isinstance(plain, dict) or FORMAT not in plain:
-        raise TraceError(f"{place}: is no plan; make one with gtrace plan TRACE --max-bits 3 -o plan.yaml")
+        raise TraceError(f"{place}: not a plan; make one with gtrace plan TRACE --max-bits 3 -o plan.yaml")
     version = plain.pop(FORMAT)
     if version != VERSION:
         raise TraceError(f"{place}: has version {_short(version)}, but this gtrace reads {VERSION}; plan again")
@@ -271,6 +271,8 @@ def is_plan(start: bytes) -> bool:
 
 def _parsed(place: Path) -> Any:
     try:
+        if place.is_dir():
+            raise TraceError(f"{place}: is a folder, not a plan; make a plan with gtrace plan TRACE --max-bits 3")
         if not place.is_file():
             raise TraceError(f"{place}: no such plan; make one with gtrace plan TRACE --max-bits 3")
         if place.stat().st_size > MAX_BYTES:

@@ -165,15 +165,16 @@ def percent(share: float) -> str:
     return MISSING if math.isnan(share) else f"{share:.0%}"
 
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
+_BLOCKS, _PLAIN_BLOCKS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 
 
-def sparkline(values: Sequence[float], width: int = 12) -> str:
-    """Values over time as up to ``width`` blocks between their smallest and their largest; what is no number is a gap.
+def sparkline(values: Sequence[float], width: int = 12, encoding: str = "utf-8") -> str:
+    """Values over time as up to ``width`` blocks from their smallest to their largest; NaN is a gap.
 
-    >>> sparkline([1.0, 2.0, float("nan"), 8.0])
-    '▁▂ █'
+    >>> sparkline([1.0, 2.0, float("nan"), 8.0]), sparkline([0.0, 1.0], encoding="ascii")
+    ('▁▂ █', '_#')
     """
+    blocks = _BLOCKS if literal(_BLOCKS, encoding) == _BLOCKS else _PLAIN_BLOCKS
     length = min(len(values), width)
     if not length:
         return ""
@@ -184,6 +185,6 @@ def sparkline(values: Sequence[float], width: int = 12) -> str:
     if not finite:
         return ""
     low, high = min(finite), max(finite)
-    top = len(_BLOCKS) - 1
+    top = len(blocks) - 1
     scale = top / (high - low) if high > low else 0.0
-    return "".join(" " if math.isnan(m) else _BLOCKS[round((m - low) * scale)] for m in means)
+    return "".join(" " if math.isnan(m) else blocks[round((m - low) * scale)] for m in means)

@@ -196,11 +196,14 @@ class Gradients:
 
         Raises:
             UsageError: it has none of them.
+            TraceError: it has no steps at all.
         """
         there = self.all_steps
+        if not there:
+            raise TraceError(f"{self._trace.path}: the trace is empty: no gradients were captured into it.")
         chosen = there if steps is None else there.intersection(steps)
         if steps is not None and not chosen:
-            span = f"it has {len(there)} steps from {min(there)} to {max(there)}" if there else "it has no steps"
+            span = f"it has {len(there)} step{'s' * (len(there) > 1)} from {min(there)} to {max(there)}"
             raise UsageError(f"--steps: none of these steps is in the trace; {span}")
         return chosen
 

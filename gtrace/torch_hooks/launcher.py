@@ -11,6 +11,7 @@ import io
 import os
 import pkgutil
 import runpy
+import shutil
 import sys
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -89,6 +90,8 @@ class Program:
             hint = f"; for a module write -m {self.target}"
         elif self.target in _COMMANDS:
             hint = f"; {_COMMANDS[self.target]}"
+        elif (place := shutil.which(self.target)) is not None and os.sep not in self.target:
+            hint = f"; it is a command: if it is written in Python, name its file, {place}"
         raise UsageError(f"{self.target}: no such script{hint}")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.errors import UsageError, suggest
+from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.trace.format import SECOND_MOMENT
 
 if TYPE_CHECKING:
@@ -64,12 +64,15 @@ def choose_steps(
 
     Raises:
         UsageError: none of the given steps is there.
+        TraceError: the trace has no steps at all.
     """
     there = np.unique(np.concatenate([np.empty(0, np.int64), *(steps_of(trace, info) for info in infos)]))
+    if not there.size:
+        raise TraceError(f"{trace.path}: the trace is empty: no gradients were captured into it.")
     if steps is not None:
         chosen = frozenset(there.tolist()).intersection(steps)
         if not chosen:
-            span = f"it has {there.size} steps from {there[0]} to {there[-1]}" if there.size else "it has no steps"
+            span = f"it has {there.size} step{'s' * (there.size > 1)} from {there[0]} to {there[-1]}"
             raise UsageError(f"--steps: none of these steps is in the trace; {span}")
         return chosen
     places = np.unique(np.linspace(0, max(there.size - 1, 0), min(most, there.size)).round().astype(np.int64))

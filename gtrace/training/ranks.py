@@ -165,7 +165,7 @@ class RankCodecs:
         self.tally.frame_bits += 8 * len(flags)
         frames = self._wire.scatter([flags] * size)
         if any(len(frame) != len(flags) for frame in frames):
-            raise PayloadError("frame: other tensors than here; the ranks' models differ")
+            raise PayloadError("frame: other tensors than here; the ranks differ in their model")
         averages: dict[int, Vector] = {}
         runs: dict[int, tuple[Vector, Rounds]] = {}
         alone: dict[int, NDArray[np.float32]] = {}

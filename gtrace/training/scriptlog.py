@@ -39,7 +39,7 @@ class ScriptOptions(RankOptions):
         min_size: tensors with fewer elements go uncompressed.
         workers: number of separately keyed encodings of the same gradient that are averaged.
         argv: the program, for the log.
-        launch: tells this launch from others, so that its processes do not overwrite each other's logs.
+        launch: a word of this launch, so that its processes do not overwrite each other's logs.
         plugins: files with codecs of the user's own.
         table: what ``CodecTable.describe`` says of a table; None if there is one codec.
         plan: the file that it is from.

@@ -11,6 +11,12 @@ from gtrace.cli import main
 
 
 @pytest.fixture
+def path(tmp_path):
+    """Of the trace."""
+    return tmp_path / "run.zarr"
+
+
+@pytest.fixture
 def gtrace_here(tmp_path, monkeypatch, capfd):
     """Run a ``gtrace`` command in this process, in the test's folder: exit code, stdout, stderr."""
     for name in ("stdout", "stderr"):

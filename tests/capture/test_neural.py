@@ -15,11 +15,6 @@ from gtrace.capture.neural import MOST_CALLS
 from gtrace.trace.rows import sample_indices
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "run.zarr"
-
-
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
 def test_gradients_are_those_of_autograd(tmp_path, suffix):
     """The last batch of each epoch is smaller."""

@@ -16,11 +16,6 @@ from gtrace.capture.options import AutomaticSteps
 from gtrace.errors import UsageError
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "run.zarr"
-
-
 @pytest.mark.parametrize("part", [False, True])
 def test_a_compiled_module_is_named_with_what_to_do(path, part):
     torch._dynamo.reset()
@@ -103,9 +98,9 @@ def test_record_takes_the_model_given_and_no_other(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "nural"}, "'nural' is no kind of gradient; did you mean neural"),
+        ({"kind": "nural"}, "--kind: unknown kind 'nural'; did you mean neural"),
         ({"kind": "neural", "noise": True}, "--noise is about gradients of weights"),
-        ({"kind": "both", "max_elements": 0}, "write 1 or more"),
+        ({"kind": "both", "max_elements": 0}, "--max-elements: needs a number of 1 or more, not 0"),
     ],
 )
 def test_wrong_options(tmp_path, options, message):

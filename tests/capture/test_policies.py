@@ -36,11 +36,6 @@ def optimizer(model):
     return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "run.zarr"
-
-
 class Wide(nn.Module):
     """One parameter of several blocks, the last one short."""
 

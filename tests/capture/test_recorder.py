@@ -63,11 +63,6 @@ def train(model, optimizer, steps=4, inputs=3, classes=4):
         optimizer.step()
 
 
-@pytest.fixture
-def zarr(tmp_path):
-    return tmp_path / "run.zarr"
-
-
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
 def test_gradients_are_those_of_a_hand_written_hook(tmp_path, suffix):
     torch.manual_seed(0)
@@ -83,10 +78,10 @@ def test_gradients_are_those_of_a_hand_written_hook(tmp_path, suffix):
 
 
 @pytest.mark.capture_case("gradient accumulation")
-def test_loss_and_learning_rate_of_each_step(zarr):
+def test_loss_and_learning_rate_of_each_step(path):
     w = nn.Parameter(torch.tensor([1.0, 2.0]))
     losses = []
-    with Run(zarr) as run:
+    with Run(path) as run:
         optimizer = torch.optim.SGD([w], lr=0.1)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         for _ in range(3):
@@ -98,7 +93,7 @@ def test_loss_and_learning_rate_of_each_step(zarr):
             nn.utils.clip_grad_norm_([w], 1.0)
             optimizer.step()
             schedule.step()
-    scalars = gtrace.open_trace(zarr).scalars()
+    scalars = gtrace.open_trace(path).scalars()
     assert scalars["step"].tolist() == [0, 1, 2]
     assert scalars["loss"].tolist() == losses
     assert scalars["lr"].tolist() == [0.1, 0.05, 0.025]
@@ -109,7 +104,7 @@ def test_loss_and_learning_rate_of_each_step(zarr):
 
 
 @pytest.mark.capture_case("tied, frozen and unowned parameters")
-def test_tied_frozen_and_bare_parameters(zarr):
+def test_tied_frozen_and_bare_parameters(path):
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -120,7 +115,7 @@ def test_tied_frozen_and_bare_parameters(zarr):
             self.body.bias.requires_grad_(False)
 
     bare = nn.Parameter(torch.ones(()))
-    with Run(zarr) as run:
+    with Run(path) as run:
         model = Tied()
         optimizer = run.watch(torch.optim.SGD([*model.parameters(), bare], lr=0.1))
         for step in range(3):
@@ -137,8 +132,8 @@ def test_tied_frozen_and_bare_parameters(zarr):
     assert info["unnamed/opt0.g0.p3"].shape == ()
 
 
-def test_a_parameter_group_that_is_added_later(zarr):
-    with Run(zarr) as run:
+def test_a_parameter_group_that_is_added_later(path):
+    with Run(path) as run:
         first, second = nn.Linear(3, 4), nn.Linear(3, 4)
         optimizer = run.watch(torch.optim.SGD(first.parameters(), lr=0.1))
         train(first, optimizer, 1)
@@ -148,9 +143,9 @@ def test_a_parameter_group_that_is_added_later(zarr):
     run.check(["weight", "bias", "Linear_2.weight", "Linear_2.bias"])
 
 
-def test_a_model_that_takes_the_place_of_another_one(zarr):
+def test_a_model_that_takes_the_place_of_another_one(path):
     """The same optimizer goes on with a new model: equal shapes continue a tensor, others begin a new one."""
-    with Run(zarr) as run:
+    with Run(path) as run:
         model = nn.Linear(3, 4)
         optimizer = run.watch(torch.optim.SGD(model.parameters(), lr=0.1))
         for bias, width in ((True, 3), (True, 3), (False, 5)):
@@ -178,55 +173,55 @@ def one_step(path, model, loss, make=torch.optim.SGD):
 
 @pytest.mark.capture_case("bfloat16, float16, float64")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_precisions_become_float32(zarr, dtype):
-    trace = one_step(zarr, nn.Linear(3, 4).to(dtype), lambda model: (model(torch.ones(2, 3, dtype=dtype)) ** 2).mean())
+def test_other_precisions_become_float32(path, dtype):
+    trace = one_step(path, nn.Linear(3, 4).to(dtype), lambda model: (model(torch.ones(2, 3, dtype=dtype)) ** 2).mean())
     assert trace.tensors[0].dtype == str(dtype).removeprefix("torch.")
 
 
 @pytest.mark.capture_case("complex parameters")
-def test_complex_parameters_keep_both_parts(zarr):
-    trace = one_step(zarr, nn.Parameter(torch.tensor([1 + 2j, 3 - 1j])), lambda w: (w.abs() ** 2).sum())
+def test_complex_parameters_keep_both_parts(path):
+    trace = one_step(path, nn.Parameter(torch.tensor([1 + 2j, 3 - 1j])), lambda w: (w.abs() ** 2).sum())
     assert trace.tensors[0].shape == (2, 2)
     assert trace.tensors[0].dtype == "complex64"
     assert trace.read("unnamed/opt0.g0.p0", 0).tolist() == [2.0, 4.0, 6.0, -2.0]
 
 
 @pytest.mark.capture_case("sparse gradients")
-def test_sparse_gradients_are_summed_and_filled(zarr):
+def test_sparse_gradients_are_summed_and_filled(path):
     model = nn.Embedding(5, 2, sparse=True)
-    trace = one_step(zarr, model, lambda model: model(torch.tensor([1, 3, 1])).sum(), torch.optim.SparseAdam)
+    trace = one_step(path, model, lambda model: model(torch.tensor([1, 3, 1])).sum(), torch.optim.SparseAdam)
     assert model.weight.grad.is_sparse
     assert trace.read("weight", 0).reshape(5, 2)[:, 0].tolist() == [0.0, 2.0, 0.0, 1.0, 0.0]
 
 
-def test_gradients_that_are_not_contiguous(zarr):
+def test_gradients_that_are_not_contiguous(path):
     model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last)
-    one_step(zarr, model, lambda model: model(x).sum())
+    one_step(path, model, lambda model: model(x).sum())
     assert not model.weight.grad.is_contiguous()
 
 
-def test_non_finite_gradients_are_recorded_as_they_are(zarr):
-    trace = one_step(zarr, nn.Parameter(torch.tensor([0.0, 1.0, -1.0])), lambda w: w.sqrt().sum())
+def test_non_finite_gradients_are_recorded_as_they_are(path):
+    trace = one_step(path, nn.Parameter(torch.tensor([0.0, 1.0, -1.0])), lambda w: w.sqrt().sum())
     assert trace.statistics("unnamed/opt0.g0.p0")["nonfinite"].tolist() == [2]
 
 
-def test_empty_parameters_are_left_out(zarr):
+def test_empty_parameters_are_left_out(path):
     empty = nn.Parameter(torch.empty(0, 3))
-    with Run(zarr) as run:
+    with Run(path) as run:
         model = nn.Linear(3, 4)
         optimizer = torch.optim.SGD([*model.parameters(), empty], lr=0.1)
         empty.grad = torch.empty(0, 3)
         train(model, optimizer, 1)
-    assert [t.name for t in gtrace.open_trace(zarr).tensors] == ["weight", "bias"]
+    assert [t.name for t in gtrace.open_trace(path).tensors] == ["weight", "bias"]
     assert run.summary.errors == 0
 
 
 @pytest.mark.capture_case("AMP with GradScaler, fused and not")
 @pytest.mark.parametrize("fused", [False, True])
-def test_gradients_under_a_scaler_are_unscaled(zarr, fused):
+def test_gradients_under_a_scaler_are_unscaled(path, fused):
     w = nn.Parameter(torch.tensor([1.0, 2.0]))
-    with Run(zarr) as run:
+    with Run(path) as run:
         optimizer = torch.optim.Adam([w], lr=0.0, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for blow_up in (1.0, float("inf"), 1.0):
@@ -234,7 +229,7 @@ def test_gradients_under_a_scaler_are_unscaled(zarr, fused):
             scaler.scale((w**2).sum() * blow_up).backward()
             scaler.step(optimizer)
             scaler.update()
-    trace = gtrace.open_trace(zarr)
+    trace = gtrace.open_trace(path)
     assert trace.steps("unnamed/opt0.g0.p0").tolist() == [0, 2]
     assert all(trace.read("unnamed/opt0.g0.p0", step).tolist() == [2.0, 4.0] for step in (0, 2))
     assert trace.scalars()["loss"].tolist() == [5.0, 5.0]
@@ -244,53 +239,53 @@ def test_gradients_under_a_scaler_are_unscaled(zarr, fused):
 
 
 @pytest.mark.capture_case("models that existed before capture")
-def test_a_model_without_registration_hooks_is_named_by_a_scan(zarr):
+def test_a_model_without_registration_hooks_is_named_by_a_scan(path):
     original = nn.Sequential(nn.Linear(3, 4))
-    with Run(zarr) as run:
+    with Run(path) as run:
         model = copy.deepcopy(original)
         train(model, run.watch(torch.optim.SGD(model.parameters(), lr=0.1)), 1)
     run.check(["0.weight", "0.bias"])
 
 
-def test_selected_steps_and_tensors(zarr):
-    with Run(zarr, policy=parse_steps("1,4+2"), tensors=("0.*", "2.*"), exclude=("*.bias",)) as run:
+def test_selected_steps_and_tensors(path):
+    with Run(path, policy=parse_steps("1,4+2"), tensors=("0.*", "2.*"), exclude=("*.bias",)) as run:
         model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), 8)
-    trace = gtrace.open_trace(zarr)
+    trace = gtrace.open_trace(path)
     assert [t.name for t in trace.tensors] == ["0.weight", "2.weight"]
     assert trace.steps("0.weight").tolist() == [1, 4, 5]
     assert (run.summary.rows, run.summary.steps_seen, run.summary.complaints) == (3, 8, ())
     assert trace.attrs["capture"]["steps"] == "1,4+2"
 
 
-def test_a_pattern_that_matches_nothing_leaves_no_trace(zarr):
-    with Run(zarr, tensors=("layer*",)) as run:
+def test_a_pattern_that_matches_nothing_leaves_no_trace(path):
+    with Run(path, tensors=("layer*",)) as run:
         model = nn.Linear(3, 4)
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
-    assert not zarr.exists()
+    assert not path.exists()
     assert run.summary.rows == 0
     assert run.summary.complaints == ("--tensors 'layer*' matched no tensor; known: bias, weight",)
 
 
 @pytest.mark.parametrize("policy", [AutomaticSteps(), EveryStep(1)])
-def test_the_budget_is_kept(zarr, policy):
+def test_the_budget_is_kept(path, policy):
     row = 4 * (3 * 4 + 4)
-    with Run(zarr, policy=policy, budget=5 * row + row // 2) as run:
+    with Run(path, policy=policy, budget=5 * row + row // 2) as run:
         model = nn.Linear(3, 4)
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), 20)
-    steps = gtrace.open_trace(zarr).steps("weight").tolist()
+    steps = gtrace.open_trace(path).steps("weight").tolist()
     if isinstance(policy, EveryStep):
         assert (steps, run.summary.over_budget) == ([0, 1, 2, 3, 4], True)
     else:
         assert (steps, run.summary.over_budget) == ([0, 1, 2], False)
 
 
-def test_a_step_that_is_larger_than_the_budget_is_not_recorded(zarr):
-    with Run(zarr, policy=AutomaticSteps(), budget=10) as run:
+def test_a_step_that_is_larger_than_the_budget_is_not_recorded(path):
+    with Run(path, policy=AutomaticSteps(), budget=10) as run:
         model = nn.Linear(3, 4)
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
     assert (run.summary.rows, run.summary.over_budget) == (0, True)
-    assert not zarr.exists()
+    assert not path.exists()
 
 
 def test_a_trace_that_cannot_be_made_does_not_stop_training(tmp_path):
@@ -305,7 +300,7 @@ def test_a_trace_that_cannot_be_made_does_not_stop_training(tmp_path):
 
 
 @pytest.mark.parametrize(("differ", "warnings"), [(False, 1), (True, 3)])
-def test_each_kind_of_error_is_told_once_and_three_at_most(differ, warnings, zarr, monkeypatch):
+def test_each_kind_of_error_is_told_once_and_three_at_most(differ, warnings, path, monkeypatch):
     from gtrace.trace import TraceWriter
 
     commit = TraceWriter.commit
@@ -316,20 +311,20 @@ def test_each_kind_of_error_is_told_once_and_three_at_most(differ, warnings, zar
         commit(self, step, **options)
 
     monkeypatch.setattr(TraceWriter, "commit", failing)
-    with Run(zarr) as run:
+    with Run(path) as run:
         model = nn.Linear(3, 4)
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), 9)
     assert run.summary.errors == 7
     assert run.summary.unwritten == 7
     assert len(run.said) == warnings
     assert run.said[0].endswith("No space left on device; training goes on")
-    with gtrace.open_trace(zarr) as trace:
+    with gtrace.open_trace(path) as trace:
         assert trace.attrs["capture"]["errors"] == 7
         assert trace.attrs["capture"]["unwritten"] == {"0": "2-8"}
         assert trace.scalars()["step"].tolist() == [0, 1]
 
 
-def test_training_waits_for_a_slow_disk_and_loses_nothing(zarr, monkeypatch):
+def test_training_waits_for_a_slow_disk_and_loses_nothing(path, monkeypatch):
     from gtrace.trace import TraceWriter
 
     commit, let_go = TraceWriter.commit, threading.Event()
@@ -344,7 +339,7 @@ def test_training_waits_for_a_slow_disk_and_loses_nothing(zarr, monkeypatch):
     monkeypatch.setattr(
         BufferPool, "acquire", lambda pool, **how: acquired.append(acquire(pool, **how)) or acquired[-1]
     )
-    with Run(zarr, queue_bytes=2 * 64) as run:
+    with Run(path, queue_bytes=2 * 64) as run:
         model = nn.Linear(3, 4)
         train(model, run.watch(torch.optim.SGD(model.parameters(), lr=0.1)), 12)
         let_go.set()
@@ -352,7 +347,7 @@ def test_training_waits_for_a_slow_disk_and_loses_nothing(zarr, monkeypatch):
     assert len({id(buffer) for buffer in acquired}) == 2
 
 
-def test_a_copy_that_fails_takes_no_memory_with_it(zarr, monkeypatch):
+def test_a_copy_that_fails_takes_no_memory_with_it(path, monkeypatch):
     copy_all, failures = torch._foreach_copy_, [RuntimeError("once"), RuntimeError("twice")]
 
     def failing(targets, gradients):
@@ -361,11 +356,11 @@ def test_a_copy_that_fails_takes_no_memory_with_it(zarr, monkeypatch):
         copy_all(targets, gradients)
 
     monkeypatch.setattr(torch, "_foreach_copy_", failing)
-    with Run(zarr, queue_bytes=1) as run:  # room for one row: a lost one would stop training for ever
+    with Run(path, queue_bytes=1) as run:  # room for one row: a lost one would stop training for ever
         model = nn.Linear(3, 4)
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), 4)
     assert run.summary.errors == 2
-    assert gtrace.open_trace(zarr).steps("weight").tolist() == [2, 3]
+    assert gtrace.open_trace(path).steps("weight").tolist() == [2, 3]
 
 
 def test_a_new_parameter_at_the_address_of_one_that_is_gone():
@@ -380,11 +375,11 @@ def test_a_new_parameter_at_the_address_of_one_that_is_gone():
     assert [slot.name for slot in layout.gradients(step)[0]] == ["weight", "bias"]
 
 
-def test_only_what_happens_inside_is_recorded(zarr):
+def test_only_what_happens_inside_is_recorded(path):
     model = nn.Linear(3, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, 2)
-    with Run(zarr):
+    with Run(path):
         train(model, optimizer, 3)
     train(model, optimizer, 2)
-    assert gtrace.open_trace(zarr).steps("weight").tolist() == [0, 1, 2]
+    assert gtrace.open_trace(path).steps("weight").tolist() == [0, 1, 2]

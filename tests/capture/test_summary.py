@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from gtrace.capture.summary import CaptureSummary, all_parts
 from gtrace.trace.shared import join_trace
@@ -12,11 +11,6 @@ OUTCOMES = (
     {"steps_seen": 9, "errors": 1, "skipped_steps": 0, "blocked": 0.25, "over_budget": False},
     {"steps_seen": 7, "errors": 2, "skipped_steps": 3, "blocked": 0.125, "over_budget": True},
 )
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "run.zarr"
 
 
 def write(path, rank, rows, kind="weight", names=("w",), outcome=None, optimizer=0):

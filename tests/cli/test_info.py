@@ -13,8 +13,9 @@ import pytest
 from helpers_trace import SHAPES, STEPS, SUFFIXES, edit_json, gradient, present, write_trace
 from rich.console import Console
 
-from gtrace.cli.info import FEW_ROWS, show, sparkline
+from gtrace.cli.info import FEW_ROWS, show
 from gtrace.cli.info import _row as row_of
+from gtrace.report.names import sparkline
 from gtrace.trace import Trace, create_trace, open_trace
 
 
@@ -60,7 +61,7 @@ def test_the_table(suffix, info, tmp_path):
         largest = max(np.abs(gradient(name, step)).max() for step in present(name))
         assert float(cells[6]) == pytest.approx(largest, rel=5e-3)
         assert cells[7:9] == ["0.0%", "0"]
-        assert cells[9] == sparkline(norms)
+        assert cells[9] == sparkline(norms, 16)
     assert f"next: gtrace sweep {path}" in out
 
 
@@ -195,7 +196,7 @@ def test_narrow_terminals(width):
     assert long in "".join(line.split("  ")[0].strip() for line in rows)
     assert ("No room for" in out) == (width < 140)
     if width >= 60:
-        assert sparkline([float(np.linalg.norm(gradient(long, s, (40, 30)))) for s in range(40)]) in out
+        assert sparkline([float(np.linalg.norm(gradient(long, s, (40, 30)))) for s in range(40)], 16) in out
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(1, 1), (8, 1), (40, 6)])
@@ -227,9 +228,8 @@ def test_sparkline():
     assert sparkline([1.0]) == "▁"
     assert sparkline([2.0, 2.0]) == "▁▁"
     assert sparkline(list(range(8))) == "▁▂▃▄▅▆▇█"
-    assert sparkline([0.0] * 500 + [1.0] * 500) == "▁" * 8 + "█" * 8
-    assert len(sparkline(list(range(1000)))) == 16
-    assert sparkline([0, 1], "ascii") == "_#"
+    assert sparkline([0.0] * 500 + [1.0] * 500) == "▁" * 6 + "█" * 6
+    assert sparkline([0, 1], encoding="ascii") == "_#"
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])

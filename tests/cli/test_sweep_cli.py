@@ -70,7 +70,7 @@ def test_bad_input(call, tmp_path):
         (("--methods", "qsdg"), 2, "did you mean qsgd"),
         (("--methods", "qsgd:bit=3"), 2, "no parameter 'bit'; did you mean bits"),
         (("--bits", "2-x"), 2, "2-x"),
-        (("--bits", "8-2"), 2, "must rise"),
+        (("--bits", "8-2"), 2, "is reversed"),
         (("--tensors", "nope.*"), 2, "no tensor matches 'nope.*'"),
         (("--steps", "99"), 2, "none of these steps"),
         (("--refit", "sometimes"), 2, "choose pooled, previous, each, once"),

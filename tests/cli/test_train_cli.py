@@ -91,7 +91,7 @@ def test_an_existing_log_stays_without_force(folder, call):
     (folder / "a.jsonl").write_text("mine")
     code, _, err = call("train", "--codec", "qsgd", *SMALL, "-o", "a.jsonl")
     assert code == 4
-    assert "a.jsonl: exists already and was left untouched; pass --force" in err
+    assert "a.jsonl already exists. Use --force" in err
     assert (folder / "a.jsonl").read_text() == "mine"
     assert call("train", "--codec", "qsgd", *SMALL, "-o", "a.jsonl", "--force").returncode == 0
     assert read_runlog(folder / "a.jsonl")[-1]["type"] == "end"
@@ -106,7 +106,7 @@ def test_an_existing_log_stays_without_force(folder, call):
         (["--codec", "qsgd", "--bits", "99"], "gtrace: codec qsgd: bits=99 is out of range"),
         (["--codec", "qsgd:bits=3", "--bits", "4"], "gtrace: --bits 4: the codec 'qsgd:bits=3' names its bits"),
         (["--codec", "qsgd", "--refit", "daily"], "gtrace: refit: 'daily' is not a schedule; write pooled, every"),
-        (["--codec", "qsgd", "--lr", "nan"], "gtrace: lr: nan is no positive number"),
+        (["--codec", "qsgd", "--lr", "nan"], "gtrace: lr: must be a positive number, not nan"),
         (["--codec", "qsgd", "--workers", "0"], "gtrace: Invalid value for '--workers'"),
         (["--codec", "qsgd", "-o", "no/a.jsonl"], "gtrace: no/a.jsonl: the folder no does not exist"),
         ([], "gtrace: name a codec, e.g. --codec qsgdinf --bits 3"),

@@ -85,24 +85,10 @@ def test_grids_between_the_bits():
             codec(wrong)
 
 
-def test_a_sweep_has_rows_of_a_plan_and_keeps_plans_of_one_name_apart(tmp_path):
-    rng = np.random.default_rng(0)
-    with gtrace.create_trace(tmp_path / "t.zarr") as writer:
-        for step in range(2):
-            for name in ("a", "b"):
-                writer.append(step, name, rng.standard_normal(300).astype(np.float32))
-            writer.commit(step)
-    mine = CodecTable(codec("none"), tensors={"a": codec("qsgdinf:bits=3"), "b": codec("alq:bits=2")}, name="p")
+def test_a_sweep_keeps_plans_of_one_name_apart(tmp_path):
+    trace = gtrace.Trace.from_arrays({"a": [1.0, -2.0, 0.5], "b": [0.25, 3.0]})
+    mine, other = (CodecTable(codec("none"), tensors={"a": codec(f"qsgdinf:bits={bits}")}, name="p") for bits in (3, 4))
     out = tmp_path / "s.sweep.db"
-    found = gtrace.run_sweep(tmp_path / "t.zarr", [mine, "qsgdinf:bits=3", "alq:bits=2"], output=out, optimal=False)
-    rows = {(r["tensor"], r["step"], r["codec"], r["draw"]): r for r in found.rows()}
-    for name, spec in (("a", "qsgdinf:bits=3"), ("b", "alq:bits=2")):
-        for step in range(2):
-            for draw in (-1, 0):
-                ours, theirs = rows[name, step, "plan:p", draw], rows[name, step, spec, draw]
-                for column in ("squared_error", "bits_total", "cosine"):
-                    assert ours[column] == theirs[column] or np.isnan(ours[column])
-    assert set(found["method"]) == {"plan", "qsgdinf", "alq"}
-    other = CodecTable(codec("none"), tensors={"a": codec("qsgdinf:bits=4")}, name="p")
+    assert set(gtrace.run_sweep(trace, [mine, "qsgdinf:bits=3"], output=out)["method"]) == {"plan", "qsgdinf"}
     with pytest.raises(gtrace.errors.OutputExistsError, match="rows of another plan:p"):
-        gtrace.run_sweep(tmp_path / "t.zarr", [other], output=out, optimal=False)
+        gtrace.run_sweep(trace, [other], output=out)

@@ -73,13 +73,6 @@ def test_long_unary_parts():
         decode_positions(data, 2**17)
 
 
-def test_one_long_gap_among_many_short_ones():
-    positions = np.append(drawn(0.1), 22_000)
-    data = encode_positions(positions, 22_001)
-    assert data[0] >= 16
-    assert (decode_positions(data, 22_001) == positions).all()
-
-
 def encode_sparse(positions, values, size):
     return encode_positions(positions, size) + np.asarray(values, "<f4").tobytes()
 

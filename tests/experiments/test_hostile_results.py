@@ -90,7 +90,7 @@ def test_forged_fields(place, value, words, path):
 @pytest.mark.parametrize("text", ["", "[1]", "null", "{}", '"\x1b[2J"', "[" * 100_000])
 def test_what_is_no_result(text, path):
     path.write_text(text)
-    refused(path, "no result of an experiment")
+    refused(path, "not the result of an experiment")
 
 
 def test_what_is_no_file_or_too_large_is_not_read(path, tmp_path):

@@ -138,6 +138,9 @@ def test_the_policy_allows_no_address_and_this_script_alone(page):
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert rules["default-src"] == "'none'"
     assert rules["script-src"] == f"'sha256-{digest}'"
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    assert rules["style-src"] == f"'sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}'"
+    assert "style=" not in page[page.index("<body>") : page.index("<script>")]
     assert "connect-src" not in rules
     assert page.index(policy) < page.index("<style>")
 
@@ -245,3 +248,17 @@ def test_little_or_nothing_still_makes_a_page(rows, figures, words):
 
 def test_nested_facts_become_lines():
     assert flatten({"a": 1, "b": {"c": "x", "d": [1, 2]}}) == [("a", "1"), ("b.c", "x"), ("b.d", "[1, 2]")]
+
+
+@pytest.mark.parametrize(
+    ("attrs", "title"),
+    [
+        ({"model": "GPT", "argv": ["/home/me/gpt.py", "--lr", "1"]}, "GPT, 3.3 M parameters · gpt.py"),
+        ({"model": "GPT"}, "GPT, 3.3 M parameters"),
+        ({"argv": ["gpt.py"]}, "gtrace report: sweep"),
+        (None, "gtrace report: sweep"),
+    ],
+)
+def test_a_page_is_called_by_its_model(attrs, title):
+    provenance = {"trace_attrs": attrs, "tensors": {"w": 3_000_000, "b": 300_000}}
+    assert make_report([result_of(rows_of(steps=(0,), bits=(3,)), provenance=provenance)]).title == title

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,19 +70,6 @@ def test_every_step_sketched(suffix, tmp_path):
         a, b = full.scalars(), small.scalars()
         for name in a:
             np.testing.assert_array_equal(a[name], b[name])
-
-
-def test_python_of_the_page_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parents[2] / "docs" / "sketch-traces.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "sketch-traces.md", "exec"), {})
-    specs, error = capsys.readouterr().out.splitlines()
-    assert specs == "[('l2', 8192), ('none', None)]"
-    assert float(error) > 0
 
 
 def test_merged_steps(tmp_path):

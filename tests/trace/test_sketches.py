@@ -189,7 +189,7 @@ def test_wrong_arguments(tmp_path):
     ("text", "match"),
     [
         ("l2:0", "positive number"),
-        ("l3:5", "did you mean l2"),
+        ("l3:5", "unknown norm"),
         ("l2:1e3", "positive number"),
         ("none:5", "no buckets"),
         ("", "unknown norm"),

@@ -85,7 +85,7 @@ def test_another_study_does_not_go_on_with_the_log(tmp_path):
     before = log.read_bytes()
     for other in (study(seed=1), study(lr=0.5), Study(Regression(), CODECS[:1], workers=2, steps=6, eval_every=2)):
         assert not other.can_resume(log)
-        with pytest.raises(Exception, match="left untouched"):
+        with pytest.raises(Exception, match="already exists"):
             other.run(log)
     assert log.read_bytes() == before
     path_of(log).write_bytes(b"no checkpoint")

@@ -23,7 +23,7 @@ ROWS = 10_000
 NOISE = 0.1
 #: standard deviation of the logits that made labels are drawn by
 LOGITS = 3.0
-#: of files, every so many rows are kept for the test
+#: in files, one row in this many is kept for the test
 HELD_OUT = 5
 #: most values that a sparse file may have when it is written out
 MOST = 1 << 28
@@ -62,7 +62,7 @@ def load(name: str, *, labels: bool, seed: int = 0, target: str | None = None) -
         target: column of a CSV file that holds the target; None for the last one.
 
     Raises:
-        UsageError: an unknown name, a column that is not there, or targets that are no two labels.
+        UsageError: an unknown name, a missing column, or targets that are not two labels.
         TraceError: a file that is missing, damaged or empty.
     """
     made = _MADE.fullmatch(name)

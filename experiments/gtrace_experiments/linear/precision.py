@@ -56,14 +56,14 @@ class Precision:
         bits: of one quantization: 2^(bits - 1) - 1 levels on either side of zero.
         quantize: some of PARTS; samples by column, model and gradients by row.
         levels: of the samples' columns.
-        chebyshev: degree of the polynomial in the place of the derivative of ``logistic`` and ``svm``; 0 for none.
+        chebyshev: degree of the polynomial that replaces the derivative of ``logistic`` and ``svm``; 0 for none.
         radius: half width of the margins on which the polynomial holds.
         gap: half width around the step of the hinge loss that its polynomial need not follow.
         refetch: for ``svm``, when an exact sample is fetched after all: ``l1`` when the bounds of its margin lie on
-            both sides of 1, ``jl`` when random projections do not tell the side.
+            both sides of 1, ``jl`` when random projections cannot determine the side.
         failure: for ``jl``, largest probability of the wrong side.
         rows: for ``jl``, random projections of each sample.
-        codec: what the gradient goes through in the place of row scaling; None for that.
+        codec: codec of the gradient instead of row scaling; None for row scaling.
 
     Raises:
         UsageError: a value out of range, or parts that do not fit together.
@@ -97,9 +97,9 @@ class Precision:
         for name in ("radius", "gap", "failure"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
-                raise UsageError(f"{name}: {value:g} is no positive number")
+                raise UsageError(f"{name}: must be a positive number, not {value:g}")
         if self.failure >= 0.5:
-            raise UsageError(f"failure: {self.failure:g} is no probability below 0.5")
+            raise UsageError(f"failure: must be a probability below 0.5, not {self.failure:g}")
         if self.gap >= self.radius:
             raise UsageError(f"gap: {self.gap:g} leaves nothing of the radius {self.radius:g}")
         if self.chebyshev and (self.sampling != "double" or self.refetch != "none"):
@@ -139,7 +139,7 @@ class Precision:
             try:
                 given[key] = _PARAMETERS[key](value)
             except ValueError:
-                raise UsageError(f"{name}: {key}={value} is no number") from None
+                raise UsageError(f"{name}: {key}={value} is not a number") from None
         if codec:
             given["codec"] = build_codec(codec)
         return cls(name, **given)
@@ -161,7 +161,7 @@ class Precision:
 
     @property
     def draws(self) -> int:
-        """Quantizations of each sample; 0 where it stays exact."""
+        """Quantizations of each sample; 0 if it stays exact."""
         if self.chebyshev:
             return self.chebyshev + 1
         return {"full": 0, "naive": 1, "nearest": 1}.get(self.sampling, 2)

@@ -1,4 +1,4 @@
-"""What linear models are trained for: losses, proximal terms, and polynomials in the place of their derivatives."""
+"""The objectives of linear models: losses, proximal terms, and polynomials that replace derivatives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Prox:
 
     Attributes:
         kind: ``l1`` is strength ||x||_1, ``l2`` is strength ||x||^2 / 2, ``ball`` keeps ||x|| at or below strength.
-        strength: positive where there is a term.
+        strength: positive if there is a term.
     """
 
     kind: Literal["none", "l1", "l2", "ball"] = "none"
@@ -38,7 +38,7 @@ class Prox:
         if self.kind not in _PROXES:
             raise UsageError(f"prox: '{self.kind}' is unknown; {suggest(self.kind, _PROXES)}")
         if self.kind != "none" and not (math.isfinite(self.strength) and self.strength > 0):
-            raise UsageError(f"prox: {self.kind}={self.strength:g} is no positive number")
+            raise UsageError(f"prox: {self.kind}={self.strength:g} must be positive")
 
     @classmethod
     def parse(cls, text: str) -> Prox:
@@ -55,7 +55,7 @@ class Prox:
         except ValueError as error:
             if isinstance(error, UsageError):
                 raise
-            raise UsageError(f"prox: '{text}' is no term; write l1=0.01, l2=0.01, ball=10 or none") from None
+            raise UsageError(f"prox: '{text}' is not a valid term; write l1=0.01, l2=0.01, ball=10 or none") from None
 
     def __str__(self) -> str:
         return self.kind if self.kind == "none" else f"{self.kind}={self.strength:.12g}"
@@ -122,11 +122,11 @@ class Problem:
             return float(np.maximum(1 - margin, 0).mean()) + prox.value(x)
 
     def accuracy(self, a: NDArray[np.float32], b: Vector, x: Vector) -> float | None:
-        """Part of the labels that the sign of the product gets right; None where there are no labels."""
+        """Fraction of the labels that the sign of the product predicts; None without labels."""
         return float(np.mean((a @ x >= 0) == (b > 0))) if self.labels and len(b) else None
 
     def optimum(self, a: NDArray[np.float32], b: Vector, prox: Prox) -> float:
-        """The least objective, NaN where it has no closed form."""
+        """The least objective, NaN without a closed form."""
         if not self.squares or prox.kind not in ("none", "l2"):
             return math.nan
         wide = a.astype(np.float64)

@@ -38,7 +38,7 @@ class LinearResult:
         run: its precision's spec.
         seed: of the data, the order and the rounding.
         losses: objective of the training set after each epoch.
-        optimum: the least objective; NaN where it has no closed form.
+        optimum: the least objective; NaN without a closed form.
         loss: objective of the average of all models of the second half of the epochs (ZipML, Theorem 1).
         test_loss: of that average, on the test set.
         accuracy: of that average, on the test set; None without labels.
@@ -49,7 +49,7 @@ class LinearResult:
         seconds: CPU time of the epochs.
         codec_seconds: the part of it in the gradient's codec.
         diverged: in words; empty while all is well.
-        finished: the run came to its end.
+        finished: whether the run reached its end.
         model: float64[n], the average.
     """
 

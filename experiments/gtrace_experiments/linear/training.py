@@ -63,7 +63,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What one epoch came to.
+    """The result of one epoch.
 
     Attributes:
         loss: objective of the training set after it.
@@ -108,7 +108,7 @@ class Training:
     Attributes:
         x: float64[n], the model.
         average: float64[n], mean of the models after all steps since :meth:`restart_average` (ZipML, Theorem 1).
-        variance: squared error of one quantization of a sample's value, mean over all; 0 where they stay exact.
+        variance: squared error of one quantization of a sample's value, mean over all; 0 if they stay exact.
 
     Raises:
         UsageError: the problem has no use for the precision, or a number out of range.
@@ -131,7 +131,7 @@ class Training:
         if batch_size < 1:
             raise UsageError(f"batch size: {batch_size} is below 1")
         if rate is not None and not (math.isfinite(rate) and rate > 0):
-            raise UsageError(f"lr: {rate:g} is no positive number")
+            raise UsageError(f"lr: must be a positive number, not {rate:g}")
         self.problem, self.data, self.precision = problem, data, precision
         self.prox = problem.prox if prox is None else prox
         self.rate = usual_rate(data) if rate is None else rate
@@ -239,7 +239,7 @@ class Training:
         )
 
     def _row_bits(self, part: str) -> int:
-        """Bits of a vector of the model's size, with its norm where it is quantized."""
+        """Bits of a vector of the model's size, with its norm if it is quantized."""
         n = len(self.x)
         return n * self.precision.bits + FLOAT_BITS if part in self.precision.quantize else n * FLOAT_BITS
 

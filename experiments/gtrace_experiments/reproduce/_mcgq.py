@@ -25,7 +25,7 @@ _MARGIN = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Logistic:
-    """L2-regularized logistic regression: mean log(1 + exp(-b a'x)) + |x|^2 / (2 n), as in section 4.1.
+    """L2-regularized logistic regression: mean log(1 + exp(-b a'x)) + |x|^2 / (2 n), see section 4.1.
 
     Attributes:
         samples: float32[n, d], rows of unit length as in the data set epsilon.

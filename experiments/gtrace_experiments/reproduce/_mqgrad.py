@@ -82,7 +82,7 @@ class Measured:
         return float(np.mean(np.where(np.isnan(found), np.inf, found)))
 
     def final(self, name: str) -> float:
-        """Mean over seeds of the training loss over the last tenth of the steps; infinite where one diverged."""
+        """Mean over seeds of the training loss over the last tenth of the steps; infinite if one diverged."""
         return float(np.mean([math.inf if run.diverged else run.final_loss for run in self.runs[name]]))
 
     def tight_loss(self) -> float:

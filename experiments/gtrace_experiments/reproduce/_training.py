@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gtrace.training import RunResult, Task
     from gtrace_experiments.reproduce.experiment import Context
 
-#: test images where there are many short trainings: half a point of accuracy is noise then
+#: test images for many short trainings: half a point of accuracy is then noise
 FEW = 4000
 
 
@@ -30,11 +30,11 @@ def small_task(context: Context, instead_of: str, test_images: int | None = None
     Args:
         context: of the experiment.
         instead_of: what the paper trains on.
-        test_images: of Fashion-MNIST's 10,000, all by default; where there are many short trainings, testing takes
+        test_images: of Fashion-MNIST's 10,000, all by default; with many short trainings, testing takes
             half of the time.
 
     Returns:
-        the task, and in words what it is and what it stands for.
+        the task, with a description of it and of what it replaces.
     """
     from gtrace.training.tasks.images import FashionResNet8, fashion_folder
 
@@ -109,7 +109,7 @@ class Values:
         return max(self.each)
 
     def show(self, digits: int = 2) -> str:
-        """Mean, and in brackets the range where there are several."""
+        """Mean, and in brackets the range if there are several."""
         mean = f"{self.mean:.{digits}f}"
         return mean if len(self.each) == 1 else f"{mean} ({self.low:.{digits}f} to {self.high:.{digits}f})"
 
@@ -263,7 +263,7 @@ def banded(label: str, x: Sequence[float | str], values: Sequence[np.ndarray], m
 
 
 def smoothed(losses: np.ndarray, pieces: int = 25) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Steps and the mean loss around them, over all seeds: (pieces,) each, fewer where there are fewer steps."""
+    """Steps and the mean loss around them, over all seeds: (pieces,) each, fewer with fewer steps."""
     means = np.array_split(losses.mean(axis=0), min(pieces, losses.shape[1]))
     ends = np.cumsum([piece.size for piece in means])
     places = ends - np.array([piece.size for piece in means]) / 2

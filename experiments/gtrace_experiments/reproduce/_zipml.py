@@ -40,7 +40,7 @@ def by_spec(study: LinearStudy) -> Runs:
 
 
 def loss(results: Sequence[LinearResult]) -> float:
-    """Mean over seeds of the final loss; infinite where one diverged, so that it is above every bound."""
+    """Mean over seeds of the final loss; infinite if one diverged, so that it is above every bound."""
     found = [result.loss if not result.diverged else math.inf for result in results]
     return fmean(found)
 
@@ -51,7 +51,7 @@ def excess(runs: Runs, spec: str) -> float:
 
 
 def curve(results: Sequence[LinearResult], label: str) -> Curve:
-    """Training loss after each epoch, mean over seeds; it ends where a run stopped, and has gaps where it blew up."""
+    """Training loss after each epoch, mean over seeds; it ends when a run stopped, and has gaps if it diverged."""
     length = min(len(result.losses) for result in results)
     losses = np.array([result.losses[:length] for result in results]).mean(axis=0)
     losses[losses > _BLOWN_UP] = np.nan
@@ -109,7 +109,7 @@ def losses_table(
 
 
 def percent(part: float) -> str:
-    """By which part something is above: a percentage, or how many times as much; words where it is not finite."""
+    """The relative excess as text: a percentage or a factor; words if it is not finite."""
     if not math.isfinite(part):
         return "diverged"
     if part >= _MANY:

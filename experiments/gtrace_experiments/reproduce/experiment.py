@@ -66,7 +66,7 @@ class Outcome:
         checks: claims with what was measured; at least one.
         tables: measured numbers.
         charts: figures as data.
-        data: what it was measured on, as in ``Fashion-MNIST``, and what it stands for.
+        data: the measured data, e.g. ``Fashion-MNIST``, and the paper's data that it replaces.
         notes: what a reader has to know before believing it.
     """
 
@@ -109,7 +109,7 @@ class Experiment:
         where: figure or table in the paper.
         claim: what the paper says, in one or two sentences.
         recipe: what is done here, and how it differs from the paper.
-        published: the paper's own numbers; empty where it shows curves only.
+        published: the paper's own numbers; empty if it shows only curves.
         run: measures.
     """
 
@@ -132,8 +132,8 @@ class Result:
         outcome: what was found.
         seed: of the context.
         quick: of the context.
-        digest: of the experiment's own source, which tells a stale result.
-        versions: of gtrace, numpy, Python and, where it is there, torch.
+        digest: digest of the experiment's own source, which shows whether a result is stale.
+        versions: versions of gtrace, numpy, Python and, if installed, torch.
         cpu_seconds: CPU time of the run, children included.
     """
 
@@ -176,7 +176,7 @@ def _plain(value: Any) -> Any:
 
 
 def _built(kind: Any, saved: Any, where: str) -> Any:
-    """A value of an annotated type from the JSON value that it became; ValueError where it is of another type."""
+    """A value of an annotated type from its JSON value; ValueError if it has another type."""
     parts = get_args(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(saved, dict):
         types = get_type_hints(kind)

@@ -41,16 +41,16 @@ def run_experiment(experiment: Experiment, context: Context) -> Result:
 
 
 def source_digest(experiment: Experiment) -> str:
-    """What the experiment's module says, in 16 hexadecimal digits: an edited recipe makes a result stale."""
+    """Digest of the experiment's module, 16 hexadecimal digits: an edited recipe makes a result stale."""
     source = inspect.getsource(sys.modules[experiment.run.__module__])
     return hashlib.blake2b(source.encode(), digest_size=8).hexdigest()
 
 
 def kept_result(path: Path, experiment: Experiment, context: Context) -> Result | None:
-    """The stored result of the same experiment, seed and length; None where there is none, or a stale one.
+    """The stored result of the same experiment, seed and length; None without one, or if it is stale.
 
     Raises:
-        TraceError: a file is there that is no result.
+        TraceError: the file is not a result.
     """
     if not path.exists():
         return None
@@ -70,8 +70,10 @@ def read_result(path: Path) -> Result:
             raise ValueError("no file, or too large")
         return Result.from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError, OverflowError, RecursionError) as error:
-        told = "nested too deep" if isinstance(error, RecursionError) else printable(str(error))
-        raise TraceError(f"{path}: no result of an experiment ({told}); move it away, or choose another -o") from None
+        reason = "nested too deep" if isinstance(error, RecursionError) else printable(str(error))
+        raise TraceError(
+            f"{path}: not the result of an experiment ({reason}); move it away, or choose another -o"
+        ) from None
 
 
 def write_result(path: Path, result: Result) -> None:

@@ -92,7 +92,9 @@ def to_html(report: Report) -> str:
                 page[place] += [pieces.name(section)] * named + items
     header = [pieces.heading(report.title, 1), *[pieces.facts_line(line) for line in _facts(report)]]
     parts = [(place, _PLACES[place], items) for place, items in page.items() if items]
-    return document(report.title, [*header], [pieces.part(*part) for part in parts], index=parts)
+    drawn = [spec for section in found for part in section.with_parts for spec in part.figures]
+    own = all(spec.chart is not None for spec in drawn)
+    return document(report.title, [*header], [pieces.part(*part) for part in parts], index=parts, own_figures=own)
 
 
 def _of_sweeps(found: Sequence[Section]) -> list[Section]:
@@ -124,9 +126,20 @@ def document(
     main: Iterable[Markup],
     footer: str = _FOOTER,
     index: Sequence[tuple[str, str, Sequence[Markup]]] = (),
+    *,
+    own_figures: bool = False,
 ) -> str:
-    """A whole page around its header and its main part; ``index`` has identifiers and names of its sections."""
-    script = _source("page.js")
+    """A whole page around its header and its main part.
+
+    Args:
+        title: of the page.
+        header: what is above its index.
+        main: everything else.
+        footer: below it.
+        index: identifiers and names of its sections, each with what it holds.
+        own_figures: no figure comes from matplotlib, whose drawings need styles of their own.
+    """
+    script, css = _source("page.js"), _source("page.css") + ("" if own_figures else _colours())
     # What is not escaped is the page's own: its policy, its script and its colours.
     return _TEMPLATES.get_template("page.html").render(
         title=title,
@@ -135,9 +148,9 @@ def document(
         main=Markup("\n").join(main),
         footer=footer,
         version=gtrace.__version__,
-        policy=Markup(_policy(script)),  # noqa: S704
+        policy=Markup(_policy(script, css if own_figures else None)),  # noqa: S704
         script=Markup(script),  # noqa: S704
-        css=Markup(_css()),  # noqa: S704
+        css=Markup(css),  # noqa: S704
     )
 
 
@@ -159,7 +172,7 @@ class _Shown:
         elif place == "choose" and self.analysis is not None:
             yield pieces.verdict(section.sentences)
             yield from self._choices(self.analysis)
-        elif place == section.place and self.analysis is None and (self.named or section.parts):
+        elif place == section.place and self.analysis is None and self.named:
             yield pieces.verdict(section.sentences)
         if place == "network" and self.analysis is not None:
             yield from self._network(self.analysis)
@@ -341,16 +354,18 @@ def _source(name: str) -> str:
     return _TEMPLATES.loader.get_source(_TEMPLATES, name)[0]
 
 
-def _policy(script: str) -> str:
-    """Content security policy: nothing from anywhere, and of scripts this one alone."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
+def _policy(script: str, css: str | None) -> str:
+    """Content security policy: nothing from anywhere, of scripts this one alone, and of styles too; None: any."""
+
+    def digest(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    styles = "'unsafe-inline'" if css is None else digest(css)
+    return f"default-src 'none'; script-src {digest(script)}; style-src {styles}; base-uri 'none'; form-action 'none'"
 
 
-def _css() -> str:
+def _colours() -> str:
+    """Of matplotlib's drawings, which follow the page's."""
     light, dark = figures.svg.variables()
     # Paper is white whatever the screen is.
-    return f"{_source('page.css')}:root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+    return f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"

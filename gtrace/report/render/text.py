@@ -109,6 +109,11 @@ def print_sections(found: Iterable[Section], console: Console, *, several: bool 
         page.lines(section.warnings, "warning")
 
 
+def print_verdict(verdict: Verdict, console: Console) -> None:
+    """Print the four lines of a verdict."""
+    _Page(console).answer(verdict)
+
+
 def print_table(table: Table, sentences: Iterable[str], console: Console) -> None:
     """Print sentences and a table, as a section of a report has them."""
     page = _Page(console)

@@ -70,7 +70,7 @@ def side_by_side_verdict(pair: SideBySide) -> list[str]:
         if pair.paired:
             sure = sum(c.differs for c in pair.shared)
             none = sum(not c.by_elements.known for c in pair.shared)
-            unsure = f"; {none} have too few steps to tell" if none else ""
+            unsure = f"; {none} have too few steps to compare" if none else ""
             sentences.append(
                 f"Paired on {count(pair.tensors, 'tensor')} and {count(pair.steps, 'step')} that both have: "
                 f"{sure} differ beyond the noise of steps{unsure}."

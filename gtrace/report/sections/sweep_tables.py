@@ -198,7 +198,7 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
             "Ratio: error of the first over that of the second, on the same gradients; below 1 the first is better. "
             "Steps count by the part of training that they stand for."
         ),
-        "By layers: each layer alike, at the same configurations; small layers count as much as large ones.",
+        "By layers: every layer counts the same, at the same configurations, small layers as much as large ones.",
     )
     return Table.of(
         title,
@@ -226,7 +226,7 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
             ),
             *((Column(name, f"ratio in the {name} third of training", rank=4), _in_third(name)) for name in THIRDS),
             (
-                Column("by layers", "mean ratio of the layers, each layer alike", rank=2),
+                Column("by layers", "mean ratio of the layers, all counted the same", rank=2),
                 lambda c: Cell(number(math.exp(c.by_layers.estimate)), hint=_span(c.by_layers)),
             ),
         ],
@@ -288,7 +288,7 @@ def phase_table(analysis: SweepAnalysis) -> Table:
         ],
         place="training",
         notes=notes if found else (),
-        empty="Too few steps to tell parts of training apart.",
+        empty="Too few steps to compare parts of training.",
     )
 
 
@@ -298,7 +298,7 @@ def _share_cell(error: float) -> Cell:
 
 def equal_bits_table(analysis: SweepAnalysis) -> Table:
     """The headline: error of each method at equal measured bits, best first."""
-    columns = [Column("method", "codec, and what tells its families apart", numeric=False)]
+    columns = [Column("method", "codec, and the parameters in which its families differ", numeric=False)]
     decisive = analysis.decisive
     columns += [
         Column(
@@ -471,8 +471,8 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
         f"{PARETO} Pareto-optimal: no other configuration takes fewer bits at no more error. What loses more than the "
         "gradient's energy is never marked.",
         (
-            "Relative variance: errors and energies summed over all elements. By layers: each layer alike. Steps "
-            "count by the part of training that they stand for."
+            "Relative variance: errors and energies summed over all elements. By layers: every layer counts "
+            "the same. Steps count by the part of training that they stand for."
         ),
         *(measure.note for measure in known.values() if measure.note),
         (

@@ -138,7 +138,7 @@ def law_table(section: LawSection) -> Table:
     notes = (
         "KS distance: largest gap between the distribution functions of |g| without zeros and of the law fitted to it.",
         "0 is perfect. There is no p-value, since the parameters are fitted.",
-        f"Grey: fewer than {FEW} non-zero elements, which is too few to tell laws apart; not in the mean.",
+        f"Grey: fewer than {FEW} non-zero elements, too few to compare laws; not in the mean.",
     )
     return Table("Distance to each law, per layer", columns, tuple(rows), notes)
 
@@ -178,7 +178,7 @@ def format_table(section: LawSection) -> Table:
     ]
     if flushed:
         notes.append(f"*: at some step more than {_MUCH_FLUSHED:.0%} of the non-zero elements become zero.")
-    notes.append("`gtrace plan formats TRACE` tells errors, drift, flush, saturation and margins, and writes YAML.")
+    notes.append("`gtrace plan formats TRACE --full` shows errors, drift, flush and margins; -o writes YAML.")
     return Table("Best float format per layer", columns, tuple(rows), tuple(notes))
 
 

@@ -5,7 +5,7 @@ import math
 import naive
 import numpy as np
 import pytest
-from helpers_linear import drawn, keyed, quantized, rounded, uniforms
+from helpers_linear import drawn, keyed, quantized, rounded
 from scipy.optimize import minimize
 
 from gtrace_experiments.linear import TASKS, Precision, Prox, kernels
@@ -137,9 +137,3 @@ def test_proximal_steps_are_what_their_definition_says(kind):
         assert cost(found) <= best + 1e-8
         # No point nearby is better, whichever way one goes.
         assert all(cost(found + 1e-4 * random.standard_normal(6)) >= cost(found) - 1e-12 for _ in range(200))
-
-
-def test_rows_have_streams_of_their_own():
-    _, keys = keyed()
-    first, second = uniforms(keys[0], 0, 50), uniforms(keys[0], 1, 50)
-    assert not (first == second).any()

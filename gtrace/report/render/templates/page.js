@@ -48,6 +48,7 @@
     percent: (value) => `${short(100 * value)}%`,
     time: (value) => scaled(value, [["us", 1e-6], ["ms", 1e-3], ["s", 1]]),
     rate,
+    bytes: (value) => scaled(value, Object.entries(BYTES)),
     plain: (value) => (Math.abs(value) >= 1e6 ? value.toExponential(1).replace("e+", "e") : short(value)),
     whole: (value) => Math.round(value).toLocaleString("en"),
   };
@@ -294,7 +295,8 @@
       if (!width) return;
       const named = panel.rows.length > 0;
       const whole = !panel.log_x && panel.curves.every((curve) => curve.x.every(Number.isInteger));
-      const xFormat = FORMATS[panel.xFormat ?? (whole ? "whole" : "plain")];
+      const unit = panel.x_label.startsWith("bytes") ? "bytes" : whole ? "whole" : "plain";
+      const xFormat = FORMATS[panel.xFormat ?? unit];
       const yFormat = FORMATS[panel.yFormat ?? (panel.percent ? "percent" : "plain")];
       const visible = panel.curves.filter((curve) => !this.hidden.has(curve.label));
       const points = visible.map((curve) => curve.x.map((x, k) => ({ x, y: curve.y[k], k, curve })));
@@ -305,7 +307,7 @@
       const things = `${above} ${above === 1 ? "point" : "points"} that lose more than the whole gradient`;
       this.fold.textContent = this.unfolded ? `Hide ${things}` : `Show ${things}`;
       const beside = width >= 520 && !named && visible.length <= MOST_LABELS;
-      const right = beside ? 7 * Math.min(24, Math.max(0, ...visible.map((c) => c.label.length))) + 26 : 14;
+      const right = beside ? 7.9 * Math.min(24, Math.max(0, ...visible.map((c) => c.label.length))) + 26 : 14;
       const left = named ? 6.6 * Math.min(24, Math.max(...panel.rows.map((r) => r.length))) + 16 : 54;
       const height = named ? 24 * panel.rows.length + 62 : Math.round(clamp(width * 0.54, 260, 350));
       const [w, h] = [width - left - right, height - TOP - 42];

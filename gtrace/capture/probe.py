@@ -1,0 +1,217 @@
+"""A capture that ends the program once it has enough, and says how long a step takes without capture."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gtrace.capture import session as sessions
+from gtrace.capture.options import CaptureSettings, capture_options, parse_steps
+from gtrace.capture.session import CaptureSession
+from gtrace.torch_hooks.children import after_import, children_call, watch_no_more
+from gtrace.torch_hooks.launcher import Program, run_program
+from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, process_place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.optim import Optimizer
+
+#: steps before the clock runs: the first ones allocate and compile
+_WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOptions:
+    """What a probe records, as JSON values.
+
+    Attributes:
+        trace: to be written.
+        timings: file for a :class:`ProbeTimings`, which appears when the probe has enough.
+        steps: to be recorded, as :func:`gtrace.capture.options.parse_steps` reads them.
+        most: recorded steps that are enough.
+        seconds: of training that are enough.
+        budget: bytes of gradients to record at most.
+    """
+
+    trace: str
+    timings: str
+    steps: str
+    most: int
+    seconds: float
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTimings:
+    """How long steps take that are not recorded.
+
+    Attributes:
+        step: median seconds from one optimizer step to the next; None without such steps.
+        backward: median seconds in backward passes of such a step; None likewise.
+        timed: how many such steps there were.
+        steps: that the program took.
+        seconds: from its first step to its last.
+        ranks: processes that trained together, between which a step's exchange is part of ``step``.
+    """
+
+    step: float | None = None
+    backward: float | None = None
+    timed: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    ranks: int = 1
+
+
+class Stopwatch:
+    """Times the steps of the first optimizer, and ends the process when there is enough.
+
+    Args:
+        options: of the probe.
+    """
+
+    def __init__(self, options: ProbeOptions) -> None:
+        self._options = options
+        self._wants = functools.partial(parse_steps(options.steps).wants, capacity=0)
+        self._optimizer: int | None = None
+        self._owner = os.getpid()
+        self._step = self._recorded = 0
+        self._first = self._last = 0.0
+        self._backward = 0.0
+        self._steps: list[float] = []
+        self._backwards: list[float] = []
+
+    def install(self) -> None:
+        """Start to watch; torch is imported."""
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        from gtrace.torch_hooks.hooks import never_compiled
+        from gtrace.torch_hooks.steps import is_nested
+
+        self._is_nested = is_nested
+        original = torch.autograd.backward
+
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> None:
+            started = _now()
+            try:
+                original(*args, **kwargs)
+            finally:
+                self._backward += _now() - started
+
+        torch.autograd.backward = backward
+        register_optimizer_step_pre_hook(never_compiled(self._before_step))
+
+    @property
+    def timings(self) -> ProbeTimings:
+        """What was measured so far."""
+        return ProbeTimings(
+            statistics.median(self._steps) if self._steps else None,
+            statistics.median(self._backwards) if self._backwards else None,
+            len(self._steps),
+            self._step,
+            self._last - self._first,
+            process_place().world_size,
+        )
+
+    def write(self) -> None:
+        """Write what was measured, once; of several ranks the first one does."""
+        path = Path(self._options.timings)
+        if path.exists() or process_place().rank or os.getpid() != self._owner or not self._step:
+            return
+        beside = path.with_name(path.name + ".new")
+        beside.write_text(json.dumps(asdict(self.timings)), encoding="utf-8")
+        os.replace(beside, path)
+
+    def _before_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        if os.getpid() != self._owner or (self._optimizer or id(optimizer)) != id(optimizer):
+            return
+        if self._is_nested(sys._getframe(2), None):
+            return
+        self._optimizer = id(optimizer)
+        now, backward, self._backward = _now(), self._backward, 0.0
+        if self._wants(self._step):
+            self._recorded += 1
+        elif self._step > _WARM_UP:
+            self._steps.append(now - self._last)
+            self._backwards.append(backward)
+        if not self._step:
+            self._first = now
+        self._last = now
+        self._step += 1
+        enough = self._recorded >= self._options.most
+        late = now - self._first >= self._options.seconds
+        if not (enough or late):
+            return
+        self.write()
+        if enough or process_place().world_size == 1:
+            # Every rank takes as many steps; but only one of them knows that it is late, and whoever waits for its
+            # file ends them.
+            os._exit(0)
+
+
+def _now() -> float:
+    torch = sys.modules["torch"]
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def run_probe(message: str) -> int:
+    """Run a program under a probe in this process, and return its exit code.
+
+    Args:
+        message: JSON of the program (``target``, ``args``, ``is_module``) and of a :class:`ProbeOptions` (``probe``).
+    """
+    asked = json.loads(message)
+    program = Program(asked["target"], tuple(asked["args"]), asked["is_module"])
+    options = ProbeOptions(**asked["probe"])
+    watch_no_more()
+    settings = CaptureSettings(steps=options.steps, noise=True, rank="0", budget=options.budget)
+    chosen = capture_options(Path(options.trace), settings, run=secrets.token_hex(8))
+    session = CaptureSession(chosen, {"argv": program.argv})
+    stopwatch = Stopwatch(options)
+
+    def begin() -> None:
+        session.start()
+        stopwatch.install()
+
+    def conclude(exit_code: int) -> int:
+        if not exit_code:
+            stopwatch.write()
+        timings = stopwatch.timings
+        if timings.step is not None:
+            session.note({"step_seconds": timings.step, "backward_seconds": timings.backward})
+        status: Literal["complete", "interrupted"] = "interrupted" if exit_code else "complete"
+        session.finish(status)
+        session.settle(status)
+        return exit_code
+
+    told = {
+        "path": options.trace,
+        "run": chosen.run,
+        "settings": asdict(settings),
+        "attrs": {},
+        "probe": asdict(options),
+    }
+    with before_abrupt_exit(conclude):
+        with after_import("torch", begin), children_call(__name__, told):
+            outcome = run_program(program)
+        return conclude(outcome.exit_code)
+
+
+def start(told: Mapping[str, Any]) -> None:
+    """Probe this process, which the program launched, until it ends; called when it has imported torch."""
+    stopwatch = Stopwatch(ProbeOptions(**told["probe"]))
+    sessions.start(told)
+    stopwatch.install()
+    before_shutdown(stopwatch.write)

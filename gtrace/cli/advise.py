@@ -1,0 +1,176 @@
+"""``gtrace advise``: from a training script, or a trace, to the decision."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from gtrace.cli.cluster import ClusterSettings, chosen_cluster
+from gtrace.cli.options import JSON, Command, options, print_json
+from gtrace.errors import UsageError
+from gtrace.settings import nested, option
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gtrace.workflows.advise import Advice
+
+#: columns of the lines below a verdict
+_WIDTH = 80
+_RANGE = re.compile(r"(?P<low>[0-9.]+)\s*-\s*(?P<high>[0-9.]+)\s*(?P<unit>[kMGT]?(?:bit|B)/s)")
+
+
+@dataclass(frozen=True)
+class AdviseOptions:
+    """The options of ``gtrace advise``."""
+
+    cluster: ClusterSettings = nested(ClusterSettings)
+    bandwidth: str | None = option(
+        None, metavar="RANGE", help="With --cluster: link speeds to compare, e.g. 1-100Gbit/s."
+    )
+    seconds: float = option(40.0, metavar="SECONDS", help="Stop the script after so much training.")
+    is_module: bool = option(False, names=("-m",), help="TARGET is the name of a module, like python -m.")
+    output: Path | None = option(None, names=("-o", "--output"), help="Folder for all results.  [default: NAME.advice]")
+    force: bool = option(False, help="Replace a folder that holds something else.")
+    as_json: bool = option(False, **JSON)
+
+
+@click.command("advise", cls=Command, context_settings={"allow_interspersed_args": False})
+@options(AdviseOptions)
+@click.argument("target")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def command(settings: AdviseOptions, target: str, args: tuple[str, ...]) -> None:
+    """Say whether TARGET should compress its gradients, with what, and what that saves and costs.
+
+    TARGET is a training script with its ARGS, or a trace. A script runs until a few dozen of its steps are recorded,
+    and is then stopped; its output is shown only if it fails. A sweep of a few codecs, a plan for every tensor and the
+    verdict follow, with the lines to paste. Options come before TARGET.
+
+    \b
+    Examples:
+      gtrace advise train.py --epochs 3
+      gtrace advise --cluster 8x25Gbit/s train.py
+      gtrace advise --cluster 8x25Gbit/s --bandwidth 1-100Gbit/s train.zarr
+    """
+    from gtrace.workflows.advise import AdviseSettings, advise
+
+    cluster = chosen_cluster(settings.cluster.cluster)
+    if settings.bandwidth is not None and cluster is None:
+        raise UsageError("--bandwidth: needs the number of ranks, e.g. --cluster 8x25Gbit/s.")
+    if not settings.seconds > 0:
+        raise UsageError(f"--seconds: {settings.seconds:g} must be more than 0.")
+    advice = advise(
+        target,
+        args,
+        is_module=settings.is_module,
+        settings=AdviseSettings(
+            cluster=cluster,
+            speeds=None if settings.bandwidth is None else _speeds(settings.bandwidth),
+            folder=settings.output,
+            seconds=settings.seconds,
+            force=settings.force,
+        ),
+        say=lambda text: click.echo(f"gtrace: {text}", err=True),
+    )
+    if settings.as_json:
+        print_json({**advice.as_dict(), "paste": paste(advice)})
+        return
+    from gtrace.cli.console import wide_console
+    from gtrace.report.render.text import print_verdict
+
+    print_verdict(advice.verdict, wide_console())
+    program = shlex.join([*(["-m"] if settings.is_module else []), target, *args])
+    for line in _lines(advice, program):
+        click.echo(line)
+
+
+def _speeds(text: str) -> tuple[float, float]:
+    from gtrace.units import parse_bandwidth
+
+    match = _RANGE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"--bandwidth: '{text}' needs two speeds and a unit, e.g. 1-100Gbit/s.")
+    low, high = (parse_bandwidth(match[end] + match["unit"], "--bandwidth") for end in ("low", "high"))
+    if not low < high:
+        raise UsageError(f"--bandwidth: '{text}' must rise, e.g. 1-100Gbit/s.")
+    return low, high
+
+
+def _lines(advice: Advice, program: str) -> list[str]:
+    """What follows the verdict."""
+    from gtrace.report.names import duration
+    from gtrace.units import rate_text
+
+    lines = ["", *_table(advice)]
+    if advice.speeds:
+        *slower, last = advice.speeds
+        said = [f"{one.recommendation} up to {rate_text(one.high, digits=2)}" for one in slower]
+        said.append(f"{last.recommendation} {'above' if said else 'everywhere'}")
+        lines += textwrap.wrap(f"By link speed: {', '.join(said)}", _WIDTH, subsequent_indent=" " * 15)
+    lines.append("")
+    if advice.step is not None:
+        backward = "" if advice.backward is None else f", backward {duration(advice.backward)}"
+        lines.append(f"A step takes {duration(advice.step)}{backward} here.")
+    if advice.cluster is None:
+        lines.append("For step times add the network: --cluster 8x25Gbit/s")
+    lines += [f"Note: {text}" for text in advice.notes]
+    taken = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in advice.seconds.items())
+    lines += [f"{shlex.quote(str(advice.page))} ({taken})", ""]
+    pasted = paste(advice)
+    if pasted:
+        lines += ["Paste after ddp_model = DistributedDataParallel(model):", *(f"  {line}" for line in pasted), ""]
+    chosen = advice.options[2].name if len(advice.options) > 2 else None
+    if chosen is not None and not program.endswith((".zarr", ".h5", ".hdf5", ".zip")):
+        lines.append(f"Compare losses: gtrace train --codec {chosen} --baseline {program}")
+    return lines
+
+
+def _table(advice: Advice) -> list[str]:
+    """float32, bf16, the codec and the plan, a line each."""
+    from gtrace.report.names import duration, number
+
+    timed = advice.cluster is not None
+    rows = [("", "bits", "error", *(("step",) if timed else ()))]
+    for one in advice.options:
+        step = (duration(one.seconds),) if timed else ()
+        rows.append((one.name, number(one.bits), number(one.error), *step))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def paste(advice: Advice) -> list[str]:
+    """Lines of Python that make a DistributedDataParallel called ``ddp_model`` do what is advised; none for float32."""
+    verdict = advice.verdict
+    if verdict.answer == "compress":
+        plan = advice.plan
+        if plan is not None and plan.worth and advice.plan_file is not None:
+            return [
+                "from gtrace.planning import load_plan",
+                "from gtrace.training import State, ddp_comm_hook",
+                f"plan = load_plan({str(advice.plan_file)!r}).table",
+                "ddp_model.register_comm_hook(State(plan, model=ddp_model.module), ddp_comm_hook)",
+            ]
+        return [
+            "from gtrace.training import State, ddp_comm_hook",
+            f"ddp_model.register_comm_hook(State({verdict.codec!r}), ddp_comm_hook)",
+        ]
+    if verdict.bits == _BF16:
+        return [
+            "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook",
+            "ddp_model.register_comm_hook(None, bf16_compress_hook)  # needs NCCL or XCCL",
+        ]
+    return []
+
+
+_BF16 = 16.0

@@ -1,0 +1,464 @@
+"""From a training script to a decision: capture, a sweep of a few codecs, a plan and the verdict, in one go."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.capture.probe import ProbeOptions, ProbeTimings
+from gtrace.codecs import codec as build_codec
+from gtrace.codecs import expecting
+from gtrace.costs import Cluster, time_step
+from gtrace.errors import OutputExistsError, ScriptError, UsageError
+from gtrace.planning import Budget, curves_of, make_plan, save_plan
+from gtrace.report.analysis.savings import PAYLOADS, savings_of_sweep
+from gtrace.report.inputs import Asked, make_report
+from gtrace.report.render.files import write_report
+from gtrace.report.verdict import verdict_of
+from gtrace.sweep import run_sweep
+from gtrace.sweep.quick import BITS, quick_steps
+from gtrace.sweep.run import expand
+from gtrace.torch_hooks.launcher import Program
+from gtrace.trace import open_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from gtrace.planning import Plan
+    from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.section import Verdict
+    from gtrace.sweep import SweepResult
+    from gtrace.trace import Trace
+
+#: bursts of four steps, further and further apart: noise needs three in a row, and training changes most at first
+STEPS = "0+4,8+4,21+4,41+4,74+4,126+4,210+4,344+4"
+#: recorded steps that are enough
+MOST_STEPS = 32
+#: codecs whose closed forms are quick, and bf16; a sweep of its own has more
+METHODS = "bf16,qsgdinf,qsgd,nuqsgd,zipml,terngrad,natural"
+#: seconds of training that are enough
+SECONDS = 40.0
+#: bytes of gradients that are recorded at most
+BUDGET = 4_000_000_000
+TRACE, SWEEP, PLAN, PAGE, RECORD = "trace.zarr", "sweep.db", "plan.yaml", "report.html", "advice.json"
+#: seconds that a program may take before its first step, and after the probe has enough
+_START, _GRACE = 600.0, 5.0
+#: link speeds at which a range is looked at before crossovers are searched between them
+_SPEEDS = 17
+#: link speeds that differ by less are the same
+_SAME_SPEED = 1.01
+_PLAIN = ("none", "bf16", "fp16")
+_CHILD = "import sys; from gtrace.capture.probe import run_probe; sys.exit(run_probe(sys.argv[1]))"
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceOption:
+    """One way to exchange gradients.
+
+    Attributes:
+        name: ``float32``, ``bf16``, a codec's spec, or ``plan``.
+        bits: measured bits per value.
+        error: share of the gradient's energy that it loses after averaging; NaN if not measured.
+        seconds: of a step on the cluster; NaN without one.
+    """
+
+    name: str
+    bits: float
+    error: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRange:
+    """Link speeds with the same recommendation: from ``low`` to ``high`` bits per second."""
+
+    low: float
+    high: float
+    recommendation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What ``gtrace advise`` found.
+
+    Attributes:
+        target: the script or trace.
+        verdict: the answer.
+        options: float32, bf16, the best codec and the plan; the last two if there is one.
+        plan: a codec for every tensor at the codec's bits; None if no codec was measured.
+        speeds: recommendations over a range of link speeds, slowest first; empty if none was asked for.
+        cluster: what step times are computed for; None without a network.
+        step: measured seconds of a step; None if unknown.
+        backward: measured seconds of its backward pass; None if unknown.
+        seconds: of each stage: ``capture``, ``sweep``, ``plan``, ``report``.
+        trace: the trace.
+        sweep: the result file.
+        plan_file: the plan; None without one.
+        page: the report.
+        notes: what a reader must know.
+    """
+
+    target: str
+    verdict: Verdict
+    options: tuple[AdviceOption, ...]
+    plan: Plan | None
+    speeds: tuple[SpeedRange, ...]
+    cluster: Cluster | None
+    step: float | None
+    backward: float | None
+    seconds: dict[str, float]
+    trace: Path
+    sweep: Path
+    plan_file: Path | None
+    page: Path
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values; numbers that are not finite are left to the writer."""
+        plan = None if self.plan is None else dataclasses.asdict(self.plan.totals)
+        names = ("target", "step", "backward", "seconds", "notes")
+        files = {name: getattr(self, name) for name in ("trace", "sweep", "plan_file", "page")}
+        return {
+            "verdict": dataclasses.asdict(self.verdict),
+            **{name: getattr(self, name) for name in names},
+            "options": [dataclasses.asdict(one) for one in self.options],
+            "speeds": [dataclasses.asdict(one) for one in self.speeds],
+            "plan": plan,
+            **{name: None if path is None else str(path) for name, path in files.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AdviseSettings:
+    """What :func:`advise` does.
+
+    Attributes:
+        cluster: for which steps are predicted, with its step time if that is not to be measured; None for none.
+        speeds: slowest and fastest link, bits per second, between which recommendations are compared; None for none.
+        folder: for all results; None for ``NAME.advice``.
+        seconds: of training that are recorded at most.
+        methods: codecs, as ``--methods`` of a sweep.
+        bits: nominal bits.
+        force: replace a folder that holds something else.
+    """
+
+    cluster: Cluster | None = None
+    speeds: tuple[float, float] | None = None
+    folder: Path | None = None
+    seconds: float = SECONDS
+    methods: str = METHODS
+    bits: Sequence[int] = BITS
+    force: bool = False
+
+
+@dataclass(slots=True)
+class _Stages:
+    """Times stages, and says what begins."""
+
+    say: Callable[[str], None]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def stage(self, name: str, text: str) -> Iterator[None]:
+        self.say(text)
+        started = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - started
+
+
+def advise(
+    target: str | os.PathLike[str],
+    args: Sequence[str] = (),
+    *,
+    is_module: bool = False,
+    settings: AdviseSettings = AdviseSettings(),
+    say: Callable[[str], None] = lambda _text: None,
+) -> Advice:
+    """Find out whether a training should compress its gradients, with what, and what that saves and costs.
+
+    Args:
+        target: a script, the name of a module, or the path of a trace.
+        args: of the script.
+        is_module: whether ``target`` names a module.
+        settings: the network, and where results go.
+        say: called with one line before each stage.
+
+    Raises:
+        UsageError: no such target, nothing was captured, or a network without a known step time.
+        ScriptError: the script failed.
+        OutputExistsError: the folder holds something else.
+        TraceError: the trace cannot be read.
+    """
+    path = Path(target)
+    is_trace = not is_module and (path.suffix in (".zarr", ".h5", ".hdf5", ".zip") and path.exists())
+    program = Program(str(target), tuple(args), is_module)
+    if is_trace and args:
+        raise UsageError(f"{target}: a trace takes no arguments")
+    if not is_trace:
+        program.check()
+    name = path.name.removesuffix(".zip").removesuffix(path.suffix) if is_trace else program.stem
+    folder = settings.folder or Path(f"{name}.advice")
+    _prepare(folder, force=settings.force)
+    stages = _Stages(say)
+    trace, timings = path, ProbeTimings()
+    if not is_trace:
+        trace = folder / TRACE
+        shown = f"at most {settings.seconds:.0f} s of training, {MOST_STEPS} steps recorded"
+        with stages.stage("capture", f"capture: {program.called} ({shown})"):
+            timings = _capture(program, trace, folder, settings, say)
+    with open_trace(trace) as opened:
+        chosen = quick_steps(opened)
+        timings = _recorded(opened) if is_trace else timings
+    cluster = _cluster(settings, timings)
+    result = _sweep(trace, folder / SWEEP, chosen, settings, stages)
+    with stages.stage("report", "verdict"):
+        asked = Asked(cluster=cluster, workers=None if cluster is None else cluster.ranks)
+        report = make_report([result], asked=asked)
+    analysis = report.sweeps[0]
+    savings = None if cluster is None else savings_of_sweep(analysis, cluster)
+    verdict = verdict_of(analysis, savings)
+    best = verdict.codec if verdict.answer == "compress" else _best_codec(analysis)
+    plan = None
+    with stages.stage("plan", "plan"):
+        if best is not None:
+            plan = _plan(result, analysis, best, name)
+            save_plan(plan, folder / PLAN, force=True)
+    speeds: tuple[SpeedRange, ...] = ()
+    if settings.speeds is not None and cluster is not None:
+        speeds = tuple(_speeds(analysis, cluster, *settings.speeds))
+    started = time.monotonic()
+    inputs = {"plans": [folder / PLAN]} if plan is not None else {}
+    write_report(make_report([folder / SWEEP], asked=asked, **inputs), folder / PAGE, force=True)
+    stages.seconds["report"] += time.monotonic() - started
+    advice = Advice(
+        target=str(target),
+        verdict=verdict,
+        options=tuple(_options(analysis, cluster, best, plan)),
+        plan=plan,
+        speeds=speeds,
+        cluster=cluster,
+        step=timings.step,
+        backward=timings.backward,
+        seconds=stages.seconds,
+        trace=trace,
+        sweep=folder / SWEEP,
+        plan_file=None if plan is None else folder / PLAN,
+        page=folder / PAGE,
+        notes=tuple(_notes(timings, is_trace=is_trace)),
+    )
+    (folder / RECORD).write_text(json.dumps({"timings": dataclasses.asdict(timings)}) + "\n", encoding="utf-8")
+    return advice
+
+
+def _prepare(folder: Path, *, force: bool) -> None:
+    """An empty folder for the results; those of an earlier advice are replaced."""
+    if folder.exists():
+        ours = folder.is_dir() and ((folder / RECORD).exists() or not any(folder.iterdir()))
+        if not ours and not force:
+            raise OutputExistsError(f"{folder}: holds something else and was left untouched; use --force or -o")
+        if folder.is_dir():
+            shutil.rmtree(folder)
+        else:
+            folder.unlink()
+    if not folder.parent.is_dir():
+        raise UsageError(f"{folder}: the folder {folder.parent} does not exist; create it or choose another -o")
+    folder.mkdir()
+    (folder / RECORD).write_text("{}\n", encoding="utf-8")
+
+
+def _capture(
+    program: Program, trace: Path, folder: Path, settings: AdviseSettings, say: Callable[[str], None]
+) -> ProbeTimings:
+    """Run the program until the probe has enough; its output is shown only if it fails."""
+    timings = folder / "timings.json"
+    probe = ProbeOptions(str(trace.resolve()), str(timings.resolve()), STEPS, MOST_STEPS, settings.seconds, BUDGET)
+    about = {"target": program.target, "args": program.args, "is_module": program.is_module}
+    message = json.dumps({**about, "probe": dataclasses.asdict(probe)})
+    output = folder / "output.txt"
+    with output.open("wb") as stream:
+        child = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, message],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = _wait(child, timings, settings.seconds)
+        except BaseException:
+            _end(child)
+            raise
+    printed = output.read_text(encoding="utf-8", errors="replace").rstrip()
+    if code and not timings.exists():
+        say(_tail(printed))
+        raise ScriptError(f"{program.called} failed with exit code {code}; the end of its output is above")
+    if not trace.exists():
+        say(_tail(printed))
+        raise UsageError(f"{program.called}: nothing was captured: it took no step of a torch optimizer")
+    output.unlink()
+    found = ProbeTimings(**json.loads(timings.read_bytes())) if timings.exists() else ProbeTimings()
+    timings.unlink(missing_ok=True)
+    return found
+
+
+def _wait(child: subprocess.Popen[bytes], timings: Path, seconds: float) -> int:
+    """Wait for the program; once the probe has enough, end what goes on."""
+    limit = time.monotonic() + _START + seconds
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(0.1)
+        now = time.monotonic()
+        if timings.exists():
+            limit = min(limit, now + _GRACE)
+        if now > limit:
+            return _end(child)
+
+
+def _end(child: subprocess.Popen[bytes]) -> int:
+    """End the program and what it launched, politely first, so that the trace is closed."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(_GRACE)
+    return child.wait()
+
+
+def _tail(text: str, lines: int = 20) -> str:
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def _recorded(trace: Trace) -> ProbeTimings:
+    """What a trace says about the time of steps: what a probe measured, or the times of its recorded steps."""
+    step, backward = (_positive(trace.attrs.get(name)) for name in ("step_seconds", "backward_seconds"))
+    if step is not None:
+        return ProbeTimings(step, backward)
+    key = trace.streams[0]
+    scalars = trace.scalars(**key._asdict())
+    if "time" not in scalars:
+        return ProbeTimings()
+    passed = np.diff(scalars["time"])[np.diff(scalars["step"]) == 1]
+    return ProbeTimings(_positive(float(np.median(passed))) if len(passed) else None)
+
+
+def _positive(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and 0 < value < np.inf else None
+
+
+def _cluster(settings: AdviseSettings, timings: ProbeTimings) -> Cluster | None:
+    """The user's cluster, with the step time that was measured unless one is given."""
+    if settings.cluster is None or settings.cluster.step_time is not None:
+        return settings.cluster
+    if timings.step is None:
+        raise UsageError(f"--cluster: the time of a step is not known here; add it, e.g. {settings.cluster},180ms.")
+    backward = None if timings.backward is None else min(timings.backward, timings.step)
+    return dataclasses.replace(settings.cluster, step_time=timings.step, backward_time=backward)
+
+
+def _sweep(trace: Path, output: Path, steps: Sequence[int], settings: AdviseSettings, stages: _Stages) -> SweepResult:
+    """Closed forms of the codecs that have some, which take a fraction of the time of encodings; others encode once."""
+    codecs = expand(settings.methods, {"bits": list(settings.bits)})
+    with stages.stage("sweep", f"sweep: {len(codecs)} configurations on {len(steps)} steps"):
+        for draws, chosen in enumerate(([c for c in codecs if expecting(c)], [c for c in codecs if not expecting(c)])):
+            if chosen:
+                result = run_sweep(trace, chosen, steps=steps, draws=draws, optimal=False, output=output)
+    return result
+
+
+def _best_codec(analysis: SweepAnalysis) -> str | None:
+    """The codec to show beside the plain exchanges if the answer is not to compress: the best at about 4."""
+    found = [c for c in analysis.configurations if c.method not in _PLAIN and np.isfinite(c.bits) and not c.partial]
+    return min(found, key=lambda c: (abs(c.bits - 4) > 1, c.error)).spec if found else None
+
+
+def _plan(result: SweepResult, analysis: SweepAnalysis, codec: str, name: str) -> Plan:
+    """A codec for every tensor at the measured bits of one for all."""
+    bits = next(c.bits for c in analysis.configurations if c.spec == codec)
+    curves = curves_of(result)
+    curves = curves.only([spec for spec in curves.codecs if spec not in _PLAIN or spec == "none"])
+    about = {key: result.provenance.get(key, "") for key in ("trace", "trace_fingerprint")}
+    return make_plan(curves, Budget("bits", bits, f"{bits:.4g} bits"), name=name, provenance=about)
+
+
+def _options(
+    analysis: SweepAnalysis, cluster: Cluster | None, codec: str | None, plan: Plan | None
+) -> Iterator[AdviceOption]:
+    """float32, bf16, the best codec and the plan."""
+    found = {c.spec: c for c in analysis.configurations}
+    savings = None if cluster is None else savings_of_sweep(analysis, cluster)
+
+    def seconds(spec: str) -> float:
+        if savings is None:
+            return np.nan
+        plain = {row.spec: row.step.seconds for row in savings.plain}
+        best = savings.best(spec)
+        return plain.get(spec, np.nan if best is None else best.step.seconds)
+
+    yield AdviceOption("float32", 32.0, 0.0, seconds("none"))
+    yield AdviceOption("bf16", 16.0, found["bf16"].error if "bf16" in found else np.nan, seconds("bf16"))
+    if codec is not None:
+        yield AdviceOption(codec, found[codec].bits, found[codec].error, seconds(codec))
+    if plan is not None:
+        rows = {row.tensor: row for row in plan.tensors}
+        unbiased = all(build_codec(row.codec).unbiased for row in plan.tensors)
+        error = plan.totals.error / analysis.basis.workers if unbiased else np.nan
+        taken = np.nan
+        if cluster is not None:
+            order = [name for name in analysis.provenance.get("tensors", rows) if name in rows]
+            sizes, bits = [rows[name].elements for name in order], [rows[name].bits for name in order]
+            taken = min(time_step(sizes, bits, cluster, way).seconds for way in PAYLOADS)
+        yield AdviceOption("plan", plan.totals.bits, error, taken)
+
+
+def _speeds(analysis: SweepAnalysis, cluster: Cluster, low: float, high: float) -> Iterator[SpeedRange]:
+    """Recommendations from the slowest to the fastest link; where two meet is searched to 1%."""
+
+    def answer(speed: float) -> str:
+        network = dataclasses.replace(cluster.network, bandwidth=speed)
+        savings = savings_of_sweep(analysis, dataclasses.replace(cluster, network=network))
+        verdict = verdict_of(analysis, savings)
+        if verdict.answer == "compress":
+            return str(verdict.codec)
+        return {32.0: "float32", 16.0: "bf16"}.get(verdict.bits or 0.0, verdict.answer)
+
+    def between(one: float, other: float, first: str, last: str) -> Iterator[tuple[float, str]]:
+        if first == last:
+            return
+        if other / one < _SAME_SPEED:
+            yield np.sqrt(one * other), last
+            return
+        middle = np.sqrt(one * other)
+        found = answer(middle)
+        yield from between(one, middle, first, found)
+        yield from between(middle, other, found, last)
+
+    speeds = np.geomspace(low, high, _SPEEDS).tolist()
+    found = [answer(speed) for speed in speeds]
+    start, current = low, found[0]
+    for k in range(len(speeds) - 1):
+        for speed, following in between(speeds[k], speeds[k + 1], found[k], found[k + 1]):
+            yield SpeedRange(start, float(speed), current)
+            start, current = float(speed), following
+    yield SpeedRange(start, high, current)
+
+
+def _notes(timings: ProbeTimings, *, is_trace: bool) -> Iterator[str]:
+    if timings.ranks > 1:
+        yield (
+            f"the step time has the exchange between {timings.ranks} ranks in it; for computing alone give it: "
+            "--cluster 8x25Gbit/s,180ms"
+        )
+    if is_trace and timings.step is not None and not timings.timed and timings.backward is None:
+        yield "the step time is that of recorded steps, and has the time of capture in it"

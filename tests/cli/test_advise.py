@@ -1,0 +1,147 @@
+"""``gtrace advise``: one command from a script or a trace to the verdict, and the lines that it says to paste."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gtrace import open_trace
+from gtrace.cli.advise import paste
+from gtrace.planning import load_plan
+from gtrace.report.section import Verdict
+
+PROGRAM = """
+import sys, torch
+from torch import nn
+print("the script began")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(40, 64), nn.Tanh(), nn.Linear(64, 5))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+truth = torch.randn(40, 5)
+for step in range(int(sys.argv[1])):
+    x = torch.randn(32, 40)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), (x @ truth).argmax(1)).backward()
+    if step or "idle" not in sys.argv:
+        optimizer.step()
+print("the script ended")
+sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+"""
+TENSORS = {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+@pytest.fixture(scope="module")
+def advised(tmp_path_factory):
+    """The command on a script that would run for long, at 80 columns: its end, and the folder."""
+    folder = tmp_path_factory.mktemp("advise")
+    (folder / "train.py").write_text(PROGRAM)
+    words = ["--cluster", "8x10Mbit/s", "--bandwidth", "0.001-100Gbit/s", "train.py", "1000000"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gtrace", "advise", *words],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return SimpleNamespace(folder=folder, out=done.stdout, err=done.stderr)
+
+
+def test_a_script_is_stopped_and_the_answer_fits_a_screen(advised):
+    lines = advised.out.splitlines()
+    assert lines[0].startswith("Recommendation   ")
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 90
+    names = [line.split()[0] for line in lines if line]
+    assert {"Saves", "Costs", "Confidence", "float32", "bf16", "plan", "By", "Paste", "Compare"} <= set(names)
+    assert "the script" not in advised.out + advised.err
+    with open_trace(advised.folder / "train.advice" / "trace.zarr") as trace:
+        assert trace.steps("0.weight").tolist()[:12] == [0, 1, 2, 3, 8, 9, 10, 11, 21, 22, 23, 24]
+        assert len(trace.steps("0.weight")) == 32
+        assert 0 < trace.attrs["backward_seconds"] < trace.attrs["step_seconds"] < 1
+    left = {path.name for path in (advised.folder / "train.advice").iterdir()}
+    assert left == {"trace.zarr", "sweep.db", "plan.yaml", "report.html", "advice.json"}
+
+
+def test_slow_links_want_a_codec_and_fast_ones_none(advised):
+    said = " ".join(advised.out.partition("By link speed: ")[2].partition("\n\n")[0].split())
+    first, *_, last = said.split(", ")
+    assert ":bits=" in first
+    assert last == "float32 above"
+
+
+def test_the_trace_of_an_advice_is_advised_on_without_a_capture(advised, call, folder):
+    done = call("advise", "--json", advised.folder / "train.advice" / "trace.zarr")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["step"] > found["backward"] > 0
+    assert set(found["seconds"]) == {"sweep", "report", "plan"}
+    assert found["verdict"]["recommendation"]
+    assert {option["name"] for option in found["options"]} >= {"float32", "bf16", "plan"}
+    assert {row.tensor for row in load_plan(folder / "trace.advice" / "plan.yaml").tensors} == TENSORS
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("missing.py",), 2, "missing.py: no such script"),
+        (("--bandwidth", "1-2Gbit/s", "train.py"), 2, "--bandwidth: needs the number of ranks"),
+        (("--cluster", "8x1Gbit/s", "--bandwidth", "2-1Gbit/s", "train.py"), 2, "must rise"),
+        (("--cluster", "8x1Gbit/s", "--bandwidth", "fast", "train.py"), 2, "'fast' needs two speeds and a unit"),
+        (("--seconds", "0", "train.py"), 2, "--seconds: 0 must be more than 0"),
+        (("-o", "full", "train.py"), 4, "full: holds something else and was left untouched"),
+        (("train.py", "3", "9"), 5, "train.py failed with exit code 9"),
+        (("train.py", "0"), 2, "train.py: nothing was captured: it took no step of a torch optimizer"),
+    ],
+)
+def test_what_cannot_be_advised_on(call, folder, words, code, said):
+    (folder / "train.py").write_text(PROGRAM)
+    (folder / "full").mkdir()
+    (folder / "full" / "mine").write_text("mine")
+    done = call("advise", *words)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert ("the script began" in done.stderr) == (words[0] == "train.py")
+    assert (folder / "full" / "mine").read_text() == "mine"
+
+
+@pytest.fixture
+def ddp_model(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    torch.manual_seed(0)
+    yield DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(40, 64), torch.nn.Tanh(), torch.nn.Linear(64, 5)))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("what", ["codec", "plan", "bf16", "float32"])
+def test_the_lines_to_paste_work(ddp_model, advised, what):
+    verdict = Verdict("compress", "", "", "", "", codec="qsgdinf:bits=4", bits=3.0)
+    if what in ("bf16", "float32"):
+        verdict = Verdict("do not compress", "", "", "", "", bits={"bf16": 16.0, "float32": 32.0}[what])
+    file = Path(advised.folder / "train.advice" / "plan.yaml")
+    plan = SimpleNamespace(worth=True) if what == "plan" else None
+    lines = paste(SimpleNamespace(verdict=verdict, plan=plan, plan_file=file))
+    assert bool(lines) == (what != "float32")
+    if what == "bf16" and not torch.cuda.is_available():
+        # Torch's own hook, which it refuses on gloo.
+        with pytest.raises(TypeError, match="BF16 all reduce"):
+            exec("\n".join(lines), {"ddp_model": ddp_model})
+        return
+    exec("\n".join(lines), {"ddp_model": ddp_model})
+    x = torch.randn(16, 40)
+    exact = torch.autograd.grad(ddp_model.module(x).square().sum(), list(ddp_model.module.parameters()))
+    ddp_model(x).square().sum().backward()
+    for parameter, gradient in zip(ddp_model.module.parameters(), exact, strict=True):
+        off = (parameter.grad - gradient).norm() / gradient.norm()
+        assert (off == 0) == (what == "float32")
+        assert off < 0.5

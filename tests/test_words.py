@@ -1,0 +1,54 @@
+"""Words that readers of English as a second language stumble over: their number may fall, and never rises."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("gtrace/**/*.py", "gtrace/**/*.jinja", "experiments/**/*.py", "docs/**/*.md", "*.md")
+
+#: pattern -> (expression, its number today, what to write instead). Expressions leave out plain English: "there is no
+#: N", "is no longer", "as in :func:`encode`", "as in the paper".
+WORDS = {
+    "'25' is no rate": (
+        r"(?<!there )(?<!There )\b(?:is|are|was|were|be) no (?!longer|more|different|worse|better|faster|slower|larger|"
+        r"smaller|shorter|one|way)\b",
+        19,
+        "is not a valid N; needs ...",
+    ),
+    "where there is": (r"\b[Ww]here (?:there|one|they|it)\b", 95, "if, when"),
+    "tell, told": (r"\b(?:[Tt]ell|[Tt]ells|[Tt]old|[Tt]elling)\b(?!\(\))", 118, "know, measure, estimate, show"),
+    "stands": (r"\b[Ss]tands?\b|\bstood\b", 45, "is, is shown in, means"),
+    "Of a tensor ...": (r"(?:help=\(?|\"\"\")\s*\"?Of (?:the|a|an|each|every|all|so) ", 3, "The tensor's ..."),
+    "makes an error": (r"makes? an? (?:\w+ )?error", 0, "has an error, loses"),
+    "alike": (r"\balike\b", 38, "the same, equally"),
+    "so many": (r"\bso many\b", 12, "n, this many"),
+    "the fewest": (r"\bthe fewest\b", 12, "at least, the least number of"),
+    "in the place of": (r"\bin (?:the )?place of\b", 45, "instead of"),
+    "anew": (r"\banew\b", 4, "again"),
+    "hangs on": (r"\bhangs? on\b", 0, "depends on"),
+    "comes to": (r"\b(?:comes|came|come) to\b", 9, "is, adds up to"),
+    "as in schedule:0=2": (r"\bas in (?!:|``|the |an? |\w+'s)", 22, "e.g."),
+}
+
+
+def hits(expression):
+    """Every occurrence in code, docs and the pages of the repository, as file:line: text."""
+    found = []
+    for path in sorted({path for glob in SOURCES for path in ROOT.glob(glob)}):
+        text = path.read_text()
+        for match in re.finditer(expression, text):
+            begin = text.rfind("\n", 0, match.start()) + 1
+            end = text.find("\n", match.end())
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(f"{path.relative_to(ROOT)}:{line}: {text[begin:end].strip()}")
+    return found
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_such_words_do_not_come_back(name):
+    expression, ceiling, instead = WORDS[name]
+    found = hits(expression)
+    listed = "\n".join(found)
+    assert len(found) <= ceiling, f"'{name}': write {instead}\n{listed}"

@@ -28,5 +28,3 @@ def test_fuzzing_targets_of_the_table():
     """A codec that is new has not been fuzzed for long; all else has."""
     told = set(re.findall(r"^\| ([\w-]+) \| [\d.]+ \| [\d.]* \| [\d,]+ \|", PAGE, re.MULTILINE))
     assert {name for name in MAKERS if not name.startswith("decoder-")} <= told <= set(MAKERS)
-
-

@@ -16,7 +16,7 @@ from helpers_docs import DOCS, ROOT
 import gtrace
 from gtrace.cli import gtrace as cli
 from gtrace.cli.groups import every_command
-from gtrace.codecs import codec_class, codec_names, wrapper_names
+from gtrace.codecs import codec_names, wrapper_names
 from gtrace.metrics import Comparison
 from gtrace.sweep import COLUMNS
 

@@ -99,7 +99,8 @@ def helps():
         return subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
     listed = shown()
-    names = re.findall(r"^  ([a-z]+) ", listed.partition("Commands:")[2], re.MULTILINE)
+    # Two blanks at least follow a command's name; prose below the commands has one.
+    names = re.findall(r"^  ([a-z]+)  ", listed.partition("Commands:")[2], re.MULTILINE)
     found = {"": listed, **{name: shown(name) for name in names}}
     return {name: " ".join(text.split()) for name, text in found.items()}
 

@@ -24,6 +24,7 @@ from gtrace.report.analysis.families import FITTED
 from gtrace.report.analysis.safety import SAFE_BIAS
 from gtrace.report.names import MISSING, count, listed, number
 from gtrace.report.section import Answer, Verdict
+from gtrace.units import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -234,7 +235,7 @@ def _written(
         sentence += f" (too close to call: {listed([one.name for one in choice.close], 3)})"
     saves = f"{32 / chosen.bits:.1f}x fewer bytes than float32, {16 / chosen.bits:.1f}x than bf16"
     if savings is not None and (best := savings.best(chosen.codec)) is not None:
-        saves += f"; {_saved(best, plain['bf16'])} with {savings.cluster.ranks} ranks"
+        saves += f"; {_saved(best, plain['bf16'])} on {savings.cluster.ranks} ranks"
     workers = analysis.basis.workers
     averaged = f" after averaging {workers} workers" if workers > 1 else ""
     costs = f"loses {lost(chosen.error)} of gradient energy{averaged}; {_batch(analysis, judged.get(chosen.codec))}"
@@ -254,7 +255,14 @@ def _uncompressed(
     if best is None or best.codec == chosen.codec:
         sentence = f"don't compress: no safe codec here is better than {name}"
     else:
-        sentence = f"don't compress: {name} is within {CLOSE:.0%} of the best codec here ({best.name})"
+        row = None if savings is None else savings.best(best.codec)
+        # The column "pays below" of the savings has the same number.
+        pays = (
+            ""
+            if row is None or not 0 < row.bandwidth < math.inf
+            else f"; it pays below {rate_text(row.bandwidth, digits=3)}"
+        )
+        sentence = f"don't compress: {name} is within {CLOSE:.0%} of the best codec here ({best.name}{pays})"
     plain = None if savings is None else {row.spec: row for row in savings.plain}.get(chosen.method)
     saves = f"{32 / chosen.bits:.1f}x fewer bytes than float32" if chosen.bits < 32 else "nothing"
     if plain is not None and savings is not None and chosen.bits < 32:
@@ -270,7 +278,7 @@ def _saved(row: Saving, reference: Saving) -> str:
     """How much of a step one exchange saves against another."""
     share = 1 - row.step.seconds / reference.step.seconds
     name = "float32" if reference.spec == "none" else reference.spec
-    return f"{share:.0%} of a step with {name}" if share >= 0.005 else f"no time against {name}"
+    return f"{share:.0%} of a step against {name}" if share >= 0.005 else f"no time against {name}"
 
 
 def lost(error: float) -> str:

@@ -307,7 +307,7 @@ def test_tridiagonal_systems():
 
 
 def test_what_is_no_law_is_refused():
-    with pytest.raises(UsageError, match="ndarray is none"):
+    with pytest.raises(UsageError, match="not ndarray"):
         as_law(np.ones(3))
     with pytest.raises(UsageError, match="norm none"):
         as_law(MomentSketch.of(np.ones(3), norm="none"))

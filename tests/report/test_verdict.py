@@ -143,6 +143,9 @@ def test_the_network_decides(swept, network, answer):
     assert all(math.isfinite(one.seconds) for one in found)
     if answer == "do not compress":
         assert verdict["recommendation"].startswith("don't compress: float32 is within 2% of the best codec here")
+        # The same digits as in the table of what codecs save.
+        pays = re.search(r"it pays below (.*)\)$", verdict["recommendation"])[1]
+        assert pays in to_markdown(report_of(swept, cluster=cluster, workers=8)).replace(verdict["recommendation"], "")
 
 
 def test_a_report_without_sweeps_has_no_verdict(tmp_path):

@@ -393,7 +393,7 @@ def check_output(path: Path, *, force: bool) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another -o")
     if path.exists() and not force:
-        raise OutputExistsError(f"{path}: exists already and was left untouched; pass --force or another -o")
+        raise OutputExistsError(f"{path} already exists. Use --force to replace it or -o to write elsewhere.")
 
 
 def pick(source: object, *names: str) -> dict[str, Any]:

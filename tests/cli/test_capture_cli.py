@@ -181,7 +181,7 @@ def test_force_never_deletes_a_folder_that_is_no_trace(folder, capture):
         (["nowhere.py"], "nowhere.py: no such script"),
         (["-o", "x.npz", "train.py"], "x.npz: a trace ends in .zarr or .h5; choose another name"),
         (["-o", "nowhere/x.zarr", "train.py"], "nowhere/x.zarr: the folder nowhere does not exist"),
-        (["--steps", "5-1", "train.py"], "--steps: '5-1' holds no step"),
+        (["--steps", "5-1", "train.py"], "--steps: '5-1' is reversed; write 1-5"),
         (["--steps", "1", "--every", "2", "train.py"], "--every and --steps exclude each other"),
         (["--every", "0", "train.py"], "--every: 0 must be at least 1"),
         (["--budget", "lots", "train.py"], "--budget: 'lots' is not a valid size"),
@@ -344,7 +344,7 @@ def test_a_forked_child_ends_as_it_would(folder):
 
 
 def test_the_scripts_environment_comes_first(folder, monkeypatch):
-    """Nothing heavy is imported before the script, so that what it sets up for torch and numpy holds."""
+    """Nothing heavy is imported before the script, so its own setup of torch and numpy takes effect."""
     source = """
         import os, sys
         print(sorted({"torch", "numpy", "zarr"} & set(sys.modules)))
@@ -356,7 +356,7 @@ def test_the_scripts_environment_comes_first(folder, monkeypatch):
     # Fewer than before: some machines give a process fewer threads than it asks for.
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     result = run_gtrace("capture", "threads.py", cwd=folder)
-    assert (result.returncode, result.stdout) == (0, "[]\n1\n")
+    assert (result.returncode, result.stdout) == (2, "[]\n1\n")
 
 
 def test_without_torch_there_is_one_clear_line(folder):
@@ -375,7 +375,7 @@ def test_ctrl_c_keeps_what_is_done(folder):
     status, last = but_first_line(err).splitlines()
     assert status.startswith("gtrace: ")
     assert "steps captured in endless.zarr" in status
-    assert last == "gtrace: interrupted; what was finished is kept"
+    assert last == "gtrace: interrupted; finished work is kept."
     trace = check_ramp(folder / "endless.zarr", 6)
     assert trace.status == "interrupted"
 

@@ -83,7 +83,7 @@ def digits(tmp_path_factory):
 
 
 def test_info_tells_batches_and_what_was_kept(call, digits):
-    done = call("info", digits / "run.zarr", "--kind", "neural")
+    done = call("info", digits / "run.zarr", "--full", "--kind", "neural")
     assert done.returncode == 0, done.stderr
     rows = {line.split()[0]: line.split()[1:4] for line in done.stdout.splitlines() if line.startswith(("conv", "fc"))}
     assert rows == {

@@ -29,7 +29,7 @@ def test_a_report_has_a_section_on_savings_when_asked(call, sweep):
     code, out, err = call("report", sweep, "--full", "-o", "a.md", *MACHINES)
     assert (code, err) == (0, "")
     assert "\nSavings between 8 ranks: net.sweep.db\n" in out
-    assert "Between 8 ranks with 1 Mbit/s and 20.0 us a message, a step of 10.0 ms waits " in out
+    assert "On 8 ranks at 1 Mbit/s and 20.0 us a message, communication adds " in out
     assert "qsgd:bits=4,bucket_size=8192" in out[out.index("What codecs save") :]
     assert "Savings" not in call("report", sweep, "--full", "-o", "b.md")[1]
 

@@ -91,7 +91,7 @@ def test_errors_are_one_line(call, grads, tmp_path):
         (("export", "nowhere.zarr"), 3, "no such trace"),
         (("export", "run.zarr", "-o", "grads", "--force"), 4, "so it is kept"),
         (("export", "run.zarr", "--steps", "77"), 2, "none of these steps"),
-        (("export", "run.zarr", "--rank", "1"), 2, "holds no rank 1"),
+        (("export", "run.zarr", "--rank", "1"), 2, "holds no kind weight, rank 1"),
     ]
     for arguments, code, words in cases:
         found, out, err = call(*arguments)

@@ -66,7 +66,7 @@ def test_a_page_of_an_earlier_report_is_replaced_and_anything_else_is_not(call, 
     page.write_text("mine")
     code, out, err = call(sweep)
     assert (code, out) == (4, "")
-    assert err == "gtrace: net.report.html: exists already and was left untouched; pass --force or another -o\n"
+    assert err == "gtrace: net.report.html already exists. Use --force to replace it or -o to write elsewhere.\n"
     assert page.read_text() == "mine"
     assert call(sweep, "--force")[0] == 0
     whole = page.read_bytes()

@@ -62,7 +62,7 @@ def test_capture_of_sketches(full, suffix):
             assert sketch.mantissa == 5
             assert sketch.energy == pytest.approx(expected.norm2, rel=1e-6)
             np.testing.assert_array_equal(trace.read("0.bias", step), values.read("0.bias", step))
-    code, out, _ = full("info", name)
+    code, out, _ = full("info", "--full", name)
     assert code == 0
     assert "sketch   l2:512, none of 1 tensor; no values, so sweeps give expectations only" in out
     assert [line.split()[2] for line in out.splitlines() if "x200" in line or ".bias" in line] == [
@@ -126,7 +126,7 @@ def test_a_sketch_of_a_trace(full):
     assert lines[2].startswith("kept: ")
     assert lines[3].startswith("lost: the values")
     assert lines[-2:] == ["full.sketch.zarr", "next: gtrace sweep full.sketch.zarr"]
-    code, out, _ = full("info", "full.sketch.zarr")
+    code, out, _ = full("info", "--full", "full.sketch.zarr")
     assert "sketch of 4 steps" in out
     row = next(line for line in out.splitlines() if "150x200" in line)
     with gtrace.open_trace("full.zarr") as trace:

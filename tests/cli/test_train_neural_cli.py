@@ -71,7 +71,7 @@ def test_json_carries_the_shadow(folder, call):
 
 def test_the_report_shows_the_weight_gradients(call):
     assert call("study", "compare", "int8", *SMALL, "--shadow", "2", "-o", "a.jsonl").returncode == 0
-    code, out, _ = call("report", "a.jsonl", "-o", "a.md")
+    code, out, _ = call("report", "a.jsonl", "--full", "-o", "a.md")
     assert code == 0
     assert "Weight gradients under compressed neural gradients" in out
     assert re.search(r"\nfc1\.weight +(0\.99\d\d|1\.0000)", out)

@@ -259,7 +259,7 @@ def test_jobs_are_cut_between_steps_and_put_together():
 
 def test_without_dask_one_line_says_what_to_install(trace, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(UsageError, match=r"pip install 'gtrace\[dask\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'gradtrace\[dask\]'"):
         gtrace.run_sweep(trace, ["none"], scheduler="local:2")
 
 

@@ -262,5 +262,5 @@ def test_ranks_of_other_models_are_noticed():
         some = slice(0, 3 - wire.rank)
         return rank_codecs(wire, "powersgd").all_reduce(whole("powersgd")[some], gradients(0)[some], 0)
 
-    with pytest.raises(PayloadError, match="models differ"):
+    with pytest.raises(PayloadError, match="ranks differ in their model"):
         together(2, work)

@@ -188,7 +188,7 @@ def refuse(paths: Sequence[Path], *, force: bool) -> None:
         if path.is_dir():
             raise OutputExistsError(f"{path}: is a folder and was left untouched; choose another -o")
         if path.exists() and not force:
-            raise OutputExistsError(f"{path}: exists already and was left untouched; pass --force or another -o")
+            raise OutputExistsError(f"{path} already exists. Use --force to replace it or -o to write elsewhere.")
 
 
 def check_page(path: Path, *, force: bool) -> None:

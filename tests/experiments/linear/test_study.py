@@ -82,7 +82,7 @@ def test_a_gradient_that_overflows_ends_a_run_with_a_codec():
         ({"epochs": 0}, "epochs: 0 is below 1"),
         ({"seeds": 0}, "seeds: 0 is below 1"),
         ({"batch_size": 0}, "batch size: 0 is below 1"),
-        ({"rate": -1.0}, "lr: -1 must be a positive number"),
+        ({"rate": -1.0}, "lr: must be a positive number, not -1"),
         ({"task": "liner"}, "no linear task 'liner'; did you mean linear"),
     ],
 )

@@ -14,22 +14,22 @@ WORDS = {
     "'25' is no rate": (
         r"(?<!there )(?<!There )\b(?:is|are|was|were|be) no (?!longer|more|different|worse|better|faster|slower|larger|"
         r"smaller|shorter|one|way)\b",
-        19,
+        3,
         "is not a valid N; needs ...",
     ),
-    "where there is": (r"\b[Ww]here (?:there|one|they|it)\b", 95, "if, when"),
-    "tell, told": (r"\b(?:[Tt]ell|[Tt]ells|[Tt]old|[Tt]elling)\b(?!\(\))", 118, "know, measure, estimate, show"),
-    "stands": (r"\b[Ss]tands?\b|\bstood\b", 45, "is, is shown in, means"),
-    "Of a tensor ...": (r"(?:help=\(?|\"\"\")\s*\"?Of (?:the|a|an|each|every|all|so) ", 3, "The tensor's ..."),
+    "where there is": (r"\b[Ww]here (?:there|one|they|it)\b", 47, "if, when"),
+    "tell, told": (r"\b(?:[Tt]ell|[Tt]ells|[Tt]old|[Tt]elling)\b(?!\(\))", 37, "know, measure, estimate, show"),
+    "stands": (r"\b[Ss]tands?\b|\bstood\b", 37, "is, is shown in, means"),
+    "Of a tensor ...": (r"(?:help=\(?|\"\"\")\s*\"?Of (?:the|a|an|each|every|all|so) ", 1, "The tensor's ..."),
     "makes an error": (r"makes? an? (?:\w+ )?error", 0, "has an error, loses"),
-    "alike": (r"\balike\b", 38, "the same, equally"),
-    "so many": (r"\bso many\b", 12, "n, this many"),
+    "alike": (r"\balike\b", 29, "the same, equally"),
+    "so many": (r"\bso many\b", 8, "n, this many"),
     "the fewest": (r"\bthe fewest\b", 12, "at least, the least number of"),
-    "in the place of": (r"\bin (?:the )?place of\b", 45, "instead of"),
-    "anew": (r"\banew\b", 4, "again"),
+    "in the place of": (r"\bin (?:the )?place of\b", 42, "instead of"),
+    "anew": (r"\banew\b", 0, "again"),
     "hangs on": (r"\bhangs? on\b", 0, "depends on"),
-    "comes to": (r"\b(?:comes|came|come) to\b", 9, "is, adds up to"),
-    "as in schedule:0=2": (r"\bas in (?!:|``|the |an? |\w+'s)", 22, "e.g."),
+    "comes to": (r"\b(?:comes|came|come) to\b", 1, "is, adds up to"),
+    "as in schedule:0=2": (r"\bas in (?!:|``|the |an? |\w+'s)", 4, "e.g."),
 }
 
 

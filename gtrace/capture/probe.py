@@ -196,7 +196,7 @@ def run_probe(message: str) -> int:
         session.settle(status)
         return exit_code
 
-    told = {
+    setup = {
         "path": options.trace,
         "run": chosen.run,
         "settings": asdict(settings),
@@ -204,14 +204,14 @@ def run_probe(message: str) -> int:
         "probe": asdict(options),
     }
     with before_abrupt_exit(conclude):
-        with after_import("torch", begin), children_call(__name__, told):
+        with after_import("torch", begin), children_call(__name__, setup):
             outcome = run_program(program)
         return conclude(outcome.exit_code)
 
 
-def start(told: Mapping[str, Any]) -> None:
+def start(setup: Mapping[str, Any]) -> None:
     """Probe this process, which the program launched, until it ends; called when it has imported torch."""
-    stopwatch = Stopwatch(ProbeOptions(**told["probe"]))
-    sessions.start(told)
+    stopwatch = Stopwatch(ProbeOptions(**setup["probe"]))
+    sessions.start(setup)
     stopwatch.install()
     before_shutdown(stopwatch.write)

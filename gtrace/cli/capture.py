@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gtrace.capture.summary import CaptureSummary
     from gtrace.torch_hooks.launcher import Outcome, Program
 
-#: Seconds of training below which its share that capture took is told in milliseconds, too.
+#: Seconds of training below which its share that capture took is shown in milliseconds, too.
 _SHORT = 1.0
 
 
@@ -36,7 +36,7 @@ class CaptureTarget:
     output: Path | None = option(
         None, names=("-o", "--output"), help="Trace to write, .zarr or .h5.  [default: SCRIPT.zarr]"
     )
-    is_module: bool = option(False, names=("-m",), help="SCRIPT is the name of a module, as in python -m.")
+    is_module: bool = option(False, names=("-m",), help="SCRIPT is the name of a module, like python -m.")
     settings: CaptureSettings = nested(CaptureSettings)
 
 
@@ -77,7 +77,7 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
         shown, target.settings, run=launch_token() or secrets.token_hex(8), first=first_of_launch()
     )
     attrs = {"argv": program.argv, "git_commit": git_commit(program.folder)}
-    # The script may put something else in the place of stderr, or close that.
+    # The script may put something else instead of stderr, or close that.
     say = functools.partial(print_line, stream=sys.stderr)
     session = CaptureSession(chosen, attrs, say=say, status=True)
 

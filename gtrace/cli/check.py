@@ -37,7 +37,7 @@ class CheckSettings:
 def command(settings: CheckSettings, trace: Path | str) -> int:
     """Read every committed gradient of TRACE and verify it: checksums, presence, statistics, metadata.
 
-    Every fault is reported. The exit code is 0 where there is none, and 3 otherwise; after a repair it is 0. A repair
+    Every fault is reported. The exit code is 0 if there is none, and 3 otherwise; after a repair it is 0. A repair
     keeps all gradients that are right; those that are damaged are absent in the new trace.
     """
     from gtrace.trace.check import check_trace, repair_trace

@@ -165,7 +165,7 @@ def _list(described: list[dict[str, Any]]) -> None:
         )
     Console().print(table)
     click.echo("\ngtrace codecs NAME explains one; a spec is NAME:key=value,key=value")
-    click.echo("a prefix goes before any spec, as in ef:topk:ratio=0.01")
+    click.echo("a prefix goes before any spec, e.g. ef:topk:ratio=0.01")
 
 
 def _page(item: dict[str, Any]) -> str:

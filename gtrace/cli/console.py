@@ -58,7 +58,7 @@ def stdout_console() -> Console:
 
 
 def wide_console(*, err: bool = False) -> Console:
-    """Standard output, or error, as rich sees it; where it is no terminal, wide enough for every column."""
+    """Standard output, or error, as rich sees it; if it is not a terminal, wide enough for every column."""
     from rich.console import Console
 
     stream = sys.stderr if err else sys.stdout

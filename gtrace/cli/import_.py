@@ -31,7 +31,7 @@ class ImportSettings:
         None,
         call=("rules",),
         metavar="TEMPLATE",
-        help="What names say, as in '{step}/{tensor}.npy'; also {rank}, and * for anything.",
+        help="What names say, e.g. '{step}/{tensor}.npy'; also {rank}, and * for anything.",
     )
     step_axis: bool = option(False, call=("rules",), help="The first axis of every array counts steps.")
     steps: tuple[int, ...] | None = option(None, call=("rules",), **STEPS)
@@ -49,7 +49,7 @@ class ImportSettings:
 def command(settings: ImportSettings, sources: tuple[Path, ...]) -> None:
     """Make a trace of the gradients in SOURCE: files or folders of .npy, .npz, .safetensors and .pt, Zarr stores.
 
-    The step is the number of a file or folder, as in grads/step_000100.safetensors. What was found is printed.
+    The step is the number of a file or folder, e.g. grads/step_000100.safetensors. What was found is printed.
 
     \b
     Example:
@@ -87,13 +87,13 @@ def _open_state_dict(path: Path) -> TensorFile:
 
 def _show(made: Imported) -> None:
     from gtrace.report.names import count, literal
-    from gtrace.trace.io.importing import STEPS_TOLD
+    from gtrace.trace.io.importing import STEPS_FROM
 
     say: Callable[[str], None] = click.echo
     span = f" ({made.steps[0]} to {made.steps[-1]})" if len(made.steps) > 1 else ""
     found = f"{count(len(made.steps), 'step')}{span}, {count(len(made.tensors), 'tensor')}"
-    told = ", ".join(STEPS_TOLD[how] for how in made.numbering)
-    say(f"{found} from {count(made.files, 'file')}; {told}")
+    numbered = ", ".join(STEPS_FROM[how] for how in made.numbering)
+    say(f"{found} from {count(made.files, 'file')}; {numbered}")
     if len(made.steps) == 1 and set(made.numbering) <= {"sorted", "none"}:
         say("nothing named a step: if the first axis of the arrays counts steps, pass --step-axis --force")
     if made.left_out:

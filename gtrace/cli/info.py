@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gtrace.sweep.laws import LayerLaws
     from gtrace.trace import TensorInfo, Trace
 
-#: Bits for which the best float format is told.
+#: Bits for which the best float format is shown.
 BITS = (4, 5, 6, 7, 8)
 #: Blocks of a line over steps.
 _SPARK_WIDTH = 16
@@ -298,8 +298,8 @@ def _noise(trace: Trace, rows: Sequence[TensorHistory]) -> str:
     """Whether gradient noise can be estimated, from the table of contents alone."""
     infos = [row.info for row in rows if row.info.kind == "weight"]
     for info in infos:
-        told = trace.statistics(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
-        if "replicas" in told and (told["replicas"] >= 2).any():
+        statistics = trace.statistics(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
+        if "replicas" in statistics and (statistics["replicas"] >= 2).any():
             return "can be estimated, from micro-batches"
     if len({info.rank for info in infos if info.stage == "local"}) > 1:
         return "can be estimated, from the gradients of several ranks"

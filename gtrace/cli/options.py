@@ -142,7 +142,7 @@ _TYPES: dict[str, Any] = {
     "tuple[str, ...]": str,
     "tuple[Path, ...]": click.Path(path_type=Path),
 }
-#: what a field says about itself that is no argument of ``click.option``
+#: what a field says about itself that is not an argument of ``click.option``
 _OWN = {"help", "choices", "minimum", "maximum", "opposite", "commas", "names", "only", "call"}
 #: in a context's ``meta``: the help shows every option
 _ALL = "gtrace.help_all"

@@ -137,7 +137,7 @@ class PlanSettings:
         choices=("pooled", "previous", "each", "once"),
         help="Data that levels and codes are fitted on.",
     )
-    seed: int = option(0, advanced=True, help="Of the resampled steps.")
+    seed: int = option(0, advanced=True, help="Seed of the resampling of steps.")
     jobs: int | None = option(
         None, advanced=True, call=("measure",), minimum=1, help="Threads.  [default: all processors]"
     )

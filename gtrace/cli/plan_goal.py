@@ -41,7 +41,7 @@ class BudgetSettings:
         names=("--max-bits",),
         formerly="--budget",
         metavar="BITS",
-        help="At most so many measured bits per value, e.g. 3: payload, norms and shared bytes.",
+        help="At most this many measured bits per value, e.g. 3: payload, norms and shared bytes.",
     )
     ratio: float | None = option(None, metavar="N", help="N times smaller than float32.")
     max_error: float | None = option(None, metavar="E", help="The fewest bits within this relative error: 0.1.")

@@ -27,7 +27,7 @@ class PredictSettings:
     """The options of ``gtrace study predict``."""
 
     first: float = option("100%", type=str, metavar="SHARE", callback=_share, help="Steps whose measures count.")
-    exclude: tuple[str, ...] = option((), metavar="GLOB", help="Leave codecs out, as in 'ef:*'.")
+    exclude: tuple[str, ...] = option((), metavar="GLOB", help="Leave codecs out, e.g. 'ef:*'.")
     output: Path | None = option(
         None, names=("-o", "--output"), help="Draw the measures over the losses: .png, .svg, .pdf."
     )

@@ -25,10 +25,10 @@ class SketchSettings:
     )
     sketch: str = option(
         "l2:8192,linf:8192,none",
-        help="Norms and bucket sizes, as in l2:8192,linf:none; none alone: the plain magnitudes.",
+        help="Norms and bucket sizes, e.g. l2:8192,linf:none; none alone: the plain magnitudes.",
     )
     mantissa: int = option(6, minimum=0, maximum=10, help="Width of bins: 2^N in an octave. 10 loses nothing.")
-    merge_steps: int = option(1, minimum=1, help="Sum the sketches of so many consecutive recorded steps.")
+    merge_steps: int = option(1, minimum=1, help="Sum the sketches of this many consecutive recorded steps.")
     tensors: tuple[str, ...] = option((), **TENSORS)
     force: bool = option(False, help="Replace an existing trace.")
     as_json: bool = option(False, **JSON)

@@ -115,7 +115,7 @@ class SweepSettings:
         minimum=1,
         help="Elements held at a time of larger tensors: a power of two, a multiple of the bucket sizes.",
     )
-    seed: int = option(0, advanced=True, call=("sweep",), help="Of the stochastic rounding.")
+    seed: int = option(0, advanced=True, call=("sweep",), help="Seed of the stochastic rounding.")
     jobs: int | None = option(
         None, call=("sweep",), minimum=1, help="Threads; rows do not depend on it.  [default: all processors]"
     )

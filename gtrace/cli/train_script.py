@@ -47,16 +47,16 @@ def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple
     log = settings.output or Path(f"{program.stem}-{file_name(str(chosen))}.jsonl")
     if not launched_place().rank:
         check_output(log, force=settings.force)
-    told = {**_told(settings, chosen, program), "log": str(log.resolve())}
+    setup = {**_setup(settings, chosen, program), "log": str(log.resolve())}
 
     def conclude(outcome: Outcome, trainings: list[ScriptTraining]) -> int:
-        return _conclude(program, outcome, trainings, told, log, cluster, as_json=settings.as_json)
+        return _conclude(program, outcome, trainings, setup, log, cluster, as_json=settings.as_json)
 
-    return _run(program, told, conclude, live=not settings.as_json)
+    return _run(program, setup, conclude, live=not settings.as_json)
 
 
-def _told(settings: TrainSettings, chosen: Coding, program: Program) -> dict[str, Any]:
-    """What a process that trains is told, but for its log."""
+def _setup(settings: TrainSettings, chosen: Coding, program: Program) -> dict[str, Any]:
+    """The settings of a process that trains, without its log."""
     from gtrace.codecs.assignment import CodecTable
     from gtrace.torch_hooks.processes import launch_token
 
@@ -78,7 +78,7 @@ def _told(settings: TrainSettings, chosen: Coding, program: Program) -> dict[str
 
 def _run(
     program: Program,
-    told: dict[str, Any],
+    setup: dict[str, Any],
     conclude: Callable[[Outcome, list[ScriptTraining]], int],
     *,
     live: bool,
@@ -94,7 +94,7 @@ def _run(
     def start() -> None:
         from gtrace.training.unmodified import training
 
-        trainings.append(training(told, _live() if live else None))
+        trainings.append(training(setup, _live() if live else None))
         trainings[0].start()
 
     def leave(exit_code: int) -> int:
@@ -105,7 +105,7 @@ def _run(
             return error.exit_code
 
     with before_abrupt_exit(leave):
-        with after_import("torch", start), children_call("gtrace.training.unmodified", told):
+        with after_import("torch", start), children_call("gtrace.training.unmodified", setup):
             outcome = run_program(program)
         return conclude(outcome, trainings)
 
@@ -114,14 +114,14 @@ def run_one(message: str) -> int:
     """One of several runs of a program, in a process of its own; returns the program's exit code.
 
     Args:
-        message: JSON of the program (``target``, ``args``, ``is_module``) and of what to do (``told``).
+        message: JSON of the program (``target``, ``args``, ``is_module``) and of what to do (``setup``).
     """
     from gtrace.cli.options import load_plugins
     from gtrace.torch_hooks.launcher import Program
     from gtrace.torch_hooks.processes import seed_libraries
 
     asked = json.loads(message)
-    program, told = Program(asked["target"], tuple(asked["args"]), asked["is_module"]), asked["told"]
+    program, setup = Program(asked["target"], tuple(asked["args"]), asked["is_module"]), asked["setup"]
 
     def conclude(outcome: Outcome, trainings: list[ScriptTraining]) -> int:
         for one in trainings:
@@ -130,10 +130,10 @@ def run_one(message: str) -> int:
             click.echo("\x1b[K", nl=False, err=True)
         return outcome.exit_code
 
-    load_plugins(tuple(map(Path, told["plugins"])))
-    seed_libraries(told["script_seed"])
+    load_plugins(tuple(map(Path, setup["plugins"])))
+    seed_libraries(setup["script_seed"])
     try:
-        return _run(program, told, conclude, live=True)
+        return _run(program, setup, conclude, live=True)
     except GtraceError as error:
         click.echo(f"gtrace: {error}", err=True)
         return error.exit_code
@@ -162,8 +162,8 @@ def compare_script(settings: TrainSettings, chosen: list[Coding], script: str, a
     named = file_name(str(codecs[0])) if len(codecs) == 1 else "compare"
     log = settings.output or Path(f"{program.stem}-{named}.jsonl")
     check_output(log, force=settings.force)
-    told = [_told(settings, one, program) for one in codecs]
-    exact = {**_told(settings, Identity(), program), "rules": [], "watched": True}
+    setup = [_setup(settings, one, program) for one in codecs]
+    exact = {**_setup(settings, Identity(), program), "rules": [], "watched": True}
     seeds = range(settings.seed, settings.seed + settings.seeds)
     study = {
         "command": shlex.join(["gtrace", *sys.argv[1:]]),
@@ -172,7 +172,7 @@ def compare_script(settings: TrainSettings, chosen: list[Coding], script: str, a
     }
     runs = run_all(
         program,
-        [exact, *({**one, "watched": False} for one in told)],
+        [exact, *({**one, "watched": False} for one in setup)],
         seeds,
         log,
         lambda text: click.echo(text, err=True),
@@ -229,13 +229,13 @@ def _rules(texts: tuple[str, ...]) -> list[list[str]]:
     for text in texts:
         pattern, separator, spec = text.partition("=")
         if not (pattern and separator and spec):
-            raise UsageError(f"--rule {text}: write GLOB=CODEC, as in bias=none")
+            raise UsageError(f"--rule {text}: write GLOB=CODEC, e.g. bias=none")
         pairs.append([pattern, str(codec(spec))])
     return pairs
 
 
 def _live() -> Any:
-    """Told of every record: one line on a terminal that is written over and over, nothing in a pipe."""
+    """Show every record: one line on a terminal that is written over and over, nothing in a pipe."""
     import time
 
     if not sys.stderr.isatty():
@@ -258,7 +258,7 @@ def _conclude(
     program: Program,
     outcome: Outcome,
     trainings: list[ScriptTraining],
-    told: dict[str, Any],
+    setup: dict[str, Any],
     log: Path,
     cluster: Cluster | None,
     *,
@@ -276,11 +276,11 @@ def _conclude(
     if trained and not rank and summary is not None:
         savings = savings_of_log(summary.log, cluster) if summary.log is not None else None
         if as_json:
-            print_json(_as_dict(summary, told, savings))
-        for line in _lines(summary, told):
+            print_json(_as_dict(summary, setup, savings))
+        for line in _lines(summary, setup):
             click.echo(line, err=True)
         print_savings(savings, err=True)
-    elif not trained and rank is None and (lines := _of_children(log, told)):
+    elif not trained and rank is None and (lines := _of_children(log, setup)):
         for line in lines:
             click.echo(line, err=True)
         print_savings(savings_of_log(log, cluster), err=True)
@@ -292,19 +292,19 @@ def _conclude(
             raise ScriptError(failed)
         click.echo(f"gtrace: {failed}", err=True)
         return outcome.exit_code
-    if not trained and rank is None and not _of_children(log, told):
+    if not trained and rank is None and not _of_children(log, setup):
         why = "it never imported torch" if summary is None else "it took no step of a torch optimizer"
         raise UsageError(f"{program.target}: nothing went through the codec: {why}")
     return EXIT_OK
 
 
-def _lines(summary: ScriptSummary, told: dict[str, Any]) -> list[str]:
+def _lines(summary: ScriptSummary, setup: dict[str, Any]) -> list[str]:
     """What a user reads at the end."""
     tally, steps = summary.tally, summary.steps
     each = tally.bits / 8 / steps
     variance = tally.worker_variance
     lines = [
-        f"gtrace: {steps} steps through {told['codec']}: {tally.bits_per_element:.2f} bits per value "
+        f"gtrace: {steps} steps through {setup['codec']}: {tally.bits_per_element:.2f} bits per value "
         f"({tally.ratio:.1f} times smaller than float32, {tally.ratio / 2:.1f} than bf16), "
         f"{size_text(round(each))} a step"
         + (" from each rank" if summary.exchanged else "")
@@ -312,7 +312,7 @@ def _lines(summary: ScriptSummary, told: dict[str, Any]) -> list[str]:
     ]
     if summary.exchanged:
         lines.append(
-            f"gtrace: {summary.world_size} ranks, {told['exchange']}: this one gave {size_text(tally.wire_bytes)} to "
+            f"gtrace: {summary.world_size} ranks, {setup['exchange']}: this one gave {size_text(tally.wire_bytes)} to "
             f"collectives for others and spent {1000 * tally.wire_seconds / steps:.3g} ms a step in them, "
             f"{1000 * tally.codec_seconds / steps:.3g} ms of CPU time on the codec"
         )
@@ -331,9 +331,9 @@ def _lines(summary: ScriptSummary, told: dict[str, Any]) -> list[str]:
                 f"gtrace: beside it a bf16 all-reduce, at {count} step{'s' * (count > 1)}: 16 bits, relative variance "
                 f"of the average {bf16:.2g} against {ours:.3g}, {1000 * seconds:.3g} ms"
             )
-    elif told["workers"] > 1:
+    elif setup["workers"] > 1:
         lines.append(
-            f"gtrace: each gradient is the mean of {told['workers']} encodings of the same values, variance "
+            f"gtrace: each gradient is the mean of {setup['workers']} encodings of the same values, variance "
             f"{tally.relative_variance:.3g}; that is optimistic, because real workers' gradients differ"
         )
     if summary.seconds:
@@ -346,7 +346,7 @@ def _lines(summary: ScriptSummary, told: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _of_children(log: Path, told: dict[str, Any]) -> list[str]:
+def _of_children(log: Path, setup: dict[str, Any]) -> list[str]:
     """What a user reads where processes that the program launched did the training: their run log says it."""
     from gtrace.runlog import read_runlog
 
@@ -354,7 +354,7 @@ def _of_children(log: Path, told: dict[str, Any]) -> list[str]:
         records = read_runlog(log)
     except GtraceError:
         return []
-    if records[0].get("launch") != told["launch"]:
+    if records[0].get("launch") != setup["launch"]:
         return []
     steps = [record for record in records if record["type"] == "step"]
     bits = sum(record["bits"] for record in steps)
@@ -362,7 +362,7 @@ def _of_children(log: Path, told: dict[str, Any]) -> list[str]:
     ranks = records[0]["world_size"]
     shown = shlex.quote(str(_near(log)))
     return [
-        f"gtrace: {len(steps)} steps through {told['codec']} in a launched process"
+        f"gtrace: {len(steps)} steps through {setup['codec']} in a launched process"
         + (f", the first of {ranks} ranks" if ranks > 1 else "")
         + (
             f": {bits / values:.2f} bits per value ({32 * values / bits:.1f} times smaller than float32)"
@@ -378,16 +378,16 @@ def _near(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _as_dict(summary: ScriptSummary, told: dict[str, Any], savings: Savings | None) -> dict[str, Any]:
+def _as_dict(summary: ScriptSummary, setup: dict[str, Any], savings: Savings | None) -> dict[str, Any]:
     from gtrace.report.sections.savings import savings_json
 
     tally = summary.tally
     return {
         "output": None if summary.log is None else str(summary.log),
-        "codec": told["codec"],
+        "codec": setup["codec"],
         **pick(summary, "steps", "optimizers", "world_size"),
-        "exchange": told["exchange"] if summary.exchanged else None,
-        "workers": told["workers"],
+        "exchange": setup["exchange"] if summary.exchanged else None,
+        "workers": setup["workers"],
         "bits_per_value": tally.bits_per_element,
         **pick(tally, "bits", "ratio", "shared_bits", "envelope_bits", "frame_bits", "down_bits", "wire_bytes"),
         **pick(tally, "worker_variance", "codec_seconds", "wire_seconds"),

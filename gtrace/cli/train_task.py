@@ -81,7 +81,7 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
         **arguments(settings, "study"),
     )
     if not settings.force and study.can_resume(path):
-        click.echo(f"gtrace: {path}: continues where it was interrupted", err=True)
+        click.echo(f"gtrace: {path}: continues after the interruption", err=True)
     try:
         with step_progress("train", quiet=settings.as_json) as show:
             study.run(path, force=settings.force, on_record=_following(study, show))

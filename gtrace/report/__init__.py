@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gtrace.report.render.markdown import to_markdown
     from gtrace.report.render.records import to_csv, to_json, to_json_lines, to_parquet
     from gtrace.report.render.text import print_report
-    from gtrace.report.sections import draw, figure_names
+    from gtrace.report.sections import answer, draw, figure_names
 
 _HOMES = {
     "Asked": "inputs",
@@ -31,6 +31,7 @@ _HOMES = {
     "SweepAnalysis": "analysis.results",
     "analyze": "analysis.sweep",
     "analyze_runs": "analysis.run_logs",
+    "answer": "sections",
     "default_page": "render.files",
     "draw": "sections",
     "figure_names": "sections",
@@ -56,6 +57,7 @@ __all__ = [
     "SweepAnalysis",
     "analyze",
     "analyze_runs",
+    "answer",
     "default_page",
     "draw",
     "figure_names",

@@ -49,7 +49,7 @@ class Report:
         pools: run logs of the same task put together.
         pairs: configurations that the reader named, compared within each sweep, in the order of ``sweeps``.
         groups: of tensors that the reader named, of each sweep likewise.
-        savings: what the codecs of the sweeps and run logs save between the ranks that the reader told of.
+        savings: what the codecs of the sweeps and run logs save between the ranks that the reader named.
     """
 
     title: str
@@ -64,7 +64,7 @@ class Report:
     savings: tuple[Savings, ...] = ()
 
     def savings_of(self, sweep: SweepAnalysis) -> Savings | None:
-        """What the codecs of a sweep save, where the reader told of ranks."""
+        """What the codecs of a sweep save, if the reader named ranks."""
         return next((savings for savings in self.savings if savings.name == sweep.name), None)
 
     @property
@@ -225,7 +225,7 @@ def kind_of(path: Path) -> str:
         return "trace"
     if path.exists() and not path.is_file():
         # A pipe would be waited for without end.
-        raise TraceError(f"{path}: it is no file; pass a .sweep.db, a run log or a trace")
+        raise TraceError(f"{path}: it is not a file; pass a .sweep.db, a run log or a trace")
     try:
         with path.open("rb") as file:
             start = file.read(64)

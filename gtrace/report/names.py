@@ -88,7 +88,7 @@ def natural_order(names: Iterable[str]) -> list[str]:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """``value`` with ``digits`` significant digits, and a dash for what is no number.
+    """``value`` with ``digits`` significant digits, and a dash for what is not a number.
 
     >>> [number(v) for v in (0.04116, 1.6, 12345.0, 2.5e-7, 0.0, float("nan"))]
     ['0.0412', '1.60', '12345', '2.50e-7', '0', '–']
@@ -157,7 +157,7 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A part of a whole, and a dash for what is no number.
+    """A part of a whole, and a dash for what is not a number.
 
     >>> percent(0.834), percent(float("nan"))
     ('83%', '–')

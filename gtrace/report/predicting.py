@@ -67,7 +67,7 @@ class Prediction:
             return MISSING
         if self.correlation.low > STRONG:
             return "predicts"
-        return "tells something" if self.correlation.low > 0 else "not seen to predict"
+        return "says something" if self.correlation.low > 0 else "not seen to predict"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Predictions:
         task: what was trained.
         codecs: specs, without the uncompressed run's.
         excess: float64[codecs], final test loss above that of the uncompressed run of the same seed, mean over the
-            seeds; infinite where one diverged.
+            seeds; infinite if one diverged.
         seeds: how many there are.
         found: one for each measure.
     """
@@ -99,7 +99,7 @@ class Predictions:
 
     @property
     def sentence(self) -> str:
-        """What it comes to."""
+        """The verdict."""
         best = self.leader
         if best is None:
             why = next((one.correlation.why for one in self.found), "")
@@ -198,10 +198,10 @@ def _judge(found: Mapping[str, NDArray[np.float64]], excess: NDArray[np.float64]
 
 
 def _obstacle(values: NDArray[np.float64]) -> str:
-    """Why the order of codecs by a measure says nothing; empty where it does."""
+    """Why the order of codecs by a measure says nothing; empty if it does."""
     known = values[np.isfinite(values)]
     if known.size < FEWEST_CODECS:
-        return f"it was measured of {count(known.size, 'codec')}, and {FEWEST_CODECS} are the fewest"
+        return f"needs at least {FEWEST_CODECS} codecs; it was measured for {known.size}"
     return "it is the same for all codecs" if np.all(known == known[0]) else ""
 
 
@@ -263,7 +263,7 @@ def table(several: Sequence[Predictions]) -> Table:
         ),
         tuple(rows),
         (
-            f"predicts: the interval lies above {STRONG:g}; tells something: above 0. Mean of each measure over the "
+            f"predicts: the interval lies above {STRONG:g}; says something: above 0. Mean of each measure over the "
             "steps of a run.",
         ),
     )

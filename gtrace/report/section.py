@@ -6,6 +6,7 @@ A section has its words, tables, figures and numbers once, for everything that s
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
@@ -121,7 +122,7 @@ def format_cell(value: float, form: str) -> Cell:
     return NOTHING if math.isnan(value) else Cell(format(value, form))
 
 
-#: how a curve is drawn: a line with markers at its points, points alone (also in the place of bars), a line alone, or
+#: how a curve is drawn: a line with markers at its points, points alone (also instead of bars), a line alone, or
 #: steps
 Form: TypeAlias = Literal["line", "points", "plain", "steps"]
 
@@ -133,7 +134,7 @@ class Curve:
     Attributes:
         label: its name in the legend.
         x: positions; numbers, or names of categories, for bars.
-        y: values, as many; NaN where there is none.
+        y: values, as many; NaN if there is none.
         low: lower ends of intervals around them; empty for none.
         high: upper ends.
         method: codec whose look it has; empty for the next of the palette.
@@ -201,7 +202,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Numbers of a grid, NaN where there is none.
+    """Numbers of a grid, NaN if there is none.
 
     Attributes:
         rows: names from above.
@@ -315,6 +316,11 @@ class Verdict:
             ("Costs", self.costs),
             ("Confidence", self.confidence),
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        rows = "".join(f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in self.lines)
+        return f"<table>{rows}</table>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Interval:
         p: two-sided p-value of "the statistic is 0", NaN likewise.
         count: steps or seeds that it rests on.
         blocks: of these how many are worth an independent number each.
-        why: why there is no interval, empty where there is one.
+        why: why there is no interval, empty if there is one.
     """
 
     estimate: float
@@ -87,7 +87,7 @@ UNKNOWN = Interval(math.nan, why="no number to judge")
 
 
 def step_weights(steps: ArrayLike) -> NDArray[np.float64]:
-    """(S,) part of training that each step stands for; they add up to 1.
+    """(S,) part of training that each step represents; they add up to 1.
 
     Consecutive steps are a burst. A burst stands for the training up to the middle of the gaps around it, and its
     steps share that equally: a step at the end of a burst says no more about the gap than its neighbours do. Beyond
@@ -187,7 +187,7 @@ def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key) -> Interval:
     of unequal weights are worth fewer: ``(sum w)^2 / sum w^2`` (Kish 1965).
 
     Args:
-        values: (S,) one per step in the order of training, such as paired differences; NaN where there is none.
+        values: (S,) one per step in the order of training, such as paired differences; NaN if there is none.
         weights: (S,) part of training that each stands for, see :func:`step_weights`.
         key: of the resampling; the same one gives the same interval.
     """

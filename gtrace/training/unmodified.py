@@ -177,7 +177,7 @@ class ScriptTraining:
         return after_closure(args, kwargs, lambda: self._compress(optimizer))
 
     def _compress(self, optimizer: Optimizer) -> None:
-        """Put what the codec makes of them in the place of the gradients, unless ranks have done so."""
+        """Put what the codec makes of them instead of the gradients, unless ranks have done so."""
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         number, count = self._counts.get(optimizer, (self.summary.optimizers, 0))
         self._counts[optimizer] = number, count + 1
@@ -270,24 +270,24 @@ class ScriptTraining:
         self._log.step(step, tally, comparison, seconds, self._sizes, summary)
 
 
-def training(told: Mapping[str, Any], on_record: Callable[[dict[str, Any]], None] | None = None) -> ScriptTraining:
+def training(settings: Mapping[str, Any], on_record: Callable[[dict[str, Any]], None] | None = None) -> ScriptTraining:
     """The hooks for what the command line said, as JSON values.
 
     Raises:
         UsageError: a codec that cannot be had here.
     """
     known = {item.name for item in fields(ScriptOptions)}
-    options = ScriptOptions(**{name: _plain(value) for name, value in told.items() if name in known})
+    options = ScriptOptions(**{name: _plain(value) for name, value in settings.items() if name in known})
     return ScriptTraining(options, _say, on_record)
 
 
-def start(told: Mapping[str, Any]) -> None:
+def start(settings: Mapping[str, Any]) -> None:
     """Train with the codec in this process until it ends; called when it has imported torch."""
-    for file in told["plugins"]:
+    for file in settings["plugins"]:
         load_plugin(Path(file))
-    if told.get("script_seed") is not None:
-        seed_libraries(told["script_seed"])
-    child = training(told)
+    if settings.get("script_seed") is not None:
+        seed_libraries(settings["script_seed"])
+    child = training(settings)
     child.start()
 
     def end() -> None:

@@ -26,7 +26,7 @@ from gtrace.planning import Budget, curves_of, make_plan, save_plan
 from gtrace.report.analysis.savings import PAYLOADS, savings_of_sweep
 from gtrace.report.inputs import Asked, make_report
 from gtrace.report.render.files import write_report
-from gtrace.report.verdict import verdict_of
+from gtrace.report.verdict import candidates_of, choose, verdict_of
 from gtrace.sweep import run_sweep
 from gtrace.sweep.quick import BITS, quick_steps
 from gtrace.sweep.run import expand
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from gtrace.planning import Plan
     from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.analysis.savings import Savings
     from gtrace.report.section import Verdict
     from gtrace.sweep import SweepResult
     from gtrace.trace import Trace
@@ -229,7 +230,7 @@ def advise(
     analysis = report.sweeps[0]
     savings = None if cluster is None else savings_of_sweep(analysis, cluster)
     verdict = verdict_of(analysis, savings)
-    best = verdict.codec if verdict.answer == "compress" else _best_codec(analysis)
+    best = _best_codec(analysis, savings)
     plan = None
     with stages.stage("plan", "plan"):
         if best is not None:
@@ -377,8 +378,12 @@ def _sweep(trace: Path, output: Path, steps: Sequence[int], settings: AdviseSett
     return result
 
 
-def _best_codec(analysis: SweepAnalysis) -> str | None:
-    """The codec to show beside the plain exchanges if the answer is not to compress: the best at about 4."""
+def _best_codec(analysis: SweepAnalysis, savings: Savings | None) -> str | None:
+    """The recommended codec; if it is not to compress, the best one by the same rule, else the best at about 4 bits."""
+    choice = choose(candidates_of(analysis, savings), network=savings is not None)
+    for one in (choice.chosen, choice.best):
+        if one is not None and one.method not in _PLAIN:
+            return one.codec
     found = [c for c in analysis.configurations if c.method not in _PLAIN and np.isfinite(c.bits) and not c.partial]
     return min(found, key=lambda c: (abs(c.bits - 4) > 1, c.error)).spec if found else None
 

@@ -45,7 +45,7 @@ class FailedRun:
 
 @dataclass(frozen=True, slots=True)
 class ScriptRuns:
-    """What several runs of a program came to.
+    """The outcome of several runs of a program.
 
     Attributes:
         log: of all runs, summed up.
@@ -60,7 +60,7 @@ class ScriptRuns:
 
 def run_all(
     program: Program,
-    told: Sequence[dict[str, Any]],
+    setup: Sequence[dict[str, Any]],
     seeds: Sequence[int],
     log: Path,
     say: Callable[[str], None],
@@ -71,7 +71,7 @@ def run_all(
 
     Args:
         program: what to run.
-        told: what the process of each codec is told, as :class:`gtrace.training.scriptlog.ScriptOptions`; the first is
+        setup: settings of the process of each codec, as :class:`gtrace.training.scriptlog.ScriptOptions`; the first is
             the uncompressed run.
         seeds: of the runs; each is in ``GTRACE_SEED``, and seeds random, numpy and torch before the program starts.
         log: run log to write; an earlier one is replaced.
@@ -89,7 +89,7 @@ def run_all(
     found: list[list[dict[str, Any]]] = []
     failed: list[FailedRun] = []
     own_seed = False
-    runs = [(seed, one) for seed in seeds for one in told]
+    runs = [(seed, one) for seed in seeds for one in setup]
     try:
         for number, (seed, one) in enumerate(runs, 1):
             spec = BASELINE if one["watched"] else one["codec"]
@@ -98,7 +98,7 @@ def run_all(
             code, records = _run(program, {**one, "seed": seed, "script_seed": seed})
             if code:
                 failed.append(FailedRun(spec, seed, code))
-                # What did not come to its end has no final loss.
+                # A run that did not finish has no final loss.
                 records = [record for record in records if record["type"] != "end"]
             elif not records:
                 raise UsageError(f"{program.target}: nothing to compare: it took no step of a torch optimizer")
@@ -115,13 +115,13 @@ def run_all(
     return ScriptRuns(analyze_runs(records, log.name), tuple(failed), own_seed)
 
 
-def _run(program: Program, told: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
+def _run(program: Program, setup: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
     """Run the program in a process of its own with this one's streams; its exit code, and the records of its log."""
     with tempfile.TemporaryDirectory(prefix="gtrace-") as folder:
         path = Path(folder) / "run.jsonl"
         message = {"target": program.target, "args": program.args, "is_module": program.is_module}
-        child = json.dumps({**message, "told": {**told, "log": str(path)}})
-        seed = {SEED_VARIABLE: str(told["script_seed"])}
+        child = json.dumps({**message, "setup": {**setup, "log": str(path)}})
+        seed = {SEED_VARIABLE: str(setup["script_seed"])}
         code = subprocess.run([sys.executable, "-c", _CHILD, child], env={**os.environ, **seed}, check=False).returncode
         return (128 - code if code < 0 else code), (read_runlog(path) if path.exists() else [])
 

@@ -138,7 +138,7 @@ def test_nothing_is_overwritten_unless_asked(call, trace, tmp_path):
     recipe.write_text("mine")
     code, out, err = call("formats", trace, "-o", recipe)
     assert (code, out) == (4, "")
-    assert "exists already" in err
+    assert "already exists" in err
     assert recipe.read_text() == "mine"
     code, _, _ = call("formats", trace, "-o", recipe, "--force", "--steps", "0", "--bits", "4")
     assert code == 0

@@ -50,7 +50,7 @@ def beside(call, folder, monkeypatch):
     started = []
 
     def in_this_process(command, env, **_):
-        started.append(json.loads(command[3])["told"])
+        started.append(json.loads(command[3])["setup"])
         monkeypatch.setenv("GTRACE_SEED", env["GTRACE_SEED"])
         return subprocess.CompletedProcess(command, run_one(command[3]))
 

@@ -66,11 +66,11 @@ def test_layers_tensors_and_precedence(result):
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        (["conv"], "is no NAME=GLOB"),
-        (["=conv*"], "is no NAME=GLOB"),
+        (["conv"], "needs NAME=GLOB"),
+        (["=conv*"], "needs NAME=GLOB"),
         (["a=conv*", "a=fc*"], "is given twice"),
         (["a=cnov*"], "no tensor matches 'cnov\\*'"),
-        (["layer", "a=conv*"], "is no NAME=GLOB"),
+        (["layer", "a=conv*"], "needs NAME=GLOB"),
     ],
 )
 def test_bad_groups(result, groups, message):

@@ -85,10 +85,10 @@ def test_without_measurements_the_variance_of_the_steps_counts():
 def test_too_few_codecs_and_none_at_all():
     found = predicting.predict(study(), "log", exclude=["qsgdinf:bits=[2-7]"])
     assert found.leader is None
-    assert "5 are the fewest" in found.sentence
-    with pytest.raises(UsageError, match="gtrace train --compare"):
+    assert "needs at least 5 codecs" in found.sentence
+    with pytest.raises(UsageError, match="gtrace study compare"):
         predicting.predict(study(), "log", exclude=["*"])
-    with pytest.raises(UsageError, match="gtrace train --compare"):
+    with pytest.raises(UsageError, match="gtrace study compare"):
         predicting.predict([r for r in study() if r.get("run") != "none"], "log")
 
 

@@ -132,7 +132,7 @@ def test_no_shadow_no_table(records):
 
 
 def test_a_damaged_record_is_named(records):
-    with pytest.raises(TraceError, match="'cosine' of a shadow record is no number"):
+    with pytest.raises(TraceError, match="'cosine' of a shadow record is not a number"):
         analyze_runs([*records, {**records[-1], "cosine": "high"}])
 
 

@@ -36,7 +36,7 @@ def test_one_page_on_a_sweep_and_a_run(tmp_path, sweep_path):
 def test_nothing_is_overwritten_unless_asked(tmp_path, sweep_path):
     path = tmp_path / "page.html"
     path.write_text("mine")
-    with pytest.raises(OutputExistsError, match=r"page\.html: exists already"):
+    with pytest.raises(OutputExistsError, match=r"page\.html already exists"):
         write_html(path, sweeps=[sweep_path])
     assert path.read_text() == "mine"
     write_html(path, sweeps=[sweep_path], force=True)

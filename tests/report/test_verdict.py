@@ -11,7 +11,7 @@ from rich.console import Console
 
 import gtrace
 from gtrace.costs import Cluster, Network
-from gtrace.report import load_report, print_report, to_html, to_json, to_markdown
+from gtrace.report import answer, load_report, print_report, to_html, to_json, to_markdown
 from gtrace.report.inputs import Asked
 from gtrace.report.verdict import CLOSE, ERROR_LIMIT, Candidate, candidates_of, choose, simplicity
 
@@ -124,13 +124,14 @@ def test_every_way_out_begins_with_the_same_verdict(swept):
     console = Console(width=80, file=io.StringIO())
     print_report(report, console)
     assert console.file.getvalue().startswith(f"Recommendation   {verdict['recommendation'][:20]}")
-    page, markdown = to_html(report), to_markdown(report)
+    page, markdown, notebook = to_html(report), to_markdown(report), answer(report)._repr_html_()
     for line in ("recommendation", "saves", "costs", "confidence"):
         # A card has the beginning of a line in large letters, and its rest below.
         card = html.unescape(re.search(rf"<dt>{line.capitalize()}</dt>(.*?)</dd>", page)[1])
         said = re.sub(r"<[^>]+>", " ", card).lower()
         assert re.findall(r"[\w.%]+", said) == re.findall(r"[\w.%]+", verdict[line].lower())
         assert f"**{line.capitalize()}**: " in markdown
+        assert f"<th>{line.capitalize()}</th><td>{html.escape(verdict[line])}</td>" in notebook
 
 
 @pytest.mark.parametrize(("network", "answer"), [("1Mbit/s", "compress"), ("1Tbit/s", "do not compress")])

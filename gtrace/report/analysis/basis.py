@@ -209,7 +209,7 @@ def _sources(configurations: tuple[Configuration, ...], labels: Labels, basis: B
     drawn = [c.spec for c in configurations if c.error_source in ("measured", "mixed")]
     if drawn:
         which = "all codecs" if len(drawn) == len(configurations) else listed(drawn)
-        yield f"Error of the draws, rounding noise included, where there is no closed form: {which}."
+        yield f"Error of the draws, rounding noise included, if there is no closed form: {which}."
     if labels.unreadable:
         yield f"Parameters could not be read from the results: {listed(labels.unreadable)}."
 

@@ -64,7 +64,7 @@ class Sums:
     Args:
         table: C configurations, K cells.
         used: (C, K) which cells each configuration is summed over.
-        weights: (S,) part of training that each step stands for.
+        weights: (S,) part of training that each step represents.
     """
 
     def __init__(self, table: CellTable, used: NDArray[np.bool_], weights: NDArray[np.float64]) -> None:
@@ -152,7 +152,7 @@ class CellTable:
     Attributes:
         specs: canonical spec of each configuration.
         methods: codec name of each.
-        parameters: parameters of each, None where they cannot be read.
+        parameters: parameters of each, None if they cannot be read.
         nominal_bits: of each, NaN where the codec has none.
         whole_model: (C,) the codec ran over the whole model's gradient, while others ran over tensors.
         memory: (C,) the codec keeps memory between steps.
@@ -163,13 +163,13 @@ class CellTable:
         step: (K,) index into ``steps``.
         n: elements.
         energy: squared norm of the gradient.
-        squared_error: expected where there is a closed form, else the mean over draws.
+        squared_error: expected if there is a closed form, else the mean over draws.
         error_drawn: the error is that of draws.
-        relative_bias: norm of the bias over that of the gradient, NaN where it is not known.
+        relative_bias: norm of the bias over that of the gradient, NaN if it is not known.
         window: steps of the window of consecutive steps that ends here, NaN where none does.
         window_error: squared norm of the sum of the errors over the window, expected or the mean over draws.
         window_energy: squared norm of the sum of the gradients over the window.
-        bits: payload and shared bits per coordinate, mean over draws where there are any, else expected.
+        bits: payload and shared bits per coordinate, mean over draws if there are any, else expected.
         bits_drawn: the bits were measured on encoded bytes.
         bits_shared: per coordinate, the part of them that is sent apart from payloads.
         columns: columns that :data:`~gtrace.report.analysis.families.SUMMED` declares.
@@ -212,7 +212,7 @@ class CellTable:
 
     @property
     def measured(self) -> NDArray[np.bool_]:
-        """(C, K) where there is an error and an energy to relate it to."""
+        """(C, K) if there is an error and an energy to relate it to."""
         return np.isfinite(self.squared_error) & np.isfinite(self.energy) & (self.n > 0)
 
     def under_coder(self, coder: Coder) -> CellTable:
@@ -338,7 +338,7 @@ def _prefer(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[
 def _of_cells(
     result: SweepResult, tensors: list[str], steps: NDArray[np.int64], keys: NDArray[np.int64], name: str
 ) -> NDArray[np.float64]:
-    """(K,) a number of the gradient noise of each cell, NaN where there is none."""
+    """(K,) a number of the gradient noise of each cell, NaN if there is none."""
     out = np.full(len(keys), np.nan)
     place = {key: k for k, key in enumerate(keys.tolist())}
     row = {tensor: (k + 1) * max(len(steps), 1) for k, tensor in enumerate(tensors)}

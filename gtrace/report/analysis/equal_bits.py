@@ -67,7 +67,7 @@ class AtBits:
         lower: index of the configuration below (or the one that stands for the target), -1 for none.
         upper: index of the configuration above, equal to ``lower`` where one configuration stands alone.
         bits: measured bits that the error belongs to: ``target``, or those of the configuration that stands for it.
-        bias: the part of ``variance`` that is bias, which more workers do not shrink; NaN where it was not asked for.
+        bias: the part of ``variance`` that is bias, which more workers do not shrink; NaN if it was not asked for.
     """
 
     target: float
@@ -223,7 +223,7 @@ FEWEST_POINTS = 3
 def envelope(bits: Sequence[float], variance: Sequence[float]) -> NDArray[np.float64]:
     """(P, 2) log bits and log variance of the points of a curve that no other point of it beats, bits rising.
 
-    What takes more bits for more or for the same error is never chosen, so it is no part of the curve. Points without
+    What takes more bits for more or for the same error is never chosen, so it is not part of the curve. Points without
     error have no logarithm.
     """
     points = sorted(

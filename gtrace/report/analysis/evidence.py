@@ -47,8 +47,8 @@ class PairedComparison:
         second: of the one in the denominator.
         bits: measured bits per coordinate of both, NaN where two configurations are compared as they are.
         by_elements: log of the ratio of the headline: errors are summed over all elements and steps.
-        by_layers: log of the ratio with each layer alike: the mean over layers of the logs of their own ratios.
-        p_holm: p-value of ``by_elements`` corrected for all comparisons of the sweep, NaN where there is none.
+        by_layers: log of the ratio, layers equally weighted: the mean over layers of the logs of their own ratios.
+        p_holm: p-value of ``by_elements`` corrected for all comparisons of the sweep, NaN if there is none.
         thirds: third of training -> ratio in it, by elements.
         better: part of training in which ``first`` has less error, by elements; NaN where nothing is known.
     """
@@ -84,7 +84,7 @@ class Phase:
         steps: captured steps.
         relative_variance: (configurations,) the error that methods are ranked by, NaN where not measured.
         bits: (configurations,) measured bits per coordinate.
-        at: (families, targets) that error at equal bits of this third, NaN where it cannot be compared.
+        at: (families, targets) that error at equal bits of this third, NaN if it cannot be compared.
     """
 
     name: str

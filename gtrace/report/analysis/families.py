@@ -55,7 +55,7 @@ def label(specs: Sequence[str], methods: Sequence[str], parameters: Sequence[Map
     Args:
         specs: canonical specs, all different.
         methods: codec name of each.
-        parameters: parameters of each; None where they are not known.
+        parameters: parameters of each; None if they are not known.
     """
     fixed = [
         None if p is None else {k: _plain(v) for k, v in p.items() if k not in RATE_PARAMETERS} for p in parameters
@@ -141,7 +141,7 @@ class Measure:
         column: of the table of configurations.
         of: what a mean over cells is weighted by: elements ``n``, ``magnitude`` (their number times mean |g|), or
             ``energy``: then of expectations alone, 0 for a gradient that is zero, and unknown if any cell lacks it;
-            empty for what is no mean of a column.
+            empty for what is not a mean of a column.
         expected: a closed form is preferred to the mean over draws.
         absolute: in gradient units, and over mean |g| in a configuration.
         form: of its cells.
@@ -171,7 +171,7 @@ class Configuration:
         spec: canonical spec string.
         method: codec name.
         family: method, and the parameters that tell it from other families of the same method.
-        setting: the parameter that trades bits for error, short (``b3``), empty where there is none.
+        setting: the parameter that trades bits for error, short (``b3``), empty if there is none.
         nominal_bits: NaN where the codec has none.
         cells: cells that were summed over.
         partial: measured on too few cells to be compared with the others; summed over its own.
@@ -179,7 +179,7 @@ class Configuration:
         bias: part of it that is bias, all of it where the bias is not known.
         optimal_variance: relative variance of the best levels of the same number under the same scale, over the
             same cells; NaN where a cell lacks it.
-        times_optimal: relative_variance / optimal_variance, NaN where there is nothing to divide by.
+        times_optimal: relative_variance / optimal_variance, NaN if there is nothing to divide by.
         model_variance: relative variance that a parametric law promised for the levels it gave, NaN without one.
         layers_variance: geometric mean over layers of relative variances; NaN without layers.
         error_source: ``expected`` (closed form) or ``measured`` (from draws), ``mixed``, ``none``.
@@ -198,7 +198,7 @@ class Configuration:
         fitted_on: source of levels and codes: ``itself``, ``pooled N steps``, ``previous``, ``step N``, or nothing.
         pareto: no other configuration takes fewer bits at no more error, or makes less error at no more bits.
         in_steps: log of ``relative_variance`` with its interval over steps.
-        error: what methods are ranked by; NaN where it was not measured.
+        error: what methods are ranked by; NaN if it was not measured.
         error_bias: the part of ``error`` that is bias, which more workers do not shrink.
         variance: part of ``relative_variance`` of one worker that is not bias.
         window_error: as ``relative_variance``, of what has arrived over windows of steps; NaN where not measured.
@@ -236,7 +236,9 @@ class Configuration:
         note="model says: relative variance that the fitted model of the data promised; relative variance is what the "
         "data gave.",
     )
-    layers_variance: float = shown("by layers", "geometric mean of the layers' relative variances, each layer alike", 4)
+    layers_variance: float = shown(
+        "by layers", "geometric mean of the layers' relative variances, layers equally weighted", 4
+    )
     error_source: Source
     bits: float = shown("bits", "per value, {coded}, with norms and shared bytes")
     bits_source: Source
@@ -362,7 +364,7 @@ class BDRate:
         low: least error of the common range, NaN where the ranges do not overlap.
         high: largest relative variance of it.
         bits: (2,) measured bits of the reference at ``high`` and ``low``.
-        why: why there is no number, empty where there is one.
+        why: why there is no number, empty if there is one.
     """
 
     family: str

@@ -123,7 +123,7 @@ def _fit(tensor: str, step: int, details: Mapping[tuple[str, int, str], Any]) ->
 
 
 def common_count(fits: Sequence[TensorFit]) -> int:
-    """The number of levels at which most configurations can be set side by side; 0 where there are none.
+    """The number of levels at which most configurations can be set side by side; 0 if there are none.
 
     Of :data:`FEWEST` to :data:`MOST` levels, as long as there are any: two levels are the same for every method,
     and many cannot be told apart.

@@ -103,7 +103,7 @@ def assign(tensors: Sequence[str], groups: Sequence[str]) -> dict[str, str]:
         patterns = [glob.strip() for glob in globs.split(",") if glob.strip()]
         if not equals or not name.strip() or not patterns:
             raise UsageError(
-                f"--group: '{text}' is no NAME=GLOB; write conv='conv*', or {BY_LAYER} or {BY_TENSOR} alone"
+                f"--group: '{text}' needs NAME=GLOB, e.g. conv='conv*', or {BY_LAYER} or {BY_TENSOR} alone"
             )
         if name.strip() in parsed:
             raise UsageError(f"--group: '{name.strip()}' is given twice; put its globs into one, with commas")

@@ -61,13 +61,13 @@ class SweepAnalysis:
         per_step: (configurations, steps) relative variance summed over tensors, NaN where not measured.
         bits_per_step: (configurations, steps) measured bits per coordinate over all tensors, NaN where not known.
         cells: cells that are compared.
-        notes: what a reader must know about how the numbers came to be, one line each.
+        notes: what a reader must know about how the numbers were made, one line each.
         warnings: of the sweep itself.
         provenance: of the sweep.
         fits: levels and what they were fitted to, the largest tensor first; empty where no codec was fitted.
-        step_weights: (steps,) part of training that each step stands for, adding up to 1.
+        step_weights: (steps,) part of training that each step represents, adding up to 1.
         per_tensor_bits: (configurations, tensors) measured bits per coordinate, NaN where not known.
-        at_layers: (families, targets) as ``Family.at``, each layer alike: the mix of configurations is that of
+        at_layers: (families, targets) as ``Family.at``, layers equally weighted: the mix of configurations is that of
             ``Family.at``, and the geometric mean over layers is taken.
         comparisons: the leader at each target against every other family there; see :class:`PairedComparison`.
         phases: thirds of training that have steps; empty for fewer than three steps.
@@ -183,7 +183,7 @@ class SweepAnalysis:
         return tuple(dict.fromkeys(self.configurations[i].spec for i in indices))
 
     def comparison(self, one: str, other: str, bits: float) -> PairedComparison | None:
-        """How two families (labels, in any order) were compared at a target, None where they were not."""
+        """How two families (labels, in any order) were compared at a target, None if they were not."""
         wanted = {one, other}
         return next((c for c in self.comparisons if c.bits == bits and {c.first, c.second} == wanted), None)
 

@@ -81,7 +81,7 @@ class RunLogAnalysis:
         task: name of what was trained, empty where the log does not say.
         workers: number of workers.
         runs: in the order of the log, the uncompressed one first.
-        notes: what a reader must know about how the numbers came to be.
+        notes: what a reader must know about how the numbers were made.
         warnings: of the training itself.
         study: the first record of the log.
         neural: bits and variances are those of the gradients inside the backward passes.
@@ -134,7 +134,7 @@ class RunLogAnalysis:
         return any(len(group.seeds) > 1 for group in self.groups)
 
     def baseline(self, run: LoggedRun) -> LoggedRun | None:
-        """The uncompressed run with the same seed, None where there is none or ``run`` is it."""
+        """The uncompressed run with the same seed, None if there is none or ``run`` is it."""
         if run.spec == BASELINE:
             return None
         return next((r for r in self.runs if r.spec == BASELINE and r.seed == run.seed), None)
@@ -303,7 +303,7 @@ def _number(record: Mapping[str, Any], key: str, name: str, missing: float | Non
     if value is None and (missing is not None or key != "step"):
         return math.nan if missing is None else missing
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TraceError(f"{name}: '{key}' of a {record['type']} record is no number; the run log is damaged")
+        raise TraceError(f"{name}: '{key}' of a {record['type']} record is not a number; the run log is damaged")
     # Python's integers have no end, and JSON reads 1e999 as infinite.
     if not abs(value) <= _LARGEST or (key in _COUNTS and (value % 1 or abs(value) > 2**53)):
         raise TraceError(f"{name}: '{key}' of a {record['type']} record is out of range; the run log is damaged")

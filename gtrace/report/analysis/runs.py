@@ -47,7 +47,7 @@ def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64
 
 
 def common_loss(runs: Sequence[LoggedRun]) -> float:
-    """A training loss that every finished run reached: the highest of their final ones; NaN where there is none.
+    """A training loss that every finished run reached: the highest of their final ones; NaN if there is none.
 
     Rounded up to three digits, so that it can be written down.
     """
@@ -61,7 +61,7 @@ def common_loss(runs: Sequence[LoggedRun]) -> float:
 def seconds_to_loss(run: LoggedRun, loss: float) -> float:
     """Simulated seconds until the running mean of the training loss, over a twentieth of the run, is at ``loss``.
 
-    NaN where it never is, or where no time was simulated. The first steps, before a whole window, do not count.
+    NaN if it never is, or where no time was simulated. The first steps, before a whole window, do not count.
     """
     known = np.isfinite(run.loss)
     window = max(int(known.sum() * WINDOW), 1)
@@ -136,7 +136,7 @@ class LoggedRun:
         loss: (S,) training loss.
         sent: (S,) bits that one worker has sent up to and with this step.
         bits: (S,) bits per value that one worker has sent in this step; NaN where not logged.
-        updates: (U,) of the steps, those at which levels or codes were fitted anew.
+        updates: (U,) of the steps, those at which levels or codes were fitted again.
         sim_seconds: (S,) simulated seconds up to and with this step; NaN where the log holds none.
         relative_variance: (S,) error of the averaged gradient over its energy.
         eval_steps: (E,) steps at which the model was tested.
@@ -144,7 +144,7 @@ class LoggedRun:
         eval_loss: (E,) test loss.
         eval_sent: (E,) bits that one worker had sent when the model was tested.
         eval_sim_seconds: (E,) simulated seconds then.
-        finished: the run came to its end.
+        finished: the run ended by itself.
         diverged: the run says that it blew up.
         ratio: bits that float32 would have taken over the bits sent; payload and shared bytes, sent up.
         codec_bits: (S,) bits of the codec that a policy chose; NaN where none did.
@@ -180,12 +180,12 @@ class LoggedRun:
 
     @property
     def final_accuracy(self) -> float:
-        """The last test accuracy, NaN where there is none."""
+        """The last test accuracy, NaN if there is none."""
         return last_known(self.accuracy)
 
     @property
     def final_eval_loss(self) -> float:
-        """The last test loss, NaN where there is none."""
+        """The last test loss, NaN if there is none."""
         return last_known(self.eval_loss)
 
     @property
@@ -196,12 +196,12 @@ class LoggedRun:
 
     @property
     def mean_relative_variance(self) -> float:
-        """Mean over steps of the averaged gradient's relative variance, NaN where it was not logged."""
+        """Mean over steps of the averaged gradient's relative variance, NaN if it was not logged."""
         return known_mean(self.relative_variance)
 
 
 def known_mean(values: NDArray[np.float64]) -> float:
-    """Mean of the finite values, NaN where there are none."""
+    """Mean of the finite values, NaN if there are none."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else math.nan
 
@@ -251,7 +251,7 @@ class SeedGroup:
         deviation: standard deviation over seeds, NaN for one.
         interval: of the mean, by Student's t; unknown for fewer than 5 seeds.
         difference: of ``values`` less those of the uncompressed run with the same seed, likewise.
-        p_holm: p-value of the difference corrected for all codecs of the group, NaN where there is none.
+        p_holm: p-value of the difference corrected for all codecs of the group, NaN if there is none.
         ratio: mean over seeds of float32 bits over bits sent.
     """
 
@@ -270,7 +270,7 @@ class SeedGroup:
 def seed_groups(runs: Sequence[LoggedRun]) -> tuple[SeedGroup, ...]:
     """Finished runs by codec, the uncompressed one first. Codecs without a finished run are left out.
 
-    Of several runs with the same codec and seed the first counts: a run that is repeated is no second sample.
+    Of several runs with the same codec and seed the first counts: a run that is repeated is not a second sample.
     """
     finished: dict[str, dict[int, LoggedRun]] = {}
     for run in sorted(runs, key=lambda run: run.spec != BASELINE):
@@ -346,7 +346,7 @@ class FinalLoss:
 
 
 def final_losses(runs: Sequence[LoggedRun], groups: Sequence[SeedGroup]) -> list[FinalLoss]:
-    """What each codec's finished runs came to against the uncompressed ones.
+    """What each codec's finished runs reached against the uncompressed ones.
 
     Args:
         runs: of a log.

@@ -75,7 +75,7 @@ class Safety:
 
     Attributes:
         why: why nothing can be said, empty where something can.
-        sources: what the noise was told from: ``micro-batches``, ``ranks``.
+        sources: what the noise was estimated from: ``micro-batches``, ``ranks``.
         noise: tr Cov(g) / ||g||^2 over all cells, with its interval over steps.
         noise_per_step: (steps,) the same at each step.
         noise_per_tensor: (tensors,) the same of each tensor.
@@ -132,17 +132,17 @@ def judge(
     Args:
         table: C configurations, K cells.
         used: (C, K) which cells each configuration is summed over.
-        weights: (steps,) part of training that each step stands for.
+        weights: (steps,) part of training that each step represents.
         order: (C,) configurations in the order of the analysis.
         provenance: of the sweep.
         batch: samples of a step over all workers; NaN takes what the trace says.
     """
-    told = provenance.get("noise")
-    told = told if isinstance(told, dict) else {"why": NOT_ASKED}
+    about = provenance.get("noise")
+    about = about if isinstance(about, dict) else {"why": NOT_ASKED}
     there = np.isfinite(table.noise)
     used = used & there
     if not used.any():
-        return Safety(str(told.get("why") or "the gradient noise is known at none of the tensors and steps compared"))
+        return Safety(str(about.get("why") or "the gradient noise is known at none of the tensors and steps compared"))
     noise = np.broadcast_to(np.where(there, table.noise, 0.0), used.shape)
     signal = np.broadcast_to(np.where(there, table.signal, 0.0), used.shape)
     # A gradient that is zero on every worker has neither noise nor error.
@@ -160,7 +160,7 @@ def judge(
     energy = sums.totals(table.energy, table.step, steps)
     tensor_noise = sums.totals(noise, table.tensor, tensors)
     per_tensor = divide(sums.totals(variance, table.tensor, tensors), tensor_noise, tensor_noise > 0)
-    # The noise is the gradient's, whoever encodes it: the configuration with most cells tells it.
+    # The noise is the gradient's, whoever encodes it: the configuration with most cells shows it.
     best = int(np.argmax(used.sum(axis=1)))
     tensor_energy = sums.totals(table.energy, table.tensor, tensors)
     judged = []
@@ -172,7 +172,7 @@ def judge(
     attrs = attrs if isinstance(attrs, dict) else {}
     return Safety(
         why="",
-        sources=tuple(map(str, told.get("from", ()))),
+        sources=tuple(map(str, about.get("from", ()))),
         noise=ratio_of_sums(by_step["noise"][best], energy[best]),
         noise_per_step=divide(by_step["noise"][best], energy[best], energy[best] > 0),
         noise_per_tensor=divide(tensor_noise[best], tensor_energy[best], tensor_energy[best] > 0),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.runs import LoggedRun
 
 
-#: how payloads travel, the better one where there are many ranks last
+#: how payloads travel, the better one if there are many ranks last
 PAYLOADS: tuple[Literal["allgather", "two-shot"], ...] = ("allgather", "two-shot")
 
 #: what needs no codec: it is compared with, and not put beside
@@ -60,7 +60,7 @@ class Saving:
         family: what it is compared as.
         exchange: of the payloads.
         bits: per value, payload and shared bytes.
-        relative_variance: its error; NaN where it was not measured.
+        relative_variance: its error; NaN if it was not measured.
         pareto: no other codec of the section takes fewer bits at no more error.
         sent_bytes: that each rank sends in a step.
         step: how long a step takes.
@@ -278,16 +278,16 @@ def _savings(
 
 def _ordered(analysis: SweepAnalysis) -> tuple[dict[str, int], list[str]]:
     """Elements of every tensor in the order of the model's parameters, and what is to be said about it."""
-    told = _elements(analysis.provenance.get("tensors"))
-    if told:
-        return told, []
+    elements = _elements(analysis.provenance.get("tensors"))
+    if elements:
+        return elements, []
     known: NDArray[np.int64] = analysis.elements
     note = "The sweep does not say in which order the parameters are, so that buckets follow their names."
     return dict(zip(analysis.tensors, known.tolist(), strict=True)), [note]
 
 
-def _elements(told: Any) -> dict[str, int]:
-    """Name -> elements of a file, empty where it holds something else."""
-    if not isinstance(told, dict) or not all(type(n) is int and 0 <= n <= _LARGEST for n in told.values()):
+def _elements(elements: Any) -> dict[str, int]:
+    """Name -> elements of a file, empty if it holds something else."""
+    if not isinstance(elements, dict) or not all(type(n) is int and 0 <= n <= _LARGEST for n in elements.values()):
         return {}
-    return told if sum(told.values()) <= _LARGEST else {}
+    return elements if sum(elements.values()) <= _LARGEST else {}

@@ -3,11 +3,11 @@
 Everything that is drawn or printed about a sweep comes from :class:`SweepAnalysis`. Nothing here formats.
 
 How rows are summed up. A *cell* is one tensor at one step. In each cell a configuration has one error (the
-expectation where there is a closed form, otherwise the mean over draws), one number of bits (the mean over
+expectation if there is a closed form, otherwise the mean over draws), one number of bits (the mean over
 draws of what was really encoded, otherwise the expectation) and one energy. Over cells, relative variance is
 ``sum w squared_error / sum w energy`` and bits per coordinate ``sum w bits n / sum w n``, so that large tensors and
-large gradients count as they do in training; ``w`` is the part of training that the step stands for. This is *by
-elements*: every element of the model counts alike. *By layers*, each layer counts alike: the geometric mean of the
+large gradients count as they do in training; ``w`` is the part of training that the step represents. This is *by
+elements*: every element of the model counts the same. *By layers*, every layer does: the geometric mean of the
 layers' relative variances. All configurations are summed over the same cells.
 
 What methods are compared by is their *error*: bias and an M-th of the variance, for M workers, over windows of steps
@@ -85,7 +85,7 @@ def analyze(
         targets: measured bits per coordinate at which methods are compared; None takes those where most can be.
         batch: samples of a step over all workers; NaN takes what the trace says.
         workers: whose average is compared; None takes those of the run that was captured.
-        coder: that turns symbols into bits, for all methods alike.
+        coder: that turns symbols into bits, for all methods.
     """
     own = read_cells(result)
     table = own.under_coder(coder)
@@ -160,7 +160,7 @@ def analyze(
 
 
 def _weights(table: CellTable, used: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """(steps,) part of training that each step stands for, 0 for steps that no codec could measure."""
+    """(steps,) part of training that each step represents, 0 for steps that no codec could measure."""
     out = np.zeros(len(table.steps))
     there = np.unique(table.step[used.any(axis=0)])
     out[there] = step_weights(table.steps[there])
@@ -182,7 +182,7 @@ def _step_table(
     layer_bits: NDArray[np.float64],
 ) -> StepTable:
     tensors, steps = len(table.tensors), len(table.steps)
-    # Sums are weighted by the part of training that a step stands for, which these are to be without.
+    # Sums are weighted by the part of training that a step represents, which these are to be without.
     whole = [
         divide(sums.totals(v, table.step, steps), weights, weights > 0) for v in (table.squared_error, table.energy)
     ]

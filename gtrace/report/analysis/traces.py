@@ -125,11 +125,11 @@ class LawSection:
         steps, means = mean_over_layers(self)
         if len(steps) < 2:
             return []
-        told = [
+        found = [
             f"{name} {means[0, LAWS.index(name)]:.3f} to {means[-1, LAWS.index(name)]:.3f}"
             for name in ("lognormal", "normal")
         ]
-        return [f"From step {steps[0]} to {steps[-1]}: {', '.join(told)}."]
+        return [f"From step {steps[0]} to {steps[-1]}: {', '.join(found)}."]
 
     def deviations(self, rule: str) -> NDArray[np.float64]:
         """|expected sparsity - what can be had| of a threshold rule, float64[cells, asked]."""

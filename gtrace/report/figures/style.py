@@ -1,4 +1,4 @@
-"""One look for every figure: colours that colour-blind readers tell apart, markers, fonts, number formats.
+"""One look for every figure: colours that color-blind readers can distinguish, markers, fonts, number formats.
 
 Every colour is a key of :data:`DARK`, so that a page can exchange it in dark mode.
 """
@@ -197,13 +197,13 @@ def look(method: str, variant: int = 0) -> Look:
 
 
 def hue(colour: str, marker: str, dash: str) -> Look:
-    """A look from the palette, for what is no codec: blue, orange, green, vermillion, purple, sky or grey."""
+    """A look from the palette, for what is not a codec: blue, orange, green, vermillion, purple, sky or grey."""
     line, text = _LINES[colour]
     return Look(line, text, marker, dash)
 
 
 def series(count: int) -> list[Look]:
-    """Looks of ``count`` curves that are no methods, such as tensors; up to 14 differ in colour or marker."""
+    """Looks of ``count`` curves that are not methods, such as tensors; up to 14 differ in colour or marker."""
     colours = list(_LINES.values())
     return [Look(*colours[k % len(colours)], _MARKERS[k % len(_MARKERS)], _DASHES[k % 2]) for k in range(count)]
 
@@ -247,7 +247,7 @@ def plain_number(value: float, _position: int | None = None) -> str:
 
 
 def log_ticks(axis: Axis) -> None:
-    """Logarithmic ticks with plain numbers; 2 and 5 are labelled too where there are few decades."""
+    """Logarithmic ticks with plain numbers; 2 and 5 are labelled too if there are few decades."""
     low, high = sorted(axis.get_view_interval())
     decades = 99.0 if low <= 0 else len(f"{high / low:.0f}")
     axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if decades <= 2 else (1.0,), numticks=9))

@@ -51,7 +51,7 @@ _LEAST_SPAN = 3.0
 _MOST_BITS = 12.0
 #: The middle part of the steps that an error bar spans, and the fewest steps that have a middle.
 _MIDDLE, _FEWEST_STEPS = 0.8, 3
-#: Lines of what is no codec.
+#: Lines of what is not a codec.
 _DASHED = (0, (4, 2))
 
 

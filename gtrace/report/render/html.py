@@ -102,7 +102,7 @@ def _of_sweeps(found: Sequence[Section]) -> list[Section]:
 
 
 def _facts(report: Report) -> Iterator[str]:
-    """What the first screen says about how the numbers came to be."""
+    """What the first screen says about how the numbers were made."""
     if report.sections != 1:
         return
     for sweep in report.sweeps:

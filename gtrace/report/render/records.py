@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import UsageError
-from gtrace.report.sections import SECTIONS, sections
+from gtrace.report.sections import SECTIONS, answer, sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,8 +111,8 @@ def all_records(report: Report) -> Iterator[Record]:
     """Everything that a report says, the verdicts first."""
     found = list(sections(report))
     for section in (one for whole in found for one in whole.with_parts):
-        answer = {} if section.verdict is None else dataclasses.asdict(section.verdict)
-        yield {"record": "verdict", "results": section.name, **answer, "sentences": list(section.sentences)}
+        verdict = {} if section.verdict is None else dataclasses.asdict(section.verdict)
+        yield {"record": "verdict", "results": section.name, **verdict, "sentences": list(section.sentences)}
     for section in found:
         for record in section.numbers().records:
             yield {"record": record["record"], "results": section.name, **record}
@@ -123,11 +123,10 @@ def to_json(report: Report) -> dict[str, Any]:
 
     ``verdict`` is that of the first sweep; those of others are with their results.
     """
-    shown = list(sections(report))
-    verdict = next((dataclasses.asdict(section.verdict) for section in shown if section.verdict is not None), None)
-    found: dict[str, Any] = {"title": report.title, "verdict": verdict}
+    verdict = answer(report)
+    found: dict[str, Any] = {"title": report.title, "verdict": None if verdict is None else dataclasses.asdict(verdict)}
     found |= {name: [] for name in (*SECTIONS, "groups", "pairs")}
-    for section in shown:
+    for section in sections(report):
         for name, entry in section.numbers().json.items():
             found[name].append(entry)
     return found

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _STYLES = {"": "", "best": "bold green", "quiet": "dim", "missing": "dim"}
 #: The first column may fold down to the first width; columns are dropped until it has the second.
 _NARROWEST, _READABLE = 14, 32
-#: Sentences of an answer before its table, where there is no verdict.
+#: Sentences of an answer before its table, if there is no verdict.
 _LEADING = 2
 #: Lines of an answer at 80 columns.
 MOST_LINES = 25

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gtrace.report.inputs import Report
-    from gtrace.report.section import FigureSpec, Section
+    from gtrace.report.section import FigureSpec, Section, Verdict
 
 #: Name -> the sections of that name in a report, with so many lines of tables of layers (None: all). In their order.
 SECTIONS: dict[str, Callable[[Report, int | None], Iterator[Section]]] = {
@@ -39,6 +39,11 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
     """
     for found in SECTIONS.values():
         yield from found(report, most_layers)
+
+
+def answer(report: Report) -> Verdict | None:
+    """The verdict on the first sweep of a report; None without a sweep. A notebook shows it as a table."""
+    return next((section.verdict for section in sections(report) if section.verdict is not None), None)
 
 
 def figure_names(report: Report | None = None) -> list[str]:

@@ -268,7 +268,7 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
 
 
 def budget_table(plan: Plan, most: int | None = None) -> Table | None:
-    """Bits of every tensor at other budgets; None where there is only one."""
+    """Bits of every tensor at other budgets; None if there is only one."""
     if len(plan.frontier) < 2:
         return None
     places = np.unique(np.linspace(0, len(plan.frontier) - 1, _BUDGETS).round().astype(int)).tolist()

@@ -152,7 +152,7 @@ def compared_in_words(compared: PairedComparison) -> str:
 
 
 def _elsewhere(analysis: SweepAnalysis, k: int) -> list[str]:
-    """Who leads at the other targets, where there is a choice at all."""
+    """Who leads at the other targets, if there is a choice at all."""
     here = analysis.leaders(k)
     led: dict[tuple[str, ...], list[float]] = {}
     for j, target in enumerate(analysis.targets):

@@ -304,7 +304,7 @@ def _in_seconds(value: float) -> str:
 
 
 def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
-    """What each codec reached, what the uncompressed run reached, what was sent; over seeds where there are several."""
+    """What each codec reached, what the uncompressed run reached, what was sent; over seeds if there are several."""
     if not analysis.runs:
         return ["No training step was logged."]
     if analysis.several_seeds:

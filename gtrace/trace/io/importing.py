@@ -238,7 +238,7 @@ def _ambiguous(file: SourceFile, why: str) -> UsageError:
 
 
 #: source of the steps -> description
-STEPS_TOLD = {
+STEPS_FROM = {
     "folders": "steps from folder names",
     "names": "steps from file names",
     "pattern": "steps from the pattern",
@@ -261,7 +261,7 @@ class Imported:
         steps: its steps, ascending.
         tensors: names of its tensors, in the order of their appearance.
         files: number of files that were read.
-        numbering: sources of the steps, keys of ``STEPS_TOLD``.
+        numbering: sources of the steps, keys of ``STEPS_FROM``.
         left_out: names of arrays that are not gradients: they hold integers or have no step.
         ignored: number of files that were not used.
         nonfinite: number of values that are NaN or infinite.

@@ -4,7 +4,7 @@ Traces are made once and kept in the user's cache folder. Without PyTorch their 
 gradient of a linear layer is a sum over the batch of outer products of errors and activations. Activations are
 rectified normal, errors have heavy tails, neurons have gains of their own, and late in training few samples of a batch
 have most of the error. That gives matrices with the low rank, the heavy tails and the rows of different size that
-trained networks show; it is no network, and results say so.
+trained networks show; it is not a network, and results say so.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def run_bench(
         ScriptError: a codec's own code failed.
     """
     if not specs:
-        raise UsageError("bench: name a codec, as in gtrace study bench dither --plugin dither.py")
+        raise UsageError("bench: name a codec, e.g. gtrace study bench dither --plugin dither.py")
     asked = [protocol.configurations(spec) for spec in specs]
     built_in = protocol.built_in()
     own = {str(item) for items in asked for item in items}
@@ -136,7 +136,7 @@ def _sweep(
 
         if kept.exists():
             shutil.copy(kept, path)
-            with contextlib.suppress(TraceError, OutputExistsError):  # damaged: it is made anew
+            with contextlib.suppress(TraceError, OutputExistsError):  # damaged: it is made again
                 return run([*built_in, *asked])
             path.unlink(missing_ok=True)
         run(built_in)
@@ -179,7 +179,7 @@ class Duel(NamedTuple):
 
     Attributes:
         error: relative variance over the other's at equal bits, the geometric mean over the bits that both reach; below
-            1 the first has less error. NaN where there are no such bits.
+            1 the first has less error. NaN if there are no such bits.
         low: least of these bits per coordinate.
         high: most of them; ``low`` where one of the two has a single configuration.
         rate: bits over the other's at equal error, the mean of its logarithm (Bjontegaard); NaN without two curves.

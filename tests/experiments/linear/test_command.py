@@ -138,7 +138,7 @@ def test_a_run_that_diverges_says_so_and_others_go_on(folder, capsys):
     assert "Try a lower --lr than 0.2, or more bits" in err
     assert out.splitlines()[1].startswith("none")
     assert gtrace_linear("--task", "linear", "--compare", "double:bits=2", *SMALL) == 4
-    assert "linear-double-bits2.jsonl: exists already" in capsys.readouterr().err
+    assert "linear-double-bits2.jsonl already exists" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_shows_what_was_done(folder, capsys, monkeypatch):

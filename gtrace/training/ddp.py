@@ -170,9 +170,11 @@ class RankExchange:
         self.comparison: AllReduceComparison | None = None
         self.on_step = on_step
         self._names: dict[int, str] = {}
+        #: kept alive: Python gives the id of a freed parameter to another one, which would then have its name
+        self._named: list[torch.Tensor] = [] if model is None else list(model.parameters())
         if model is not None:
-            groups = [{"params": list(model.parameters())}]
-            self._names = {key: entry.name for key, entry in name_parameters(groups, [model], scan=False).items()}
+            found = name_parameters([{"params": self._named}], [model], scan=False)
+            self._names = {key: entry.name for key, entry in found.items()}
         self._wire = Collectives(process_group)
         options = self.options
         links = LinkOptions(options.schedule, options.seed, vectors.ENGINE)
@@ -193,6 +195,7 @@ class RankExchange:
         parameters = bucket.parameters()
         if any(id(parameter) not in self._names for parameter in parameters):
             found = name_parameters([{"params": list(parameters)}], [])
+            self._named += parameters
             self._names.update({key: entry.name for key, entry in found.items()})
         names = [self._names[id(parameter)] for parameter in parameters]
         self._waiting.append((names, bucket.gradients(), buffer, future))
@@ -294,7 +297,7 @@ class RankExchange:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: without the parts that belong to one process."""
-        return {**vars(self), "on_step": None, "_names": {}}
+        return {**vars(self), "on_step": None, "_names": {}, "_named": []}
 
     def _settings(self) -> dict[str, Any]:
         options = self.options

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 import gtrace
@@ -156,6 +159,17 @@ def test_rules_choose_by_the_whole_name_and_by_its_last_part():
 def test_a_state_says_what_is_wrong_with_its_arguments(codec, options, said):
     with pytest.raises(UsageError, match=said):
         gtrace.training.State(codec, **options)
+
+
+def test_named_parameters_stay_alive():
+    """The id of a freed parameter may go to another one, which would then be encoded under its name."""
+    model = torch.nn.Linear(2, 2)
+    weight = weakref.ref(model.weight)
+    state = gtrace.training.State("qsgdinf:bits=3", model=model)
+    del model
+    gc.collect()
+    assert state.steps == 0
+    assert weight() is not None
 
 
 def test_one_rank_alone_gets_its_own_decoded_gradient(tmp_path, monkeypatch):

@@ -224,7 +224,7 @@ class CompareSettings(RunSettings):
         None,
         advanced=True,
         metavar="LEVELS",
-        help="Forward and backward see weights on that many levels: optimal5, uniform5, xnor5, or several with commas.",
+        help="Round the weights of forward and backward to levels: optimal5, uniform5, xnor5, or several with commas.",
     )
     optimizer: str = option(
         "",

@@ -102,6 +102,9 @@ OPTIMIZERS = ("sgd", "momentum", "adamw")
 #: steps in full precision before the checkpoint
 WARM_UP = {"digits": 400, "fashion": 600, "char": 1000}
 FACTORS = (1.5, 2.0)
+MARKERS = dict(zip(OPTIMIZERS, "os^", strict=True))
+OPTIMIZER_COLORS = dict(zip(OPTIMIZERS, ("blue", "orange", "green"), strict=True))
+HORIZON_COLORS = dict(zip(HORIZONS, ("#56b4e9", "#0072b2", "#d55e00"), strict=True))
 RESOLVED = 2.0
 #: readings of the loss whose mean counts, in the last fifth of a horizon
 READINGS = 5
@@ -890,11 +893,14 @@ def summary(result):
         some = [p for p in unbiased if p["task"] == task]
         if some:
             rows.append([task, f"{shares(some, 'model')[0]} of {len(some)}", *(percent(some, way) for way in WAYS)])
+    some = [p for p in unbiased if p["measured"][0] <= BATCH / FACTORS[0]]
+    count = f"{shares(some, 'model')[0]} of {len(some)}"
+    rows.append([f"measured {BATCH / FACTORS[0]:.0f} or less", count, *(percent(some, way) for way in WAYS)])
     for side, words in (("below", f"below {LADDER[0]}"), ("above", f"above {LADDER[-1]}")):
         some = [p for p in unbiased if p["kind"] == side]
         right = (sum(on_side(p["predicted"][way], side) for p in some) for way in WAYS)
-        rows.append([f"measured {words}, unbiased codecs", str(len(some)), *(f"{n} agree" for n in right)])
-    by_codec = table(["codec, or task with the unbiased codecs", "resolved", *WAYS], rows)
+        rows.append([f"measured {words}", f"0 of {len(some)}", *(f"{n} agree" for n in right)])
+    by_codec = table(["codec, or unbiased codecs on a task", "resolved", *WAYS], rows)
     rows = []
     for name in OPTIMIZERS:
         for horizon in HORIZONS:
@@ -932,91 +938,67 @@ def all_points(result):
     return table(["task", "optimizer", "steps", "codec", "measured batch", *(w for w in WAYS if w != "no cost")], rows)
 
 
-def draw(result, folder):
-    """Predicted against measured batches, and the same for the ladder's losses."""
-    colors = dict(
-        zip(
-            HORIZONS,
-            (style.hue("sky", "o", "-"), style.hue("blue", "o", "-"), style.hue("vermillion", "o", "-")),
-            strict=True,
-        )
-    )
-    markers = dict(zip(OPTIMIZERS, "os^", strict=True))
+def scatter(result):
+    """Measured against predicted batches, one panel for each way."""
     titles = {
-        "model": "Filtered, model at hand",
-        "trace": "Filtered, from a trace",
-        "plain ratio": "Plain ratio",
-        "tr(HS)": "tr(HS)",
-    }
-    with style.styled():
-        figure = style.new_figure(7.6, 7.4)
-        panels = figure.subplots(2, 2, sharex=True, sharey=True)
-        band = np.array([1, 1000])
-        for axes, (way, title) in zip(panels.flat, titles.items(), strict=True):
-            axes.fill_between(band, band / 2, band * 2, color=style.GRID, linewidth=0, zorder=0)
-            axes.plot(band, band, color=style.MUTED, linewidth=0.8)
-            some = [p for p in result["points"] if p["codec"] in UNBIASED and p["kind"] == "resolved"]
-            for p in some:
-                estimate, low, high = p["measured"]
-                color, x = colors[p["horizon"]].line, p["predicted"][way]
-                if math.isfinite(x):
-                    axes.plot([x, x], [low, high], color=color, linewidth=0.6, alpha=0.4)
-                    axes.plot(
-                        x, estimate, markers[p["optimizer"]], color=color, markersize=4, markeredgewidth=0, alpha=0.85
-                    )
-            _, near = shares(some, way)
-            axes.set_title(f"{title}: {near[0]:.0%} within 1.5, {near[1]:.0%} within 2")
-            axes.set(xscale="log", yscale="log", xlim=(2, 130), ylim=(2, 130))
-            for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_locator(FixedLocator([2, 4, 8, 16, 32, 64, 128]))
-                axis.set_minor_locator(NullLocator())
-                axis.set_major_formatter(FuncFormatter(style.plain_number))
-        for axes in panels[1]:
-            axes.set_xlabel("predicted equivalent batch (of 64)")
-        for axes in panels[:, 0]:
-            axes.set_ylabel("measured equivalent batch, ± 2 standard errors")
-        handles = [
-            Line2D([], [], color=found.line, marker="o", linestyle="", label=f"{h} steps")
-            for h, found in colors.items()
-        ]
-        handles += [Line2D([], [], color=style.INK, marker=m, linestyle="", label=name) for name, m in markers.items()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
-        figure.savefig(folder / "prediction.svg", metadata={"Date": None})
-        figure = style.new_figure(9.0, 3.4)
-        for axes, horizon in zip(figure.subplots(1, 3), HORIZONS, strict=True):
-            for found in result["ladders"]:
-                if found["horizon"] == horizon:
-                    known = [
-                        (x, y)
-                        for x, y, e in zip(found["model"], found["measured"], found["error"], strict=True)
-                        if y > 4 * e > 0
-                    ]
-                    look = dict(zip(OPTIMIZERS, ("blue", "orange", "green"), strict=True))[found["optimizer"]]
-                    axes.plot(
-                        *zip(*known, strict=True),
-                        markers[found["optimizer"]] + "-",
-                        color=style.hue(look, "o", "-").line,
-                        markersize=3,
-                        linewidth=0.6,
-                    )
-            ends = np.array([1e-5, 10])
-            axes.fill_between(ends, ends / 2, ends * 2, color=style.GRID, linewidth=0, zorder=0)
-            axes.plot(ends, ends, color=style.MUTED, linewidth=0.8)
-            axes.set(
-                xscale="log",
-                yscale="log",
-                xlim=(1e-4, 3),
-                ylim=(1e-4, 3),
-                title=f"{horizon} steps",
-                xlabel="predicted excess loss",
-            )
-        figure.axes[0].set_ylabel("measured excess loss")
-        handles = [
-            Line2D([], [], color=style.hue(c, "o", "-").line, marker=markers[n], label=n)
-            for n, c in zip(OPTIMIZERS, ("blue", "orange", "green"), strict=True)
-        ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
-        figure.savefig(folder / "ladder.svg", metadata={"Date": None})
+        "model": "Filtered, model at hand", "trace": "Filtered, from micro-batches",
+        "plain ratio": "Plain ratio", "tr(HS)": "tr(HS)",
+    }  # fmt: skip
+    some = [p for p in result["points"] if p["codec"] in UNBIASED and p["kind"] == "resolved"]
+    figure = style.new_figure(7.6, 7.6)
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
+    for axes, (way, title) in zip(panels.flat, titles.items(), strict=True):
+        diagonal(axes, (2, 150))
+        for p in some:
+            estimate, low, high = p["measured"]
+            color, x = HORIZON_COLORS[p["horizon"]], max(p["predicted"][way], 2.2)
+            axes.plot([x, x], [low, high], color=color, linewidth=0.6, alpha=0.4)
+            axes.plot(x, estimate, MARKERS[p["optimizer"]], color=color, markersize=4.5, markeredgewidth=0, alpha=0.8)
+        axes.set_title(f"{title}\n{{:.0%}} within 1.5, {{:.0%}} within 2".format(*shares(some, way)[1]))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(FixedLocator([2, 4, 8, 16, 32, 64, 128]))
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(FuncFormatter(style.plain_number))
+    for axes in panels[1]:
+        axes.set_xlabel("predicted equivalent batch, of 64")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("measured, with two standard errors")
+    handles = [
+        Line2D([], [], color=color, marker="o", linestyle="", label=f"{horizon} steps")
+        for horizon, color in HORIZON_COLORS.items()
+    ]
+    handles += [Line2D([], [], color=style.INK, marker=m, linestyle="", label=name) for name, m in MARKERS.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
+    return figure
+
+
+def losses_figure(result):
+    """Measured against predicted excess losses in full precision, one panel for each horizon."""
+    figure = style.new_figure(9.0, 3.8)
+    for axes, horizon in zip(figure.subplots(1, 3, sharex=True, sharey=True), HORIZONS, strict=True):
+        diagonal(axes, (3e-4, 3))
+        for found in (found for found in result["ladders"] if found["horizon"] == horizon):
+            known = np.array(found["measured"]) > 4 * np.maximum(found["error"], 1e-12)
+            x, y = np.array(found["model"])[known], np.array(found["measured"])[known]
+            look = style.hue(OPTIMIZER_COLORS[found["optimizer"]], MARKERS[found["optimizer"]], "-")
+            axes.plot(x, y, **look.curve() | {"linewidth": 0.6, "markersize": 3})
+        style.log_ticks(axes.xaxis), style.log_ticks(axes.yaxis)
+        axes.set(title=f"{horizon} steps", xlabel="predicted excess loss over batch 256")
+    figure.axes[0].set_ylabel("measured excess loss")
+    handles = [
+        Line2D([], [], color=style.hue(color, "o", "-").line, marker=MARKERS[name], label=name)
+        for name, color in OPTIMIZER_COLORS.items()
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def diagonal(axes, ends):
+    """Logarithmic axes with the diagonal and the band of a factor of two."""
+    ends = np.array(ends, float)
+    axes.fill_between(ends, ends / FACTORS[-1], ends * FACTORS[-1], color=style.GRID, linewidth=0, zorder=0)
+    axes.plot(ends, ends, color=style.MUTED, linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
 
 
 def write(result):
@@ -1024,7 +1006,9 @@ def write(result):
     out = ROOT / "benchmarks" / "results"
     (out / "noise-evidence.json").write_text(json.dumps(rounded(result), indent=1) + "\n")
     (out / "noise-evidence.md").write_text(f"# {TITLE}\n\n{NOTE}\n\n{all_points(result)}\n")
-    draw(result, ROOT / "docs" / "noise")
+    with style.styled():
+        for name, figure in (("prediction", scatter(result)), ("ladder", losses_figure(result))):
+            figure.savefig(ROOT / "docs" / "noise" / f"{name}.svg", metadata={"Date": None})
     page = ROOT / "docs" / "noise.md"
     text = page.read_text()
     for name, found in summary(result).items():

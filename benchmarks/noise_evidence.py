@@ -60,7 +60,7 @@ from torch import nn
 from torch.nn import functional
 
 from gtrace import codec, create_trace, run_sweep
-from gtrace.noise import Dynamics, filtered_ratio, impulse_weight
+from gtrace.noise import Dynamics, bounded_ratio, filtered_ratio, impulse_weight
 from gtrace.noise import predict as predicted_cost
 from gtrace.report.figures import style
 from gtrace.sketch import MomentSketch
@@ -779,49 +779,14 @@ def by_sweep(found, spec, horizon):
     return predicted_cost(costs, place, found.dynamics, steps, batch=BATCH * found.terms).equivalent / found.terms
 
 
-def quadratures(moments, weight):
-    """Bounds of the integral of w over a measure of curvature, from its moments 0 to 3: two Gauss quadratures.
-
-    With a node at 0 (Gauss-Radau) and without (Gauss); w rises ever more slowly, so the first is below and the second
-    above. Moments that no measure has, as estimates can be, leave the first.
-    """
-    m0, m1, m2, m3 = moments
-    radau = m1**2 / m2 * float(weight(m2 / m1)) if m2 > 0 < m1 else math.nan
-    if not m0 * m2 > m1**2 > 0:
-        return radau, radau
-    c0, c1 = np.linalg.solve([[m0, m1], [m1, m2]], [-m2, -m3])
-    root = c1**2 - 4 * c0
-    low, high = ((-c1 + sign * math.sqrt(max(root, 0.0))) / 2 for sign in (-1, 1))
-    if root <= 0 or low < 0:
-        return radau, radau
-    share = (m1 - m0 * high) / (low - high)
-    return radau, share * float(weight(low)) + (m0 - share) * float(weight(high))
-
-
 def by_moments(found, spec, horizon):
-    """The same numbers of a sweep, but moments of curvature are estimated from them, without bias, and no directions.
-
-    For samples d of the noise, of covariance F / B, sums over different samples are free of bias: tr(F S_q) from
-    d' S_q d, tr(F F S_q) from (d' S_q e) (e' d), and so on. Their two quadratures bound the cost; the answer is the
-    geometric mean of both batches.
-    """
+    """The same numbers of a sweep, with moments of curvature instead of directions."""
     costs, batch = found.swept[spec in WHOLE], BATCH * found.terms
     place = costs.codecs.index(str(codec(spec)))
-    n, noise, coded = len(costs.noise), costs.noise, costs.gram[place].sum(0)
-    g, q = noise - np.diag(np.diag(noise)), coded - np.diag(np.diag(coded))
-    two, three, four = n * (n - 1), n * (n - 1) * (n - 2), n * (n - 1) * (n - 2) * (n - 3)
-    circles = np.trace(g @ g @ g @ g) - 2 * (np.diag(g @ g) ** 2).sum() + (g**4).sum()
-    powers = np.array([1.0, batch, batch**2, batch**3])
-    codec_moments = [
-        costs.variance[place].sum(),
-        np.trace(coded) / n,
-        np.trace(q @ g) / two,
-        np.trace(q @ g @ g) / three,
-    ]
-    noise_moments = [np.trace(noise) / n, np.trace(g @ g) / two, np.trace(g @ g @ g) / three, circles / four]
-    answers = [quadratures(powers * moments, weight(found, horizon)) for moments in (codec_moments, noise_moments)]
-    ratios = np.divide(*answers)
-    return BATCH / math.sqrt(np.prod(1 + ratios))
+    ratio = bounded_ratio(
+        costs.noise, costs.gram[place].sum(0), float(costs.variance[place].sum()), weight(found, horizon), batch=batch
+    )
+    return BATCH / (1 + ratio.ratio)
 
 
 def by_plain_ratio(found, spec, horizon):

@@ -970,10 +970,11 @@ def all_points(result):
 def scatter(result):
     """Measured against predicted batches, one panel for each way."""
     titles = {
-        "model": "Filtered, model at hand", "trace": "Filtered, from micro-batches",
-        "sweep": "Filtered, as gtrace sweep does",
+        "model": "Model at hand",
+        "moments": "Sweep, moments of curvature",
+        "sweep": "Sweep, directions of noise",
         "plain ratio": "Plain ratio",
-    }  # fmt: skip
+    }
     some = [p for p in result["points"] if p["codec"] in UNBIASED and p["kind"] == "resolved"]
     figure = style.new_figure(7.6, 7.6)
     panels = figure.subplots(2, 2, sharex=True, sharey=True)

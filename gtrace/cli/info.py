@@ -335,8 +335,8 @@ def _trainings(trace: Trace) -> list[str]:
         groups = [", ".join(parts)]
         if facts.batch_size is not None:
             groups.append(f"batch {'about ' * ('batch_size' in facts.varies)}{facts.batch_size:g}")
-        if facts.planned_steps is not None:
-            groups.append(f"{count(facts.planned_steps, 'step')} planned")
+        if facts.length is not None:
+            groups.append(f"{count(facts.length, 'step')} {'taken' if facts.planned_steps is None else 'planned'}")
         said.append("; ".join(groups))
     return said
 

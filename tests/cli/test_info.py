@@ -72,7 +72,10 @@ def test_the_table(suffix, info, tmp_path):
             {"kind": "SGD", "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 64, "planned_steps": 1000},
             "SGD, lr 0.1 to 0.01, momentum 0.9, weight decay 0.0005 on 1 of 2 tensors; batch 64; 1,000 steps planned",
         ),
-        ({"kind": "SGD", "momentum": 0.9, "nesterov": True}, "SGD, lr 0.1 to 0.01, Nesterov momentum 0.9"),
+        (
+            {"kind": "SGD", "momentum": 0.9, "nesterov": True, "steps_seen": 9},
+            "SGD, lr 0.1 to 0.01, Nesterov momentum 0.9; 9 steps taken",
+        ),
         (
             {"kind": "AdamW", "betas": [0.9, 0.95], "batch_size": 7, "varies": ["batch_size"]},
             "AdamW, lr 0.1 to 0.01, betas 0.9 and 0.95; batch about 7",

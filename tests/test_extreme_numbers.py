@@ -1,7 +1,5 @@
 """Numbers that break float32 sums, encoders and compilers: extreme tensors, 10^8 values, no compilation."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

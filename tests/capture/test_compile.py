@@ -1,7 +1,5 @@
 """torch.compile around models, steps and whole loops: same graphs, same bits, and the gradients are there."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

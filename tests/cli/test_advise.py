@@ -3,8 +3,6 @@
 docs/when-not-to-compress.md shows it on a larger model.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``gtrace capture`` from the outside: what the user types, sees and is left with."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """``gtrace capture --kind`` from the outside, and what other commands make of its traces."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -59,12 +59,8 @@ def test_a_new_selection_is_added_and_reported_and_force_starts_empty(call, tmp_
 def test_bad_input(call, tmp_path):
     write_trace(tmp_path / "run.zarr", steps=(0,))
     cases = [
-        (("--methods", "qsdg"), 2, "did you mean qsgd"),
         (("--methods", "qsgd:bit=3"), 2, "no parameter 'bit'; did you mean bits"),
-        (("--bits", "2-x"), 2, "2-x"),
-        (("--bits", "8-2"), 2, "is reversed"),
         (("--tensors", "nope.*"), 2, "no tensor matches 'nope.*'"),
-        (("--steps", "99"), 2, "none of these steps"),
         (("--refit", "sometimes"), 2, "choose pooled, previous, each, once"),
         (("--bucket-size", "0"), 2, "out of range"),
         (("-o", "missing/out.db"), 2, "does not exist"),

@@ -1,7 +1,5 @@
 """``gtrace train SCRIPT`` beside its baseline: what is compared, how sure that is, and what cannot be compared."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,14 +1,13 @@
+import itertools
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
-from gtrace.runlog import read_runlog
+from gtrace.runlog import RunLogWriter, read_runlog
 from gtrace.training import task_names
 
 SMALL = ["--task", "digits-mlp", "--steps", "4", "--batch-size", "2", "--workers", "2"]
@@ -155,29 +154,18 @@ def test_gradients_that_are_not_finite_can_end_the_run(folder, call):
     assert [r["step"] for r in steps] == [0, 0]
 
 
-def test_ctrl_c_keeps_what_is_done(folder):
-    # A shell may have started the tests with SIGINT ignored, and children inherit that.
-    code = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "import sys; from gtrace.cli import main; main(sys.argv[1:])"
-    )
-    arguments = ["train", "--codec", "qsgd", "--task", "digits-mlp", "--steps", "1000000", "-o", "a.jsonl"]
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        path, deadline = folder / "a.jsonl", time.monotonic() + 120
-        while not (path.exists() and path.read_text().count("\n") > 20):
-            assert time.monotonic() < deadline
-            assert child.poll() is None
-            time.sleep(0.02)
-        child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=60)
-    finally:
-        child.kill()
-        child.wait()
-    assert child.returncode == 130
-    assert err.lstrip() == "gtrace: interrupted; finished work is kept.\n"
+def test_ctrl_c_keeps_what_is_done(folder, call, monkeypatch):
+    write, written = RunLogWriter.write, itertools.count()
+
+    def stopped(self, *args, **fields):
+        write(self, *args, **fields)
+        if next(written) == 30:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunLogWriter, "write", stopped)
+    done = call("train", "--codec", "qsgd", *SMALL, "--steps", "1000000", "-o", "a.jsonl")
+    assert (done.returncode, done.stderr.lstrip()) == (130, "gtrace: interrupted; finished work is kept.\n")
+    out, path = done.stdout, folder / "a.jsonl"
     records = read_runlog(path)
     steps = [r for r in records if r["type"] == "step"]
     assert len(steps) >= 20

@@ -1,7 +1,5 @@
 """Accelerate: a loop with an Accelerator, by ``accelerate launch``."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The shipped scripts: they train, repeat themselves, and do not notice that they are captured."""
 
-from __future__ import annotations
-
 import gzip
 import re
 

@@ -1,7 +1,5 @@
 """Sweeps over stored sketches: expectations as from values, and one line for whatever needs values."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A writer that is killed at any moment leaves a trace that opens, with every committed step right."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

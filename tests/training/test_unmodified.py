@@ -1,7 +1,5 @@
 """A codec in programs that know nothing of it."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from types import SimpleNamespace

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from gtrace.trace.convert import SketchSummary, sketch_trace
 from gtrace.trace.format import StreamKey
+from gtrace.trace.optimizer import OptimizerFacts
 from gtrace.trace.reader import TensorInfo, Trace, open_trace
 from gtrace.trace.sketches import SketchPlan, SketchRow
 from gtrace.trace.writer import TraceWriter, create_trace
 
 __all__ = [
+    "OptimizerFacts",
     "SketchPlan",
     "SketchRow",
     "SketchSummary",

@@ -19,6 +19,7 @@ from gtrace.errors import TraceError, UsageError, printable, suggest
 from gtrace.trace.files import LOCAL
 from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VALUES, VERSION, StreamKey, TensorSpec
 from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of
+from gtrace.trace.optimizer import OptimizerFacts
 from gtrace.trace.rows import checksum, checksum_bytes, rechunk
 from gtrace.trace.sketches import SketchPlan, SketchRow, sketch_name, unpack_row
 from gtrace.trace.source import refuse
@@ -211,6 +212,14 @@ class Trace:
     def attrs(self) -> Mapping[str, Any]:
         """Facts about the run: model, argv, seed, versions and others, if they were recorded."""
         return self._source.attrs
+
+    def optimizer_facts(self, optimizer: int = 0) -> OptimizerFacts:
+        """How an optimizer updates weights, for how long and with how many samples; unknown facts are None.
+
+        Args:
+            optimizer: its number.
+        """
+        return OptimizerFacts.of(self.attrs, optimizer)
 
     @property
     def status(self) -> Literal["complete", "interrupted"]:

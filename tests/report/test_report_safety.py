@@ -310,7 +310,8 @@ def test_the_prediction_is_the_same_in_the_verdict_in_tables_in_the_figure_and_i
     shorter, curve = charts.batch_over_horizons(analysis).panels[0].curves
     assert shorter.y[-1] == pytest.approx(256, rel=0.01)
     assert curve.x[-1] == 200000
-    assert curve.y[0] >= curve.y[-1]
+    # White noise costs the same part at every horizon.
+    assert curve.y[0] == pytest.approx(curve.y[-1], rel=0.01)
     assert any(plate.name == "equivalent-batch" for plate in sweep_figures(analysis))
     # The card has the verdict in one sentence.
     assert "Nothing that can be seen over 20,000 steps" in to_html(report)

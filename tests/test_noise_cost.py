@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import linalg
 
 from gtrace.noise import filtered_ratio, impulse_weight
 
@@ -82,13 +83,21 @@ def test_what_cannot_be_is_refused(wrong):
         impulse_weight(**{"curvature": 1.0, "steps": 10, "lr": 0.1} | wrong)
 
 
-def plain_ratio(gradients, covariance, weight, samples, batch, weight_decay):
-    """The definition, with matrices of all elements."""
-    fisher = samples * np.cov(gradients, rowvar=False)
+def filtered(fisher, weight, weight_decay):
+    """W as a matrix of all elements."""
     values, vectors = np.linalg.eigh(fisher)
-    values = np.maximum(values, 0)
-    filtered = vectors @ np.diag(weight(values + weight_decay)) @ vectors.T
-    return np.trace(filtered @ covariance) / np.trace(filtered @ fisher / batch)
+    return vectors @ np.diag(weight(np.maximum(values, 0) + weight_decay)) @ vectors.T
+
+
+def plain_ratio(gradients, covariance, weight, samples, batch, weight_decay):
+    """The definition with matrices: each sample of noise is weighed by the curvature that the others show."""
+    noise = linalg.null_space(np.ones((1, len(gradients)))).T @ gradients * math.sqrt(samples / batch)
+    costs = np.zeros(2)
+    for own, sample in enumerate(noise):
+        rest = np.delete(noise, own, axis=0)
+        weights = filtered(batch * rest.T @ rest / len(rest), weight, weight_decay)
+        costs += np.trace(weights @ covariance), sample @ weights @ sample
+    return costs[0] / costs[1]
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
@@ -118,7 +127,8 @@ def test_the_interval_holds_the_ratio_of_many_gradients():
     scale = np.geomspace(1, 0.1, 8)
     covariance = np.diag(np.linspace(0.1, 1, 8))
     weight = functools.partial(impulse_weight, steps=30, lr=0.1)
-    truth = plain_ratio(rng.standard_normal((200_000, 8)) * scale, covariance, weight, 1, 64, 0.0)
+    weights = filtered(np.diag(scale**2), weight, 0.0)
+    truth = np.trace(weights @ covariance) / np.trace(weights @ np.diag(scale**2) / 64)
     held = 0
     for _ in range(100):
         gradients = rng.standard_normal((40, 8)) * scale
@@ -131,7 +141,7 @@ def test_the_interval_holds_the_ratio_of_many_gradients():
 
 
 def test_gradients_that_are_few_or_equal_say_nothing():
-    with pytest.raises(ValueError, match="at least 3"):
-        filtered_ratio(np.eye(2), np.eye(2), 1.0, lambda h: h, samples=1, batch=1)
+    with pytest.raises(ValueError, match="at least 4"):
+        filtered_ratio(np.eye(3), np.eye(3), 1.0, lambda h: h, samples=1, batch=1)
     equal = np.ones((4, 4))
     assert math.isnan(filtered_ratio(equal, equal, 1.0, lambda h: h, samples=1, batch=1).ratio)

@@ -84,7 +84,7 @@ class Yardstick:
         self._infos = {info.name: info for info in infos}
         self._replicas = {name: found for name in self._streams if (found := self._replicas_of(name))}
         self._steps = {
-            name: [frozenset(trace.steps(info.name, **_stream(info)).tolist()) for info in streams]
+            name: [frozenset(trace.steps(info.name, **stream(info)).tolist()) for info in streams]
             for name, streams in self._streams.items()
             if self._comparable(name)
         }
@@ -120,7 +120,7 @@ class Yardstick:
     def _burst(self, name: str) -> NDArray[np.int64]:
         """The steps that have a captured step before and after them."""
         info = self._infos[name]
-        steps = self._trace.steps(info.name, **_stream(info))
+        steps = self._trace.steps(info.name, **stream(info))
         near = np.diff(steps) == 1
         middles: NDArray[np.int64] = steps[1:-1][near[:-1] & near[1:]]
         return middles
@@ -134,7 +134,7 @@ class Yardstick:
         if self._latest.get(name, (None,))[0] != middle:
             info = self._infos[name]
             read = (
-                self._trace.read_chunks(info.name, middle + k, max(1, self._chunk // 3), **_stream(info))
+                self._trace.read_chunks(info.name, middle + k, max(1, self._chunk // 3), **stream(info))
                 for k in (-1, 0, 1)
             )
             noise = noise_of_steps(zip(*read, strict=True))
@@ -146,7 +146,7 @@ class Yardstick:
     def _replicas_of(self, name: str) -> list[_Replicas]:
         found = []
         for info in self._streams[name]:
-            numbers = self._trace.statistics(info.name, **_stream(info))
+            numbers = self._trace.statistics(info.name, **stream(info))
             if "replicas" in numbers and (numbers["replicas"] >= 2).any():
                 energy = numbers["norm2"] if info.sample is None else numbers.get("whole_norm2", numbers["norm2"])
                 norm2, sum_norm2 = numbers["replicas_norm2"], numbers["replicas_sum_norm2"]
@@ -171,7 +171,7 @@ class Yardstick:
         if len(there) < 2:
             return None
         share = max(1, self._chunk // len(there))
-        pieces = zip(*(self._trace.read_chunks(info.name, step, share, **_stream(info)) for info in there), strict=True)
+        pieces = zip(*(self._trace.read_chunks(info.name, step, share, **stream(info)) for info in there), strict=True)
         found = moments(pieces, len(there))
         if not math.isfinite(found.sum_norm2):
             return None
@@ -189,5 +189,6 @@ def _identity(info: TensorInfo) -> tuple[Any, ...]:
     return info.kind, info.optimizer, info.name, part_of(info), str(info.attrs.get("restart"))
 
 
-def _stream(info: TensorInfo) -> dict[str, Any]:
+def stream(info: TensorInfo) -> dict[str, Any]:
+    """The stream of a trace that a tensor belongs to."""
     return {"kind": info.kind, "optimizer": info.optimizer, "rank": info.rank}

@@ -9,7 +9,7 @@ import math
 import operator
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from gtrace.kernels.norms import count_nonfinite, power_sum
 from gtrace.metrics import Blocks, WeightedSums, update_weights
 from gtrace.noise import Noise, added
 from gtrace.sketch import MomentSketch
-from gtrace.sweep.gradient_noise import Yardstick
+from gtrace.sweep.gradient_noise import Yardstick, stream
 from gtrace.sweep.jobs import Totals
 from gtrace.sweep.limits import spec_in_chunks
 from gtrace.trace.format import SECOND_MOMENT
@@ -55,12 +55,12 @@ class SecondMoments:
     """
 
     def __init__(self, trace: Trace, info: TensorInfo) -> None:
-        self._trace, self._place = trace, {**_stream(info), "kind": SECOND_MOMENT}
+        self._trace, self._place = trace, {**stream(info), "kind": SECOND_MOMENT}
         self._name = info.name
         self.steps: dict[int, float] = {}
         for found in trace.tensors:
             names = (info.name, info.name.removeprefix(f"opt{info.optimizer}/"))
-            own = _stream(found) == self._place and found.name in names
+            own = stream(found) == self._place and found.name in names
             if own and found.size == info.size and not found.sketches:
                 self._name, self._attrs = found.name, found.attrs
                 numbers = trace.statistics(found.name, **self._place)
@@ -172,8 +172,8 @@ class Gradients:
         self.elements = {info.name: info.size for info in _choose_tensors(trace, None, self.kind)}
         others = {(info.kind, info.name) for info in trace.tensors if info.kind != self.kind}
         self.left_out = dict(Counter(other for other, _ in sorted(others) if other != SECOND_MOMENT))
-        self.steps = {info.name: tuple(trace.steps(info.name, **_stream(info)).tolist()) for info in self.infos}
-        self._streams = {info.name: _stream(info) for info in self.infos}
+        self.steps = {info.name: tuple(trace.steps(info.name, **stream(info)).tolist()) for info in self.infos}
+        self._streams = {info.name: stream(info) for info in self.infos}
         self._sketched = {info.name: bool(info.sketches) for info in self.infos}
         self._sizes = {info.name: info.size for info in self.infos}
         recorded = any(info.kind == SECOND_MOMENT for info in trace.tensors)
@@ -407,7 +407,3 @@ class _Sums:
         for (block,) in self._blocks.rest():
             self._block(block)
         return TensorSums(self._size, self._norm1, self._energy, self._largest)
-
-
-def _stream(info: TensorInfo) -> dict[str, Any]:
-    return {"kind": info.kind, "optimizer": info.optimizer, "rank": info.rank}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import tempfile
@@ -36,6 +37,7 @@ from gtrace.sweep.fits import Allocation
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.jobs import LEFT_OUT, Block, Job, Nonfinite, Refit, Settings, any_burst, gaps_line, windows_of
 from gtrace.sweep.limits import CHUNK, Limits, sample_of
+from gtrace.sweep.noise_cost import measure
 from gtrace.sweep.replay import has_optimum
 from gtrace.sweep.rows import identity
 from gtrace.sweep.schema import EXPECTATION, OF_CODEC
@@ -45,13 +47,13 @@ from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
     import dataclasses
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 
     from distributed import Client
 
     from gtrace.codecs.assignment import Coding, TableLike
     from gtrace.sweep.gradients import Kind
-    from gtrace.sweep.jobs import Among, Name
+    from gtrace.sweep.jobs import Among, Detail, Name
     from gtrace.trace import TensorInfo, Trace
 
 #: the steps of tensors that have rows in a store: (tensor, step, codec, draw) -> steps in the window that ends there
@@ -138,6 +140,8 @@ class SweepOptions:
         nonfinite: what to do with a tensor that has NaN or infinite gradients.
         optimal: if a codec with fitted levels takes part, compare every level codec with the best levels of the
             same number.
+        noise: measure what noise costs over a horizon, where the trace has samples of the gradient's noise; see
+            :mod:`gtrace.sweep.noise_cost`.
         leave_out: if no two captured steps are consecutive, leave out stateful codecs, with a warning
             and with their specs in the provenance under ``left_out_codecs``; otherwise they are refused.
         chunk: elements of a tensor that are read and summarized at a time; see :mod:`gtrace.sweep.limits` for what
@@ -163,6 +167,7 @@ class SweepOptions:
     refit: Refit | Sequence[int] = "pooled"
     nonfinite: Nonfinite = "skip"
     optimal: bool = True
+    noise: bool = True
     leave_out: bool = False
     chunk: int = CHUNK
     jobs: int | None = None
@@ -237,6 +242,7 @@ class _Sweep:
             "kind": gradients.kind,
             "stages": sorted({info.stage for info in gradients.infos}),
             "noise": gradients.yardstick.describe(),
+            "learning": _learning(self._trace),
             "tensors": gradients.elements,
             "left_out": gradients.left_out,
             "left_out_codecs": [str(item) for item in self.alone],
@@ -309,15 +315,32 @@ class _Sweep:
     def runner(self, stack: ExitStack) -> Callable[[Sequence[Job], Callable[[Block], None]], None]:
         """A function that runs jobs and hands over finished blocks: on threads, or on a cluster that the stack ends."""
         options, gradients = self._options, self.gradients
-        codecs = list(dict.fromkeys((item.codec, item.among) for items in self.asked.values() for item in items))
         if options.scheduler is not None:
             from gtrace.sweep.cluster import Session, connected, run_on_cluster
 
+            codecs = self._sharing()
             session = Session.of(self._trace, options.tensors, gradients.kind, options.chunk, self.settings, codecs)
             return partial(run_on_cluster, stack.enter_context(connected(options.scheduler)), session)
-        allocation = Allocation(gradients, gradients.steps, codecs)
-        threads = options.jobs or os.cpu_count() or 1
-        return partial(run_jobs, gradients, self.settings, allocation, threads, options.chunk)
+        return partial(run_jobs, gradients, self.settings, self._allocation(), self._threads, options.chunk)
+
+    def noise_costs(self, done: Collection[tuple[str, int, str]]) -> Iterator[list[Detail]]:
+        """What codecs' noise costs over a horizon, a tensor at a time; ``done`` are the details that are there."""
+        asked = {
+            tensor: [(item.codec, item.among, [name["codec"] for name in item.names]) for item in items]
+            for tensor, items in self.asked.items()
+        }
+        allocation, seed = self._allocation(), self.settings.seed
+        return measure(self._trace, self.gradients, asked, allocation, seed, self._threads, done)
+
+    @property
+    def _threads(self) -> int:
+        return self._options.jobs or os.cpu_count() or 1
+
+    def _sharing(self) -> list[tuple[Codec, Among]]:
+        return list(dict.fromkeys((item.codec, item.among) for items in self.asked.values() for item in items))
+
+    def _allocation(self) -> Allocation:
+        return Allocation(self.gradients, self.gradients.steps, self._sharing())
 
 
 def run_sweep(trace: Trace | str | os.PathLike[str], codecs: Sequence[TableLike], **options: Any) -> SweepResult:
@@ -372,9 +395,24 @@ def run_sweep(trace: Trace | str | os.PathLike[str], codecs: Sequence[TableLike]
                     asked.work(done, values)
 
             runner(jobs, sink)
+            if asked.noise:
+                for details in sweep.noise_costs(store.details()):
+                    store.add((), details=details)
         finally:
             store.close()
         return ResultStore.load(path)
+
+
+def _learning(trace: Trace) -> dict[str, Any]:
+    """The last captured step, and the mean learning rate so far, for predictions of what noise costs."""
+    scalars = trace.scalars()
+    steps, rates = scalars["step"], scalars.get("lr", np.zeros(0))
+    if not steps.size:
+        return {}
+    known = rates.size == steps.size and bool(np.isfinite(rates).all())
+    span = int(steps[-1] - steps[0])
+    mean = float(np.trapezoid(rates, steps)) / span if known and span else float(rates[-1]) if known else math.nan
+    return {"last": int(steps[-1])} | ({"lr": mean} if mean > 0 else {})
 
 
 def _done(store: ResultStore, sweep: _Sweep) -> Done:

@@ -108,7 +108,8 @@ class SweepResult:
         details: (tensor, step, what) -> value, at each tensor's last step of a sweep with fitted levels:
             ``levels SPEC`` (levels, zero, law), ``density LAW`` (edges, share, energy, zeros, below) and
             ``convergence`` (codec, objective by start, best); see ``gtrace.sweep.rows``. At every step with known
-            noise, ``noise`` (variance, signal, freedom): the fields of :class:`gtrace.noise.Noise`.
+            noise, ``noise`` (variance, signal, freedom): the fields of :class:`gtrace.noise.Noise`. For predictions
+            of what noise costs ``samples`` and ``cost SPEC``, see :mod:`gtrace.sweep.noise_cost`.
         selection: what was asked for last: ``codecs``, ``steps`` and ``tensors``, each a list.
     """
 
@@ -257,6 +258,10 @@ class ResultStore:
         with _writing(self.path):
             found = self._connection.execute(f"SELECT {', '.join(KEY)}, window FROM ({ROWS})")  # noqa: S608
             return {(tensor, step, codec, draw): window for tensor, step, codec, draw, window in found}
+
+    def details(self) -> set[tuple[str, int, str]]:
+        """(tensor, step, what) of the details that are there."""
+        return set(self._connection.execute("SELECT tensor, step, what FROM details"))
 
     def select(self, selection: Mapping[str, Any]) -> None:
         """Remember what was asked for last: that is what reports show."""

@@ -1,0 +1,251 @@
+"""What a codec's noise costs by the end of training, predicted from what a sweep measured.
+
+Noise of a codec with covariance S_q costs tr(W S_q) after T steps, noise of the gradient tr(W S_g), with W = w_T(G) and
+the curvature G (:func:`gtrace.noise.impulse_weight`). Their ratio r says which batch in full precision would be as
+noisy: B / (1 + r). Averaging over workers divides both by their number, so the ratio of one worker is that of all.
+
+A bias is not noise. What it takes of the progress of a step is stated apart. With error feedback errors do not add up:
+the weights are off by the rate times what the memory still owes (Stich and Karimireddy 2020), however long training is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gtrace.noise.filtering import impulse_weight, principal, ratio_along
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.trace.optimizer import OptimizerFacts
+
+#: The factor by which predictions missed measured training in 19 of 20 cases (docs/noise.md); intervals include it.
+MISS = 2.0
+#: optimizers that divide by the root of a second moment
+ADAM = ("Adam", "AdamW", "NAdam")
+#: Lost progress up to which a bias only slows training down.
+_SLOWED = 0.5
+#: What a memory owes may grow this much from the middle of a window to its end; more, and it is still filling.
+_FILLING = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dynamics:
+    """How an optimizer answers to noise in gradients.
+
+    Attributes:
+        lr: learning rate, the mean over the horizon.
+        momentum: in [0, 1); beta1 of Adam.
+        nesterov: Nesterov's momentum.
+        averaging: the first moment is an average, as Adam's. Curvature and noise are then those in weights that are
+            divided by s = (sqrt(v) + eps)^(-1/2), with v the second moment.
+        weight_decay: in the gradient, added to the curvature.
+        decay: decoupled, as AdamW's.
+    """
+
+    lr: float
+    momentum: float = 0.0
+    nesterov: bool = False
+    averaging: bool = False
+    weight_decay: float = 0.0
+    decay: float = 0.0
+
+    @classmethod
+    def of(cls, facts: OptimizerFacts, lr: float) -> Dynamics:
+        """The dynamics of an optimizer that a trace tells about, at a rate.
+
+        Raises:
+            ValueError: the theory does not cover this optimizer, or the trace does not say which one it is.
+        """
+        decay = facts.weight_decay or 0.0
+        if facts.kind == "SGD":
+            # torch's dampening scales what enters the momentum.
+            scale = 1.0 - (facts.dampening or 0.0) if facts.momentum else 1.0
+            return cls(lr=lr * scale, momentum=facts.momentum or 0.0, nesterov=bool(facts.nesterov), weight_decay=decay)
+        if facts.kind in ADAM:
+            decoupled = facts.decoupled if facts.decoupled is not None else facts.kind == "AdamW"
+            beta = 0.9 if facts.betas is None else facts.betas[0]
+            own = {"decay": decay} if decoupled else {"weight_decay": decay}
+            return cls(lr=lr, momentum=beta, averaging=True, **own)
+        raise ValueError("the optimizer is not known" if facts.kind is None else f"there is no theory for {facts.kind}")
+
+    def weight(self, curvature: ArrayLike, steps: int) -> NDArray[np.float64]:
+        """w_T(h); curvature above half the limit of stability counts as half of it.
+
+        Training runs at such rates, so a curvature beyond them was overestimated from few samples.
+        """
+        gain = 1 - self.momentum if self.averaging else 1.0
+        limit = 2 * (1 + self.momentum) / gain / self.lr
+        if self.nesterov:
+            limit /= 1 + 2 * self.momentum
+        return impulse_weight(
+            np.minimum(curvature, limit / 2),
+            steps,
+            self.lr,
+            self.momentum,
+            nesterov=self.nesterov,
+            averaging=self.averaging,
+            decay=self.decay,
+        )
+
+    @property
+    def displacement(self) -> float:
+        """How far a gradient of one moves the weight in the end, without curvature."""
+        return self.lr if self.averaging else self.lr / (1 - self.momentum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseCosts:
+    """What a sweep measured for predictions: C codecs, T tensors, n directions of gradient noise.
+
+    Attributes:
+        codecs: specs.
+        tensors: names.
+        noise: float64[n, n], Gram matrix D D^T over all tensors; a row of D has the covariance of the gradient's noise.
+        gram: float64[C, T, n, n], D S_q D^T of a tensor, with S_q the diagonal covariance of the codec's error. With
+            memory: (D m) (D m)^T, with m what the memory owes after some steps.
+        variance: float64[C, T], tr S_q; with memory ||m||^2. NaN where a codec was not measured on a tensor.
+        lost: float64[C, T], minus the inner product of error and a gradient with independent noise.
+        signal: float64[T], the same of gradient and gradient.
+        growth: float64[C], with memory: ||m||^2 at the end of the steps over that in the middle; NaN without.
+        unbiased: of each codec.
+        source: ``consecutive steps`` or ``ranks``: what the directions are from.
+        batch: samples behind one gradient, NaN if unknown.
+        optimizer: what the trace says about it, see :meth:`gtrace.trace.OptimizerFacts.describe`.
+        lr: mean learning rate over the captured part of training, NaN if unknown.
+        last: the last captured step.
+    """
+
+    codecs: tuple[str, ...]
+    tensors: tuple[str, ...]
+    noise: NDArray[np.float64]
+    gram: NDArray[np.float64]
+    variance: NDArray[np.float64]
+    lost: NDArray[np.float64]
+    signal: NDArray[np.float64]
+    growth: NDArray[np.float64]
+    unbiased: tuple[bool, ...]
+    source: str
+    batch: float
+    optimizer: Mapping[str, Any]
+    lr: float
+    last: int
+
+    def memory(self, codec: int) -> bool:
+        """Whether a codec remembers what it owes."""
+        return bool(np.isfinite(self.growth[codec]))
+
+
+class Prediction(NamedTuple):
+    """What a codec's noise is predicted to cost at a horizon.
+
+    Attributes:
+        ratio: r, cost of the codec's noise over the gradient's; NaN if it is not known.
+        low: lower end of its 95% interval, with the factor by which predictions missed measured training.
+        high: upper end.
+        batch: B.
+        lost: share of a step's progress that the bias takes, 0 for an unbiased codec; negative for longer steps.
+        known: whether the theory covers this codec.
+        why: why not, in one clause.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    batch: float
+    lost: float = 0.0
+    known: bool = True
+    why: str = ""
+
+    @property
+    def equivalent(self) -> float:
+        """The batch whose gradients in full precision cost as much noise."""
+        return self.batch / (1 + self.ratio)
+
+    @property
+    def least(self) -> float:
+        """The lower end of its interval."""
+        return self.batch / (1 + self.high)
+
+    @property
+    def most(self) -> float:
+        """The upper end."""
+        return self.batch / (1 + self.low)
+
+
+def cost(costs: NoiseCosts, dynamics: Dynamics, steps: int, batch: float) -> NDArray[np.float64]:
+    """tr(W S_q) of each codec and tensor, which add up over tensors: the loss that a codec's noise costs.
+
+    Args:
+        costs: measured by a sweep.
+        dynamics: of the optimizer.
+        steps: the horizon.
+        batch: samples behind one gradient.
+
+    Returns:
+        float64[C, T]; NaN where a codec was not measured on a tensor.
+    """
+    curvature, vectors = principal(costs.noise, batch)
+    along = np.einsum("ij,ctik,kj->ctj", vectors, costs.gram, vectors)
+    flat = float(dynamics.weight(dynamics.weight_decay, steps))
+    extra = dynamics.weight(curvature + dynamics.weight_decay, steps) - flat
+    found = along @ extra + flat * costs.variance
+    owed = 0.5 * dynamics.displacement**2 * (along @ curvature + dynamics.weight_decay * costs.variance)
+    memory = np.isfinite(costs.growth)[:, None]
+    # Never more than if the memory's content were lost at each step.
+    return np.where(memory, np.minimum(owed, found), found)
+
+
+def predict(costs: NoiseCosts, codec: int, dynamics: Dynamics, steps: int, *, batch: float) -> Prediction:
+    """Predict what a codec's noise costs over the steps that are left.
+
+    Args:
+        costs: measured by a sweep.
+        codec: its number.
+        dynamics: of the optimizer.
+        steps: the horizon.
+        batch: samples behind one gradient.
+    """
+    unknown = partial(Prediction, math.nan, math.nan, math.nan, batch, math.nan, False)
+    if not np.isfinite(costs.variance[codec]).all():
+        return unknown("it was not measured on every tensor")
+    if costs.memory(codec):
+        if costs.growth[codec] > _FILLING:
+            return unknown("its memory was still filling after the captured steps; capture longer bursts")
+        lost = 0.0
+    else:
+        lost = 0.0 if costs.unbiased[codec] else float(costs.lost[codec].sum() / costs.signal.sum())
+        if not abs(lost) <= _SLOWED:
+            return unknown("its error is mostly bias, which this theory of noise does not cover")
+    weight = partial(dynamics.weight, steps=steps)
+    plain = ratio_along(
+        costs.noise,
+        costs.gram[codec].sum(axis=0),
+        float(costs.variance[codec].sum()),
+        weight,
+        batch=batch,
+        weight_decay=dynamics.weight_decay,
+    )
+    if math.isnan(plain.ratio):
+        return unknown("the gradients have no noise")
+    share = 1.0
+    if costs.memory(codec):
+        owed = float(cost(costs, dynamics, steps, batch)[codec].sum())
+        noise = _without_memory(costs, codec, dynamics, steps, batch)
+        share = owed / noise if noise > 0 else 0.0
+    ratio, low, high = plain.ratio * share, plain.low * share, plain.high * share
+    return Prediction(ratio, low / MISS, high * MISS, batch, lost)
+
+
+def _without_memory(costs: NoiseCosts, codec: int, dynamics: Dynamics, steps: int, batch: float) -> float:
+    """tr(W S_q) if what a memory owes were lost at each step."""
+    forgetful = np.full(len(costs.codecs), math.nan)
+    return float(cost(replace(costs, growth=forgetful), dynamics, steps, batch)[codec].sum())

@@ -1,0 +1,361 @@
+"""What each codec's noise costs over a horizon: measured on a few windows of steps, beside the rows of a sweep.
+
+A window of consecutive steps holds samples of the gradient's noise: contrasts of its gradients in which a drift that is
+linear over the window drops out. Ranks at one step hold better ones. Each codec encodes a gradient in the middle of
+each window twice, and its errors are projected on these samples; see :class:`gtrace.noise.NoiseCosts`. A prediction for
+any horizon needs no more. Of a large tensor, evenly spaced blocks stand for the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from scipy import linalg
+
+from gtrace.codecs.link import LinkOptions, Sender
+from gtrace.noise import ADAM, NoiseCosts
+from gtrace.schedule import RefitSchedule
+from gtrace.sketch import MomentSketch
+from gtrace.sweep.gradient_noise import RANKS, STEPS, stream
+from gtrace.trace import OptimizerFacts
+from gtrace.types import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.codecs import Codec
+    from gtrace.sweep.fits import Allocation
+    from gtrace.sweep.gradients import Gradients
+    from gtrace.sweep.jobs import Among, Detail
+    from gtrace.sweep.store import SweepResult
+    from gtrace.trace import TensorInfo, Trace
+
+#: what a detail of a tensor is about: the noise of its gradient, and of one codec
+SAMPLES, COST = "samples", "cost"
+#: windows of a trace, steps in each, and samples of noise in all
+_WINDOWS, _LENGTH, _SAMPLES = 4, 6, 16
+#: elements of a tensor that are looked at, in blocks
+_ELEMENTS, _BLOCK = 1 << 17, 2048
+
+
+class Window(NamedTuple):
+    """Gradients that are read together.
+
+    Attributes:
+        steps: consecutive steps; a codec encodes the middle one, one with memory all of them.
+        ranks: whether the ranks at the middle step are the samples of noise, and not these steps.
+        contrasts: float64[samples, gradients].
+    """
+
+    steps: tuple[int, ...]
+    ranks: bool
+    contrasts: NDArray[np.float64]
+
+    @property
+    def middle(self) -> int:
+        """The index of the middle step."""
+        return len(self.steps) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where the noise of a trace's gradients is looked at.
+
+    Attributes:
+        windows: the windows; empty if the trace has no samples of noise, or fewer than three.
+        streams: tensor -> its stream on each rank, its own first.
+    """
+
+    windows: tuple[Window, ...]
+    streams: Mapping[str, tuple[TensorInfo, ...]]
+
+    @classmethod
+    def of(cls, trace: Trace, gradients: Gradients) -> Plan:
+        """The plan for the tensors of a sweep."""
+        streams = {info.name: _ranks_of(trace, info) for info in gradients.infos}
+        if gradients.kind != "weight" or any(info.sketches for info in gradients.infos):
+            return cls((), streams)
+        common = frozenset.intersection(*(frozenset(steps) for steps in gradients.steps.values()))
+        ranks = min(map(len, streams.values()))
+        if ranks >= 3:
+            # Each rank's stream has the steps of the first, unless it ended early.
+            everywhere = (trace.steps(one.name, **stream(one)).tolist() for own in streams.values() for one in own)
+            common = common.intersection(*map(frozenset, everywhere))
+        windows = _chosen(sorted(common), 1 if ranks >= 3 else 3)
+        ones = np.ones((1, ranks))
+        found: list[Window] = []
+        for steps in windows:
+            left = _SAMPLES // max(1, len(windows))
+            design = ones if ranks >= 3 else np.vander(np.arange(len(steps)), 2).T
+            found.append(Window(steps, ranks >= 3, linalg.null_space(design).T[:left]))
+        enough = sum(len(window.contrasts) for window in found) >= 3
+        return cls(tuple(found) if enough else (), streams)
+
+
+def _chosen(steps: Sequence[int], least: int) -> list[tuple[int, ...]]:
+    """Windows of consecutive steps, at least ``least`` and at most six each, spread over the steps."""
+    runs = np.split(np.asarray(steps), np.flatnonzero(np.diff(steps) != 1) + 1)
+    windows = [
+        tuple(run[start : start + _LENGTH].tolist())
+        for run in runs
+        for start in range(0, len(run), _LENGTH)
+        if len(run[start : start + _LENGTH]) >= least
+    ]
+    if len(windows) <= _WINDOWS:
+        return windows
+    middles = np.array([window[len(window) // 2] for window in windows])
+    wanted = steps[0] + (np.arange(_WINDOWS) + 0.5) / _WINDOWS * (steps[-1] - steps[0])
+    return [windows[k] for k in sorted({int(np.argmin(np.abs(middles - want))) for want in wanted})]
+
+
+class Cell(NamedTuple):
+    """A codec on a tensor, see :class:`~gtrace.noise.NoiseCosts`; sums over windows, divided by their number."""
+
+    gram: NDArray[np.float64]
+    variance: float
+    lost: float
+    growth: float
+
+
+class _Tensor:
+    """One tensor's gradients in the windows, and the samples of their noise."""
+
+    def __init__(self, trace: Trace, plan: Plan, info: TensorInfo, seed: int) -> None:
+        self._info, self._seed = info, seed
+        own = plan.streams[info.name]
+        stride = max(1, math.ceil(info.size / _ELEMENTS))
+        self._whole = stride == 1 and info.sample is None
+        self.windows = plan.windows
+        read = partial(_read, trace, stride=stride)
+        self.gradients = [[read(own[0], step) for step in window.steps] for window in plan.windows]
+        others = [
+            [read(rank, window.steps[window.middle]) for rank in own[1:]] if window.ranks else []
+            for window in plan.windows
+        ]
+        self.neighbors = [
+            others[k][0]
+            if len(values) == 1
+            else (values[w.middle - 1] + values[min(w.middle + 1, len(values) - 1)]) / 2
+            for k, (w, values) in enumerate(zip(plan.windows, self.gradients, strict=True))
+        ]
+        samples = []
+        for window, values, rest in zip(plan.windows, self.gradients, others, strict=True):
+            reads = [values[window.middle], *rest] if window.ranks else values
+            samples.append(window.contrasts.astype(np.float32) @ np.stack(reads))
+        facts = trace.optimizer_facts(info.optimizer).of_tensor(info.attrs)
+        self.scale = None
+        if facts.kind in ADAM:
+            second = np.mean([np.square(values) for reads in self.gradients for values in reads], axis=0)
+            floor = np.float32(1e-8 if facts.eps is None else facts.eps)
+            self.scale = np.where(second > 0, 1 / np.sqrt(np.sqrt(second) + floor), 0).astype(np.float32)
+        size = self.gradients[0][0].size
+        total = info.size if info.sample is None else info.sample["total"]
+        #: elements that each one stands for
+        self.stretch = total / max(1, size)
+        self.samples = self.scaled(np.concatenate(samples))
+        self.gram = self.stretch * (self.samples @ self.samples.T).astype(np.float64)
+        self.signal = float(
+            np.mean(
+                [
+                    self.inner(values[w.middle], near)
+                    for w, values, near in zip(plan.windows, self.gradients, self.neighbors, strict=True)
+                ]
+            )
+        )
+
+    def scaled(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Values in Adam's coordinates."""
+        return values if self.scale is None else values * self.scale
+
+    def inner(self, left: NDArray[np.float32], right: NDArray[np.float32]) -> float:
+        """Inner product in these coordinates, of the whole tensor."""
+        return self.stretch * float(np.dot(self.scaled(left).astype(np.float64), self.scaled(right)))
+
+    def cell(self, codec: Codec, share: float | None) -> Cell:
+        """Encode with a codec in each window."""
+        number = len(self.windows)
+        gram, growth = np.zeros_like(self.gram), math.nan
+        variance = lost = 0.0
+        if codec.stateful:
+            half = end = 0.0
+            for window, values in zip(self.windows, self.gradients, strict=True):
+                owed, middle = self._owed(codec, window, values, share)
+                along = (self.samples @ self.scaled(owed)).astype(np.float64) * self.stretch
+                gram += np.outer(along, along)
+                variance += self.inner(owed, owed)
+                half, end = half + self.inner(middle, middle), end + self.inner(owed, owed)
+            growth = end / half if half else 1.0
+            return Cell(gram / number, variance / number, 0.0, growth)
+        for window, values, near in zip(self.windows, self.gradients, self.neighbors, strict=True):
+            first, second = self._errors(codec, window, values, share)
+            difference = self.scaled((first - second) / np.float32(math.sqrt(2)))
+            gram += self.stretch * ((self.samples * np.square(difference)) @ self.samples.T)
+            variance += self.stretch * float(np.dot(difference, difference))
+            lost -= self.inner((first + second) / 2, near)
+        return Cell(gram / number, variance / number, lost / number, growth)
+
+    def _sender(self, codec: Codec, values: NDArray[np.float32], step: int, share: float | None) -> Sender:
+        """A codec that was fitted to a gradient."""
+        options = LinkOptions(RefitSchedule((0,)), self._seed)
+        shape = tuple(self._info.shape) if self._whole else None
+        sender = Sender(codec, values.size, options, tensor=self._info.name, shape=shape)
+        if codec.needs is not None:
+            sender.fit(MomentSketch.from_spec(codec.view(sender.state, values), codec.needs), step, share=share)
+        return sender
+
+    def _errors(
+        self, codec: Codec, window: Window, values: list[NDArray[np.float32]], share: float | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The errors of two encodings of the middle gradient, fitted to the one before."""
+        place, step = window.middle, window.steps[window.middle]
+        fitted = values[place if codec.fits_itself else max(0, place - 1)]
+        state = self._sender(codec, fitted, step, share).state
+        key = partial(Key.derive, self._seed, tensor=self._info.name, step=step)
+        draws = (0,) if codec.deterministic else (0, 1)
+        errors = [codec.simulate(state, values[place], key(draw=draw)).values - values[place] for draw in draws]
+        return errors[0], errors[-1]
+
+    def _owed(
+        self, codec: Codec, window: Window, values: list[NDArray[np.float32]], share: float | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What a memory owes after all steps of a window, and after half of them."""
+        sender = self._sender(codec, values[0], window.steps[0], share)
+        owed = np.zeros_like(values[0])
+        middle = owed
+        for place, (step, each) in enumerate(zip(window.steps, values, strict=True)):
+            key = Key.derive(self._seed, tensor=self._info.name, step=step, draw=0)
+            arrived = codec.simulate(sender.state, each, key).values
+            sender.settle(each, arrived)
+            owed = owed + (each - arrived)
+            if 2 * (place + 1) <= len(values):
+                middle = owed
+        return owed, middle
+
+
+def _read(trace: Trace, info: TensorInfo, step: int, stride: int) -> NDArray[np.float32]:
+    """A gradient, or every ``stride``-th block of it; non-finite values become zero."""
+    if stride == 1:
+        values = trace.read(info.name, step, **stream(info))
+    else:
+        pieces = trace.read_chunks(info.name, step, _BLOCK * stride, **stream(info))
+        values = np.concatenate([piece[:_BLOCK] for piece in pieces])
+    return np.nan_to_num(values, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def measure(
+    trace: Trace,
+    gradients: Gradients,
+    asked: Mapping[str, Sequence[tuple[Codec, Among, Sequence[str]]]],
+    allocation: Allocation,
+    seed: int,
+    jobs: int,
+    done: Collection[tuple[str, int, str]],
+) -> Iterator[list[Detail]]:
+    """What codecs' noise costs on each tensor, as details of a result file.
+
+    Args:
+        trace: an open trace.
+        gradients: its gradients.
+        asked: tensor -> codecs, the tensors among which each allocates, and the names of its rows.
+        allocation: what tensors share out among themselves.
+        seed: of the encodings.
+        jobs: threads; nothing depends on it.
+        done: details that are there already.
+    """
+    plan = Plan.of(trace, gradients)
+    if not plan.windows:
+        return
+
+    def of_tensor(info: TensorInfo) -> list[Detail]:
+        last = plan.windows[-1].steps[-1]
+        missing = [
+            (codec, among, [name for name in names if (info.name, last, f"{COST} {name}") not in done])
+            for codec, among, names in asked[info.name]
+        ]
+        if not any(names for _, _, names in missing):
+            return []
+        tensor = _Tensor(trace, plan, info, seed)
+        samples = {"gram": _packed(tensor.gram), "signal": tensor.signal, "steps": [w.steps for w in plan.windows]}
+        samples["from"] = RANKS if plan.windows[0].ranks else STEPS
+        details: list[Detail] = [(info.name, last, SAMPLES, samples)]
+        for codec, among, names in missing:
+            if not names:
+                continue
+            fitted = plan.windows[0].steps[0]
+            share = allocation.share(codec, info.name, fitted, among) if codec.allocates else None
+            cell = tensor.cell(codec, share)
+            value = {"gram": _packed(cell.gram), "variance": cell.variance, "lost": cell.lost}
+            value |= {"unbiased": codec.unbiased} | ({"growth": cell.growth} if codec.stateful else {})
+            details += [(info.name, last, f"{COST} {name}", value) for name in names]
+        return details
+
+    with ThreadPoolExecutor(max_workers=max(1, jobs), thread_name_prefix="gtrace-noise") as pool:
+        yield from pool.map(of_tensor, gradients.infos)
+
+
+def noise_costs(result: SweepResult) -> NoiseCosts | None:
+    """What a sweep measured, for predictions of what noise costs; None if its trace has no samples of noise."""
+    samples = {tensor: value for (tensor, _, what), value in result.details.items() if what == SAMPLES}
+    if not samples:
+        return None
+    tensors = tuple(name for name in result.provenance.get("tensors", samples) if name in samples)
+    cells = {
+        (what.removeprefix(f"{COST} "), tensor): value
+        for (tensor, _, what), value in result.details.items()
+        if what.startswith(f"{COST} ")
+    }
+    codecs = tuple(dict.fromkeys(codec for codec, _ in cells))
+    n = round(math.sqrt(2 * len(samples[tensors[0]]["gram"]) + 0.25) - 0.5)
+    unknown = {"gram": [math.nan] * (n * (n + 1) // 2), "variance": math.nan, "lost": math.nan, "unbiased": True}
+    table = [[cells.get((codec, tensor), unknown) for tensor in tensors] for codec in codecs]
+    attrs = result.provenance.get("trace_attrs", {})
+    learning = result.provenance.get("learning", {})
+    facts = OptimizerFacts.of(attrs)
+    return NoiseCosts(
+        codecs=codecs,
+        tensors=tensors,
+        noise=sum((_unpacked(samples[tensor]["gram"], n) for tensor in tensors), np.zeros((n, n))),
+        gram=np.array([[_unpacked(cell["gram"], n) for cell in row] for row in table]).reshape(-1, len(tensors), n, n),
+        variance=np.array([[cell["variance"] for cell in row] for row in table], float).reshape(-1, len(tensors)),
+        lost=np.array([[cell["lost"] for cell in row] for row in table], float).reshape(-1, len(tensors)),
+        signal=np.array([samples[tensor]["signal"] for tensor in tensors]),
+        growth=np.array([max((cell["growth"] for cell in row if "growth" in cell), default=math.nan) for row in table]),
+        unbiased=tuple(all(cell["unbiased"] for cell in row) for row in table),
+        source=str(samples[tensors[0]]["from"]),
+        batch=math.nan if facts.batch_size is None else facts.batch_size,
+        optimizer=facts.describe(),
+        lr=float(learning.get("lr", math.nan)),
+        last=int(learning.get("last", 0)),
+    )
+
+
+def _packed(gram: NDArray[np.float64]) -> list[float]:
+    """The upper triangle, to six digits: a sample of noise says no more."""
+    return [float(f"{value:.6g}") for value in gram[np.triu_indices(len(gram))]]
+
+
+def _unpacked(packed: Sequence[float], n: int) -> NDArray[np.float64]:
+    """Undo :func:`_packed`."""
+    gram = np.zeros((n, n))
+    gram[np.triu_indices(n)] = packed
+    return gram + np.triu(gram, 1).T
+
+
+def _ranks_of(trace: Trace, own: TensorInfo) -> tuple[TensorInfo, ...]:
+    """A tensor on each rank, its own stream first; alone if its gradient is not a rank's own."""
+    same = [
+        info
+        for info in trace.tensors
+        if (info.kind, info.optimizer, info.name) == (own.kind, own.optimizer, own.name)
+        and info.rank != own.rank
+        and info.stage == "local"
+        and info.size == own.size
+    ]
+    return (own, *same) if own.stage == "local" else (own,)

@@ -207,9 +207,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
         print_plan(plan, path, full=settings.full)
 
 
-def _curves(
-    trace: Path | str, settings: PlanSettings
-) -> tuple[Curves, NoiseCosts | str, dict[str, Any], list[str]]:
+def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, NoiseCosts | str, dict[str, Any], list[str]]:
     """What the codecs do to every tensor, what their noise costs or why that is not known, and where it comes from."""
     from gtrace.planning import curves_of, measure
 

@@ -191,6 +191,7 @@ class GoalSettings:
         help="How much the error of some tensors counts, the first that fits; or a YAML or JSON file of name: number.",
     )
 
+
 @dataclass(frozen=True)
 class Goal:
     """What a plan minimizes, decided.
@@ -238,7 +239,9 @@ def choose_goal(settings: GoalSettings, curves: Curves, costs: NoiseCosts | str,
     if settings.objective == "error" or own is not None:
         if asked:
             named = "--horizon" if settings.horizon is not None else "--objective cost"
-            raise UsageError(f"{named}: is for predicted cost, and {own or '--objective error'} is for error; leave one out.")
+            raise UsageError(
+                f"{named}: is for predicted cost, and {own or '--objective error'} is for error; leave one out."
+            )
         return Goal("error")
     goal = costs if isinstance(costs, str) else _by_cost(settings, curves, costs)
     if isinstance(goal, Goal):
@@ -284,7 +287,9 @@ def _by_cost(settings: GoalSettings, curves: Curves, costs: NoiseCosts) -> Goal 
     if len(out) == len(curves.codecs) - 1:
         return f"{out[0]}: {ratios.left_out[out[0]]}"
     why = listed(dict.fromkeys(ratios.left_out.values()), 2)
-    notes = (f"leaves out {listed(out, 2)}, whose cost is not known ({why}); --objective error has them.",) if out else ()
+    notes = (
+        (f"leaves out {listed(out, 2)}, whose cost is not known ({why}); --objective error has them.",) if out else ()
+    )
     return Goal("cost", notes, ratios, outlook.horizon, outlook.batch)
 
 

@@ -106,7 +106,6 @@ _BUDGETS = 6
 _MOST_NAMED = 3
 
 
-
 def what(plan: Plan) -> str:
     """What the plan minimizes, in a word."""
     return "error" if plan.horizon is None else "cost"
@@ -321,7 +320,11 @@ def budget_table(plan: Plan, most: int | None = None) -> Table | None:
     )
     errors = ", ".join(f"{number(plan.frontier[p].error, 2)} at {number(plan.frontier[p].bits, 2)}" for p in places)
     return Table(
-        "Bits of every tensor at other budgets", tuple(columns), rows, (f"{what(plan).capitalize()} by bits: {errors}.",), folded=True
+        "Bits of every tensor at other budgets",
+        tuple(columns),
+        rows,
+        (f"{what(plan).capitalize()} by bits: {errors}.",),
+        folded=True,
     )
 
 

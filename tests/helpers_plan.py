@@ -36,16 +36,18 @@ def curves_of_laws(steps=3, options=12, layers=LAYERS, seed=0):
     )
 
 
-def costs_of(curves, flat=(), n=4, **about):
+def costs_of(curves, flat=(), **about):
     """Costs of these curves' codecs: errors along the directions of the gradient's noise, but for the flat tensors."""
+    samples = np.random.default_rng(1).standard_normal((6, 2))
+    noise = samples @ samples.T
     variance = np.nanmean(curves.error, axis=1).T[:-1]
     shape = variance.shape
     along = np.where([name in flat for name in curves.tensors], 1e-9, 1.0) * variance
     given = {
         "codecs": curves.codecs[:-1],
         "tensors": curves.tensors,
-        "noise": np.eye(n),
-        "gram": along[:, :, None, None] * np.eye(n),
+        "noise": noise,
+        "gram": along[:, :, None, None] * noise,
         "variance": variance,
         "lost": np.zeros(shape),
         "signal": np.ones(shape[1]),

@@ -9,7 +9,7 @@ import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -213,10 +213,11 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, NoiseCos
 
     if isinstance(trace, Path) and trace.name.endswith(".sweep.db"):
         from gtrace.sweep import ResultStore
+        from gtrace.sweep.noise_cost import noise_costs
 
         result = ResultStore.load(trace).selected
         provenance = {"sweep": str(trace), "trace_fingerprint": result.provenance.get("trace_fingerprint", "")}
-        costs = result.noise_costs() or f"{trace} has no measured costs; they need a trace with three steps in a row"
+        costs = noise_costs(result) or f"{trace} has not measured them; sweep a trace that has three steps in a row"
         return curves_of(_chosen_rows(result, settings)), costs, provenance, []
     from gtrace.trace import open_trace
     from gtrace.trace.choose import choose_infos, choose_steps
@@ -231,7 +232,7 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, NoiseCos
             tensors=None if settings.tensors is None else words(settings.tensors),
             **arguments(settings, "measure"),
         )
-        costs = f"{trace} is a trace; its sweep has them: gtrace sweep {trace}"
+        costs = f"plan from a sweep for these: gtrace sweep {trace}"
         about = {"trace": str(trace), "trace_fingerprint": opened.fingerprint}
         return curves, costs, about, [f"warning: {text}" for text in warnings]
 

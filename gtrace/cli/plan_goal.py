@@ -251,46 +251,32 @@ def choose_goal(settings: GoalSettings, curves: Curves, costs: NoiseCosts | str,
     return Goal("error", (f"minimizes error, because predicted costs are not known: {goal}.",))
 
 
-@dataclass(frozen=True)
-class _Outlook:
-    why: str = ""
-    dynamics: Any = None
-    horizon: int = 0
-    batch: float = math.nan
-
-
-def outlook_of(costs: NoiseCosts, *, horizon: int | None) -> _Outlook:
+def _by_cost(settings: GoalSettings, curves: Curves, costs: NoiseCosts) -> Goal | str:
+    """The goal of predicted cost, or why it can't be."""
     from gtrace.noise import Dynamics
+    from gtrace.planning import noise_ratios
+    from gtrace.report.names import listed
     from gtrace.trace import OptimizerFacts
+    from gtrace.trace.optimizer import OPTIMIZERS
 
-    facts = OptimizerFacts.of({"optimizers": {"0": dict(costs.optimizer)}})
-    if not math.isfinite(costs.batch) or not math.isfinite(costs.lr):
-        return _Outlook("the trace does not have its batch size or learning rate")
+    facts = OptimizerFacts.of({OPTIMIZERS: {"0": dict(costs.optimizer)}})
+    if not (costs.batch > 0 and costs.lr > 0):
+        return "the trace does not have its batch size and learning rate; capture it again"
     try:
         dynamics = Dynamics.of(facts, costs.lr)
     except ValueError as error:
-        return _Outlook(str(error))
-    left = (facts.length or 0) - costs.last
-    return _Outlook("", dynamics, horizon or (left if left > 1 else costs.last + 1), costs.batch)
-
-
-def _by_cost(settings: GoalSettings, curves: Curves, costs: NoiseCosts) -> Goal | str:
-    """The goal of predicted cost, or why it can't be."""
-    from gtrace.planning import noise_ratios
-    from gtrace.report.names import listed
-
-    outlook = outlook_of(costs, horizon=settings.horizon)
-    if outlook.why:
-        return outlook.why
-    ratios = noise_ratios(curves, costs, outlook.dynamics, outlook.horizon, outlook.batch)
+        return str(error)
+    left = (facts.length or 0) - curves.steps[0]
+    horizon = settings.horizon or (left if left > 0 else costs.last + 1)
+    ratios = noise_ratios(curves, costs, dynamics, horizon, costs.batch)
     out = list(ratios.left_out)
-    if len(out) == len(curves.codecs) - 1:
-        return f"{out[0]}: {ratios.left_out[out[0]]}"
     why = listed(dict.fromkeys(ratios.left_out.values()), 2)
+    if len(out) == len(curves.codecs) - 1:
+        return f"{listed(out, 2)}: {why}"
     notes = (
         (f"leaves out {listed(out, 2)}, whose cost is not known ({why}); --objective error has them.",) if out else ()
     )
-    return Goal("cost", notes, ratios, outlook.horizon, outlook.batch)
+    return Goal("cost", notes, ratios, horizon, costs.batch)
 
 
 _MOST_BYTES = 4 << 20

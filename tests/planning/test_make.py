@@ -177,8 +177,8 @@ def test_a_plan_by_cost_has_the_least_cost_of_all_choices(seed):
 def test_a_tensor_with_noise_in_flat_directions_gets_fewer_bits():
     curves = curves_of_laws()
     bits = [
-        {row.tensor: row.bits for row in by_cost(curves, costs_of(curves, flat), 3.0)[0].tensors}["head.weight"]
-        for flat in ((), ("head.weight",))
+        {row.tensor: row.bits for row in by_cost(curves, costs_of(curves, flat), 2.0)[0].tensors}["conv.weight"]
+        for flat in ((), ("conv.weight",))
     ]
     assert bits[1] < bits[0]
 
@@ -199,5 +199,5 @@ def test_ratios_of_a_codec_add_up_to_its_prediction_and_biased_codecs_are_left_o
     everywhere = curves.codecs.index(plan.uniform.codec)
     assert plan.uniform.error == pytest.approx(found.ratio[:, everywhere].sum())
     assert not {row.codec for row in plan.tensors} & set(found.left_out)
-    with pytest.raises(UsageError, match="did not measure what noise in conv.weight costs"):
+    with pytest.raises(UsageError, match="did not measure what noise in conv"):
         noise_ratios(curves, costs_of(curves, tensors=("a", "b", "c", "d")), SGD, 50, 64)

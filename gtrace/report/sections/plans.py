@@ -113,7 +113,7 @@ def what(plan: Plan) -> str:
 
 def aim(plan: Plan) -> str:
     """What the plan minimizes, with its horizon."""
-    return plan.objective if plan.horizon is None else f"cost after {count(plan.horizon.steps, 'step')}"
+    return plan.objective if plan.horizon is None else f"cost over {count(plan.horizon.steps, 'step')}"
 
 
 def plan_verdict(plan: Plan) -> list[str]:
@@ -142,8 +142,7 @@ def _loses(plan: Plan) -> str:
             return f"loses {lost(error)} of gradient energy{weighted}"
         return f"has {lost(error)} error ({plan.objective}){weighted}"
     return (
-        f"{count(horizon.steps, 'step')} from now its noise costs as if the batch were {samples(plan)} "
-        f"(95%: {number(horizon.low, 2)} to {number(horizon.high, 2)})"
+        f"its noise costs as if the batch were {samples(plan)} (95%: {_whole(horizon.low)} to {_whole(horizon.high)})"
     )
 
 
@@ -152,7 +151,12 @@ def samples(plan: Plan, ratio: float | None = None) -> str:
     horizon = plan.horizon
     assert horizon is not None, "a plan by cost has a horizon"
     left = horizon.equivalent if ratio is None else horizon.samples(ratio)
-    return f"{number(left, 2)} of {number(horizon.batch)}"
+    return f"{_whole(left)} of {_whole(horizon.batch)}"
+
+
+def _whole(size: float) -> str:
+    """Whole samples from ten on, two digits below."""
+    return f"{size:,.0f}" if size >= 9.95 else number(size, 2)
 
 
 def _worth(plan: Plan) -> str:
@@ -162,14 +166,16 @@ def _worth(plan: Plan) -> str:
         return "No single codec fits all tensors into this budget; this plan does."
     one_for_all = all(row.codec == best.codec for row in plan.tensors)
     if plan.horizon is not None and best.planned is not None:
-        steps = count(plan.horizon.steps, "step")
-        planned, single = samples(plan, best.planned), samples(plan, best.error)
-        compared = f"{planned} samples against {single} with {best.codec} for all, at {number(best.bits)} bits each"
+        over = f"over {count(plan.horizon.steps, 'step')}"
+        single = f"{best.codec} for all costs as if the batch were {samples(plan, best.error)}"
+        planned = (
+            f"a codec for each tensor as if it were {samples(plan, best.planned)}, at {number(best.bits)} bits each"
+        )
         if one_for_all:
-            return f"One codec for all tensors, {best.codec}; a codec for each is worth {compared}, after {steps}."
+            return f"One codec for all tensors: {over}, {single}; {planned}."
         if plan.worth:
-            return f"Worth a plan: after {steps} it is worth {compared}."
-        return f"Not worth a plan: after {steps} it is worth {compared}. Take that codec."
+            return f"Worth a plan: {over}, {single}; {planned}."
+        return f"Not worth a plan: {over}, {single}; {planned}. Take the single codec."
     single = f"the best single codec, {best.codec} (error {lost(best.error)} at {number(best.bits)} bits)"
     gain = 0.0 if gain is None else gain
     if one_for_all:

@@ -21,6 +21,7 @@ from gtrace.codecs.link import LinkOptions, Sender
 from gtrace.errors import TraceError
 from gtrace.kernels.compare import weighted_gram
 from gtrace.noise import ADAM, NoiseCosts
+from gtrace.noise.quadrature import FEWEST
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.gradient_noise import RANKS, STEPS, stream
@@ -71,7 +72,7 @@ class Plan:
     """Where the noise of a trace's gradients is looked at.
 
     Attributes:
-        windows: the windows; empty if the trace has no samples of noise, or fewer than three.
+        windows: the windows; empty if the trace has no samples of noise, or fewer than four.
         streams: tensor -> its stream on each rank, its own first.
     """
 
@@ -97,7 +98,7 @@ class Plan:
             left = _SAMPLES // max(1, len(windows))
             design = ones if ranks >= 3 else np.vander(np.arange(len(steps)), 2).T
             found.append(Window(steps, ranks >= 3, linalg.null_space(design).T[:left]))
-        enough = sum(len(window.contrasts) for window in found) >= 3
+        enough = sum(len(window.contrasts) for window in found) >= FEWEST
         return cls(tuple(found) if enough else (), streams)
 
 
@@ -346,6 +347,7 @@ def noise_costs(result: SweepResult) -> NoiseCosts | None:
         unbiased=tuple(all(cell["unbiased"] for cell in row) for row in table),
         source=str(samples[tensors[0]]["from"]),
         batch=math.nan if facts.batch_size is None else facts.batch_size,
+        tokens=facts.tokens or 1,
         optimizer=facts.describe(),
         lr=float(learning.get("lr", math.nan)),
         last=int(learning.get("last", 0)),

@@ -93,6 +93,7 @@ class OptimizerStep:
         replicas: returns the second moments of a parameter's micro-batches, None if they are not known.
         first: no other optimizer has stepped since the last backward pass.
         samples: behind the gradients, by the first axis of what the model was called with; None if not counted.
+        tokens: of a sample, if samples are sequences of integers.
     """
 
     optimizer: Optimizer | Rounds
@@ -108,6 +109,7 @@ class OptimizerStep:
     replicas: Callable[[torch.Tensor], Replicas | None] = lambda _parameter: None
     first: bool = True
     samples: int | None = None
+    tokens: int = 1
 
 
 @dataclass(slots=True)
@@ -445,6 +447,7 @@ class TrainingHooks:
                 replicas=self._replicas(loss_scale),
                 first=first,
                 samples=self._samples.count,
+                tokens=self._samples.tokens,
             )
         )
 

@@ -201,8 +201,9 @@ class Samples:
     """Counts the samples behind a step: those of the first call of a module before each backward pass.
 
     That is the outermost module whose first argument is a tensor, in training mode and with gradients; samples are the
-    length of its first axis. The hook on forward passes is there only from a step to that call, so that other
-    calls cost nothing; and not once torch.compile has compiled anything, since it would compile again.
+    length of its first axis. If it holds integers along more axes, each sample is a sequence of so many tokens. The
+    hook on forward passes is there only from a step to that call, so that other calls cost nothing; and not once
+    torch.compile has compiled anything, since it would compile again.
 
     Args:
         guarded: calls a function so that its errors stop nothing.
@@ -215,6 +216,8 @@ class Samples:
         self._wanted = 0
         self._calls = 0
         self._count = 0
+        #: tokens of a sample
+        self.tokens = 1
         self._used = True
 
     @property
@@ -269,6 +272,8 @@ class Samples:
         if self._used:
             self._count, self._used = 0, False
         self._count += given.size(0)
+        sequences = given.dim() > 1 and not given.is_floating_point() and not given.is_complex()
+        self.tokens = max(1, given.numel() // max(1, given.size(0))) if sequences else 1
 
 
 def _has_compiled() -> bool:

@@ -66,10 +66,7 @@ def test_json_and_the_figure_alone(call, sweep, folder):
         (["--cluster", "8x25Gbit/s,bucket=big"], "--cluster: bucket: 'big' is not a valid size; write e.g. 4GB"),
         (["--cluster", "8x25Gbit/s,codec=2G"], "--cluster: codec: '2G' has an unknown unit; write e.g. 2Gvalues/s."),
         (["--cluster", "8x25Gbit/s,backward=1ms"], "--cluster: backward: needs the compute time of the step"),
-        (
-            ["--cluster", "8x25Gbit/s,1ms,backward=2ms"],
-            "--cluster: backward: 0.002 s is more than the step's",
-        ),
+        (["--cluster", "8x25Gbit/s,1ms,backward=2ms"], "--cluster: backward: 0.002 s is more than the step's"),
     ],
 )
 def test_what_makes_no_machines_is_said(call, sweep, options, said):

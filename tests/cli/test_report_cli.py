@@ -168,10 +168,7 @@ def test_one_figure_alone(call, sweep, tmp_path, suffix, start):
         (["--figure", "rate-distorsion"], "no such figure; did you mean rate-distortion?"),
         (["--figure", "rate-distortion", "-o", "x.jpg"], "a figure is written as .pdf, .png, .svg"),
         (["--figure", "rate-distortion", "--json"], "leave out --json, --pair and --group"),
-        (
-            ["--pair", "qsgd:bits=2", "alq"],
-            "no comparable configuration 'qsgd:bits=2'; did you mean qsgd:bits=",
-        ),
+        (["--pair", "qsgd:bits=2", "alq"], "no comparable configuration 'qsgd:bits=2'; did you mean qsgd:bits="),
         (["-o", "x.docx"], ".html, .md, .csv, .jsonl, .parquet, .tex"),
     ],
 )

@@ -133,6 +133,25 @@ def test_steps_and_tensors(folder, capture):
     assert trace.steps("0.weight").tolist() == [1, 3, 4]
 
 
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("--every 2", True),
+        ("--steps 0,1,3-4", True),
+        ("--steps 1+3", False),
+        ("--every 2 --sketch none", False),
+        ("", False),
+    ],
+)
+def test_single_steps_have_no_noise(folder, capture, asked, says):
+    code, _, err = capture(*asked.split(), "train.py", "--steps", "6")
+    assert code == 0
+    notes = [line for line in err.splitlines() if "single steps" in line]
+    assert notes == says * [
+        "gtrace: note: gradient noise can't be estimated from single steps; record bursts, e.g. --steps 0+4,100+4"
+    ]
+
+
 @pytest.mark.capture_case("python -m")
 def test_a_module(folder, capture):
     write_script(folder / "pkg" / "__init__.py", "")

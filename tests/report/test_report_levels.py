@@ -35,10 +35,6 @@ def sweep():
     return analyze(fitted())
 
 
-def by_spec(analysis):
-    return {c.spec: c for c in analysis.configurations}
-
-
 def test_the_optimum_is_summed_like_the_error():
     rows = [
         row("a", energy=1.0, squared_error=0.5, optimal_variance=0.25, model_variance=0.1),

@@ -159,6 +159,8 @@ class OptimizerHistory:
         self._row: range = range(0)
         self._kind = kind_of(optimizer)
         self._settings: Counter[str] = Counter()
+        self._present: dict[str, Any] | None = None
+        self._text = ""
         self._batches: Counter[int] = Counter()
         self._scheduler = None if scheduler is None else weakref.ref(scheduler)
         self._end = None if scheduler is None else scheduled_steps(scheduler)
@@ -189,9 +191,11 @@ class OptimizerHistory:
         self.burst = max(self.burst, len(self._row))
         if samples:
             self._batches[samples] += 1
-        found = json.dumps(group_facts(self._kind, group))
-        if found in self._settings or len(self._settings) < _MOST_SETTINGS:
-            self._settings[found] += 1
+        found = group_facts(self._kind, group)
+        if found != self._present:
+            self._present, self._text = found, json.dumps(found)
+        if self._text in self._settings or len(self._settings) < _MOST_SETTINGS:
+            self._settings[self._text] += 1
 
     def facts(self) -> dict[str, Any]:
         """What is known so far, as JSON values; names and meanings are those of ``gtrace.trace.OptimizerFacts``."""

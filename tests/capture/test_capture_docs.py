@@ -1,7 +1,5 @@
 """``docs/capture.md`` says what the code does, and ``docs/capture-matrix.md`` every case that a test is marked with."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

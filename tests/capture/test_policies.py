@@ -1,7 +1,5 @@
 """What is recorded beside whole gradients: samples of blocks, second moments, micro-batches; and what is said."""
 
-from __future__ import annotations
-
 import io
 import re
 

@@ -1,7 +1,5 @@
 """What lands in a trace, against what a hand-written hook sees in the same run."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import threading

@@ -1,7 +1,5 @@
 """``gtrace info``: the table, JSON, selections and errors."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

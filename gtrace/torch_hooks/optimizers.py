@@ -179,13 +179,13 @@ class OptimizerHistory:
             self._progress[2:] = []
             self._progress.append((step, counter.last_epoch))
 
-    def note(self, step: int, group: Mapping[str, Any], samples: int | None) -> None:
+    def note(self, step: int, group: Mapping[str, Any], samples: int) -> None:
         """A step is recorded.
 
         Args:
             step: its number.
             group: the optimizer's first parameter group.
-            samples: behind its gradients, None if unknown.
+            samples: behind its gradients, 0 if unknown.
         """
         self._row = range(self._row.start if step == self._row.stop else step, step + 1)
         self.burst = max(self.burst, len(self._row))

@@ -92,7 +92,7 @@ class OptimizerStep:
         gradient: returns a parameter's gradient (None without one), and whether it is ``local`` or ``reduced``.
         replicas: returns the second moments of a parameter's micro-batches, None if they are not known.
         first: no other optimizer has stepped since the last backward pass.
-        samples: behind the gradients, by the first axis of what the model was called with; None if not counted.
+        samples: behind the gradients, by the first axis of what the model was called with; 0 if not counted.
         tokens: of a sample, if samples are sequences of integers.
     """
 
@@ -108,7 +108,7 @@ class OptimizerStep:
     gradient: Callable[[torch.Tensor], tuple[torch.Tensor | None, str]] = lambda parameter: (parameter.grad, LOCAL)
     replicas: Callable[[torch.Tensor], Replicas | None] = lambda _parameter: None
     first: bool = True
-    samples: int | None = None
+    samples: int = 0
     tokens: int = 1
 
 

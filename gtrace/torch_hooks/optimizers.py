@@ -159,6 +159,8 @@ class OptimizerHistory:
         self._row: range = range(0)
         self._kind = kind_of(optimizer)
         self._settings: Counter[str] = Counter()
+        self._present: dict[str, Any] | None = None
+        self._text = ""
         self._batches: Counter[int] = Counter()
         self._tokens = 1
         self._scheduler = None if scheduler is None else weakref.ref(scheduler)
@@ -178,13 +180,13 @@ class OptimizerHistory:
             self._progress[2:] = []
             self._progress.append((step, counter.last_epoch))
 
-    def note(self, step: int, group: Mapping[str, Any], samples: int | None, tokens: int = 1) -> None:
+    def note(self, step: int, group: Mapping[str, Any], samples: int, tokens: int = 1) -> None:
         """A step is recorded.
 
         Args:
             step: its number.
             group: the optimizer's first parameter group.
-            samples: behind its gradients, None if unknown.
+            samples: behind its gradients, 0 if unknown.
             tokens: of a sample.
         """
         self._row = range(self._row.start if step == self._row.stop else step, step + 1)
@@ -192,9 +194,11 @@ class OptimizerHistory:
         if samples:
             self._batches[samples] += 1
             self._tokens = tokens
-        found = json.dumps(group_facts(self._kind, group))
-        if found in self._settings or len(self._settings) < _MOST_SETTINGS:
-            self._settings[found] += 1
+        found = group_facts(self._kind, group)
+        if found != self._present:
+            self._present, self._text = found, json.dumps(found)
+        if self._text in self._settings or len(self._settings) < _MOST_SETTINGS:
+            self._settings[self._text] += 1
 
     def facts(self) -> dict[str, Any]:
         """What is known so far, as JSON values; names and meanings are those of ``gtrace.trace.OptimizerFacts``."""

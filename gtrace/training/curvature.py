@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from gtrace.training.settings import StudySettings
     from gtrace.training.tasks import Batch
+    from gtrace.training.vectors import Vector
 
 #: products with the curvature for one vector, vectors of gradient noise, samples behind the curvature
 PRODUCTS, NOISES, SAMPLES = 15, 3, 64
@@ -61,7 +62,7 @@ class GaussNewton:
         Args:
             vector: float64[d], all trained parameters of the model in its order, flat.
         """
-        parts = torch.from_numpy(vector.astype(np.float32)).split([p.numel() for p in self._parameters])
+        parts = torch.split(torch.from_numpy(vector.astype(np.float32)), [p.numel() for p in self._parameters])
         shaped = [part.view_as(p) for part, p in zip(parts, self._parameters, strict=True)]
         grad = torch.autograd.grad
         (tangent,) = grad(self._back, self._unit, shaped, retain_graph=True)
@@ -107,7 +108,7 @@ class NoiseAhead:
         self,
         step: int,
         gradients: Sequence[Mapping[str, NDArray[np.float32]]],
-        averaged: Mapping[str, NDArray[np.float32]],
+        averaged: Mapping[str, Vector],
         clipped: float,
         lr: float,
     ) -> float:
@@ -153,9 +154,12 @@ class NoiseAhead:
         own = float(np.mean([cost(noise) for noise in noises])) / workers
         return cost(error) / own if own > 0 else float("nan")
 
-    def _flat(self, tensors: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float64]:
+    def _flat(self, tensors: Mapping[str, Vector]) -> NDArray[np.float64]:
         """float64[d]: a parameter without gradient counts as zero."""
-        parts = (np.ravel(tensors[name]) if name in tensors else np.zeros(p.numel()) for name, p in self._named.items())
+        parts = (
+            np.asarray(tensors[name]).reshape(-1) if name in tensors else np.zeros(p.numel())
+            for name, p in self._named.items()
+        )
         return np.concatenate(list(parts), dtype=np.float64)
 
     def _batch(self, step: int, worker: int, size: int) -> AbstractContextManager[Batch]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gtrace.training.policies import PolicySpec
     from gtrace.training.settings import Kind, StudySettings
     from gtrace.training.tasks import Evaluation, Task
+    from gtrace.training.vectors import Vector
     from gtrace.training.weights import WeightLevels
 
 #: builders of ``settings.OPTIMIZERS``
@@ -320,7 +321,7 @@ class TrainingRun:
         self,
         step: int,
         gradients: Sequence[Mapping[str, NDArray[np.float32]]],
-        averaged: Mapping[str, NDArray[np.float32]],
+        averaged: Mapping[str, Vector],
         clipped: float,
     ) -> dict[str, float]:
         """What the codec's noise costs over the steps that are left, see :class:`NoiseAhead`."""

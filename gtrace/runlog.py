@@ -27,7 +27,9 @@ Records, by their ``type``:
   exact||^2; null for one worker), ``step_error``
   (the same with each gradient over its own d, into which its own square has gone), ``w1``
   (Wasserstein-1 of the values of each tensor, summed over all values, over ||exact||_1), ``cosine`` (of the whole
-  model's gradients).
+  model's gradients), ``filtered_ratio`` (what the codec's noise costs over what the gradient's own noise costs, until
+  the end of training; null for codecs with a bias or memory), ``equivalent_batch`` (all workers' samples over 1 +
+  ``filtered_ratio``).
 - ``shadow``: ``run``, ``seed``, ``step``, ``tensor`` (a weight gradient), and how far it is from the exact one of the
   same batch: ``cosine_alone``, ``error_alone`` (||compressed - exact|| / ||exact||) where only the gradients of this
   layer's own outputs are compressed, ``cosine``, ``error`` where those of all layers are.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gtrace.training.adam import AdamPoint, adam_ladder
+from gtrace.noise.adam import AdamPoint, adam_ladder
 
 WEIGHTS, LR = 12, 2e-3
 KINDS = {

@@ -143,6 +143,16 @@ class RunSettings:
         metavar="N",
         help="Tensors with fewer elements stay exact.",
     )
+    measure: int | None = option(
+        None,
+        only="task",
+        advanced=True,
+        call=("study",),
+        minimum=1,
+        metavar="K",
+        help="Every K steps of a task measure the averaged gradient's errors, as a sweep does, and what the codec's "
+        "noise costs over the steps that are left.",
+    )
     as_json: bool = option(False, advanced=True, **JSON)
 
 
@@ -196,13 +206,6 @@ class CompareSettings(RunSettings):
         call=("study",),
         choices=("weight", "neural"),
         help="What goes through the codec: the gradients between workers, or those that enter each layer's backward.",
-    )
-    measure: int | None = option(
-        None,
-        call=("study",),
-        minimum=1,
-        metavar="K",
-        help="Every K steps measure all that a sweep measures on the averaged gradient, for gtrace study predict.",
     )
     sparsity: float | None = option(None, advanced=True, help="Sparsity of a codec that has it, e.g. 0.8.")
     layers: str = option(

@@ -63,12 +63,6 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
     path = settings.output or Path(f"{task}-{'neural-' * neural}{named}.jsonl")
     # With a checkpoint beside it, the same study goes on; whether it is the same is known only later.
     check_output(path, force=settings.force or path.with_name(path.name + ".checkpoint").exists())
-    if settings.measure is not None:
-        from gtrace.report.predicting import FEWEST_CODECS
-
-        if len(chosen) < FEWEST_CODECS:
-            needs = f"gtrace study predict needs at least {FEWEST_CODECS} codecs; this run has {len(chosen)}"
-            click.echo(f"gtrace: --measure: {needs}.", err=True)
     from gtrace.training import Study
 
     study = Study(
@@ -98,9 +92,11 @@ def _show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: 
     from gtrace.report import analyze_runs
     from gtrace.report.analysis.runs import chosen_bits, common_loss
     from gtrace.report.sections.savings import savings_json
+    from gtrace.report.sections.training import noise_sentences
     from gtrace.runlog import read_runlog
 
-    logged = {(run.spec, run.seed): run for run in analyze_runs(read_runlog(path)).runs}
+    log = analyze_runs(read_runlog(path))
+    logged = {(run.spec, run.seed): run for run in log.runs}
     target = math.nan if settings.network is None else common_loss(list(logged.values()))
     if as_json:
         print_json(
@@ -130,6 +126,8 @@ def _show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: 
     for (spec, of_seed), run in logged.items():
         if chosen := chosen_bits(run):
             click.echo(f"bits of {spec}{f', seed {of_seed}' if len(study.seeds) > 1 else ''}: {chosen}")
+    for sentence in noise_sentences(log):
+        click.echo(sentence)
     print_savings(savings)
     unfinished = [result for result in study.results if not result.finished]
     if unfinished:

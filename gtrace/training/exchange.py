@@ -239,6 +239,12 @@ class Exchange:
         #: tensors of the current step
         self._shapes: dict[str, tuple[int, ...]] = {}
 
+    @property
+    def noisy(self) -> bool:
+        """Whether its error is noise: no bias, and no memory that repays it."""
+        every = [*self.rules.codecs, *(self._rules_of(_SERVER).codecs if self._down is not None else [])]
+        return all(one.unbiased and not one.stateful for one in every)
+
     def use(self, codec: Codec) -> None:
         """Continue with other ``bits`` for tensors that no rule matches; codecs are fitted again, memory is kept.
 

@@ -17,7 +17,9 @@ import torch
 
 from gtrace.codecs import Codec, Identity
 from gtrace.codecs.assignment import CodecTable
+from gtrace.noise import equivalent_batch
 from gtrace.training.checkpoint import as_arrays, as_tensors
+from gtrace.training.curvature import NoiseAhead
 from gtrace.training.exchange import Bad, Exchange, Tally
 from gtrace.training.measure import Measurement
 from gtrace.training.neural import NeuralCompression, ShadowSummary, shadow
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from gtrace.training.policies import PolicySpec
     from gtrace.training.settings import Kind, StudySettings
     from gtrace.training.tasks import Evaluation, Task
+    from gtrace.training.vectors import Vector
     from gtrace.training.weights import WeightLevels
 
 #: builders of ``settings.OPTIMIZERS``
@@ -51,6 +54,8 @@ _OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
 }
 
 
+#: torch's in clip_grad_norm_
+_CLIP_EPSILON = 1e-6
 #: number of gradients with NaN or infinity that are reported one by one
 _SHOWN = 3
 _HANDLED: dict[tuple[Kind, Nonfinite], str] = {
@@ -169,6 +174,7 @@ class TrainingRun:
             nonfinite=settings.nonfinite,
             down=down_codec(settings.down) if codec != Identity() else None,
         )
+        self._ahead = NoiseAhead(task, self._model, self._optimizer, settings)
         chooser = None if policy is None else policy.begin(settings.seed)
         self._control: BitControl | None = None
         if chooser is not None:
@@ -247,11 +253,15 @@ class TrainingRun:
         for name, parameter in self._named:
             averaged = exchanged.gradients.get(name)
             parameter.grad = None if averaged is None else torch.from_numpy(averaged)
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_((p for _, p in self._named), clip)
+        norm = None if clip is None else torch.nn.utils.clip_grad_norm_((p for _, p in self._named), clip)
+        measured = 0.0 if measurement is None else measurement.seconds
+        if measurement is not None:
+            began = time.process_time()
+            clipped = 1.0 if clip is None or norm is None else min(1.0, clip / (float(norm) + _CLIP_EPSILON))
+            costs = self._noise_costs(step, gradients, exchanged.gradients, clipped)
+            measured += time.process_time() - began
         self._optimizer.step()
-        seconds = time.process_time() - start - (self.result.shadow.seconds - shadowed)
-        seconds -= 0.0 if measurement is None else measurement.seconds
+        seconds = time.process_time() - start - (self.result.shadow.seconds - shadowed) - measured
         result.steps = step + 1
         result.seconds += seconds
         result.tally.add(tally)
@@ -278,7 +288,7 @@ class TrainingRun:
             record["sim_seconds"] = self._simulated(self._settings.network, tally, seconds)
         yield record
         if measurement is not None:
-            yield {"type": "measure", **self.label, "step": step, **measurement.fields()}
+            yield {"type": "measure", **self.label, "step": step, **measurement.fields(), **costs}
         for error in errors:
             yield {"type": "shadow", **self.label, "step": step, **dataclasses.asdict(error)}
         yield from map(warning, self._report(bad, step))
@@ -306,6 +316,22 @@ class TrainingRun:
             losses.append(loss.item())
             gradients.append({name: p.grad.numpy() for name, p in self._named if p.grad is not None})
         return losses, gradients, errors
+
+    def _noise_costs(
+        self,
+        step: int,
+        gradients: Sequence[Mapping[str, NDArray[np.float32]]],
+        averaged: Mapping[str, Vector],
+        clipped: float,
+    ) -> dict[str, float]:
+        """What the codec's noise costs over the steps that are left, see :class:`NoiseAhead`."""
+        ratio = math.nan
+        if not self._ahead.why and self._exchange.noisy:
+            rates = [self._learning_rate(k) for k in range(step, self._settings.steps)]
+            with self.weights.in_place():
+                ratio = self._ahead.ratio(step, gradients, averaged, clipped, _mean(rates))
+        batch = self._settings.workers * self._settings.batch_size
+        return {"filtered_ratio": ratio, "equivalent_batch": equivalent_batch(batch, ratio)}
 
     def _simulated(self, network: Network, tally: Tally, seconds: float) -> float:
         """Duration of a step over the network; adds it to the result and passes it to the policy's next choice."""
@@ -397,6 +423,8 @@ class TrainingRun:
             )
         if self._control is not None and self._control.warning():
             texts.append(f"{self.result.run}: {self._control.warning()}")
+        if self._settings.measure and self._ahead.why:
+            texts.append(f"{self.result.run}: what noise costs is not known: {self._ahead.why}")
         if self.result.diverged:
             texts.append(self.result.diverged)
         return texts

@@ -97,7 +97,7 @@ MESSAGES = {
     "train --codec qsgd --compare alq": (2, "give one of --codec and --compare, not both."),
     "train --codec qsgd -m": (2, "-m: name the module to run, e.g. gtrace train --codec alq -m package.train."),
     "train --codec qsgd --kind neural": (2, f"--kind: {STUDY}"),
-    "train --codec qsgd --measure 5": (2, f"--measure: {STUDY}"),
+    "train --codec qsgd --shadow 5": (2, f"--shadow: {STUDY}"),
     "study compare": (2, "name at least one codec, e.g. gtrace study compare qsgdinf:bits=3,alq:bits=3."),
     "study compare qsgd --weights best": (2, "levels of weights: 'best' needs a placement and a count, e.g. optimal5."),
     "study predict run.jsonl --first ten": (2, "--first: 'ten' is not a share of the steps; write e.g. 10%."),

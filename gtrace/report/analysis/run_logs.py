@@ -155,7 +155,7 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
     world = _world_size(study) if study.get("exchange") else 0
     grouped: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for record in records[1:]:
-        if record["type"] in ("step", "eval", "end", "shadow"):
+        if record["type"] in ("step", "eval", "end", "shadow", "measure"):
             if "run" not in record:
                 raise TraceError(f"{name}: a {record['type']} record names no run; the run log is damaged")
             seed = int(_number(record, "seed", name, missing=0.0))
@@ -221,6 +221,7 @@ def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, w
         diverged=bool(end is not None and end.get("diverged")),
         ratio=ratio,
         codec_bits=column(steps, "codec_bits"),
+        equivalent_batch=column([r for r in records if r["type"] == "measure"], "equivalent_batch"),
         shadow=_shadow([r for r in records if r["type"] == "shadow"], name),
         ranks=_ranks(steps, world, name) if world else None,
     )

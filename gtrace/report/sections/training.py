@@ -57,7 +57,7 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
         facts = [log.task, log.averaged]
         if isinstance(log.study.get("parameters"), int):
             facts.append(count(log.study["parameters"], "parameter"))
-        said = tuple(runs_verdict(log))
+        said = (*runs_verdict(log), *noise_sentences(log))
         study = {key: value for key, value in log.study.items() if key not in ("type", "tensors")}
         yield Section(
             kind="Training",
@@ -338,6 +338,24 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
                     f"Its weight gradients have a mean cosine of {mean:.4f} to the exact ones; "
                     f"the worst is {worst} with {known[worst]:.4f}."
                 )
+    return sentences
+
+
+def noise_sentences(analysis: RunLogAnalysis) -> list[str]:
+    """What each codec's noise costs, as batches: the median over the measured steps, all seeds together."""
+    batch = analysis.study.get("batch_size")
+    sentences = []
+    for spec in dict.fromkeys(run.spec for run in analysis.runs if run.spec != BASELINE):
+        every = np.concatenate([run.equivalent_batch for run in analysis.runs if run.spec == spec])
+        known = every[np.isfinite(every)]
+        if not known.size or not isinstance(batch, int):
+            continue
+        low, middle, high = (number(value) for value in np.quantile(known, (0, 0.5, 1)))
+        spread = f"median of {known.size} measured steps, {low} to {high}" if known.size > 1 else "one measured step"
+        sentences.append(
+            f"With the noise of {spec}, a batch of {batch * analysis.workers:,} is worth {middle} uncompressed over "
+            f"the steps that are left ({spread})."
+        )
     return sentences
 
 

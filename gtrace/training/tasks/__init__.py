@@ -74,8 +74,12 @@ class Task(ABC):
         """``size`` independently drawn training samples: inputs and targets."""
 
     @abstractmethod
+    def criterion(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean training loss of a batch, a scalar that can be differentiated, from what the model says about it."""
+
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Mean training loss of a batch, a scalar that can be differentiated."""
+        """The criterion of the model's outputs."""
+        return self.criterion(model(batch[0]), batch[1])
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> Evaluation:

@@ -93,9 +93,9 @@ class _Characters(Task):
         places = starts + torch.arange(LENGTH)
         return self._train[places], self._train[places + 1]
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy in nats per character."""
-        return functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
 
 class CharLSTM(_Characters):
@@ -204,9 +204,9 @@ class Words(Task):
         places = starts + torch.arange(WORD_LENGTH)
         return self._train[places], self._train[places + 1]
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy in nats per word."""
-        return functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Nats per word over the first 16,384 words of the held-out text, read in order."""

@@ -171,17 +171,6 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 place="training",
             )
         )
-    if any(found.prediction is not None for found in analysis.safety.judged):
-        found.append(
-            charts.charted(
-                "equivalent-batch",
-                "Equivalent batch size by horizon",
-                "A prediction: the uncompressed batch that trains as well after so many steps. For each method the "
-                f"configuration with measured bits nearest to {PREFERRED_BITS:g}. Noise costs more the longer it acts.",
-                lambda: charts.batch_over_horizons(analysis),
-                place="safety",
-            )
-        )
     if (analysis.per_tensor > 0).any():
         found.append(
             FigureSpec(

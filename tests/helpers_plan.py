@@ -1,9 +1,8 @@
 """Curves and traces of laws whose layers differ in scale by orders of magnitude."""
 
-from __future__ import annotations
-
 import numpy as np
 
+from gtrace.noise import NoiseCosts
 from gtrace.planning.curves import Curves
 
 #: name -> (elements, scale)
@@ -33,6 +32,32 @@ def curves_of_laws(steps=3, options=12, layers=LAYERS, seed=0):
         np.concatenate([error, exact], axis=2),
         energy,
     )
+
+
+def costs_of(curves, flat=(), **about):
+    """Costs of these curves' codecs: errors along the directions of the gradient's noise, but for the flat tensors."""
+    samples = np.random.default_rng(1).standard_normal((6, 2))
+    noise = samples @ samples.T
+    variance = np.nanmean(curves.error, axis=1).T[:-1]
+    shape = variance.shape
+    along = np.where([name in flat for name in curves.tensors], 1e-9, 1.0) * variance
+    given = {
+        "codecs": curves.codecs[:-1],
+        "tensors": curves.tensors,
+        "noise": noise,
+        "gram": along[:, :, None, None] * noise,
+        "variance": variance,
+        "lost": np.zeros(shape),
+        "signal": np.ones(shape[1]),
+        "growth": np.full(shape[0], np.nan),
+        "unbiased": (True,) * shape[0],
+        "source": "consecutive steps",
+        "batch": 64.0,
+        "optimizer": {"kind": "SGD", "momentum": 0.0, "planned_steps": 300},
+        "lr": 0.01,
+        "last": 99,
+    }
+    return NoiseCosts(**given | about)
 
 
 def trace_of_laws(path, steps=4, layers=LAYERS, seed=0):

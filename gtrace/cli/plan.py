@@ -9,7 +9,7 @@ import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -30,7 +30,7 @@ from gtrace.cli.options import (
     print_json,
     words,
 )
-from gtrace.cli.plan_goal import BudgetSettings, TimeLimit, parse_budget, weigh
+from gtrace.cli.plan_goal import BudgetSettings, GoalSettings, TimeLimit, choose_goal, parse_budget, weigh
 from gtrace.errors import UsageError, suggest
 from gtrace.settings import nested, option
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gtrace.codecs import Codec
+    from gtrace.noise import NoiseCosts
     from gtrace.planning import Budget, Curves
     from gtrace.sweep import SweepResult
 
@@ -98,20 +99,7 @@ class PlanSettings:
         type=Fractions(),
         help="Part of the values that sparsifiers send, per tensor, e.g. 0.001-0.1.",
     )
-    objective: Literal["squared", "relative"] = option(
-        "squared",
-        advanced=True,
-        choices=("squared", "relative"),
-        help="Error of the whole gradient, or of each tensor in units of its own energy.",
-    )
-    weights: tuple[str, ...] = option(
-        (),
-        advanced=True,
-        names=("--weight",),
-        call=("provenance",),
-        metavar="GLOB=NUMBER|FILE",
-        help="How much the error of some tensors counts, the first that fits; or a YAML or JSON file of name: number.",
-    )
+    goal: GoalSettings = nested(GoalSettings)
     groups: tuple[str, ...] = option(
         (),
         advanced=True,
@@ -158,10 +146,11 @@ class PlanSettings:
 @click.argument("trace", type=TracePath(sweeps=True))
 @options(PlanSettings)
 def command(settings: PlanSettings, trace: Path | str) -> None:
-    """Choose a codec for every tensor of TRACE: the least error within a budget, or the fewest bits within an error.
+    """Choose a codec for every tensor of TRACE: the least loss or error within a budget, or bits within an error.
 
-    TRACE is a trace, whose sketches hold every tensor's curve of error against bits, or a sweep (.sweep.db), whose
-    codecs are then the choice. Codecs without closed forms need such a sweep.
+    TRACE is a sweep (.sweep.db), whose codecs are the choice: a plan from a sweep minimizes what the noise of codecs is
+    predicted to cost by the end of training. Or it is a trace, whose sketches hold every tensor's curve of error
+    against bits; such a plan minimizes error.
 
     \b
     Examples:
@@ -171,7 +160,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
       gtrace plan digits_cnn.sweep.db --ratio 12 -o plan.yaml
       gtrace plan digits_cnn.zarr --max-bits 4 --methods fp --formats e2m1,e3m2,e2m3,e4m3
     """
-    from gtrace.planning import make_plan, save_plan
+    from gtrace.planning import Budget, make_plan, save_plan
     from gtrace.trace.io.remote import stem_of
 
     load_plugins(settings.plugin)
@@ -181,21 +170,22 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise UsageError(f"{path}: a plan is a .yaml or .json file; choose such a name for -o")
     check_output(path, force=settings.force)
-    curves, provenance, warnings = _curves(trace, settings)
-    for text in warnings:
-        click.echo(f"gtrace: warning: {text}", err=True)
+    curves, costs, about, warnings = _curves(trace, settings)
+    goal = choose_goal(settings.goal, curves, costs, error=isinstance(asked, Budget) and asked.kind == "error")
+    for text in [*warnings, *goal.notes]:
+        click.echo(f"gtrace: {text}", err=True)
     groups = _groups(curves.tensors, settings.groups)
     budget = asked.budget(curves.sizes) if isinstance(asked, TimeLimit) else asked
-    if not settings.uniform and "trace" in provenance:
+    if not settings.uniform and "trace" in about:
         curves = _refined(trace, curves, settings, budget, groups)
-    curves = weigh(curves, settings.objective, settings.weights)
+    curves = weigh(curves, settings.goal.weights) if goal.ratios is None else curves.priced(goal.ratios.ratio)
     for tries in itertools.count():
         plan = make_plan(
             curves,
             budget,
             name=_name(path),
-            provenance={**provenance, **_provenance(settings, curves)},
-            objective=settings.objective,
+            provenance={**about, **_provenance(settings, curves)},
+            objective=goal.objective,
             groups=groups,
             one_for_all=settings.uniform,
             seed=settings.seed,
@@ -204,6 +194,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
         if smaller is None:
             break
         budget = smaller
+    plan = goal.forecast(plan, curves)
     if isinstance(asked, TimeLimit):
         plan.provenance["step_seconds"] = asked.seconds(plan)
     save_plan(plan, path, force=settings.force)
@@ -216,16 +207,18 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
         print_plan(plan, path, full=settings.full)
 
 
-def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, dict[str, Any], list[str]]:
-    """What the codecs make of every tensor, and where that comes from."""
+def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, NoiseCosts | str, dict[str, Any], list[str]]:
+    """What the codecs do to every tensor, what their noise costs or why that is not known, and where it comes from."""
     from gtrace.planning import curves_of, measure
 
     if isinstance(trace, Path) and trace.name.endswith(".sweep.db"):
         from gtrace.sweep import ResultStore
+        from gtrace.sweep.noise_cost import noise_costs
 
         result = ResultStore.load(trace).selected
         provenance = {"sweep": str(trace), "trace_fingerprint": result.provenance.get("trace_fingerprint", "")}
-        return curves_of(_chosen_rows(result, settings)), provenance, []
+        costs = noise_costs(result) or f"{trace} has not measured them; sweep a trace that has three steps in a row"
+        return curves_of(_chosen_rows(result, settings)), costs, provenance, []
     from gtrace.trace import open_trace
     from gtrace.trace.choose import choose_infos, choose_steps
 
@@ -239,7 +232,9 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, dict[str
             tensors=None if settings.tensors is None else words(settings.tensors),
             **arguments(settings, "measure"),
         )
-        return curves, {"trace": str(trace), "trace_fingerprint": opened.fingerprint}, warnings
+        costs = f"plan from a sweep for these: gtrace sweep {trace}"
+        about = {"trace": str(trace), "trace_fingerprint": opened.fingerprint}
+        return curves, costs, about, [f"warning: {text}" for text in warnings]
 
 
 def _chosen_rows(result: SweepResult, settings: PlanSettings) -> SweepResult:
@@ -288,7 +283,7 @@ def _refined(
         return curves
     with open_trace(trace) as opened:
         for _ in range(ROUNDS):
-            units, choice = choose(weigh(curves, settings.objective, settings.weights), budget, groups)
+            units, choice = choose(weigh(curves, settings.goal.weights), budget, groups)
             added = {} if choice is None or choice.gap < WORTH_REFINING else finer(units, choice.options)
             for tensors, codecs in added.items():
                 # What was said about sketches that are missing has been said.
@@ -347,7 +342,8 @@ def _groups(tensors: tuple[str, ...], groups: tuple[str, ...]) -> dict[str, str]
 def _provenance(settings: PlanSettings, curves: Curves) -> dict[str, Any]:
     from gtrace import __version__
 
-    given = {name: value for name, value in arguments(settings, "provenance").items() if value not in (None, ())}
+    every = arguments(settings, "provenance") | arguments(settings.goal, "provenance")
+    given = {name: value for name, value in every.items() if value not in (None, ())}
     steps = {"count": len(curves.steps), "first": curves.steps[0], "last": curves.steps[-1]}
     command = shlex.join(["gtrace", *sys.argv[1:]])
     return {"command": command, "gtrace": __version__, "steps": steps, "codecs": len(curves.codecs), **given}

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.costs import Cluster
+    from gtrace.noise import NoiseCosts
     from gtrace.planning import Budget, Curves, Plan
+    from gtrace.planning.curves import NoiseRatios
 
 
 _KINDS = ("budget", "ratio", "max_error", "step_time")
@@ -167,18 +169,126 @@ class TimeLimit:
         return replace(budget, value=budget.value * max(0.5, 0.999 * (1 - (taken - self.limit) / exchanged)))
 
 
+@dataclass(frozen=True)
+class GoalSettings:
+    """What a plan minimizes."""
+
+    objective: Literal["cost", "error"] | None = option(
+        None,
+        choices=("cost", "error"),
+        help="What to minimize: cost, the loss that noise adds by the end of training, or error.  "
+        "[default: cost if the sweep measured it]",
+    )
+    horizon: int | None = option(
+        None, minimum=1, metavar="STEPS", help="Steps of training that are left.  [default: as planned]"
+    )
+    weights: tuple[str, ...] = option(
+        (),
+        advanced=True,
+        names=("--weight",),
+        call=("provenance",),
+        metavar="GLOB=NUMBER|FILE",
+        help="How much the error of some tensors counts, the first that fits; or a YAML or JSON file of name: number.",
+    )
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a plan minimizes, decided.
+
+    Attributes:
+        objective: ``cost`` or ``error``.
+        notes: what a user must know, a line each.
+        ratios: what codecs cost; None for the error.
+        horizon: steps; 0 for the error.
+        batch: samples of one gradient.
+    """
+
+    objective: str
+    notes: tuple[str, ...] = ()
+    ratios: NoiseRatios | None = None
+    horizon: int = 0
+    batch: float = math.nan
+
+    def forecast(self, plan: Plan, curves: Curves) -> Plan:
+        """The plan with what it is predicted to cost."""
+        from gtrace.planning.plan import PlanForecast
+
+        if self.ratios is None:
+            return plan
+        rows = [(row.error, curves.codecs.index(row.codec)) for row in plan.tensors]
+        low, high = (sum(error * ends[k] for error, k in rows) for ends in (self.ratios.low, self.ratios.high))
+        size = [self.batch / (1 + ratio) for ratio in (plan.totals.error, high, low)]
+        return replace(plan, horizon=PlanForecast(self.horizon, self.batch, *size))
+
+
+def choose_goal(settings: GoalSettings, curves: Curves, costs: NoiseCosts | str, *, error: bool) -> Goal:
+    """Decide what a plan minimizes: what is asked for, else predicted cost if it is known.
+
+    Args:
+        settings: what the user asks for.
+        curves: of the tensors and codecs.
+        costs: what a sweep measured, or why there is nothing.
+        error: whether the budget is one of error.
+
+    Raises:
+        UsageError: cost or a horizon is asked for, and cost can't be minimized.
+    """
+    asked = settings.objective == "cost" or settings.horizon is not None
+    own = "--max-error" if error else "--weight" if settings.weights else None
+    if settings.objective == "error" or own is not None:
+        if asked:
+            named = "--horizon" if settings.horizon is not None else "--objective cost"
+            raise UsageError(
+                f"{named}: is for predicted cost, and {own or '--objective error'} is for error; leave one out."
+            )
+        return Goal("error")
+    goal = costs if isinstance(costs, str) else _by_cost(settings, curves, costs)
+    if isinstance(goal, Goal):
+        return goal
+    if asked:
+        raise UsageError(f"plan: predicted costs are not known: {goal}.")
+    return Goal("error", (f"minimizes error, because predicted costs are not known: {goal}.",))
+
+
+def _by_cost(settings: GoalSettings, curves: Curves, costs: NoiseCosts) -> Goal | str:
+    """The goal of predicted cost, or why it can't be."""
+    from gtrace.noise import Dynamics
+    from gtrace.planning import noise_ratios
+    from gtrace.report.names import listed
+    from gtrace.trace import OptimizerFacts
+    from gtrace.trace.optimizer import OPTIMIZERS
+
+    facts = OptimizerFacts.of({OPTIMIZERS: {"0": dict(costs.optimizer)}})
+    if not (costs.batch > 0 and costs.lr > 0):
+        return "the trace does not have its batch size and learning rate; capture it again"
+    try:
+        dynamics = Dynamics.of(facts, costs.lr)
+    except ValueError as error:
+        return str(error)
+    left = (facts.length or 0) - curves.steps[0]
+    horizon = settings.horizon or (left if left > 0 else costs.last + 1)
+    ratios = noise_ratios(curves, costs, dynamics, horizon, costs.batch)
+    out = list(ratios.left_out)
+    why = listed(dict.fromkeys(ratios.left_out.values()), 2)
+    if len(out) == len(curves.codecs) - 1:
+        return f"{listed(out, 2)}: {why}"
+    notes = (
+        (f"leaves out {listed(out, 2)}, whose cost is not known ({why}); --objective error has them.",) if out else ()
+    )
+    return Goal("cost", notes, ratios, horizon, costs.batch)
+
+
 _MOST_BYTES = 4 << 20
 
 
-def weigh(curves: Curves, objective: str, weights: Sequence[str]) -> Curves:
-    """Curves whose errors are what is to be minimized.
+def weigh(curves: Curves, weights: Sequence[str]) -> Curves:
+    """Curves whose errors are weighted.
 
     Raises:
         UsageError: a weight that cannot be read or fits no tensor.
         TraceError: a file of weights that cannot be read.
     """
-    if objective == "relative":
-        curves = curves.relative()
     pairs = [pair for text in weights for pair in _pairs(text)]
     if not pairs:
         return curves

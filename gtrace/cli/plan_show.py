@@ -58,6 +58,7 @@ def show(settings: PlanShowSettings, plan: Path) -> None:
 def diff(settings: PlanDiffSettings, first: Path, second: Path) -> None:
     """Show where two plans differ, tensor by tensor."""
     from gtrace.planning import load_plan
+    from gtrace.report.sections.plans import aim, samples, what
 
     load_plugins(settings.plugin)
     plans = load_plan(first), load_plan(second)
@@ -68,7 +69,13 @@ def diff(settings: PlanDiffSettings, first: Path, second: Path) -> None:
         if name not in old or name not in new or old[name].codec != new[name].codec
     }
     totals = [
-        {"plan": str(path), "bits": plan.totals.bits, "error": plan.totals.error, "default": plan.default}
+        {
+            "plan": str(path),
+            "bits": plan.totals.bits,
+            what(plan): plan.totals.error,
+            "default": plan.default,
+            "objective": aim(plan),
+        }
         for path, plan in zip((first, second), plans, strict=True)
     ]
     if settings.as_json:
@@ -80,10 +87,11 @@ def diff(settings: PlanDiffSettings, first: Path, second: Path) -> None:
         return
     console = stdout_console()
     for path, plan in zip((first, second), plans, strict=True):
-        said = f"{number(plan.totals.bits)} bits, error {number(plan.totals.error)} ({plan.budget})"
-        click.echo(literal(f"{path}: {said}; {plan.objective}", console.encoding or "utf-8"))
-    if plans[0].objective != plans[1].objective:
-        click.echo("Their errors are not the same thing: the objectives differ.")
+        lost = f"error {number(plan.totals.error)}" if plan.horizon is None else f"worth {samples(plan)} samples"
+        said = f"{number(plan.totals.bits)} bits, {lost} ({plan.budget})"
+        click.echo(literal(f"{path}: {said}; minimizes {aim(plan)}", console.encoding or "utf-8"))
+    if aim(plans[0]) != aim(plans[1]):
+        click.echo("These numbers don't compare: the plans minimize different things.")
     same = len(set(old) & set(new)) - sum(None not in pair for pair in changed.values())
     if changed:
         pairs = list(changed.values())

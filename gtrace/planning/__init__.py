@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gtrace.planning.curves import Curves, curves_of, measure
+    from gtrace.planning.curves import Curves, curves_of, measure, noise_ratios
     from gtrace.planning.make import Budget, make_plan
     from gtrace.planning.plan import Plan, load_plan, save_plan
     from gtrace.planning.solve import Choice, minimize
@@ -25,6 +25,7 @@ _HOMES = {
     "make_plan": "make",
     "measure": "curves",
     "minimize": "solve",
+    "noise_ratios": "curves",
     "save_plan": "plan",
 }
 
@@ -38,6 +39,7 @@ __all__ = [
     "make_plan",
     "measure",
     "minimize",
+    "noise_ratios",
     "save_plan",
 ]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import UsageError
+from gtrace.noise import cost, predict
 from gtrace.sweep import EXPECTATION
 from gtrace.sweep.run import expectations
 from gtrace.types import WHOLE_MODEL
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
+    from gtrace.noise import Dynamics, NoiseCosts
     from gtrace.sweep import SweepResult
     from gtrace.sweep.jobs import Block
     from gtrace.trace import Trace
@@ -84,15 +86,19 @@ class Curves:
         by = np.broadcast_to(weights.reshape(len(self.tensors), -1), self.energy.shape)
         return replace(self, error=self.error * by[:, :, None], energy=self.energy * by)
 
-    def relative(self) -> Curves:
-        """The curves with every tensor's errors relative to its own energy at the step, weighted by its elements.
+    def priced(self, ratio: NDArray[np.float64]) -> Curves:
+        """The curves with predicted costs instead of errors: noise ratios, which add up over tensors.
 
-        This is the view of an optimizer that ignores a tensor's scale, such as Adam, whose step of a
-        coordinate is its gradient over the root of its mean square.
+        A ratio is a mean over the steps, so a tensor's ratio varies between steps as its error does.
+
+        Args:
+            ratio: float64[T, O], of every tensor and codec; NaN if it is not known.
         """
-        with np.errstate(divide="ignore"):
-            weights = np.where(self.energy > 0, self.sizes[:, None] / self.energy, 0.0)
-        return self.weighted(weights)
+        seen = np.isfinite(self.energy)
+        mean = np.where(seen[:, :, None], np.nan_to_num(self.error), 0.0).mean(axis=1)
+        factor = np.divide(ratio, mean, out=np.where(ratio == 0, 0.0, np.nan), where=mean > 0)
+        shared = np.where(seen, 1 / seen.sum(axis=0), np.nan)
+        return replace(self, error=self.error * factor[:, None, :], energy=shared)
 
     def only(self, codecs: Iterable[str]) -> Curves:
         """The curves of these codecs alone."""
@@ -148,6 +154,67 @@ class Curves:
             error=summed(error),
             energy=np.where(nobody, np.nan, summed(np.where(absent, 0.0, self.energy))),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseRatios:
+    """What the noise of each codec on each tensor is predicted to cost, over what the gradient's own noise costs.
+
+    Attributes:
+        ratio: float64[T, O], which adds up over tensors; NaN if it is not known.
+        low: float64[O], lower end of the 95% interval over the ratio.
+        high: float64[O], upper end.
+        left_out: spec -> why its ratio is not known, in one clause.
+    """
+
+    ratio: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    left_out: dict[str, str]
+
+
+def noise_ratios(curves: Curves, costs: NoiseCosts, dynamics: Dynamics, steps: int, batch: float) -> NoiseRatios:
+    """The noise ratios of the curves' tensors and codecs at a horizon.
+
+    What a biased codec loses of a step's progress is not noise, so such codecs are left out, except with a memory.
+
+    Args:
+        curves: ungrouped.
+        costs: what a sweep of the same tensors measured.
+        dynamics: of the optimizer.
+        steps: the horizon.
+        batch: samples of one gradient.
+
+    Raises:
+        UsageError: a tensor that was not measured.
+    """
+    unknown = [name for name in curves.tensors if name not in costs.tensors]
+    if unknown:
+        raise UsageError(f"plan: the sweep did not measure what noise in {unknown[0]} costs; sweep it again")
+    rows = [costs.tensors.index(name) for name in curves.tensors]
+    ratio = np.full((len(curves.tensors), len(curves.codecs)), np.nan)
+    ratio[:, -1] = 0.0
+    low, high = np.ones((2, len(curves.codecs)))
+    left_out = {}
+    by_tensor = cost(costs, dynamics, steps, batch)
+    for place, spec in enumerate(curves.codecs[:-1]):
+        if spec not in costs.codecs:
+            left_out[spec] = "its noise was not measured"
+            continue
+        at = costs.codecs.index(spec)
+        if not (costs.unbiased[at] or costs.memory(at)):
+            left_out[spec] = "it is biased"
+            continue
+        found = predict(costs, at, dynamics, steps, batch=batch)
+        if not found.known:
+            left_out[spec] = found.why
+            continue
+        # The codec's ratio, split between the tensors as their costs.
+        total = by_tensor[at].sum()
+        ratio[:, place] = np.maximum(0.0, by_tensor[at, rows]) * (found.ratio / total if total > 0 else 0.0)
+        if found.ratio > 0:
+            low[place], high[place] = found.low / found.ratio, found.high / found.ratio
+    return NoiseRatios(ratio, low, high, left_out)
 
 
 def measure(

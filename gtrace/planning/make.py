@@ -81,7 +81,7 @@ def make_plan(
     *,
     name: str,
     provenance: Mapping[str, Any],
-    objective: str = "squared",
+    objective: str = "error",
     groups: Mapping[str, str] | None = None,
     one_for_all: bool = False,
     seed: int = 0,
@@ -91,7 +91,7 @@ def make_plan(
     It is never worse than the best uniform choice within the budget, from which the search may start.
 
     Args:
-        curves: bits and errors of every codec on every tensor; already weighted by the objective.
+        curves: bits of every codec on every tensor, and what the objective adds up: errors, or costs in their place.
         budget: of bits or error.
         name: name of the plan.
         provenance: facts about its origin, plain values.

@@ -96,6 +96,29 @@ class ExchangeRate:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanForecast:
+    """What a plan's noise is predicted to cost by the end of some steps; see :mod:`gtrace.noise`.
+
+    Attributes:
+        steps: the horizon.
+        batch: samples of one gradient; 100 if the trace does not say.
+        equivalent: samples that would be as noisy without compression.
+        low: lower end of its 95% interval.
+        high: upper end.
+    """
+
+    steps: int
+    batch: float
+    equivalent: float
+    low: float
+    high: float
+
+    def samples(self, ratio: float) -> float:
+        """The equivalent batch of a noise ratio."""
+        return self.batch / (1 + ratio)
+
+
+@dataclass(frozen=True, slots=True)
 class Firmness:
     """The plan over resampled steps; see :class:`gtrace.planning.make.Confidence`."""
 
@@ -148,7 +171,8 @@ class Plan:
 
     Attributes:
         name: its name in run logs and sweeps.
-        objective: description of the error.
+        objective: what it minimizes: ``error``, relative squared error, or ``cost``, the noise ratio predicted at the
+            horizon; every ``error`` in a plan by cost is this ratio.
         budget: the budget as given.
         default: codec of tensors that the plan does not name.
         totals: totals of the plan.
@@ -159,6 +183,7 @@ class Plan:
         uniforms: every single codec.
         tensors: the tensors, in the trace's order.
         provenance: command, version, trace and settings.
+        horizon: what it is predicted to cost; None if it minimizes error.
     """
 
     name: str
@@ -173,6 +198,7 @@ class Plan:
     uniforms: tuple[UniformChoice, ...]
     tensors: tuple[TensorPlan, ...]
     provenance: dict[str, Any] = field(default_factory=dict)
+    horizon: PlanForecast | None = None
 
     @property
     def table(self) -> CodecTable:
@@ -187,8 +213,15 @@ class Plan:
     @property
     def worth(self) -> bool | None:
         """Whether it is better than the best uniform choice by more than a few percent; None without such a choice."""
-        gain = None if self.uniform is None else self.uniform.gain
-        return None if gain is None else gain > WORTH
+        return None if self.gain is None else self.gain > WORTH
+
+    @property
+    def gain(self) -> float | None:
+        """What it gains over the best uniform choice at equal bits: share of the error saved, or of the batch won."""
+        best = self.uniform
+        if best is None or best.planned is None:
+            return None
+        return best.gain if self.horizon is None else (1 + best.error) / (1 + best.planned) - 1
 
 
 def to_plain(plan: Plan) -> dict[str, Any]:
@@ -197,6 +230,8 @@ def to_plain(plan: Plan) -> dict[str, Any]:
     tensors = {row.pop("tensor"): _without_defaults(row) for row in plain.pop("tensors")}
     uniforms = [_without_defaults(row) for row in plain.pop("uniforms")]
     provenance = {key: value for key, value in plain.pop("provenance").items() if key != "file"}
+    if plan.horizon is None:
+        del plain["horizon"]
     head = {FORMAT: VERSION, "name": plain.pop("name"), "provenance": provenance}
     return {**head, **plain, "uniforms": uniforms, "tensors": tensors}
 
@@ -250,6 +285,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         if not isinstance(row, dict):
             raise TraceError(f"{place}: tensors.{_short(name)}: expected codec, elements, bits and error; plan again")
         rows.append({"tensor": name, **row})
+    if plain.get("objective") == "squared":
+        # Its name in older plans.
+        plain["objective"] = "error"
     plan: Plan = _read(Plan, {**plain, "tensors": rows}, str(place))
     for where, spec in [("default", plan.default), *((f"tensors.{row.tensor}", row.codec) for row in plan.tensors)]:
         try:

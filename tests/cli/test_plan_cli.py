@@ -1,9 +1,8 @@
 """``gtrace plan``, its file in training, sweeps and reports, and what a newcomer gets wrong."""
 
-from __future__ import annotations
-
 import json
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers_capture import write_script
@@ -15,6 +14,7 @@ from gtrace.errors import GtraceError
 from gtrace.planning import load_plan
 from gtrace.report import figure_names, load_report
 from gtrace.sweep import ResultStore
+from gtrace.trace import OptimizerFacts
 
 FAST = ("--bucket-size", "512", "--methods", "qsgdinf", "--per-bit", "2", "--bits", "2-6")
 SCRIPT = """
@@ -105,6 +105,72 @@ def test_show_diff_and_json(trace, tmp_path):
     told = json.loads(run("plan", "diff", tmp_path / "a.yaml", tmp_path / "b.json", "--json"))
     assert told["same"] + len(told["changed"]) == len(LAYERS)
     assert "0 tensors differ, 4 are the same" in run("plan", "diff", tmp_path / "a.yaml", tmp_path / "a.yaml")
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """Of a trace with two directions of gradient noise in each tensor, and what its optimizer does."""
+    folder = tmp_path_factory.mktemp("costs")
+    rng = np.random.default_rng(0)
+    facts = OptimizerFacts(kind="SGD", momentum=0.5, planned_steps=300)
+    layers = {"steep.weight": 600, "other.weight": 2000}
+    noise = {name: rng.standard_normal((2, size)) for name, size in layers.items()}
+    attrs = {"batch_size": 64, "optimizers": {"0": facts.describe()}}
+    with gtrace.create_trace(folder / "t.zarr", attrs=attrs) as writer:
+        for step in (*range(6), *range(100, 106)):
+            along = rng.standard_normal(2)
+            for name, size in layers.items():
+                own = 0.1 * rng.standard_normal(size) + along @ noise[name] * (3.0 if name[0] == "s" else 0.3)
+                writer.append(step, name, (1 + own).astype(np.float32))
+            writer.commit(step, lr=0.01)
+    codecs = [f"qsgdinf:bits={bits},bucket_size=128" for bits in range(2, 6)]
+    gtrace.run_sweep(folder / "t.zarr", [*codecs, "signsgd"], draws=0, output=folder / "t.sweep.db")
+    return folder / "t.sweep.db"
+
+
+def test_a_plan_from_a_sweep_minimizes_predicted_cost(sweep, tmp_path):
+    said = run("plan", sweep, "--max-bits", "2.2", "-o", tmp_path / "cost.yaml")
+    assert said.count("\n") <= 25
+    found = load_plan(tmp_path / "cost.yaml")
+    assert (found.objective, found.horizon.steps, found.horizon.batch) == ("cost", 300, 64)
+    assert found.horizon.equivalent == pytest.approx(64 / (1 + found.totals.error), rel=1e-4)
+    assert found.horizon.low <= found.horizon.equivalent <= found.horizon.high
+    assert "signsgd, whose cost is not known (it is biased)" in said
+    assert f"over 300 steps, {found.uniform.codec} for all costs as if the batch were" in said
+    shown = run("plan", "show", tmp_path / "cost.yaml")
+    assert f"as if the batch were {found.horizon.equivalent:.0f} of 64" in shown
+    run("plan", sweep, "--max-bits", "2.2", "--horizon", "5", "-o", tmp_path / "short.yaml")
+    assert load_plan(tmp_path / "short.yaml").horizon.steps == 5
+    error = run("plan", sweep, "--max-bits", "2.2", "--objective", "error", "-o", tmp_path / "error.yaml")
+    assert "of gradient energy" in error
+    assert load_plan(tmp_path / "error.yaml").horizon is None
+    apart = run("plan", "diff", tmp_path / "cost.yaml", tmp_path / "error.yaml")
+    assert "minimizes cost over 300 steps" in apart
+    assert "These numbers don't compare" in apart
+    told = json.loads(run("plan", "diff", tmp_path / "cost.yaml", tmp_path / "short.yaml", "--json"))
+    assert [told[side]["objective"] for side in "ab"] == ["cost over 300 steps", "cost over 5 steps"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--max-bits", "3", "--objective", "cost", "--weight", "steep*=2"), "--objective cost: is for predicted cost"),
+        (("--max-error", "0.1", "--horizon", "9"), "--horizon: is for predicted cost, and --max-error is for error"),
+        (("--max-bits", "20", "--objective", "cost", "--methods", "signsgd"), "not known: signsgd: it is biased"),
+    ],
+)
+def test_what_is_about_error_has_no_predicted_cost(sweep, tmp_path, words, message):
+    with pytest.raises(GtraceError, match=message) as caught:
+        run("plan", sweep, *words, "-o", tmp_path / "plan.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_without_costs_error_is_minimized_and_said(trace, tmp_path):
+    said = run("plan", trace, *FAST, "--max-bits", "3", "-o", tmp_path / "plan.yaml")
+    assert "minimizes error, because predicted costs are not known: plan from a sweep" in said
+    assert load_plan(tmp_path / "plan.yaml").objective == "error"
+    with pytest.raises(GtraceError, match="gtrace sweep"):
+        run("plan", trace, *FAST, "--max-bits", "3", "--objective", "cost", "-o", tmp_path / "other.yaml")
 
 
 def test_weights_groups_and_a_bound_on_the_error(trace, tmp_path):

@@ -1,13 +1,14 @@
 """Plans from curves: budgets, weights, groups, what they are compared with, and how firm they are."""
 
-from __future__ import annotations
+import itertools
 
 import numpy as np
 import pytest
-from helpers_plan import LAYERS, curves_of_laws
+from helpers_plan import LAYERS, costs_of, curves_of_laws
 
 from gtrace.errors import UsageError
-from gtrace.planning import Budget, make_plan
+from gtrace.noise import Dynamics, cost, predict
+from gtrace.planning import Budget, make_plan, noise_ratios
 from gtrace.planning.make import bootstrap, resampled
 from gtrace.planning.solve import minimize
 
@@ -69,8 +70,6 @@ def test_tensors_of_a_group_have_one_codec_and_weights_move_bits():
     plain = {row.tensor: row.bits for row in planned(curves).tensors}
     heavy = {row.tensor: row.bits for row in planned(curves.weighted(np.array([1, 1, 1e6, 1.0]))).tensors}
     assert heavy["fc.weight"] > plain["fc.weight"]
-    scaled = {row.tensor: row.bits for row in planned(curves.relative()).tensors}
-    assert scaled["fc.weight"] > plain["fc.weight"]
 
 
 def test_with_one_codec_for_all_it_is_the_best_and_worth_is_said():
@@ -148,3 +147,55 @@ def test_the_exchange_rate_is_what_plans_of_a_bit_more_and_less_would_make():
     assert plan.exchange.more < 1 < plan.exchange.less
     assert [p.bits for p in plan.frontier] == sorted(p.bits for p in plan.frontier)
     assert all(a.error >= b.error for a, b in zip(plan.frontier, plan.frontier[1:], strict=False))
+
+
+SGD = Dynamics(lr=0.01)
+
+
+def by_cost(curves, costs, bits, steps=50):
+    found = noise_ratios(curves, costs, SGD, steps, 64)
+    return planned(curves.priced(found.ratio), bits, objective="cost"), found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plan_by_cost_has_the_least_cost_of_all_choices(seed):
+    layers = {name: LAYERS[name] for name in ("conv.weight", "fc.weight", "head.weight")}
+    curves = curves_of_laws(options=6, layers=layers, seed=seed)
+    costs = costs_of(curves, flat=("conv.weight",))
+    plan, _ = by_cost(curves, costs, 3.0)
+    loss = np.vstack([cost(costs, SGD, 50, 64), np.zeros(3)])
+    bits = curves.bits.mean(axis=1).T
+    choices = np.array(list(itertools.product(range(7), repeat=3)))
+    fits = bits[choices, range(3)].sum(axis=1) <= 3.0 * curves.elements
+    least = loss[choices, range(3)].sum(axis=1)[fits].min()
+    chosen = [curves.codecs.index(row.codec) for row in plan.tensors]
+    assert loss[chosen, range(3)].sum() == pytest.approx(least)
+
+
+def test_a_tensor_with_noise_in_flat_directions_gets_fewer_bits():
+    curves = curves_of_laws()
+    bits = [
+        {row.tensor: row.bits for row in by_cost(curves, costs_of(curves, flat), 2.0)[0].tensors}["conv.weight"]
+        for flat in ((), ("conv.weight",))
+    ]
+    assert bits[1] < bits[0]
+
+
+def test_ratios_of_a_codec_add_up_to_its_prediction_and_biased_codecs_are_left_out():
+    curves = curves_of_laws()
+    many = len(curves.codecs) - 1
+    growth = np.full(many, np.nan)
+    growth[1], growth[2] = 1.0, 10.0
+    costs = costs_of(curves, unbiased=(True, False, False, False, *(True,) * (many - 4)), growth=growth)
+    found = noise_ratios(curves, costs, SGD, 50, 64)
+    expected = [predict(costs, k, SGD, 50, batch=64).ratio for k in (0, 1, 5)]
+    assert found.ratio[:, [0, 1, 5]].sum(axis=0) == pytest.approx(expected)
+    assert list(found.left_out) == [curves.codecs[2], curves.codecs[3]]
+    assert found.left_out[curves.codecs[3]] == "it is biased"
+    assert np.isnan(found.ratio[:, [2, 3]]).all()
+    plan, _ = by_cost(curves, costs, 2.0)
+    everywhere = curves.codecs.index(plan.uniform.codec)
+    assert plan.uniform.error == pytest.approx(found.ratio[:, everywhere].sum())
+    assert not {row.codec for row in plan.tensors} & set(found.left_out)
+    with pytest.raises(UsageError, match="did not measure what noise in conv"):
+        noise_ratios(curves, costs_of(curves, tensors=("a", "b", "c", "d")), SGD, 50, 64)

@@ -1,8 +1,7 @@
 """The file of a plan: it comes back as it was, and nothing else is taken for one."""
 
-from __future__ import annotations
-
 import copy
+import dataclasses
 import json
 
 import pytest
@@ -12,7 +11,7 @@ from helpers_plan import curves_of_laws
 from gtrace.codecs import codec
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.planning import Budget, load_plan, make_plan, save_plan
-from gtrace.planning.plan import MAX_BYTES, to_plain
+from gtrace.planning.plan import MAX_BYTES, PlanForecast, to_plain
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +33,26 @@ def test_a_plan_comes_back(tmp_path, plan, suffix):
     first = plan.tensors[0]
     assert again.table.choose(first.tensor, first.elements) == codec(first.codec)
     assert again.table.choose("new.weight", 10) == codec(plan.default)
+
+
+def test_plans_of_before_predicted_costs_are_read(tmp_path, plan):
+    path = tmp_path / "old.yaml"
+    plain = {**to_plain(plan), "objective": "squared"}
+    assert "horizon" not in plain
+    path.write_text(yaml.safe_dump(plain, sort_keys=False))
+    assert to_plain(load_plan(path)) == to_plain(plan)
+
+
+def test_a_plan_by_cost_comes_back_and_is_worth_what_it_wins_of_the_batch(tmp_path, plan):
+    best = dataclasses.replace(plan.uniform, error=0.5, planned=0.2)
+    priced = dataclasses.replace(
+        plan, objective="cost", horizon=PlanForecast(400, 64.0, 60.0, 40.0, 62.0), uniform=best
+    )
+    save_plan(priced, tmp_path / "cost.yaml")
+    assert load_plan(tmp_path / "cost.yaml").horizon == priced.horizon
+    assert priced.gain == pytest.approx(1.5 / 1.2 - 1)
+    # 90% less of a cost that is nothing is not worth a plan.
+    assert not dataclasses.replace(priced, uniform=dataclasses.replace(best, error=0.01, planned=0.001)).worth
 
 
 def test_a_plan_is_not_overwritten_unasked(tmp_path, plan):

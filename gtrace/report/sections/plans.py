@@ -53,7 +53,8 @@ def frontier(plan: Plan) -> Chart:
         curves.append(Curve("a codec for each", tuple(p.bits for p in points), tuple(p.error for p in points)))
     if plan.totals.error > 0:
         curves.append(Curve("this plan", (plan.totals.bits,), (plan.totals.error,), form="points"))
-    panel = Panel(tuple(curves), x_label="measured bits per value", y_label="relative error", log_x=True, log_y=True)
+    y_label = "relative error" if plan.horizon is None else f"noise ratio at {count(plan.horizon.steps, 'step')}"
+    panel = Panel(tuple(curves), x_label="measured bits per value", y_label=y_label, log_x=True, log_y=True)
     return Chart((panel,), "")
 
 
@@ -104,25 +105,27 @@ FIRM = 0.9
 _BUDGETS = 6
 _MOST_NAMED = 3
 
-#: objective -> what a plan loses
-_LOSES = {
-    "squared": "loses {} of gradient energy",
-    "relative": "loses {} of each tensor's energy, weighted by elements",
-}
+
+def what(plan: Plan) -> str:
+    """What the plan minimizes, in a word."""
+    return "error" if plan.horizon is None else "cost"
+
+
+def aim(plan: Plan) -> str:
+    """What the plan minimizes, with its horizon."""
+    return plan.objective if plan.horizon is None else f"cost over {count(plan.horizon.steps, 'step')}"
 
 
 def plan_verdict(plan: Plan) -> list[str]:
     """Sentences, the answer first."""
     totals = plan.totals
-    weighted = ", weighted" if plan.provenance.get("weights") else ""
-    loses = _LOSES.get(plan.objective, f"has {{}} error ({plan.objective})").format(lost(totals.error))
     more, less = plan.exchange.more, plan.exchange.less
-    said = [] if more is None else [f"one bit more per value leaves {number(100 * more, 2)}% of the error"]
+    said = [] if more is None else [f"one bit more per value leaves {number(100 * more, 2)}% of the {what(plan)}"]
     said += [] if less is None else [f"one bit less makes it {number(less, 2)} times as large"]
     return [
         _worth(plan),
         f"{plan.name}: {number(totals.bits)} bits per value, {number(totals.ratio)} times fewer than float32; "
-        f"{loses}{weighted} ({plan.budget}).",
+        f"{_loses(plan)} ({plan.budget}).",
         *([f"Exchange rate: {'; '.join(said)}."] if said else []),
         *_deciding(plan),
         *_firm(plan),
@@ -130,14 +133,52 @@ def plan_verdict(plan: Plan) -> list[str]:
     ]
 
 
+def _loses(plan: Plan) -> str:
+    """What the plan costs."""
+    error, horizon = plan.totals.error, plan.horizon
+    if horizon is None:
+        weighted = ", weighted" if plan.provenance.get("weights") else ""
+        if plan.objective == "error":
+            return f"loses {lost(error)} of gradient energy{weighted}"
+        return f"has {lost(error)} error ({plan.objective}){weighted}"
+    return (
+        f"its noise costs as if the batch were {samples(plan)} (95%: {_whole(horizon.low)} to {_whole(horizon.high)})"
+    )
+
+
+def samples(plan: Plan, ratio: float | None = None) -> str:
+    """The equivalent batch of a noise ratio, the plan's by default, e.g. "61 of 64"."""
+    horizon = plan.horizon
+    assert horizon is not None, "a plan by cost has a horizon"
+    left = horizon.equivalent if ratio is None else horizon.samples(ratio)
+    return f"{_whole(left)} of {_whole(horizon.batch)}"
+
+
+def _whole(size: float) -> str:
+    """Whole samples from ten on, two digits below."""
+    return f"{size:,.0f}" if size >= 9.95 else number(size, 2)
+
+
 def _worth(plan: Plan) -> str:
     """What a codec for each tensor gains over the best single one."""
-    best = plan.uniform
+    best, gain = plan.uniform, plan.gain
     if best is None:
         return "No single codec fits all tensors into this budget; this plan does."
+    one_for_all = all(row.codec == best.codec for row in plan.tensors)
+    if plan.horizon is not None and best.planned is not None:
+        over = f"over {count(plan.horizon.steps, 'step')}"
+        single = f"{best.codec} for all costs as if the batch were {samples(plan, best.error)}"
+        planned = (
+            f"a codec for each tensor as if it were {samples(plan, best.planned)}, at {number(best.bits)} bits each"
+        )
+        if one_for_all:
+            return f"One codec for all tensors: {over}, {single}; {planned}."
+        if plan.worth:
+            return f"Worth a plan: {over}, {single}; {planned}."
+        return f"Not worth a plan: {over}, {single}; {planned}. Take the single codec."
     single = f"the best single codec, {best.codec} (error {lost(best.error)} at {number(best.bits)} bits)"
-    gain = 0.0 if best.gain is None else best.gain
-    if all(row.codec == best.codec for row in plan.tensors):
+    gain = 0.0 if gain is None else gain
+    if one_for_all:
         mixed = f"; with a codec for each tensor the error drops {gain:.0%} at equal bits" if gain > WORTH else ""
         return f"One codec for all tensors, {best.codec}{mixed}."
     if gain > WORTH:
@@ -157,7 +198,7 @@ def _deciding(plan: Plan) -> list[str]:
         part += row.error / total
         if part > 0.8:
             break
-    return [f"Most of the error left is in {listed(kept)}: these decide what more bits buy."]
+    return [f"Most of the {what(plan)} left is in {listed(kept)}: these decide what more bits buy."]
 
 
 def _firm(plan: Plan) -> list[str]:
@@ -169,7 +210,7 @@ def _firm(plan: Plan) -> list[str]:
     said = [
         f"Stability: resampling the steps {found.resamples} times, {firm} of {count(len(plan.tensors), 'tensor')} kept "
         f"their codec in at least {FIRM:.0%} of cases.",
-        f"There the plan's error is {low:.1%} to {high:.1%} above the least that its bits could reach.",
+        f"There the plan's {what(plan)} is {low:.1%} to {high:.1%} above the least that its bits could reach.",
     ]
     if found.gain is not None:
         low, high = found.gain[0], found.gain[-1]
@@ -179,9 +220,9 @@ def _firm(plan: Plan) -> list[str]:
 
 def _exact(plan: Plan) -> str:
     totals = plan.totals
-    what = "error" if plan.budget.startswith(("--max-bits", "--ratio", "--step-time")) else "bits"
+    least = what(plan) if plan.budget.startswith(("--max-bits", "--ratio", "--step-time")) else "bits"
     best = "No choice among these codecs is better: the plan" if totals.optimal else "The plan"
-    return f"{best} is {totals.gap:.2%} above the least {what} that fractions of codecs could reach."
+    return f"{best} is {totals.gap:.2%} above the least {least} that fractions of codecs could reach."
 
 
 def brief_table(plan: Plan) -> Table:
@@ -212,11 +253,11 @@ def brief_table(plan: Plan) -> Table:
             lambda rows: format_cell(sum(r.bits * r.elements for r in rows) / (bits or math.nan), ".1%"),
         ),
         (
-            Column("of the error", rank=1),
+            Column(f"of the {what(plan)}", rank=1),
             lambda rows: format_cell(sum(r.error for r in rows) / (error or math.nan), ".1%"),
         ),
     ]
-    return Table.of("Tensors with the most error", shown, columns)
+    return Table.of(f"Tensors with the most {what(plan)}", shown, columns)
 
 
 def plan_table(plan: Plan, most: int | None = None) -> Table:
@@ -235,7 +276,7 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
         Column("elements", rank=3),
         Column("bits", "expected measured bits per value: payload, norms and shared bytes"),
         Column("of the bits", "its part of all bits", rank=2),
-        Column("of the error", "its part of the plan's error", rank=1),
+        Column(f"of the {what(plan)}", f"its part of the plan's {what(plan)}", rank=1),
         Column("stable", "part of the resampled steps on which its codec stays the same", rank=4),
         Column("bits there", "5th to 95th percentile of its bits on resampled steps", rank=5),
     ]
@@ -263,7 +304,7 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
     left = len(plan.tensors) - len(rows)
     notes: tuple[str, ...] = (f"Tensors that the plan does not name go through {plan.default}.",)
     if left:
-        notes = (f"{count(left, 'tensor')} with less error left out.", *notes)
+        notes = (f"{count(left, 'tensor')} with less {what(plan)} left out.", *notes)
     return Table("Codec of every tensor", tuple(columns), tuple(rows), notes)
 
 
@@ -274,7 +315,7 @@ def budget_table(plan: Plan, most: int | None = None) -> Table | None:
     places = np.unique(np.linspace(0, len(plan.frontier) - 1, _BUDGETS).round().astype(int)).tolist()
     columns = [Column("tensor", numeric=False)]
     columns += [
-        Column(f"{number(plan.frontier[p].bits, 2)} bits", f"relative error {number(plan.frontier[p].error)}")
+        Column(f"{number(plan.frontier[p].bits, 2)} bits", f"relative {what(plan)} {number(plan.frontier[p].error)}")
         for p in places
     ]
     kept = set(sorted(range(len(plan.tensors)), key=lambda k: -plan.tensors[k].elements)[:most])
@@ -285,7 +326,11 @@ def budget_table(plan: Plan, most: int | None = None) -> Table | None:
     )
     errors = ", ".join(f"{number(plan.frontier[p].error, 2)} at {number(plan.frontier[p].bits, 2)}" for p in places)
     return Table(
-        "Bits of every tensor at other budgets", tuple(columns), rows, (f"Error by bits: {errors}.",), folded=True
+        "Bits of every tensor at other budgets",
+        tuple(columns),
+        rows,
+        (f"{what(plan).capitalize()} by bits: {errors}.",),
+        folded=True,
     )
 
 

@@ -1,7 +1,7 @@
 """Is a codec safe? What its noise costs by the end of training, as a batch size, and what its bias takes of the way.
 
 The prediction is that of :mod:`gtrace.noise`: the codec's noise and the gradient's own, filtered by curvature over the
-horizon. Where it is not known, the plain ratio of the two variances is left: measured, codecs cost less than it says,
+horizon. If that is not known, the plain ratio of the two variances is left: measured, codecs cost less than it says,
 so it can clear a codec but not convict one. Ratios are of sums over cells and steps, weighted as in the rest of the
 report. Averaging over M workers divides both variances by M, but not a bias, which is compared with the expected
 gradient.

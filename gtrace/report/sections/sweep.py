@@ -165,7 +165,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
             charts.charted(
                 "variance-over-steps",
                 "Error over training",
-                f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}, which stand "
+                f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}, which are "
                 "beside its name. Methods at different bits are not to be ranked here." + _noise_in_words(analysis),
                 lambda: charts.error_over_steps(analysis),
                 place="training",

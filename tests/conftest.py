@@ -31,7 +31,7 @@ def pytest_configure(config):
 COMPILING = ("kernels", "coding", "fitting", "codecs")
 #: What takes long and needs few kernels comes next, so that no long file is left to the end.
 FIRST = (
-    *(*COMPILING, "docs", "capture", "torch_hooks", "frameworks", "trace", "training", "cli", "sweep"),
+    *(*COMPILING, "capture", "torch_hooks", "frameworks", "trace", "docs", "training", "cli", "sweep"),
     *("test_extreme_numbers.py", "experiments", "samples"),
 )
 
@@ -53,10 +53,16 @@ def pytest_collection_finish(session):
 
 
 class ByFile(LoadScopeScheduling):
-    """Hands out whole files, because fixtures of a module are made once, and the folders that compile as one."""
+    """Hands out whole files, because fixtures of a module are made once, and as one what shares more.
+
+    These are the folders that compile, and the experiments, whose longest runs are kept in memory.
+    """
 
     def _split_scope(self, nodeid):
-        return "compiling" if folder(nodeid) in COMPILING else nodeid.partition("::")[0]
+        file = nodeid.partition("::")[0]
+        if file.rpartition("/")[0] == "tests/experiments":
+            return "experiments"
+        return "compiling" if folder(nodeid) in COMPILING else file
 
 
 @pytest.hookimpl(optionalhook=True)

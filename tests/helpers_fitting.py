@@ -11,11 +11,7 @@ from gtrace.distributions import TruncatedNormalMixture
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "levels.json").read_text())
 #: the golden file's names of the three kinds of grid, as arguments of the public functions
-KINDS = {
-    "symmetric_nozero": {"zero": False},
-    "magnitude_zero": {"zero": True},
-    "signed_free": {"zero": None},
-}
+KINDS = {"symmetric_nozero": {"zero": False}, "magnitude_zero": {"zero": True}, "signed_free": {"zero": None}}
 STARTS = {"uniform": "uniform", "exp0.5": "exponential"}
 
 #: laws that are not even, not single and not unimodal

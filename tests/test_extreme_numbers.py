@@ -50,7 +50,7 @@ def tensor(parts):
 def test_every_codec_survives_extreme_tensors(spec):
     codec = gtrace.codec(spec)
 
-    @settings(max_examples=8, database=None)
+    @settings(max_examples=5, database=None)
     @given(st.lists(PARTS, min_size=1, max_size=4))
     def check(parts):
         check_round_trip(codec, repr(parts), tensor(parts))

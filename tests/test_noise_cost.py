@@ -5,9 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from scipy import linalg
 
-from gtrace.noise import filtered_ratio, impulse_weight
+from gtrace.noise import bounded_ratio, filtered_ratio, impulse_weight
 
 CURVATURES = np.array([0.0, 1e-4, 0.01, 0.3, 2.0])
 OPTIMIZERS = {
@@ -83,31 +82,15 @@ def test_what_cannot_be_is_refused(wrong):
         impulse_weight(**{"curvature": 1.0, "steps": 10, "lr": 0.1} | wrong)
 
 
-def filtered(fisher, weight, weight_decay):
-    """W as a matrix of all elements."""
-    values, vectors = np.linalg.eigh(fisher)
-    return vectors @ np.diag(weight(np.maximum(values, 0) + weight_decay)) @ vectors.T
-
-
-def plain_ratio(gradients, covariance, weight, samples, batch, weight_decay):
-    """The definition with matrices: each sample of noise is weighed by the curvature that the others show."""
-    noise = linalg.null_space(np.ones((1, len(gradients)))).T @ gradients * math.sqrt(samples / batch)
-    costs = np.zeros(2)
-    for own, sample in enumerate(noise):
-        rest = np.delete(noise, own, axis=0)
-        weights = filtered(batch * rest.T @ rest / len(rest), weight, weight_decay)
-        costs += np.trace(weights @ covariance), sample @ weights @ sample
-    return costs[0] / costs[1]
-
-
-@pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
 @pytest.mark.parametrize("kind", ["elements", "draws"])
-def test_ratios_are_those_of_whole_matrices(weight_decay, kind):
+def test_ratios_of_gradients_at_the_same_weights(kind):
+    """Gradients of 8 samples with an expectation of their own, for a codec at batch 64."""
     rng = np.random.default_rng(3)
-    gradients = rng.standard_normal((12, 30)) * np.geomspace(1, 0.01, 30) + rng.standard_normal(30)
-    errors = rng.standard_normal((5, 30)) * 0.1
-    covariance = np.diag(rng.random(30)) if kind == "elements" else errors.T @ errors / 5
+    curvature = np.array([2.0, 0.5, 0.1, 0.02, 0.004])
+    errors = rng.standard_normal((200, 5)) * [0.1, 0.2, 0.3, 0.1, 0.1]
+    covariance = np.diag(rng.random(5)) if kind == "elements" else errors.T @ errors / 200
     weight = functools.partial(impulse_weight, steps=50, lr=0.1, momentum=0.9)
+    gradients = rng.standard_normal((4000, 5)) * np.sqrt(curvature / 8) + rng.standard_normal(5)
     found = filtered_ratio(
         gradients @ gradients.T,
         gradients @ covariance @ gradients.T,
@@ -115,33 +98,42 @@ def test_ratios_are_those_of_whole_matrices(weight_decay, kind):
         weight,
         samples=8,
         batch=64,
-        weight_decay=weight_decay,
+        weight_decay=0.01,
     )
-    expected = plain_ratio(gradients, covariance, weight, 8, 64, weight_decay)
-    assert found.ratio == pytest.approx(expected, rel=1e-9)
-    assert found.low < found.ratio < found.high
-
-
-def test_the_interval_holds_the_ratio_of_many_gradients():
-    rng = np.random.default_rng(4)
-    scale = np.geomspace(1, 0.1, 8)
-    covariance = np.diag(np.linspace(0.1, 1, 8))
-    weight = functools.partial(impulse_weight, steps=30, lr=0.1)
-    weights = filtered(np.diag(scale**2), weight, 0.0)
-    truth = np.trace(weights @ covariance) / np.trace(weights @ np.diag(scale**2) / 64)
-    held = 0
-    for _ in range(100):
-        gradients = rng.standard_normal((40, 8)) * scale
-        found = filtered_ratio(
-            gradients @ gradients.T, gradients @ covariance @ gradients.T, np.trace(covariance), weight,
-            samples=1, batch=64,
-        )  # fmt: skip
-        held += found.low <= truth <= found.high
-    assert held >= 85
+    weights = weight(curvature + 0.01)
+    expected = weights @ np.diag(covariance) / (weights @ curvature / 64)
+    assert found.low * 0.95 < expected < found.high * 1.05
+    assert found.ratio == pytest.approx(expected, rel=0.15)
 
 
 def test_gradients_that_are_few_or_equal_say_nothing():
-    with pytest.raises(ValueError, match="at least 4"):
-        filtered_ratio(np.eye(3), np.eye(3), 1.0, lambda h: h, samples=1, batch=1)
-    equal = np.ones((4, 4))
+    with pytest.raises(ValueError, match="at least 5"):
+        filtered_ratio(np.eye(4), np.eye(4), 1.0, lambda h: h, samples=1, batch=1)
+    equal = np.ones((6, 6))
     assert math.isnan(filtered_ratio(equal, equal, 1.0, lambda h: h, samples=1, batch=1).ratio)
+
+
+def test_few_samples_of_noise_bound_the_ratio():
+    # 300 directions with curvatures over four decades, and 16 samples: their own directions alone look far too steep.
+    curvature, batch, rng = np.geomspace(3, 3e-4, 300), 64, np.random.default_rng(5)
+    codec = np.full(300, 2 * curvature.sum() / 300 / batch)
+    weight = functools.partial(impulse_weight, steps=400, lr=0.1)
+    truth = weight(curvature) @ codec / (weight(curvature) @ curvature / batch)
+    found = []
+    for _ in range(50):
+        samples = rng.standard_normal((16, 300)) * np.sqrt(curvature / batch)
+        arguments = (samples @ samples.T, (samples * codec) @ samples.T, codec.sum(), weight)
+        found.append(bounded_ratio(*arguments, batch=batch))
+    off = np.abs([np.log((1 + bounded.ratio) / (1 + truth)) for bounded in found])
+    assert np.median(off) < math.log(1.25)
+    assert np.mean([bounded.low <= truth <= bounded.high for bounded in found]) >= 0.75
+
+
+def test_one_curvature_leaves_nothing_between_the_bounds():
+    rng, weight = np.random.default_rng(6), functools.partial(impulse_weight, steps=30, lr=0.1)
+    samples = rng.standard_normal((400, 50)) * np.sqrt(0.5 / 8)
+    gram = samples @ samples.T
+    found = bounded_ratio(gram, 0.5 / 8 * gram, 50 * 0.5 / 8, weight, batch=8, weight_decay=0.01)
+    assert (found.low, found.ratio, found.high) == pytest.approx((1, 1, 1), rel=0.05)
+    with pytest.raises(ValueError, match="at least 4"):
+        bounded_ratio(np.eye(3), np.eye(3), 1.0, weight, batch=1)

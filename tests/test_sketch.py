@@ -185,10 +185,7 @@ def test_clipping_is_part_of_the_error():
     assert math.isclose(sketch.expected_error([0, 1]), truth, rel_tol=1e-11)
 
 
-@given(
-    st.lists(st.floats(0, 1, width=32), min_size=1, max_size=40),
-    st.lists(st.floats(0, 1), min_size=1, max_size=5),
-)
+@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=40), st.lists(st.floats(0, 1), min_size=1, max_size=5))
 @settings(max_examples=100)
 def test_partial_moments(values, points):
     at = np.sort(np.array(points))

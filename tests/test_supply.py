@@ -40,18 +40,7 @@ FORBIDDEN = {
 }
 #: What may stand in braces in the text of an SQL statement: names of columns and tables from gtrace.sweep.schema.
 SQL_NAMES = {
-    *(
-        "', '.join(KEY)",
-        "', '.join(names)",
-        "columns",
-        "counts",
-        "marks",
-        "name",
-        "table",
-        "ROWS",
-        "statement",
-        "query",
-    ),
+    *("', '.join(KEY)", "', '.join(names)", "columns", "counts", "marks", "name", "table", "ROWS", "statement", "query")
 }
 
 

@@ -312,7 +312,7 @@ class Recorder:
             history = OptimizerHistory(step.optimizer, self.hooks.schedulers.of(step.optimizer))
             history.look(step.step)
             self._histories[step.stream] = history
-        history.note(step.step, step.optimizer.param_groups[0], step.samples)
+        history.note(step.step, step.optimizer.param_groups[0], step.samples, step.tokens)
 
     @torch.no_grad()
     def _take(self, step: OptimizerStep) -> None:

@@ -13,8 +13,9 @@ from gtrace.noise.estimates import (
     noise_ratio,
     pooled,
 )
-from gtrace.noise.filtering import FilteredRatio, filtered_ratio, impulse_weight, ratio_along
+from gtrace.noise.filtering import impulse_weight
 from gtrace.noise.prediction import ADAM, Dynamics, NoiseCosts, Prediction, cost, predict
+from gtrace.noise.quadrature import FilteredRatio, bounded_ratio, filtered_ratio
 
 __all__ = [
     "ADAM",
@@ -26,6 +27,7 @@ __all__ = [
     "Prediction",
     "added",
     "averaged",
+    "bounded_ratio",
     "cost",
     "equivalent_batch",
     "filtered_ratio",
@@ -37,5 +39,4 @@ __all__ = [
     "noise_ratio",
     "pooled",
     "predict",
-    "ratio_along",
 ]

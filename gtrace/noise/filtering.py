@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import linalg, stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import ArrayLike, NDArray
-
-_ROUNDING = 1e-12
-#: directions of noise that curvature can be estimated from
-_FEWEST = 3
 
 
 def impulse_weight(
@@ -101,127 +95,3 @@ def _scheduled(
         total = total + (answer @ noise) ** 2
         answer = np.squeeze(answer[..., None, :] @ step, -2)
     return total
-
-
-class FilteredRatio(NamedTuple):
-    """What a codec's noise costs over what the gradient's own noise costs, at a horizon.
-
-    Attributes:
-        ratio: r_W; the equivalent batch is B / (1 + r_W).
-        low: lower end of the 95% interval over gradients.
-        high: upper end.
-    """
-
-    ratio: float
-    low: float
-    high: float
-
-
-def filtered_ratio(
-    gram: NDArray[np.float64],
-    codec_gram: NDArray[np.float64],
-    codec_variance: float,
-    weight: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    *,
-    samples: float,
-    batch: float,
-    weight_decay: float = 0.0,
-) -> FilteredRatio:
-    """r_W = tr(W S_q) / tr(W S_g): a codec's noise over the gradient's, each filtered by curvature.
-
-    X holds m gradients at the same weights in its rows. Their covariance times the samples of one is the empirical
-    Fisher, close to the Gauss-Newton matrix for losses that are likelihoods; its eigenvectors are X^T c with c from the
-    Gram matrix X X^T, so three small sums over the elements are enough, and tensors and chunks add up.
-
-    Args:
-        gram: (m, m) X X^T, m at least 4.
-        codec_gram: (m, m) X S_q X^T with S_q the codec's covariance: diag(variance of each element), or e e^T averaged
-            over drawn errors e.
-        codec_variance: tr S_q, the codec's variance over all elements.
-        weight: w_T(h) for an array of curvatures, e.g. of :func:`impulse_weight`.
-        samples: that each of the m gradients is the mean of.
-        batch: samples of the gradient that is encoded.
-        weight_decay: L2, added to the curvature of every direction.
-
-    Returns:
-        The ratio with its interval over the m gradients; NaN if the gradients do not differ.
-
-    Raises:
-        ValueError: fewer than four gradients.
-    """
-    if len(gram) < _FEWEST + 1:
-        raise ValueError(f"curvature needs at least {_FEWEST + 1} gradients at the same weights, not {len(gram)}")
-    # Orthonormal contrasts of m gradients are m - 1 independent samples of their noise.
-    contrasts = linalg.null_space(np.ones((1, len(gram)))).T * math.sqrt(samples / batch)
-    noise, codec = (contrasts @ matrix @ contrasts.T for matrix in (gram, codec_gram))
-    if np.trace(noise) * batch / samples <= _ROUNDING * np.trace(gram):
-        return FilteredRatio(math.nan, math.nan, math.nan)
-    return ratio_along(noise, codec, codec_variance, weight, batch=batch, weight_decay=weight_decay)
-
-
-def ratio_along(
-    gram: NDArray[np.float64],
-    codec_gram: NDArray[np.float64],
-    codec_variance: float,
-    weight: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    *,
-    batch: float,
-    weight_decay: float = 0.0,
-) -> FilteredRatio:
-    """r_W from samples of the noise itself: rows of D with expectation zero and the covariance of the gradient.
-
-    The curvature along a direction is estimated from the other directions, for the gradient's noise and the codec's
-    alike: a sample of noise always lies in the space that it spans itself, and would look too expensive there.
-
-    Args:
-        gram: (n, n) D D^T, n at least 3.
-        codec_gram: (n, n) D S_q D^T.
-        codec_variance: as in :func:`filtered_ratio`.
-        weight: as in :func:`filtered_ratio`.
-        batch: samples of the gradient that is encoded.
-        weight_decay: L2, added to the curvature of every direction.
-
-    Returns:
-        The ratio with its interval over the n directions; NaN without noise.
-
-    Raises:
-        ValueError: fewer than three directions.
-    """
-    n = len(gram)
-    if n < _FEWEST:
-        raise ValueError(f"curvature needs at least {_FEWEST} directions of noise, not {n}")
-    flat = float(weight(np.array([weight_decay]))[0])
-    costs = np.zeros((n, 2))
-    for own in range(n):
-        rest = np.delete(np.arange(n), own)
-        curvature, vectors = principal(gram[np.ix_(rest, rest)], batch)
-        extra = weight(curvature + weight_decay) - flat
-        along = np.einsum("ij,ik,kj->j", vectors, codec_gram[np.ix_(rest, rest)], vectors)
-        costs[own] = (
-            extra @ along + flat * codec_variance,
-            extra @ (gram[own, rest] @ vectors) ** 2 + flat * gram[own, own],
-        )
-    codec, noise = costs.mean(axis=0)
-    if not noise > 0:
-        return FilteredRatio(math.nan, math.nan, math.nan)
-    ratio = codec / noise
-    if not ratio > 0:
-        return FilteredRatio(max(ratio, 0.0), 0.0, 0.0)
-    spread = float(np.std(costs @ [1, -ratio], ddof=1)) / math.sqrt(n) / codec
-    width = math.exp(float(stats.t.ppf(0.975, n - 1)) * spread)
-    return FilteredRatio(float(ratio), float(ratio / width), float(ratio * width))
-
-
-def principal(gram: NDArray[np.float64], batch: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Curvatures and directions of the empirical Fisher of n samples of noise.
-
-    Args:
-        gram: (n, n) D D^T.
-        batch: samples behind the gradient that has this noise.
-
-    Returns:
-        (k,) curvatures, and (n, k) coefficients C: the eigenvectors are D^T C.
-    """
-    values, vectors = np.linalg.eigh(gram)
-    there = values > _ROUNDING * max(float(values[-1]), 0.0)
-    return batch * values[there] / len(gram), vectors[:, there] / np.sqrt(values[there])

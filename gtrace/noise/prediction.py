@@ -11,13 +11,14 @@ the weights are off by the rate times what the memory still owes (Stich and Kari
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.noise.filtering import impulse_weight, principal, ratio_along
+from gtrace.noise.filtering import impulse_weight
+from gtrace.noise.quadrature import filtered_costs, gauss_nodes, moments, noise_moments, shares_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,6 +123,7 @@ class NoiseCosts:
         optimizer: what the trace says about it, see :meth:`gtrace.trace.OptimizerFacts.describe`.
         lr: mean learning rate over the captured part of training, NaN if unknown.
         last: the last captured step.
+        tokens: of one sample, if samples are sequences, otherwise 1: the loss is a mean over batch x tokens.
     """
 
     codecs: tuple[str, ...]
@@ -138,6 +140,7 @@ class NoiseCosts:
     optimizer: Mapping[str, Any]
     lr: float
     last: int
+    tokens: int = 1
 
     def memory(self, codec: int) -> bool:
         """Whether a codec remembers what it owes."""
@@ -184,6 +187,9 @@ class Prediction(NamedTuple):
 def cost(costs: NoiseCosts, dynamics: Dynamics, steps: int, batch: float) -> NDArray[np.float64]:
     """tr(W S_q) of each codec and tensor, which add up over tensors: the loss that a codec's noise costs.
 
+    W is a line through two curvatures, those that the noise of all codecs together has its moments from; so what counts
+    of a tensor is its variance, and its variance weighted by the curvature of each element.
+
     Args:
         costs: measured by a sweep.
         dynamics: of the optimizer.
@@ -193,15 +199,26 @@ def cost(costs: NoiseCosts, dynamics: Dynamics, steps: int, batch: float) -> NDA
     Returns:
         float64[C, T]; NaN where a codec was not measured on a tensor.
     """
-    curvature, vectors = principal(costs.noise, batch)
-    along = np.einsum("ij,ctik,kj->ctj", vectors, costs.gram, vectors)
-    flat = float(dynamics.weight(dynamics.weight_decay, steps))
-    extra = dynamics.weight(curvature + dynamics.weight_decay, steps) - flat
-    found = along @ extra + flat * costs.variance
-    owed = 0.5 * dynamics.displacement**2 * (along @ curvature + dynamics.weight_decay * costs.variance)
+    batch = batch * costs.tokens
+    curved = batch * np.trace(costs.gram, axis1=2, axis2=3) / len(costs.noise)
+    own = np.stack([costs.variance, curved], axis=-1)
+    shares = shares_of(own, _nodes(costs, batch))
+    found = shares @ dynamics.weight(np.array(_nodes(costs, batch)) + dynamics.weight_decay, steps)
+    owed = 0.5 * dynamics.displacement**2 * (curved + dynamics.weight_decay * costs.variance)
     memory = np.isfinite(costs.growth)[:, None]
-    # Never more than if the memory's content were lost at each step.
+    # Never more than if what a memory owes were lost at each step.
     return np.where(memory, np.minimum(owed, found), found)
+
+
+def _nodes(costs: NoiseCosts, batch: float) -> tuple[float, float]:
+    """Two curvatures for the noise of all codecs, each with the same variance."""
+    total = costs.variance.sum(axis=1)
+    there = np.isfinite(total) & (total > 0)
+    if not there.any():
+        return 0.0, 1.0
+    every = [moments(costs.noise, costs.gram[k].sum(axis=0), total[k], batch) / total[k] for k in np.flatnonzero(there)]
+    mean = np.mean(every, axis=0)
+    return gauss_nodes(mean) if mean[1] > 0 else (0.0, 1.0)
 
 
 def predict(costs: NoiseCosts, codec: int, dynamics: Dynamics, steps: int, *, batch: float) -> Prediction:
@@ -217,35 +234,29 @@ def predict(costs: NoiseCosts, codec: int, dynamics: Dynamics, steps: int, *, ba
     unknown = partial(Prediction, math.nan, math.nan, math.nan, batch, math.nan, False)
     if not np.isfinite(costs.variance[codec]).all():
         return unknown("it was not measured on every tensor")
+    lost = 0.0
     if costs.memory(codec):
         if costs.growth[codec] > _FILLING:
             return unknown("its memory was still filling after the captured steps; capture longer bursts")
-        lost = 0.0
-    else:
-        lost = 0.0 if costs.unbiased[codec] else float(costs.lost[codec].sum() / costs.signal.sum())
+    elif not costs.unbiased[codec]:
+        lost = float(costs.lost[codec].sum() / costs.signal.sum())
         if not abs(lost) <= _SLOWED:
             return unknown("its error is mostly bias, which this theory of noise does not cover")
     weight = partial(dynamics.weight, steps=steps)
-    plain = ratio_along(
-        costs.noise,
-        costs.gram[codec].sum(axis=0),
-        float(costs.variance[codec].sum()),
-        weight,
-        batch=batch,
-        weight_decay=dynamics.weight_decay,
+    terms = batch * costs.tokens
+    noise = filtered_costs(noise_moments(costs.noise, terms), weight, dynamics.weight_decay)
+    if math.isnan(noise[0]):
+        return unknown("the gradients are too few, or do not differ")
+    variance = float(costs.variance[codec].sum())
+    own = filtered_costs(
+        moments(costs.noise, costs.gram[codec].sum(axis=0), variance, terms), weight, dynamics.weight_decay
     )
-    if math.isnan(plain.ratio):
-        return unknown("the gradients have no noise")
-    share = 1.0
     if costs.memory(codec):
-        owed = float(cost(costs, dynamics, steps, batch)[codec].sum())
-        noise = _without_memory(costs, codec, dynamics, steps, batch)
-        share = owed / noise if noise > 0 else 0.0
-    ratio, low, high = plain.ratio * share, plain.low * share, plain.high * share
+        own = (float(cost(costs, dynamics, steps, batch)[codec].sum()),) * 2
+    elif not variance > 0:
+        own = (0.0, 0.0)
+    elif math.isnan(own[0]):
+        return unknown("the captured steps show no curvature along its errors")
+    low, high = sorted(mine / theirs for mine, theirs in zip(own, noise, strict=True))
+    ratio = math.sqrt((1 + low) * (1 + high)) - 1
     return Prediction(ratio, low / MISS, high * MISS, batch, lost)
-
-
-def _without_memory(costs: NoiseCosts, codec: int, dynamics: Dynamics, steps: int, batch: float) -> float:
-    """tr(W S_q) if what a memory owes were lost at each step."""
-    forgetful = np.full(len(costs.codecs), math.nan)
-    return float(cost(replace(costs, growth=forgetful), dynamics, steps, batch)[codec].sum())

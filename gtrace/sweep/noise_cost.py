@@ -18,8 +18,10 @@ import numpy as np
 from scipy import linalg
 
 from gtrace.codecs.link import LinkOptions, Sender
+from gtrace.errors import TraceError
 from gtrace.kernels.compare import weighted_gram
 from gtrace.noise import ADAM, NoiseCosts
+from gtrace.noise.quadrature import FEWEST
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.gradient_noise import RANKS, STEPS, stream
@@ -70,7 +72,7 @@ class Plan:
     """Where the noise of a trace's gradients is looked at.
 
     Attributes:
-        windows: the windows; empty if the trace has no samples of noise, or fewer than three.
+        windows: the windows; empty if the trace has no samples of noise, or fewer than four.
         streams: tensor -> its stream on each rank, its own first.
     """
 
@@ -96,7 +98,7 @@ class Plan:
             left = _SAMPLES // max(1, len(windows))
             design = ones if ranks >= 3 else np.vander(np.arange(len(steps)), 2).T
             found.append(Window(steps, ranks >= 3, linalg.null_space(design).T[:left]))
-        enough = sum(len(window.contrasts) for window in found) >= 3
+        enough = sum(len(window.contrasts) for window in found) >= FEWEST
         return cls(tuple(found) if enough else (), streams)
 
 
@@ -310,7 +312,11 @@ def measure(
 
 
 def noise_costs(result: SweepResult) -> NoiseCosts | None:
-    """What a sweep measured, for predictions of what noise costs; None if its trace has no samples of noise."""
+    """What a sweep measured, for predictions of what noise costs; None if its trace has no samples of noise.
+
+    Raises:
+        TraceError: the parts of the result do not belong together.
+    """
     samples = {tensor: value for (tensor, _, what), value in result.details.items() if what == SAMPLES}
     if not samples:
         return None
@@ -322,6 +328,8 @@ def noise_costs(result: SweepResult) -> NoiseCosts | None:
     }
     codecs = tuple(dict.fromkeys(codec for codec, _ in cells))
     n = round(math.sqrt(2 * len(samples[tensors[0]]["gram"]) + 0.25) - 0.5)
+    if any(len(one["gram"]) != n * (n + 1) // 2 for one in (*samples.values(), *cells.values())):
+        raise TraceError("what the noise of codecs costs was measured on different samples; sweep again with --force")
     unknown = {"gram": [math.nan] * (n * (n + 1) // 2), "variance": math.nan, "lost": math.nan, "unbiased": True}
     table = [[cells.get((codec, tensor), unknown) for tensor in tensors] for codec in codecs]
     attrs = result.provenance.get("trace_attrs", {})
@@ -339,6 +347,7 @@ def noise_costs(result: SweepResult) -> NoiseCosts | None:
         unbiased=tuple(all(cell["unbiased"] for cell in row) for row in table),
         source=str(samples[tensors[0]]["from"]),
         batch=math.nan if facts.batch_size is None else facts.batch_size,
+        tokens=facts.tokens or 1,
         optimizer=facts.describe(),
         lr=float(learning.get("lr", math.nan)),
         last=int(learning.get("last", 0)),

@@ -92,7 +92,8 @@ class OptimizerStep:
         gradient: returns a parameter's gradient (None without one), and whether it is ``local`` or ``reduced``.
         replicas: returns the second moments of a parameter's micro-batches, None if they are not known.
         first: no other optimizer has stepped since the last backward pass.
-        samples: behind the gradients, by the first axis of what the model was called with; None if not counted.
+        samples: behind the gradients, by the first axis of what the model was called with; 0 if not counted.
+        tokens: of a sample, if samples are sequences of integers.
     """
 
     optimizer: Optimizer | Rounds
@@ -107,7 +108,8 @@ class OptimizerStep:
     gradient: Callable[[torch.Tensor], tuple[torch.Tensor | None, str]] = lambda parameter: (parameter.grad, LOCAL)
     replicas: Callable[[torch.Tensor], Replicas | None] = lambda _parameter: None
     first: bool = True
-    samples: int | None = None
+    samples: int = 0
+    tokens: int = 1
 
 
 @dataclass(slots=True)
@@ -445,6 +447,7 @@ class TrainingHooks:
                 replicas=self._replicas(loss_scale),
                 first=first,
                 samples=self._samples.count,
+                tokens=self._samples.tokens,
             )
         )
 

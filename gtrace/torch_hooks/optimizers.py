@@ -159,7 +159,10 @@ class OptimizerHistory:
         self._row: range = range(0)
         self._kind = kind_of(optimizer)
         self._settings: Counter[str] = Counter()
+        self._present: dict[str, Any] | None = None
+        self._text = ""
         self._batches: Counter[int] = Counter()
+        self._tokens = 1
         self._scheduler = None if scheduler is None else weakref.ref(scheduler)
         self._end = None if scheduler is None else scheduled_steps(scheduler)
         #: step and the scheduler's count: at first, at its first and its last change
@@ -177,21 +180,25 @@ class OptimizerHistory:
             self._progress[2:] = []
             self._progress.append((step, counter.last_epoch))
 
-    def note(self, step: int, group: Mapping[str, Any], samples: int | None) -> None:
+    def note(self, step: int, group: Mapping[str, Any], samples: int, tokens: int = 1) -> None:
         """A step is recorded.
 
         Args:
             step: its number.
             group: the optimizer's first parameter group.
-            samples: behind its gradients, None if unknown.
+            samples: behind its gradients, 0 if unknown.
+            tokens: of a sample.
         """
         self._row = range(self._row.start if step == self._row.stop else step, step + 1)
         self.burst = max(self.burst, len(self._row))
         if samples:
             self._batches[samples] += 1
-        found = json.dumps(group_facts(self._kind, group))
-        if found in self._settings or len(self._settings) < _MOST_SETTINGS:
-            self._settings[found] += 1
+            self._tokens = tokens
+        found = group_facts(self._kind, group)
+        if found != self._present:
+            self._present, self._text = found, json.dumps(found)
+        if self._text in self._settings or len(self._settings) < _MOST_SETTINGS:
+            self._settings[self._text] += 1
 
     def facts(self) -> dict[str, Any]:
         """What is known so far, as JSON values; names and meanings are those of ``gtrace.trace.OptimizerFacts``."""
@@ -202,6 +209,7 @@ class OptimizerHistory:
         batches = list(self._batches.elements())
         if batches:
             facts["batch_size"] = statistics.median_low(batches)
+            facts |= {"tokens": self._tokens} if self._tokens > 1 else {}
             if self._batches[facts["batch_size"]] < _SAME * len(batches):
                 varies.append("batch_size")
         facts |= {"steps_seen": self.steps, "planned_steps": self._planned(), "varies": varies}

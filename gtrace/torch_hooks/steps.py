@@ -201,8 +201,9 @@ class Samples:
     """Counts the samples behind a step: those of the first call of a module before each backward pass.
 
     That is the outermost module whose first argument is a tensor, in training mode and with gradients; samples are the
-    length of its first axis. The hook on forward passes is there only from a step to that call, so that other
-    calls cost nothing; and not once torch.compile has compiled anything, since it would compile again.
+    length of its first axis. If it holds integers along more axes, each sample is a sequence of so many tokens. The
+    hook on forward passes is there only from a step to that call, so that other calls cost nothing; and not once
+    torch.compile has compiled anything, since it would compile again.
 
     Args:
         guarded: calls a function so that its errors stop nothing.
@@ -214,13 +215,11 @@ class Samples:
         self._open = False
         self._wanted = 0
         self._calls = 0
-        self._count = 0
+        #: samples behind the step that begins; 0 if they were not counted
+        self.count = 0
+        #: tokens of a sample
+        self.tokens = 1
         self._used = True
-
-    @property
-    def count(self) -> int | None:
-        """The samples behind the step that begins; None if they were not counted."""
-        return self._count or None
 
     def stepped(self, wanted: bool) -> None:
         """A step is over; whether the next one is recorded. Its count stays until the next forward or backward pass."""
@@ -232,7 +231,7 @@ class Samples:
     def backward(self) -> None:
         """A backward pass begins; what a forward pass after it reads are further samples of the same step."""
         if self._used:
-            self._count, self._used = 0, False
+            self.count, self._used = 0, False
         if self._open and self._handle is None:
             self._listen(True)
 
@@ -251,8 +250,9 @@ class Samples:
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         # This comes first: while a graph is being compiled, nothing below may enter it.
-        if not torch.compiler.is_compiling():
-            self._guarded(self._read, module, args)
+        if torch.compiler.is_compiling():
+            return
+        self._guarded(self._read, module, args)
 
     def _read(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._calls += 1
@@ -267,8 +267,10 @@ class Samples:
         if torch._C._functorch.is_functorch_wrapped_tensor(given) or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
             return
         if self._used:
-            self._count, self._used = 0, False
-        self._count += given.size(0)
+            self.count, self._used = 0, False
+        self.count += given.size(0)
+        sequences = given.dim() > 1 and not given.is_floating_point() and not given.is_complex()
+        self.tokens = max(1, given.numel() // max(1, given.size(0))) if sequences else 1
 
 
 def _has_compiled() -> bool:

@@ -41,6 +41,7 @@ class OptimizerFacts:
             itself.
         batch_size: samples behind one gradient of one process, all micro-batches together; sequences, if samples are
             sequences. The median if ``varies`` has ``batch_size``.
+        tokens: of one sample, if samples are sequences; its loss is then the mean over so many predictions.
         varies: names of the facts above that changed between recorded steps; their values here are medians.
         lr_ratio: learning rate of the parameter group over that of the first group.
     """
@@ -57,6 +58,7 @@ class OptimizerFacts:
     steps_seen: int | None = None
     length: int | None = None
     batch_size: float | None = None
+    tokens: int | None = None
     varies: tuple[str, ...] = ()
     lr_ratio: float = 1.0
 
@@ -118,6 +120,7 @@ _VALID: Mapping[str, Callable[[Any], bool]] = {
     "planned_steps": lambda value: type(value) is int and value > 0,
     "steps_seen": lambda value: type(value) is int and value > 0,
     "batch_size": lambda value: _is_number(value) and value > 0,
+    "tokens": lambda value: type(value) is int and value > 0,
     "varies": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
     "lr_ratio": lambda value: _is_number(value) and value > 0,
 }

@@ -6,9 +6,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from gtrace.cli import gtrace, main
+from gtrace.cli import gtrace
 from gtrace.cli.groups import ALIASES, COMMANDS, added_commands, every_command
-from gtrace.errors import UsageError
 
 HEAVY = ("numpy", "numba", "torch", "zarr", "h5py", "matplotlib", "scipy", "rich")
 
@@ -62,13 +61,6 @@ def test_earlier_names_of_commands_are_still_read(name):
     assert (done.exit_code, done.output.splitlines()[0].split()[1:4]) == (0, ["gtrace", *ALIASES[name].split()])
 
 
-def test_a_typo_is_answered_with_the_nearest_command(call):
-    done = call("swep")
-    assert done.returncode == 2
-    assert done.stderr.startswith("gtrace: 'swep' is not a command; did you mean sweep?")
-    assert done.stderr.count("\n") == 1
-
-
 def test_a_wrong_option_is_one_line(call):
     done = call("sweep", "--mehtods", "all", "x")
     assert done.returncode == 2
@@ -83,28 +75,6 @@ def test_a_missing_trace_is_one_line_with_exit_3(call, tmp_path):
         assert done.stderr.count("\n") == 1
         assert "missing.zarr" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_errors_end_with_their_exit_code(monkeypatch, capsys):
-    def fail(*args, **kwargs):
-        raise UsageError("thing: wrong; do another")
-
-    monkeypatch.setattr(gtrace, "main", fail)
-    with pytest.raises(SystemExit) as ended:
-        main([])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == "gtrace: thing: wrong; do another\n"
-
-
-def test_interrupt_is_130(monkeypatch, capsys):
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(gtrace, "main", interrupt)
-    with pytest.raises(SystemExit) as ended:
-        main([])
-    assert ended.value.code == 130
-    assert "kept" in capsys.readouterr().err
 
 
 def test_codecs_lists_and_explains(call):

@@ -41,10 +41,7 @@ MESSAGES = {
     ),
     "trace export notes.txt": (3, "notes.txt is another file, not a trace; a trace is a folder .zarr or a file .h5."),
     "info folder": (3, f"folder: not a gtrace trace; {TRACE}"),
-    "plan show net.zarr": (
-        3,
-        "net.zarr: is a folder, not a plan; make a plan with gtrace plan TRACE --max-bits 3",
-    ),
+    "plan show net.zarr": (3, "net.zarr: is a folder, not a plan; make a plan with gtrace plan TRACE --max-bits 3"),
     "sweep empty.zarr": (3, "empty.zarr: the trace is empty: no gradients were captured into it."),
     # steps and ranges
     "sweep net.zarr --methods qsgd --steps 5-1": (2, "--steps: '5-1' is reversed; write 1-5."),
@@ -70,23 +67,14 @@ MESSAGES = {
     "capture --budget lots train.py": (2, "--budget: 'lots' is not a valid size; write e.g. 4GB, 500MB or 1GiB."),
     "train --codec qsgd --network 25": (2, "--network: '25' needs a unit, e.g. 25Gbit/s."),
     "train --codec qsgd --network 25Gbps": (2, "--network: '25Gbps' has an unknown unit; write e.g. 25Gbit/s."),
-    "train --codec qsgd --network 1Gbit/s,50us": (
-        2,
-        "--network: '50us' needs a key: latency=, topology=, compute=.",
-    ),
+    "train --codec qsgd --network 1Gbit/s,50us": (2, "--network: '50us' needs a key: latency=, topology=, compute=."),
     "train --codec qsgd --cluster 8x25Gbit/s": (
         2,
         "--cluster: '8x25Gbit/s' needs the compute time of a step here, e.g. 8x25Gbit/s,180ms.",
     ),
-    "report net.sweep.db --cluster 25Gbit/s": (
-        2,
-        "--cluster: '25Gbit/s' needs ranks and link speed, e.g. 8x25Gbit/s.",
-    ),
+    "report net.sweep.db --cluster 25Gbit/s": (2, "--cluster: '25Gbit/s' needs ranks and link speed, e.g. 8x25Gbit/s."),
     "plan net.zarr --step-time 50 --cluster 8x25Gbit/s": (2, "--step-time: '50' needs a unit, e.g. 50ms."),
-    "plan net.zarr --step-time 50ms": (
-        2,
-        "--step-time 50ms: needs the machines, e.g. --cluster 8x25Gbit/s,25ms.",
-    ),
+    "plan net.zarr --step-time 50ms": (2, "--step-time 50ms: needs the machines, e.g. --cluster 8x25Gbit/s,25ms."),
     "plan net.zarr --max-bits 3GB": (2, "--max-bits: '3GB' has an unknown unit; write e.g. 3bits."),
     "plan net.zarr --max-bits three": (2, "--max-bits: 'three' is not a valid number of bits; write e.g. 3bits."),
     "plan net.zarr --max-error 0": (2, "--max-error 0: must be more than 0."),
@@ -111,10 +99,7 @@ MESSAGES = {
     "train --codec qsgd --kind neural": (2, f"--kind: {STUDY}"),
     "train --codec qsgd --measure 5": (2, f"--measure: {STUDY}"),
     "study compare": (2, "name at least one codec, e.g. gtrace study compare qsgdinf:bits=3,alq:bits=3."),
-    "study compare qsgd --weights best": (
-        2,
-        "levels of weights: 'best' needs a placement and a count, e.g. optimal5.",
-    ),
+    "study compare qsgd --weights best": (2, "levels of weights: 'best' needs a placement and a count, e.g. optimal5."),
     "study predict run.jsonl --first ten": (2, "--first: 'ten' is not a share of the steps; write e.g. 10%."),
     # nothing captured
     "capture train.py": (2, "nothing was captured: it took no step of a torch optimizer"),

@@ -1,6 +1,5 @@
 """Codes of symbols across codecs: what nobody saw before, what each coder would send, and bytes that are wrong."""
 
-import contextlib
 import dataclasses
 import struct
 
@@ -216,13 +215,6 @@ def test_coded_payloads_that_are_wrong_are_refused(spec):
     for other in (flags ^ 1, flags ^ 0x100, flags | 0x8000):
         with pytest.raises(PayloadError):
             decoded(body, other)
-    rng = np.random.default_rng(8)
-    for _ in range(60):
-        damaged = bytearray(body)
-        for at in rng.integers(0, min(len(body), 400), 3):
-            damaged[at] ^= 1 << int(rng.integers(8))
-        with contextlib.suppress(PayloadError):
-            assert decoded(bytes(damaged)).size == size
 
 
 def test_values_of_sparse_codecs_are_coded_where_there_are_enough():

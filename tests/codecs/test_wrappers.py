@@ -113,11 +113,7 @@ def test_a_wrong_spec_is_one_line(spec, message):
 def test_lists_of_specs():
     assert split_specs(
         "ef:qsgd,bits=3,bucket_size=64,rotate:block=8:qsgd:bits=2,momentum:beta=0.5,dampening=0.1:none"
-    ) == [
-        "ef:qsgd:bits=3,bucket_size=64",
-        "rotate:block=8:qsgd:bits=2",
-        "momentum:beta=0.5,dampening=0.1:none",
-    ]
+    ) == ["ef:qsgd:bits=3,bucket_size=64", "rotate:block=8:qsgd:bits=2", "momentum:beta=0.5,dampening=0.1:none"]
     assert split_specs("qsgd:,bits=3") == ["qsgd:bits=3"]
     with pytest.raises(UsageError, match="belongs to no codec"):
         split_specs("bits=3:qsgd")

@@ -102,11 +102,7 @@ def test_golden_round_trip(name):
     assert form.levels.size == golden["n_magnitudes"]
 
 
-FORMATS = st.builds(
-    lambda e, m: FloatFormat(e, min(m, 15 - e)),
-    st.integers(1, 7),
-    st.integers(0, 9),
-)
+FORMATS = st.builds(lambda e, m: FloatFormat(e, min(m, 15 - e)), st.integers(1, 7), st.integers(0, 9))
 
 
 @settings(max_examples=150, deadline=None)

@@ -10,14 +10,7 @@ import pytest
 from scipy import integrate
 from scipy.special import erfcx
 
-from gtrace.codecs.fp import (
-    FloatFormat,
-    format_thresholds,
-    kappa,
-    optimal_format,
-    placed_error,
-    scale_exponent,
-)
+from gtrace.codecs.fp import FloatFormat, format_thresholds, kappa, optimal_format, placed_error, scale_exponent
 from gtrace.errors import UsageError
 from gtrace.fitting.floats import NORMAL_MU, candidates
 

@@ -15,10 +15,7 @@ from gtrace.kernels import descent, mixture
 from gtrace.sketch import MomentSketch
 from gtrace.types import SummarySpec
 
-GRIDS = {
-    True: np.array([0.0, 0.004, 0.03, 0.11, 0.3, 1.0]),
-    False: np.array([0.004, 0.03, 0.11, 0.3, 1.0]),
-}
+GRIDS = {True: np.array([0.0, 0.004, 0.03, 0.11, 0.3, 1.0]), False: np.array([0.004, 0.03, 0.11, 0.3, 1.0])}
 
 
 def heavy(n=20000, seed=3):

@@ -37,10 +37,7 @@ def golden_data(name):
     draws = {
         "lognormal_1k": (lambda: rng(1).lognormal(0.0, 1.0, 1000), None),
         "lognormal_sigma3_5k": (lambda: rng(2).lognormal(0.0, 3.0, 5000), None),
-        "w_lognormal_1k": (
-            lambda: rng(101).lognormal(0.0, 1.0, 1000),
-            lambda: rng(102).lognormal(0.0, 1.0, 1000),
-        ),
+        "w_lognormal_1k": (lambda: rng(101).lognormal(0.0, 1.0, 1000), lambda: rng(102).lognormal(0.0, 1.0, 1000)),
     }
     x = stored(draws[name][0]())
     w = None if draws[name][1] is None else draws[name][1]()

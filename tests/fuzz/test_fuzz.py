@@ -40,7 +40,7 @@ def test_the_seeds_are_answered(name):
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_few_inputs(name):
-    @settings(max_examples=12, database=None)
+    @settings(max_examples=8, database=None)
     @given(st.sampled_from(target(name).seeds), st.lists(EDITS, min_size=1, max_size=4))
     def check(seed, edits):
         attempt(name, edited(seed, edits))

@@ -26,9 +26,7 @@ def test_uniforms_are_the_hash_of_the_index(start):
 
 
 @given(
-    st.lists(floats, max_size=200),
-    st.sampled_from([1, 3, 64, 65, None]),
-    st.sampled_from(["l2", "linf", "l1", "none"]),
+    st.lists(floats, max_size=200), st.sampled_from([1, 3, 64, 65, None]), st.sampled_from(["l2", "linf", "l1", "none"])
 )
 @settings(max_examples=60)
 def test_scales(values, bucket, norm):

@@ -67,14 +67,6 @@ def test_a_plan_is_not_overwritten_unasked(tmp_path, plan):
         save_plan(plan, tmp_path / "nowhere" / "plan.yaml")
 
 
-def broken(change):
-    def make(plain):
-        change(plain)
-        return plain
-
-    return make
-
-
 def tensor(plain):
     return next(iter(plain["tensors"].values()))
 

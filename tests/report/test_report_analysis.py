@@ -146,10 +146,7 @@ def test_whole_model_rows_are_compared_with_the_sum_of_the_tensors():
     assert found[spec["codec"]].relative_variance == pytest.approx(2.0 / 8.0)
     assert found[Q3].relative_variance == pytest.approx(0.5)
     assert analysis.tensors == ("a", "b")
-    assert {f.label for f in analysis.families} == {
-        "qsgd bucket_size=- scope=model",
-        "qsgd bucket_size=8192 scope=-",
-    }
+    assert {f.label for f in analysis.families} == {"qsgd bucket_size=- scope=model", "qsgd bucket_size=8192 scope=-"}
     assert analysis.energy_share.tolist() == pytest.approx([0.25, 0.75])
 
 

@@ -1,4 +1,3 @@
-import dataclasses
 import math
 from itertools import pairwise
 from xml.etree import ElementTree as ET
@@ -26,7 +25,7 @@ from gtrace.errors import UsageError
 from gtrace.report import draw, figure_names, load_report, make_report
 from gtrace.report.analysis.results import MOST_NAMED
 from gtrace.report.analysis.run_logs import analyze_runs
-from gtrace.report.analysis.runs import WINDOW, running_mean
+from gtrace.report.analysis.runs import running_mean
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import FIGURES, heatmap
 from gtrace.report.figures import sweep as figures
@@ -81,25 +80,6 @@ def test_rate_distortion_has_every_point_and_the_front(sweep):
     assert "||g||²" in axes.get_ylabel()
 
 
-def test_curves_are_named_directly_and_the_names_do_not_overlap(sweep):
-    axes = figures.rate_distortion(sweep).axes[0]
-    found = boxes(axes)
-    assert len(found) == len(METHODS)
-    for k, box in enumerate(found):
-        assert not any(box.shrunk(0.9, 0.8).overlaps(other) for other in found[:k])
-    assert axes.get_legend() is None
-
-
-def test_error_over_steps_shows_the_configuration_nearest_to_three_bits(sweep):
-    found = drawn(charts.error_over_steps(sweep))
-    assert set(found) == set(METHODS)
-    for family in sweep.families:
-        chosen = sweep.nearest(family, 3.0)
-        assert found[family.label].x == tuple(sweep.steps.tolist())
-        assert found[family.label].y == tuple(sweep.per_step[chosen].tolist())
-    assert any(name.startswith("qsgdinf b") and name.endswith(" bits") for name in found["qsgdinf"].names)
-
-
 def with_everything():
     """A point or a few of every method that has a look of its own, and of one with a prefix."""
     rows = []
@@ -138,31 +118,6 @@ def test_bits_stay_linear_where_nothing_is_squeezed(sweep):
     assert figures.rate_distortion(sweep).axes[0].get_xscale() == "linear"
     wide = [row(bits=b, squared_error=1.0, bits_total=bits) for b, bits in ((2, 1.0), (3, 16.0))]
     assert figures.rate_distortion(analyze(result_of(wide))).axes[0].get_xscale() == "log"
-
-
-def test_heat_map_has_a_cell_for_every_layer_and_configuration(sweep):
-    figure = heatmap.layer_heatmap(sweep)
-    (image,) = figure.axes[0].images
-    assert image.get_array().shape == (len(sweep.tensors), len(sweep.configurations))
-    np.testing.assert_array_equal(image.get_array(), sweep.per_tensor.T)
-    assert isinstance(image.norm, mpl.colors.LogNorm)
-    assert {"conv1.weight", "qsgdinf b3", "terngrad"} <= words(figure)
-
-
-def test_training_curves_hold_the_running_mean_and_every_test(runs):
-    for against in ("steps", "bits"):
-        loss, test = charts.training_curves(runs, against).panels
-        for run, smooth, tested in zip(runs.runs, loss.curves, test.curves, strict=True):
-            assert smooth.label == tested.label == ("uncompressed" if run.spec == "none" else "qsgdinf b3")
-            assert smooth.x == tuple((run.steps if against == "steps" else run.sent / 8).tolist())
-            assert smooth.y == pytest.approx(running_mean(run.loss, max(int(len(run.loss) * WINDOW), 1)))
-            assert tested.y == tuple(run.accuracy.tolist())
-        assert test.percent
-        assert loss.log_y
-
-
-def test_the_uncompressed_run_has_no_error_to_draw(runs):
-    assert set(drawn(charts.error_of_runs(runs))) == {"qsgdinf b3"}
 
 
 def test_long_curves_are_thinned_and_keep_both_ends(tmp_path):
@@ -337,29 +292,7 @@ def test_methods_look_different_always_the_same_and_legible():
 # Steps, bits over training, many layers, simulated time
 
 
-@pytest.fixture(scope="module")
-def refitted(whole):
-    return analyze(dataclasses.replace(whole, provenance={"refit": [0, 20, 21]}))
-
-
-@pytest.fixture(scope="module")
-def records(log):
-    found = read_runlog(log)
-    for record in found:
-        if record["type"] == "step":
-            record["sim_seconds"] = 0.5
-            record["fit_seconds"] = 0.01 if record["run"] != "none" and record["step"] in (0, 50) else 0.0
-    return found
-
-
-def test_error_bars_span_the_middle_of_the_steps(refitted):
-    axes = figures.rate_distortion(refitted).axes[0]
-    bars = {c.get_label().lstrip("_"): c for c in axes.collections}
-    (family,) = [f for f in refitted.families if f.label == "qsgdinf"]
-    for i, segment in zip(family.members, bars["qsgdinf"].get_segments(), strict=True):
-        expected = np.quantile(refitted.per_step[i], [0.1, 0.9])
-        np.testing.assert_allclose(segment[:, 1], expected)
-        np.testing.assert_allclose(segment[:, 0], refitted.configurations[i].bits)
+def test_error_bars_span_the_middle_of_the_steps():
     # Two steps have no middle.
     low, high = figures.middle_of_steps(np.array([[1.0, 2.0, np.nan], [1.0, 2.0, 3.0]]))
     assert np.isnan(low[0])
@@ -375,48 +308,6 @@ def test_bits_over_steps_by_hand():
     ]
     analysis = analyze(result_of(rows))
     np.testing.assert_allclose(analysis.bits_per_step, [[1.5, np.nan]])
-
-
-def test_bits_over_steps_with_the_steps_of_updates(refitted):
-    found = drawn(charts.bits_over_steps(refitted))
-    chosen = refitted.nearest(next(f for f in refitted.families if f.label == "qsgdinf"), 3.0)
-    assert found["qsgdinf"].y == tuple(refitted.bits_per_step[chosen].tolist())
-    # Step 21 was asked for and not recorded.
-    assert found[charts.FITTED].x == (0, 20)
-    plain = analyze(result_of(rows_of(bits=[2, 3]), provenance={"refit": "previous"}))
-    assert charts.FITTED not in drawn(charts.bits_over_steps(plain))
-
-
-def test_bits_of_a_run_with_its_updates(records):
-    found = drawn(charts.bits_of_runs(analyze_runs(records)))
-    assert found["uncompressed"].y == (32.0,) * 120
-    assert found["qsgdinf b3"].y == (3.0,) * 120
-    assert found[f"qsgdinf b3, {charts.FITTED}"].x == (0, 50)
-    assert f"uncompressed, {charts.FITTED}" not in found
-
-
-def test_training_against_simulated_time_where_it_is_logged(records):
-    analysis = analyze_runs(records)
-    assert "training-over-time" in [plate.name for plate in run_figures(analysis)]
-    loss, test = charts.training_curves(analysis, "time").panels
-    assert (loss.curves[0].label, loss.curves[0].x[0], loss.curves[0].x[-1]) == ("uncompressed", 0.5, 60.0)
-    assert (test.curves[1].label, test.curves[1].x[0]) == ("qsgdinf b3", 10.0)
-    assert loss.x_label == "simulated seconds"
-    without = [{k: v for k, v in r.items() if k != "sim_seconds"} for r in records]
-    assert "training-over-time" not in [plate.name for plate in run_figures(analyze_runs(without))]
-
-
-def test_wasserstein_has_every_configuration(refitted):
-    chart = charts.wasserstein(refitted)
-    for family in refitted.families:
-        expected = sorted(
-            (refitted.configurations[i].relative_variance, refitted.configurations[i].w1_normalized)
-            for i in family.members
-        )
-        curve = drawn(chart)[family.label]
-        assert list(zip(curve.x, curve.y, strict=True)) == expected
-    assert chart.panels[0].log_x
-    assert chart.panels[0].log_y
 
 
 @pytest.mark.parametrize(

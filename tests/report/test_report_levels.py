@@ -35,10 +35,6 @@ def sweep():
     return analyze(fitted())
 
 
-def by_spec(analysis):
-    return {c.spec: c for c in analysis.configurations}
-
-
 def test_the_optimum_is_summed_like_the_error():
     rows = [
         row("a", energy=1.0, squared_error=0.5, optimal_variance=0.25, model_variance=0.1),
@@ -133,26 +129,6 @@ def test_methods_are_compared_at_the_same_number_of_levels(sweep):
     assert common_count(()) == 0
 
 
-def test_levels_stand_below_the_density_of_their_own_scale(sweep):
-    figure = levels.levels_over_density(sweep, sweep.fits[:1])
-    top, bottom, *others = figure.axes
-    assert len(others) == 2
-    assert "l2 norm of 8192 values" in top.get_title(loc="left")
-    assert "largest magnitude" in others[0].get_title(loc="left")
-    names = [label.get_text() for label in bottom.get_yticklabels()]
-    assert names == ["alq law=empirical", "alq law=truncnorm", "nuqsgd"]
-    assert [label.get_text() for label in others[1].get_yticklabels()] == ["zipml"]
-    rows = {line.get_label(): line for line in bottom.lines if not line.get_label().startswith("_")}
-    wanted = next(own for own in sweep.fits[0].levels if own.spec == "nuqsgd:bits=4").levels
-    assert rows["nuqsgd"].get_xdata()[1:].tolist() == wanted[1:].tolist()
-    # 0 has a place of its own left of everything else, and its tick says so.
-    zero = rows["nuqsgd"].get_xdata()[0]
-    assert 0 < zero < wanted[1] / 2
-    assert bottom.get_xticks()[0] == zero
-    assert bottom.get_xticklabels()[0].get_text() == "0"
-    assert bottom.get_xscale() == top.get_xscale() == "log"
-
-
 def test_the_density_is_per_octave_and_what_it_hides_is_said(sweep):
     top = levels.levels_over_density(sweep, sweep.fits[:1]).axes[0]
     density = sweep.fits[0].densities[0]
@@ -163,18 +139,6 @@ def test_the_density_is_per_octave_and_what_it_hides_is_said(sweep):
     words = [text.get_text() for text in top.texts]
     assert {"values", "squared norm"} <= set(words)
     assert f"25.0% are 0\n{1 - 0.25 - shown:.1%} are too small to show" in words
-
-
-def test_convergence_is_relative_to_the_best(sweep):
-    panel = charts.convergence(sweep.fits).panels[0]
-    # From where a start has arrived, its curve is flat.
-    arrived = 1e-6
-    assert {curve.label: curve.y for curve in panel.curves} == {
-        "uniform": (2.0, 1.0, 0.5),
-        "exponential": (1.0, arrived),
-        "companding": (arrived,),
-    }
-    assert panel.log_y
 
 
 def test_the_page_draws_the_levels_below_their_density(sweep):

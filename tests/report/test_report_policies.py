@@ -59,12 +59,7 @@ def test_one_lucky_first_batch_is_no_arrival():
 
 @pytest.mark.parametrize(
     ("bits", "said"),
-    [
-        (None, ""),
-        ([2] * 40, "2"),
-        ([2] * 15 + [3] * 25, "2, 3 from 15"),
-        ([2, 8] * 20, "2 to 8, mean 5.00, last 8"),
-    ],
+    [(None, ""), ([2] * 40, "2"), ([2] * 15 + [3] * 25, "2, 3 from 15"), ([2, 8] * 20, "2 to 8, mean 5.00, last 8")],
 )
 def test_chosen_bits_in_words(bits, said):
     (run,) = analysis(records("minmax@adaptive", FALLING, bits)).runs

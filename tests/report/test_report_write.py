@@ -7,7 +7,7 @@ from helpers_report import result_of, rows_of, write_runs, write_sweep
 
 import gtrace
 from gtrace.errors import OutputExistsError, TraceError, UsageError
-from gtrace.report import default_page, figure_names, load_report, make_report, newest_results, write_html, write_report
+from gtrace.report import default_page, figure_names, load_report, make_report, newest_results, write_report
 from gtrace.report.inputs import Asked, kind_of
 from gtrace.report.render.files import output_kind
 
@@ -21,26 +21,6 @@ def sweep_path(tmp_path):
 def small():
     """One method at one step: two figures."""
     return make_report([result_of(rows_of(("qsgd",), bits=[2, 3], layers=("w", "v"), steps=(0,), draws=0))])
-
-
-def test_one_page_on_a_sweep_and_a_run(tmp_path, sweep_path):
-    log = write_runs(tmp_path / "train.jsonl", steps=40)
-    path = write_html(tmp_path / "page.html", sweeps=[sweep_path], runs=[log], title="My <run>")
-    text = path.read_text(encoding="utf-8")
-    assert path == tmp_path / "page.html"
-    assert "<h1>My &lt;run&gt;</h1>" in text
-    assert text.index("<code>a.sweep.db</code>") < text.index("<code>train.jsonl</code>")
-    assert text.count('class="data"') == 10
-
-
-def test_nothing_is_overwritten_unless_asked(tmp_path, sweep_path):
-    path = tmp_path / "page.html"
-    path.write_text("mine")
-    with pytest.raises(OutputExistsError, match=r"page\.html already exists"):
-        write_html(path, sweeps=[sweep_path])
-    assert path.read_text() == "mine"
-    write_html(path, sweeps=[sweep_path], force=True)
-    assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
 def test_a_failed_write_leaves_no_half_file(tmp_path, small, monkeypatch):

@@ -165,10 +165,7 @@ def test_the_interpreter_is_left_as_it_was(tmp_path, monkeypatch):
         (Program("pkg.nowhere", is_module=True), "-m pkg.nowhere: No module named pkg.nowhere"),
         (Program("nowhere", is_module=True), "-m nowhere: No module named nowhere"),
         (Program("python", ("train.py",)), "python: no such script; leave python out"),
-        (
-            Program("torchrun", ("train.py",)),
-            "torchrun: no such script; for torchrun write -m torch.distributed.run",
-        ),
+        (Program("torchrun", ("train.py",)), "torchrun: no such script; for torchrun write -m torch.distributed.run"),
     ],
 )
 def test_what_cannot_be_run_is_the_users_mistake(tmp_path, monkeypatch, program, message):

@@ -211,8 +211,7 @@ def test_steps_that_claim_many_rows(path, group):
 
 
 @pytest.mark.parametrize(
-    ("steps", "words"),
-    [([0, 1, 1, 2, 3, 4], ("steps do not ascend",)), ([5, 4, 3, 2, 1, 0], ("steps do not ascend",))],
+    ("steps", "words"), [([0, 1, 1, 2, 3, 4], ("steps do not ascend",)), ([5, 4, 3, 2, 1, 0], ("steps do not ascend",))]
 )
 def test_steps_that_do_not_rise(steps, words, path, group):
     chunk = np.full(1024, -1)

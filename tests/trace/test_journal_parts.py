@@ -9,15 +9,7 @@ import pytest
 from gtrace.errors import TraceError
 from gtrace.trace import format as layout
 from gtrace.trace.format import Record, TensorSpec
-from gtrace.trace.journal import (
-    _ENTRY,
-    _FIXED,
-    JournalRows,
-    JournalWriter,
-    hold,
-    is_held,
-    parse_journal,
-)
+from gtrace.trace.journal import _ENTRY, _FIXED, JournalRows, JournalWriter, hold, is_held, parse_journal
 from gtrace.trace.rows import checksum_bytes
 
 NAMES = list(layout.STATISTICS)

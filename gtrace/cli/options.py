@@ -266,7 +266,7 @@ class HorizonSettings:
         call=("report",),
         minimum=1,
         metavar="STEPS",
-        help="Predict what a codec's noise costs after so many steps.  "
+        help="Predict what noise costs after this many steps.  "
         "[default: the steps that the trace says are left, else as many as the captured run had]",
     )
     batch: float = option(

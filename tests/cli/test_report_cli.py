@@ -4,8 +4,12 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers_report import rows_of, write_runs, write_sweep
+
+import gtrace
+from gtrace.trace import OptimizerFacts
 
 
 @pytest.fixture
@@ -217,3 +221,47 @@ def test_a_full_disk_behind_the_output_ends_in_one_line(tmp_path):
         assert found.returncode == 2
         assert found.stderr.startswith("gtrace: cannot write (No space left on device)")
         assert found.stderr.count("\n") == 1
+
+
+@pytest.fixture(scope="module", params=[64.0, None], ids=["the trace has the batch", "the user has it"])
+def bursts(request, tmp_path_factory):
+    """A sweep of a trace with bursts and an optimizer, and options that say what the trace does not."""
+    path = tmp_path_factory.mktemp("bursts") / "mlp.zarr"
+    rng = np.random.default_rng(0)
+    facts = OptimizerFacts(kind="SGD", momentum=0.9, batch_size=request.param)
+    with gtrace.create_trace(path, attrs={"optimizers": {"0": facts.describe()}}) as writer:
+        for step in (start + k for start in (0, 40, 80, 120) for k in range(4)):
+            writer.append(step, "w", (0.1 * rng.standard_normal(500) + 0.05).astype(np.float32))
+            writer.commit(step, lr=0.05)
+    results = path.with_suffix(".sweep.db")
+    gtrace.run_sweep(path, ["qsgdinf:bits=8", "qsgdinf:bits=2", "ef:topk:ratio=0.01"], output=results)
+    return results, [] if request.param else ["--batch-size", "64"]
+
+
+def test_the_verdict_is_a_prediction_for_the_horizon_and_the_workers(call, bursts):
+    path, options = bursts
+    _, out, _ = call(path, *options, "--json")
+    verdict = json.loads(out)["verdict"]
+    found = verdict["prediction"]
+    assert (verdict["codec"], found["horizon"], found["batch"]) == ("qsgdinf:bits=8", 124, 64)
+    assert "--horizon" in verdict["confidence"]
+    _, out, _ = call(path, "--horizon", "9000", "--ranks", "4", "--batch-size", "256", "--json")
+    verdict = json.loads(out)["verdict"]
+    found = verdict["prediction"]
+    assert (found["horizon"], found["batch"], found["workers"]) == (9000, 256, 4)
+    assert 0.9 * 256 <= found["equivalent_batch_low"] <= found["equivalent_batch"] <= found["equivalent_batch_high"]
+    assert " over 9,000 steps (256 of 256; " in verdict["costs"]
+    assert "--horizon" not in verdict["confidence"]
+    _, out, _ = call(path, *options)
+    assert "over 124 steps (64 of 64; " in out
+    assert out.count("\n") <= 25
+    if options:
+        _, out, _ = call(path, "--json")
+        assert "add it with --batch-size" in json.loads(out)["verdict"]["confidence"]
+
+
+@pytest.mark.parametrize("words", [("--horizon", "0"), ("--horizon", "many"), ("--batch-size", "0")])
+def test_horizons_and_batches_are_positive_numbers(call, sweep, words):
+    code, _, err = call(sweep, *words)
+    assert code == 2
+    assert words[0] in err

@@ -399,7 +399,6 @@ def test_every_figure_of_a_report_is_in_the_register(report):
     assert set(figure_names()) == set(FIGURES)
     # What this report lacks; other tests draw those.
     assert set(FIGURES) - own == {
-        "equivalent-batch",
         "neural-gradients",
         "weight-gradients",
         "training-over-time",

@@ -1,7 +1,7 @@
 """Is a codec safe? What its noise costs by the end of training, as a batch size, and what its bias takes of the way.
 
 The prediction is that of :mod:`gtrace.noise`: the codec's noise and the gradient's own, filtered by curvature over the
-horizon. Where it is not known, the plain ratio of the two variances is left: measured, codecs cost less than it says,
+horizon. If that is not known, the plain ratio of the two variances is left: measured, codecs cost less than it says,
 so it can clear a codec but not convict one. Ratios are of sums over cells and steps, weighted as in the rest of the
 report. Averaging over M workers divides both variances by M, but not a bias, which is compared with the expected
 gradient.
@@ -60,7 +60,7 @@ WORKERS = 4
 #: A bias below this part of the error is what rounding leaves of a difference.
 _ROUNDING = 1e-9
 NOT_ASKED = "the sweep was made by a gtrace that did not look for gradient noise; sweep again with --force"
-NOT_MEASURED = "this sweep did not measure it; sweep a trace with three consecutive steps, with --noise"
+NOT_MEASURED = "this sweep did not measure it; sweep again, on a trace with three consecutive steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +85,12 @@ class Outlook:
     workers: int = 1
     assumed: bool = False
 
-    def predict(self, spec: str, steps: int | None = None) -> Prediction | None:
-        """What a codec is predicted to cost; None if that was not measured.
-
-        Args:
-            spec: the codec's.
-            steps: another horizon.
-        """
+    def predict(self, spec: str) -> Prediction | None:
+        """What a codec is predicted to cost; None if that was not measured."""
         if self.costs is None or self.dynamics is None or spec not in self.costs.codecs:
             return None
-        codec, steps = self.costs.codecs.index(spec), steps or self.horizon
-        found = predict(self.costs, codec, self.dynamics, steps, batch=self.costs.batch)
+        codec = self.costs.codecs.index(spec)
+        found = predict(self.costs, codec, self.dynamics, self.horizon, batch=self.costs.batch)
         # Averaging divides both noises by the number of workers.
         return found._replace(batch=self.batch)
 

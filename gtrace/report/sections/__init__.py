@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gtrace.report.inputs import Report
     from gtrace.report.section import FigureSpec, Section, Verdict
 
-#: Name -> the sections of that name in a report, with so many lines of tables of layers (None: all). In their order.
+#: Name -> the sections of that name in a report, with this many lines of tables of layers (None: all). In their order.
 SECTIONS: dict[str, Callable[[Report, int | None], Iterator[Section]]] = {
     "sweeps": sweep.sections,
     "side_by_side": side_by_side.sections,

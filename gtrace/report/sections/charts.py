@@ -33,8 +33,6 @@ FRONT = "best measured"
 FITTED = "levels fitted"
 #: Points of a long curve that a page draws.
 _POINTS = 400
-#: Horizons that costs of noise are predicted for.
-_HORIZONS = 16
 _BITS, _LOST, _STEP = "bits per value", "of gradient energy lost", "training step"
 #: An objective this close to the best one has arrived.
 _ARRIVED = 1e-6
@@ -114,21 +112,6 @@ def error_over_steps(analysis: SweepAnalysis) -> Chart:
         for (name, _), workers in zip(_noise(safety), (1, safety.workers), strict=True):
             noise += _curve(name, analysis.steps, safety.noise_per_step / workers, form="plain")
     return _over_steps(analysis, analysis.per_step, _LOST, *noise, percent=True)
-
-
-def batch_over_horizons(analysis: SweepAnalysis) -> Chart:
-    """Predicted equivalent batch by the number of steps, of each family's configuration nearest to three bits."""
-    outlook, curves = analysis.safety.outlook, list[Curve]()
-    horizons = np.unique(np.geomspace(1, 10 * outlook.horizon, _HORIZONS).round().astype(np.int64)).tolist()
-    for family in analysis.families:
-        k = analysis.nearest(family)
-        if k >= 0 and analysis.safety.judged[k].prediction is not None:
-            spec = analysis.configurations[k].spec
-            found = [outlook.predict(spec, steps) for steps in horizons]
-            sizes = [math.nan if one is None or not one.known else one.equivalent for one in found]
-            curves += _curve(family.label, horizons, sizes, [spec] * len(horizons), method=family.method)
-    batch = f"equivalent batch, of {outlook.batch:,.0f}"
-    return Chart((Panel(tuple(curves), x_label="steps with the codec", y_label=batch, log_x=True, log_y=True),), "")
 
 
 def bits_over_steps(analysis: SweepAnalysis) -> Chart:

@@ -165,21 +165,10 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
             charts.charted(
                 "variance-over-steps",
                 "Error over training",
-                f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}, which stand "
+                f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}, which are "
                 "beside its name. Methods at different bits are not to be ranked here." + _noise_in_words(analysis),
                 lambda: charts.error_over_steps(analysis),
                 place="training",
-            )
-        )
-    if any(found.prediction is not None for found in analysis.safety.judged):
-        found.append(
-            charts.charted(
-                "equivalent-batch",
-                "Equivalent batch size by horizon",
-                "A prediction: the uncompressed batch that trains as well after so many steps. For each method the "
-                f"configuration with measured bits nearest to {PREFERRED_BITS:g}. Noise costs more the longer it acts.",
-                lambda: charts.batch_over_horizons(analysis),
-                place="safety",
             )
         )
     if (analysis.per_tensor > 0).any():

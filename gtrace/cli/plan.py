@@ -232,7 +232,7 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, NoiseCos
             tensors=None if settings.tensors is None else words(settings.tensors),
             **arguments(settings, "measure"),
         )
-        costs = f"plan from a sweep for these: gtrace sweep {trace}"
+        costs = f"a sweep measures them: gtrace sweep {trace}"
         about = {"trace": str(trace), "trace_fingerprint": opened.fingerprint}
         return curves, costs, about, [f"warning: {text}" for text in warnings]
 

@@ -30,7 +30,10 @@ def pytest_configure(config):
 #: Their tests compile most kernels; one process does it while others run what needs few of them.
 COMPILING = ("kernels", "coding", "fitting", "codecs")
 #: What takes long and needs few kernels comes next, so that no long file is left to the end.
-FIRST = (*COMPILING, "capture", "torch_hooks", "frameworks", "trace", "docs", "training", "cli")
+FIRST = (
+    *(*COMPILING, "docs", "capture", "torch_hooks", "frameworks", "trace", "training", "cli", "sweep"),
+    *("test_extreme_numbers.py", "experiments", "samples"),
+)
 
 
 def folder(nodeid):

@@ -1,7 +1,5 @@
 """Reference numbers for fitted levels, and plain twins of the objective."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of arrays as other programs write them, and damaged ones."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

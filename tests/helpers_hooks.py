@@ -1,7 +1,5 @@
 """Shared by the tests of the hooks: what they tell of a loop, and the smallest thing to train."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

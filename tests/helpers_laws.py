@@ -1,7 +1,5 @@
 """Traces whose laws are known, and what is measured on them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from gtrace.trace import Trace, create_trace

@@ -1,7 +1,5 @@
 """Small training sets and single gradients of linear models, and their plain twin."""
 
-from __future__ import annotations
-
 import math
 
 import naive

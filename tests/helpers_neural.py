@@ -1,7 +1,5 @@
 """Small models, and captured blocks around their training, for tests of neural gradients."""
 
-from __future__ import annotations
-
 import torch
 from helpers_capture import Captured
 from torch import nn

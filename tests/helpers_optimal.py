@@ -1,7 +1,5 @@
 """Plain twins of the optimal-levels solver, written for clarity, and the data they are compared on."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """Curves and traces of laws whose layers differ in scale by orders of magnitude."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from gtrace.noise import NoiseCosts

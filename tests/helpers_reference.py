@@ -3,8 +3,6 @@
 Run this file to make the pictures anew, after looking at each: ``python tests/helpers_reference.py``.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

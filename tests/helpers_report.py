@@ -1,7 +1,5 @@
 """Results made up for the tests of reports: plausible in size and shape, exact in nothing."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -4,8 +4,6 @@
 loop itself would log.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import itertools

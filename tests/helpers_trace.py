@@ -1,7 +1,5 @@
 """Traces made up for tests: every gradient follows from its tensor and step, so any of them can be checked alone."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from contextlib import contextmanager

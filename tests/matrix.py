@@ -3,8 +3,6 @@
 Run ``python tests/matrix.py``, where the packages of all cases are installed.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import version
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Numbers that break float32 sums, encoders and compilers: extreme tensors, 10^8 values, no compilation."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -133,7 +131,7 @@ def test_sums_of_one_tensor_keep_their_digits():
 
 def digests():
     """A digest of what every codec sends and of what arrives."""
-    values = (np.random.default_rng(3).standard_t(3, 160) * 2.0 ** np.arange(-80, 80)).astype(np.float32)
+    values = (np.random.default_rng(3).standard_t(3, 54) * 2.0 ** np.arange(-80, 80, 3)).astype(np.float32)
     found = {}
     for spec in VARIANTS:
         codec = gtrace.codec(spec)

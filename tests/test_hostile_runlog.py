@@ -1,7 +1,5 @@
 """Run logs that somebody damaged or forged end in one line, before memory is spent."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What the package never does, whatever it is given: run data as code, build SQL from data, use the network."""
 
-from __future__ import annotations
-
 import ast
 import os
 import socket

@@ -11,7 +11,9 @@ import torch
 
 from gtrace.capture.buffers import BufferPool, as_real_dense, staging_for
 from gtrace.torch_hooks.naming import local_part, sharding
+from gtrace.torch_hooks.optimizers import differing_groups
 from gtrace.torch_hooks.processes import started_again
+from gtrace.trace.optimizer import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -104,10 +106,13 @@ class RowLayout:
     def _extend(self, optimizer: Optimizer | Rounds, found: Sequence[tuple[torch.Tensor, torch.Tensor, str]]) -> None:
         """Name the parameters with a first gradient, and give each its place."""
         names = self._names(optimizer)
+        groups = differing_groups(optimizer)
         for parameter, gradient, stage in found:
             if not self._knows(parameter):
                 entry = names[id(parameter)]
                 attrs = {"stage": stage, **sharding(parameter), **entry.part, **started_again()}
+                if id(parameter) in groups:
+                    attrs[GROUP] = groups[id(parameter)]
                 slot = self._new_slot(entry, gradient, attrs)
                 self._known[id(parameter)] = (weakref.ref(parameter), slot)
         shapes = [slot.shape for slot in self.slots]

@@ -70,8 +70,8 @@ class AutomaticSteps:
     def wants(self, step: int, capacity: int) -> bool:
         """Whether ``step`` belongs to the dense start or to a burst.
 
-        >>> [step for step in range(400) if AutomaticSteps().wants(step, 8)]
-        [0, 1, 2, 3, 252, 253]
+        >>> [step for step in range(3000) if AutomaticSteps().wants(step, 8)]
+        [0, 1, 2, 3, 2000, 2001, 2002, 2003]
         """
         if capacity >= HORIZON:
             return step < HORIZON
@@ -99,11 +99,11 @@ class AutomaticSteps:
 @functools.lru_cache(maxsize=8)
 def _bursts(capacity: int) -> tuple[int, int, list[int]]:
     """Number of first steps, length of bursts, and their starts: ``capacity`` steps at most, 1 at least."""
-    dense = max(1, (capacity + 1) // 2)
-    rest = capacity - dense
-    # At least two steps, even in few bursts: the change from step to step needs two.
-    length = max(1, min(2, rest), min(_BURST, rest // 8))
-    count = max(0, rest // length)
+    rest = capacity // 2
+    # Noise is estimated from three steps in a row; four give two estimates.
+    length = max(3 if capacity < 8 else 4, min(_BURST, rest // 8))
+    count = rest // length
+    dense = max(1, capacity - count * length)
     starts: list[int] = []
     earliest = dense
     for place in range(1, count + 1):

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: steps before the clock runs: the first ones allocate and compile
 _WARM_UP = 2
+#: ``trace.optimizer.CUT``, whose module imports numpy: the program must import that first
+_CUT = "cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class Stopwatch:
     def __init__(self, options: ProbeOptions) -> None:
         self._options = options
         self._wants = functools.partial(parse_steps(options.steps).wants, capacity=0)
+        #: this ended the program
+        self.cut = False
         self._optimizer: int | None = None
         self._owner = os.getpid()
         self._step = self._recorded = 0
@@ -156,6 +160,7 @@ class Stopwatch:
         if enough or process_place().world_size == 1:
             # Every rank takes as many steps; but only one of them knows that it is late, and whoever waits for its
             # file ends them.
+            self.cut = True
             os._exit(0)
 
 
@@ -189,6 +194,7 @@ def run_probe(message: str) -> int:
         if not exit_code:
             stopwatch.write()
         timings = stopwatch.timings
+        session.note({_CUT: stopwatch.cut})
         if timings.step is not None:
             session.note({"step_seconds": timings.step, "backward_seconds": timings.backward})
         status: Literal["complete", "interrupted"] = "interrupted" if exit_code else "complete"
@@ -200,7 +206,7 @@ def run_probe(message: str) -> int:
         "path": options.trace,
         "run": chosen.run,
         "settings": asdict(settings),
-        "attrs": {},
+        "attrs": {_CUT: True},
         "probe": asdict(options),
     }
     with before_abrupt_exit(conclude):

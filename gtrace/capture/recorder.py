@@ -21,7 +21,9 @@ from gtrace.capture.writer import AsyncWriter, Gaps, Row
 from gtrace.errors import size_text
 from gtrace.torch_hooks.hooks import TrainingHooks
 from gtrace.torch_hooks.naming import Names
+from gtrace.torch_hooks.optimizers import OptimizerHistory
 from gtrace.trace.format import SECOND_MOMENT
+from gtrace.trace.optimizer import OPTIMIZERS
 from gtrace.trace.rows import BLOCK
 
 if TYPE_CHECKING:
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
     from gtrace.trace import SketchPlan, TraceWriter
 
 _MOST_WARNINGS = 3
+#: optimizers whose settings are followed
+_MOST_HISTORIES = 1000
+#: steps in a row from which gradient noise can be estimated, and how to get them
+_SHORTEST, _BURSTS = 3, "record bursts, e.g. --steps 0+4,100+4"
 #: rows between two progress lines
 _TOLD_ROWS = 100
 
@@ -85,6 +91,8 @@ class Recorder:
         self._sharers = sharers
         #: whether this process records, once it is known
         self._records: bool | None = None
+        #: no other rank records gradients of its own at the same steps
+        self._alone = True
         self._dropped = Gaps()
         self._warned: set[str] = set()
         self._say = say
@@ -104,6 +112,7 @@ class Recorder:
         #: optimizers with named parameters
         self._named: set[int] = set()
         self._layouts: dict[int, RowLayout] = {}
+        self._histories: dict[int, OptimizerHistory] = {}
         self._recorded: set[int] = set()
         self._bytes = 0
         self._first: float | None = None
@@ -159,6 +168,8 @@ class Recorder:
         self._let_go()
         for note in self.neural.notes() if self.neural is not None else ():
             self._say(f"gtrace: note: {note}")
+        if self._lacks_bursts():
+            self._report(f"gtrace: note: gradient noise can't be estimated from single steps; {_BURSTS}")
         path, hooks = self._options.path, self.hooks
         blocked, waited, span = self._waiting()
         outcome: dict[str, object] = {
@@ -173,7 +184,8 @@ class Recorder:
             "span": round(span, 6),
         }
         try:
-            self._writer.close(status, {"capture": self._options.describe() | outcome, **self.attrs})
+            attrs = {"capture": self._options.describe() | outcome, **self.attrs, **self._optimizers()}
+            self._writer.close(status, attrs)
         except Exception as error:  # noqa: BLE001 - the script is done; its exit code must survive this
             self.error(error)
         rows = max(self._writer.rows.values(), default=0)
@@ -216,23 +228,33 @@ class Recorder:
             out.append("no noise: one micro-batch in each step")
         return out
 
+    def _lacks_bursts(self) -> bool:
+        """Whether gradient noise is unknown because of the steps that were asked for."""
+        options, longest = self._options, max((one.burst for one in self._histories.values()), default=0)
+        asked = self._weights and options.sketch is None and not isinstance(options.policy, AutomaticSteps)
+        return asked and self._alone and not self._replicated and 0 < longest < _SHORTEST <= self.hooks.steps
+
     def _tensors(self) -> int:
         return sum(layout.tensors for layout in self._layouts.values())
 
     def _wants(self, stream: int, step: int) -> bool:
-        del stream  # all optimizers follow one policy, each with its own steps
         if self._records is None:
             # Not earlier: a program creates its process group after it has imported torch.
             sharers = self._sharers()
             self._records = sharers > 0
+            self._alone = sharers == 1 or self._options.reduced
             if self._budget is not None:
                 self._budget //= max(1, sharers)
         if not self._records:
             return False
         self._tell_news()
+        history = self._histories.get(stream)
+        if history is not None:
+            history.look(step)
         self._last = time.perf_counter()
         if self._first is None:
             self._first = self._last
+        # All optimizers follow one policy, each with its own steps.
         if not self._chooses(step):
             return False
         self._wanted += 1
@@ -275,8 +297,26 @@ class Recorder:
     def _weights_bytes(self) -> int:
         return sum(layout.row_bytes(self._cost) for layout in self._layouts.values())
 
+    def _optimizers(self) -> dict[str, Any]:
+        """What is known about optimizers, and the batch size of the first one, as attributes of the trace."""
+        found = {str(stream): history.facts() for stream, history in self._histories.items()}
+        batches = [facts["batch_size"] for facts in found.values() if "batch_size" in facts]
+        return {OPTIMIZERS: found} | ({"batch_size": batches[0]} if batches else {})
+
+    def _note(self, step: OptimizerStep) -> None:
+        """Follow an optimizer from its first recorded step on; of thousands, for as many tasks, only the first ones."""
+        history = self._histories.get(step.stream)
+        if history is None:
+            if len(self._histories) >= _MOST_HISTORIES:
+                return
+            history = OptimizerHistory(step.optimizer, self.hooks.schedulers.of(step.optimizer))
+            history.look(step.step)
+            self._histories[step.stream] = history
+        history.note(step.step, step.optimizer.param_groups[0], step.samples)
+
     @torch.no_grad()
     def _take(self, step: OptimizerStep) -> None:
+        self._note(step)
         layout = self._layouts.get(step.stream)
         if layout is None:
             # The number and not the step, which would keep the optimizer and its parameters alive.
@@ -436,6 +476,9 @@ class Recorder:
         self._classes |= {entry.model: None for entry in names.values() if entry.model}
         seed = self.attrs.get("seed", torch.initial_seed())
         self.attrs = {"model": ", ".join(self._classes), "seed": seed}
+        if not self._recorded:
+            # Of a program that is killed no more is known.
+            self.attrs |= self._optimizers()
         return names
 
     def _name(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, ParameterName]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
-from gtrace.cli.options import JSON, Command, options, print_json
+from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, options, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import nested, option
 
@@ -33,6 +33,7 @@ class AdviseOptions:
     bandwidth: str | None = option(
         None, metavar="RANGE", help="With --cluster: link speeds to compare, e.g. 1-100Gbit/s."
     )
+    noise: HorizonSettings = nested(HorizonSettings)
     seconds: float = option(40.0, metavar="SECONDS", help="Stop the script after so much training.")
     is_module: bool = option(False, names=("-m",), help="TARGET is the name of a module, like python -m.")
     output: Path | None = option(None, names=("-o", "--output"), help="Folder for all results.  [default: NAME.advice]")
@@ -74,6 +75,7 @@ def command(settings: AdviseOptions, target: str, args: tuple[str, ...]) -> None
             folder=settings.output,
             seconds=settings.seconds,
             force=settings.force,
+            **arguments(settings.noise, "report"),
         ),
         say=lambda text: click.echo(f"gtrace: {text}", err=True),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -310,6 +311,36 @@ def _noise(trace: Trace, rows: Sequence[TensorHistory]) -> str:
     return "unknown: capture again with --noise, or with bursts such as --steps 100+10"
 
 
+def _trainings(trace: Trace) -> list[str]:
+    """How the optimizers of the first rank update weights, as far as the trace says."""
+    said = []
+    for rank, kind, optimizer in trace.streams:
+        facts = trace.optimizer_facts(optimizer)
+        if kind != "weight" or rank != trace.streams[0].rank or facts.kind is None:
+            continue
+        rates = [f"{lr:.3g}" for lr in trace.scalars(rank=rank, kind=kind, optimizer=optimizer)["lr"] if lr == lr]
+        parts = [facts.kind]
+        if rates:
+            parts.append(f"lr {rates[0]}" + (f" to {rates[-1]}" if rates[-1] != rates[0] else ""))
+        if facts.momentum:
+            parts.append(f"{'Nesterov ' if facts.nesterov else ''}momentum {facts.momentum:g}")
+        if facts.betas is not None:
+            parts.append(f"betas {facts.betas[0]:g} and {facts.betas[1]:g}")
+        infos = [info for info in trace.tensors if (info.rank, info.kind, info.optimizer) == (rank, kind, optimizer)]
+        decays = Counter(facts.of_tensor(info.attrs).weight_decay for info in infos)
+        for decay, tensors in decays.items():
+            if decay:
+                some = "" if len(decays) == 1 else f" on {tensors} of {count(len(infos), 'tensor')}"
+                parts.append(f"weight decay {decay:g}{some}")
+        groups = [", ".join(parts)]
+        if facts.batch_size is not None:
+            groups.append(f"batch {'about ' * ('batch_size' in facts.varies)}{facts.batch_size:g}")
+        if facts.length is not None:
+            groups.append(f"{count(facts.length, 'step')} {'taken' if facts.planned_steps is None else 'planned'}")
+        said.append("; ".join(groups))
+    return said
+
+
 def _lines(trace: Trace, rows: Sequence[TensorHistory], *, full: bool) -> list[tuple[str, str]]:
     from gtrace.trace.format import SECOND_MOMENT
 
@@ -336,6 +367,7 @@ def _lines(trace: Trace, rows: Sequence[TensorHistory], *, full: bool) -> list[t
         lines.append(("steps", text))
     if len(some) < len(streams):
         lines.append(("", f"{len(streams) - len(some)} more streams; --full shows all"))
+    lines += [("training", text) for text in _trainings(trace)[: None if full else _FEW_STREAMS]]
     sketched = next((row.info for row in rows if row.info.sketches), None)
     if sketched is not None:
         from gtrace.trace.sketches import sketch_name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import shlex
 import sys
@@ -253,6 +254,30 @@ def _instance(cls: type, values: dict[str, Any]) -> Any:
             else values.pop(field.name)
             for field in fields(cls)
         }
+    )
+
+
+@dataclass(frozen=True)
+class HorizonSettings:
+    """For which training the cost of noise is predicted."""
+
+    horizon: int | None = option(
+        None,
+        call=("report",),
+        minimum=1,
+        metavar="STEPS",
+        help="Predict what a codec's noise costs after so many steps.  "
+        "[default: the steps that the trace says are left, else as many as the captured run had]",
+    )
+    batch: float = option(
+        math.nan,
+        advanced=True,
+        call=("report",),
+        names=("--batch-size",),
+        type=click.FloatRange(min=0, min_open=True),
+        show_default=False,
+        metavar="N",
+        help="Samples of a step, over all workers.  [default: the trace's]",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import click
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.completion import complete_figure
 from gtrace.cli.console import wide_console
-from gtrace.cli.options import Command, arguments, options, print_json
+from gtrace.cli.options import Command, HorizonSettings, arguments, options, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import nested, option
 
@@ -56,17 +55,6 @@ class ReportSettings:
         metavar="SPEC SPEC",
         help="Compare two configurations of a sweep as they are, each at its own bits. May be repeated.",
     )
-    batch: float = option(
-        math.nan,
-        advanced=True,
-        call=("report",),
-        names=("--batch-size",),
-        type=click.FloatRange(min=0, min_open=True),
-        show_default=False,
-        metavar="N",
-        help="Samples of a step, over all workers: the batch that an equivalent one is stated for.  "
-        "[default: the trace's, else 100]",
-    )
     coder: Coder = option(
         "huffman",
         advanced=True,
@@ -82,6 +70,7 @@ class ReportSettings:
         help="Compare codecs for the average of N workers' gradients, if there is no --cluster.",
     )
     cluster: ClusterSettings = nested(ClusterSettings)
+    noise: HorizonSettings = nested(HorizonSettings)
     full: bool = option(False, help="Print every table and note, not only the answer; --group and --pair do, too.")
     force: bool = option(False, help="Replace a file that no earlier report wrote.")
     as_json: bool = option(
@@ -101,7 +90,7 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
 
     Codecs are compared for the ranks of --cluster, else for those of the run that was captured: averaging over them
     shrinks the variance of an error, but not its bias. If the cluster has a compute time, the report says what each
-    codec saves there.
+    codec saves there. What a codec's noise costs is predicted for the steps of --horizon.
 
     \b
     Examples:
@@ -111,6 +100,7 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
       gtrace report a.sweep.db b.sweep.db -o both.md
       gtrace report a.sweep.db --figure rate-distortion -o rate.pdf
       gtrace report a.sweep.db --pair alq:bits=3 zipml:bits=3
+      gtrace report a.sweep.db --horizon 20000
       gtrace report a.sweep.db --ranks 64 --coder entropy
       gtrace report a.sweep.db --cluster 8x25Gbit/s,180ms,latency=20us
     """
@@ -141,7 +131,8 @@ def _report(settings: ReportSettings, results: list[Path], cluster: Cluster | No
     from gtrace.report.inputs import Asked, load_report
 
     ranks = settings.ranks or (None if cluster is None else cluster.ranks)
-    report = load_report(results, asked=Asked(cluster=cluster, workers=ranks, **arguments(settings, "report")))
+    asked = {**arguments(settings, "report"), **arguments(settings.noise, "report")}
+    report = load_report(results, asked=Asked(cluster=cluster, workers=ranks, **asked))
     if settings.cluster.cluster is not None and cluster is not None and cluster.step_time and not report.savings:
         raise UsageError(
             "--cluster: these results hold no gradients of weights that went through a codec; pass a .sweep.db or a "

@@ -108,6 +108,12 @@ class SweepSettings:
         call=("sweep",),
         help="With a fitted codec among the methods: set each level codec beside the best levels of the same number.",
     )
+    noise: bool = option(
+        True,
+        advanced=True,
+        call=("sweep",),
+        help="Measure what a codec's noise costs over a horizon, on at most four windows of consecutive steps.",
+    )
     chunk: int = option(
         2**24,
         advanced=True,

@@ -91,6 +91,7 @@ class Asked:
         cluster: for which savings are computed, if it has a compute time; its ranks are the workers.
         workers: for how many codecs are compared; None takes those of the run that was captured.
         coder: that turns symbols into bits, the same for all codecs.
+        horizon: number of steps over which costs of noise are predicted; None takes the rest of the training.
     """
 
     pairs: Sequence[tuple[str, str]] = ()
@@ -99,6 +100,7 @@ class Asked:
     cluster: Cluster | None = None
     workers: int | None = None
     coder: Coder = "huffman"
+    horizon: int | None = None
 
 
 def make_report(
@@ -141,7 +143,8 @@ def make_report(
     read_sweeps, grouped = [], []
     for k, sweep in enumerate(sweeps):
         result = sweep if isinstance(sweep, SweepResult) else ResultStore.load(Path(sweep)).selected
-        read_sweeps.append(analyze(result, named(sweep, "sweep", k, len(sweeps) > 1), batch=asked.batch, **basis))
+        name = named(sweep, "sweep", k, len(sweeps) > 1)
+        read_sweeps.append(analyze(result, name, batch=asked.batch, horizon=asked.horizon, **basis))
         if asked.groups:
             grouped.append(tuple(group_tensors(result, asked.groups, **basis)))
     read_runs = [

@@ -291,11 +291,14 @@ class Verdict:
         answer: what kind of an answer it is.
         recommendation: what to do.
         saves: bytes, and time if the network is known.
-        costs: error, and batch if the gradient noise is known.
+        costs: batch and progress of steps if they can be predicted, and error.
         confidence: what it rests on, and which command would make it surer.
         codec: spec of the recommended codec; None for none.
         bits: its measured bits per value; None for none.
         error: its error as the report's tables have it; None for none.
+        prediction: what its noise costs: ``horizon`` in steps, ``workers``, ``batch`` and ``equivalent_batch`` in
+            samples over all workers with a 95% interval (``_low``, ``_high``), and ``lost_progress``, the part of each
+            step that its bias takes; None if that is not known.
     """
 
     answer: Answer
@@ -306,6 +309,7 @@ class Verdict:
     codec: str | None = None
     bits: float | None = None
     error: float | None = None
+    prediction: dict[str, float] | None = None
 
     @property
     def lines(self) -> tuple[tuple[str, str], ...]:

@@ -2,11 +2,11 @@
 
 The rule, in this order:
 
-1. A configuration is a candidate if it was measured on all tensors and steps and its cost is below a limit. The cost is
-   the noise ratio, and candidates are those judged safe (:mod:`gtrace.report.analysis.safety`). If the gradient noise
-   is not known, or how much of an error is bias, as with memory, the limit is on the error instead: at most
-   :data:`ERROR_LIMIT` of the gradient's energy, after averaging over the user's workers, and over windows of steps if
-   codecs with memory take part.
+1. A configuration is a candidate if it was measured on all tensors and steps and its cost is below a limit: those
+   judged safe, by what their noise and bias are predicted to cost (:mod:`gtrace.report.analysis.safety`). If neither a
+   prediction nor the noise ratio is known, the limit is on the error instead: at most :data:`ERROR_LIMIT` of the
+   gradient's energy, after averaging over the user's workers, and over windows of steps if codecs with memory take
+   part.
 2. Without a network the candidate with the fewest measured bits wins; with one, the candidate with the shortest step.
    float32 and bf16 take part: they need no codec.
 3. Within :data:`CLOSE` of the best the simplest wins (float32, bf16 and fp16, fixed grids, fitted grids, sparsifiers,
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gtrace.report.analysis.families import FITTED
-from gtrace.report.analysis.safety import SAFE_BIAS
+from gtrace.report.analysis.safety import SAFE_COST
 from gtrace.report.names import MISSING, count, listed, number
 from gtrace.report.section import Answer, Verdict
 from gtrace.units import rate_text
@@ -202,7 +202,7 @@ def _error(c: Configuration) -> float:
 
 
 def _within(c: Configuration, judgement: Judgement | None) -> bool:
-    if judgement is None or (judgement.verdict == "cannot tell" and not judgement.ratio.known):
+    if judgement is None or not (judgement.verdict == "safe" or judgement.prediction or judgement.ratio.known):
         return _error(c) <= ERROR_LIMIT
     return judgement.verdict == "safe"
 
@@ -223,7 +223,7 @@ def _written(
         sentence = "none: this sweep has no measured error of any codec"
         return Verdict(choice.answer, sentence, "not measured", "not measured", confidence)
     if choice.answer == "nothing is safe" or chosen is None:
-        limit = "the noise limit" if analysis.safety.known else f"{ERROR_LIMIT:.0%} of gradient energy"
+        limit = f"{SAFE_COST:.0%} of the batch" if analysis.safety.known else f"{ERROR_LIMIT:.0%} of gradient energy"
         kept = "" if savings is None else f"; bf16 saves {_saved(plain['bf16'], plain['none'])}"
         sentence = f"don't compress: none of {_codecs(analysis)} stays below {limit}"
         return Verdict(choice.answer, sentence, f"nothing{kept}", "nothing", confidence)
@@ -238,8 +238,17 @@ def _written(
         saves += f"; {_saved(best, plain['bf16'])} on {savings.cluster.ranks} ranks"
     workers = analysis.basis.workers
     averaged = f" after averaging {workers} workers" if workers > 1 else ""
-    costs = f"loses {lost(chosen.error)} of gradient energy{averaged}; {_batch(analysis, judged.get(chosen.codec))}"
-    return Verdict(choice.answer, sentence, saves, costs, confidence, chosen.codec, chosen.bits, chosen.error)
+    error, judgement = f"{lost(chosen.error)} of gradient energy{averaged}", judged.get(chosen.codec)
+    prediction = None if judgement is None else analysis.safety.record(judgement)
+    if judgement is None:
+        costs = f"loses {error}; cost in batch size not measured"
+    elif prediction is None:
+        costs = f"loses {error}; {judgement.verdict}: {judgement.reason}"
+    else:
+        costs = f"{judgement.reason.removeprefix('costs ')}: {judgement.verdict}; loses {error}"
+    return Verdict(
+        choice.answer, sentence, saves, costs, confidence, chosen.codec, chosen.bits, chosen.error, prediction
+    )
 
 
 def _uncompressed(
@@ -286,17 +295,6 @@ def lost(error: float) -> str:
     return f"{number(100 * error)}%" if math.isfinite(error) else MISSING
 
 
-def _batch(analysis: SweepAnalysis, judgement: Judgement | None) -> str:
-    safety = analysis.safety
-    if judgement is None or not safety.known:
-        return "cost in batch size not measured"
-    size, low, high = safety.equivalent(judgement.ratio)
-    if not math.isfinite(size) or not math.isfinite(low):
-        return f"{judgement.verdict}: {judgement.reason}"
-    whole = number(safety.stated_batch)
-    return f"equivalent batch {number(size)} of {whole} ({number(low)} to {number(high)}): {judgement.verdict}"
-
-
 def _codecs(analysis: SweepAnalysis) -> str:
     return count(len({c.spec for c in analysis.configurations if c.method not in _PLAIN}), "codec")
 
@@ -314,6 +312,10 @@ def _confidence(
     missing = []
     if not analysis.safety.known:
         missing.append("gradient noise (gtrace capture --noise)")
+    elif analysis.safety.outlook.why:
+        missing.append(f"what noise costs ({analysis.safety.outlook.why})")
+    if analysis.safety.outlook.assumed:
+        missing.append("the length of the training (gtrace report --horizon STEPS)")
     if savings is None:
         missing.append("step time (gtrace report --cluster 8x25Gbit/s,180ms)")
     if missing:
@@ -322,21 +324,13 @@ def _confidence(
 
 
 def _unclear(chosen: Candidate, analysis: SweepAnalysis, judged: dict[str, Judgement]) -> list[str]:
-    """A configuration with fewer bits that more steps may clear."""
-    unclear = [
-        c
-        for c in analysis.configurations
-        if c.bits < chosen.bits * (1 - CLOSE)
-        and (found := judged.get(c.spec)) is not None
-        and found.verdict == "cannot tell"
-        and found.ratio.known
-        and found.bias < SAFE_BIAS
-    ]
+    """A configuration with fewer bits that only the width of its interval keeps from being safe."""
+    unclear = [c for c in analysis.configurations if c.spec in judged and judged[c.spec].close and not c.partial]
     best = min(unclear, key=lambda c: c.bits, default=None)
-    if best is None:
+    if best is None or not best.bits < chosen.bits * (1 - CLOSE):
         return []
     return [
-        f"{_in_words(best)} would take {number(best.bits)} instead of {number(chosen.bits)} bits if more steps clear it"
+        f"{_in_words(best)} would take {number(best.bits)} instead of {number(chosen.bits)} bits; train to find out"
     ]
 
 

@@ -12,12 +12,13 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy import linalg
 
 from gtrace.codecs.link import LinkOptions, Sender
+from gtrace.kernels.compare import weighted_gram
 from gtrace.noise import ADAM, NoiseCosts
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
@@ -148,19 +149,21 @@ class _Tensor:
         samples = []
         for window, values, rest in zip(plan.windows, self.gradients, others, strict=True):
             reads = [values[window.middle], *rest] if window.ranks else values
-            samples.append(window.contrasts.astype(np.float32) @ np.stack(reads))
+            samples.append(window.contrasts @ np.stack(reads))
         facts = trace.optimizer_facts(info.optimizer).of_tensor(info.attrs)
         self.scale = None
         if facts.kind in ADAM:
-            second = np.mean([np.square(values) for reads in self.gradients for values in reads], axis=0)
-            floor = np.float32(1e-8 if facts.eps is None else facts.eps)
-            self.scale = np.where(second > 0, 1 / np.sqrt(np.sqrt(second) + floor), 0).astype(np.float32)
+            reads = [values for window in self.gradients for values in window]
+            second = np.mean([np.square(values, dtype=np.float64) for values in reads], axis=0)
+            floor = 1e-8 if facts.eps is None else facts.eps
+            self.scale = np.where(second > 0, 1 / np.sqrt(np.sqrt(second) + floor), 0.0)
         size = self.gradients[0][0].size
         total = info.size if info.sample is None else info.sample["total"]
         #: elements that each one stands for
         self.stretch = total / max(1, size)
-        self.samples = self.scaled(np.concatenate(samples))
-        self.gram = self.stretch * (self.samples @ self.samples.T).astype(np.float64)
+        # Products of small gradients would underflow in float32.
+        self.samples = np.ascontiguousarray(self.scaled(np.concatenate(samples)).T)
+        self.gram = self.weighed(np.ones(size))
         self.signal = float(
             np.mean(
                 [
@@ -170,13 +173,19 @@ class _Tensor:
             )
         )
 
-    def scaled(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    def scaled(self, values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Values in Adam's coordinates."""
-        return values if self.scale is None else values * self.scale
+        return values.astype(np.float64) if self.scale is None else values * self.scale
 
     def inner(self, left: NDArray[np.float32], right: NDArray[np.float32]) -> float:
         """Inner product in these coordinates, of the whole tensor."""
-        return self.stretch * float(np.dot(self.scaled(left).astype(np.float64), self.scaled(right)))
+        return self.stretch * float(self.scaled(left) @ self.scaled(right))
+
+    def weighed(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """D diag(weights) D^T of the whole tensor."""
+        gram = np.zeros((self.samples.shape[1],) * 2)
+        weighted_gram(self.samples, weights, gram)
+        return self.stretch * (np.triu(gram) + np.triu(gram, 1).T)
 
     def cell(self, codec: Codec, share: float | None) -> Cell:
         """Encode with a codec in each window."""
@@ -187,7 +196,7 @@ class _Tensor:
             half = end = 0.0
             for window, values in zip(self.windows, self.gradients, strict=True):
                 owed, middle = self._owed(codec, window, values, share)
-                along = (self.samples @ self.scaled(owed)).astype(np.float64) * self.stretch
+                along = self.stretch * (self.scaled(owed) @ self.samples)
                 gram += np.outer(along, along)
                 variance += self.inner(owed, owed)
                 half, end = half + self.inner(middle, middle), end + self.inner(owed, owed)
@@ -195,9 +204,9 @@ class _Tensor:
             return Cell(gram / number, variance / number, 0.0, growth)
         for window, values, near in zip(self.windows, self.gradients, self.neighbors, strict=True):
             first, second = self._errors(codec, window, values, share)
-            difference = self.scaled((first - second) / np.float32(math.sqrt(2)))
-            gram += self.stretch * ((self.samples * np.square(difference)) @ self.samples.T)
-            variance += self.stretch * float(np.dot(difference, difference))
+            difference = self.scaled(first - second) / math.sqrt(2)
+            gram += self.weighed(np.square(difference))
+            variance += self.stretch * float(difference @ difference)
             lost -= self.inner((first + second) / 2, near)
         return Cell(gram / number, variance / number, lost / number, growth)
 

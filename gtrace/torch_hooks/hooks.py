@@ -19,12 +19,14 @@ import torch
 from torch._C._dynamo import eval_frame
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients, MicroBatches
 from gtrace.torch_hooks.naming import ModuleCollector
+from gtrace.torch_hooks.optimizers import Schedulers
 from gtrace.torch_hooks.processes import process_place
-from gtrace.torch_hooks.steps import Losses, Rounds, backward_in_progress, grad_scale_of, is_nested
+from gtrace.torch_hooks.steps import Losses, Rounds, Samples, backward_in_progress, grad_scale_of, is_nested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -90,6 +92,7 @@ class OptimizerStep:
         gradient: returns a parameter's gradient (None without one), and whether it is ``local`` or ``reduced``.
         replicas: returns the second moments of a parameter's micro-batches, None if they are not known.
         first: no other optimizer has stepped since the last backward pass.
+        samples: behind the gradients, by the first axis of what the model was called with; None if not counted.
     """
 
     optimizer: Optimizer | Rounds
@@ -104,6 +107,7 @@ class OptimizerStep:
     gradient: Callable[[torch.Tensor], tuple[torch.Tensor | None, str]] = lambda parameter: (parameter.grad, LOCAL)
     replicas: Callable[[torch.Tensor], Replicas | None] = lambda _parameter: None
     first: bool = True
+    samples: int | None = None
 
 
 @dataclass(slots=True)
@@ -164,6 +168,8 @@ class TrainingHooks:
         self._next_stream = 0
         self._started = 0
         self._losses = Losses()
+        self._samples = Samples(self._guarded)
+        self.schedulers = Schedulers()
         self._owner = os.getpid()
         self._watching = False
         self._handles: list[RemovableHandle] = []
@@ -191,6 +197,9 @@ class TrainingHooks:
         self._patch(torch.autograd, "backward", self._watch_backward)
         self._patch_after(GradScaler, "scale", lambda scaler, result, loss: self._losses.scaled(scaler, loss, result))
         self._patch(GradScaler, "step", self._watch_scaler_step)
+        # The other two do not call the __init__ of the first.
+        for kind in (lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler):
+            self._patch_after(kind, "__init__", self.schedulers.saw)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             self._patch_after(owner, "zero_grad", self._zeroed)
         self._patch(torch.nn.utils.clip_grad, "clip_grad_norm_", self._watch_clip)
@@ -212,6 +221,7 @@ class TrainingHooks:
         self._watching = False
         self.modules.remove()
         self._local.remove()
+        self._samples.remove()
         if self._micro_batches is not None:
             self._micro_batches.remove()
         for handle in self._handles:
@@ -262,10 +272,14 @@ class TrainingHooks:
     def _watch_backward(self, original: _Function) -> _Function:
         def backward(tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> object:
             if not torch.compiler.is_compiling():
-                self._guarded(self._losses.backward, tensors, grad_tensors)
+                self._guarded(self._begin_backward, tensors, grad_tensors)
             return original(tensors, grad_tensors, *args, **kwargs)
 
         return backward
+
+    def _begin_backward(self, tensors: object, gradients: object) -> None:
+        self._losses.backward(tensors, gradients)
+        self._samples.backward()
 
     def _watch_scaler_step(self, original: _Function) -> _Function:
         def step(scaler: GradScaler, optimizer: object, *args: object, **kwargs: object) -> object:
@@ -387,6 +401,7 @@ class TrainingHooks:
         self._local.wanted = any(map(self._chooses, upcoming))
         if self._micro_batches is not None:
             self._micro_batches.wanted = self._local.wanted
+        self._samples.stepped(self._local.wanted)
         self._upcoming(upcoming)
 
     def _advance(self, optimizer: Optimizer | Rounds) -> tuple[int, int]:
@@ -429,6 +444,7 @@ class TrainingHooks:
                 gradient=self._gradients(optimizer, loss_scale / grad_scale),
                 replicas=self._replicas(loss_scale),
                 first=first,
+                samples=self._samples.count,
             )
         )
 

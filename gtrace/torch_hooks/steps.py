@@ -1,20 +1,24 @@
-"""Events between and during optimizer steps: losses, clipping, and steps inside a backward pass."""
+"""Events between and during optimizer steps: losses, clipping, samples, and steps inside a backward pass."""
 
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import CodeType, FrameType
 
+    from torch import nn
     from torch.amp.grad_scaler import GradScaler
     from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
 
 def backward_in_progress() -> int:
@@ -33,8 +37,8 @@ class Rounds:
     """
 
     def __init__(self, begin: Callable[[], bool], end: Callable[[], None]) -> None:
-        # By weak reference: a program that drops its optimizers gets their memory back.
-        self._members: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        #: optimizers by id, in the order of their first steps; a program that drops them gets their memory back
+        self.members: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
         self._gradients: dict[int, torch.Tensor] = {}
         self._begin = begin
         self._end = end
@@ -44,7 +48,7 @@ class Rounds:
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups of all optimizers that stepped so far."""
-        return [group for member in self._members.values() for group in member.param_groups]
+        return [group for member in self.members.values() for group in member.param_groups]
 
     def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """The parameter's gradient at its step in this round."""
@@ -62,7 +66,7 @@ class Rounds:
             self.close()  # the previous pass raised before its end
             self._open, self._wanted = task, self._begin()
             torch.autograd.Variable._execution_engine.queue_callback(self.close)
-        self._members.setdefault(id(optimizer), optimizer)
+        self.members.setdefault(id(optimizer), optimizer)
         if self._wanted:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -187,6 +191,89 @@ def _number(tensor: torch.Tensor) -> float | torch.Tensor:
 
 def _parameters(groups: Iterable[Mapping[str, Any]]) -> Iterable[torch.Tensor]:
     return (parameter for group in groups for parameter in group["params"])
+
+
+#: steps whose samples are counted before only one in so many is, and calls of modules after which a count gives up
+_COUNTED, _CALLS = 16, 1000
+
+
+class Samples:
+    """Counts the samples behind a step: those of the first call of a module before each backward pass.
+
+    That is the outermost module whose first argument is a tensor, in training mode and with gradients; samples are the
+    length of its first axis. The hook on forward passes is there only from a step to that call, so that other
+    calls cost nothing; and not once torch.compile has compiled anything, since it would compile again.
+
+    Args:
+        guarded: calls a function so that its errors stop nothing.
+    """
+
+    def __init__(self, guarded: Callable[..., None]) -> None:
+        self._guarded = guarded
+        self._handle: RemovableHandle | None = None
+        self._open = False
+        self._wanted = 0
+        self._calls = 0
+        self._count = 0
+        self._used = True
+
+    @property
+    def count(self) -> int | None:
+        """The samples behind the step that begins; None if they were not counted."""
+        return self._count or None
+
+    def stepped(self, wanted: bool) -> None:
+        """A step is over; whether the next one is recorded. Its count stays until the next forward or backward pass."""
+        self._used = True
+        self._wanted += wanted
+        self._open = wanted and (self._wanted <= _COUNTED or self._wanted % _COUNTED == 0) and not _has_compiled()
+        self._listen(self._open)
+
+    def backward(self) -> None:
+        """A backward pass begins; what a forward pass after it reads are further samples of the same step."""
+        if self._used:
+            self._count, self._used = 0, False
+        if self._open and self._handle is None:
+            self._listen(True)
+
+    def remove(self) -> None:
+        """Stop counting."""
+        self._open = False
+        self._listen(False)
+
+    def _listen(self, wanted: bool) -> None:
+        self._calls = 0
+        if wanted and self._handle is None:
+            self._handle = register_module_forward_pre_hook(self._before_forward)
+        elif not wanted and self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        # This comes first: while a graph is being compiled, nothing below may enter it.
+        if not torch.compiler.is_compiling():
+            self._guarded(self._read, module, args)
+
+    def _read(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._calls += 1
+        given = args[0] if args else None
+        if not (module.training and torch.is_grad_enabled() and isinstance(given, torch.Tensor) and given.dim()):
+            # An evaluation between two steps.
+            if self._calls >= _CALLS:
+                self.remove()
+            return
+        self._listen(False)
+        # Inside of a transformed function a shape is not that of the batch, or part of the graph.
+        if torch._C._functorch.is_functorch_wrapped_tensor(given) or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+            return
+        if self._used:
+            self._count, self._used = 0, False
+        self._count += given.size(0)
+
+
+def _has_compiled() -> bool:
+    module = sys.modules.get("torch._dynamo.utils")
+    return module is not None and bool(module.counters.get("frames"))
 
 
 def grad_scale_of(optimizer: Optimizer | Rounds) -> float:

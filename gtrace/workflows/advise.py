@@ -153,6 +153,8 @@ class AdviseSettings:
         methods: codecs, as ``--methods`` of a sweep.
         bits: nominal bits.
         force: replace a folder that holds something else.
+        horizon: steps over which the cost of noise is predicted; None for the rest of the training.
+        batch: samples of a step over all workers; NaN takes what the trace says.
     """
 
     cluster: Cluster | None = None
@@ -162,6 +164,8 @@ class AdviseSettings:
     methods: str = METHODS
     bits: Sequence[int] = BITS
     force: bool = False
+    horizon: int | None = None
+    batch: float = np.nan
 
 
 @dataclass(slots=True)
@@ -225,7 +229,8 @@ def advise(
     cluster = _cluster(settings, timings)
     result = _sweep(trace, folder / SWEEP, chosen, settings, stages)
     with stages.stage("report", "verdict"):
-        asked = Asked(cluster=cluster, workers=None if cluster is None else cluster.ranks)
+        workers = None if cluster is None else cluster.ranks
+        asked = Asked(cluster=cluster, workers=workers, horizon=settings.horizon, batch=settings.batch)
         report = make_report([result], asked=asked)
     analysis = report.sweeps[0]
     savings = None if cluster is None else savings_of_sweep(analysis, cluster)

@@ -1,7 +1,5 @@
 """The soak in short: a writer holds no more after thousands of steps than after the first few hundred."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

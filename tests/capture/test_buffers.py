@@ -1,7 +1,5 @@
 """Copies through a device's own stream, with a stand-in for the device that does its work as late as it may."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """``docs/capture.md`` says what the code does, and ``docs/capture-matrix.md`` every case that a test is marked with."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -22,6 +20,7 @@ def test_its_python_runs(tmp_path, monkeypatch, capsys):
     for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(compile(code, "docs/capture.md", "exec"), {"__name__": "docs"})
     assert capsys.readouterr().out.splitlines() == [
+        "SGD 0.9 32 100",
         "0 Linear [512 512 160] 300",
         "1 ReLU [512 512 160] 300",
         "2 Linear [160 160  50] 160",

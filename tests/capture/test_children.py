@@ -1,7 +1,5 @@
 """A process that a captured program launched, from its import of torch to its end; here it is this one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,9 +1,5 @@
 """torch.compile around models, steps and whole loops: same graphs, same bits, and the gradients are there."""
 
-from __future__ import annotations
-
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -63,9 +59,3 @@ def check(tmp_path, compiled, backend):
 @pytest.mark.parametrize(("compiled", "backend"), [("model and step", "eager"), ("loop", "aot_eager")])
 def test_the_same_graphs_and_bits(tmp_path, compiled, backend):
     check(tmp_path, compiled, backend)
-
-
-@pytest.mark.capture_case("torch.compile of a model (inductor)")
-@pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
-def test_inductor(tmp_path):
-    check(tmp_path, "model", "inductor")

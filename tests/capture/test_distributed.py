@@ -1,7 +1,5 @@
 """Local and averaged gradients of two processes, against what each process computes by itself."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

@@ -1,7 +1,5 @@
 """Optimizers that own one parameter each and step while the backward pass goes on."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

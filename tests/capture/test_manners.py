@@ -1,7 +1,5 @@
 """What a captured program prints and logs is what it prints and logs alone, whatever it does to its streams."""
 
-from __future__ import annotations
-
 import logging
 import threading
 

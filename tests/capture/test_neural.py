@@ -1,7 +1,5 @@
 """Gradients of module outputs as they land in a trace, and what is said about those that do not."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

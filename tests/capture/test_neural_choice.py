@@ -1,7 +1,5 @@
 """What capture of neural gradients leaves out, is told to leave out, and how much memory it takes."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Models of several optimizers with layers of the same names: every tensor is in the trace under a name of its own."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

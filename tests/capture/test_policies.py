@@ -1,7 +1,5 @@
 """What is recorded beside whole gradients: samples of blocks, second moments, micro-batches; and what is said."""
 
-from __future__ import annotations
-
 import io
 import re
 
@@ -282,7 +280,9 @@ def test_the_command_line(tmp_path, gtrace_here, weights_without):
     assert first.startswith(f"gtrace: recording 2 tensors, {(2 * BLOCK + 200) * 4 / 1000:.1f} kB a step")
     assert last.startswith("gtrace: 30 steps captured in run.zarr (2 tensors")
     assert (tmp_path / "weights.pt").read_bytes() == plain
-    assert "whole blocks of 1 tensor" in gtrace_here("info", "run.zarr")[1]
+    told = gtrace_here("info", "run.zarr")[1]
+    assert "whole blocks of 1 tensor" in told
+    assert "training Adam, lr 0.001, betas 0.9 and 0.999; batch 16; 30 steps taken\n" in told
     with gtrace.open_trace(tmp_path / "run.zarr") as trace:
         assert trace.statistics("weight")["replicas"].tolist() == [2] * 30
 

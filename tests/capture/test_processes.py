@@ -1,7 +1,5 @@
 """Programs that run as several processes, and what each of them leaves in the trace."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -9,6 +7,7 @@ from gtrace.capture.options import (
     AutomaticSteps,
     EveryStep,
     TensorSelection,
+    _bursts,
     parse_size,
     parse_steps,
     step_policy,
@@ -60,32 +59,31 @@ def test_policies_of_the_two_options():
         step_policy(None, 0)
 
 
-@pytest.mark.parametrize("capacity", [0, 1, 2, 3, 8, 40, 1000, 20_000])
-def test_automatic_steps_fit_the_budget(capacity):
+def bursts_of(steps):
+    """Lengths of the stretches of consecutive steps."""
+    starts = [k for k, step in enumerate(steps) if k == 0 or step != steps[k - 1] + 1]
+    return [end - start for start, end in itertools.pairwise([*starts, len(steps)])]
+
+
+@pytest.mark.parametrize("capacity", [*range(70), 160, 1000, 20_000])
+def test_automatic_steps_are_bursts_that_fit_the_budget(capacity):
     policy = AutomaticSteps()
-    # Beyond the dense start, all that matters happens at the ends of bursts: a sample of steps is not enough.
-    steps = chosen(policy, HORIZON + 2000, capacity) if capacity < 1000 else chosen(policy, 60_000, capacity)
-    assert steps[0] == 0
-    assert len(steps) <= max(1, capacity)
+    # Where bursts begin is where they may meet: beyond the dense start a sample of steps is enough.
+    _, length, starts = _bursts(capacity)
+    near = {step for start in starts for step in range(start - 2, start + length + 2)}
+    steps = [step for step in sorted({*range(capacity + 2), *near}) if policy.wants(step, capacity)]
+    assert len(steps) == policy.most(capacity) == max(1, capacity)
     assert steps[: (capacity + 1) // 2] == list(range((capacity + 1) // 2))
-    ends = [step for step in steps if step + 1 not in steps]
-    assert capacity in (0, 1, 2, 3, 1000, 20_000) or all(step - 1 in steps for step in ends)
+    assert min(bursts_of(steps)) >= min(capacity, 3 if capacity < 8 else 4) or capacity == 0
+    assert steps[-1] < HORIZON
 
 
-def test_automatic_steps_are_bursts_at_growing_distances():
+def test_automatic_steps_are_at_growing_distances():
     steps = chosen(AutomaticSteps(), HORIZON, 160)
-    bursts = [[steps[0]]]
-    for step in steps[1:]:
-        if step == bursts[-1][-1] + 1:
-            bursts[-1].append(step)
-        else:
-            bursts.append([step])
-    assert bursts[0] == list(range(80))
-    assert [len(burst) for burst in bursts[1:]] == [10] * 8
-    starts = [80] + [burst[0] for burst in bursts[1:]]
+    assert bursts_of(steps) == [80] + [10] * 8
+    starts = [80] + [steps[k] for k in range(80, 160, 10)]
     ratios = [b / a for a, b in itertools.pairwise(starts)]
     assert max(ratios) / min(ratios) < 1.05
-    assert len(steps) == 160
 
 
 def test_automatic_steps_without_a_limit_are_all_steps():

@@ -1,7 +1,5 @@
 """Training loops of many styles, captured with everything on: the bits, the names, the gradients and the losses."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the processes of one run recorded together."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from gtrace.capture.summary import CaptureSummary, all_parts

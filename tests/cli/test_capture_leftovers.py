@@ -1,7 +1,5 @@
 """However a captured program ends, nothing of gtrace stays in the process."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

@@ -1,7 +1,5 @@
 """``gtrace formats`` and ``gtrace info --fit``: tables, JSON, YAML, refusals."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """``gtrace import`` and ``gtrace export``: what they print, their exit codes, and ``docs/importing.md``."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``gtrace info``: the table, JSON, selections and errors."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess
@@ -63,6 +61,34 @@ def test_the_table(suffix, info, tmp_path):
         assert cells[7:9] == ["0.0%", "0"]
         assert cells[9] == sparkline(norms, 16)
     assert f"next: gtrace sweep {path}" in out
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        (
+            {"kind": "SGD", "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 64, "planned_steps": 1000},
+            "SGD, lr 0.1 to 0.01, momentum 0.9, weight decay 0.0005 on 1 of 2 tensors; batch 64; 1,000 steps planned",
+        ),
+        (
+            {"kind": "SGD", "momentum": 0.9, "nesterov": True, "steps_seen": 9},
+            "SGD, lr 0.1 to 0.01, Nesterov momentum 0.9; 9 steps taken",
+        ),
+        (
+            {"kind": "AdamW", "betas": [0.9, 0.95], "batch_size": 7, "varies": ["batch_size"]},
+            "AdamW, lr 0.1 to 0.01, betas 0.9 and 0.95; batch about 7",
+        ),
+        ({"batch_size": 64}, None),
+    ],
+)
+def test_the_optimizer(facts, text, info, tmp_path):
+    with create_trace(tmp_path / "run.zarr", attrs={"optimizers": {"0": facts}}) as writer:
+        for step, lr in enumerate([0.1, 0.05, 0.01]):
+            writer.append(step, "w", np.ones(3))
+            writer.append(step, "b", np.ones(2), **({} if step else {"group": {"weight_decay": 0.0}}))
+            writer.commit(step, lr=lr)
+    told = [line[9:] for line in info(tmp_path / "run.zarr")[1].splitlines() if line.startswith("training ")]
+    assert told == ([] if text is None else [text])
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -1,7 +1,5 @@
 """Commands that may not read or write end in one line, and leave everything as it was."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

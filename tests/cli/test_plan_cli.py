@@ -1,7 +1,5 @@
 """``gtrace plan``, its file in training, sweeps and reports, and what a newcomer gets wrong."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from helpers_report import rows_of, write_runs, write_sweep
 
-from gtrace.report import figure_names, load_report
-
 
 @pytest.fixture
 def call(call):
@@ -76,9 +74,8 @@ def test_a_page_of_an_earlier_report_is_replaced_and_anything_else_is_not(call, 
     assert page.read_bytes() == whole
 
 
-@pytest.mark.parametrize("options", [[], ["--json", "-o", "net.report.html"]])
-def test_a_reader_that_goes_away_does_not_cost_the_page(sweep, tmp_path, options):
-    command = [sys.executable, "-m", "gtrace", "report", str(sweep), *options]
+def test_a_reader_that_goes_away_does_not_cost_the_page(sweep, tmp_path):
+    command = [sys.executable, "-m", "gtrace", "report", str(sweep), "--json", "-o", "net.report.html"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": tmp_path}
     with subprocess.Popen(command, **pipes) as process:
         process.stdout.close()
@@ -118,18 +115,6 @@ def test_other_formats(call, sweep, tmp_path, output, start):
     assert out.endswith(f"\n{output}\n")
     assert (tmp_path / output).read_bytes().startswith(start)
     assert (tmp_path / output).stat().st_size > 1000
-
-
-def test_a_folder_of_figures(call, sweep, tmp_path):
-    code, out, _ = call(sweep, "-o", "figures")
-    assert code == 0
-    said = "5 figures, each as PNG, SVG and PDF; tables as Markdown, LaTeX, CSV and JSON lines\n"
-    assert out.endswith(f"{said}figures/report.html\n")
-    tables = {path.name for path in Path("figures").iterdir()} - {
-        f"{name}.{kind}" for name in figure_names(load_report([sweep])) for kind in ("png", "svg", "pdf")
-    }
-    assert tables == {"report.html", "report.md", "report.tex", "report.jsonl", "configurations.csv"}
-    assert (tmp_path / "figures" / "rate-distortion.svg").exists()
 
 
 def damage_nothing(path):
@@ -201,11 +186,8 @@ def test_wrong_usage_is_found_before_anything_is_read(call, sweep):
 def test_one_figure_alone(call, sweep, tmp_path, suffix, start):
     code, out, err = call(sweep, "--figure", "rate-distortion", "-o", f"one.{suffix}")
     assert (code, out, err) == (0, f"one.{suffix}\n", "")
-    data = (tmp_path / f"one.{suffix}").read_bytes()
-    assert data.startswith(start)
+    assert (tmp_path / f"one.{suffix}").read_bytes().startswith(start)
     assert call(sweep, "--figure", "rate-distortion", "-o", f"one.{suffix}")[0] == 4
-    assert call(sweep, "--figure", "rate-distortion", "-o", f"one.{suffix}", "--force")[0] == 0
-    assert (tmp_path / f"one.{suffix}").read_bytes() == data
 
 
 @pytest.mark.parametrize(

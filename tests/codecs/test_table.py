@@ -1,7 +1,5 @@
 """The codec table: names before patterns before the default, and rows under the table's name."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

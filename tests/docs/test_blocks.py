@@ -1,7 +1,5 @@
 """Every code block and command line of README and docs runs and prints what is shown, or says why it is not run."""
 
-from __future__ import annotations
-
 import io
 import re
 import sqlite3

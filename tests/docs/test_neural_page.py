@@ -1,7 +1,5 @@
 """``docs/neural-gradients.md``: its commands run, print what it shows, and its numbers are theirs."""
 
-from __future__ import annotations
-
 import re
 from contextlib import chdir
 

@@ -1,7 +1,5 @@
 """docs/reliability.md names tests that exist, programs and fuzzing targets."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

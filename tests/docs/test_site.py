@@ -1,7 +1,5 @@
 """The site builds without a warning, its links lead somewhere, and everything public has its place."""
 
-from __future__ import annotations
-
 import html
 import importlib
 import re

@@ -1,7 +1,5 @@
 """What the experiments on adaptive levels and near-lognormal gradients compute themselves."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Experiments of papers: the framework with a made-up one, and every real one as a smoke test."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ET
 

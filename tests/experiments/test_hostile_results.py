@@ -1,7 +1,5 @@
 """Stored results of experiments that are damaged or forged are refused in one line."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

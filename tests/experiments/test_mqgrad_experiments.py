@@ -1,7 +1,5 @@
 """What the experiments on MQGrad make of their runs."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

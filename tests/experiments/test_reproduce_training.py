@@ -1,7 +1,5 @@
 """What the experiments on training and on MCGQ compute themselves."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

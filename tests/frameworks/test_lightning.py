@@ -1,7 +1,5 @@
 """Lightning, with automatic and with manual optimization."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import numpy as np

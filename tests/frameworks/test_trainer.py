@@ -1,7 +1,5 @@
 """Hugging Face Trainer on a tiny GPT-2 that is made on the spot."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import numpy as np

@@ -13,8 +13,6 @@ the output folder as TARGET-DIGEST.bin. Put it into tests/fuzz/findings/ under t
 every test run.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib.util

@@ -1,7 +1,5 @@
 """A few inputs for every fuzzing target, and all inputs that once were findings."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

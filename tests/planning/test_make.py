@@ -1,7 +1,5 @@
 """Plans from curves: budgets, weights, groups, what they are compared with, and how firm they are."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The file of a plan: it comes back as it was, and nothing else is taken for one."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """The solver against brute force, its bound, and what no plan may be worse than."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Result files that somebody damaged or forged end in one line, at once, and leave everything as it was."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """A disk that fills up under a sweep, and a store of which a part is gone: what was committed survives."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource

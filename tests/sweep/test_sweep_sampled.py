@@ -1,7 +1,5 @@
 """Sweeps over samples of blocks: what a sample answers, with which error, and what is left out."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sweeps over stored sketches: expectations as from values, and one line for whatever needs values."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -70,7 +68,7 @@ def test_expectations_agree_with_those_of_values(tmp_path, mantissa, refit, erro
     At 6 bits fitted levels move a little. What they cost on the step that they are fitted to is flat around the best
     ones. On the next step it is not, the less so the fewer values there are; and neither are bits and zeros.
     """
-    codecs = [*expand(LEVEL_CODECS, {"bits": [2, 4]}), *expand("none,randomk,signsgd")]
+    codecs = [*expand(LEVEL_CODECS, {"bits": [3]}), *expand("none,randomk,signsgd")]
     truth = by_key(gtrace.run_sweep(full(steps=(0, 1)), codecs, draws=0, refit=refit, optimal=refit == "each"))
     path = sketched(tmp_path / "run.zarr", plan=SketchPlan.parse(DEFAULT_SKETCHES, mantissa), steps=(0, 1))
     found = by_key(gtrace.run_sweep(path, codecs, draws=0, refit=refit, optimal=refit == "each"))

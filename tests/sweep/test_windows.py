@@ -41,7 +41,7 @@ def result(path):
 
 @pytest.fixture(scope="module")
 def on_the_step_before(path):
-    return gtrace.run_sweep(path, SPECS, draws=2, refit="previous", jobs=1)
+    return list(gtrace.run_sweep(path, SPECS, draws=2, refit="previous", jobs=1).rows())
 
 
 def trace_shape(trace, name):
@@ -91,7 +91,7 @@ def test_draws_are_sums_of_vectors(path, on_the_step_before, spec):
     with gtrace.open_trace(path) as trace:
         found = [
             r
-            for r in on_the_step_before.rows()
+            for r in on_the_step_before
             if r["codec"] == str(gtrace.codec(spec)) and r["draw"] >= 0 and r["window"] > 0
         ]
         assert len(found) == 2 * 3 * 2
@@ -157,7 +157,7 @@ def test_rows_depend_neither_on_memory_nor_on_jobs_nor_on_where_a_sweep_resumes(
         assert rows_of(gtrace.run_sweep(path, KINDS, draws=2, jobs=1, output=out)) == whole
 
 
-@pytest.mark.parametrize("first", [range(5), range(5, 13), [4], [0, 2, 4, 6, 8, 10, 12], [21]])
+@pytest.mark.parametrize("first", [range(5, 13), [4], [0, 2, 4, 6, 8, 10, 12]])
 def test_a_sweep_that_more_steps_were_added_to_has_the_windows_of_one_sweep(path, result, tmp_path, first):
     out = tmp_path / "out.db"
     specs = [spec for spec in KINDS if first != [4] or not gtrace.codec(spec).stateful]
@@ -216,7 +216,7 @@ def test_gradients_of_outputs_have_no_sum(tmp_path):
 
 
 def test_chunks_give_the_windows_of_the_whole(path, tmp_path):
-    specs = ["qsgdinf:bits=3,bucket_size=64", "alq:bits=3,bucket_size=64", "signsgd", "fp:e4m3", "topk:ratio=0.1"]
+    specs = ["qsgdinf:bits=3,bucket_size=64", "alq:bits=3,bucket_size=64", "signsgd", "topk:ratio=0.1"]
 
     def swept(chunk, **more):
         found = gtrace.run_sweep(path, specs, tensors=["a"], jobs=1, chunk=chunk, draws=2, **more)
@@ -225,7 +225,7 @@ def test_chunks_give_the_windows_of_the_whole(path, tmp_path):
         ]
 
     whole, parts = swept(1 << 20), swept(128)
-    assert len(whole) == len(STEPS) * (4 + 2 * 5)
+    assert len(whole) == len(STEPS) * (3 + 2 * 4)
     np.testing.assert_array_equal([row[3:] for row in parts], [row[3:] for row in whole])
     swept(128, output=tmp_path / "out.db", steps=list(range(6)))
     np.testing.assert_array_equal([r[3:] for r in swept(128, output=tmp_path / "out.db")], [r[3:] for r in whole])

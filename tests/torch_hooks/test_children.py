@@ -1,7 +1,5 @@
 """How Python processes that a program launches come to be watched. A module of a few lines stands for torch."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

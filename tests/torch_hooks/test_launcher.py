@@ -1,7 +1,5 @@
 """The launcher against Python itself: what a program sees, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import sys
 import zipfile

@@ -1,7 +1,5 @@
 """Gradients of one process before they are averaged; what averages them is imitated here."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """Which of several processes this one is, from what launchers put into the environment."""
 
-from __future__ import annotations
-
 import pytest
 
 from gtrace.torch_hooks import processes

@@ -1,7 +1,5 @@
 """State dicts of torch as a source of gradients."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import zipfile

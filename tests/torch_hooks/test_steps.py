@@ -1,7 +1,5 @@
 """Which losses and norms belong to a step, in loops of every style."""
 
-from __future__ import annotations
-
 import math
 import pickle
 

@@ -9,8 +9,6 @@ Prints, for each writer, a line of JSON: its trace, the last step whose commit r
 Forked, not spawned: the imports are paid once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

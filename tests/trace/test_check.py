@@ -1,7 +1,5 @@
 """A check finds every fault, and a repair keeps everything else."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """What a check and a repair do beside the ordinary: repairs that fail, leftovers, further numbers, rounding."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,7 +1,5 @@
 """A packed trace has the same content and fingerprint in fewer files, and its shards are read with care."""
 
-from __future__ import annotations
-
 import os
 import struct
 

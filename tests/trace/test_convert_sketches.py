@@ -1,7 +1,5 @@
 """Traces of sketches made from full ones: what they hold, what is merged, and how large they are."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

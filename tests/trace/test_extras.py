@@ -1,7 +1,5 @@
 """Numbers about gradients that only some traces have, and samples of whole blocks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from helpers_trace import SUFFIXES

@@ -1,7 +1,5 @@
 """Faults around a writer: it is stopped, a second one comes, links lie where its files go, the disk is full."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

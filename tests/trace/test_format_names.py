@@ -1,7 +1,5 @@
 """Any text is a tensor's name, and none of them escapes its group or meets another on disk."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

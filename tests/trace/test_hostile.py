@@ -1,7 +1,5 @@
 """Traces that somebody damaged or forged end in one line that says where, never in an allocation or execution."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """HDF5 files that somebody damaged or forged end in one line that says where."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Traces open in the tools that people have: zarr-python, xarray, h5py, h5netcdf."""
 
-from __future__ import annotations
-
 import json
 
 import h5netcdf

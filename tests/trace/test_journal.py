@@ -1,7 +1,5 @@
 """The journal of a Zarr trace: what it costs, and what happens when an append or a row fails."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

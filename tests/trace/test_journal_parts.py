@@ -1,7 +1,5 @@
 """The journal's file by itself: how entries get into it, and what a reader makes of them when they are damaged."""
 
-from __future__ import annotations
-
 import os
 import struct
 

@@ -1,7 +1,5 @@
 """Reading in the order of a sweep: chunks are decoded once, memory is bounded, threads do not disturb each other."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

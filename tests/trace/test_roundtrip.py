@@ -1,7 +1,5 @@
 """What is written is read back, bit for bit, whatever holds it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

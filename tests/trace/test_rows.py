@@ -1,7 +1,5 @@
 """Gradients of activations: another number of elements at each step, padded on disk and nowhere else."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

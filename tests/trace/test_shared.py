@@ -1,7 +1,5 @@
 """A trace that several processes write."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Tensors of which a trace keeps moment sketches: written like any others, read as sketches, never as values."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

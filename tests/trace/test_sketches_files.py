@@ -1,7 +1,5 @@
 """Checks, repair and packing of traces that keep sketches; several processes and the journal."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from helpers_trace import SUFFIXES, gradient

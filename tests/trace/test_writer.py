@@ -1,7 +1,5 @@
 """The rules of writing: order of steps, what is refused, overwriting, closing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Checkpoints of a study: it goes on from them as if nothing had happened, and from nothing else."""
 
-from __future__ import annotations
-
 import os
 import pickle
 

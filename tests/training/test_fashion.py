@@ -1,7 +1,5 @@
 """The tasks on Fashion-MNIST, on a few made-up images in files of its format."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A plan in the place of a codec: studies, one's own loop, and the communication hook's state."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

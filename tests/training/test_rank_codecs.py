@@ -1,7 +1,5 @@
 """How tensors travel between ranks, with threads instead of processes: the same code but for the collective."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Real ranks: processes over gloo, started once for each world size; what they saw is judged here."""
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess

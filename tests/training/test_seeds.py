@@ -1,7 +1,5 @@
 """Studies of several seeds, their checkpoints, and simulated networks."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A codec in programs that know nothing of it."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from types import SimpleNamespace
@@ -136,7 +134,6 @@ def test_a_failing_program_keeps_its_log_and_says_its_code(run, program):
         (["--codec", "qsgdinf", "--rule", "bias", "train.py"], 2, "write GLOB=CODEC"),
         (["--codec", "qsgdinf", "--rule", "bias=nonsense", "train.py"], 2, "nonsense"),
         (["--codec", "qsgdinf", "--rule", "bias=none"], 2, "--rule is for a SCRIPT"),
-        (["--codec", "qsgdinf", "-m"], 2, "name the module"),
         (["--codec", "qsgdinf", "still.py"], 2, "it took no step of a torch optimizer"),
         (["--codec", "qsgdinf", "empty.py"], 2, "nothing went through the codec"),
     ],
@@ -148,14 +145,6 @@ def test_wrong_usage_is_said_in_one_line(run, program, args, code, said):
     assert result.exit_code == code, result.output
     assert said in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_an_existing_log_is_left_alone(run, program):
-    (program / "train-qsgdinf-bits4.jsonl").write_text("mine")
-    result = run("--codec", "qsgdinf", "train.py")
-    assert result.exit_code == 4
-    assert (program / "train-qsgdinf-bits4.jsonl").read_text() == "mine"
-    assert "weights" not in result.stdout
 
 
 @pytest.fixture

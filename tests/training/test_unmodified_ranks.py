@@ -1,7 +1,5 @@
 """A program of several ranks, which nobody prepared, under ``gtrace train``: to its end, and with a rank that dies."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

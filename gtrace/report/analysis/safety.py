@@ -1,22 +1,26 @@
-"""Is a codec safe? Its error beside the noise that gradients have anyway, and what that does to the batch size.
+"""Is a codec safe? What its noise costs by the end of training, as a batch size, and what its bias takes of the way.
 
-Everything is a ratio of sums over cells and steps, weighted as in the rest of the report. Averaging over M workers
-divides the gradient noise and a codec's variance by M alike, so their ratio holds for any number of workers; a bias
-stays, and is held against the expected gradient itself.
+The prediction is that of :mod:`gtrace.noise`: the codec's noise and the gradient's own, filtered by curvature over the
+horizon. Where it is not known, the plain ratio of the two variances is left: measured, codecs cost less than it says,
+so it can clear a codec but not convict one. Ratios are of sums over cells and steps, weighted as in the rest of the
+report. Averaging over M workers divides both variances by M, but not a bias, which is compared with the expected
+gradient.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gtrace.noise import equivalent_batch
+from gtrace.noise import Dynamics, cost, predict
 from gtrace.report.analysis.cells import Sums, divide
 from gtrace.report.names import number
 from gtrace.report.statistics import UNKNOWN, Interval, ratio_of_sums
+from gtrace.trace.optimizer import OPTIMIZERS, OptimizerFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,49 +28,156 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gtrace.noise import NoiseCosts, Prediction
     from gtrace.report.analysis.cells import CellTable
 
 
 SafetyVerdict = Literal["safe", "at risk", "cannot tell"]
-#: A codec whose noise is certainly below this part of the gradient noise is safe: it costs a tenth of the batch.
-SAFE_RATIO = 0.1
+#: Part of the batch, and of a step's progress, that a safe codec costs at most.
+SAFE_COST = 0.1
 #: Bias over the norm of the expected gradient up to which descent stays descent: a cosine of at least 0.995 to it.
 SAFE_BIAS = 0.1
-#: No layer with a hundredth of all elements may have more noise from the codec than from its batch.
-LAYER_RATIO, LAYER_SHARE = 1.0, 0.01
-#: Steps that a point of a curve over training sums up, as a part of all steps.
-_WINDOW = 20
+#: A smaller part of the batch, or of a step's progress, can't be seen in a training.
+SEEN = 0.005
+#: With a smaller part of the batch left, or of a step's progress, nothing is learned.
+HOPELESS_BATCH, HOPELESS_PROGRESS = 0.02, 0.05
+#: Parts in words; the nearest one counts.
+_PARTS = {
+    0.01: "about 1%",
+    0.02: "about 2%",
+    0.05: "about a twentieth",
+    0.1: "about a tenth",
+    0.2: "about a fifth",
+    1 / 3: "about a third",
+    0.5: "about half",
+    2 / 3: "about two thirds",
+    0.8: "about four fifths",
+    0.9: "about nine tenths",
+    1.0: "nearly all",
+}
 #: Workers of the papers' SuperSGD, where the trace does not say how many there are.
 WORKERS = 4
-#: Samples that an equivalent batch is stated for where nobody says how many a step has.
-PER = 100.0
 #: A bias below this part of the error is what rounding leaves of a difference.
 _ROUNDING = 1e-9
 NOT_ASKED = "the sweep was made by a gtrace that did not look for gradient noise; sweep again with --force"
+NOT_MEASURED = "this sweep did not measure it; sweep a trace with three consecutive steps, with --noise"
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the cost of noise is predicted from.
+
+    Attributes:
+        why: why it can't be predicted, and what to do about it, in one clause; empty if it can.
+        costs: what the sweep measured; the batch of its gradients is known.
+        dynamics: the optimizer.
+        horizon: number of steps.
+        batch: samples of a step over all workers.
+        workers: whose average is taken.
+        assumed: neither the user nor the trace says how many steps there are; it is as many as were captured.
+    """
+
+    why: str = NOT_MEASURED
+    costs: NoiseCosts | None = None
+    dynamics: Dynamics | None = None
+    horizon: int = 0
+    batch: float = math.nan
+    workers: int = 1
+    assumed: bool = False
+
+    def predict(self, spec: str, steps: int | None = None) -> Prediction | None:
+        """What a codec is predicted to cost; None if that was not measured.
+
+        Args:
+            spec: the codec's.
+            steps: another horizon.
+        """
+        if self.costs is None or self.dynamics is None or spec not in self.costs.codecs:
+            return None
+        codec, steps = self.costs.codecs.index(spec), steps or self.horizon
+        found = predict(self.costs, codec, self.dynamics, steps, batch=self.costs.batch)
+        # Averaging divides both noises by the number of workers.
+        return found._replace(batch=self.batch)
+
+    def parts(self) -> dict[tuple[str, str], float]:
+        """Part of each codec's cost that is in each tensor, by spec and tensor."""
+        if self.costs is None or self.dynamics is None:
+            return {}
+        found = cost(self.costs, self.dynamics, self.horizon, self.costs.batch)
+        whole = np.broadcast_to(found.sum(axis=1, keepdims=True), found.shape)
+        names = [(spec, tensor) for spec in self.costs.codecs for tensor in self.costs.tensors]
+        return dict(zip(names, divide(found, whole, whole > 0).ravel().tolist(), strict=True))
+
+
+def outlook_of(
+    costs: NoiseCosts | None,
+    *,
+    workers: int = 1,
+    batch: float = math.nan,
+    horizon: int | None = None,
+    left: int | None = None,
+) -> Outlook:
+    """What the cost of noise is predicted from, for the user's workers, batch and horizon.
+
+    Args:
+        costs: of the sweep, if it has them.
+        workers: whose average is taken.
+        batch: samples of a step over all workers; NaN takes what the trace says of each.
+        horizon: number of steps; None takes those that are left, or as many as the run had until the last captured one.
+        left: number of steps of the training from the first captured one on; None if the trace does not say.
+    """
+    if costs is None:
+        return Outlook()
+    own = costs.batch if math.isfinite(costs.batch) else batch / workers
+    if not math.isfinite(own):
+        return Outlook("the trace does not have the batch size; add it with --batch-size")
+    if not costs.lr > 0:
+        return Outlook("the trace does not have the learning rate; capture it again")
+    facts = OptimizerFacts.of({OPTIMIZERS: {"0": dict(costs.optimizer)}})
+    try:
+        dynamics = Dynamics.of(facts, costs.lr)
+    except ValueError as error:
+        remedy = "capture it again" if facts.kind is None else "train with the codec to find out"
+        return Outlook(f"{error}; {remedy}")
+    return Outlook(
+        why="",
+        costs=dataclasses.replace(costs, batch=own),
+        dynamics=dynamics,
+        horizon=horizon or left or costs.last + 1,
+        batch=batch if math.isfinite(batch) else own * workers,
+        workers=workers,
+        assumed=not (horizon or left),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What gradient noise says about one configuration.
+    """What is known about the safety of one configuration.
 
     Attributes:
         verdict: safe, at risk, or cannot tell.
         reason: in one sentence, without its stop.
+        prediction: cost of its noise and its bias at the horizon; None if it is not known.
         ratio: noise ratio, variance of Q(g) over the noise of g, with its interval over steps; unknown where nobody
             can say how much of the error is bias.
         bias: norm of the bias over that of the expected gradient, 0 for an unbiased codec.
         bounded: the bias is not known, and ``bias`` is what it is at most.
-        worst: the tensor with the largest noise ratio, empty where none is known.
-        worst_ratio: of it.
     """
 
     verdict: SafetyVerdict
     reason: str
+    prediction: Prediction | None = None
     ratio: Interval = UNKNOWN
     bias: float = math.nan
     bounded: bool = False
-    worst: str = ""
-    worst_ratio: float = math.nan
+
+    @property
+    def close(self) -> bool:
+        """Whether it is not safe only because the prediction has an interval."""
+        found = self.prediction
+        if found is None or self.verdict == "safe":
+            return False
+        return found.equivalent >= (1 - SAFE_COST) * found.batch and found.lost <= SAFE_COST
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +191,10 @@ class Safety:
         noise_per_step: (steps,) the same at each step.
         noise_per_tensor: (tensors,) the same of each tensor.
         workers: of the line of several workers in full precision.
-        batch: samples of a step over all workers, NaN where nobody says.
         cells: tensor-steps of which the noise is known.
         judged: of each configuration, in their order.
-        ratio_per_step: (configurations, steps) noise ratio, each over a window of steps.
         ratio_per_tensor: (configurations, tensors) noise ratio over all steps.
+        outlook: what costs are predicted from.
     """
 
     why: str = NOT_ASKED
@@ -93,30 +203,30 @@ class Safety:
     noise_per_step: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     noise_per_tensor: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     workers: int = WORKERS
-    batch: float = math.nan
     cells: int = 0
     judged: tuple[Judgement, ...] = ()
-    ratio_per_step: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     ratio_per_tensor: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    outlook: Outlook = field(default_factory=Outlook)
 
     @property
     def known(self) -> bool:
         """Whether there is a yardstick at all."""
         return not self.why
 
-    @property
-    def stated_batch(self) -> float:
-        """The batch that equivalent batches are stated for."""
-        return self.batch if math.isfinite(self.batch) else PER
-
-    def equivalent(self, ratio: Interval) -> tuple[float, float, float]:
-        """Equivalent batch size of a noise ratio, and between which sizes it lies."""
-        size = self.stated_batch
-        return (
-            equivalent_batch(size, ratio.estimate),
-            equivalent_batch(size, ratio.high),
-            equivalent_batch(size, max(ratio.low, 0.0)),
-        )
+    def record(self, found: Judgement) -> dict[str, float] | None:
+        """A prediction for other programs; None if there is none."""
+        prediction = found.prediction
+        if prediction is None:
+            return None
+        return {
+            "horizon": self.outlook.horizon,
+            "workers": self.outlook.workers,
+            "batch": prediction.batch,
+            "equivalent_batch": prediction.equivalent,
+            "equivalent_batch_low": prediction.least,
+            "equivalent_batch_high": prediction.most,
+            "lost_progress": prediction.lost,
+        }
 
 
 def judge(
@@ -125,9 +235,9 @@ def judge(
     weights: NDArray[np.float64],
     order: NDArray[np.int64],
     provenance: Mapping[str, Any],
-    batch: float = math.nan,
+    outlook: Outlook = Outlook(),
 ) -> Safety:
-    """Hold the errors of a sweep against its gradient noise.
+    """Say of each configuration of a sweep whether it is safe.
 
     Args:
         table: C configurations, K cells.
@@ -135,7 +245,7 @@ def judge(
         weights: (steps,) part of training that each step represents.
         order: (C,) configurations in the order of the analysis.
         provenance: of the sweep.
-        batch: samples of a step over all workers; NaN takes what the trace says.
+        outlook: what costs are predicted from.
     """
     about = provenance.get("noise")
     about = about if isinstance(about, dict) else {"why": NOT_ASKED}
@@ -167,7 +277,7 @@ def judge(
     for c in order:
         ratio = ratio_of_sums(by_step["variance"][c], by_step["noise"][c]) if split[c] else UNKNOWN
         bias = ratio_of_sums(by_step["bias"][c], by_step["signal"][c])
-        judged.append(_judgement(table, ratio, bias, per_tensor[c], bounded=not split[c]))
+        judged.append(_judgement(outlook, table.specs[c], ratio, bias, bounded=not split[c]))
     attrs = provenance.get("trace_attrs")
     attrs = attrs if isinstance(attrs, dict) else {}
     return Safety(
@@ -176,72 +286,77 @@ def judge(
         noise=ratio_of_sums(by_step["noise"][best], energy[best]),
         noise_per_step=divide(by_step["noise"][best], energy[best], energy[best] > 0),
         noise_per_tensor=divide(tensor_noise[best], tensor_energy[best], tensor_energy[best] > 0),
-        workers=_positive(attrs.get("world_size"), above=1) or WORKERS,
-        batch=batch if math.isfinite(batch) else float(_positive(attrs.get("batch_size")) or math.nan),
+        workers=ranks if isinstance(ranks := attrs.get("world_size"), int) and ranks > 1 else WORKERS,
         cells=int(used[best].sum()),
         judged=tuple(judged),
-        ratio_per_step=_windows(by_step["variance"], by_step["noise"])[order],
         ratio_per_tensor=per_tensor[order],
+        outlook=outlook,
     )
 
 
-def _positive(value: object, above: int = 0) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > above else 0
-
-
-def _windows(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(C, S) ratios of sums over the steps around each, because one step's noise is itself not known well."""
-    width = max(1, top.shape[1] // _WINDOW)
-    kernel = np.ones(width)
-    sums = [np.stack([np.convolve(row, kernel, mode="same") for row in rows]) for rows in (top, bottom)]
-    return np.where(bottom > 0, divide(sums[0], sums[1], sums[1] > 0), np.nan)
-
-
-def _judgement(
-    table: CellTable, ratio: Interval, square: Interval, layers: NDArray[np.float64], *, bounded: bool
-) -> Judgement:
+def _judgement(outlook: Outlook, spec: str, ratio: Interval, square: Interval, *, bounded: bool) -> Judgement:
     """The verdict on one configuration, from its noise ratio and its squared bias over the expected gradient's."""
-    share = table.elements / max(1, int(table.elements.sum()))
-    large = np.flatnonzero(np.isfinite(layers) & (share >= LAYER_SHARE))
-    worst = int(large[np.argmax(layers[large])]) if large.size else -1
-    name, worst_ratio = (table.tensors[worst], float(layers[worst])) if worst >= 0 else ("", math.nan)
     # Sums of unbiased estimates may be negative where the expected gradient is lost in its noise.
     bias = math.sqrt(square.estimate) if square.estimate >= 0 else math.inf
     most = math.sqrt(square.high) if square.known and square.high >= 0 else math.inf
-    verdict, reason = _verdict(ratio, bias, most, name, worst_ratio, bounded=bounded)
-    return Judgement(verdict, reason, ratio, bias, bounded, name, worst_ratio)
+    found = outlook.predict(spec)
+    if found is not None and found.known:
+        verdict = verdict_on(found)
+        return Judgement(verdict, cost_in_words(found, outlook.horizon), found, ratio, bias, bounded)
+    why = outlook.why or (NOT_MEASURED if found is None else found.why)
+    return Judgement(*_cleared(ratio, bias, most, why, bounded=bounded), None, ratio, bias, bounded)
 
 
-def _verdict(
-    ratio: Interval, bias: float, most: float, layer: str, layer_ratio: float, *, bounded: bool
-) -> tuple[SafetyVerdict, str]:
-    if bounded and bias == 0:
-        return "safe", "it has no error"
-    if bounded and most < SAFE_BIAS:
-        return "safe", f"all of its error is at most {_part(most)} of the expected gradient"
-    if bounded:
-        return "cannot tell", "how much of its error is bias, which no average shrinks, is not known; train to find out"
-    if not ratio.known:
-        return "cannot tell", f"no interval: {ratio.why}"
-    cost, least, most_lost = (_part(r / (1 + r)) for r in (ratio.estimate, max(ratio.low, 0.0), ratio.high))
-    if bias > 0 and not most < SAFE_BIAS:
-        size = f"is {number(bias)} of" if math.isfinite(bias) else "is large beside"
-        return "cannot tell", f"its bias {size} the expected gradient, and no average shrinks it"
-    if ratio.low >= SAFE_RATIO:
-        return "at risk", f"predicted to cost {cost} of the batch (at least {least})"
-    if ratio.high >= SAFE_RATIO:
-        return (
-            "cannot tell",
-            f"predicted to cost {cost} of the batch, anything from {least} to {most_lost}; capture more steps",
-        )
-    if layer_ratio > LAYER_RATIO:
-        return "at risk", f"in {layer} its noise is {number(layer_ratio)} times the gradient's"
-    biased = f"; its bias is {_part(bias)} of the expected gradient" if bias > 0 else ""
-    return "safe", f"predicted to cost {cost} of the batch (at most {most_lost}){biased}"
+def verdict_on(found: Prediction) -> SafetyVerdict:
+    """The verdict that a prediction gives: of its interval, what costs a tenth decides."""
+    limit = (1 - SAFE_COST) * found.batch
+    if found.most < limit or hopeless(found):
+        return "at risk"
+    return "safe" if found.least >= limit and found.lost <= SAFE_COST else "cannot tell"
 
 
-def _part(share: float) -> str:
+def hopeless(found: Prediction) -> bool:
+    """Whether nothing is learned with it."""
+    return found.most < HOPELESS_BATCH * found.batch or found.lost > 1 - HOPELESS_PROGRESS
+
+
+def _cleared(ratio: Interval, bias: float, most: float, why: str, *, bounded: bool) -> tuple[SafetyVerdict, str]:
+    """The verdict without a prediction: small errors are safe, and noise of which the plain ratio is small."""
+    if bounded and (bias == 0 or most < SAFE_BIAS):
+        return "safe", f"all of its error is at most {_percent(most if bias else 0.0)} of the expected gradient"
+    lost = ratio.high / (1 + ratio.high) if ratio.known else math.inf
+    if lost <= SAFE_COST and (bias == 0 or most < SAFE_BIAS):
+        biased = f"; its bias is {_percent(bias)} of the expected gradient" if bias > 0 else ""
+        return "safe", f"costs at most {_percent(lost)} of the batch{biased}"
+    return "cannot tell", f"the cost of its noise is not known: {why}"
+
+
+def _percent(share: float) -> str:
     return f"{number(100 * share, 2)}%"
+
+
+def cost_in_words(found: Prediction, horizon: int) -> str:
+    """What a prediction says, e.g. ``costs about a tenth of the batch over 400 steps (58 of 64; 51 to 61)``."""
+    whole = samples(found.batch)
+    between = f"{samples(found.least)} to {samples(found.most)}"
+    if found.most < HOPELESS_BATCH * found.batch:
+        return f"will not train (worth {samples(found.equivalent)} of {whole}; {between})"
+    if hopeless(found):
+        return "will not train (its bias takes nearly all of each step's progress)"
+    share = 1 - found.equivalent / found.batch
+    batch = "nothing that can be seen" if share < SEEN else f"{part_in_words(share)} of the batch"
+    progress = "" if found.lost < SEEN else f"; its bias takes {part_in_words(found.lost)} of each step's progress"
+    return f"costs {batch} over {horizon:,} steps ({samples(found.equivalent)} of {whole}; {between}){progress}"
+
+
+def part_in_words(share: float) -> str:
+    """A part of something, e.g. ``about a tenth``."""
+    return _PARTS[min(_PARTS, key=lambda part: abs(part - share))]
+
+
+def samples(size: float) -> str:
+    """An equivalent batch: whole samples from ten on, two digits below."""
+    return f"{size:,.0f}" if size >= 9.95 else number(size, 2)
 
 
 def cheapest_safe(judged: Sequence[Judgement], bits: Sequence[float]) -> int:

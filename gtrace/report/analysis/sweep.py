@@ -56,8 +56,10 @@ from gtrace.report.analysis.families import (
 from gtrace.report.analysis.fits import read_fits
 from gtrace.report.analysis.results import SweepAnalysis
 from gtrace.report.analysis.runs import known_mean
-from gtrace.report.analysis.safety import judge
+from gtrace.report.analysis.safety import judge, outlook_of
 from gtrace.report.statistics import bootstrap, step_weights, thirds
+from gtrace.sweep.noise_cost import noise_costs
+from gtrace.trace import OptimizerFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,6 +78,7 @@ def analyze(
     *,
     workers: int | None = None,
     coder: Coder = "huffman",
+    horizon: int | None = None,
 ) -> SweepAnalysis:
     """Sum a sweep up.
 
@@ -86,6 +89,7 @@ def analyze(
         batch: samples of a step over all workers; NaN takes what the trace says.
         workers: whose average is compared; None takes those of the run that was captured.
         coder: that turns symbols into bits, for all methods.
+        horizon: number of steps over which costs of noise are predicted; None takes the rest of the training.
     """
     own = read_cells(result)
     table = own.under_coder(coder)
@@ -122,6 +126,8 @@ def analyze(
     wanted = choose_targets(curves_of(families, bits, errors)) if targets is None else tuple(float(t) for t in targets)
     families = _placed(families, configurations, bits, errors, wanted)
     of_one_step = np.array([c.bias + c.variance / chosen for c in configurations])
+    left = _left(result.provenance, table.steps)
+    outlook = outlook_of(noise_costs(result), workers=chosen, batch=batch, horizon=horizon, left=left)
     layers = compare_layers(ranked_steps, families, wanted, table.tensors)
     return SweepAnalysis(
         name=name,
@@ -150,13 +156,20 @@ def analyze(
         layer_choices=layers.choices,
         layer_best=layers.best,
         layer_at=layers.at,
-        safety=judge(table, used, weights, order, result.provenance, batch),
+        safety=judge(table, used, weights, order, result.provenance, outlook),
         table=ranked_steps,
         single=single,
         basis=basis,
         step_at=errors_at(families, bits, of_one_step, wanted),
         coder_leaders=_coder_leaders(own, sums, order, errors, families, wanted),
     )
+
+
+def _left(provenance: Mapping[str, Any], steps: NDArray[np.int64]) -> int | None:
+    """Steps of the training from the first one of a sweep; None if the trace does not say how many there are."""
+    attrs = provenance.get("trace_attrs")
+    length = OptimizerFacts.of(attrs).length if isinstance(attrs, dict) else None
+    return None if length is None or not len(steps) or length <= steps[0] else length - int(steps[0])
 
 
 def _weights(table: CellTable, used: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FIGURES = {
     "rate-distortion": "sweep: relative variance against measured bits, with the Pareto front",
     "variance-over-steps": "sweep: relative variance over training",
-    "equivalent-batch": "sweep: predicted equivalent batch size over training",
+    "equivalent-batch": "sweep: predicted equivalent batch size by horizon",
     "layers": "sweep: relative variance of every tensor with every configuration",
     "bits-over-steps": "sweep: measured bits over training, and when levels and codes were fitted again",
     "wasserstein": "sweep: Wasserstein-1 distance of the values against relative variance",

@@ -11,7 +11,6 @@ from gtrace.report import figures
 from gtrace.report.analysis.families import method_of, short_spec
 from gtrace.report.analysis.fits import common_count, levels_on
 from gtrace.report.analysis.runs import BASELINE, WINDOW, running_mean, worst_shadows
-from gtrace.report.analysis.safety import SAFE_BIAS
 from gtrace.report.names import number
 from gtrace.report.section import Chart, Curve, FigureSpec, HeatMap, Panel
 from gtrace.types import WHOLE_MODEL
@@ -34,6 +33,8 @@ FRONT = "best measured"
 FITTED = "levels fitted"
 #: Points of a long curve that a page draws.
 _POINTS = 400
+#: Horizons that costs of noise are predicted for.
+_HORIZONS = 16
 _BITS, _LOST, _STEP = "bits per value", "of gradient energy lost", "training step"
 #: An objective this close to the best one has arrived.
 _ARRIVED = 1e-6
@@ -115,12 +116,19 @@ def error_over_steps(analysis: SweepAnalysis) -> Chart:
     return _over_steps(analysis, analysis.per_step, _LOST, *noise, percent=True)
 
 
-def batch_over_steps(analysis: SweepAnalysis) -> Chart:
-    """Predicted equivalent batch over training; biased codecs have none."""
-    safety = analysis.safety
-    unbiased = np.array([[found.bias < SAFE_BIAS] for found in safety.judged])
-    sizes = np.where(unbiased, safety.stated_batch / (1 + safety.ratio_per_step), np.nan)
-    return _over_steps(analysis, sizes, f"equivalent batch, of {safety.stated_batch:g}")
+def batch_over_horizons(analysis: SweepAnalysis) -> Chart:
+    """Predicted equivalent batch by the number of steps, of each family's configuration nearest to three bits."""
+    outlook, curves = analysis.safety.outlook, list[Curve]()
+    horizons = np.unique(np.geomspace(1, 10 * outlook.horizon, _HORIZONS).round().astype(np.int64)).tolist()
+    for family in analysis.families:
+        k = analysis.nearest(family)
+        if k >= 0 and analysis.safety.judged[k].prediction is not None:
+            spec = analysis.configurations[k].spec
+            found = [outlook.predict(spec, steps) for steps in horizons]
+            sizes = [math.nan if one is None or not one.known else one.equivalent for one in found]
+            curves += _curve(family.label, horizons, sizes, [spec] * len(horizons), method=family.method)
+    batch = f"equivalent batch, of {outlook.batch:,.0f}"
+    return Chart((Panel(tuple(curves), x_label="steps with the codec", y_label=batch, log_x=True, log_y=True),), "")
 
 
 def bits_over_steps(analysis: SweepAnalysis) -> Chart:

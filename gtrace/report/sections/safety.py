@@ -6,15 +6,14 @@ import dataclasses
 import math
 import shlex
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING
 
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
-from gtrace.report.analysis.safety import LAYER_RATIO, LAYER_SHARE, SAFE_BIAS, SAFE_RATIO, Judgement, cheapest_safe
+from gtrace.report.analysis.safety import SAFE_BIAS, SAFE_COST, Judgement, cheapest_safe, samples
 from gtrace.report.analysis.savings import EXCHANGES
-from gtrace.report.names import MISSING, count, listed, number
+from gtrace.report.names import MISSING, count, listed, number, percent
 from gtrace.report.section import NOTHING, Cell, Column, Table, value_cell
-from gtrace.report.sections.sweep_tables import MARKS, method_columns, most_energy
+from gtrace.report.sections.sweep_tables import MARKS, batch_cell, method_columns, most_energy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
-    from gtrace.report.analysis.safety import Safety, SafetyVerdict
+    from gtrace.report.analysis.safety import SafetyVerdict
     from gtrace.report.analysis.savings import Saving, Savings
     from gtrace.report.section import Shown
 
@@ -38,16 +37,18 @@ def safety_sentences(analysis: SweepAnalysis) -> list[str]:
         return []
     if not safety.known:
         return [f"Safety unknown: {safety.why}."]
-    noise = number(safety.noise.estimate)
+    noise, outlook = number(safety.noise.estimate), safety.outlook
     judged = Counter(found.verdict for found in safety.judged)
     counted = listed(f"{judged[verdict]} {verdict}" for verdict in _ORDER if judged[verdict])
     sentences = [
         f"Gradient noise, from {listed(list(safety.sources))}, is {noise} times the squared norm of the gradients.",
-        f"Judged by it, of {count(len(safety.judged), 'configuration')}: {counted}.",
+        f"Of {count(len(safety.judged), 'configuration')}: {counted}.",
     ]
+    if outlook.why:
+        sentences.append(f"What noise costs is not known: {outlook.why}.")
     k = cheapest_safe(safety.judged, [c.bits for c in analysis.configurations])
     if k >= 0:
-        sentences.append(f"Fewest bits that are safe: {_predicted(analysis, k)}.")
+        sentences.append(f"Fewest bits that are safe: {analysis.configurations[k].spec} {safety.judged[k].reason}.")
     return sentences
 
 
@@ -57,32 +58,19 @@ def _by_verdict(analysis: SweepAnalysis) -> list[tuple[Configuration, Judgement]
     return sorted(pairs, key=lambda pair: (_ORDER.index(pair[1].verdict), math.isnan(pair[0].bits), pair[0].bits))
 
 
-def _predicted(analysis: SweepAnalysis, k: int) -> str:
-    safety, spec = analysis.safety, analysis.configurations[k].spec
-    size, low, high = safety.equivalent(safety.judged[k].ratio)
-    if not math.isfinite(size):
-        return spec
-    batch = f"at batch {safety.batch:,.0f}" if math.isfinite(safety.batch) else f"per {safety.stated_batch:g} samples"
-    return f"{spec} {batch} is predicted to behave like {_samples(size)} ({_samples(low)} to {_samples(high)})"
-
-
-def _samples(size: float) -> str:
-    return f"{size:,.0f}" if size >= 100 else number(size)
-
-
 def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Table:
     """One line per configuration: the verdict, its numbers, what it saves, and its reason; what is safe first."""
-    safety = analysis.safety
+    outlook = analysis.safety.outlook
     saved = [] if savings is None else [Column("step over bf16", f"between {savings.cluster.ranks} ranks", rank=1)]
-    whole = f"{safety.batch:,.0f}" if math.isfinite(safety.batch) else f"{safety.stated_batch:g}"
+    like = f"batch of {samples(outlook.batch)} like" if not outlook.why else "batch like"
     columns = (
         Column("configuration", "codec and its parameters", numeric=False),
-        Column("verdict", "by the noise that the gradients have anyway", numeric=False),
+        Column("verdict", "by what its noise and its bias cost", numeric=False),
         Column("bits measured", "per coordinate: payload with norms, and shared bytes"),
-        Column("noise ratio", "variance of Q(g) over gradient noise, the same for any number of workers"),
-        Column("bias", "norm of the bias over that of the expected gradient", rank=1),
-        Column(f"batch of {whole} like", "prediction: batch in full precision whose gradients are as noisy", rank=2),
-        Column("worst layer", "the layer with the largest noise ratio", rank=3, numeric=False),
+        Column(like, "prediction: uncompressed batch that trains as well"),
+        Column("lost progress", "part of each step's progress that the bias takes", rank=1),
+        Column("noise ratio", "variance of Q(g) over gradient noise, the same for any number of workers", rank=2),
+        Column("bias", "norm of the bias over that of the expected gradient", rank=3),
         *saved,
         Column("because", "the reason for the verdict", rank=4, numeric=False, prose=True),
     )
@@ -91,30 +79,30 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
             Cell(c.spec),
             Cell(found.verdict, mark=MARKS[found.verdict]),
             value_cell(c.bits),
+            batch_cell(found, interval=True),
+            _lost_cell(found),
             _ratio_cell(found),
             _bias_cell(found),
-            _batch_cell(safety, found),
-            Cell(found.worst or MISSING, number(found.worst_ratio) if found.worst else ""),
             *([] if savings is None else [_saved_cell(savings.best(c.spec))]),
             Cell(found.reason),
         )
         for c, found in _by_verdict(analysis)
     )
-    layer = f"no layer with {LAYER_SHARE:.0%} of the elements or more has a noise ratio above {LAYER_RATIO:g}"
+    over = f" over {outlook.horizon:,} steps (--horizon)" if not outlook.why else ""
     notes = [
         (
-            "Noise ratio: what the codec's rounding adds to the variance of one worker's gradient, over the variance "
-            "that it has because its batch is a sample. Below it: 95% interval over steps."
+            f"Safe: by the whole interval the codec costs at most a tenth of the batch{over}, and its bias takes at "
+            "most a tenth of each step's progress. At risk: by the whole interval it costs more than a tenth."
         ),
         (
-            f"Safe: the interval ends below {SAFE_RATIO:g}, the bias is below {SAFE_BIAS:g} of the expected gradient, "
-            f"and {layer}. At risk: the interval begins at {SAFE_RATIO:g} or above, or such a layer. Otherwise "
-            "gradient noise does not decide."
+            "The interval has 95%: of the noise's estimate, and of how far such predictions were from measured "
+            "trainings. Error feedback counts by what its memory still holds after several steps."
         ),
         (
-            "The batch is a prediction: B / (1 + noise ratio), as if a codec's noise cost as much as gradient noise of "
-            "the same size. Measured, it costs less as a rule: at risk means that gradient noise does not clear a "
-            "codec, not that the codec does harm. It says nothing about codecs that are biased or remember their error."
+            f"Without a prediction a codec is safe if its noise ratio costs at most {SAFE_COST:.0%} of the batch by "
+            f"the 95% interval over steps and its bias is below {SAFE_BIAS:g}. Noise ratio: what rounding adds to the "
+            "variance of one worker's gradient, over the variance that it has because its batch is a sample. Measured, "
+            "codecs cost less than it says."
         ),
     ]
     if savings is not None:
@@ -122,9 +110,11 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
             "Step over bf16: how many times as long a step with bf16 gradients would take, with the exchange below it; "
             "more under Savings."
         )
-    if not math.isfinite(safety.batch):
-        notes.append("The batch size is not in the trace; --batch-size states it.")
     return Table(TITLE, columns, rows, (*notes, *_test(analysis)), "No configuration was measured.", place="safety")
+
+
+def _lost_cell(found: Judgement) -> Cell:
+    return NOTHING if found.prediction is None else Cell(percent(max(found.prediction.lost, 0.0)))
 
 
 def _ratio_cell(found: Judgement) -> Cell:
@@ -139,13 +129,6 @@ def _bias_cell(found: Judgement) -> Cell:
     if not math.isfinite(found.bias):
         return Cell(MISSING, mark="missing", hint="the expected gradient is lost in its noise")
     return Cell(f"{'at most ' if found.bounded and found.bias else ''}{number(found.bias)}")
-
-
-def _batch_cell(safety: Safety, found: Judgement) -> Cell:
-    size, low, high = safety.equivalent(found.ratio)
-    if not math.isfinite(size) or not found.bias < SAFE_BIAS:
-        return Cell(MISSING, mark="missing", hint=found.reason)
-    return Cell(_samples(size), f"{_samples(low)}{MISSING}{_samples(high)}" if math.isfinite(low) else "")
 
 
 def _saved_cell(best: Saving | None) -> Cell:
@@ -176,7 +159,6 @@ def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
         return {"why": safety.why}
     judged = {}
     for k, (configuration, found) in enumerate(zip(analysis.configurations, safety.judged, strict=True)):
-        size, low, high = safety.equivalent(found.ratio)
         judged[configuration.spec] = {
             "verdict": found.verdict,
             "reason": found.reason,
@@ -185,16 +167,14 @@ def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
             "noise_ratio_high": found.ratio.high,
             "bias": found.bias,
             "bias_at_most": found.bounded,
-            "equivalent_batch": size,
-            "equivalent_batch_low": low,
-            "equivalent_batch_high": high,
+            "prediction": safety.record(found),
             "per_tensor": safety.ratio_per_tensor[k],
-            "per_step": safety.ratio_per_step[k],
         }
     return {
         "sentences": safety_sentences(analysis),
         "sources": list(safety.sources),
-        "batch": safety.stated_batch,
+        "batch": safety.outlook.batch,
+        "horizon": safety.outlook.horizon,
         "noise": dataclasses.asdict(safety.noise),
         "noise_per_step": safety.noise_per_step,
         "noise_per_tensor": dict(zip(analysis.tensors, safety.noise_per_tensor.tolist(), strict=True)),
@@ -203,14 +183,22 @@ def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
 
 
 def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
-    """One line per tensor: its gradient noise, and the equivalent batch size with one configuration of each method.
+    """One line per tensor: its gradient noise, and the noise of one configuration of each method in it.
 
     Args:
         analysis: of a sweep whose gradient noise is known.
         most: of more tensors, those with the largest part of the energy.
     """
     safety = analysis.safety
-    chosen = [i for i in analysis.view() if safety.judged[i].bias < SAFE_BIAS]
+    chosen, parts = [i for i in analysis.view() if safety.judged[i].bias < SAFE_BIAS], safety.outlook.parts()
+
+    def cell(i: int, t: int) -> Cell:
+        ratio = float(safety.ratio_per_tensor[i, t])
+        part = parts.get((analysis.configurations[i].spec, analysis.tensors[t]), math.nan)
+        if not math.isfinite(ratio):
+            return NOTHING
+        return Cell(number(ratio), f"{percent(part)} of its cost" if math.isfinite(part) else "")
+
     columns: list[tuple[Column, Callable[[int], Shown]]] = [
         (Column("tensor", "parameter name", numeric=False), lambda t: analysis.tensors[t]),
         (Column("elements", rank=len(chosen) + 1), lambda t: f"{analysis.elements[t]:,}"),
@@ -218,21 +206,20 @@ def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
             Column("noise / ||g||²", "tr Cov(g) over the squared norm of the gradient"),
             lambda t: float(safety.noise_per_tensor[t]),
         ),
-        *method_columns(analysis, chosen, partial(_layer_cell, safety)),
+        *method_columns(analysis, chosen, cell),
     ]
     shown = most_energy(analysis, most)
-    whole = f"{safety.stated_batch:,.0f} samples"
     notes = [
         (
-            f"Predicted batch in full precision that a batch of {whole} behaves like in this tensor, per method with "
-            f"the configuration nearest to {PREFERRED_BITS:g} measured bits, and below it the noise ratio."
+            f"Noise ratio per method with the configuration nearest to {PREFERRED_BITS:g} measured bits, and below it "
+            "the part of the predicted cost that is in this tensor."
         )
     ]
     if len(shown) < len(analysis.tensors):
         left = count(len(analysis.tensors) - len(shown), "tensor")
         notes.append(f"{left} with less energy left out; -o FILE has all.")
     return Table.of(
-        "Equivalent batch size per tensor",
+        "Noise ratio per tensor",
         shown,
         columns,
         notes=tuple(notes),
@@ -240,10 +227,3 @@ def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
         folded=True,
         place="safety",
     )
-
-
-def _layer_cell(safety: Safety, i: int, t: int) -> Cell:
-    ratio = float(safety.ratio_per_tensor[i, t])
-    if not math.isfinite(ratio):
-        return NOTHING
-    return Cell(_samples(safety.stated_batch / (1 + ratio)), number(ratio))

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gtrace.report import figures
 from gtrace.report.analysis.basis import averaged_over
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
@@ -173,15 +171,14 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 place="training",
             )
         )
-    if np.isfinite(analysis.safety.ratio_per_step).any():
+    if any(found.prediction is not None for found in analysis.safety.judged):
         found.append(
             charts.charted(
                 "equivalent-batch",
-                "Equivalent batch size over training",
-                "A prediction: the batch in full precision whose gradients are as noisy as the compressed ones, "
-                "B / (1 + noise ratio), over a twentieth of the steps around each. The configurations of the figure "
-                "before; codecs with a bias are left out.",
-                lambda: charts.batch_over_steps(analysis),
+                "Equivalent batch size by horizon",
+                "A prediction: the uncompressed batch that trains as well after so many steps. For each method the "
+                f"configuration with measured bits nearest to {PREFERRED_BITS:g}. Noise costs more the longer it acts.",
+                lambda: charts.batch_over_horizons(analysis),
                 place="safety",
             )
         )

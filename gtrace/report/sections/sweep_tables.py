@@ -13,7 +13,7 @@ from gtrace.report.analysis.basis import CODED, whose_gradient
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
 from gtrace.report.analysis.evidence import SIGNIFICANT
 from gtrace.report.analysis.families import MEASURES
-from gtrace.report.analysis.safety import SAFE_BIAS
+from gtrace.report.analysis.safety import samples
 from gtrace.report.names import MISSING, count, duration, listed, number, percent, sparkline
 from gtrace.report.section import (
     FEW_ROWS,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.families import BDRate, Configuration, Family
     from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
-    from gtrace.report.analysis.safety import SafetyVerdict
+    from gtrace.report.analysis.safety import Judgement, SafetyVerdict
     from gtrace.report.analysis.savings import Savings
     from gtrace.report.section import Mark
     from gtrace.report.statistics import Interval
@@ -80,11 +80,6 @@ def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: boo
         limit = f"{ERROR_LIMIT:.0%}"
         return Cell(f"below {limit}", mark="best") if one.within else Cell(f"above {limit}")
 
-    def batch(one: Candidate) -> Cell:
-        known = judged.get(one.codec)
-        size = safety.equivalent(known.ratio)[0] if known is not None and known.bias < SAFE_BIAS else math.nan
-        return format_cell(size, ",.0f" if size >= 100 else ".3g")
-
     columns: list[tuple[Column, Callable[[Candidate], Shown]]] = [
         (
             Column("codec", numeric=False),
@@ -96,9 +91,9 @@ def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: boo
         (Column("bits", "measured, per value", rank=1), lambda one: number(one.bits)),
         (Column("error", "share of gradient energy lost"), lambda one: lost(one.error)),
     ]
-    if safety.known:
-        whole = f"of {safety.stated_batch:,.0f} in full precision, by gradient noise"
-        columns.append((Column("batch", f"equivalent one, {whole}", rank=2), batch))
+    if not safety.outlook.why:
+        hint = f"of {samples(safety.outlook.batch)}: uncompressed one that trains as well, predicted"
+        columns.append((Column("batch", hint, rank=2), lambda one: batch_cell(judged.get(one.codec))))
     if savings is not None and not every:
         columns.append((Column("step", f"on {savings.cluster.ranks} ranks"), lambda one: duration(one.seconds)))
     columns.append((Column("verdict", numeric=False), verdict))
@@ -109,6 +104,15 @@ def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: boo
     left = len({one.method for one in found if math.isfinite(one.error)} - {one.method for one in shown})
     notes = (f"{count(left, 'more method')}; --full shows all.",) if left else ()
     return Table.of("The best configuration of each method", shown, columns, notes=notes, place="choose")
+
+
+def batch_cell(found: Judgement | None, *, interval: bool = False) -> Cell:
+    """The equivalent batch that is predicted."""
+    prediction = None if found is None else found.prediction
+    if prediction is None:
+        return Cell(MISSING, mark="missing", hint="" if found is None else found.reason)
+    between = f"{samples(prediction.least)}{MISSING}{samples(prediction.most)}" if interval else ""
+    return Cell(samples(prediction.equivalent), between)
 
 
 def layer_tables(analysis: SweepAnalysis) -> LayerTables | None:

@@ -1,7 +1,5 @@
 """Exporting: what other programs read, and that an import of it is the same trace."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Importing: what names say, what files hold, what is refused."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

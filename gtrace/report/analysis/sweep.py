@@ -126,7 +126,7 @@ def analyze(
     wanted = choose_targets(curves_of(families, bits, errors)) if targets is None else tuple(float(t) for t in targets)
     families = _placed(families, configurations, bits, errors, wanted)
     of_one_step = np.array([c.bias + c.variance / chosen for c in configurations])
-    left = _left(result.provenance, table.steps)
+    left = steps_left(result.provenance, table.steps)
     outlook = outlook_of(noise_costs(result), workers=chosen, batch=batch, horizon=horizon, left=left)
     layers = compare_layers(ranked_steps, families, wanted, table.tensors)
     return SweepAnalysis(
@@ -165,7 +165,7 @@ def analyze(
     )
 
 
-def _left(provenance: Mapping[str, Any], steps: NDArray[np.int64]) -> int | None:
+def steps_left(provenance: Mapping[str, Any], steps: Sequence[int] | NDArray[np.int64]) -> int | None:
     """Steps of the training from the first one of a sweep; None if the trace does not say how many there are."""
     attrs = provenance.get("trace_attrs")
     length = OptimizerFacts.of(attrs).length if isinstance(attrs, dict) else None

@@ -47,6 +47,7 @@ import functools
 import json
 import math
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -58,10 +59,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from torch import nn
 from torch.nn import functional
 
-from gtrace import codec
-from gtrace.noise import filtered_ratio, impulse_weight
+from gtrace import codec, create_trace, run_sweep
+from gtrace.noise import Dynamics, bounded_ratio, filtered_ratio, impulse_weight
+from gtrace.noise import predict as predicted_cost
 from gtrace.report.figures import style
 from gtrace.sketch import MomentSketch
+from gtrace.sweep.noise_cost import noise_costs
+from gtrace.trace import OptimizerFacts
 from gtrace.training.tasks import sample_file
 from gtrace.training.tasks.images import DigitsMLP, fashion_folder, read_idx
 from gtrace.types import Key
@@ -117,6 +121,8 @@ LENGTH = 16
 LIMIT = 20.0
 #: draws of each codec's error, classes drawn for each window, bursts, and micro-batches with their samples
 DRAWS, LABELS, BURSTS, MICRO, MICRO_SIZE = 256, 8, 32, 64, 16
+#: first steps of the bursts of six that are swept
+STARTS = (0, 30, 60, 90)
 #: directions of curvature that are kept for AdamW, whose curvature depends on the noise
 LEADING = 700
 
@@ -523,9 +529,29 @@ class Findings:
         """float64[d]: variance of a batch's gradient along every direction of curvature."""
         return np.square(self.noise @ self.vectors, dtype=np.float64).mean(0) / BATCH
 
+    @functools.cache  # noqa: B019
     def errors_along(self, spec):
         """float64[d]: mean squared error of a codec along every direction of curvature."""
         return np.square(self.errors[spec] @ self.vectors, dtype=np.float64).mean(0)
+
+    @functools.cache  # noqa: B019
+    def few_errors(self, spec):
+        """float32[64, d]: errors of a codec on the few gradients of a trace."""
+        encoded, errors, sender = micro_batches(self)[2], [], Coded(spec, self.tensors, 7)
+        for step in range(MICRO):
+            decoded = encoded[step % len(encoded)].copy()
+            sender.apply(decoded, step)
+            errors.append(decoded - encoded[step % len(encoded)])
+        return np.stack(errors)
+
+    @functools.cache  # noqa: B019
+    def short_cost(self, spec):
+        """tr(H S) of a codec's errors, or of single samples' noise."""
+        rows, scale = self.noise if spec is None else self.errors[spec], np.float32(1)
+        if self.name == "adamw":
+            state = self.adam_state
+            scale = (1 / (np.sqrt(state.second / (1 - ADAM["beta2"] ** state.steps)) + ADAM["eps"])).astype(np.float32)
+        return float(np.square((rows * scale) @ self.vectors, dtype=np.float64).mean(0) @ self.values)
 
     @functools.cached_property
     def leading(self):
@@ -540,8 +566,33 @@ class Findings:
         return AdamState(saved["exp_avg"].double().numpy(), saved["exp_avg_sq"].double().numpy(), int(saved["step"]))
 
     @property
-    def momentum(self):
-        return 0.0 if self.name == "sgd" else 0.9
+    def facts(self):
+        """What a trace says about the optimizer."""
+        if self.name == "adamw":
+            return OptimizerFacts(kind="AdamW", betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, decoupled=True)
+        return OptimizerFacts(kind="SGD", momentum=0.9 if self.name == "momentum" else 0.0)
+
+    @property
+    def dynamics(self):
+        return Dynamics.of(self.facts, self.lr)
+
+    @functools.cached_property
+    def swept(self):
+        """Whether codecs see the whole gradient -> what `gtrace sweep` measures on a trace of the bursts."""
+        gradients = self.bursts.reshape(-1, self.bursts.shape[-1])
+        out = {}
+        for whole in (False, True):
+            tensors = {"all": slice(None)} if whole else self.tensors
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "run.zarr"
+                with create_trace(path, attrs={"optimizers": {"0": self.facts.describe()}}) as writer:
+                    for step in (start + k for start in STARTS for k in range(6)):
+                        for name, part in tensors.items():
+                            writer.append(step, name, gradients[step, part])
+                        writer.commit(step)
+                result = run_sweep(path, [spec for spec in CODECS if (spec in WHOLE) == whole], draws=1)
+                out[whole] = noise_costs(result)
+        return out
 
 
 def gauss_newton(problem):
@@ -574,9 +625,7 @@ def gauss_newton(problem):
 
 def weight(found, horizon):
     """Curvature -> cost of noise of one a step, the mean over the readings of a horizon."""
-    return lambda h: np.mean(
-        [impulse_weight(h, steps, found.lr, momentum=found.momentum) for steps in read_at(horizon)], axis=0
-    )
+    return lambda h: np.mean([found.dynamics.weight(h, steps) for steps in read_at(horizon)], axis=0)
 
 
 class Noise(NamedTuple):
@@ -668,7 +717,7 @@ class View(NamedTuple):
     errors: np.ndarray
 
 
-def adam_batch(found, way, view, horizon):
+def adam_batch(found, view, horizon, way):
     """The batch in full precision with the predicted loss of the codec; the predicted ladder is kept for the record."""
     sizes = (1, 2, *LADDER, 4 * LADDER[-1])
 
@@ -691,7 +740,7 @@ def by_model(found, spec, horizon):
     if found.name == "adamw":
         mean = found.each.mean(0, dtype=np.float64)
         view = View(found.leading, found.adam_state, mean, found.noise, found.errors[spec])
-        return adam_batch(found, "model", view, horizon)
+        return adam_batch(found, view, horizon, "model")
     w = weight(found, horizon)(found.values)
     return BATCH / (1 + (w @ found.errors_along(spec)) / (w @ found.noise_along))
 
@@ -703,47 +752,41 @@ def micro_batches(found):
     return pieces - pieces.mean(0), MICRO_SIZE, pieces.reshape(-1, BATCH // MICRO_SIZE, pieces.shape[1]).mean(1)
 
 
-def second_differences(found):
-    """The same of bursts of three steps after the checkpoint."""
-    b = found.bursts
-    apart = (b[:, 0] - 2 * b[:, 1] + b[:, 2]) / np.float32(math.sqrt(6))
-    return apart - apart.mean(0), BATCH, b[:, 1]
-
-
-def from_gradients(found, spec, horizon, way, gradients):
-    """The filtered ratio from what a trace holds: gradients at the same weights, and errors of encoded ones."""
-    centered, size, encoded = gradients(found)
-    errors, sender = [], Coded(spec, found.tensors, 7)
-    for step in range(MICRO):
-        decoded = encoded[step % len(encoded)].copy()
-        sender.apply(decoded, step)
-        errors.append(decoded - encoded[step % len(encoded)])
-    errors = np.stack(errors)
+def by_trace(found, spec, horizon):
+    """The filtered ratio from 64 gradients of 16 samples at the checkpoint, and errors of encoded ones."""
+    centered, size, encoded = micro_batches(found)
+    errors, m = found.few_errors(spec), len(centered)
     if found.name == "adamw":
-        m = len(centered)
         noise = centered * np.float32(math.sqrt(size * m / (m - 1)))
-        rows = noise * np.float32(math.sqrt(found.terms / m))
+        directions = Directions(noise * np.float32(math.sqrt(found.terms / m)), np.zeros(noise.shape[1]))
         # Adam's averages are those of the gradients, had training been here for long.
         mean = encoded.mean(0, dtype=np.float64)
         state = AdamState(mean, np.square(encoded, dtype=np.float64).mean(0), 10**6)
-        return adam_batch(found, way, View(Directions(rows, np.zeros(mean.size)), state, mean, noise, errors), horizon)
-    x, errors = centered.astype(np.float64), errors.astype(np.float64)
-    along = x @ errors.T
+        return adam_batch(found, View(directions, state, mean, noise, errors), horizon, "trace")
+    x = centered.astype(np.float64)
+    variance = np.square(errors, dtype=np.float64).mean(0)
     ratio = filtered_ratio(
-        x @ x.T, along @ along.T / len(errors), float(np.square(errors).sum() / len(errors)), weight(found, horizon),
+        x @ x.T, (x * variance) @ x.T, float(variance.sum()), weight(found, horizon),
         samples=size * found.terms, batch=BATCH * found.terms,
     )  # fmt: skip
     return BATCH / (1 + ratio.ratio)
 
 
-def by_trace(found, spec, horizon):
-    """From 64 gradients of 16 samples at the checkpoint."""
-    return from_gradients(found, spec, horizon, "trace", micro_batches)
+def by_sweep(found, spec, horizon):
+    """What gtrace predicts from a sweep of a trace of four bursts of six steps after the checkpoint."""
+    costs = found.swept[spec in WHOLE]
+    place, steps = costs.codecs.index(str(codec(spec))), read_at(horizon)[READINGS // 2]
+    return predicted_cost(costs, place, found.dynamics, steps, batch=BATCH * found.terms).equivalent / found.terms
 
 
-def by_bursts(found, spec, horizon):
-    """From second differences of bursts of three steps after the checkpoint."""
-    return from_gradients(found, spec, horizon, "bursts", second_differences)
+def by_moments(found, spec, horizon):
+    """The same numbers of a sweep, with moments of curvature instead of directions."""
+    costs, batch = found.swept[spec in WHOLE], BATCH * found.terms
+    place = costs.codecs.index(str(codec(spec)))
+    ratio = bounded_ratio(
+        costs.noise, costs.gram[place].sum(0), float(costs.variance[place].sum()), weight(found, horizon), batch=batch
+    )
+    return BATCH / (1 + ratio.ratio)
 
 
 def by_plain_ratio(found, spec, horizon):
@@ -753,15 +796,7 @@ def by_plain_ratio(found, spec, horizon):
 
 def by_curvature(found, spec, horizon):
     """tr(H S_q) / tr(H S_g); for AdamW with both scaled as the optimizer scales them at the checkpoint."""
-    scale = np.float32(1)
-    if found.name == "adamw":
-        state = found.adam_state
-        scale = (1 / (np.sqrt(state.second / (1 - ADAM["beta2"] ** state.steps)) + ADAM["eps"])).astype(np.float32)
-
-    def cost(rows):
-        return float(np.square((rows * scale) @ found.vectors, dtype=np.float64).mean(0) @ found.values)
-
-    return BATCH / (1 + cost(found.errors[spec]) / (cost(found.noise) / BATCH))
+    return BATCH / (1 + found.short_cost(spec) / (found.short_cost(None) / BATCH))
 
 
 def no_cost(found, spec, horizon):
@@ -772,7 +807,8 @@ def no_cost(found, spec, horizon):
 WAYS = {
     "model": by_model,
     "trace": by_trace,
-    "bursts": by_bursts,
+    "sweep": by_sweep,
+    "moments": by_moments,
     "plain ratio": by_plain_ratio,
     "tr(HS)": by_curvature,
     "no cost": no_cost,
@@ -785,7 +821,7 @@ WAYS = {
 def predict(folder, problem, name, again):
     """Predictions and predicted ladders of a task and optimizer, from the cache if they are there."""
     path = folder / f"{problem.task}-{name}-predicted.json"
-    known = json.loads(path.read_text()) if path.exists() else {"batches": {}, "ladders": {}}
+    known = json.loads(path.read_text()) if path.exists() else {"batches": {}}
     missing = [way for way in WAYS if way not in known["batches"] or way in again]
     if missing:
         found = Findings(folder, problem, name)
@@ -793,23 +829,18 @@ def predict(folder, problem, name, again):
             known["batches"][way] = {
                 spec: {str(horizon): WAYS[way](found, spec, horizon) for horizon in HORIZONS} for spec in CODECS
             }
-        for way in {"model", "trace"} & set(missing):
-            known["ladders"][way] = {str(horizon): excess(found, way, horizon) for horizon in HORIZONS}
+        if "model" in missing:
+            known["ladder"] = {str(horizon): excess(found, horizon) for horizon in HORIZONS}
         path.write_text(json.dumps(known))
     return known
 
 
-def excess(found, way, horizon):
+def excess(found, horizon):
     """Predicted loss at the batches of the ladder over that at the largest, in full precision."""
     if found.name == "adamw":
-        losses = [found.ladders[way, horizon][size] for size in LADDER]
+        losses = [found.ladders["model", horizon][size] for size in LADDER]
         return [loss - losses[-1] for loss in losses]
-    if way == "model":
-        cost = float(weight(found, horizon)(found.values) @ found.noise_along) * BATCH
-    else:
-        centered, size, _ = micro_batches(found)
-        values = np.linalg.svd(centered, compute_uv=False).astype(np.float64) ** 2 * size / (len(centered) - 1)
-        cost = float(weight(found, horizon)(values * found.terms) @ values)
+    cost = float(weight(found, horizon)(found.values) @ found.noise_along) * BATCH
     return [cost * (1 / batch - 1 / LADDER[-1]) for batch in LADDER]
 
 
@@ -829,7 +860,7 @@ def judge(folder, again):
                     where
                     | {"loss": ladder.mean(1).tolist(), "measured": above.mean(1).tolist()}
                     | {"error": (above.std(1, ddof=1) / math.sqrt(above.shape[1])).tolist()}
-                    | {way: found[str(horizon)] for way, found in predicted["ladders"].items()}
+                    | {"predicted": predicted["ladder"][str(horizon)]}
                 )
                 for spec in CODECS:
                     batch = measured_batch(ladder, runs[spec])
@@ -904,22 +935,20 @@ def summary(result):
     rows = []
     for name in OPTIMIZERS:
         for horizon in HORIZONS:
-            cells = [name, str(horizon)]
-            for way in ("model", "trace"):
-                factors = ladder_factors(result, name, horizon, way)
-                near = [(np.abs(np.log(factors)) <= math.log(f)).mean() for f in FACTORS]
-                cells += [f"{near[0]:.0%} / {near[1]:.0%}", f"{np.median(factors):.2f}"]
-            rows.append([*cells[:2], str(len(factors)), *cells[2:]])
-    heads = ["optimizer", "steps", "batches", "model", "median", "trace", "median"]
+            factors = ladder_factors(result, name, horizon)
+            near = " / ".join(f"{(np.abs(np.log(factors)) <= math.log(f)).mean():.0%}" for f in FACTORS)
+            low, middle, high = np.quantile(factors, [0.05, 0.5, 0.95])
+            rows.append([name, str(horizon), str(len(factors)), near, f"{middle:.2f} ({low:.2f} to {high:.2f})"])
+    heads = ["optimizer", "steps", "batches", "within 1.5 / 2", "predicted over measured: median (9 of 10)"]
     return {"shares": by_horizon, "codecs": by_codec, "ladder": table(heads, rows)}
 
 
-def ladder_factors(result, name, horizon, way):
+def ladder_factors(result, name, horizon):
     """Predicted over measured excess loss, for batches whose excess is known to four standard errors."""
     out = []
     for found in result["ladders"]:
         if (found["optimizer"], found["horizon"]) == (name, horizon):
-            for measured, error, predicted in zip(found["measured"], found["error"], found[way], strict=True):
+            for measured, error, predicted in zip(found["measured"], found["error"], found["predicted"], strict=True):
                 if measured > 4 * error > 0:
                     out.append(max(predicted, 1e-12) / measured)
     return np.array(out)
@@ -941,9 +970,11 @@ def all_points(result):
 def scatter(result):
     """Measured against predicted batches, one panel for each way."""
     titles = {
-        "model": "Filtered, model at hand", "trace": "Filtered, from micro-batches",
-        "plain ratio": "Plain ratio", "tr(HS)": "tr(HS)",
-    }  # fmt: skip
+        "model": "Model at hand",
+        "moments": "Sweep, moments of curvature",
+        "sweep": "Sweep, directions of noise",
+        "plain ratio": "Plain ratio",
+    }
     some = [p for p in result["points"] if p["codec"] in UNBIASED and p["kind"] == "resolved"]
     figure = style.new_figure(7.6, 7.6)
     panels = figure.subplots(2, 2, sharex=True, sharey=True)
@@ -979,7 +1010,7 @@ def losses_figure(result):
         diagonal(axes, (3e-4, 3))
         for found in (found for found in result["ladders"] if found["horizon"] == horizon):
             known = np.array(found["measured"]) > 4 * np.maximum(found["error"], 1e-12)
-            x, y = np.array(found["model"])[known], np.array(found["measured"])[known]
+            x, y = np.array(found["predicted"])[known], np.array(found["measured"])[known]
             look = style.hue(OPTIMIZER_COLORS[found["optimizer"]], MARKERS[found["optimizer"]], "-")
             axes.plot(x, y, **look.curve() | {"linewidth": 0.6, "markersize": 3})
         style.log_ticks(axes.xaxis), style.log_ticks(axes.yaxis)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from gtrace.noise import filtered_ratio, impulse_weight
+from gtrace.noise import bounded_ratio, filtered_ratio, impulse_weight, ratio_along
 
 CURVATURES = np.array([0.0, 1e-4, 0.01, 0.3, 2.0])
 OPTIMIZERS = {
@@ -145,3 +145,29 @@ def test_gradients_that_are_few_or_equal_say_nothing():
         filtered_ratio(np.eye(3), np.eye(3), 1.0, lambda h: h, samples=1, batch=1)
     equal = np.ones((4, 4))
     assert math.isnan(filtered_ratio(equal, equal, 1.0, lambda h: h, samples=1, batch=1).ratio)
+
+
+def test_few_samples_of_noise_bound_the_ratio():
+    # 300 directions with curvatures over four decades, and 16 samples: their own directions alone look far too steep.
+    curvature, batch, rng = np.geomspace(3, 3e-4, 300), 64, np.random.default_rng(5)
+    codec = np.full(300, 2 * curvature.sum() / 300 / batch)
+    weight = functools.partial(impulse_weight, steps=400, lr=0.1)
+    truth = weight(curvature) @ codec / (weight(curvature) @ curvature / batch)
+    found = []
+    for _ in range(50):
+        samples = rng.standard_normal((16, 300)) * np.sqrt(curvature / batch)
+        arguments = (samples @ samples.T, (samples * codec) @ samples.T, codec.sum(), weight)
+        found.append((bounded_ratio(*arguments, batch=batch), ratio_along(*arguments, batch=batch).ratio))
+    off = np.abs([np.log((1 + bounded.ratio) / (1 + truth)) for bounded, _ in found])
+    assert np.median(off) < math.log(1.25)
+    assert np.median(off) < np.median(np.abs([np.log((1 + other) / (1 + truth)) for _, other in found])) / 2
+    assert np.mean([bounded.low <= truth <= bounded.high for bounded, _ in found]) >= 0.75
+
+
+def test_one_curvature_leaves_nothing_between_the_bounds():
+    rng, weight = np.random.default_rng(6), functools.partial(impulse_weight, steps=30, lr=0.1)
+    samples = rng.standard_normal((400, 50)) * np.sqrt(0.5 / 8)
+    found = bounded_ratio(samples @ samples.T, samples @ samples.T, 50 * 0.5 / 8, weight, batch=8, weight_decay=0.01)
+    assert (found.low, found.ratio, found.high) == pytest.approx((1, 1, 1), rel=0.05)
+    with pytest.raises(ValueError, match="at least 4"):
+        bounded_ratio(np.eye(3), np.eye(3), 1.0, weight, batch=1)

@@ -15,6 +15,7 @@ from gtrace.noise.estimates import (
 )
 from gtrace.noise.filtering import FilteredRatio, filtered_ratio, impulse_weight, ratio_along
 from gtrace.noise.prediction import ADAM, Dynamics, NoiseCosts, Prediction, cost, predict
+from gtrace.noise.quadrature import bounded_ratio
 
 __all__ = [
     "ADAM",
@@ -26,6 +27,7 @@ __all__ = [
     "Prediction",
     "added",
     "averaged",
+    "bounded_ratio",
     "cost",
     "equivalent_batch",
     "filtered_ratio",

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import linalg
 
 from gtrace.codecs.link import LinkOptions, Sender
+from gtrace.errors import TraceError
 from gtrace.kernels.compare import weighted_gram
 from gtrace.noise import ADAM, NoiseCosts
 from gtrace.schedule import RefitSchedule
@@ -310,7 +311,11 @@ def measure(
 
 
 def noise_costs(result: SweepResult) -> NoiseCosts | None:
-    """What a sweep measured, for predictions of what noise costs; None if its trace has no samples of noise."""
+    """What a sweep measured, for predictions of what noise costs; None if its trace has no samples of noise.
+
+    Raises:
+        TraceError: the parts of the result do not belong together.
+    """
     samples = {tensor: value for (tensor, _, what), value in result.details.items() if what == SAMPLES}
     if not samples:
         return None
@@ -322,6 +327,8 @@ def noise_costs(result: SweepResult) -> NoiseCosts | None:
     }
     codecs = tuple(dict.fromkeys(codec for codec, _ in cells))
     n = round(math.sqrt(2 * len(samples[tensors[0]]["gram"]) + 0.25) - 0.5)
+    if any(len(one["gram"]) != n * (n + 1) // 2 for one in (*samples.values(), *cells.values())):
+        raise TraceError("what the noise of codecs costs was measured on different samples; sweep again with --force")
     unknown = {"gram": [math.nan] * (n * (n + 1) // 2), "variance": math.nan, "lost": math.nan, "unbiased": True}
     table = [[cells.get((codec, tensor), unknown) for tensor in tensors] for codec in codecs]
     attrs = result.provenance.get("trace_attrs", {})

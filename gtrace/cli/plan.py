@@ -20,7 +20,6 @@ from gtrace.cli.options import (
     PLUGIN,
     STEPS,
     Fractions,
-    HorizonSettings,
     Integers,
     TracePath,
     arguments,
@@ -212,13 +211,16 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook,
     """What the codecs do to every tensor, what costs of noise are predicted from, and where that comes from."""
     from gtrace.planning import curves_of, measure
     from gtrace.report.analysis.safety import Outlook
+    from gtrace.report.analysis.sweep import outlook_on
 
     if isinstance(trace, Path) and trace.name.endswith(".sweep.db"):
         from gtrace.sweep import ResultStore
 
         result = ResultStore.load(trace).selected
         provenance = {"sweep": str(trace), "trace_fingerprint": result.provenance.get("trace_fingerprint", "")}
-        return curves_of(_chosen_rows(result, settings)), _outlook(result, settings.goal.noise), provenance, []
+        noise = settings.goal.noise
+        outlook = outlook_on(result, np.unique(result["step"]), noise.batch, noise.horizon)
+        return curves_of(_chosen_rows(result, settings)), outlook, provenance, []
     from gtrace.trace import open_trace
     from gtrace.trace.choose import choose_infos, choose_steps
 
@@ -235,22 +237,6 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook,
         outlook = Outlook(f"a sweep measures them: gtrace sweep {trace}")
         about = {"trace": str(trace), "trace_fingerprint": opened.fingerprint}
         return curves, outlook, about, [f"warning: {text}" for text in warnings]
-
-
-def _outlook(result: SweepResult, noise: HorizonSettings) -> Outlook:
-    """What the costs of a sweep's codecs are predicted from, as in its report."""
-    from gtrace.report.analysis.safety import outlook_of
-    from gtrace.report.analysis.sweep import steps_left
-    from gtrace.sweep.noise_cost import noise_costs
-
-    ranks = result.provenance.get("trace_attrs", {}).get("world_size")
-    return outlook_of(
-        noise_costs(result),
-        workers=ranks if isinstance(ranks, int) and ranks > 1 else 1,
-        batch=noise.batch,
-        horizon=noise.horizon,
-        left=steps_left(result.provenance, np.unique(result["step"])),
-    )
 
 
 def _chosen_rows(result: SweepResult, settings: PlanSettings) -> SweepResult:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gtrace.codecs import Codec
-    from gtrace.noise import NoiseCosts
     from gtrace.planning import Budget, Curves
+    from gtrace.report.analysis.safety import Outlook
     from gtrace.sweep import SweepResult
 
 #: coordinate-wise codecs with fixed levels are judged together, so that all of them take no longer than a few
@@ -170,8 +170,8 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise UsageError(f"{path}: a plan is a .yaml or .json file; choose such a name for -o")
     check_output(path, force=settings.force)
-    curves, costs, about, warnings = _curves(trace, settings)
-    goal = choose_goal(settings.goal, curves, costs, error=isinstance(asked, Budget) and asked.kind == "error")
+    curves, outlook, about, warnings = _curves(trace, settings)
+    goal = choose_goal(settings.goal, curves, outlook, error=isinstance(asked, Budget) and asked.kind == "error")
     for text in [*warnings, *goal.notes]:
         click.echo(f"gtrace: {text}", err=True)
     groups = _groups(curves.tensors, settings.groups)
@@ -207,18 +207,20 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
         print_plan(plan, path, full=settings.full)
 
 
-def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, NoiseCosts | str, dict[str, Any], list[str]]:
-    """What the codecs do to every tensor, what their noise costs or why that is not known, and where it comes from."""
+def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook, dict[str, Any], list[str]]:
+    """What the codecs do to every tensor, what costs of noise are predicted from, and where that comes from."""
     from gtrace.planning import curves_of, measure
+    from gtrace.report.analysis.safety import Outlook
+    from gtrace.report.analysis.sweep import outlook_on
 
     if isinstance(trace, Path) and trace.name.endswith(".sweep.db"):
         from gtrace.sweep import ResultStore
-        from gtrace.sweep.noise_cost import noise_costs
 
         result = ResultStore.load(trace).selected
         provenance = {"sweep": str(trace), "trace_fingerprint": result.provenance.get("trace_fingerprint", "")}
-        costs = noise_costs(result) or f"{trace} has not measured them; sweep a trace that has three steps in a row"
-        return curves_of(_chosen_rows(result, settings)), costs, provenance, []
+        noise = settings.goal.noise
+        outlook = outlook_on(result, np.unique(result["step"]), noise.batch, noise.horizon)
+        return curves_of(_chosen_rows(result, settings)), outlook, provenance, []
     from gtrace.trace import open_trace
     from gtrace.trace.choose import choose_infos, choose_steps
 
@@ -232,9 +234,9 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, NoiseCos
             tensors=None if settings.tensors is None else words(settings.tensors),
             **arguments(settings, "measure"),
         )
-        costs = f"plan from a sweep for these: gtrace sweep {trace}"
+        outlook = Outlook(f"a sweep measures them: gtrace sweep {trace}")
         about = {"trace": str(trace), "trace_fingerprint": opened.fingerprint}
-        return curves, costs, about, [f"warning: {text}" for text in warnings]
+        return curves, outlook, about, [f"warning: {text}" for text in warnings]
 
 
 def _chosen_rows(result: SweepResult, settings: PlanSettings) -> SweepResult:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
-from gtrace.cli.options import refuse
+from gtrace.cli.options import HorizonSettings, refuse
 from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.settings import nested, option
 from gtrace.units import parse_bits, parse_seconds
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.costs import Cluster
-    from gtrace.noise import NoiseCosts
     from gtrace.planning import Budget, Curves, Plan
     from gtrace.planning.curves import NoiseRatios
+    from gtrace.report.analysis.safety import Outlook
 
 
 _KINDS = ("budget", "ratio", "max_error", "step_time")
@@ -179,9 +179,7 @@ class GoalSettings:
         help="What to minimize: cost, the loss that noise adds by the end of training, or error.  "
         "[default: cost if the sweep measured it]",
     )
-    horizon: int | None = option(
-        None, minimum=1, metavar="STEPS", help="Steps of training that are left.  [default: as planned]"
-    )
+    noise: HorizonSettings = nested(HorizonSettings)
     weights: tuple[str, ...] = option(
         (),
         advanced=True,
@@ -222,61 +220,51 @@ class Goal:
         return replace(plan, horizon=PlanForecast(self.horizon, self.batch, *size))
 
 
-def choose_goal(settings: GoalSettings, curves: Curves, costs: NoiseCosts | str, *, error: bool) -> Goal:
+def choose_goal(settings: GoalSettings, curves: Curves, outlook: Outlook, *, error: bool) -> Goal:
     """Decide what a plan minimizes: what is asked for, else predicted cost if it is known.
 
     Args:
         settings: what the user asks for.
         curves: of the tensors and codecs.
-        costs: what a sweep measured, or why there is nothing.
+        outlook: what costs are predicted from, or why they are not known.
         error: whether the budget is one of error.
 
     Raises:
         UsageError: cost or a horizon is asked for, and cost can't be minimized.
     """
-    asked = settings.objective == "cost" or settings.horizon is not None
-    own = "--max-error" if error else "--weight" if settings.weights else None
-    if settings.objective == "error" or own is not None:
+    named = "--horizon" if settings.noise.horizon is not None else "--objective cost"
+    asked = settings.objective == "cost" or settings.noise.horizon is not None
+    own = "--max-error" if error else "--weight" if settings.weights else "--objective error"
+    if settings.objective == "error" or own != "--objective error":
         if asked:
-            named = "--horizon" if settings.horizon is not None else "--objective cost"
-            raise UsageError(
-                f"{named}: is for predicted cost, and {own or '--objective error'} is for error; leave one out."
-            )
+            raise UsageError(f"{named}: is for predicted cost, and {own} is for error; leave one out.")
         return Goal("error")
-    goal = costs if isinstance(costs, str) else _by_cost(settings, curves, costs)
+    goal = _by_cost(curves, outlook)
     if isinstance(goal, Goal):
         return goal
     if asked:
-        raise UsageError(f"plan: predicted costs are not known: {goal}.")
+        raise UsageError(f"{named}: predicted costs are not known: {goal}.")
     return Goal("error", (f"minimizes error, because predicted costs are not known: {goal}.",))
 
 
-def _by_cost(settings: GoalSettings, curves: Curves, costs: NoiseCosts) -> Goal | str:
+def _by_cost(curves: Curves, outlook: Outlook) -> Goal | str:
     """The goal of predicted cost, or why it can't be."""
-    from gtrace.noise import Dynamics
     from gtrace.planning import noise_ratios
     from gtrace.report.names import listed
-    from gtrace.trace import OptimizerFacts
-    from gtrace.trace.optimizer import OPTIMIZERS
 
-    facts = OptimizerFacts.of({OPTIMIZERS: {"0": dict(costs.optimizer)}})
-    if not (costs.batch > 0 and costs.lr > 0):
-        return "the trace does not have its batch size and learning rate; capture it again"
-    try:
-        dynamics = Dynamics.of(facts, costs.lr)
-    except ValueError as error:
-        return str(error)
-    left = (facts.length or 0) - curves.steps[0]
-    horizon = settings.horizon or (left if left > 0 else costs.last + 1)
-    ratios = noise_ratios(curves, costs, dynamics, horizon, costs.batch)
+    if outlook.costs is None or outlook.dynamics is None:
+        return outlook.why
+    ratios = noise_ratios(curves, outlook.costs, outlook.dynamics, outlook.horizon, outlook.costs.batch)
     out = list(ratios.left_out)
     why = listed(dict.fromkeys(ratios.left_out.values()), 2)
     if len(out) == len(curves.codecs) - 1:
         return f"{listed(out, 2)}: {why}"
     notes = (
-        (f"leaves out {listed(out, 2)}, whose cost is not known ({why}); --objective error has them.",) if out else ()
+        [f"leaves out {listed(out, 2)}, whose cost is not known ({why}); --objective error has them."] if out else []
     )
-    return Goal("cost", notes, ratios, horizon, costs.batch)
+    if outlook.assumed:
+        notes.append(f"assumes that {outlook.horizon:,} steps of training are left; give --horizon.")
+    return Goal("cost", tuple(notes), ratios, outlook.horizon, outlook.batch)
 
 
 _MOST_BYTES = 4 << 20

@@ -167,7 +167,7 @@ def test_what_is_about_error_has_no_predicted_cost(sweep, tmp_path, words, messa
 
 def test_without_costs_error_is_minimized_and_said(trace, tmp_path):
     said = run("plan", trace, *FAST, "--max-bits", "3", "-o", tmp_path / "plan.yaml")
-    assert "minimizes error, because predicted costs are not known: plan from a sweep" in said
+    assert "minimizes error, because predicted costs are not known: a sweep measures them" in said
     assert load_plan(tmp_path / "plan.yaml").objective == "error"
     with pytest.raises(GtraceError, match="gtrace sweep"):
         run("plan", trace, *FAST, "--max-bits", "3", "--objective", "cost", "-o", tmp_path / "other.yaml")

@@ -56,7 +56,7 @@ from gtrace.report.analysis.families import (
 from gtrace.report.analysis.fits import read_fits
 from gtrace.report.analysis.results import SweepAnalysis
 from gtrace.report.analysis.runs import known_mean
-from gtrace.report.analysis.safety import judge, outlook_of
+from gtrace.report.analysis.safety import Outlook, judge, outlook_of
 from gtrace.report.statistics import bootstrap, step_weights, thirds
 from gtrace.sweep.noise_cost import noise_costs
 from gtrace.trace import OptimizerFacts
@@ -126,8 +126,7 @@ def analyze(
     wanted = choose_targets(curves_of(families, bits, errors)) if targets is None else tuple(float(t) for t in targets)
     families = _placed(families, configurations, bits, errors, wanted)
     of_one_step = np.array([c.bias + c.variance / chosen for c in configurations])
-    left = _left(result.provenance, table.steps)
-    outlook = outlook_of(noise_costs(result), workers=chosen, batch=batch, horizon=horizon, left=left)
+    outlook = outlook_on(result, table.steps, batch, horizon, chosen)
     layers = compare_layers(ranked_steps, families, wanted, table.tensors)
     return SweepAnalysis(
         name=name,
@@ -163,6 +162,24 @@ def analyze(
         step_at=errors_at(families, bits, of_one_step, wanted),
         coder_leaders=_coder_leaders(own, sums, order, errors, families, wanted),
     )
+
+
+def outlook_on(
+    result: SweepResult, steps: NDArray[np.int64], batch: float, horizon: int | None, workers: int | None = None
+) -> Outlook:
+    """What the costs of noise are predicted from for a sweep.
+
+    Args:
+        result: the sweep.
+        steps: of the sweep, ascending.
+        batch: samples of a step over all workers; NaN takes what the trace says.
+        horizon: number of steps; None takes the rest of the training.
+        workers: whose average is taken; None takes those of the run that was captured.
+    """
+    ranks = result.provenance.get("trace_attrs", {}).get("world_size")
+    captured = ranks if isinstance(ranks, int) and ranks > 1 else 1
+    left = _left(result.provenance, steps)
+    return outlook_of(noise_costs(result), workers=workers or captured, batch=batch, horizon=horizon, left=left)
 
 
 def _left(provenance: Mapping[str, Any], steps: NDArray[np.int64]) -> int | None:

@@ -94,7 +94,7 @@ LADDER = (4, 8, 16, 32, 64, 128, 256)
 UNBIASED = ("qsgdinf:bits=2", "nuqsgd:bits=3", "alq:bits=3", "rotate:qsgdinf:bits=2", "randomk:ratio=0.1")
 BIASED = ("topk:ratio=0.1", "ef:topk:ratio=0.05", "signsgd")
 CODECS = UNBIASED + BIASED
-#: codecs with levels are fitted at the first step and after every so many
+#: codecs with levels are fitted every 20 steps, from the first on
 REFIT = 20
 #: task -> optimizer -> learning rate
 RATES = {

@@ -167,7 +167,8 @@ def test_few_samples_of_noise_bound_the_ratio():
 def test_one_curvature_leaves_nothing_between_the_bounds():
     rng, weight = np.random.default_rng(6), functools.partial(impulse_weight, steps=30, lr=0.1)
     samples = rng.standard_normal((400, 50)) * np.sqrt(0.5 / 8)
-    found = bounded_ratio(samples @ samples.T, samples @ samples.T, 50 * 0.5 / 8, weight, batch=8, weight_decay=0.01)
+    gram, variance = samples @ samples.T, 0.5 / 8
+    found = bounded_ratio(gram, variance * gram, 50 * variance, weight, batch=8, weight_decay=0.01)
     assert (found.low, found.ratio, found.high) == pytest.approx((1, 1, 1), rel=0.05)
     with pytest.raises(ValueError, match="at least 4"):
         bounded_ratio(np.eye(3), np.eye(3), 1.0, weight, batch=1)

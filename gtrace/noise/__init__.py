@@ -14,7 +14,7 @@ from gtrace.noise.estimates import (
     pooled,
 )
 from gtrace.noise.filtering import impulse_weight
-from gtrace.noise.prediction import ADAM, Dynamics, NoiseCosts, Prediction, cost, predict
+from gtrace.noise.prediction import ADAM, Dynamics, NoiseCosts, NoisePrediction, cost, predict
 from gtrace.noise.quadrature import FilteredRatio, bounded_ratio, filtered_ratio
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "Moments",
     "Noise",
     "NoiseCosts",
-    "Prediction",
+    "NoisePrediction",
     "added",
     "averaged",
     "bounded_ratio",

@@ -74,8 +74,8 @@ class Dynamics:
         if facts.kind in ADAM:
             decoupled = facts.decoupled if facts.decoupled is not None else facts.kind == "AdamW"
             beta = 0.9 if facts.betas is None else facts.betas[0]
-            own = {"decay": decay} if decoupled else {"weight_decay": decay}
-            return cls(lr=lr, momentum=beta, averaging=True, **own)
+            outside, inside = (decay, 0.0) if decoupled else (0.0, decay)
+            return cls(lr=lr, momentum=beta, averaging=True, decay=outside, weight_decay=inside)
         raise ValueError("the optimizer is not known" if facts.kind is None else f"there is no theory for {facts.kind}")
 
     def weight(self, curvature: ArrayLike, steps: int) -> NDArray[np.float64]:
@@ -147,7 +147,7 @@ class NoiseCosts:
         return bool(np.isfinite(self.growth[codec]))
 
 
-class Prediction(NamedTuple):
+class NoisePrediction(NamedTuple):
     """What a codec's noise is predicted to cost at a horizon.
 
     Attributes:
@@ -221,7 +221,7 @@ def _nodes(costs: NoiseCosts, batch: float) -> tuple[float, float]:
     return gauss_nodes(mean) if mean[1] > 0 else (0.0, 1.0)
 
 
-def predict(costs: NoiseCosts, codec: int, dynamics: Dynamics, steps: int, *, batch: float) -> Prediction:
+def predict(costs: NoiseCosts, codec: int, dynamics: Dynamics, steps: int, *, batch: float) -> NoisePrediction:
     """Predict what a codec's noise costs over the steps that are left.
 
     Args:
@@ -231,7 +231,7 @@ def predict(costs: NoiseCosts, codec: int, dynamics: Dynamics, steps: int, *, ba
         steps: the horizon.
         batch: samples behind one gradient.
     """
-    unknown = partial(Prediction, math.nan, math.nan, math.nan, batch, math.nan, False)
+    unknown = partial(NoisePrediction, math.nan, math.nan, math.nan, batch, math.nan, False)
     if not np.isfinite(costs.variance[codec]).all():
         return unknown("it was not measured on every tensor")
     lost = 0.0
@@ -259,4 +259,4 @@ def predict(costs: NoiseCosts, codec: int, dynamics: Dynamics, steps: int, *, ba
         return unknown("the captured steps show no curvature along its errors")
     low, high = sorted(mine / theirs for mine, theirs in zip(own, noise, strict=True))
     ratio = math.sqrt((1 + low) * (1 + high)) - 1
-    return Prediction(ratio, low / MISS, high * MISS, batch, lost)
+    return NoisePrediction(ratio, low / MISS, high * MISS, batch, lost)

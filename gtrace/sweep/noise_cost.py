@@ -48,7 +48,7 @@ _WINDOWS, _LENGTH, _SAMPLES = 4, 6, 16
 _ELEMENTS, _BLOCK = 1 << 17, 2048
 
 
-class Window(NamedTuple):
+class Span(NamedTuple):
     """Gradients that are read together.
 
     Attributes:
@@ -68,7 +68,7 @@ class Window(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Sampling:
     """Where the noise of a trace's gradients is looked at.
 
     Attributes:
@@ -76,11 +76,11 @@ class Plan:
         streams: tensor -> its stream on each rank, its own first.
     """
 
-    windows: tuple[Window, ...]
+    windows: tuple[Span, ...]
     streams: Mapping[str, tuple[TensorInfo, ...]]
 
     @classmethod
-    def of(cls, trace: Trace, gradients: Gradients) -> Plan:
+    def of(cls, trace: Trace, gradients: Gradients) -> Sampling:
         """The plan for the tensors of a sweep."""
         streams = {info.name: _ranks_of(trace, info) for info in gradients.infos}
         if gradients.kind != "weight" or any(info.sketches for info in gradients.infos):
@@ -93,11 +93,11 @@ class Plan:
             common = common.intersection(*map(frozenset, everywhere))
         windows = _chosen(sorted(common), 1 if ranks >= 3 else 3)
         ones = np.ones((1, ranks))
-        found: list[Window] = []
+        found: list[Span] = []
         for steps in windows:
             left = _SAMPLES // max(1, len(windows))
             design = ones if ranks >= 3 else np.vander(np.arange(len(steps)), 2).T
-            found.append(Window(steps, ranks >= 3, linalg.null_space(design).T[:left]))
+            found.append(Span(steps, ranks >= 3, linalg.null_space(design).T[:left]))
         enough = sum(len(window.contrasts) for window in found) >= FEWEST
         return cls(tuple(found) if enough else (), streams)
 
@@ -118,7 +118,7 @@ def _chosen(steps: Sequence[int], least: int) -> list[tuple[int, ...]]:
     return [windows[k] for k in sorted({int(np.argmin(np.abs(middles - want))) for want in wanted})]
 
 
-class Cell(NamedTuple):
+class CodecNoise(NamedTuple):
     """A codec on a tensor, see :class:`~gtrace.noise.NoiseCosts`; sums over windows, divided by their number."""
 
     gram: NDArray[np.float64]
@@ -130,7 +130,7 @@ class Cell(NamedTuple):
 class _Tensor:
     """One tensor's gradients in the windows, and the samples of their noise."""
 
-    def __init__(self, trace: Trace, plan: Plan, info: TensorInfo, seed: int) -> None:
+    def __init__(self, trace: Trace, plan: Sampling, info: TensorInfo, seed: int) -> None:
         self._info, self._seed = info, seed
         own = plan.streams[info.name]
         stride = max(1, math.ceil(info.size / _ELEMENTS))
@@ -175,11 +175,12 @@ class _Tensor:
             )
         )
 
-    def scaled(self, values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    def scaled(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Values in Adam's coordinates."""
-        return values.astype(np.float64) if self.scale is None else values * self.scale
+        wide: NDArray[np.float64] = np.asarray(values, np.float64)
+        return wide if self.scale is None else wide * self.scale
 
-    def inner(self, left: NDArray[np.float32], right: NDArray[np.float32]) -> float:
+    def inner(self, left: NDArray[Any], right: NDArray[Any]) -> float:
         """Inner product in these coordinates, of the whole tensor."""
         return self.stretch * float(self.scaled(left) @ self.scaled(right))
 
@@ -189,7 +190,7 @@ class _Tensor:
         weighted_gram(self.samples, weights, gram)
         return self.stretch * (np.triu(gram) + np.triu(gram, 1).T)
 
-    def cell(self, codec: Codec, share: float | None) -> Cell:
+    def cell(self, codec: Codec, share: float | None) -> CodecNoise:
         """Encode with a codec in each window."""
         number = len(self.windows)
         gram, growth = np.zeros_like(self.gram), math.nan
@@ -203,14 +204,14 @@ class _Tensor:
                 variance += self.inner(owed, owed)
                 half, end = half + self.inner(middle, middle), end + self.inner(owed, owed)
             growth = end / half if half else 1.0
-            return Cell(gram / number, variance / number, 0.0, growth)
+            return CodecNoise(gram / number, variance / number, 0.0, growth)
         for window, values, near in zip(self.windows, self.gradients, self.neighbors, strict=True):
             first, second = self._errors(codec, window, values, share)
             difference = self.scaled(first - second) / math.sqrt(2)
             gram += self.weighed(np.square(difference))
             variance += self.stretch * float(difference @ difference)
             lost -= self.inner((first + second) / 2, near)
-        return Cell(gram / number, variance / number, lost / number, growth)
+        return CodecNoise(gram / number, variance / number, lost / number, growth)
 
     def _sender(self, codec: Codec, values: NDArray[np.float32], step: int, share: float | None) -> Sender:
         """A codec that was fitted to a gradient."""
@@ -222,7 +223,7 @@ class _Tensor:
         return sender
 
     def _errors(
-        self, codec: Codec, window: Window, values: list[NDArray[np.float32]], share: float | None
+        self, codec: Codec, window: Span, values: list[NDArray[np.float32]], share: float | None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The errors of two encodings of the middle gradient, fitted to the one before."""
         place, step = window.middle, window.steps[window.middle]
@@ -234,7 +235,7 @@ class _Tensor:
         return errors[0], errors[-1]
 
     def _owed(
-        self, codec: Codec, window: Window, values: list[NDArray[np.float32]], share: float | None
+        self, codec: Codec, window: Span, values: list[NDArray[np.float32]], share: float | None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """What a memory owes after all steps of a window, and after half of them."""
         sender = self._sender(codec, values[0], window.steps[0], share)
@@ -280,7 +281,7 @@ def measure(
         jobs: threads; nothing depends on it.
         done: details that are there already.
     """
-    plan = Plan.of(trace, gradients)
+    plan = Sampling.of(trace, gradients)
     if not plan.windows:
         return
 

@@ -11,7 +11,7 @@ import pytest
 from helpers_report import result_of, row
 
 from gtrace.costs import Cluster, Network
-from gtrace.noise import NoiseCosts, Prediction
+from gtrace.noise import NoiseCosts, NoisePrediction
 from gtrace.report import analyze, answer
 from gtrace.report.analysis.safety import NOT_ASKED, NOT_MEASURED, cost_in_words, outlook_of, part_in_words, verdict_on
 from gtrace.report.figures.heatmap import layer_heatmap
@@ -88,7 +88,7 @@ def test_errors_and_noise_are_summed_before_they_are_divided():
 def predicted(equivalent=60.0, least=None, most=None, lost=0.0, batch=64.0):
     """A prediction of this equivalent batch."""
     sizes = (equivalent, most or equivalent, least or equivalent)
-    return Prediction(*(batch / size - 1 for size in sizes), batch, lost)
+    return NoisePrediction(*(batch / size - 1 for size in sizes), batch, lost)
 
 
 @pytest.mark.parametrize(

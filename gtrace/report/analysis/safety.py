@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.noise import NoiseCosts, Prediction
+    from gtrace.noise import NoiseCosts, NoisePrediction
     from gtrace.report.analysis.cells import CellTable
 
 
@@ -85,7 +85,7 @@ class Outlook:
     workers: int = 1
     assumed: bool = False
 
-    def predict(self, spec: str) -> Prediction | None:
+    def predict(self, spec: str) -> NoisePrediction | None:
         """What a codec is predicted to cost; None if that was not measured."""
         if self.costs is None or self.dynamics is None or spec not in self.costs.codecs:
             return None
@@ -161,7 +161,7 @@ class Judgement:
 
     verdict: SafetyVerdict
     reason: str
-    prediction: Prediction | None = None
+    prediction: NoisePrediction | None = None
     ratio: Interval = UNKNOWN
     bias: float = math.nan
     bounded: bool = False
@@ -302,7 +302,7 @@ def _judgement(outlook: Outlook, spec: str, ratio: Interval, square: Interval, *
     return Judgement(*_cleared(ratio, bias, most, why, bounded=bounded), None, ratio, bias, bounded)
 
 
-def verdict_on(found: Prediction) -> SafetyVerdict:
+def verdict_on(found: NoisePrediction) -> SafetyVerdict:
     """The verdict that a prediction gives: of its interval, what costs a tenth decides."""
     limit = (1 - SAFE_COST) * found.batch
     if found.most < limit or hopeless(found):
@@ -310,7 +310,7 @@ def verdict_on(found: Prediction) -> SafetyVerdict:
     return "safe" if found.least >= limit and found.lost <= SAFE_COST else "cannot tell"
 
 
-def hopeless(found: Prediction) -> bool:
+def hopeless(found: NoisePrediction) -> bool:
     """Whether nothing is learned with it."""
     return found.most < HOPELESS_BATCH * found.batch or found.lost > 1 - HOPELESS_PROGRESS
 
@@ -330,7 +330,7 @@ def _percent(share: float) -> str:
     return f"{number(100 * share, 2)}%"
 
 
-def cost_in_words(found: Prediction, horizon: int) -> str:
+def cost_in_words(found: NoisePrediction, horizon: int) -> str:
     """What a prediction says, e.g. ``costs about a tenth of the batch over 400 steps (58 of 64; 51 to 61)``."""
     whole = samples(found.batch)
     between = f"{samples(found.least)} to {samples(found.most)}"

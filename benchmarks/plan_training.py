@@ -18,8 +18,8 @@ CRITERIA, written down before the first training:
    without room between these two, no plan can show anything.
 
 The bits of each task are the most of 2, 1.6, 1.3 and 1.1 at which the best single codec by error is predicted to be
-worth at most half of the batch, or 1.1: with more bits noise costs little, so that no choice matters. Huffman codes
-take at least one bit.
+worth at most half of the batch, or 1.1: with more bits noise costs little, so that no choice matters. Huffman
+codes take at least one bit.
 """
 
 import argparse

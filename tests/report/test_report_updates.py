@@ -61,5 +61,5 @@ def test_a_verdict_is_the_same_with_and_without_second_moments(known, unknown):
 
 
 def test_a_plan_cannot_be_made_by_update_errors(tmp_path):
-    with pytest.raises(click.BadParameter, match="'squared', 'relative'"):
+    with pytest.raises(click.BadParameter, match="'cost', 'error'"):
         command.make_context("plan", [str(tmp_path), "--budget", "3bits", "--objective", "update"])

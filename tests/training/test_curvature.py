@@ -168,6 +168,7 @@ def test_the_run_log_says_what_noise_costs(workers):
     codecs = ["qsgdinf:bits=2", "topk:ratio=0.2", "ef:qsgdinf:bits=2"]
     study = Study(Regression(), codecs, workers=workers, measure=2)
     records = list(study.records())
+    logged = [{name: None if value != value else value for name, value in record.items()} for record in records]
     measured = [record for record in records if record["type"] == "measure"]
     for record in measured:
         ratio, known = record["filtered_ratio"], record["run"] in ("none", codecs[0])
@@ -175,7 +176,7 @@ def test_the_run_log_says_what_noise_costs(workers):
         assert ratio > 0 if record["run"] == codecs[0] else ratio == 0 or not known
         assert record["equivalent_batch"] == pytest.approx(8 * workers / (1 + ratio), nan_ok=True)
     assert len(measured) == 12
-    (sentence,) = noise_sentences(analyze_runs([{"type": "study", **study.describe()}, *records]))
+    (sentence,) = noise_sentences(analyze_runs([{"type": "study", **study.describe()}, *logged]))
     middle = np.median([record["equivalent_batch"] for record in measured if record["run"] == codecs[0]])
     assert f"With the noise of {codecs[0]}, a batch of {8 * workers} is worth {number(middle)} " in sentence
     assert "median of 3 measured steps" in sentence

@@ -66,7 +66,8 @@ from torch import nn
 from torch.nn import functional
 
 from gtrace import codec, create_trace, run_sweep
-from gtrace.noise import Dynamics, bounded_ratio, filtered_ratio, impulse_weight, ratio_along
+from gtrace.noise import Dynamics, filtered_ratio, impulse_weight
+from gtrace.noise import predict as predicted_cost
 from gtrace.report.figures import style
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.noise_cost import noise_costs
@@ -777,23 +778,26 @@ def by_trace(found, spec, horizon):
     return BATCH / (1 + ratio.ratio)
 
 
-def from_sweep(found, spec, horizon, ratio):
-    """A filtered ratio from the same numbers, as if a codec had no memory."""
+def from_sweep(found, spec, horizon):
+    """What gtrace predicts from a sweep of a trace of four bursts of six steps after the checkpoint."""
     costs = found.swept[spec in WHOLE]
-    place = costs.codecs.index(str(codec(spec)))
-    coded, variance = costs.gram[place].sum(0), float(costs.variance[place].sum())
-    filtered = ratio(costs.noise, coded, variance, weight(found, horizon), batch=BATCH * found.terms)
-    return BATCH / (1 + filtered.ratio)
+    place, steps = costs.codecs.index(str(codec(spec))), read_at(horizon)[READINGS // 2]
+    return predicted_cost(costs, place, found.dynamics, steps, batch=BATCH * found.terms)
 
 
-def by_directions(found, spec, horizon):
-    """From a sweep, with curvature along the directions of its few samples of noise."""
-    return from_sweep(found, spec, horizon, ratio_along)
+def by_sweep(found, spec, horizon):
+    """The estimate of :func:`from_sweep`; NaN where gtrace says that it does not know."""
+    return from_sweep(found, spec, horizon).equivalent / found.terms
 
 
-def by_moments(found, spec, horizon):
-    """From a sweep, with moments of curvature."""
-    return from_sweep(found, spec, horizon, bounded_ratio)
+def lowest(found, spec, horizon):
+    """The lower end of its interval."""
+    return from_sweep(found, spec, horizon).least / found.terms
+
+
+def highest(found, spec, horizon):
+    """The upper end."""
+    return from_sweep(found, spec, horizon).most / found.terms
 
 
 def by_plain_ratio(found, spec, horizon):
@@ -814,12 +818,13 @@ def no_cost(found, spec, horizon):
 WAYS = {
     "model": by_model,
     "trace": by_trace,
-    "moments": by_moments,
-    "directions": by_directions,
+    "sweep": by_sweep,
     "plain ratio": by_plain_ratio,
     "tr(HS)": by_curvature,
     "no cost": no_cost,
 }
+#: the interval of "sweep"
+ENDS = {"least": lowest, "most": highest}
 
 
 # --- judged ------------------------------------------------------------------------------------------------------
@@ -829,12 +834,13 @@ def predict(folder, problem, name, again):
     """Predictions and predicted ladders of a task and optimizer, from the cache if they are there."""
     path = folder / f"{problem.task}-{name}-predicted.json"
     known = json.loads(path.read_text()) if path.exists() else {"batches": {}}
-    missing = [way for way in WAYS if way not in known["batches"] or way in again]
+    ways = WAYS | ENDS
+    missing = [way for way in ways if way not in known["batches"] or way in again]
     if missing:
         found = Findings(folder, problem, name)
         for way in missing:
             known["batches"][way] = {
-                spec: {str(horizon): WAYS[way](found, spec, horizon) for horizon in HORIZONS} for spec in CODECS
+                spec: {str(horizon): ways[way](found, spec, horizon) for horizon in HORIZONS} for spec in CODECS
             }
         if "model" in missing:
             known["ladder"] = {str(horizon): excess(found, horizon) for horizon in HORIZONS}
@@ -871,7 +877,7 @@ def judge(folder, again):
                 )
                 for spec in CODECS:
                     batch = measured_batch(ladder, runs[spec])
-                    found = {way: predicted["batches"][way][spec][str(horizon)] for way in WAYS}
+                    found = {way: predicted["batches"][way][spec][str(horizon)] for way in WAYS | ENDS}
                     points.append(where | {"codec": spec, "measured": batch, "kind": kind(*batch), "predicted": found})
             print(f"{task} {name}: judged", flush=True)
     return {"seeds": [[steps, len(group)] for steps, group in SEEDS], "points": points, "ladders": ladders}
@@ -980,8 +986,8 @@ def scatter(result):
     """Measured against predicted batches, one panel for each way."""
     titles = {
         "model": "Model at hand",
-        "moments": "Sweep, moments of curvature",
-        "directions": "Sweep, directions of noise",
+        "sweep": "Sweep, 16 samples of noise",
+        "trace": "64 gradients at the same weights",
         "plain ratio": "Plain ratio",
     }
     some = [p for p in result["points"] if p["codec"] in UNBIASED and p["kind"] == "resolved"]
@@ -1073,7 +1079,7 @@ def main():
     parser.add_argument("--cache", type=Path, default=cache, help="folder of checkpoints and losses")
     parser.add_argument("--only", choices=("train", "judge"))
     parser.add_argument("--until", type=float, default=math.inf, help="start no training after this time (epoch)")
-    parser.add_argument("--again", nargs="*", default=(), choices=tuple(WAYS), help="ways to predict again")
+    parser.add_argument("--again", nargs="*", default=(), choices=tuple(WAYS | ENDS), help="ways to predict again")
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.cache.mkdir(parents=True, exist_ok=True)

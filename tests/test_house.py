@@ -9,13 +9,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 252,
-    "lines": 64_600,
-    "functions of one statement": 1_050,
+    "files": 262,
+    "lines": 66_900,
+    "functions of one statement": 1_075,
     "of these below 100 lines, codecs and commands aside": 3,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,
-    "imports inside functions": 238,
+    "imports inside functions": 244,
     "cycles inside packages": 0,
     "class names used twice": 0,
     "definitions of encode and decode in codecs": 10,

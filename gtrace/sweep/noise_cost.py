@@ -161,7 +161,7 @@ class _Tensor:
             self.scale = np.where(second > 0, 1 / np.sqrt(np.sqrt(second) + floor), 0.0)
         size = self.gradients[0][0].size
         total = info.size if info.sample is None else info.sample["total"]
-        #: elements that each one stands for
+        #: elements of the tensor for each of its samples
         self.stretch = total / max(1, size)
         # Products of small gradients would underflow in float32.
         self.samples = np.ascontiguousarray(self.scaled(np.concatenate(samples)).T)

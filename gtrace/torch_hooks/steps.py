@@ -193,7 +193,7 @@ def _parameters(groups: Iterable[Mapping[str, Any]]) -> Iterable[torch.Tensor]:
     return (parameter for group in groups for parameter in group["params"])
 
 
-#: steps whose samples are counted before only one in so many is, and calls of modules after which a count gives up
+#: the first steps count samples, later only every 16th does; a count gives up after 1000 calls of modules
 _COUNTED, _CALLS = 16, 1000
 
 
@@ -201,7 +201,7 @@ class Samples:
     """Counts the samples behind a step: those of the first call of a module before each backward pass.
 
     That is the outermost module whose first argument is a tensor, in training mode and with gradients; samples are the
-    length of its first axis. If it holds integers along more axes, each sample is a sequence of so many tokens. The
+    length of its first axis. If it holds integers along more axes, a sample is a sequence of tokens. The
     hook on forward passes is there only from a step to that call, so that other calls cost nothing; and not once
     torch.compile has compiled anything, since it would compile again.
 

@@ -41,7 +41,7 @@ class OptimizerFacts:
             itself.
         batch_size: samples behind one gradient of one process, all micro-batches together; sequences, if samples are
             sequences. The median if ``varies`` has ``batch_size``.
-        tokens: of one sample, if samples are sequences; its loss is then the mean over so many predictions.
+        tokens: of one sample, if samples are sequences; its loss is then the mean over its tokens.
         varies: names of the facts above that changed between recorded steps; their values here are medians.
         lr_ratio: learning rate of the parameter group over that of the first group.
     """

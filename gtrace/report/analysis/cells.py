@@ -276,7 +276,7 @@ def read_cells(result: SweepResult) -> CellTable:
     fill = _Fill(config * len(keys) + cell, np.asarray(result["draw"]) == EXPECTATION, shape)
 
     def column(name: str, *, expected: bool = True) -> NDArray[np.float64]:
-        """The closed form where there is one, else the mean over draws; or the other way round."""
+        """The closed form if there is one, else the mean over draws; or the other way round."""
         parts = fill(result[name]), fill(result[name], drawn=True)
         return _prefer(*(parts if expected else parts[::-1]))
 

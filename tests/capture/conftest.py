@@ -16,6 +16,14 @@ def path(tmp_path):
     return tmp_path / "run.zarr"
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    """Samples are not counted in a process that has compiled something, which other tests do."""
+    compiled = sys.modules.get("torch._dynamo.utils")
+    if compiled is not None:
+        compiled.counters.clear()
+
+
 @pytest.fixture
 def gtrace_here(tmp_path, monkeypatch, capfd):
     """Run a ``gtrace`` command in this process, in the test's folder: exit code, stdout, stderr."""

@@ -3,7 +3,8 @@
 A window of consecutive steps holds samples of the gradient's noise: contrasts of its gradients in which a drift that is
 linear over the window drops out. Ranks at one step hold better ones. Each codec encodes a gradient in the middle of
 each window twice, and its errors are projected on these samples; see :class:`gtrace.noise.NoiseCosts`. A prediction for
-any horizon needs no more. Of a large tensor, evenly spaced blocks stand for the rest.
+any horizon needs no more. Gradients shrink as training goes on, so each window of a tensor is scaled to the same noise.
+Of a large tensor, evenly spaced blocks stand for the rest.
 """
 
 from __future__ import annotations
@@ -164,16 +165,21 @@ class _Tensor:
         #: elements of the tensor for each of its samples
         self.stretch = total / max(1, size)
         # Products of small gradients would underflow in float32.
-        self.samples = np.ascontiguousarray(self.scaled(np.concatenate(samples)).T)
+        scaled = [self.scaled(each) for each in samples]
+        energies = np.array([np.square(each).sum() / len(each) for each in scaled])
+        level = math.exp(np.log(energies[energies > 0]).mean()) if energies.any() else 1.0
+        #: factor of each window, with which all have the same noise: the geometric mean of theirs
+        self.factors = np.sqrt(np.divide(level, energies, out=np.ones_like(energies), where=energies > 0)).tolist()
+        joined = np.concatenate([factor * each for factor, each in zip(self.factors, scaled, strict=True)])
+        self.samples = np.ascontiguousarray(joined.T)
         self.gram = self.weighed(np.ones(size))
-        self.signal = float(
-            np.mean(
-                [
-                    self.inner(values[w.middle], near)
-                    for w, values, near in zip(plan.windows, self.gradients, self.neighbors, strict=True)
-                ]
+        inner = [
+            factor**2 * self.inner(values[window.middle], near)
+            for factor, window, values, near in zip(
+                self.factors, plan.windows, self.gradients, self.neighbors, strict=True
             )
-        )
+        ]
+        self.signal = float(np.mean(inner))
 
     def scaled(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Values in Adam's coordinates."""
@@ -197,20 +203,22 @@ class _Tensor:
         variance = lost = 0.0
         if codec.stateful:
             half = end = 0.0
-            for window, values in zip(self.windows, self.gradients, strict=True):
-                owed, middle = self._owed(codec, window, values, share)
+            for factor, window, values in zip(self.factors, self.windows, self.gradients, strict=True):
+                owed, middle = (np.float64(factor) * each for each in self._owed(codec, window, values, share))
                 along = self.stretch * (self.scaled(owed) @ self.samples)
                 gram += np.outer(along, along)
                 variance += self.inner(owed, owed)
                 half, end = half + self.inner(middle, middle), end + self.inner(owed, owed)
             growth = end / half if half else 1.0
             return CodecNoise(gram / number, variance / number, 0.0, growth)
-        for window, values, near in zip(self.windows, self.gradients, self.neighbors, strict=True):
+        for factor, window, values, near in zip(
+            self.factors, self.windows, self.gradients, self.neighbors, strict=True
+        ):
             first, second = self._errors(codec, window, values, share)
-            difference = self.scaled(first - second) / math.sqrt(2)
+            difference = self.scaled(first - second) * (factor / math.sqrt(2))
             gram += self.weighed(np.square(difference))
             variance += self.stretch * float(difference @ difference)
-            lost -= self.inner((first + second) / 2, near)
+            lost -= factor**2 * self.inner((first + second) / 2, near)
         return CodecNoise(gram / number, variance / number, lost / number, growth)
 
     def _sender(self, codec: Codec, values: NDArray[np.float32], step: int, share: float | None) -> Sender:

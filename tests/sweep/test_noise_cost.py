@@ -38,18 +38,20 @@ def read(path):
 
 
 def samples_of(gradients):
-    return np.concatenate(
-        [
-            contrasts @ np.stack([gradients[step] for step in steps])
-            for steps, contrasts in zip(WINDOWS, CONTRASTS, strict=True)
-        ]
-    )
+    """Samples of noise, each window scaled to the same energy, and the factors of the windows."""
+    found = [
+        contrasts @ np.stack([gradients[step] for step in steps])
+        for steps, contrasts in zip(WINDOWS, CONTRASTS, strict=True)
+    ]
+    energies = np.array([np.square(each).sum() / len(each) for each in found])
+    factors = np.sqrt(np.exp(np.log(energies).mean()) / energies)
+    return np.concatenate([factor * each for factor, each in zip(factors, found, strict=True)]), factors
 
 
 def test_samples_of_noise_are_contrasts_of_consecutive_steps(path, costs):
     assert costs.source == "consecutive steps"
     assert (costs.lr, costs.last) == (pytest.approx(0.1), 22)
-    every = [samples_of(gradients) for gradients in read(path).values()]
+    every = [samples_of(gradients)[0] for gradients in read(path).values()]
     # Which contrasts span the space is a matter of taste; eigenvalues are not.
     expected = np.linalg.eigvalsh(sum(one @ one.T for one in every))
     np.testing.assert_allclose(np.linalg.eigvalsh(costs.noise), expected, rtol=1e-4)
@@ -71,15 +73,24 @@ def test_variances_along_samples_are_those_of_drawn_errors(path, costs):
     """Rounding errors are independent of each other, so many draws have the covariance that two draws estimate."""
     gradients = read(path)["conv.weight"]
     codec = gtrace.codec("randomk:ratio=0.2")
-    samples = samples_of(gradients)
+    samples, factors = samples_of(gradients)
     covariance = 0.0
-    for steps in WINDOWS:
-        values = gradients[steps[len(steps) // 2]].astype(np.float64)
+    for factor, steps in zip(factors, WINDOWS, strict=True):
+        values = factor * gradients[steps[len(steps) // 2]].astype(np.float64)
         # Kept with probability 0.2 and divided by it: E (Q(g) - g)^2 = 4 g^2.
         covariance = covariance + 4 * values**2 / len(WINDOWS)
     where = costs.codecs.index(str(codec)), costs.tensors.index("conv.weight")
     assert costs.variance[where] == pytest.approx(covariance.sum(), rel=0.25)
     assert np.trace(costs.gram[where]) == pytest.approx(np.trace((samples * covariance) @ samples.T), rel=0.35)
+
+
+def test_windows_count_alike_however_small_their_gradients_are(path):
+    gradients = read(path)
+    fading = {name: {step: g * 0.01 ** (step > 10) for step, g in each.items()} for name, each in gradients.items()}
+    steady, found = (noise_costs(gtrace.run_sweep(Trace.from_arrays(g), CODECS[:2])) for g in (gradients, fading))
+    # The noise of both windows is now their geometric mean, a tenth of that of the larger one.
+    np.testing.assert_allclose(found.noise, steady.noise / 100, rtol=1e-3, atol=1e-9)
+    np.testing.assert_allclose(found.variance, steady.variance / 100, rtol=1e-3)
 
 
 def test_lost_progress_is_the_part_of_the_next_gradient_that_does_not_arrive():
@@ -99,14 +110,14 @@ def test_a_memory_owes_what_did_not_arrive_by_the_end_of_a_window(path, costs):
     codec = gtrace.codec("ef:topk:ratio=0.1")
     where = costs.codecs.index(str(codec)), costs.tensors.index("fc.weight")
     gradients = read(path)["fc.weight"]
-    samples, expected, gram = samples_of(gradients), 0.0, 0.0
-    for steps in WINDOWS:
+    (samples, factors), expected, gram = samples_of(gradients), 0.0, 0.0
+    for factor, steps in zip(factors, WINDOWS, strict=True):
         sender = Sender(codec, 700, LinkOptions(RefitSchedule((0,))), tensor="fc.weight")
         owed = np.zeros(700)
         for step in steps:
             arrived = codec.decode(b"", sender.send(gradients[step], step).payload, 700)
             sender.settle(gradients[step], arrived)
-            owed += gradients[step].astype(np.float64) - arrived
+            owed += factor * (gradients[step].astype(np.float64) - arrived)
         expected += owed @ owed / len(WINDOWS)
         gram += np.square(samples @ owed).sum() / len(WINDOWS)
     assert costs.variance[where] == pytest.approx(expected, rel=1e-4)

@@ -123,7 +123,8 @@ def rate_text(bandwidth: float, unit: str = "bit/s", digits: int = 6) -> str:
     ('25 Gbit/s', '1.2 Gelem/s')
     """
     prefix = next((p for p in ("T", "G", "M", "k") if bandwidth >= _PREFIXES[p]), "")
-    return f"{bandwidth / _PREFIXES[prefix]:.{digits}g} {prefix}{unit}"
+    rounded = float(f"{bandwidth / _PREFIXES[prefix]:.{digits}g}")
+    return f"{rounded:g} {prefix}{unit}"
 
 
 def step_ranges(text: str, where: str = "--steps") -> tuple[range, ...]:

@@ -114,7 +114,6 @@ def _lines(advice: Advice, program: str) -> list[str]:
         said = [f"{one.recommendation} up to {rate_text(one.high, digits=2)}" for one in slower]
         said.append(f"{last.recommendation} {'above' if said else 'everywhere'}")
         lines += textwrap.wrap(f"By link speed: {', '.join(said)}", _WIDTH, subsequent_indent=" " * 15)
-    lines.append("")
     if advice.step is not None:
         backward = "" if advice.backward is None else f", backward {duration(advice.backward)}"
         lines.append(f"A step takes {duration(advice.step)}{backward} here.")

@@ -45,7 +45,7 @@ class BudgetSettings:
         metavar="BITS",
         help="At most this many measured bits per value, e.g. 3: payload, norms and shared bytes.",
     )
-    ratio: float | None = option(None, metavar="N", help="N times smaller than float32.")
+    ratio: float | None = option(None, advanced=True, metavar="N", help="N times smaller than float32.")
     max_error: float | None = option(None, metavar="E", help="The fewest bits within this relative error: 0.1.")
     step_time: str | None = option(
         None,

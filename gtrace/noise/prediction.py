@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from gtrace.trace.optimizer import OptimizerFacts
 
-#: What the bounds of a ratio are widened by: with it 19 of 20 of the measured batches in docs/noise.md agree.
+#: What the bounds of a ratio are widened by: with it 9 of 10 of the measured batches in docs/noise.md agree.
 MISS = 3.0
 #: optimizers that divide by the root of a second moment
 ADAM = ("Adam", "AdamW", "NAdam")
@@ -152,7 +152,7 @@ class NoisePrediction(NamedTuple):
 
     Attributes:
         ratio: r, cost of the codec's noise over the gradient's; NaN if it is not known.
-        low: lower end of its 95% interval, with the factor by which predictions missed measured training.
+        low: lower end of its interval, which 9 of 10 measured trainings agreed with.
         high: upper end.
         batch: B.
         lost: share of a step's progress that the bias takes, 0 for an unbiased codec; negative for longer steps.

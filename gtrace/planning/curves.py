@@ -162,7 +162,7 @@ class NoiseRatios:
 
     Attributes:
         ratio: float64[T, O], which adds up over tensors; NaN if it is not known.
-        low: float64[O], lower end of the 95% interval over the ratio.
+        low: float64[O], lower end of the interval over the ratio.
         high: float64[O], upper end.
         left_out: spec -> why its ratio is not known, in one clause.
     """

@@ -103,7 +103,7 @@ class PlanForecast:
         steps: the horizon.
         batch: samples of one gradient; 100 if the trace does not say.
         equivalent: samples that would be as noisy without compression.
-        low: lower end of its 95% interval.
+        low: lower end of its interval.
         high: upper end.
     """
 

@@ -341,8 +341,7 @@ def noise_costs(result: SweepResult) -> NoiseCosts | None:
         raise TraceError("what the noise of codecs costs was measured on different samples; sweep again with --force")
     unknown = {"gram": [math.nan] * (n * (n + 1) // 2), "variance": math.nan, "lost": math.nan, "unbiased": True}
     table = [[cells.get((codec, tensor), unknown) for tensor in tensors] for codec in codecs]
-    attrs = result.provenance.get("trace_attrs", {})
-    learning = result.provenance.get("learning", {})
+    attrs, learning = (result.provenance.get(name) or {} for name in ("trace_attrs", "learning"))
     facts = OptimizerFacts.of(attrs)
     return NoiseCosts(
         codecs=codecs,

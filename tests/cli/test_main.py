@@ -38,7 +38,7 @@ def test_every_command_has_help_with_an_example_and_ends_with_how_to_see_more(na
         assert shown <= 12 or name in added_commands()
         return
     more = every.output.count("\n  -") - shown
-    assert done.output.endswith(f"\n{more} more options: gtrace {name} --help-all\n")
+    assert done.output.endswith(f"\n{more} more option{'s' * (more > 1)}: gtrace {name} --help-all\n")
     assert shown <= 13
     assert every.output.startswith(done.output.rpartition("\n\n")[0].rpartition("\n\n")[0][:200])
 

@@ -136,7 +136,7 @@ def test_a_plan_from_a_sweep_minimizes_predicted_cost(sweep, tmp_path):
     assert found.horizon.equivalent == pytest.approx(64 / (1 + found.totals.error), rel=1e-4)
     assert found.horizon.low <= found.horizon.equivalent <= found.horizon.high
     assert "signsgd, whose cost is not known (it is biased)" in said
-    assert f"over 300 steps, {found.uniform.codec} for all costs as if the batch were" in said
+    assert f"over 300 steps, {found.uniform.codec} for all costs as if the batch were" in " ".join(said.split())
     shown = run("plan", "show", tmp_path / "cost.yaml")
     assert f"as if the batch were {found.horizon.equivalent:.0f} of 64" in shown
     run("plan", sweep, "--max-bits", "2.2", "--horizon", "5", "-o", tmp_path / "short.yaml")

@@ -176,7 +176,7 @@ def outlook_on(
         horizon: number of steps; None takes the rest of the training.
         workers: whose average is taken; None takes those of the run that was captured.
     """
-    ranks = result.provenance.get("trace_attrs", {}).get("world_size")
+    ranks = (result.provenance.get("trace_attrs") or {}).get("world_size")
     captured = ranks if isinstance(ranks, int) and ranks > 1 else 1
     left = _left(result.provenance, steps)
     return outlook_of(noise_costs(result), workers=workers or captured, batch=batch, horizon=horizon, left=left)

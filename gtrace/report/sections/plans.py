@@ -141,9 +141,7 @@ def _loses(plan: Plan) -> str:
         if plan.objective == "error":
             return f"loses {lost(error)} of gradient energy{weighted}"
         return f"has {lost(error)} error ({plan.objective}){weighted}"
-    return (
-        f"its noise costs as if the batch were {samples(plan)} (95%: {_whole(horizon.low)} to {_whole(horizon.high)})"
-    )
+    return f"its noise costs as if the batch were {samples(plan)} ({_whole(horizon.low)} to {_whole(horizon.high)})"
 
 
 def samples(plan: Plan, ratio: float | None = None) -> str:

@@ -25,6 +25,7 @@ codes take at least one bit.
 import argparse
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +71,10 @@ def record(name, path):
     """A trace of a training in full precision."""
     task = load_task(name)
     training = PlainTraining(task, TRACED_SEED)
-    attrs = {"batch_size": task.recipe.batch_size, "optimizers": {"0": FACTS[name].describe()}}
+    inputs, _ = task.batch(np.random.default_rng(0), 1)
+    # A sequence of characters is as many terms of the loss.
+    facts = FACTS[name] if inputs.is_floating_point() else replace(FACTS[name], tokens=inputs.shape[1])
+    attrs = {"batch_size": task.recipe.batch_size, "optimizers": {"0": facts.describe()}}
     wanted = {start + k for start in STARTS for k in range(BURST)}
     with create_trace(path, attrs=attrs) as writer:
         for step in range(max(wanted) + 1):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gtrace.noise.filtering import impulse_weight
-from gtrace.noise.quadrature import filtered_costs, gauss_nodes, moments, noise_moments, shares_of
+from gtrace.noise.quadrature import between, filtered_costs, gauss_nodes, moments, noise_moments, shares_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -259,6 +259,5 @@ def predict(costs: NoiseCosts, codec: int, dynamics: Dynamics, steps: int, *, ba
         own = (0.0, 0.0)
     elif math.isnan(own[0]):
         return unknown("the captured steps show no curvature along its errors")
-    low, high = sorted(mine / theirs for mine, theirs in zip(own, noise, strict=True))
-    ratio = math.sqrt((1 + low) * (1 + high)) - 1
+    ratio, low, high = between(own, noise)
     return NoisePrediction(ratio, low / MISS, high * MISS, batch, lost)

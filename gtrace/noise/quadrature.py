@@ -107,8 +107,12 @@ def bounded_ratio(
     """
     of_codec = moments(gram, codec_gram, codec_variance, batch)
     of_noise = noise_moments(gram, batch)
-    costs = [filtered_costs(one, weight, weight_decay) for one in (of_codec, of_noise)]
-    ends = sorted(own / noise if noise > 0 else math.nan for own, noise in zip(*costs, strict=True))
+    return between(*(filtered_costs(one, weight, weight_decay) for one in (of_codec, of_noise)))
+
+
+def between(codec: tuple[float, float], noise: tuple[float, float]) -> FilteredRatio:
+    """The ratio of a codec's costs to those of the gradient's noise, each by both quadratures."""
+    ends = sorted(own / other if other > 0 else math.nan for own, other in zip(codec, noise, strict=True))
     return FilteredRatio(math.sqrt(math.prod(1 + end for end in ends)) - 1, *ends)
 
 

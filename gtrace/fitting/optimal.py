@@ -27,6 +27,8 @@ from gtrace.kernels import optimal as _kernels
 from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.kernels import Floats, Ints
@@ -90,6 +92,28 @@ def optimal_levels(
     if grid is not None:
         points = _on_grid(points, grid)
     return solve(points, s).levels
+
+
+def optimal_level_sets(
+    sketch: MomentSketch, counts: Iterable[int], lo: float | None = None, hi: float | None = None
+) -> list[Floats]:
+    """:func:`optimal_levels` of one sketch for several numbers of levels.
+
+    The sketch remembers the results, so a later call with one of the counts searches nothing.
+
+    Args:
+        sketch: gives levels in units of r.
+        counts: numbers of levels, both ends included; each at least 2.
+        lo: first level; None for 0.
+        hi: last level; None for 1.
+
+    Returns:
+        float64 levels, ascending, one array per count.
+
+    Raises:
+        UsageError: as for :func:`optimal_levels`.
+    """
+    return [optimal_levels(sketch, count, lo=lo, hi=hi) for count in counts]
 
 
 def certified_levels(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: float64 values that the running sums of stateless codecs may hold for a tensor; further codecs are encoded again
-_HELD = 1 << 21
+_HELD = 1 << 23
 
 
 class Ready(NamedTuple):

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy import linalg
 
-from gtrace.codecs import Codec
-from gtrace.codecs.level_sets import has_fixed_levels
+from gtrace.codecs import Codec, level_grid
 from gtrace.codecs.link import LinkOptions, Sender, refitted
 from gtrace.errors import TraceError
 from gtrace.kernels.noise import noise_of_two, weighted_grams
@@ -248,7 +247,8 @@ class _Tensor:
         middle = window.span.middle
         state = codec.init(self._scale.size, self._shape)
         # Levels that are fixed decode to the same values whatever the code of their symbols.
-        if codec.needs is None or has_fixed_levels(codec):
+        grid = level_grid(codec)
+        if codec.needs is None or (grid is not None and not grid.adaptive):
             return state
         place = middle if codec.fits_itself else max(0, middle - 1)
         return refitted(codec, state, self._sketch(codec, state, window, place), window.span.steps[middle], share)

@@ -10,7 +10,6 @@ Of a large tensor, evenly spaced blocks stand for the rest.
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,15 +25,17 @@ from gtrace.noise import ADAM, NoiseCosts
 from gtrace.noise.quadrature import FEWEST
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
+from gtrace.sweep.engine import spread
 from gtrace.sweep.gradient_noise import RANKS, STEPS, stream
 from gtrace.trace import OptimizerFacts
 from gtrace.types import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from gtrace.sweep.engine import Workers
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Among, Detail
@@ -300,10 +301,11 @@ def measure(
     asked: Mapping[str, Sequence[tuple[Codec, Among, Sequence[str]]]],
     allocation: Allocation,
     seed: int,
-    jobs: int,
+    workers: Workers,
     done: Collection[tuple[str, int, str]],
-) -> Iterator[list[Detail]]:
-    """What codecs' noise costs on each tensor, as details of a result file.
+    sink: Callable[[list[Detail]], None],
+) -> None:
+    """Measure what codecs' noise costs on each tensor.
 
     Args:
         trace: an open trace.
@@ -311,14 +313,15 @@ def measure(
         asked: tensor -> codecs, the tensors among which each allocates, and the names of its rows.
         allocation: what tensors share out among themselves.
         seed: of the encodings.
-        jobs: threads; nothing depends on it.
+        workers: nothing depends on them.
         done: details that are there already.
+        sink: gets each tensor's details for a result file.
     """
     plan = Sampling.of(trace, gradients)
     if not plan.windows:
         return
 
-    def of_tensor(info: TensorInfo) -> list[Detail]:
+    def of_tensor(info: TensorInfo) -> Iterator[list[Detail]]:
         last = plan.windows[-1].steps[-1]
         missing = [
             (codec, among, [name for name in names if (info.name, last, f"{COST} {name}") not in done])
@@ -326,7 +329,7 @@ def measure(
         ]
         missing = [(codec, among, names) for codec, among, names in missing if names]
         if not missing:
-            return []
+            return
         tensor = _Tensor(trace, plan, info, seed)
         samples = {"gram": _packed(tensor.gram), "signal": tensor.signal, "steps": [w.steps for w in plan.windows]}
         samples["from"] = RANKS if plan.windows[0].ranks else STEPS
@@ -340,10 +343,10 @@ def measure(
             value = {"gram": _packed(cell.gram), "variance": cell.variance, "lost": cell.lost}
             value |= {"unbiased": codec.unbiased} | ({"growth": cell.growth} if codec.stateful else {})
             details += [(info.name, last, f"{COST} {name}", value) for name in names]
-        return details
+        yield details
 
-    with ThreadPoolExecutor(max_workers=max(1, jobs), thread_name_prefix="gtrace-noise") as pool:
-        yield from pool.map(of_tensor, gradients.infos)
+    infos = sorted(gradients.infos, key=lambda info: -info.size)
+    spread(infos, of_tensor, sink, workers, lambda info: info.size)
 
 
 def noise_costs(result: SweepResult) -> NoiseCosts | None:

@@ -61,6 +61,7 @@ def own(path: Path) -> Iterator[bool]:
         if not path.is_file():
             raise OutputExistsError(f"{path}: exists already and is not a file; choose another -o") from None
         descriptor, new = os.open(path, flags), False
+    _owned.add(descriptor)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,7 +74,21 @@ def own(path: Path) -> Iterator[bool]:
             raise _taken(path)
         yield new
     finally:
+        _owned.discard(descriptor)
         os.close(descriptor)
+
+
+#: files that this process owns
+_owned: set[int] = set()
+
+
+def _disown() -> None:
+    """In a forked process: a copy of the descriptor would keep the file owned after the owner's death."""
+    while _owned:
+        os.close(_owned.pop())
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 def _taken(path: Path) -> OutputExistsError:

@@ -134,6 +134,11 @@ class LevelSets:
 
     Every number equals what the codec's own ``fit``, ``shared`` and ``expect`` give.
 
+    Attributes:
+        codecs: the codecs.
+        needs: the sketch.
+        unfitted: their levels before any fit.
+
     Raises:
         UsageError: codecs that need different sketches, or levels that are not magnitudes.
     """
@@ -147,7 +152,7 @@ class LevelSets:
         self.has_zero = np.array([grid.zero for grid in self._grids])
         self._adaptive = np.array([grid.adaptive for grid in self._grids])
         self._huffman = np.array([item.parameters["coder"] == "huffman" for item in self.codecs])
-        self._unfitted = self._laid_out([State(0)] * len(self.codecs))
+        self.unfitted = self._laid_out([State(0)] * len(self.codecs))
 
     def _laid_out(self, states: Sequence[State]) -> Grids:
         each = [grid.levels(state).astype(np.float64) for grid, state in zip(self._grids, states, strict=True)]
@@ -168,7 +173,7 @@ class LevelSets:
     def grids(self, sketch: MomentSketch) -> Grids:
         """The levels fitted to a sketch, those of fixed grids as they are."""
         if not (self._adaptive.any() and sketch.sums.size):
-            return self._unfitted
+            return self.unfitted
         _fit_ahead(self._grids, sketch)
         return self._laid_out([grid.fit(State(0), sketch) for grid in self._grids])
 

@@ -7,15 +7,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
+from gtrace.kernels.counter import uniform, words
 from gtrace.kernels.norms import BLOCK, LANES
+from gtrace.kernels.rounding import _TABLE, COUNT, SEARCH, UNIFORM, _count, _fill_table, _search
 
 if TYPE_CHECKING:
-    from gtrace.kernels import Floats, Singles
+    from numpy.typing import NDArray
+
+    from gtrace.kernels import Floats, Ints, Singles, Words
 
 #: sums of :func:`three_sums`
 THREE = 3
+#: columns of a codec's rule: of :mod:`gtrace.kernels.rounding`, whether 0 is no level, steps of a uniform grid
+KIND, MIRRORED, STEPS = range(3)
 _STRIP = 1024
-_HALF = np.float32(0.5)
+_HALF, _ONE, _TWO, _ZERO = np.float32(0.5), np.float32(1.0), np.float32(2.0), np.float32(0.0)
+_INF = np.float32(np.inf)
 
 
 @inline
@@ -48,6 +55,28 @@ def three_sums(a: Singles, b: Singles, c: Singles, out: Floats) -> None:
             out[j] += _total(lanes[j])
 
 
+@inline
+def _add_noise(
+    x: Singles,
+    first: Singles,
+    second: Singles,
+    near: Singles,
+    scale: Floats,
+    narrow: float,
+    variance: Floats,
+    lanes: Floats,
+) -> None:
+    for p in range(0, x.size, LANES):
+        xb, ab, bb = x[p : p + LANES], first[p : p + LANES], second[p : p + LANES]
+        nb, sb, vb = near[p : p + LANES], scale[p : p + LANES], variance[p : p + LANES]
+        for k in range(xb.size):
+            # Errors are float32, like what a memory keeps of them.
+            one, other = ab[k] - xb[k], bb[k] - xb[k]
+            apart = np.float64(one - other) * sb[k] * narrow
+            vb[k] += apart * apart
+            lanes[k] += np.float64((one + other) * _HALF) * sb[k] * (np.float64(nb[k]) * sb[k])
+
+
 @jit
 def noise_of_two(
     x: Singles, first: Singles, second: Singles, near: Singles, scale: Floats, factor: float, variance: Floats
@@ -66,17 +95,129 @@ def noise_of_two(
         the inner product of their mean error and ``near``, without ``factor``.
     """
     lanes = np.zeros(LANES)
-    narrow = factor / np.sqrt(2.0)
-    for p in range(0, x.size, LANES):
-        xb, ab, bb = x[p : p + LANES], first[p : p + LANES], second[p : p + LANES]
-        nb, sb, vb = near[p : p + LANES], scale[p : p + LANES], variance[p : p + LANES]
-        for k in range(xb.size):
-            # Errors are float32, like what a memory keeps of them.
-            one, other = ab[k] - xb[k], bb[k] - xb[k]
-            apart = np.float64(one - other) * sb[k] * narrow
-            vb[k] += apart * apart
-            lanes[k] += np.float64((one + other) * _HALF) * sb[k] * (np.float64(nb[k]) * sb[k])
+    _add_noise(x, first, second, near, scale, factor / np.sqrt(2.0), variance, lanes)
     return _total(lanes)
+
+
+@jit
+def noise_of_levels(
+    x: Singles,
+    bucket: int,
+    norms: Singles,
+    rules: Ints,
+    levels: Singles,
+    starts: Ints,
+    keys: Words,
+    near: Singles,
+    scale: Floats,
+    factor: float,
+    variance: Floats,
+    lost: Floats,
+) -> None:
+    """Encode a gradient twice with each of many level codecs, and compare as :func:`noise_of_two` does.
+
+    Args:
+        x, near, scale, factor: as there.
+        bucket: values that share a norm.
+        norms: float32[ceil(n / bucket)].
+        rules: int64[codecs, 3], see KIND.
+        levels: ascending magnitudes of all codecs, concatenated.
+        starts: int64[codecs + 1], where those of each start.
+        keys: uint64[2, 2], of the two encodings, the same for all codecs.
+        variance: float64[codecs, n], added to.
+        lost: float64[codecs], the inner products.
+    """
+    number = rules.shape[0]
+    most = 0
+    for c in range(number):
+        most = max(most, starts[c + 1] - starts[c])
+    # Infinities up to a multiple of four are thresholds that nothing passes.
+    ends, widths = np.full((number, -(-most // 4) * 4 + 4), _INF), np.zeros((number, -(-most // 4) * 4 + 4), np.float32)
+    table, deep = np.empty((number, _TABLE), np.uint16), np.empty((number, _TABLE), np.bool_)
+    for c in range(number):
+        own = levels[starts[c] : starts[c + 1]]
+        for k in range(own.size - 1):
+            ends[c, k], widths[c, k] = own[k], own[k + 1] - own[k]
+        if rules[c, KIND] == SEARCH:
+            _fill_table(own, table[c], deep[c])
+    uniforms, drawn = np.empty((2, _STRIP), np.float32), np.empty((2, _STRIP), np.float32)
+    r, cell = np.empty(_STRIP, np.float32), np.empty(_STRIP, np.int32)
+    lanes, narrow = np.zeros((number, LANES)), factor / np.sqrt(2.0)
+    at = 0
+    while at < x.size:
+        b = at // bucket
+        end = min(x.size, (b + 1) * bucket, at + _STRIP)
+        xb, norm, size = x[at:end], norms[b], end - at
+        divisor = norm if norm > 0 else _ONE
+        for i in range(size):
+            r[i] = abs(xb[i] / divisor)
+        for draw in range(2):
+            add, flip, last = words(keys[draw, 0], keys[draw, 1], 0)
+            for i in range(size):
+                uniforms[draw, i] = uniform(np.uint64(at + i), add, flip, last)
+        for c in range(number):
+            own = levels[starts[c] : starts[c + 1]]
+            for draw in range(2):
+                u, out = uniforms[draw, :size], drawn[draw, :size]
+                if rules[c, KIND] == UNIFORM and not rules[c, MIRRORED]:
+                    _steps(xb, r, u, rules[c, STEPS], norm, out)
+                    continue
+                if rules[c, KIND] == UNIFORM:
+                    _odd_cells(r, u, rules[c, STEPS], cell[:size])
+                elif rules[c, KIND] == COUNT:
+                    _count(r, u, ends[c, : -(-(own.size - 1) // 4) * 4], widths[c], cell[:size])
+                else:
+                    _search(r, u, ends[c], widths[c], table[c], deep[c], r.view(np.int32), cell[:size])
+                first = own[0] if rules[c, MIRRORED] else _ZERO
+                _values(xb, divisor, u, first, cell, own, norm, out)
+            part = variance[c, at:end]
+            _add_noise(xb, drawn[0], drawn[1], near[at:end], scale[at:end], narrow, part, lanes[c])
+        at = end
+    for c in range(number):
+        lost[c] = _total(lanes[c])
+
+
+@inline
+def _steps(x: Singles, r: Singles, u: Singles, steps: int, norm: np.float32, out: Singles) -> None:
+    """To k / steps of the norm, of either sign."""
+    grid = np.float32(steps)
+    for i in range(x.size):
+        t = r[i] * grid
+        k = np.int32(t)
+        k = np.int32(k + np.int32(u[i] < t - np.float32(k)))
+        out[i] = np.float32(k if x[i] > 0 else np.int32(-k)) / grid * norm
+
+
+@inline
+def _odd_cells(r: Singles, u: Singles, steps: int, cell: NDArray[np.int32]) -> None:
+    """To the odd multiples of 1 / steps."""
+    grid, top = np.float32(steps) * _HALF, np.int32((steps - 1) // 2)
+    for i in range(cell.size):
+        t = max(r[i] * grid - _HALF, _ZERO)
+        k = np.int32(t)
+        cell[i] = min(np.int32(k + np.int32(u[i] < t - np.float32(k))), top)
+
+
+@inline
+def _values(
+    x: Singles,
+    divisor: np.float32,
+    u: Singles,
+    first: np.float32,
+    cell: NDArray[np.int32],
+    levels: Singles,
+    norm: np.float32,
+    out: Singles,
+) -> None:
+    """The level of each cell with its sign, times the norm; below a first one that is not zero the sign is random."""
+    if first > 0:
+        for i in range(x.size):
+            value = levels[cell[i]]
+            out[i] = (value if x[i] / divisor > first * (_TWO * u[i] - _ONE) else -value) * norm
+    else:
+        for i in range(x.size):
+            value = levels[cell[i]]
+            out[i] = (value if x[i] > 0 else -value) * norm
 
 
 @jit

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy import linalg
 
-from gtrace.codecs import Codec, level_grid
+from gtrace.codecs import Codec
+from gtrace.codecs.level_noise import LevelNoise, noisy_together
 from gtrace.codecs.link import LinkOptions, Sender, refitted
 from gtrace.errors import TraceError
 from gtrace.kernels.noise import noise_of_two, weighted_grams
@@ -150,6 +151,11 @@ class _Window(NamedTuple):
     sketches: dict[tuple[int, SummarySpec], MomentSketch]
 
 
+@lru_cache(maxsize=64)
+def _level_noise(codecs: tuple[Codec, ...]) -> LevelNoise:
+    return LevelNoise(codecs)
+
+
 class _Tensor:
     """One tensor's gradients in the windows, and the samples of their noise."""
 
@@ -206,30 +212,64 @@ class _Tensor:
 
     def costs(self, codecs: Sequence[tuple[Codec, float | None]]) -> list[CodecNoise]:
         """Encode with codecs in each window, each with its share of an allocation."""
+        groups: dict[tuple[bool, SummarySpec | None], list[int]] = {}
+        for place, (codec, _) in enumerate(codecs):
+            together = noisy_together(codec)
+            groups.setdefault((together, codec.needs if together else None), []).append(place)
         found: dict[int, CodecNoise] = {}
-        for place, (codec, share) in enumerate(codecs):
-            if codec.stateful:
-                found[place] = self._of_memory(codec, share)
-        rest = [place for place in range(len(codecs)) if place not in found]
-        for start in range(0, len(rest), _TOGETHER):
-            places = rest[start : start + _TOGETHER]
-            found |= zip(places, self._of_errors([codecs[place] for place in places]), strict=True)
+        for (together, _), group in groups.items():
+            for start in range(0, len(group), _TOGETHER):
+                places = group[start : start + _TOGETHER]
+                some = [codecs[place] for place in places]
+                found |= zip(places, (self._of_levels if together else self._of_each)(some), strict=True)
         return [found[place] for place in range(len(codecs))]
 
-    def _of_errors(self, codecs: Sequence[tuple[Codec, float | None]]) -> Iterator[CodecNoise]:
-        """The noise of codecs without memory: of two encodings of each middle gradient."""
-        variances, lost = np.zeros((len(codecs), self._scale.size)), np.zeros(len(codecs))
-        for factor, window in zip(self._factors, self._windows, strict=True):
-            values = window.values[window.span.middle]
-            for row, (codec, share) in enumerate(codecs):
+    def _of_levels(self, codecs: Sequence[tuple[Codec, float | None]]) -> Iterator[CodecNoise]:
+        """The noise of level codecs that want the same sketch."""
+        together = _level_noise(tuple(codec for codec, _ in codecs))
+
+        def add(window: _Window, factor: float, variances: NDArray[np.float64]) -> NDArray[np.float64]:
+            middle, sketch = window.span.middle, None
+            if together.adaptive:
+                sketch = self._sketch(codecs[0][0], window, max(0, middle - 1))
+            values = window.values[middle]
+            return together.add(sketch, values, window.keys, window.near, self._scale, factor, variances)
+
+        return self._of_errors(len(codecs), add)
+
+    def _of_each(self, codecs: Sequence[tuple[Codec, float | None]]) -> Iterator[CodecNoise]:
+        """The noise of codecs that are encoded one by one."""
+        alone = [(codec, share) for codec, share in codecs if not codec.stateful]
+
+        def add(window: _Window, factor: float, variances: NDArray[np.float64]) -> NDArray[np.float64]:
+            values, lost = window.values[window.span.middle], np.empty(len(alone))
+            for row, (codec, share) in enumerate(alone):
                 state, keys = self._fitted(codec, window, share), window.keys[: 1 if codec.deterministic else 2]
                 arrived = [codec.simulate(state, values, key).values for key in keys]
-                inner = noise_of_two(values, arrived[0], arrived[-1], window.near, self._scale, factor, variances[row])
-                lost[row] -= factor**2 * self._stretch * inner
-        number = len(self._windows)
-        sums = self._stretch * variances.sum(axis=1)
+                first, last = arrived[0], arrived[-1]
+                lost[row] = noise_of_two(values, first, last, window.near, self._scale, factor, variances[row])
+            return lost
+
+        errors = self._of_errors(len(alone), add)
+        for codec, share in codecs:
+            yield self._of_memory(codec, share) if codec.stateful else next(errors)
+
+    def _of_errors(
+        self, number: int, add: Callable[[_Window, float, NDArray[np.float64]], NDArray[np.float64]]
+    ) -> Iterator[CodecNoise]:
+        """The noise of codecs without memory.
+
+        Args:
+            number: of codecs.
+            add: compares two encodings of a window's middle gradient by each codec: adds the variance of each element,
+                and returns inner products of the mean error and the near gradient.
+        """
+        variances, lost = np.zeros((number, self._scale.size)), np.zeros(number)
+        for factor, window in zip(self._factors, self._windows, strict=True):
+            lost -= factor**2 * self._stretch * add(window, factor, variances)
+        sums, windows = self._stretch * variances.sum(axis=1), len(self._windows)
         for gram, variance, bias in zip(self._weighed(variances), sums.tolist(), lost.tolist(), strict=True):
-            yield CodecNoise(gram / number, variance / number, bias / number)
+            yield CodecNoise(gram / windows, variance / windows, bias / windows)
 
     def _of_memory(self, codec: Codec, share: float | None) -> CodecNoise:
         """The noise of a codec with memory: what it owes after the steps of each window."""
@@ -247,19 +287,17 @@ class _Tensor:
         """A codec without memory, fitted to the gradient before the middle one."""
         middle = window.span.middle
         state = codec.init(self._scale.size, self._shape)
-        # Levels that are fixed decode to the same values whatever the code of their symbols.
-        grid = level_grid(codec)
-        if codec.needs is None or (grid is not None and not grid.adaptive):
+        if codec.needs is None:
             return state
         place = middle if codec.fits_itself else max(0, middle - 1)
-        return refitted(codec, state, self._sketch(codec, state, window, place), window.span.steps[middle], share)
+        return refitted(codec, state, self._sketch(codec, window, place), window.span.steps[middle], share)
 
-    def _sketch(self, codec: Codec, state: State, window: _Window, place: int) -> MomentSketch:
-        """The sketch of a gradient that a codec is fitted to."""
+    def _sketch(self, codec: Codec, window: _Window, place: int) -> MomentSketch:
+        """The sketch of a gradient that a codec is fitted to, before its memory holds anything."""
         assert codec.needs is not None
         values = window.values[place]
         if type(codec).view is not Codec.view:
-            return MomentSketch.from_spec(codec.view(state, values), codec.needs)
+            return MomentSketch.from_spec(codec.view(codec.init(values.size, self._shape), values), codec.needs)
         key = place, codec.needs
         if key not in window.sketches:
             window.sketches[key] = MomentSketch.from_spec(values, codec.needs)
@@ -273,7 +311,7 @@ class _Tensor:
         steps, values = window.span.steps, window.values
         sender = Sender(codec, self._scale.size, options, tensor=self._info.name, shape=self._shape)
         if codec.needs is not None:
-            sender.fit(self._sketch(codec, sender.state, window, 0), steps[0], share=share)
+            sender.fit(self._sketch(codec, window, 0), steps[0], share=share)
         owed = middle = np.zeros_like(values[0])
         for place, (step, each) in enumerate(zip(steps, values, strict=True)):
             key = Key.derive(self._seed, tensor=self._info.name, step=step, draw=0)

@@ -16,13 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy import linalg
 
 from gtrace.codecs.link import LinkOptions, Sender
 from gtrace.errors import TraceError
 from gtrace.kernels.compare import weighted_gram
 from gtrace.noise import ADAM, NoiseCosts
-from gtrace.noise.quadrature import FEWEST
+from gtrace.noise.quadrature import FEWEST, contrasts_of
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.gradient_noise import RANKS, STEPS, stream
@@ -98,7 +97,7 @@ class Sampling:
         for steps in windows:
             left = _SAMPLES // max(1, len(windows))
             design = ones if ranks >= 3 else np.vander(np.arange(len(steps)), 2).T
-            found.append(Span(steps, ranks >= 3, linalg.null_space(design).T[:left]))
+            found.append(Span(steps, ranks >= 3, contrasts_of(design)[:left]))
         enough = sum(len(window.contrasts) for window in found) >= FEWEST
         return cls(tuple(found) if enough else (), streams)
 

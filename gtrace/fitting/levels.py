@@ -14,6 +14,8 @@ from gtrace.kernels import descent as _descent
 from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import ArrayLike
 
     from gtrace.fitting.laws import Law, LawLike
@@ -352,6 +354,24 @@ def alq_levels(
         levels = given if isinstance(given, np.ndarray) else uniform_grid(count, not mirrored)
         objectives = np.zeros(1)
     return (levels, objectives) if history else levels
+
+
+def alq_level_sets(law: LawLike, bits: Iterable[int], zero: bool | None = True, weighted: bool = True) -> list[Floats]:
+    """:func:`alq_levels` of one law for several numbers of bits; a sketch remembers the results.
+
+    Args:
+        law: a sketch of the values, or a mixture.
+        bits: each 2 to 12, the sign included.
+        zero: as for :func:`alq_levels`.
+        weighted: as for :func:`alq_levels`.
+
+    Returns:
+        float64 levels, ascending, one array per number of bits.
+
+    Raises:
+        UsageError: as for :func:`alq_levels`.
+    """
+    return [alq_levels(law, each, zero, weighted) for each in bits]
 
 
 def _fit(

@@ -143,19 +143,3 @@ def weighted_sums(g: Singles, q: Singles, w: Floats) -> tuple[float, float]:
             total += energy[k]
         energies += total
     return errors, energies
-
-
-@jit
-def weighted_gram(rows: Floats, weights: Floats, out: Floats) -> None:
-    """Add sum_i weights[i] rows[i] rows[i]^T to the upper triangle of ``out`` (n, n); ``rows``: float64[elements, n].
-
-    In one pass without a weighted copy, and on one thread: BLAS would start as many as there are processors.
-    """
-    for i in range(weights.size):
-        weight = weights[i]
-        if weight == 0.0:
-            continue
-        for j in range(out.shape[0]):
-            scaled = weight * rows[i, j]
-            for k in range(j, out.shape[0]):
-                out[j, k] += scaled * rows[i, k]

@@ -15,7 +15,6 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy import linalg
 
 from gtrace.codecs import Codec
 from gtrace.codecs.level_noise import LevelNoise, noisy_together
@@ -23,7 +22,7 @@ from gtrace.codecs.link import LinkOptions, Sender, refitted
 from gtrace.errors import TraceError
 from gtrace.kernels.noise import noise_of_two, weighted_grams
 from gtrace.noise import ADAM, NoiseCosts
-from gtrace.noise.quadrature import FEWEST
+from gtrace.noise.quadrature import FEWEST, contrasts_of
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.engine import spread
@@ -103,7 +102,7 @@ class Sampling:
         for steps in windows:
             left = _SAMPLES // max(1, len(windows))
             design = ones if ranks >= 3 else np.vander(np.arange(len(steps)), 2).T
-            found.append(Span(steps, ranks >= 3, linalg.null_space(design).T[:left]))
+            found.append(Span(steps, ranks >= 3, contrasts_of(design)[:left]))
         enough = sum(len(window.contrasts) for window in found) >= FEWEST
         return cls(tuple(found) if enough else (), streams)
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.level_sets import Expectations, LevelFit, Judged
+    from gtrace.codecs.level_sets import Expectations, Judged, LevelFit
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Detail, Job, Settings, Timing, Wanted

@@ -584,9 +584,7 @@ def search(
         # every live cell may be one value; then the bounds have met up to rounding
         if lower >= upper * (1.0 - _CLOSE) or not wide:
             return found, upper, lower
-        cells, first, live, lowest, highest = refine(
-            x, w, nodes, cells, first, live, keep, again, low_kept, high_kept
-        )
+        cells, first, live, lowest, highest = refine(x, w, nodes, cells, first, live, keep, again, low_kept, high_kept)
         jumps = sum_jumps(cells)
 
 

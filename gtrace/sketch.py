@@ -9,7 +9,8 @@ bin holding those three sums, plain and weighted by the squared scale of the val
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,9 +33,11 @@ from gtrace.kernels.compare import weighted_sums
 from gtrace.types import NORMS, Norm, SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from numpy.typing import ArrayLike, NDArray
+
+K = TypeVar("K", bound="Hashable")
 
 #: what rounding may add to a bound, as a share of the error
 ROUNDING = 1e-12
@@ -417,6 +420,12 @@ class MomentSketch:
                 self._known.clear()
             found = self._known[key] = make()
         return found
+
+    def remember_each(self, keys: Sequence[K], make: Callable[[list[K]], Iterable[Any]]) -> list[Any]:
+        """As :meth:`remember` for several keys; one call of ``make`` for all that are missing, if any."""
+        missing = [key for key in dict.fromkeys(keys) if key not in self._known]
+        made = dict(zip(missing, make(missing), strict=True)) if missing else {}
+        return [self.remember(key, partial(made.get, key)) for key in keys]
 
     def _expect(self, grid: NDArray[np.float64], zero: bool) -> tuple[float, float, float, NDArray[np.float64]]:
         mass = np.empty(grid.size)

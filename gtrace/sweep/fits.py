@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: float64 values that the running sums of stateless codecs may hold for a tensor; further codecs are encoded again
-_HELD = 1 << 21
+_HELD = 1 << 23
 
 
 class Ready(NamedTuple):
@@ -236,7 +236,7 @@ class Fits:
     def _fit(self, codec: Codec, fitting: Fitting, size: int) -> _Fitted:
         """Fit a stateless codec for ``size`` values; the fitting steps may have another size."""
         before = after = codec.init(size, self._shape(size))
-        if codec.needs is not None:
+        if codec.needs is not None and codec.fits:
             if codec.allocates:
                 before = codec.with_target(before, self._share(codec, fitting))
             after = codec.fit(

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 #: the steps of tensors that have rows in a store: (tensor, step, codec, draw) -> steps in the window that ends there
 Done = dict[tuple[str, int, str, int], "int | None"]
+#: The largest tensors keep the data for figures of levels: reports draw five of them, and some may have no levels.
+_PICTURED = 8
 _FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
@@ -293,8 +295,8 @@ class _Sweep:
             size=gradients.size(WHOLE_MODEL),
         )
         bare: list[tuple[Job, TensorInfo | None]] = [(model, None)]
-        for one in sorted(gradients.infos, key=lambda info: -info.size):
-            job = Job(one.name, _dtype_bits(one), gradients.steps[one.name], (), size=one.size)
+        for rank, one in enumerate(sorted(gradients.infos, key=lambda info: -info.size)):
+            job = Job(one.name, _dtype_bits(one), gradients.steps[one.name], (), size=one.size, final=rank < _PICTURED)
             shape = one.shape if one.sample is None else None
             bare.append((replace(job, sketched=bool(one.sketches), sample=sample_of(one), shape=shape), one))
         jobs = []
@@ -569,4 +571,4 @@ def _with_missing(
     named = {spec: names for spec, names in job.names.items() if [name["codec"] for name in names] != [spec]}
     # On a cluster the last step may finish before others.
     last = max((index for index, step in enumerate(job.steps) if step in steps), default=0)
-    return replace(job, wanted=tuple(wanted), names=named, final=bool(wanted) and wanted[-1][0] >= last)
+    return replace(job, wanted=tuple(wanted), names=named, final=job.final and bool(wanted) and wanted[-1][0] >= last)

@@ -121,7 +121,7 @@ class LevelDraws:
             UsageError: wrong size or non-finite values.
         """
         x = checked_values(states[0], reference.values)
-        v = self._scale.cut(x, states[0])
+        v = self._scale.measured(x, states[0])
         sets = self._sets(states, v)
         totals = [None] * len(states) if totals is None else totals
         if sets.rooms[-1] > _PAIRS and len(states) > 1:

@@ -79,6 +79,11 @@ class Rule:
         """Round to the two ascending magnitudes, float32[m], around |v| / scale."""
         return cls("count" if levels.size <= FEW_LEVELS else "search", mirrored, levels=levels)
 
+    @property
+    def number(self) -> int:
+        """The number of the rule in kernels."""
+        return _KERNELS[self.kind]
+
     def quantize(
         self,
         x: NDArray[np.float32],
@@ -91,7 +96,7 @@ class Rule:
         """Round finite float32[n] in buckets of ``bucket`` values; the first is value ``start`` of the tensor."""
         high, low = np.uint64(key[0]), np.uint64(key[1])
         # A copy, because a read-only array would compile the kernel once more.
-        kind, levels = _KERNELS[self.kind], self.levels.copy()
+        kind, levels = self.number, self.levels.copy()
         _rounding.quantize(x, bucket, scales, kind, self.mirrored, self.steps, levels, high, low, start, *sink)
 
     def symbols(

@@ -160,10 +160,10 @@ class LevelDraws:
         _drawing.finish_levels(
             reference.ordered, reference.norm1, ascending, lanes, sums, bits, counts, sets.rooms[:-1], ends, gaps
         )
-        found = [reference.comparison(each, *gap) for each, gap in zip(sums, gaps.tolist(), strict=True)]
-        fields = np.array([_FIELDS(each) for each in found]).T
+        found = _FIELDS(reference.comparison(sums, *gaps.T))
+        columns = (each if isinstance(each, np.ndarray) else np.full(len(states), each) for each in found)
         head = len(self._scale.pack(v.scales)) + 4 * v.tail.size
-        return DrawnSets(*fields, *self._lengths(sets, states, tallies, head, x.size))
+        return DrawnSets(*columns, *self._lengths(sets, states, tallies, head, x.size))
 
     def _lengths(
         self, sets: _Sets, states: Sequence[State], tallies: NDArray[np.int64], head: int, size: int

@@ -140,6 +140,8 @@ def status_line(line: str) -> None:
 
 #: Seconds between two lines about long work in a pipe.
 _A_LINE_EVERY = 60.0
+#: Seconds between two states of a bar.
+_A_BAR_EVERY = 0.1
 
 
 @contextlib.contextmanager
@@ -160,7 +162,8 @@ def work_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], No
     begun = last = time.monotonic()
     terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     columns = (TextColumn(what), BarColumn(), TextColumn("{task.description}"))
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    # A thread that draws the bar would forbid a sweep to fork its workers.
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
     task = bar.add_task("", total=None)
 
     def update(done: int, total: int) -> None:
@@ -170,9 +173,10 @@ def work_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], No
         rate = max(done, 1) / max(now - begun, 1e-3)
         amounts = f"{rate_text(done, '', 3)} of {rate_text(total, '', 3)} values"
         said = f"{amounts}, {rate_text(rate, 'values/s', 2)}, {(total - done) / rate:.0f} s left"
-        if terminal:
-            bar.update(task, completed=done, total=total, description=said)
-        elif now - last >= _A_LINE_EVERY:
+        if terminal and (now - last >= _A_BAR_EVERY or done == total):
+            last = now
+            bar.update(task, completed=done, total=total, description=said, refresh=True)
+        elif not terminal and now - last >= _A_LINE_EVERY:
             last = now
             click.echo(f"gtrace: {what}: {said}", err=True)
 

@@ -79,6 +79,11 @@ class Rule:
         """Round to the two ascending magnitudes, float32[m], around |v| / scale."""
         return cls("count" if levels.size <= FEW_LEVELS else "search", mirrored, levels=levels)
 
+    @property
+    def number(self) -> int:
+        """The number of the rule in kernels."""
+        return _KERNELS[self.kind]
+
     def quantize(
         self,
         v: Scaled,
@@ -99,7 +104,7 @@ class Rule:
         """
         high, low = np.uint64(key[0]), np.uint64(key[1])
         # A copy, because a read-only array would compile the kernel once more.
-        rule = _KERNELS[self.kind], self.mirrored, self.steps, self.levels.copy()
+        rule = self.number, self.mirrored, self.steps, self.levels.copy()
         if not _rounding.quantize(v.x, v.bucket, v.norm, v.scales, *rule, high, low, start, *sink):
             check_finite(v.x)
 

@@ -83,7 +83,7 @@ class Judged(NamedTuple):
     lengths: NDArray[np.uint8]
 
 
-class Fitted(NamedTuple):
+class LevelFit(NamedTuple):
     """Codecs after a fit.
 
     Attributes:
@@ -134,6 +134,11 @@ class LevelSets:
 
     Every number equals what the codec's own ``fit``, ``shared`` and ``expect`` give.
 
+    Attributes:
+        codecs: the codecs.
+        needs: the sketch.
+        unfitted: their levels before any fit.
+
     Raises:
         UsageError: codecs that need different sketches, or levels that are not magnitudes.
     """
@@ -147,7 +152,7 @@ class LevelSets:
         self.has_zero = np.array([grid.zero for grid in self._grids])
         self._adaptive = np.array([grid.adaptive for grid in self._grids])
         self._huffman = np.array([item.parameters["coder"] == "huffman" for item in self.codecs])
-        self._unfitted = self._laid_out([State(0)] * len(self.codecs))
+        self.unfitted = self._laid_out([State(0)] * len(self.codecs))
 
     def _laid_out(self, states: Sequence[State]) -> Grids:
         each = [grid.levels(state).astype(np.float64) for grid, state in zip(self._grids, states, strict=True)]
@@ -168,7 +173,7 @@ class LevelSets:
     def grids(self, sketch: MomentSketch) -> Grids:
         """The levels fitted to a sketch, those of fixed grids as they are."""
         if not (self._adaptive.any() and sketch.sums.size):
-            return self._unfitted
+            return self.unfitted
         _fit_ahead(self._grids, sketch)
         return self._laid_out([grid.fit(State(0), sketch) for grid in self._grids])
 
@@ -211,7 +216,7 @@ class LevelSets:
         _symbols.weigh_sets(weighted.bins(), grids.levels, grids.starts, ~self.has_zero, errors)
         return errors + weighted.clip_error
 
-    def fit(self, sketch: MomentSketch, size: int) -> Fitted:
+    def fit(self, sketch: MomentSketch, size: int) -> LevelFit:
         """Fit levels, and take the codes that save more than they cost to send, for tensors of ``size`` values."""
         grids = self.grids(sketch)
         judged = self.judge(sketch, grids)
@@ -221,9 +226,9 @@ class LevelSets:
         code = np.where(adopted, numbers[:, _symbols.SENT] / 8, 0)
         told = adopted | (grids.known >= 0)
         sent = np.where(told, SHARED_HEAD + 4 * np.maximum(grids.known, 0) + code, 0).astype(np.int64)
-        return Fitted(grids, adopted, judged.lengths, sent)
+        return LevelFit(grids, adopted, judged.lengths, sent)
 
-    def differ(self, a: Fitted, b: Fitted) -> NDArray[np.bool_]:
+    def differ(self, a: LevelFit, b: LevelFit) -> NDArray[np.bool_]:
         """bool[sets], whether receivers hold different bytes with ``a`` than with ``b``."""
         starts, other = a.grids.symbol_starts, b.grids.symbol_starts
         if np.array_equal(starts, other):
@@ -238,7 +243,7 @@ class LevelSets:
         fitted: NDArray[np.bool_] = np.not_equal(a.grids.known, b.grids.known) | (levels & self._adaptive)
         return fitted | np.not_equal(a.adopted, b.adopted) | (a.adopted & lengths)
 
-    def expect(self, judged: Judged, fitted: Fitted) -> Expectations:
+    def expect(self, judged: Judged, fitted: LevelFit) -> Expectations:
         """The average result of one encoding of the sketched tensor with this fit; ``judged`` with its levels."""
         sketch, numbers, fixed = judged.sketch, judged.numbers, fitted.grids.fixed
         size = max(1, sketch.size)

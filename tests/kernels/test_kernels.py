@@ -232,13 +232,14 @@ def test_restore_looks_up_and_scales():
     assert out.tolist() == [-2, 0, 3, 3, -5]
 
 
-@given(st.lists(st.tuples(floats, floats), min_size=1, max_size=150))
+@given(st.lists(st.tuples(floats, floats), min_size=1, max_size=400))
 @settings(max_examples=50)
 def test_compare(pairs):
     g = np.array([p[0] for p in pairs], np.float32)
     q = np.array([p[1] for p in pairs], np.float32)
+    w = np.random.default_rng(g.size).exponential(size=g.size)
     out = np.empty(compare.SUMS)
-    compare.compare(g, q, out)
+    compare.compare(g, q, w, out)
     a, b = g.astype(np.float64), q.astype(np.float64)
     some = a != 0
     wanted = [
@@ -247,12 +248,43 @@ def test_compare(pairs):
         math.fsum(abs((b - a)[some] / a[some])),
         math.fsum(a * b),
         math.fsum(b * b),
+        math.fsum(abs(b)),
+        math.fsum(w * (b - a) ** 2),
         np.count_nonzero(b == 0),
         np.count_nonzero(some),
     ]
-    scale = [1, 1, 1, math.fsum(abs(a * b)) or 1, 1, 1, 1]
+    scale = [1, 1, 1, math.fsum(abs(a * b)) or 1, *[1] * 5]
     for found, want, unit in zip(out.tolist(), wanted, scale, strict=True):
         assert math.isclose(found, want, rel_tol=1e-12, abs_tol=1e-12 * unit)
+    assert out[compare.NORM1] == norms.power_sum(q, 1)
+
+
+@given(st.lists(st.integers(-40, 40), min_size=1, max_size=700), st.integers(0, 2**32 - 1))
+@settings(max_examples=50)
+def test_distances_of_sorted_values(repeated, seed):
+    """As pairs of values and counts, and with the zeros left out, in the order of the plain mean."""
+    b = np.sort(np.array(repeated, np.float32))
+    a = np.sort(np.random.default_rng(seed).normal(0, 20, b.size).astype(np.float32))
+    values, counts = np.unique(b, return_counts=True)
+    shuffled = np.random.default_rng(seed).permutation(values.size)
+    bits, often = values[shuffled].view(np.uint32), counts[shuffled].astype(np.uint32)
+    compare.sort_pairs(bits, often)
+    assert bits.view(np.float32).tolist() == values.tolist()
+    assert often.tolist() == counts.tolist()
+    wanted = [np.abs(a.astype(float) * s - b.astype(float) * t).mean() for s, t in ((1, 1), (0.3, 0.7))]
+    found = compare.distances(a, b, 0, 0.3, 0.7)
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    left = np.empty(np.count_nonzero(b), np.float32)
+    compare.nonzeros(b, left)
+    assert compare.distances(a, left, int((b < 0).sum()), 0.3, 0.7) == found
+    assert compare.spread(a, bits, often, 0.3, 0.7) == found
+    negative, *ends = compare.extent(b)
+    assert negative == (b < 0).sum()
+    if left.size:
+        ends = np.array(ends, np.uint32).view(np.float32).tolist()
+        assert ends == [np.abs(left).min(), np.abs(left).max()]
+    else:
+        assert ends[0] != ends[1]
 
 
 def test_hinge_is_exact_for_one_point_and_bounded_for_all():

@@ -146,7 +146,7 @@ class Composed(Codec):
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
         """Body and flags of the payload of float32[n]: scales, an exact tail, coded symbols."""
         parts = self.parts
-        v = parts.scale.cut(parts.memory.given(state.arrays, x), state)
+        v = parts.scale.cut(parts.memory.given(state.arrays, x), state, late=True)
         coded, flags = parts.rounding.write(parts, state, v, key)
         return parts.scale.pack(v.scales) + v.tail.astype("<f4").tobytes() + coded, flags | parts.grid.mark
 
@@ -162,7 +162,7 @@ class Composed(Codec):
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
         """Same result as ``encode`` and ``decode``, without bytes if the coder can count them."""
         parts = self.parts
-        v = parts.scale.cut(parts.memory.given(state.arrays, self._values(state, values)), state)
+        v = parts.scale.cut(parts.memory.given(state.arrays, self._values(state, values)), state, late=True)
         decoded, found = parts.rounding.simulate(parts, state, v, key)
         head = len(parts.scale.pack(v.scales)) + 4 * v.tail.size
         size = ENVELOPE_BYTES + head + -(-int(found.sent) // 8)
@@ -217,7 +217,7 @@ class Composed(Codec):
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """Encode the part as ``encode`` does; a scale of the whole tensor counts with the first part."""
         parts = self.parts
-        v = parts.scale.cut(self._values(state, values), state)
+        v = parts.scale.cut(self._values(state, values), state, late=True)
         symbols = parts.rounding.symbols(parts.grid, state, v, key, start)
         coded, tallies = parts.coder.count(symbols, v.x.size, parts.grid, state)
         known = start and "scale" in state.arrays

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: sums of :func:`three_sums`
 THREE = 3
-#: columns of a codec's rule: of :mod:`gtrace.kernels.rounding`, whether 0 is no level, steps of a uniform grid
+#: columns of a codec's rule: of :mod:`gtrace.kernels.rounding`, whether zero is left out, steps of a uniform grid
 KIND, MIRRORED, STEPS = range(3)
 _STRIP = 1024
 _HALF, _ONE, _TWO, _ZERO = np.float32(0.5), np.float32(1.0), np.float32(2.0), np.float32(0.0)

@@ -10,7 +10,7 @@ same kernels on tensors of the CPU.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from gtrace.codecs.grids import Rule
 
-F = TypeVar("F", bound="Callable[..., Any]")
-
+#: options of every launch: a multiplication and an addition are rounded apart
+IEEE = {"enable_fp_fusion": False}
 #: values that one program rounds or decodes, a multiple of 8, and that one program takes norms of
 _BLOCK, _TILE = 1024, 4096
 #: up to this many magnitudes, all thresholds are counted; a search is faster among more
@@ -38,7 +38,7 @@ _KINDS = {"uniform": _UNIFORM.value, "count": _LEVELS.value, "search": _LEVELS.v
 
 
 #: compiles a kernel; arguments in ``do_not_specialize`` are never compiled in, whatever their values
-_kernel: Callable[..., Callable[[F], F]] = triton.jit
+_kernel: Callable[..., Callable[[Any], Any]] = triton.jit
 
 
 @_kernel()
@@ -264,9 +264,9 @@ def _by_row(x: torch.Tensor, bucket: int, norm: int, kind: torch.dtype) -> torch
     out = torch.empty(-(-n // bucket), parts, dtype=kind, device=x.device)
     rows = _TILE // columns
     if n:
-        with torch.cuda.device_of(x):
+        with torch.cuda.device(x.get_device()):
             grid = (triton.cdiv(out.numel(), rows),)
-            _norms[grid](x, out, n, bucket, out.numel(), parts, norm, rows, columns, enable_fp_fusion=False)
+            _norms[grid](x, out, n, bucket, out.numel(), parts, norm, rows, columns, **IEEE)
     return out
 
 
@@ -283,7 +283,7 @@ def quantize(
     factor, half = (rule.steps * 0.5, 0.5) if rule.mirrored else (float(rule.steps), 0.0)
     first = first_level(rule)
     if n:
-        with torch.cuda.device_of(x):
+        with torch.cuda.device(x.get_device()):
             _quantize[(triton.cdiv(n, _BLOCK),)](
                 x,
                 scales,
@@ -307,7 +307,7 @@ def quantize(
                 triton.next_power_of_2(width),
                 bucket % _BLOCK == 0 or bucket >= n,
                 _BLOCK,
-                enable_fp_fusion=False,
+                **IEEE,
             )
     return out
 
@@ -320,7 +320,7 @@ def restore(
     top = torch.zeros(1, dtype=torch.int32, device=out.device)
     checked = m < 1 << (width or 8 * coded.element_size())
     if n:
-        with torch.cuda.device_of(out):
+        with torch.cuda.device(out.get_device()):
             _restore[(triton.cdiv(n, _BLOCK),)](
                 coded,
                 values,
@@ -335,7 +335,7 @@ def restore(
                 checked,
                 bucket % _BLOCK == 0 or bucket >= n,
                 _BLOCK,
-                enable_fp_fusion=False,
+                **IEEE,
             )
     return top
 

@@ -83,7 +83,7 @@ class Judged(NamedTuple):
     lengths: NDArray[np.uint8]
 
 
-class Fitted(NamedTuple):
+class LevelFit(NamedTuple):
     """Codecs after a fit.
 
     Attributes:
@@ -216,7 +216,7 @@ class LevelSets:
         _symbols.weigh_sets(weighted.bins(), grids.levels, grids.starts, ~self.has_zero, errors)
         return errors + weighted.clip_error
 
-    def fit(self, sketch: MomentSketch, size: int) -> Fitted:
+    def fit(self, sketch: MomentSketch, size: int) -> LevelFit:
         """Fit levels, and take the codes that save more than they cost to send, for tensors of ``size`` values."""
         grids = self.grids(sketch)
         judged = self.judge(sketch, grids)
@@ -226,9 +226,9 @@ class LevelSets:
         code = np.where(adopted, numbers[:, _symbols.SENT] / 8, 0)
         told = adopted | (grids.known >= 0)
         sent = np.where(told, SHARED_HEAD + 4 * np.maximum(grids.known, 0) + code, 0).astype(np.int64)
-        return Fitted(grids, adopted, judged.lengths, sent)
+        return LevelFit(grids, adopted, judged.lengths, sent)
 
-    def differ(self, a: Fitted, b: Fitted) -> NDArray[np.bool_]:
+    def differ(self, a: LevelFit, b: LevelFit) -> NDArray[np.bool_]:
         """bool[sets], whether receivers hold different bytes with ``a`` than with ``b``."""
         starts, other = a.grids.symbol_starts, b.grids.symbol_starts
         if np.array_equal(starts, other):
@@ -243,7 +243,7 @@ class LevelSets:
         fitted: NDArray[np.bool_] = np.not_equal(a.grids.known, b.grids.known) | (levels & self._adaptive)
         return fitted | np.not_equal(a.adopted, b.adopted) | (a.adopted & lengths)
 
-    def expect(self, judged: Judged, fitted: Fitted) -> Expectations:
+    def expect(self, judged: Judged, fitted: LevelFit) -> Expectations:
         """The average result of one encoding of the sketched tensor with this fit; ``judged`` with its levels."""
         sketch, numbers, fixed = judged.sketch, judged.numbers, fitted.grids.fixed
         size = max(1, sketch.size)

@@ -188,7 +188,7 @@ def distance(g: ArrayLike, q: ArrayLike) -> float:
     norm_u, norm_v = _total(u), _total(v)
     if norm_u == 0 or norm_v == 0:
         return math.nan
-    return float(_compare.distance(np.sort(u), np.sort(v), 1.0 / norm_u, 1.0 / norm_v))
+    return float(_compare.distances(np.sort(u), np.sort(v), u.size, 1.0 / norm_u, 1.0 / norm_v)[1])
 
 
 @register

@@ -16,6 +16,7 @@ import numpy as np
 
 from gtrace.codecs.base import Measured
 from gtrace.errors import PayloadError
+from gtrace.kernels.norms import GIVEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,16 +35,19 @@ class Scaled(NamedTuple):
     """Values with their scales, before rounding.
 
     Attributes:
-        x: float32[m], finite, to be rounded.
+        x: float32[m] to be rounded; finite, unless ``norm`` is to be taken.
         scales: float32, from :meth:`Scale.measure`.
         bucket: number of values per scale.
         tail: float32, the values after ``x``, which are sent exactly.
+        norm: of kernels.norms: the rounding fills ``scales`` with it and checks that ``x`` is finite; GIVEN: they are
+            there.
     """
 
     x: NDArray[np.float32]
     scales: NDArray[np.float32]
     bucket: int
     tail: NDArray[np.float32] = _NONE
+    norm: int = GIVEN
 
 
 class Opened(NamedTuple):
@@ -122,6 +126,11 @@ class Scale(Word):
     rank: ClassVar[int] = 1
     #: the scales of a body that holds none
     absent: ClassVar[NDArray[np.float32]] = _NONE
+
+    @property
+    def checks(self) -> bool:
+        """Whether :meth:`cut` takes any values, because norms are taken and values checked while they are rounded."""
+        return False
 
     @property
     def whole_tensor(self) -> bool:

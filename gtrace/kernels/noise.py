@@ -55,6 +55,35 @@ def three_sums(a: Singles, b: Singles, c: Singles, out: Floats) -> None:
             out[j] += _total(lanes[j])
 
 
+@jit
+def contrast(values: Singles, contrasts: Floats, scale: Floats, out: Floats) -> float:
+    """Weighted sums of gradients in scaled coordinates: ``contrasts @ values * scale`` into ``out``.
+
+    Args:
+        values: float32[gradients, n].
+        contrasts: float64[sums, gradients].
+        scale: float64[n].
+        out: float64[sums, n].
+
+    Returns:
+        the squared norm of ``out``.
+    """
+    lanes, energy = np.zeros(LANES), 0.0
+    for j in range(contrasts.shape[0]):
+        row = out[j]
+        for g in range(contrasts.shape[1]):
+            weight, own = contrasts[j, g], values[g]
+            for i in range(own.size):
+                row[i] = (row[i] if g > 0 else 0.0) + weight * np.float64(own[i])
+        for p in range(0, row.size, LANES):
+            rb, sb = row[p : p + LANES], scale[p : p + LANES]
+            for k in range(rb.size):
+                rb[k] *= sb[k]
+                lanes[k] += rb[k] * rb[k]
+        energy += _total(lanes)
+    return energy
+
+
 @inline
 def _add_noise(
     x: Singles,

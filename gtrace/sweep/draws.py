@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from gtrace.codecs import Codec, EncodedPart
     from gtrace.codecs.level_draws import LevelDraws
-    from gtrace.codecs.level_sets import Fitted
+    from gtrace.codecs.level_sets import LevelFit
     from gtrace.sweep.fits import Fits, RunningSums
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Job
@@ -86,7 +86,7 @@ class Draws:
         encoder: LevelDraws,
         draw: int,
         index: int,
-        fitted: Fitted,
+        fitted: LevelFit,
         reference: Reference | Totals,
         window: Window | None,
     ) -> DrawnTogether:

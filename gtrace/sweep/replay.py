@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.level_sets import Expectations, Fitted, Judged
+    from gtrace.codecs.level_sets import Expectations, Judged, LevelFit
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Detail, Job, Settings, Timing, Wanted
@@ -192,7 +192,7 @@ class Replay:
             yield RowTable(group.identities, columns)
 
     def _expected_columns(
-        self, sets: LevelSets, index: int, look: Seen, common: Row, fitted: Fitted, expected: Expectations
+        self, sets: LevelSets, index: int, look: Seen, common: Row, fitted: LevelFit, expected: Expectations
     ) -> Row:
         """The columns of expectations."""
         optimum = self._optima(index, sets, fitted) if self._settings.optimal else None
@@ -207,10 +207,10 @@ class Replay:
                 columns.update(self._lost(total))
         return columns
 
-    def _fitted(self, sets: LevelSets, fitting: Fitting, size: int) -> Fitted:
+    def _fitted(self, sets: LevelSets, fitting: Fitting, size: int) -> LevelFit:
         return self._fits.recent((sets, fitting, size), lambda: sets.fit(self._fits.sketch(fitting, sets.needs), size))
 
-    def _judged(self, sets: LevelSets, index: int, fitting: Fitting, fitted: Fitted) -> Judged:
+    def _judged(self, sets: LevelSets, index: int, fitting: Fitting, fitted: LevelFit) -> Judged:
         """The levels of a fit on the sketch of a step."""
         sketch = self._fits.summary(index, sets.needs)
         return self._fits.recent((sets, index, fitting), lambda: sets.judge(sketch, fitted.grids))
@@ -220,7 +220,7 @@ class Replay:
         fitted = self._fitted(sets, fitting, size)
         return sets.expect(self._judged(sets, index, fitting, fitted), fitted).squared_error
 
-    def _optima(self, index: int, sets: LevelSets, fitted: Fitted) -> NDArray[np.float64] | None:
+    def _optima(self, index: int, sets: LevelSets, fitted: LevelFit) -> NDArray[np.float64] | None:
         """The least expected errors of as many levels as each codec has, float64[sets]; None where there are none."""
         sketch = self._fits.summary(index, sets.needs)
         if sets.needs.norm == "none" or not sketch.sums.size:

@@ -38,6 +38,8 @@ _KERNELS = {
     "search": _rounding.SEARCH,
     "powers": _rounding.POWERS,
 }
+#: the smallest normal float32
+_TINY = float(np.finfo(np.float32).tiny)
 _NO_VALUES, _NO_TALLIES = np.empty(0, np.float32), np.empty((TALLIES, 0), np.int64)
 
 
@@ -380,7 +382,7 @@ class Powers(LevelGrid):
 def _powers(p: float, bits: int, zero: bool) -> NDArray[np.float32]:
     count = 2 ** (bits - 1)
     powers = p ** np.arange(count - (2 if zero else 1), -1, -1, dtype=np.float64)
-    powers = powers[powers >= np.finfo(np.float32).tiny]
+    powers = powers[powers >= _TINY]
     levels = np.concatenate([[0.0], powers] if zero else [powers]).astype(np.float32)
     levels.flags.writeable = False
     return levels
@@ -471,9 +473,13 @@ class Fitted(LevelGrid):
 
     def narrowed(self, fitted: NDArray[np.float64]) -> NDArray[np.float32]:
         """Fitted magnitudes in the form that is used: float32, ascending, 0 only as the first."""
-        grid = np.unique(fitted.astype(np.float32))
+        grid = fitted.astype(np.float32)
+        first = grid[int(self.zero)] if grid.size > 1 else 0.0
+        if first >= _TINY and (grid[0] == 0) == self.zero and (grid[1:] > grid[:-1]).all():
+            return grid
+        grid = np.unique(grid)
         # Powers below the smallest normal float32 would decode to the same few denormals.
-        grid = grid[(grid == 0) | (grid >= np.finfo(np.float32).tiny)]
+        grid = grid[(grid == 0) | (grid >= _TINY)]
         if self.zero and (grid.size == 0 or grid[0] != 0):
             return np.concatenate([np.zeros(1, np.float32), grid])
         return grid if self.zero else np.asarray(grid[grid > 0])

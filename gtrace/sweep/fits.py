@@ -112,8 +112,8 @@ class RunningSums:
         first = self.first.get(index)
         following, total = self._held.pop(key, (None, None))
         if first == index:
-            held = sum(other.size for _, other in self._held.values())
-            total = np.zeros(size) if always or held + size <= _HELD else None
+            fits = always or sum(other.size for _, other in self._held.values()) + size <= _HELD
+            total = np.zeros(size) if fits else None
         elif first is None or following != index or (total is not None and total.size != size):
             total = None
         if total is not None:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from gtrace.sweep.jobs import Block, Job, Settings
     from gtrace.trace import Trace
 
-Task, Result = TypeVar("Task"), TypeVar("Result")
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 #: results of a worker that wait for the caller; with more the workers wait, so that memory does not grow
 _AHEAD = 8
@@ -103,7 +104,7 @@ class _Said(NamedTuple):
     last: bool = True
 
 
-class _Child(Generic[Task, Result]):
+class _Forked(Generic[Task, Result]):
     """A forked process that runs tasks by their number; it dies with this one.
 
     Args:
@@ -113,7 +114,7 @@ class _Child(Generic[Task, Result]):
     """
 
     def __init__(
-        self, tasks: Sequence[Task], function: Callable[[Task], Iterable[Result]], others: Iterable[_Child[Any, Any]]
+        self, tasks: Sequence[Task], function: Callable[[Task], Iterable[Result]], others: Iterable[_Forked[Any, Any]]
     ) -> None:
         self._pipe, there = Pipe()
         parent = os.getpid()
@@ -180,7 +181,7 @@ def _serve(
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # The kernel ends this process with its parent; where it refuses to, the closed pipe does after a step.
+        # The kernel ends this process with its parent; if it refuses to, the closed pipe does after a step.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         # A collection would copy all of the parent's pages.
         gc.freeze()
@@ -235,7 +236,7 @@ class _Crew(Generic[Result]):
     def __init__(
         self,
         runs: Iterable[Callable[[int], Iterable[Result]]],
-        children: Sequence[_Child[Any, Result]],
+        children: Sequence[_Forked[Any, Result]],
         sizes: Sequence[int],
         room: float,
     ) -> None:
@@ -334,10 +335,10 @@ def spread(
             sink(result)
     if here is waiting or not waiting:
         return
-    children: list[_Child[Task, Result]] = []
+    children: list[_Forked[Task, Result]] = []
     try:
         for _ in range(number if processes else 0):
-            children.append(_Child(waiting, function, children))
+            children.append(_Forked(waiting, function, children))
         runs: list[Callable[[int], Iterable[Result]]] = [child.run for child in children]
         runs = runs or [lambda place: function(waiting[place])] * number
         _Crew(runs, children, sizes[: len(waiting)], room).work(sink)
@@ -359,8 +360,11 @@ def run_jobs(
 
     Tensors in work at a time have at most ``room`` elements together; a larger tensor runs alone.
     """
-
-    def blocks(job: Job) -> Iterator[Block]:
-        return Replay(gradients, job, settings, allocation).blocks()
-
-    spread(jobs, blocks, sink, workers, lambda job: 0 if job.sketched else job.size, room)
+    spread(
+        jobs,
+        lambda job: Replay(gradients, job, settings, allocation).blocks(),
+        sink,
+        workers,
+        lambda job: 0 if job.sketched else job.size,
+        room,
+    )

@@ -252,9 +252,10 @@ class MomentSketch:
         Raises:
             UsageError: the two were built with different specs.
         """
-        moments = (self.bucket_moments, other.bucket_moments)
-        whole = None if moments[0] is None or moments[1] is None else np.concatenate(moments)
-        return self.plus(other, moments=whole)
+        moments = None
+        if self.bucket_moments is not None and other.bucket_moments is not None:
+            moments = np.concatenate([self.bucket_moments, other.bucket_moments])
+        return self.plus(other, moments=moments)
 
     __add__ = merge
 
@@ -285,9 +286,10 @@ class MomentSketch:
         if self.mantissa != other.mantissa:
             mantissa = min(self.mantissa, other.mantissa)
             return self.coarsen(mantissa).plus(other.coarsen(mantissa), own, others, moments, share)
-        factors, theirs = map(float, own), map(float, others)
+        # Always float64: kernels are compiled once for each type.
+        mass, energy, its_mass, its_energy = map(float, (*own, *others))
         rows, sums = _sketching.merge_bins(
-            self.rows, self.sums, *factors, other.rows, other.sums, *theirs, float(share)
+            self.rows, self.sums, mass, energy, other.rows, other.sums, its_mass, its_energy, float(share)
         )
         numbers = {
             name: (getattr(self, name) * own[k] + getattr(other, name) * others[k]) * share

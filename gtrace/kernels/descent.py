@@ -302,10 +302,10 @@ def best_before(points: Floats, areas: Floats, mirrored: bool, m: int) -> NDArra
             stride = step if step == widest else 2 * step
             j = k - 1 + step + (n - k - step) // stride * stride
             while j >= k:
-                low = max(k - 1, np.int64(came[k - 1, j]))
+                low = max(k - 1, int(came[k - 1, j]))
                 if j - step >= k and step < widest:
-                    low = max(low, np.int64(came[k, j - step]))
-                high = min(j - 1, np.int64(came[k, j + step])) if j + step < n else j - 1
+                    low = max(low, int(came[k, j - step]))
+                high = min(j - 1, int(came[k, j + step])) if j + step < n else j - 1
                 best, where = np.inf, k - 1
                 for i in range(low, high + 1):
                     value = cost[i] + (points[j] - points[i]) * (areas[i] + areas[j])

@@ -115,11 +115,17 @@ class Reference:
         """1 / ||g||_1 and 1 / ||Q||_1, the factors of ``w1_mcgq``; NaN if one of the norms is 0."""
         return ratio(1.0, self.norm1), ratio(1.0, float(sums[_compare.NORM1]))
 
-    def comparison(self, sums: NDArray[np.float64], w1: float, w1_mcgq: float) -> Comparison:
-        """The fields from the sums of :func:`gtrace.kernels.compare.compare` and the two distances."""
+    def comparison(self, sums: NDArray[np.float64], w1: Any, w1_mcgq: Any) -> Comparison:
+        """The fields from the sums of :func:`gtrace.kernels.compare.compare` and the two distances.
+
+        Args:
+            sums: float64[SUMS]; or of many decodings, float64[m, SUMS], for fields that are arrays.
+            w1: a distance, or float64[m].
+            w1_mcgq: the same.
+        """
         lost = math.nan
         if self.weights is not None:
-            lost = relative(float(sums[_compare.WEIGHTED]), self.weighted_energy)
+            lost = relative(sums.T[_compare.WEIGHTED], self.weighted_energy)
         return _comparison(sums, self.size, self.energy, self.norm1, w1, w1_mcgq if self.size else math.nan, lost)
 
 
@@ -310,16 +316,16 @@ class WeightedSums:
 
 
 def _comparison(
-    sums: NDArray[np.float64], size: int, energy: float, norm1: float, w1: float, w1_mcgq: float, update_error: float
+    sums: NDArray[np.float64], size: int, energy: float, norm1: float, w1: Any, w1_mcgq: Any, update_error: Any
 ) -> Comparison:
-    error, absolute, relative, inner, decoded_energy, _, _, zeros, alive = sums.tolist()
+    error, absolute, relative, inner, decoded_energy, _, _, zeros, alive = sums.T if sums.ndim > 1 else sums.tolist()
     n = max(1, size)
     return Comparison(
         squared_error=error,
         relative_variance=ratio(error, energy),
         mean_abs_error=absolute / n,
         mean_relative_error=ratio(relative, alive),
-        cosine=ratio(inner, math.sqrt(energy) * math.sqrt(decoded_energy)),
+        cosine=ratio(inner, math.sqrt(energy) * np.sqrt(decoded_energy)),
         snr_db=snr_db(energy, error),
         w1=w1,
         w1_normalized=ratio(w1, norm1 / n),

@@ -121,7 +121,7 @@ class LevelDraws:
             UsageError: wrong size or non-finite values.
         """
         x = checked_values(states[0], reference.values)
-        v = self._scale.cut(x, states[0])
+        v = self._scale.measured(x, states[0])
         sets = self._sets(states, v)
         totals = [None] * len(states) if totals is None else totals
         if sets.rooms[-1] > _PAIRS and len(states) > 1:
@@ -160,10 +160,10 @@ class LevelDraws:
         _drawing.finish_levels(
             reference.ordered, reference.norm1, ascending, lanes, sums, bits, counts, sets.rooms[:-1], ends, gaps
         )
-        found = [reference.comparison(each, *gap) for each, gap in zip(sums, gaps.tolist(), strict=True)]
-        fields = np.array([_FIELDS(each) for each in found]).T
+        found = _FIELDS(reference.comparison(sums, *gaps.T))
+        columns = (each if isinstance(each, np.ndarray) else np.full(len(states), each) for each in found)
         head = len(self._scale.pack(v.scales)) + 4 * v.tail.size
-        return DrawnSets(*fields, *self._lengths(sets, states, tallies, head, x.size))
+        return DrawnSets(*columns, *self._lengths(sets, states, tallies, head, x.size))
 
     def _lengths(
         self, sets: _Sets, states: Sequence[State], tallies: NDArray[np.int64], head: int, size: int

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: sums of :func:`three_sums`
 THREE = 3
-#: columns of a codec's rule: of :mod:`gtrace.kernels.rounding`, whether 0 is no level, steps of a uniform grid
+#: columns of a codec's rule: of :mod:`gtrace.kernels.rounding`, whether zero is left out, steps of a uniform grid
 KIND, MIRRORED, STEPS = range(3)
 _STRIP = 1024
 _HALF, _ONE, _TWO, _ZERO = np.float32(0.5), np.float32(1.0), np.float32(2.0), np.float32(0.0)
@@ -53,6 +53,35 @@ def three_sums(a: Singles, b: Singles, c: Singles, out: Floats) -> None:
                 whole[k] += total * total
         for j in range(THREE):
             out[j] += _total(lanes[j])
+
+
+@jit
+def contrast(values: Singles, contrasts: Floats, scale: Floats, out: Floats) -> float:
+    """Weighted sums of gradients in scaled coordinates: ``contrasts @ values * scale`` into ``out``.
+
+    Args:
+        values: float32[gradients, n].
+        contrasts: float64[sums, gradients].
+        scale: float64[n].
+        out: float64[sums, n].
+
+    Returns:
+        the squared norm of ``out``.
+    """
+    lanes, energy = np.zeros(LANES), 0.0
+    for j in range(contrasts.shape[0]):
+        row = out[j]
+        for g in range(contrasts.shape[1]):
+            weight, own = contrasts[j, g], values[g]
+            for i in range(own.size):
+                row[i] = (row[i] if g > 0 else 0.0) + weight * np.float64(own[i])
+        for p in range(0, row.size, LANES):
+            rb, sb = row[p : p + LANES], scale[p : p + LANES]
+            for k in range(rb.size):
+                rb[k] *= sb[k]
+                lanes[k] += rb[k] * rb[k]
+        energy += _total(lanes)
+    return energy
 
 
 @inline

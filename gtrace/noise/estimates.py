@@ -118,10 +118,10 @@ def noise_of_steps(pieces: Iterable[Sequence[NDArray[np.float32]]]) -> Noise:
     """
     blocks, sums = Blocks(), np.zeros(THREE)
     for piece in pieces:
-        for block in blocks.add(*piece):
-            three_sums(*block, sums)
-    for block in blocks.rest():
-        three_sums(*block, sums)
+        for first, middle, last in blocks.add(*piece):
+            three_sums(first, middle, last, sums)
+    for first, middle, last in blocks.rest():
+        three_sums(first, middle, last, sums)
     return _of_three(sums)
 
 

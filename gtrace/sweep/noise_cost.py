@@ -9,6 +9,7 @@ Of a large tensor, evenly spaced blocks stand for the rest.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -20,7 +21,8 @@ from gtrace.codecs import Codec
 from gtrace.codecs.level_noise import LevelNoise, noisy_together
 from gtrace.codecs.link import LinkOptions, Sender, refitted
 from gtrace.errors import TraceError
-from gtrace.kernels.noise import noise_of_two, weighted_grams
+from gtrace.kernels.noise import contrast, noise_of_two, weighted_grams
+from gtrace.kernels.norms import count_nonfinite
 from gtrace.noise import ADAM, NoiseCosts
 from gtrace.noise.quadrature import FEWEST, contrasts_of
 from gtrace.schedule import RefitSchedule
@@ -101,7 +103,7 @@ class Sampling:
         found: list[Span] = []
         for steps in windows:
             left = _SAMPLES // max(1, len(windows))
-            design = ones if ranks >= 3 else np.vander(np.arange(len(steps)), 2).T
+            design = ones if ranks >= 3 else np.vander(np.arange(float(len(steps))), 2).T
             found.append(Span(steps, ranks >= 3, contrasts_of(design)[:left]))
         enough = sum(len(window.contrasts) for window in found) >= FEWEST
         return cls(tuple(found) if enough else (), streams)
@@ -137,14 +139,14 @@ class _Window(NamedTuple):
 
     Attributes:
         span: the window.
-        values: float32[n], its gradient at each step.
+        values: float32[steps, n], its gradient at each step.
         near: float32[n], a gradient with independent noise, of the same weights as the middle one or between them.
         keys: of two encodings of the middle gradient.
         sketches: those that codecs were fitted to, by place in the window.
     """
 
     span: Span
-    values: list[NDArray[np.float32]]
+    values: NDArray[np.float32]
     near: NDArray[np.float32]
     keys: tuple[Key, ...]
     sketches: dict[tuple[int, SummarySpec], MomentSketch]
@@ -164,15 +166,15 @@ class _Tensor:
         stride = max(1, math.ceil(info.size / _ELEMENTS))
         self._shape = tuple(info.shape) if stride == 1 and info.sample is None else None
         read = partial(_read, trace, stride=stride)
-        self._windows, samples = [], []
+        self._windows, noisy = [], []
         for span in plan.windows:
-            values = [read(own[0], step) for step in span.steps]
+            values = np.stack([read(own[0], step) for step in span.steps])
             others = [read(rank, span.steps[span.middle]) for rank in own[1:]] if span.ranks else []
             before, after = values[span.middle - 1], values[min(span.middle + 1, len(values) - 1)]
             near = others[0] if len(values) == 1 else (before + after) / 2
             keys = (Key.derive(seed, tensor=info.name, step=span.steps[span.middle], draw=draw) for draw in (0, 1))
             self._windows.append(_Window(span, values, near, tuple(keys), {}))
-            samples.append(span.contrasts @ np.stack([values[span.middle], *others] if span.ranks else values))
+            noisy.append(np.stack([values[span.middle], *others]) if span.ranks else values)
         size = self._windows[0].near.size
         #: float64[size], factor of each element in Adam's coordinates; 1 under another optimizer
         self._scale = np.ones(size)
@@ -185,13 +187,21 @@ class _Tensor:
         total = info.size if info.sample is None else info.sample["total"]
         #: elements of the tensor for each of its samples
         self._stretch = total / max(1, size)
+        ends = np.cumsum([0, *(len(span.contrasts) for span in plan.windows)]).tolist()
+        self._samples = np.empty((ends[-1], size))
+        parts = [self._samples[first:last] for first, last in itertools.pairwise(ends)]
         # Products of small gradients would underflow in float32.
-        scaled = [each * self._scale for each in samples]
-        energies = np.array([np.square(each).sum() / len(each) for each in scaled])
+        energies = np.array(
+            [
+                contrast(values, span.contrasts, self._scale, part) / len(part)
+                for values, span, part in zip(noisy, plan.windows, parts, strict=True)
+            ]
+        )
         level = math.exp(np.log(energies[energies > 0]).mean()) if energies.any() else 1.0
         #: factor of each window, with which all have the same noise: the geometric mean of theirs
         self._factors = np.sqrt(np.divide(level, energies, out=np.ones_like(energies), where=energies > 0)).tolist()
-        self._samples = np.concatenate([factor * each for factor, each in zip(self._factors, scaled, strict=True)])
+        for factor, part in zip(self._factors, parts, strict=True):
+            part *= factor
         self.gram = self._weighed(np.ones((1, size)))[0]
         inner = [
             factor**2 * self._inner(window.values[window.span.middle], window.near)
@@ -206,7 +216,8 @@ class _Tensor:
     def _weighed(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """float64[rows, n, n]: D diag(weights[row]) D^T of the whole tensor."""
         grams = np.zeros((len(weights), *(len(self._samples),) * 2))
-        weighted_grams(self._samples, weights, grams)
+        if weights.any():
+            weighted_grams(self._samples, weights, grams)
         return self._stretch * (grams + np.triu(grams, 1).transpose(0, 2, 1))
 
     def costs(self, codecs: Sequence[tuple[Codec, float | None]]) -> list[CodecNoise]:
@@ -286,7 +297,7 @@ class _Tensor:
         """A codec without memory, fitted to the gradient before the middle one."""
         middle = window.span.middle
         state = codec.init(self._scale.size, self._shape)
-        if codec.needs is None:
+        if codec.needs is None or not (codec.fits or codec.allocates):
             return state
         place = middle if codec.fits_itself else max(0, middle - 1)
         return refitted(codec, state, self._sketch(codec, window, place), window.span.steps[middle], share)
@@ -329,7 +340,7 @@ def _read(trace: Trace, info: TensorInfo, step: int, stride: int) -> NDArray[np.
     else:
         pieces = trace.read_chunks(info.name, step, _BLOCK * stride, **stream(info))
         values = np.concatenate([piece[:_BLOCK] for piece in pieces])
-    return np.nan_to_num(values, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+    return np.where(np.isfinite(values), values, np.float32(0)) if count_nonfinite(values) else values
 
 
 def measure(
@@ -430,7 +441,8 @@ def noise_costs(result: SweepResult) -> NoiseCosts | None:
 
 def _packed(gram: NDArray[np.float64]) -> list[float]:
     """The upper triangle, to six digits: a sample of noise says no more."""
-    return [float(f"{value:.6g}") for value in gram[np.triu_indices(len(gram))]]
+    values = gram[np.triu_indices(len(gram))].tolist()
+    return list(map(float, ("%.6g " * len(values) % tuple(values)).split()))
 
 
 def _unpacked(packed: Sequence[float], n: int) -> NDArray[np.float64]:

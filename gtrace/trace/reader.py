@@ -149,8 +149,8 @@ def shown_names(stored: Iterable[_Place]) -> dict[_Place, str]:
     return {(key, name): names[key.kind, key.optimizer, name] for key, name in places}
 
 
-#: Bytes of decoded chunks that a trace keeps: a sweep reads a step again for its window, its noise and its fits. No chunk
-#: may take most of that.
+#: Bytes of decoded chunks that a trace keeps, and of the largest one among them: a sweep reads a step again for its
+#: window, its noise and its fits.
 _CACHE_BYTES = 32 * 1024 * 1024
 _LARGEST_KEPT = _CACHE_BYTES // 4
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gtrace.kernels import norms
-from gtrace.kernels.noise import noise_of_two, three_sums, weighted_grams
+from gtrace.kernels.noise import contrast, noise_of_two, three_sums, weighted_grams
 
 SIZES = (1, 64, 1500)
 
@@ -45,3 +45,12 @@ def test_weighted_grams(size):
     weighted_grams(samples, weights, found)
     expected = np.triu(1 + np.stack([(samples * row) @ samples.T for row in weights])) + np.tril(np.ones((5, 5)), -1)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_contrasts(size):
+    values, scale = np.stack(gradients(size, 4)), np.linspace(0.5, 2, size)
+    contrasts, found = np.random.default_rng(0).standard_normal((3, 4)), np.full((3, size), np.nan)
+    energy = contrast(values, contrasts, scale, found)
+    np.testing.assert_allclose(found, (contrasts @ values.astype(np.float64)) * scale, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(energy, np.square(found).sum(), rtol=1e-12)

@@ -8,20 +8,24 @@ machine slows both sides of a ratio. Arrays are larger than the caches, as gradi
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from numpy._core._multiarray_umath import __cpu_features__
 
 import gtrace
 from gtrace.buckets import bucket_scales
 from gtrace.codecs.fp import FloatFormat
 from gtrace.codecs.grids import Rule, SymbolSink
 from gtrace.codecs.parts import Scaled
-from gtrace.coding import HuffmanCode, huffman_lengths, packed_room
+from gtrace.coding import HuffmanCode, huffman_lengths, pack_fixed, packed_room
 from gtrace.coding.sparse import PrefixCode
-from gtrace.kernels import norms, rounding
+from gtrace.kernels import mcgq, norms, rounding
 from gtrace.metrics import Reference
 from gtrace.sketch import MomentSketch
 from gtrace.trace import Trace
@@ -144,7 +148,7 @@ def magnitudes(count):
     return np.concatenate([[0], np.geomspace(1e-4, 1, count - 1)]).astype(np.float32)
 
 
-@pytest.mark.parametrize(("count", "limit"), [(4, 6), (8, 6), (16, 6), (32, 20), (128, 20), (256, 20)])
+@pytest.mark.parametrize(("count", "limit"), [(4, 4.5), (8, 4.5), (16, 4.5), (32, 20), (128, 20), (256, 20)])
 def test_levels(benchmark, x, copy, count, limit):
     rule = Rule.among(magnitudes(count), mirrored=False)
     width = (2 * count - 2).bit_length()
@@ -155,21 +159,29 @@ def test_levels(benchmark, x, copy, count, limit):
     note(benchmark, f"{count} levels, with norms and packing", best(quantize), copy, limit)
 
 
-@pytest.mark.parametrize(("count", "limit"), [(4, 1.5), (8, 1.5), (128, 1.5)])
-def test_decode(benchmark, x, out, copy, count, limit):
-    levels = magnitudes(count)
-    width = (2 * count - 2).bit_length()
-    scales = bucket_scales(x, "linf", BUCKET)
-    packed = np.frombuffer(Rule.among(levels, mirrored=False).packed(unscaled(x), KEY, width), np.uint8)
-    values = np.concatenate([-levels[::-1], levels[1:]])
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15])
+def test_decode(benchmark, x, out, copy, width):
+    count = max(2, (1 << width) - 1)
+    rng = np.random.default_rng(width)
+    symbols = np.clip(rng.normal(count / 2, count / 8, N), 0, count - 1).astype(np.uint16)
+    packed = np.frombuffer(pack_fixed(symbols, width), np.uint8)
+    scales, values = bucket_scales(x, "linf", BUCKET), np.linspace(-1, 1, count, dtype=np.float32)
     seconds = best(lambda: rounding.restore_packed(packed, width, BUCKET, scales, values, out))
-    note(benchmark, f"decode, {width} bits, {2 * count - 1} values", seconds, copy, limit)
+    note(benchmark, f"decode, {width} bits, {count} values", seconds, copy, 1.3)
 
 
 @pytest.mark.parametrize("spec", ["qsgdinf:bits=3,coder=fixed", "qsgdinf:bits=3", "alq:bits=4", "natural", "terngrad"])
 def test_simulate(benchmark, x, copy, spec):
     c, state = fitted(spec, x)
-    note(benchmark, f"simulate {spec}, checks and memory included", best(lambda: c.simulate(state, x, KEY)), copy)
+    seconds = best(lambda: c.simulate(state, x, KEY))
+    note(benchmark, f"simulate {spec}, checks and memory included", seconds, copy)
+    grid = c.parts.grid
+    rule, values, decoded = grid.rule(state), grid.signed_values(state), np.empty_like(x)
+
+    def kernel():
+        rule.simulate(c.parts.scale.cut(x, state, late=True), KEY, values, decoded)
+
+    note(benchmark, f"simulate {spec}, over its kernel", seconds, best(kernel), 1.3, "times the kernel")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +201,10 @@ def test_huffman(benchmark, x, copy, what):
     code = HuffmanCode(huffman_lengths(np.bincount(symbols, minlength=7) + 0.1))
     data = code.encode(symbols)
     call = (lambda: code.encode(symbols)) if what == "encode" else (lambda: code.decode(data, N))
-    note(benchmark, f"Huffman {what}, 7 symbols, {8 * len(data) / N:.2f} bits each", best(call), copy)
+    seconds = best(call)
+    note(benchmark, f"Huffman {what}, 7 symbols, {8 * len(data) / N:.2f} bits each", seconds, copy)
+    if what == "decode":
+        note(benchmark, "Huffman decode: each symbol", seconds / N, 1e-9, 0.5, "nanoseconds")
 
 
 @pytest.mark.parametrize("what", ["encode", "decode"])
@@ -204,14 +219,16 @@ def test_prefix_code(benchmark, x, copy, what):
 
 def test_mcgq(benchmark, x, copy):
     seconds = best(lambda: gtrace.codecs.mcgq.counts(x, 0.1, 0.25))
-    note(benchmark, "mcgq counts, K = 0.1 (a sum in float64, one after the other)", seconds, copy)
+    note(benchmark, "mcgq counts, K = 0.1 (the sequential sum in float64, in chains)", seconds, copy, 3)
+    starts = np.empty(N // mcgq.CHAIN)
+    note(benchmark, "mcgq: that sum alone", best(lambda: mcgq.absolute_sum(x, starts)), copy, 3)
 
 
 @pytest.mark.parametrize("word", ["e4m3", "e2m1"])
 def test_float_format(benchmark, x, copy, word):
     form = FloatFormat.parse(word)
     scales = np.ones(1)
-    note(benchmark, f"codes of {word}, one scale", best(lambda: form.encode_blocks(x, N, scales)), copy)
+    note(benchmark, f"codes of {word}, one scale", best(lambda: form.encode_blocks(x, N, scales)), copy, 2)
     if word == "e4m3":
         ml_dtypes = pytest.importorskip("ml_dtypes")
         theirs = best(lambda: x.astype(ml_dtypes.float8_e4m3fn))
@@ -220,6 +237,30 @@ def test_float_format(benchmark, x, copy, word):
         torch.set_num_threads(1)
         tensor = torch.from_numpy(x)
         note(benchmark, "  torch: to(float8_e4m3fn)", best(lambda: tensor.to(torch.float8_e4m3fn)), copy)
+
+
+@pytest.mark.parametrize("word", ["nvfp4", "mxfp4", "mxfp8"])
+def test_block_formats(benchmark, x, copy, word):
+    c = gtrace.codec(f"fp:{word},coder=fixed")
+    state = c.init(N)
+    seconds = best(lambda: c.encode(state, x, KEY))
+    note(benchmark, f"encode {word} at fixed width, checks and envelope included", seconds, copy, 5)
+
+
+def test_sorts_of_both_kinds_of_machine(benchmark, x):
+    """np.sort with what numpy finds here, and in a fresh process without its sort in AVX-512."""
+    here = best(lambda: np.sort(x), 0, 3)
+    wide = "AVX512_SKX"
+    used = "with" if __cpu_features__.get(wide) else "without"
+    note(benchmark, f"np.sort of float32, {used} AVX-512", here / N, 1e-9, None, "nanoseconds")
+    if used == "with":
+        settings = {**os.environ, "NPY_DISABLE_CPU_FEATURES": wide}
+        program = (
+            "import numpy as np, time; x = np.random.default_rng(0).standard_t(4, 1 << 24).astype(np.float32); "
+            "t = [time.process_time() for _ in range(4) if np.sort(x) is not None]; print(min(np.diff(t)))"
+        )
+        found = subprocess.run([sys.executable, "-c", program], env=settings, capture_output=True, check=True)
+        note(benchmark, "  np.sort of float32, without AVX-512", float(found.stdout) / N, 1e-9, None, "nanoseconds")
 
 
 def test_wasserstein(benchmark, x):
@@ -237,6 +278,16 @@ def test_optimal_levels(benchmark, x, count):
     seconds = best(lambda: gtrace.fitting.optimal_levels(points, count))
     note(benchmark, f"certified optimal levels, 2^20 sorted points, s = {count}", seconds, sort, 5, "np.sorts",
          elements=1 << 20)  # fmt: skip
+    if source := os.environ.get("QUIVER"):  # a folder with its repository, built with torch's compiler
+        torch = pytest.importorskip("torch")
+        from torch.utils import cpp_extension
+
+        file = f"{source}/QUIVER/python_bindings/python_bindings.cpp"
+        quiver = cpp_extension.load("quiver_cpp", [file], extra_cflags=["-O2"])
+        doubles = torch.from_numpy(points.astype(np.float64))
+        seconds = best(lambda: quiver.quiver_exact_accelerated(doubles, count), 0, 3)
+        note(benchmark, f"  QUIVER: quiver_exact_accelerated, the same points, s = {count}", seconds, sort, None,
+             "np.sorts", elements=1 << 20)  # fmt: skip
 
 
 def plain_torch(torch, tensor, bits, form):
@@ -332,6 +383,13 @@ def test_torch_peers(benchmark, x, copy):
         return torch.round(blocks / scale).to(torch.int8)
 
     note(benchmark, "  torch: 8 bits in blocks of 8192, to nearest", best(int8), copy)
+    largest = float(np.abs(x).max())
+    whole = best(lambda: torch.quantize_per_tensor(tensor, largest / 127, 0, torch.qint8))
+    note(benchmark, "  torch: quantize_per_tensor, 8 bits, to nearest", whole, copy)
+    rows = blocks.abs().amax(dim=1).double() / 127
+    zeros = torch.zeros(len(rows), dtype=torch.int64)
+    each = best(lambda: torch.quantize_per_channel(blocks, rows, zeros, 0, torch.qint8))
+    note(benchmark, "  torch: quantize_per_channel, 8 bits in rows of 8192, scales given", each, copy)
     fake = torch.fake_quantize_per_tensor_affine
-    seconds = best(lambda: fake(tensor, float(np.abs(x).max()) / 7, 0, -7, 7))
+    seconds = best(lambda: fake(tensor, largest / 7, 0, -7, 7))
     note(benchmark, "  torch: fake_quantize_per_tensor_affine, 4 bits, to nearest", seconds, copy)

@@ -75,12 +75,11 @@ def read(kind: BlockScale, data: bytes | memoryview) -> NDArray[np.float64]:
     return np.ldexp(1.0, codes.astype(np.int64) - _BIAS)
 
 
-def factors(kind: BlockScale, data: bytes | memoryview) -> NDArray[np.float64]:
-    """The factors by which values are multiplied before rounding, float64[blocks], from bytes of :func:`measure`.
+def factors(kind: BlockScale, scales: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The factors by which values are multiplied before rounding, float64[blocks], from the scales of :func:`read`.
 
     With ``e4m3`` they are float32; a block with scale 0 gets at most the largest float32.
     """
-    scales = read(kind, data)
     if kind != "e4m3":
         return 1.0 / scales
     with np.errstate(divide="ignore", over="ignore"):

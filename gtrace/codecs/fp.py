@@ -344,7 +344,7 @@ class Fp(Composed):
         x = checked_values(state, values)
         form = self.format_of(state)
         head, block, scales = self._scales(state, form, x)
-        factors = 1.0 / scales if self.block is None else _blocks.factors(self._block_scale, head)
+        factors = 1.0 / scales if self.block is None else _blocks.factors(self._block_scale, scales)
         codes = form.encode_blocks(x, block, factors, key if self.stochastic else None, start)
         return head, block, scales, codes
 

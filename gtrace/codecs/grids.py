@@ -106,8 +106,8 @@ class Rule:
         """
         high, low = np.uint64(key[0]), np.uint64(key[1])
         # A copy, because a read-only array would compile the kernel once more.
-        rule = self.number, self.mirrored, self.steps, self.levels.copy()
-        if not _rounding.quantize(v.x, v.bucket, v.norm, v.scales, *rule, high, low, start, *sink):
+        rule = self.number, self.mirrored, self.steps, self.levels.copy(), high, low, start
+        if not _rounding.quantize(v.x, v.bucket, v.norm, v.scales, *(*rule, *sink)):
             check_finite(v.x)
 
     def symbols(self, v: Scaled, key: tuple[int, int], start: int = 0) -> NDArray[np.uint16]:

@@ -120,9 +120,10 @@ class HuffmanCode:
     def _at_once(self) -> tuple[int, NDArray[np.uint64], NDArray[np.uint8], NDArray[np.uint8]]:
         """The table with several symbols per entry for decoding; an encoder never needs it."""
         entries, size = 1 << _QUICK, 1 if self.lengths.size <= 1 << 8 else 2
-        found = size, np.empty(entries, np.uint64), np.empty(entries, np.uint8), np.empty(entries, np.uint8)
-        _prefix_codes.fill_at_once(*self._quick, *found)
-        return found
+        together, count = np.empty(entries, np.uint64), np.empty(entries, np.uint8)
+        used = np.empty(entries, np.uint8)
+        _prefix_codes.fill_at_once(*self._quick, size, together, count, used)
+        return size, together, count, used
 
     def decode(self, data: bytes | memoryview, count: int) -> NDArray[np.uint16]:
         """Decode ``count`` symbols, which must use all of ``data``.

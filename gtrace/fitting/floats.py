@@ -163,12 +163,12 @@ class FloatFormat:
         ``start`` is the first value's index for the key.
         """
         out = np.empty(values.size, np.uint16)
-        single = bool((np.frexp(factors)[0] != 0.5).any())
         form = (self.mantissa, self.bias, self.top, 1 << (self.exponent + self.mantissa))
         if key is None:
-            _floats.encode_nearest(values, block, factors, single, *form, out)
+            _floats.encode_nearest(values, block, factors, *form, out)
         else:
             words = (np.uint64(key[0]), np.uint64(key[1]), start)
+            single = bool((np.frexp(factors)[0] != 0.5).any())
             _floats.encode_stochastic(values, block, factors, single, *form, *words, out)
         return out
 

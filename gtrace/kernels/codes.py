@@ -64,7 +64,7 @@ def rotate_left(symbols: Symbols, width: int, out: Symbols) -> None:
 
     The negative of magnitude 0 becomes the positive one.
     """
-    top = np.uint16(width - 1)
+    top = np.int64(width - 1) & 15  # below 16 for certain: lanes stay narrow
     mask = np.uint16((1 << (width - 1)) - 1)
     one = np.uint16(1)
     for i in range(symbols.size):
@@ -75,7 +75,7 @@ def rotate_left(symbols: Symbols, width: int, out: Symbols) -> None:
 @jit
 def rotate_right(symbols: Symbols, width: int, out: Symbols) -> None:
     """Undo :func:`rotate_left`."""
-    top = np.uint16(width - 1)
+    top = np.int64(width - 1) & 15
     one = np.uint16(1)
     for i in range(symbols.size):
         out[i] = (symbols[i] >> one) | ((symbols[i] & one) << top)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _CHUNK = 1024
 _DRAWN = 32
+#: powers of two that are normal float32
+_LEAST, _MOST = 2.0**-126, 2.0**127
 
 
 @inline
@@ -60,40 +62,70 @@ def _magnitudes(
         values[i] += least if small else 0.0
 
 
+@inline
+def _single_factors(factor: float) -> tuple[np.float32, np.float32]:
+    """Two float32 whose product is a factor: a product of float32 with one after the other is rounded once.
+
+    Only powers of two lie beyond float32. Whatever is beyond it after the first one is saturated or zero after both.
+    """
+    if _LEAST <= factor <= _MOST:
+        return np.float32(factor), np.float32(1.0)
+    if factor > _MOST:
+        return np.float32(2.0**64), np.float32(min(factor * 2.0**-64, _MOST))
+    return np.float32(2.0**-64), np.float32(max(factor * 2.0**64, _LEAST))
+
+
 @jit
 def encode_nearest(
-    x: Singles, block: int, factors: Floats, single: bool, mantissa: int, bias: int, top: int, sign: int, out: Symbols
+    x: Singles, block: int, factors: Floats, mantissa: int, bias: int, top: int, sign: int, out: Symbols
 ) -> None:
     """Codes of the nearest magnitudes, ties to the even code, at most ``top``; negative values have bit ``sign`` set.
+
+    In float32, which has twice the lanes of float64. A product with a power of two is exact, unless it is so large or
+    small that its code is the largest or 0.
 
     Args:
         x: finite or infinite, never NaN.
         block: consecutive values that share a factor.
-        factors: factors of |x|, one per block, positive.
-        single: round the products to float32 first.
+        factors: factors of |x|, one per block, positive: powers of two, or float32.
         mantissa, bias: of the format.
         top: the largest code.
         sign: the code bit of the sign, 2^(E + M).
         out: the codes.
     """
-    values = np.empty(_CHUNK, np.float64)
-    bits = values.view(np.int64)
-    below = np.empty(_CHUNK, np.int64)
-    shift = 52 - mantissa
-    half = np.int64(1) << (shift - 1)
-    cut = (np.int64(1) << shift) - 1
-    offset = np.int64(1023 - bias) << mantissa
-    least = 2.0 ** (1 - bias)
+    values, sums = np.empty(_CHUNK, np.float32), np.empty(_CHUNK, np.float32)
+    normal, small = values.view(np.int32), sums.view(np.int32)
+    # A shift that is below 32 for certain stays in 32-bit lanes.
+    shift = np.int64(23 - mantissa) & 31
+    half, one = np.int32((1 << (22 - mantissa)) - 1 - ((127 - bias) << 23)), np.int32(1)
+    least, last = np.int32((128 - bias) << 23), np.int32(31)
+    # The last digit of this number is a step of the subnormal ones, so adding it rounds to them.
+    coarse = np.float32(2.0 ** (24 - bias - mantissa))
+    sums[0] = coarse
+    lowest = small[0]
+    highest, minus = np.int32(top), np.int32(sign)
+    signs = x.view(np.int32)
     for p in range(0, x.size, _CHUNK):
         q = min(p + _CHUNK, x.size)
-        xb = x[p:q]
-        ob = out[p:q]
-        _magnitudes(x, p, q, block, factors, single, least, values, below)
-        for i in range(xb.size):
-            code = (bits[i] >> shift) - offset - (below[i] << mantissa)
-            code += np.int64((bits[i] & cut) + (code & 1) > half)
-            code = min(code, top)
-            ob[i] = code | (sign if np.signbit(xb[i]) else 0)
+        at = p
+        while at < q:
+            b = at // block
+            end = min((b + 1) * block, q)
+            first, second = _single_factors(factors[b])
+            # Unsigned indices need no check for negative ones, and slicing would cost more than a short block.
+            for i in range(np.uint64(at), np.uint64(end)):
+                values[i - np.uint64(p)] = abs(x[i]) * first * second
+            at = end
+        sb, ob = signs[p:q], out[p:q]
+        for i in range(sb.size):
+            sums[i] = values[i] + coarse
+        for i in range(sb.size):
+            v = normal[i]
+            odd = np.int32(np.int32(v >> shift) & one)
+            code = np.int32(np.int32(np.int32(v + half) + odd) >> shift)
+            code = np.int32(small[i] - lowest) if v < least else code
+            code = min(code, highest)
+            ob[i] = np.int32(code | np.int32(np.int32(sb[i] >> last) & minus))
 
 
 @jit
@@ -113,6 +145,7 @@ def encode_stochastic(
 ) -> None:
     """Like :func:`encode_nearest`, to one of the two neighbors: up with the probability that gives the right mean.
 
+    Products are float64, or with ``single`` rounded to float32 first.
     Elements are numbered from ``start`` on and must not cross a block of 2^32. Probabilities are rounded down to 2^-32.
     """
     add, flip, last = words(high, low, start)

@@ -277,10 +277,9 @@ def quantize(
                     else:
                         _search(r, u, ends, widths, table, deep, bits, cb)
                     _signed(xb, scale, u, first, cb, last, ob)
-                if sink == VALUES and rule == UNIFORM and not mirrored:
-                    _grid_values(ob, scale, steps, decoded[at:end])
-                elif sink == VALUES:
-                    _look_up(ob, values, scale, decoded[at:end])
+                if sink == VALUES:
+                    even = rule == UNIFORM and not mirrored
+                    _decode(ob, even, values, steps, scale, decoded[at:end])
                 at = end
             if sink == PACKED:
                 pack_chunk(codes, stop - p, width, scratch, packed[p * width // 8 :])
@@ -372,6 +371,15 @@ def _look_up_packed(data: Bytes, width: int, table: Singles, found: Singles) -> 
             w >>= bits
             found[8 * g + 2], found[8 * g + 6] = table[v & mask], table[w & mask]
             found[8 * g + 3], found[8 * g + 7] = table[(v >> bits) & mask], table[(w >> bits) & mask]
+
+
+@inline
+def _decode(codes: Symbols, even: bool, values: Singles, steps: int, scale: np.float32, out: Singles) -> None:
+    """Values times the scale; those of an even grid are computed."""
+    if even:
+        _grid_values(codes, scale, steps, out)
+    else:
+        _look_up(codes, values, scale, out)
 
 
 @inline

@@ -3,8 +3,8 @@
     python benchmarks/sweep_memory.py FOLDER --gigabytes 1
 
 The trace has two tensors of 16 million elements, some of a million, and many small ones; steps are added until it is as
-large as asked. Each measurement is a process of its own, its peak the VmHWM of Linux: ru_maxrss would
-begin with what the process that started it had.
+large as asked. Each measurement is a process of its own with its workers. Its peak is the sum of their proportional set
+sizes (PSS of Linux), in which a page that several of them share counts once, sampled fifty times a second.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ SIZES = {
     **{f"block{k}.norm.bias": 1024 for k in range(64)},
 }
 METHODS = "qsgd,qsgdinf,nuqsgd,alq,terngrad,fp:e4m3"
-_RUN = (
-    "import sys; sys.argv[0] = 'gtrace'; {body}; print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
-)
 _SWEEP = "from gtrace.cli import main\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code"
 
 
@@ -46,16 +43,28 @@ def write(path: Path, gigabytes: float) -> int:
     return steps
 
 
+def memory(process: int) -> float:
+    """Memory in MB of a process and of all that it started; 0 if it has ended."""
+    place = Path(f"/proc/{process}")
+    try:
+        own = int((place / "smaps_rollup").read_text().split("Pss:")[1].split()[0])
+        children = [int(child) for task in place.glob("task/*/children") for child in task.read_text().split()]
+    except (OSError, IndexError):
+        return 0.0
+    return own / 1000 + sum(map(memory, children))
+
+
 def peak(code: str, *arguments: str) -> tuple[float, float]:
     """Peak memory in MB and seconds of a child that runs the code."""
-    body = f"exec({code!r})"
-    start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", _RUN.format(body=body), *arguments], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return int(done.stdout.split()[-1]) / 1000, time.perf_counter() - start
+    start, most = time.perf_counter(), 0.0
+    body = f"import sys; sys.argv[0] = 'gtrace'; exec({code!r})"
+    with subprocess.Popen([sys.executable, "-c", body, *arguments], stdout=subprocess.DEVNULL) as child:
+        while child.poll() is None:
+            most = max(most, memory(child.pid))
+            time.sleep(0.02)
+    if child.returncode:
+        raise SystemExit(child.returncode)
+    return most, time.perf_counter() - start
 
 
 def main() -> None:

@@ -110,7 +110,7 @@ def jit(function: F) -> F:
 
     Division by zero follows IEEE instead of raising: a check in the loop would stop vectorization.
     """
-    compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
+    compiled: Any = numba.njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
     if compiled is function:  # compilation is switched off
         return function
     before = config.CACHE_DIR
@@ -146,5 +146,5 @@ def jit_slp(function: F) -> F:
 
 def inline(function: F) -> F:
     """A helper that kernels call; it is compiled into them and never on its own."""
-    compiled: F = numba.njit(nogil=True, error_model="numpy")(function)
+    compiled: F = numba.njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
     return compiled

@@ -103,7 +103,7 @@ class Sampling:
         found: list[Span] = []
         for steps in windows:
             left = _SAMPLES // max(1, len(windows))
-            design = ones if ranks >= 3 else np.vander(np.arange(len(steps)), 2).T
+            design = ones if ranks >= 3 else np.vander(np.arange(len(steps), dtype=np.float64), 2).T
             found.append(Span(steps, ranks >= 3, contrasts_of(design)[:left]))
         enough = sum(len(window.contrasts) for window in found) >= FEWEST
         return cls(tuple(found) if enough else (), streams)

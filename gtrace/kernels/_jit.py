@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 F = TypeVar("F", bound="Callable[..., Any]")
+#: nothing calls kernels from C
+_POLICY: Any = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 
 
 @cache
@@ -48,16 +50,15 @@ def _name_runtime() -> None:
         llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
-class _MachineCode(CompileResultCacheImpl):  # type: ignore[misc]
+class _MachineCode(CompileResultCacheImpl):
     """Stores machine code beside its intermediate code, and reads the latter only if another kernel is compiled."""
 
     def reduce(self, result: Any) -> tuple[Any, ...]:
-        (name, _, (code, intermediate)), *rest = super().reduce(result)
+        (name, _, (code, intermediate)), *rest = result._reduce()
         module = result.library._get_module_for_linking()
-        defined, needed = set(), set()
-        for value in (*module.functions, *module.global_variables):
-            (needed if value.is_declaration else defined).add(value.name)
-        needed = {symbol for symbol in needed if not symbol.startswith("llvm.")}
+        values = [*module.functions, *module.global_variables]
+        defined = {value.name for value in values if not value.is_declaration}
+        needed = {value.name for value in values if value.is_declaration and not value.name.startswith("llvm.")}
         # Environments hold Python objects. Helpers of numba that were compiled in have empty ones, which nothing reads,
         # but loading them would load numba's modules.
         rest[-1] = [environment for environment in rest[-1] if environment.consts]
@@ -80,7 +81,7 @@ class _MachineCode(CompileResultCacheImpl):  # type: ignore[misc]
         entry = target_context.get_executable(library, described, environment)
         for other in environments:
             codegen.set_env(other.env_name, other)
-        return compile_result(
+        return compile_result(  # type: ignore[no-untyped-call]
             target_context=target_context,
             typing_context=target_context.typing_context,
             library=library,
@@ -95,14 +96,14 @@ class _MachineCode(CompileResultCacheImpl):  # type: ignore[misc]
         )
 
 
-class _Cache(FunctionCache):  # type: ignore[misc]
+class _Cache(FunctionCache):
     """The compiled signatures of one kernel on disk."""
 
     _impl_class = _MachineCode
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         with self._guard_against_spurious_io_errors():
-            return self._load_overload(signature, target_context)
+            return self._load_overload(signature, target_context)  # type: ignore[no-untyped-call]
 
 
 def jit(function: F) -> F:
@@ -110,16 +111,16 @@ def jit(function: F) -> F:
 
     Division by zero follows IEEE instead of raising: a check in the loop would stop vectorization.
     """
-    compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
+    compiled: Any = numba.njit(**_POLICY)(function)
     if compiled is function:  # compilation is switched off
         return function
     before = config.CACHE_DIR
     config.CACHE_DIR = cache_folder()
     try:
-        compiled._cache = _Cache(function)
+        compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]
     finally:
         config.CACHE_DIR = before
-    return compiled  # type: ignore[no-any-return]
+    return compiled
 
 
 def jit_slp(function: F) -> F:
@@ -146,5 +147,5 @@ def jit_slp(function: F) -> F:
 
 def inline(function: F) -> F:
     """A helper that kernels call; it is compiled into them and never on its own."""
-    compiled: F = numba.njit(nogil=True, error_model="numpy")(function)
+    compiled: F = numba.njit(**_POLICY)(function)
     return compiled

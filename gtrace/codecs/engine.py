@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 import numpy as np
 
@@ -61,22 +61,6 @@ def method(cls: C) -> C:
             setattr(cls, fact, parts.all(fact))
     cls.stateful = parts.memory.keeps
     return register(assembled(cls))
-
-
-class Unsealed(NamedTuple):
-    """The contents of a payload.
-
-    Attributes:
-        scales: float32, one per bucket; ones for a codec without scales.
-        tail: float32, the values that were sent exactly.
-        symbols: uint16, one per value before the tail.
-        values: float32, the value of each symbol in units of the scale.
-    """
-
-    scales: NDArray[np.float32]
-    tail: NDArray[np.float32]
-    symbols: NDArray[np.uint16]
-    values: NDArray[np.float32]
 
 
 class Composed(Codec):
@@ -146,7 +130,7 @@ class Composed(Codec):
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
         """Body and flags of the payload of float32[n]: scales, an exact tail, coded symbols."""
         parts = self.parts
-        v = parts.scale.cut(parts.memory.given(state.arrays, x), state)
+        v = parts.scale.cut(parts.memory.given(state.arrays, x), state, late=True)
         coded, flags = parts.rounding.write(parts, state, v, key)
         return parts.scale.pack(v.scales) + v.tail.astype("<f4").tobytes() + coded, flags | parts.grid.mark
 
@@ -162,7 +146,7 @@ class Composed(Codec):
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
         """Same result as ``encode`` and ``decode``, without bytes if the coder can count them."""
         parts = self.parts
-        v = parts.scale.cut(parts.memory.given(state.arrays, self._values(state, values)), state)
+        v = parts.scale.cut(parts.memory.given(state.arrays, self._values(state, values)), state, late=True)
         decoded, found = parts.rounding.simulate(parts, state, v, key)
         head = len(parts.scale.pack(v.scales)) + 4 * v.tail.size
         size = ENVELOPE_BYTES + head + -(-int(found.sent) // 8)
@@ -175,7 +159,7 @@ class Composed(Codec):
         return parts.scale.open(parts.coder.heard(State(size), parts.grid, shared), body, size)
 
     def seal(
-        self, state: State, scales: NDArray[np.float32], tail: NDArray[np.float32], symbols: NDArray[np.uint16]
+        self, state: State, scales: NDArray[np.float32], tail: NDArray[np.float32], coded: bytes, flags: int
     ) -> bytes:
         """The payload of values that were already rounded, e.g. on a device.
 
@@ -183,25 +167,21 @@ class Composed(Codec):
             state: the tensor's state.
             scales: float32, one per bucket.
             tail: float32, the exact values at the end.
-            symbols: one per value before the tail; for a level grid, indices into its ``signed_values``.
+            coded, flags: the symbols before the tail as the coder writes them.
         """
-        parts = self.parts
-        coded, flags = parts.coder.write(symbols, parts.grid, state)
-        body = parts.scale.pack(scales) + tail.astype("<f4").tobytes() + coded
-        return seal(body, codec=self.name, size=state.size, shared=self.shared(state), flags=flags | parts.grid.mark)
+        body = self.parts.scale.pack(scales) + tail.astype("<f4").tobytes() + coded
+        return seal(
+            body, codec=self.name, size=state.size, shared=self.shared(state), flags=flags | self.parts.grid.mark
+        )
 
-    def unseal(self, shared: bytes, payload: bytes, size: int) -> Unsealed:
-        """Undo :meth:`seal` of a level grid.
+    def unseal(self, shared: bytes, payload: bytes, size: int) -> tuple[Opened, int]:
+        """Undo :meth:`seal`: the parts of a payload, and the flags of its symbols.
 
         Raises:
             PayloadError: the bytes are not a valid payload of this codec and size.
         """
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
-        found = self._open(shared, body, flags, size)
-        symbols = self.parts.coder.read(found.coded, flags, found.size, self.parts.grid, found.state)
-        return Unsealed(
-            found.scales, found.tail, symbols, cast("LevelGrid", self.parts.grid).signed_values(found.state)
-        )
+        return self._open(shared, body, flags, size), flags & ~self.parts.grid.mark
 
     @property
     def part_multiple(self) -> int | None:
@@ -217,12 +197,13 @@ class Composed(Codec):
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """Encode the part as ``encode`` does; a scale of the whole tensor counts with the first part."""
         parts = self.parts
-        v = parts.scale.cut(self._values(state, values), state)
+        v = parts.scale.cut(self._values(state, values), state, late=True)
         symbols = parts.rounding.symbols(parts.grid, state, v, key, start)
         coded, tallies = parts.coder.count(symbols, v.x.size, parts.grid, state)
         known = start and "scale" in state.arrays
         head = 0 if known else 8 * (len(parts.scale.pack(v.scales)) + 4 * v.tail.size)
-        return EncodedPart(self.seal(state, v.scales, v.tail, symbols), head, coded, tallies)
+        payload = self.seal(state, v.scales, v.tail, *parts.coder.write(symbols, parts.grid, state))
+        return EncodedPart(payload, head, coded, tallies)
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """Bytes and bits as the coder counts them for the symbols of all parts."""

@@ -129,7 +129,7 @@ class Scale(Word):
 
     @property
     def checks(self) -> bool:
-        """Whether :meth:`cut` takes any values, because norms are taken and values checked while they are rounded."""
+        """Whether a late :meth:`cut` takes any values, because the rounding takes their norms and checks them."""
         return False
 
     @property
@@ -154,8 +154,8 @@ class Scale(Word):
         """The scale of all parts of a tensor, float32[1]; None if parts do not need one."""
         return None
 
-    def cut(self, x: NDArray[np.float32], state: State) -> Scaled:
-        """Finite float32[n] with its scales."""
+    def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
+        """Finite float32[n] with its scales; ``late``: the rounding may fill them in, see :attr:`checks`."""
         return Scaled(x, self.measure(x, state), self.over(x.size))
 
     def head(self, body: memoryview, size: int) -> int:

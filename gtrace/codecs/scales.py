@@ -47,17 +47,16 @@ class BucketNorm(Scale):
     def checks(self) -> bool:
         return self.clip is None
 
-    def cut(self, x: NDArray[np.float32], state: State) -> Scaled:
+    def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
         """Clip if asked for; with ``tail=exact`` a short last bucket becomes the tail."""
         if self.clip is not None:
             x = clip_values(x, self.clip)[0]
         split = self.quantized(x.size)
-        check_finite(x[split:], split)
-        bucket, whole = self.over(split), state.arrays.get("scale")
-        if whole is not None:
-            return Scaled(x[:split], whole, bucket, x[split:])
-        scales = np.empty(-(-split // bucket), np.float32)
-        return Scaled(x[:split], scales, bucket, x[split:], NORM_CODES[self.norm])
+        x, tail, bucket = x[:split], x[split:], self.over(split)
+        if not late or "scale" in state.arrays:
+            return Scaled(x, self.measure(x, state), bucket, tail)
+        check_finite(tail, split)
+        return Scaled(x, np.empty(-(-split // bucket), np.float32), bucket, tail, NORM_CODES[self.norm])
 
     def measured(self, x: NDArray[np.float32], state: State) -> Scaled:
         """As :meth:`cut`, with the norms in place."""
@@ -71,6 +70,10 @@ class BucketNorm(Scale):
 
     def over(self, size: int) -> int:
         return self.bucket_size or max(1, size)
+
+    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+        whole = state.arrays.get("scale")
+        return bucket_scales(x, self.norm, self.bucket_size) if whole is None else whole
 
     def whole(self, sums: TensorSums) -> NDArray[np.float32] | None:
         if self.bucket_size is not None:

@@ -137,7 +137,7 @@ def sort_pairs(bits: NDArray[np.uint32], counts: NDArray[np.uint32]) -> None:
         for digit in range(_DIGITS):
             places[digit, (key >> np.uint32(_DIGIT * digit)) & np.uint32(_RADIX - 1)] += 1
     other_bits, other_counts = np.empty(n, np.uint32), np.empty(n, np.uint32)
-    # An even number of passes, so that the result ends where it began.
+    # An even number of passes, so that the result is in the arrays that were given.
     for digit in range(_DIGITS):
         at, shift = 0, np.uint32(_DIGIT * digit)
         place = places[digit]

@@ -38,11 +38,11 @@ from gtrace.kernels.symbols import limited_lengths, packed_bits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.kernels import Floats, Ints, Singles, Symbols, Words
+    from gtrace.kernels import Flags, Floats, Ints, Singles, Symbols, Words
 
     Patterns = NDArray[np.uint32]
 
-#: columns of a codec's rule: its kind, whether 0 is no level, the steps of a uniform grid, whether values are paired
+#: columns of a codec's rule: its kind, whether 0 is not a level, the steps of a uniform grid, whether values are paired
 #: one by one because a bucket has few for its symbols, and bits of a symbol at fixed width
 KIND, MIRRORED, STEPS, WIDE, WIDTH = range(5)
 #: columns of lengths in bits: at fixed width, at the entropy, in a Huffman code made for the symbols
@@ -142,6 +142,14 @@ def _decode(codes: Symbols, values: Singles, q: Singles, tallies: Ints) -> None:
 
 
 @inline
+def _empty(counted: Ints, tallies: Ints) -> None:
+    """Add up the sums that symbols are counted in."""
+    for side in range(TALLIES):
+        for k in range(tallies.size):
+            tallies[k] += counted[side * tallies.size + k]
+
+
+@inline
 def _pair(tallies: Ints, values: Singles, total: Ints, bits: Patterns, counts: Patterns, at: int) -> tuple[int, int]:
     """Turn a bucket's counts into pairs from place ``at`` on, add them to the tensor's, and clear them.
 
@@ -159,6 +167,90 @@ def _pair(tallies: Ints, values: Singles, total: Ints, bits: Patterns, counts: P
             if values[k] == 0.0:
                 zeros += count
     return at, zeros
+
+
+@inline
+def _fractions(x: Singles, scales: Singles, bucket: int, start: int, r: Singles, magnitudes: Singles) -> None:
+    """x / scale, and its magnitude; the first is value ``start`` of those that buckets count."""
+    at = 0
+    while at < x.size:
+        b = (start + at) // bucket
+        end = min(x.size, (b + 1) * bucket - start)
+        divisor = scales[b] if scales[b] > 0 else _ONE
+        xb, rb, mb = x[at:end], r[at:end], magnitudes[at:end]
+        for i in range(xb.size):
+            rb[i] = xb[i] / divisor
+            mb[i] = abs(rb[i])
+        at = end
+
+
+@inline
+def _prepare(
+    own: Singles, rule: Ints, values: Singles, stops: Singles, widths: Singles, table: Symbols, deep: Flags
+) -> None:
+    """The signed values of a codec, and its magnitudes with their widths, padded, and with a table for searches."""
+    m, mirrored = own.size, rule[MIRRORED]
+    for k in range(m):
+        values[m - 1 + mirrored + k] = own[k]
+    # The symbol of zero has the value of its negative.
+    for k in range(m):
+        values[m - 1 - k] = -own[k]
+    padded, width = _padded(own)
+    stops[: padded.size] = padded
+    widths[: padded.size] = width
+    if rule[KIND] == SEARCH:
+        _fill_table(own, table, deep)
+
+
+@inline
+def _symbols(
+    rule: Ints,
+    r: Singles,
+    magnitudes: Singles,
+    u: Singles,
+    own: Singles,
+    stops: Singles,
+    widths: Singles,
+    table: Symbols,
+    deep: Flags,
+    cell: NDArray[np.int32],
+    out: Symbols,
+) -> None:
+    """The symbols of some values of one bucket by a codec's rule."""
+    if rule[KIND] == UNIFORM and rule[MIRRORED]:
+        _odd_grid(r, u, rule[STEPS], out)
+    elif rule[KIND] == UNIFORM:
+        _uniform_grid(r, u, rule[STEPS], out)
+    elif rule[KIND] == POWERS:
+        _powers(r.view(np.uint32), u, out)
+    else:
+        if rule[KIND] == COUNT:
+            filled = -(-(own.size - 1) // 4) * 4
+            _count(magnitudes, u, stops[:filled], widths, cell)
+        else:
+            _search(magnitudes, u, stops, widths, table, deep, magnitudes.view(np.int32), cell)
+        _signed(r, u, own[0] if rule[MIRRORED] else _ZERO, cell, np.int32(own.size - 1), out)
+
+
+@inline
+def _add_chunk(g: Singles, q: Singles, d: Floats, w: Floats, place: int, lanes: Floats) -> None:
+    """:func:`~gtrace.kernels.compare.add_sums` of values from any place on."""
+    lane, at = place % LANES, 0
+    while at < g.size:
+        end = min(g.size, LANES - lane) if lane else g.size
+        add_sums(g[at:end], q[at:end], d[at:end], w[at:end], lanes[lane:])
+        lane, at = 0, end
+
+
+@inline
+def _single(q: Singles, bits: Patterns, counts: Patterns, at: int) -> tuple[int, int]:
+    """A pair for each value, from place ``at`` on; see :func:`_pair`."""
+    patterns, zeros = q.view(np.uint32), 0
+    for i in range(q.size):
+        bits[at + i] = patterns[i]
+        counts[at + i] = np.uint32(1)
+        zeros += np.int64(q[i] == 0.0)
+    return at + q.size, zeros
 
 
 @jit
@@ -205,41 +297,32 @@ def draw_levels(
             of its levels.
         bits, counts: uint32, the distinct decoded values of each bucket, as bits, and how often each occurs.
         rooms: int64[codecs], where those of each codec begin.
-        ends: int64[codecs], overwritten: where they end.
+        ends: int64[codecs], overwritten: the places after them.
     """
     key = words(high, low, start)
     add, flip, last = key
     codecs = rules.shape[0]
     r, u, q = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    magnitudes, patterns = np.empty(CHUNK, np.float32), r.view(np.uint32)
-    d, cell, codes = np.empty(CHUNK), np.empty(CHUNK, np.int32), np.empty(CHUNK, np.uint16)
+    magnitudes, d = np.empty(CHUNK, np.float32), np.empty(CHUNK)
+    cell, codes = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.uint16)
     # Signed values of each codec, the same times a bucket's scale, and the counts of the bucket.
     values, scaled = np.empty(2 * levels.size, np.float32), np.empty(2 * levels.size, np.float32)
     counted = np.zeros(2 * TALLIES * levels.size, np.int64)
-    # Levels and widths with room for padding, and tables of those that are searched.
-    stops, widths = (
-        np.empty(levels.size + PADDING * codecs, np.float32),
-        np.empty(levels.size + PADDING * codecs, np.float32),
-    )
-    searched = 0
+    # Levels and widths with room for padding, and tables for searches.
+    room = levels.size + PADDING * codecs
+    stops, widths = np.empty(room, np.float32), np.empty(room, np.float32)
+    tables, deep = np.empty((codecs, _TABLE), np.uint16), np.empty((codecs, _TABLE), np.bool_)
     for c in range(codecs):
-        searched = max(searched, (c + 1) * np.int64(rules[c, KIND] == SEARCH))
-    table, deep = np.empty((searched, _TABLE), np.uint16), np.empty((searched, _TABLE), np.bool_)
-    for c in range(codecs):
-        own = levels[places[c] : places[c + 1]]
-        m, mirrored = own.size, rules[c, MIRRORED]
-        for k in range(m):
-            values[2 * places[c] + m - 1 - k] = -own[k]
-            values[2 * places[c] + m - 1 + mirrored + k] = own[k]
-        if not mirrored:
-            # The symbol of zero is that of its negative.
-            values[2 * places[c] + m - 1] = -own[0]
-        padded, width = _padded(own)
         first = places[c] + PADDING * c
-        stops[first : first + padded.size] = padded
-        widths[first : first + padded.size] = width
-        if rules[c, KIND] == SEARCH:
-            _fill_table(own, table[c], deep[c])
+        _prepare(
+            levels[places[c] : places[c + 1]],
+            rules[c],
+            values[2 * places[c] :],
+            stops[first:],
+            widths[first:],
+            tables[c],
+            deep[c],
+        )
         ends[c] = rooms[c]
     p = 0
     while p < x.size:
@@ -247,94 +330,54 @@ def draw_levels(
         rounded = min(stop, split)
         for i in range(stop - p):
             u[i] = uniform(np.uint64(start + p) + np.uint64(i), add, flip, last)
-        at = p
-        while at < rounded:
-            end = min(rounded, (at // bucket + 1) * bucket)
-            scale = scales[at // bucket]
-            divisor = scale if scale > 0 else _ONE
-            xb, rb = x[at:end], r[at - p : end - p]
-            for i in range(xb.size):
-                rb[i] = xb[i] / divisor
-            at = end
-        for i in range(CHUNK):
-            magnitudes[i] = abs(r[i])
+        _fractions(x[p : max(p, rounded)], scales, bucket, p, r, magnitudes)
         gb, qb, db, wb = g[p:stop], q[: stop - p], d[: stop - p], weights[p:stop]
         alive = divisors(gb, db)
         for c in range(codecs):
-            kind, mirrored = rules[c, KIND], rules[c, MIRRORED]
-            m, first = places[c + 1] - places[c], places[c] + PADDING * c
-            base, symbols = 2 * places[c], 2 * m - 1 + mirrored
-            lowest = levels[places[c]] if mirrored else _ZERO
-            own, times = values[base : base + symbols], scaled[base : base + symbols]
-            tally, total = counted[TALLIES * base : TALLIES * (base + symbols)], tallies[base : base + symbols]
-            zeros = 0
+            own, first, base = levels[places[c] : places[c + 1]], places[c] + PADDING * c, 2 * places[c]
+            symbols = 2 * own.size - 1 + rules[c, MIRRORED]
+            times = scaled[base : base + symbols]
+            tally = counted[TALLIES * base : TALLIES * (base + symbols)]
             at = p
             while at < rounded:
                 end = min(rounded, (at // bucket + 1) * bucket)
-                scale = scales[at // bucket]
                 a, b = at - p, end - p
-                if at % bucket == 0 or at == p:
-                    for k in range(symbols):
-                        times[k] = own[k] * scale
-                rb, ub, cb, ob = r[a:b], u[a:b], cell[a:b], codes[a:b]
-                if kind == UNIFORM and mirrored:
-                    _odd_grid(rb, ub, rules[c, STEPS], ob)
-                elif kind == UNIFORM:
-                    _uniform_grid(rb, ub, rules[c, STEPS], ob)
-                elif kind == POWERS:
-                    _powers(patterns[a:b], ub, ob)
-                else:
-                    mb = magnitudes[a:b]
-                    if kind == COUNT:
-                        filled = -(-(m - 1) // 4) * 4
-                        _count(mb, ub, stops[first : first + filled], widths[first:], cb)
-                    else:
-                        _search(mb, ub, stops[first:], widths[first:], table[c], deep[c], mb.view(np.int32), cb)
-                    _signed(rb, ub, lowest, cb, np.int32(m - 1), ob)
-                _decode(ob, times, q[a:b], tally)
-                if rules[c, WIDE]:
-                    ends[c], none = _single(q[a:b], bits, counts, ends[c])
-                    zeros += none
-                elif end == split or end % bucket == 0:
-                    ends[c], none = _pair(tally, times, total, bits, counts, ends[c])
-                    zeros += none
+                for k in range(symbols):
+                    times[k] = values[base + k] * scales[at // bucket]
+                _symbols(
+                    rules[c],
+                    r[a:b],
+                    magnitudes[a:b],
+                    u[a:b],
+                    own,
+                    stops[first:],
+                    widths[first:],
+                    tables[c],
+                    deep[c],
+                    cell[a:b],
+                    codes[a:b],
+                )
+                _decode(codes[a:b], times, q[a:b], tally)
+                if not rules[c, WIDE] and (end == split or end % bucket == 0):
+                    ends[c], zeros = _pair(tally, times, tallies[base:], bits, counts, ends[c])
+                    sums[c, ZEROS] += zeros
                 at = end
-            while at < stop:
-                q[at - p] = x[at]
-                at += 1
-            if stop > split:
-                tail = max(split, p)
-                ends[c], none = _single(q[tail - p : stop - p], bits, counts, ends[c])
-                zeros += none
-            lane = (start + p) % LANES
-            head = min(stop - p, LANES - lane) if lane else 0
-            if head:
-                add_sums(gb[:head], qb[:head], db[:head], wb[:head], lanes[c, lane:])
-            add_sums(gb[head:], qb[head:], db[head:], wb[head:], lanes[c])
+            # Values that are not rounded, and those of wide codecs, are pairs of their own.
+            alone = p if rules[c, WIDE] else max(p, rounded)
+            q[max(0, split - p) : stop - p] = x[max(p, split) : stop]
+            ends[c], zeros = _single(q[alone - p : stop - p], bits, counts, ends[c])
             sums[c, ZEROS] += zeros
+            _add_chunk(gb, qb, db, wb, start + p, lanes[c])
             sums[c, ALIVE] += alive
-            if totals[c]:
+            if totals[c] != 0:
                 add_error(gb, qb, floats_at(totals[c], x.size)[p:stop])
             if (start + stop) % BLOCK == 0:
                 fold(lanes[c], sums[c])
         p = stop
     for c in range(codecs):
-        m, base = places[c + 1] - places[c], 2 * places[c]
-        symbols = 2 * m - 1 + rules[c, MIRRORED]
-        for k in range(symbols):
-            for side in range(TALLIES):
-                tallies[base + k] += counted[TALLIES * base + side * symbols + k]
-
-
-@inline
-def _single(q: Singles, bits: Patterns, counts: Patterns, at: int) -> tuple[int, int]:
-    """A pair for each value, from place ``at`` on; see :func:`_pair`."""
-    patterns, zeros = q.view(np.uint32), 0
-    for i in range(q.size):
-        bits[at + i] = patterns[i]
-        counts[at + i] = np.uint32(1)
-        zeros += np.int64(q[i] == 0.0)
-    return at + q.size, zeros
+        base = 2 * places[c]
+        symbols = 2 * (places[c + 1] - places[c]) - 1 + rules[c, MIRRORED]
+        _empty(counted[TALLIES * base : TALLIES * (base + symbols)], tallies[base : base + symbols])
 
 
 @jit

@@ -131,7 +131,7 @@ def test_matches_the_quadratic_recursion(case):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", sorted(laws(8, 0)))
 def test_matches_twins_on_laws(name, weighted):
-    n = 400 if name in WIDE else 4_000
+    n = 400 if name in WIDE else 1_500
     x = laws(n, 3)[name]
     weights = rng(4).lognormal(0, 2, x.size) * (rng(5).random(x.size) < 0.8) if weighted else None
     twin = quadratic_optimum if name in WIDE else monotone_optimum
@@ -148,7 +148,7 @@ def test_matches_a_twin_at_a_hundred_thousand_points():
 
 @pytest.mark.parametrize("name", ["t3", "lognormal3", "spiked", "offset"])
 def test_many_levels(name):
-    x = laws(2500, 8)[name]
+    x = laws(1500, 8)[name]
     assert check_certified(x, 256) == pytest.approx(monotone_optimum(x, 256), rel=1e-9)
 
 

@@ -24,8 +24,8 @@ def squares(values):
     return out, out.sum()
 """
 USES = {
-    "called": "print(squares(np.arange(6.0)), squares(np.arange(3)))",
-    "raises": "try:\n    squares(np.empty(0))\nexcept ValueError as error:\n    print(error)",
+    "called, and raises": "print(squares(np.arange(6.0)), squares(np.arange(3)))\n"
+    "try:\n    squares(np.empty(0))\nexcept ValueError as error:\n    print(error)",
     "compiled into another": "print(inline(lambda values: squares(values)[1] + 1)(np.arange(4.0)))",
 }
 

@@ -1,4 +1,11 @@
-"""Codes, decoded values and payloads of the torch path against the host's kernels: on the CPU, and on a GPU if any."""
+"""Payloads and decoded values of tensors against the host's kernels: in torch on the CPU, and on a GPU if there is one.
+
+Triton's kernels are tested on a GPU, or anywhere with TRITON_INTERPRET=1 in the environment and the package triton.
+"""
+
+import importlib
+import os
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -6,15 +13,24 @@ import torch
 from helpers_training import heavy
 
 import gtrace
+from gtrace.codecs.grids import Rule
 from gtrace.codecs.levels import TernGrad
+from gtrace.coding import unpack_fixed, width_for
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import counter
 from gtrace.kernels.norms import power_sum
 from gtrace.sketch import MomentSketch
-from gtrace.training import device, vectors
+from gtrace.training import device, torch_kernels, vectors
 
 CPU = torch.device("cpu")
 PLACES = [CPU, torch.device("cuda")] if torch.cuda.is_available() else [CPU]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+#: the interpreter takes milliseconds for a block of a thousand values
+MANY = 9_003 if INTERPRETED else 1_000_003
+#: kernels, and where they run
+WAYS = [(torch_kernels, place) for place in PLACES]
+if find_spec("triton") and (INTERPRETED or torch.cuda.is_available()):
+    WAYS += [(importlib.import_module("gtrace.training.triton_kernels"), PLACES[-1])]
 SPECS = (
     "qsgd:bits=2",
     "qsgd:bits=4",
@@ -50,35 +66,43 @@ def fitted(codec, values):
     return codec.fit(codec.init(values.size), MomentSketch.from_spec(values, codec.needs), 0)
 
 
-def assert_equal(codec, state, values, key):
+@pytest.fixture(params=WAYS, ids=[f"{kernels.__name__.rpartition('.')[2]}-{place}" for kernels, place in WAYS])
+def place(request, monkeypatch):
+    """A device, with the kernels that are tested on it."""
+    kernels, found = request.param
+    monkeypatch.setattr(device, "kernels_for", lambda kind: kernels)
+    return found
+
+
+def assert_equal(codec, state, values, key, place):
     """The payload is the host's to the byte, and so are the decoded values."""
     payload, shared = codec.encode(state, values, key), codec.shared(state)
     expected = codec.decode(shared, payload, values.size)
-    for place in PLACES:
-        given = torch.from_numpy(values.copy()).to(place)
-        assert device.encode(codec, state, given, key) == payload
-        assert given.cpu().numpy().tobytes() == values.tobytes()
-        decoded = device.decode(codec, shared, payload, values.size, place)
-        assert decoded.dtype == torch.float32
-        assert decoded.cpu().numpy().tobytes() == expected.tobytes()
+    # Not at the start of its memory, like a gradient in a bucket of others.
+    given = torch.from_numpy(np.concatenate([values[:1], values])).to(place)[min(1, values.size) :]
+    assert device.encode(codec, state, given, key) == payload
+    assert given.cpu().numpy().tobytes() == values.tobytes()
+    decoded = device.decode(codec, shared, payload, values.size, place)
+    assert decoded.dtype == torch.float32
+    assert decoded.cpu().numpy().tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_million_values_become_the_same_bytes(spec):
+def test_many_values_become_the_same_bytes(spec, place):
     codec = gtrace.codec(spec)
-    values = heavy(1_000_003)
+    values = heavy(MANY)
     high, low = np.random.default_rng(len(spec)).integers(0, 2**64, 2, np.uint64).tolist()
-    assert_equal(codec, codec.init(values.size), values, (high, low))
-    assert_equal(codec, fitted(codec, values), values, (low, high))
+    assert_equal(codec, codec.init(values.size), values, (high, low), place)
+    assert_equal(codec, fitted(codec, values), values, (low, high), place)
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_borders_of_buckets_and_values_of_all_sizes(spec, monkeypatch):
-    monkeypatch.setattr(device, "_CHUNK", 128)
-    monkeypatch.setattr(device, "_WIDTH", 16)
+def test_borders_of_buckets_and_values_of_all_sizes(spec, place, monkeypatch):
+    monkeypatch.setattr(torch_kernels, "_CHUNK", 128)
+    monkeypatch.setattr(torch_kernels, "WIDTH", 16)
     codec = small_buckets(spec)
     random = np.random.default_rng(3)
-    for n, size in enumerate((0, 1, 2, 63, 64, 65, 127, 128, 129, 191, 193, 400)):
+    for n, size in enumerate((0, 193) if INTERPRETED else (0, 1, 2, 63, 64, 65, 127, 128, 129, 191, 193, 400)):
         x = heavy(size, n)
         mixed = x.copy()
         mixed[::3] = 0
@@ -95,7 +119,8 @@ def test_borders_of_buckets_and_values_of_all_sizes(spec, monkeypatch):
         )
         for values in cases:
             values = np.clip(values, -np.finfo(np.float32).max, np.finfo(np.float32).max).astype(np.float32)
-            assert_equal(codec, codec.init(size), values, tuple(random.integers(0, 2**64, 2, np.uint64).tolist()))
+            key = tuple(random.integers(0, 2**64, 2, np.uint64).tolist())
+            assert_equal(codec, codec.init(size), values, key, place)
 
 
 def adjacent(size):
@@ -107,13 +132,13 @@ def adjacent(size):
 @pytest.mark.parametrize(
     "levels", [[0.0], [0.0, 0.3], adjacent(16), adjacent(64), np.linspace(0, 1, 128), np.linspace(0, 1, 129)]
 )
-def test_any_levels_that_a_state_may_hold(levels):
+def test_any_levels_that_a_state_may_hold(levels, place):
     codec = gtrace.codec("alq:bucket_size=64,norm=linf")
     grid = np.array(levels, np.float32)
     # Whole buckets on the levels, whose largest magnitude is 1.
     on_levels = np.concatenate([np.resize(grid[1:], (40, 63)), np.ones((40, 1))], axis=1).astype(np.float32).reshape(-1)
     values = np.concatenate([on_levels, heavy(5000)]) if grid.size > 1 else heavy(5000)
-    assert_equal(codec, codec.init(values.size).with_arrays(levels=grid), values, (5, 6))
+    assert_equal(codec, codec.init(values.size).with_arrays(levels=grid), values, (5, 6), place)
 
 
 def test_uniforms_are_those_of_the_counter():
@@ -122,42 +147,92 @@ def test_uniforms_are_those_of_the_counter():
             expected = np.empty(1000, np.float32)
             counter.fill_uniform(expected, np.uint64(high), np.uint64(low), start)
             for place in PLACES:
-                found = device.uniforms(device._words(high, low), start, 1000, place)
+                found = torch_kernels.uniforms(torch_kernels.words(high, low), start, 1000, place)
                 np.testing.assert_array_equal(found.cpu().numpy(), expected)
 
 
 @pytest.mark.parametrize("first", [1.0, 1 + 2.0**-23])
-def test_a_norm_whose_rounding_hangs_on_the_order_of_the_sum_is_the_hosts(first, monkeypatch):
+def test_a_norm_whose_rounding_hangs_on_the_order_of_the_sum_is_the_hosts(first, place, monkeypatch):
     # 2^-24 more is halfway to the next float32; what the other terms add is lost one by one and counts together.
     values = np.zeros(64 * 200, np.float32)
     values[0], values[64], values[128::64] = first, 2.0**-24, 2.0**-54
     codec = gtrace.codec("qsgd:norm=l1,bucket_size=none")
     state = codec.init(values.size)
-    assert_equal(codec, state, values, (1, 2))
+    assert_equal(codec, state, values, (1, 2), place)
     if first == 1:  # the host rounds halfway cases to even: down from here, up from the other
         monkeypatch.setattr(device, "_SLACK", 0.0)
-        assert device.encode(codec, state, torch.from_numpy(values), (1, 2)) != codec.encode(state, values, (1, 2))
+        assert device.encode(codec, state, torch.from_numpy(values).to(place), (1, 2)) != codec.encode(
+            state, values, (1, 2)
+        )
 
 
 @pytest.mark.parametrize("square", [True, False])
-def test_sums_differ_from_the_hosts_by_less_than_the_bound(square):
+def test_sums_differ_from_the_hosts_by_less_than_the_bound(square, place):
     for size in (1, 70, 8192, 300_001):
         values = heavy(size, size)
-        found = float(device.bucket_sums(torch.from_numpy(values), size, square=square)[0])
+        found = float(device.kernels_for("").sums(torch.from_numpy(values).to(place), size, square=square)[0])
         expected = power_sum(values, 2 if square else 1)
         assert abs(found - expected) <= 2.0**-53 * device.sum_depth(size) * expected
         assert expected > 0
 
 
-def test_refused_as_on_the_host():
-    codec = gtrace.codec("qsgd:bits=4")
+RULES = {
+    1: Rule("count", mirrored=True, levels=np.ones(1, np.float32)),
+    **{bits: Rule("uniform", steps=2 ** (bits - 1) - 1) for bits in range(2, 17)},
+}
+
+
+@pytest.mark.parametrize("bits", RULES)
+def test_every_width_in_buckets_of_every_kind(bits, place):
+    rule, kernels, key = RULES[bits], device.kernels_for(""), (bits, 7)
+    lower, upper = torch_kernels.origins(rule)
+    values = np.linspace(-1, 1, lower + upper + 1, dtype=np.float32)
+    assert width_for(values.size) == bits
+    for size, bucket in ((1, 1), (7, 64), (1000, 1000), (3001, 3), (3001, 1024), (3001, 1000)):
+        x = heavy(size, bucket)
+        x[::5] = 0
+        scales = gtrace.buckets.bucket_scales(x, "linf", bucket)
+        expected = rule.packed(x, bucket, scales, key, bits)
+        given, norms, table = (torch.from_numpy(one).to(place) for one in (x, scales, values))
+        packed = kernels.quantize(rule, given, bucket, norms, key, bits)
+        assert packed.cpu().numpy().tobytes() == expected
+        assert kernels.largest(given, bucket).cpu().numpy().tobytes() == scales.tobytes()
+        symbols = unpack_fixed(expected, size, bits, values.size)
+        if bits < 16:
+            plain = kernels.quantize(rule, given, bucket, norms, key, 0)
+            np.testing.assert_array_equal(plain.cpu().numpy(), symbols)
+        out = torch.full((size,), np.nan, device=place)
+        kernels.restore(packed, bits, table, bucket, norms, out)
+        np.testing.assert_array_equal(out.cpu().numpy(), values[symbols] * np.repeat(scales, bucket)[:size])
+
+
+def test_refused_as_on_the_host(place):
+    codec = gtrace.codec("qsgd:bits=4,coder=fixed,bucket_size=2,tail=exact")
     with pytest.raises(UsageError, match="3 values for a state of 4"):
-        device.encode(codec, codec.init(4), torch.ones(3), (0, 0))
-    with pytest.raises(UsageError, match="value 1 is nan"):
-        device.encode(codec, codec.init(2), torch.tensor([1.0, float("nan")]), (0, 0))
-    payload = device.encode(codec, codec.init(3), torch.ones(3), (0, 0))
+        device.encode(codec, codec.init(4), torch.ones(3, device=place), (0, 0))
+    for norm in ("l2", "linf", "l1"):
+        for bad in (0, 2):
+            values = torch.ones(3, device=place)
+            values[bad] = float("nan" if bad else "inf")
+            with pytest.raises(UsageError, match=f"value {bad} is"):
+                device.encode(gtrace.codec(f"{codec},norm={norm}"), codec.init(3), values, (0, 0))
+    with pytest.raises(UsageError, match="value 1 is"):
+        device.encode(gtrace.codec("natural"), codec.init(2), torch.tensor([1.0, -np.inf], device=place), (0, 0))
+    payload = device.encode(codec, codec.init(3), torch.ones(3, device=place), (0, 0))
     with pytest.raises(PayloadError, match="3 elements where 4"):
-        device.decode(codec, b"", payload, 4, CPU)
+        device.decode(codec, b"", payload, 4, place)
+
+
+def test_a_symbol_that_the_codec_does_not_have_is_refused(place):
+    codec = gtrace.codec("qsgdinf:bits=3,coder=fixed")
+    state, one = codec.init(9), np.ones(1, np.float32)
+    # 7 symbols in 3 bits: the symbol 7 is none of them.
+    for coded in (b"\xff" + bytes(3), bytes(2) + b"\xe0\x03"):
+        payload = codec.seal(state, one, one[:0], coded, 0)
+        with pytest.raises(PayloadError, match="outside the 7"):
+            codec.decode(b"", payload, 9)
+        with pytest.raises(PayloadError, match="outside the 7"):
+            device.decode(codec, b"", payload, 9, place)
 
 
 class Own(TernGrad):

@@ -14,7 +14,7 @@ from gtrace.kernels.rounding import _TABLE, COUNT, SEARCH, UNIFORM, _count, _fil
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.kernels import Floats, Ints, Singles, Words
+    from gtrace.kernels import Flags, Floats, Ints, Singles, Symbols, Words
 
 #: sums of :func:`three_sums`
 THREE = 3
@@ -164,11 +164,7 @@ def noise_of_levels(
     ends, widths = np.full((number, -(-most // 4) * 4 + 4), _INF), np.zeros((number, -(-most // 4) * 4 + 4), np.float32)
     table, deep = np.empty((number, _TABLE), np.uint16), np.empty((number, _TABLE), np.bool_)
     for c in range(number):
-        own = levels[starts[c] : starts[c + 1]]
-        for k in range(own.size - 1):
-            ends[c, k], widths[c, k] = own[k], own[k + 1] - own[k]
-        if rules[c, KIND] == SEARCH:
-            _fill_table(own, table[c], deep[c])
+        _thresholds(levels[starts[c] : starts[c + 1]], rules[c, KIND], ends[c], widths[c], table[c], deep[c])
     uniforms, drawn = np.empty((2, _STRIP), np.float32), np.empty((2, _STRIP), np.float32)
     r, cell = np.empty(_STRIP, np.float32), np.empty(_STRIP, np.int32)
     lanes, narrow = np.zeros((number, LANES)), factor / np.sqrt(2.0)
@@ -177,33 +173,60 @@ def noise_of_levels(
         b = at // bucket
         end = min(x.size, (b + 1) * bucket, at + _STRIP)
         xb, norm, size = x[at:end], norms[b], end - at
-        divisor = norm if norm > 0 else _ONE
         for i in range(size):
-            r[i] = abs(xb[i] / divisor)
+            r[i] = abs(xb[i] / (norm if norm > 0 else _ONE))
         for draw in range(2):
             add, flip, last = words(keys[draw, 0], keys[draw, 1], 0)
             for i in range(size):
                 uniforms[draw, i] = uniform(np.uint64(at + i), add, flip, last)
         for c in range(number):
-            own = levels[starts[c] : starts[c + 1]]
+            own, top = levels[starts[c] : starts[c + 1]], ends[c]
             for draw in range(2):
                 u, out = uniforms[draw, :size], drawn[draw, :size]
-                if rules[c, KIND] == UNIFORM and not rules[c, MIRRORED]:
-                    _steps(xb, r, u, rules[c, STEPS], norm, out)
-                    continue
-                if rules[c, KIND] == UNIFORM:
-                    _odd_cells(r, u, rules[c, STEPS], cell[:size])
-                elif rules[c, KIND] == COUNT:
-                    _count(r, u, ends[c, : -(-(own.size - 1) // 4) * 4], widths[c], cell[:size])
-                else:
-                    _search(r, u, ends[c], widths[c], table[c], deep[c], r.view(np.int32), cell[:size])
-                first = own[0] if rules[c, MIRRORED] else _ZERO
-                _values(xb, divisor, u, first, cell, own, norm, out)
+                _encode(xb, r, u, norm, rules[c], own, top, widths[c], table[c], deep[c], cell[:size], out)
             part = variance[c, at:end]
             _add_noise(xb, drawn[0], drawn[1], near[at:end], scale[at:end], narrow, part, lanes[c])
         at = end
     for c in range(number):
         lost[c] = _total(lanes[c])
+
+
+@inline
+def _thresholds(levels: Singles, kind: int, ends: Singles, widths: Singles, table: Symbols, deep: Flags) -> None:
+    """What finding the cell of a value among levels needs."""
+    for k in range(levels.size - 1):
+        ends[k], widths[k] = levels[k], levels[k + 1] - levels[k]
+    if kind == SEARCH:
+        _fill_table(levels, table, deep)
+
+
+@inline
+def _encode(
+    x: Singles,
+    r: Singles,
+    u: Singles,
+    norm: np.float32,
+    rule: Ints,
+    levels: Singles,
+    ends: Singles,
+    widths: Singles,
+    table: Symbols,
+    deep: Flags,
+    cell: NDArray[np.int32],
+    out: Singles,
+) -> None:
+    """The decoded values of one encoding."""
+    if rule[KIND] == UNIFORM and not rule[MIRRORED]:
+        _steps(x, r, u, rule[STEPS], norm, out)
+        return
+    if rule[KIND] == UNIFORM:
+        _odd_cells(r, u, rule[STEPS], cell)
+    elif rule[KIND] == COUNT:
+        _count(r, u, ends[: -(-(levels.size - 1) // 4) * 4], widths, cell)
+    else:
+        _search(r, u, ends, widths, table, deep, r.view(np.int32), cell)
+    first = levels[0] if rule[MIRRORED] else _ZERO
+    _values(x, norm if norm > 0 else _ONE, u, first, cell, levels, norm, out)
 
 
 @inline

@@ -174,6 +174,14 @@ class Histogram:
         """Count finite float32[n]."""
         _compare.tally(values, self._table)
 
+    def add_counted(self, values: NDArray[np.float32], counts: NDArray[np.uint32]) -> None:
+        """Count finite float32[m], the first ``counts[0]`` times, and so on."""
+        magnitudes, edges = np.abs(values).astype(np.float64), _compare.edges()
+        bins = np.searchsorted(edges, magnitudes, "right") - 1
+        signs = np.signbit(values).astype(np.int64)
+        np.add.at(self._table, (signs, bins, 0), counts)
+        np.add.at(self._table, (signs, bins, 1), counts * (magnitudes - edges[bins]))
+
     def bins(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Non-empty bins from the most negative one up: lower and upper edges, counts, sums of upper edge - x."""
         edges, parts = _compare.edges(), []
@@ -270,6 +278,24 @@ class RunningComparison:
         for g, q in self._blocks.add(values, decoded):
             self._block(g, q)
 
+    def add_counted(
+        self,
+        values: NDArray[np.float32],
+        decoded: NDArray[np.float32],
+        counts: NDArray[np.uint32],
+        weights: NDArray[np.float64] | None,
+    ) -> None:
+        """The next part instead of :meth:`add`: decoded values and how often each occurs; :meth:`settle` gets sums."""
+        if weights is not None:
+            self._weighted = self._weighted or WeightedSums()
+            self._weighted.add(values, values, weights)
+        self._size += values.size
+        self._decoded.add_counted(decoded, counts)
+
+    def settle(self, sums: NDArray[np.float64]) -> None:
+        """The sums of :func:`gtrace.kernels.compare.compare` over all values."""
+        self._sums = sums
+
     def _block(self, g: NDArray[np.float32], q: NDArray[np.float32]) -> None:
         sums = np.empty(_compare.SUMS)
         _compare.compare(g, q, _UNWEIGHTED, sums)
@@ -287,7 +313,11 @@ class RunningComparison:
         decoded1 = float(self._sums[_compare.NORM1])
         if self._norm1 > 0 and decoded1 > 0:
             w1_mcgq = scaled_distance(self._exact, self._decoded, 1 / self._norm1, 1 / decoded1)
-        update_error = math.nan if self._weighted is None else relative(*self._weighted.finish())
+        update_error = math.nan
+        if self._weighted is not None:
+            error, weight = self._weighted.finish()
+            # Of decoded values that only their counts are known of, the error is among the sums.
+            update_error = relative(error or float(self._sums[_compare.WEIGHTED]), weight)
         return _comparison(self._sums, self._size, self._energy, self._norm1, w1, w1_mcgq, update_error), doubt
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from gtrace.codecs.base import checked_values
+from gtrace.codecs.base import EncodedPart, checked_values
 from gtrace.codecs.coders import SharedCode
 from gtrace.codecs.engine import Composed, level_grid
 from gtrace.codecs.grids import Stochastic
@@ -19,18 +19,18 @@ from gtrace.kernels import drawing as _drawing
 from gtrace.kernels.compare import LANED, SUMS
 from gtrace.kernels.norms import LANES
 from gtrace.metrics import Comparison
+from gtrace.types import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.base import Codec
+    from gtrace.codecs.base import Codec, CodedBits
     from gtrace.codecs.grids import LevelGrid
     from gtrace.codecs.parts import Scaled
     from gtrace.codecs.scales import BucketNorm
-    from gtrace.metrics import Reference
-    from gtrace.types import State
+    from gtrace.metrics import Reference, RunningComparison
 
 
 #: up to this many pairs of a value and its count are held at a time, 8 bytes each
@@ -74,6 +74,21 @@ class _Sets(NamedTuple):
     places: NDArray[np.int64]
     symbols: list[int]
     rooms: NDArray[np.int64]
+
+
+class _Kept(NamedTuple):
+    """What stays from part to part of a tensor; see :func:`gtrace.kernels.drawing.draw_levels`."""
+
+    addresses: NDArray[np.uint64]
+    lanes: NDArray[np.float64]
+    sums: NDArray[np.float64]
+    tallies: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, sets: _Sets, addresses: list[int]) -> _Kept:
+        """At the start of a tensor, with the address of each codec's running sum, or 0."""
+        lanes, sums = np.zeros((len(addresses), LANED * LANES)), np.zeros((len(addresses), SUMS))
+        return cls(np.array(addresses, np.uint64), lanes, sums, np.zeros(2 * sets.levels.size, np.int64))
 
 
 def draws_together(item: Codec) -> bool:
@@ -126,16 +141,42 @@ class LevelDraws:
         totals = [None] * len(states) if totals is None else totals
         if sets.rooms[-1] > _PAIRS and len(states) > 1:
             return self._halves(states, reference, key, totals)
-        given = x if self._scale.clip is None else np.concatenate([v.x, v.tail])
-        addresses = np.array([0 if total is None else total.ctypes.data for total in totals], np.uint64)
-        sums, gaps = np.zeros((len(states), SUMS)), np.empty((len(states), 2))
-        lanes = np.zeros((len(states), LANED * LANES))
-        tallies = np.zeros(2 * sets.levels.size, np.int64)
-        bits, counts = np.empty((2, int(sets.rooms[-1])), np.uint32)
-        ends = np.empty(len(states), np.int64)
+        kept = _Kept.of(sets, [0 if total is None else total.ctypes.data for total in totals])
         weights = _UNWEIGHTED if reference.weights is None else reference.weights
+        bits, counts, ends = self._run(sets, v, x, weights, key, 0, kept)
+        ascending = v.scales.size < 2 and not v.tail.size and not sets.rules[:, _drawing.WIDE].any()
+        gaps = np.empty((len(states), 2))
+        _drawing.finish_levels(
+            reference.ordered,
+            reference.norm1,
+            ascending,
+            kept.lanes,
+            kept.sums,
+            bits,
+            counts,
+            sets.rooms[:-1],
+            ends,
+            gaps,
+        )
+        found = _FIELDS(reference.comparison(kept.sums, *gaps.T))
+        columns = (each if isinstance(each, np.ndarray) else np.full(len(states), each) for each in found)
+        return DrawnSets(*columns, *self._lengths(sets, states, kept.tallies, self._head(v), x.size))
+
+    def _run(
+        self,
+        sets: _Sets,
+        v: Scaled,
+        x: NDArray[np.float32],
+        weights: NDArray[np.float64],
+        key: tuple[int, int],
+        start: int,
+        kept: _Kept,
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int64]]:
+        """Draw values from place ``start`` of a tensor on: bits and counts of decoded values, and their ends."""
+        bits, counts = np.empty((2, int(sets.rooms[-1])), np.uint32)
+        ends = np.empty(sets.places.size - 1, np.int64)
         _drawing.draw_levels(
-            given,
+            x if self._scale.clip is None else np.concatenate([v.x, v.tail]),
             x,
             weights,
             v.bucket,
@@ -143,27 +184,24 @@ class LevelDraws:
             v.x.size,
             np.uint64(key[0]),
             np.uint64(key[1]),
-            0,
+            start,
             sets.rules,
             sets.levels,
             sets.places,
-            addresses,
-            lanes,
-            sums,
-            tallies,
+            kept.addresses,
+            kept.lanes,
+            kept.sums,
+            kept.tallies,
             bits,
             counts,
             sets.rooms[:-1],
             ends,
         )
-        ascending = v.scales.size < 2 and not v.tail.size and not sets.rules[:, _drawing.WIDE].any()
-        _drawing.finish_levels(
-            reference.ordered, reference.norm1, ascending, lanes, sums, bits, counts, sets.rooms[:-1], ends, gaps
-        )
-        found = _FIELDS(reference.comparison(sums, *gaps.T))
-        columns = (each if isinstance(each, np.ndarray) else np.full(len(states), each) for each in found)
-        head = len(self._scale.pack(v.scales)) + 4 * v.tail.size
-        return DrawnSets(*columns, *self._lengths(sets, states, tallies, head, x.size))
+        return bits, counts, ends
+
+    def _head(self, v: Scaled) -> int:
+        """Bytes of a payload's body before its symbols."""
+        return len(self._scale.pack(v.scales)) + 4 * v.tail.size
 
     def _lengths(
         self, sets: _Sets, states: Sequence[State], tallies: NDArray[np.int64], head: int, size: int
@@ -208,3 +246,54 @@ class LevelDraws:
             for span in (slice(half), slice(half, None))
         ]
         return DrawnSets(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def draws_in_parts(item: Codec, state: State, size: int) -> bool:
+    """Whether :class:`PartDraws` can draw for a codec, with few symbols for the values of a bucket."""
+    if not draws_together(item):
+        return False
+    parts = cast("Composed", item).parts
+    return _FEW * parts.grid.alphabet(state) <= min(parts.scale.over(size), size)
+
+
+class PartDraws:
+    """One encoding by a level codec of a tensor that arrives in parts.
+
+    Args:
+        codec: the codec, see :func:`draws_together`.
+        state: the result of its ``prepare``.
+        key: as for ``encode``.
+        compared: gets the decoded values.
+    """
+
+    def __init__(self, codec: Codec, state: State, key: tuple[int, int], compared: RunningComparison) -> None:
+        self._codec, self._state, self._key, self._compared = codec, state, key, compared
+        self._draws = LevelDraws([codec])
+        self._kept: _Kept | None = None
+        self._head, self._size = 0, 0
+
+    def add(self, values: NDArray[np.float32], start: int, weights: NDArray[np.float64] | None) -> None:
+        """The next part, from place ``start`` on, as for ``encode_part``; see :class:`RunningComparison` on weights."""
+        draws, state = self._draws, State(values.size, self._state.arrays)
+        x = checked_values(state, values)
+        v = draws._scale.measured(x, state)
+        sets = draws._sets([state], v)
+        self._kept = self._kept or _Kept.of(sets, [0])
+        heavy = _UNWEIGHTED if weights is None else weights
+        bits, counts, ends = draws._run(sets, v, x, heavy, self._key, start, self._kept)
+        self._compared.add_counted(x, bits[: ends[0]].view(np.float32), counts[: ends[0]], weights)
+        if not (start and "scale" in state.arrays):
+            self._head += draws._head(v)
+        self._size += x.size
+
+    def finish(self) -> tuple[int, CodedBits]:
+        """Bytes of the payload's body, and its bits under each coder; the sums go to the comparison."""
+        assert self._kept is not None, "a tensor in parts has parts"
+        sums, lanes = self._kept.sums[0], self._kept.lanes[0].reshape(LANED, LANES)
+        # One by one, as in the kernel.
+        sums[:LANED] += np.add.accumulate(lanes, axis=1)[:, -1]
+        self._compared.settle(sums)
+        grid, coder = self._draws._grids[0], self._draws._coders[0]
+        tallies = self._kept.tallies[: grid.alphabet(self._state)]
+        whole = EncodedPart(b"", 8 * self._head, coder.bits(self._state, tallies), tallies)
+        return self._codec.measured(whole, self._size)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gtrace.codecs.level_draws import PartDraws, draws_in_parts
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK, power_sum
@@ -175,13 +176,14 @@ class ChunkDraws(Draws):
         """Encode each pair of a codec and a draw."""
         assert totals.sums is not None
         exact = Histogram()
-        encodings = {}
+        encodings: dict[tuple[int, int], _Encoding | _Drawing] = {}
         for item, number in pairs:
             ready = self._prepared(item, number, index, totals)
             if index in self._sums.first:
                 self._sent[id(item), index] = ready
             compared = RunningComparison(exact, totals.energy, totals.sums.norm1)
-            encodings[id(item), number] = _Encoding(item, ready, self._fits.key(index, number), compared)
+            kind = _Drawing if draws_in_parts(item, ready.state, totals.size) else _Encoding
+            encodings[id(item), number] = kind(item, ready, self._fits.key(index, number), compared)
         start = 0
         for values, weights in self._gradients.weighted_chunks(self._job.tensor, self._job.steps[index]):
             exact.add(values)
@@ -273,3 +275,23 @@ class _Encoding:
         assert self._whole is not None, "a tensor in chunks has chunks"
         body, coded = self._codec.measured(self._whole, self._size)
         return Drawn(found, body, coded, clipping, self._spent, doubt)
+
+
+class _Drawing:
+    """One encoding of a tensor by a level codec, chunk by chunk; see :class:`_Encoding`."""
+
+    def __init__(self, codec: Codec, ready: Ready, key: Key, compared: RunningComparison) -> None:
+        self._parts, self._compared = PartDraws(codec, ready.state, key, compared), compared
+        self._spent = 0.0
+
+    def add(self, values: NDArray[np.float32], start: int, weights: NDArray[np.float64] | None) -> None:
+        """Draw values ``start`` and following."""
+        clock = time.perf_counter()
+        self._parts.add(values, start, weights)
+        self._spent += time.perf_counter() - clock
+
+    def finish(self) -> Drawn:
+        """What came out."""
+        body, coded = self._parts.finish()
+        found, doubt = self._compared.finish()
+        return Drawn(found, body, coded, None, {"simulate": self._spent}, doubt)

@@ -17,16 +17,16 @@ import pytest
 import gtrace
 from gtrace.buckets import bucket_scales
 from gtrace.codecs.fp import FloatFormat
-from gtrace.codecs.grids import Rule
-from gtrace.coding import HuffmanCode, huffman_lengths
+from gtrace.codecs.grids import Rule, SymbolSink
+from gtrace.codecs.parts import Scaled
+from gtrace.coding import HuffmanCode, huffman_lengths, packed_room
 from gtrace.coding.sparse import PrefixCode
-from gtrace.kernels import rounding
+from gtrace.kernels import norms, rounding
 from gtrace.metrics import Reference
 from gtrace.sketch import MomentSketch
 from gtrace.trace import Trace
 
 N, BUCKET, KEY = 1 << 24, 8192, (1, 2)
-NOTHING = np.empty(0, np.float32)
 
 
 #: units of which more is better
@@ -127,21 +127,17 @@ def test_expectation_of_a_level_set(benchmark, x):
     note(benchmark, f"expected error of 8 levels ({sketch.rows.size} bins)", seconds, 1e-6, 50, "microseconds")
 
 
-@pytest.mark.parametrize(("bits", "limit"), [(3, 2.5), (2, 2.5), (4, 2.5), (8, 2.5)])
-def test_uniform(benchmark, x, copy, bits, limit):
-    rule = Rule("uniform", steps=2 ** (bits - 1) - 1)
-    scales, packed = np.empty(-(-N // BUCKET), np.float32), np.empty(N * bits // 8 + 64, np.uint8)
-    high, low = (np.uint64(word) for word in KEY)
-    none = np.empty((rounding.TALLIES, 0), np.int64)
+def unscaled(x):
+    """Buckets whose largest magnitudes are taken while they are rounded."""
+    return Scaled(x, np.empty(-(-N // BUCKET), np.float32), BUCKET, norm=norms.LINF)
 
-    def quantize():
-        scales[:] = bucket_scales(x, "linf", BUCKET)
-        rounding.quantize(
-            x, BUCKET, scales, rounding.UNIFORM, False, rule.steps, NOTHING, high, low, 0,
-            rounding.PACKED, np.empty(0, np.uint16), bits, packed, NOTHING, NOTHING, none,
-        )  # fmt: skip
 
-    note(benchmark, f"uniform, {bits} bits, with norms and packing", best(quantize), copy, limit)
+@pytest.mark.parametrize("bits", [3, 2, 4, 8])
+def test_uniform(benchmark, x, copy, bits):
+    rule, v = Rule("uniform", steps=2 ** (bits - 1) - 1), unscaled(x)
+    sink = SymbolSink(rounding.PACKED, width=bits, packed=packed_room(N, bits))
+    seconds = best(lambda: rule.quantize(v, KEY, 0, sink))
+    note(benchmark, f"uniform, {bits} bits, with norms and packing", seconds, copy, 1.7)
 
 
 def magnitudes(count):
@@ -154,7 +150,7 @@ def test_levels(benchmark, x, copy, count, limit):
     width = (2 * count - 2).bit_length()
 
     def quantize():
-        rule.packed(x, BUCKET, bucket_scales(x, "linf", BUCKET), KEY, width)
+        rule.packed(unscaled(x), KEY, width)
 
     note(benchmark, f"{count} levels, with norms and packing", best(quantize), copy, limit)
 
@@ -164,7 +160,7 @@ def test_decode(benchmark, x, out, copy, count, limit):
     levels = magnitudes(count)
     width = (2 * count - 2).bit_length()
     scales = bucket_scales(x, "linf", BUCKET)
-    packed = np.frombuffer(Rule.among(levels, mirrored=False).packed(x, BUCKET, scales, KEY, width), np.uint8)
+    packed = np.frombuffer(Rule.among(levels, mirrored=False).packed(unscaled(x), KEY, width), np.uint8)
     values = np.concatenate([-levels[::-1], levels[1:]])
     seconds = best(lambda: rounding.restore_packed(packed, width, BUCKET, scales, values, out))
     note(benchmark, f"decode, {width} bits, {2 * count - 1} values", seconds, copy, limit)
@@ -189,7 +185,7 @@ def test_whole_codecs(benchmark, x, copy, spec, what):
 
 @pytest.mark.parametrize("what", ["encode", "decode"])
 def test_huffman(benchmark, x, copy, what):
-    symbols = Rule("uniform", steps=3).symbols(x, BUCKET, bucket_scales(x, "linf", BUCKET), KEY)
+    symbols = Rule("uniform", steps=3).symbols(unscaled(x), KEY)
     code = HuffmanCode(huffman_lengths(np.bincount(symbols, minlength=7) + 0.1))
     data = code.encode(symbols)
     call = (lambda: code.encode(symbols)) if what == "encode" else (lambda: code.decode(data, N))

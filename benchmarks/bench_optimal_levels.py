@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gtrace import MomentSketch
-from gtrace.fitting import certified_levels, objective, optimal_levels
+from gtrace.fitting import alq_level_sets, certified_levels, objective, optimal_level_sets, optimal_levels
 
 
 def best(function, repeats):
@@ -113,3 +113,27 @@ def test_levels_of_a_sketch(benchmark, s):
     benchmark.extra_info.update(milliseconds=round(seconds * 1e3, 2), excess=f"{above:.1e}")
     print(f"\nsketch s={s}: {dict(benchmark.extra_info)}")
     benchmark.pedantic(lambda: optimal_levels(sketch, s), rounds=3, iterations=1)
+
+
+@pytest.mark.parametrize("law", ["optimal", "alq"])
+def test_fits_of_a_sweep(benchmark, law):
+    """4,700 fits: 1,175 sketches of 256 to 262,144 values, each with the levels of 2 to 5 bits."""
+    rng = np.random.default_rng(0)
+    sizes = [256 << (2 * (k % 6)) for k in range(1175)]
+    scales = [("l2", None), ("linf", 512), ("l2", 8192)]
+    sketches = [MomentSketch.of(rng.standard_t(3, size), *scales[k % 3]) for k, size in enumerate(sizes)]
+
+    def fit():
+        for sketch in sketches:
+            # without the results of the call before
+            fresh = sketch.bare()
+            _ = optimal_level_sets(fresh, (2, 4, 8, 16)) if law == "optimal" else alq_level_sets(fresh, (2, 3, 4, 5))
+
+    values = rng.standard_normal(10**6)
+    sort = best(lambda: np.sort(values), 3)
+    seconds = best(fit, 3)
+    benchmark.extra_info.update(
+        seconds=round(seconds, 2), microseconds_a_fit=round(seconds / 4700 * 1e6), sorts=round(seconds / sort, 1)
+    )
+    print(f"\n{law} levels of 1,175 sketches: {dict(benchmark.extra_info)}")
+    benchmark.pedantic(fit, rounds=1, iterations=1)

@@ -27,7 +27,8 @@ BASE_FREE = ((1023 - 149) << MANTISSA) - 2
 ROWS_FREE = ((149 + 128) << MANTISSA) + 2
 _UNWEIGHTED = np.empty(0)
 
-_NORM_CODES: dict[str, int] = {
+#: the kernels' numbers of norms
+NORM_CODES: dict[str, int] = {
     "l2": _norms.L2,
     "linf": _norms.LINF,
     "l1": _norms.L1,
@@ -85,7 +86,7 @@ def bucket_scales(x: NDArray[np.float32], norm: str, bucket_size: int | None) ->
     """float32 norms of the buckets of a finite float32[n]; none for n = 0, and one for bucket_size None."""
     bucket = bucket_size or max(1, x.size)
     scales = np.empty(-(-x.size // bucket), np.float32)
-    _norms.bucket_scales(x, bucket, _NORM_CODES[norm], scales)
+    _norms.bucket_scales(x, bucket, NORM_CODES[norm], scales)
     return scales
 
 

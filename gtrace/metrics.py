@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+_UNWEIGHTED = np.empty(0)
+
 
 def measured(meaning: str, **default: Any) -> Any:
     """A field of :class:`Comparison`, which is a column of result files; its meaning, with the unit."""
@@ -80,7 +82,8 @@ class Reference:
         return math.nan if self.weights is None else weighted_sums(self.values, self.values, self.weights)[1]
 
     @cached_property
-    def _sorted(self) -> NDArray[np.float32]:
+    def ordered(self) -> NDArray[np.float32]:
+        """The values in ascending order, float32[n]."""
         return np.sort(self.values)
 
     def compare(self, decoded: ArrayLike) -> Comparison:
@@ -93,17 +96,37 @@ class Reference:
         if q.size != self.values.size:
             raise UsageError(f"compare: {q.size} decoded values against {self.values.size} exact ones")
         sums = np.empty(_compare.SUMS)
-        _compare.compare(self.values, q, sums)
-        norm1 = float(_norms.power_sum(q, 1))
-        ordered = np.sort(q)
-        w1 = float(_compare.distance(self._sorted, ordered, 1.0, 1.0))
-        w1_mcgq = math.nan
-        if self.norm1 > 0 and norm1 > 0:
-            w1_mcgq = float(_compare.distance(self._sorted, ordered, 1.0 / self.norm1, 1.0 / norm1))
-        update_error = math.nan
+        _compare.compare(self.values, q, _UNWEIGHTED if self.weights is None else self.weights, sums)
+        negative, least, most = _compare.extent(q)
+        count = q.size - int(sums[_compare.ZEROS])
+        if least == most:
+            ordered = np.full(count, np.uint32(most).view(np.float32))
+            ordered[:negative] *= -1
+        elif count < q.size / 2:
+            ordered = np.empty(count, np.float32)
+            _compare.nonzeros(q, ordered)
+            ordered.sort()
+        else:
+            ordered = np.sort(q)
+        w1, w1_mcgq = _compare.distances(self.ordered, ordered, negative, *self.scales(sums))
+        return self.comparison(sums, w1, w1_mcgq)
+
+    def scales(self, sums: NDArray[np.float64]) -> tuple[float, float]:
+        """1 / ||g||_1 and 1 / ||Q||_1, the factors of ``w1_mcgq``; NaN if one of the norms is 0."""
+        return ratio(1.0, self.norm1), ratio(1.0, float(sums[_compare.NORM1]))
+
+    def comparison(self, sums: NDArray[np.float64], w1: Any, w1_mcgq: Any) -> Comparison:
+        """The fields from the sums of :func:`gtrace.kernels.compare.compare` and the two distances.
+
+        Args:
+            sums: float64[SUMS]; or of many decodings, float64[m, SUMS], for fields that are arrays.
+            w1: a distance, or float64[m].
+            w1_mcgq: the same.
+        """
+        lost = math.nan
         if self.weights is not None:
-            update_error = relative(weighted_sums(self.values, q, self.weights)[0], self.weighted_energy)
-        return _comparison(sums, q.size, self.energy, self.norm1, w1, w1_mcgq, update_error)
+            lost = relative(sums.T[_compare.WEIGHTED], self.weighted_energy)
+        return _comparison(sums, self.size, self.energy, self.norm1, w1, w1_mcgq if self.size else math.nan, lost)
 
 
 class Blocks:
@@ -232,7 +255,6 @@ class RunningComparison:
         self._decoded = Histogram()
         self._blocks = Blocks()
         self._sums = np.zeros(_compare.SUMS)
-        self._decoded1 = 0.0
         self._size = 0
         self._weighted: WeightedSums | None = None
 
@@ -250,9 +272,8 @@ class RunningComparison:
 
     def _block(self, g: NDArray[np.float32], q: NDArray[np.float32]) -> None:
         sums = np.empty(_compare.SUMS)
-        _compare.compare(g, q, sums)
+        _compare.compare(g, q, _UNWEIGHTED, sums)
         self._sums += sums
-        self._decoded1 += float(_norms.power_sum(q, 1))
 
     def finish(self) -> tuple[Comparison, float]:
         """The comparison, Wasserstein distances from histograms, and the largest possible error of ``w1``."""
@@ -263,8 +284,9 @@ class RunningComparison:
         most = float(self._sums[1]) / max(1, self._size)
         w1, doubt = min(w1, most), min(doubt, most)
         w1_mcgq = math.nan
-        if self._norm1 > 0 and self._decoded1 > 0:
-            w1_mcgq = scaled_distance(self._exact, self._decoded, 1 / self._norm1, 1 / self._decoded1)
+        decoded1 = float(self._sums[_compare.NORM1])
+        if self._norm1 > 0 and decoded1 > 0:
+            w1_mcgq = scaled_distance(self._exact, self._decoded, 1 / self._norm1, 1 / decoded1)
         update_error = math.nan if self._weighted is None else relative(*self._weighted.finish())
         return _comparison(self._sums, self._size, self._energy, self._norm1, w1, w1_mcgq, update_error), doubt
 
@@ -294,16 +316,16 @@ class WeightedSums:
 
 
 def _comparison(
-    sums: NDArray[np.float64], size: int, energy: float, norm1: float, w1: float, w1_mcgq: float, update_error: float
+    sums: NDArray[np.float64], size: int, energy: float, norm1: float, w1: Any, w1_mcgq: Any, update_error: Any
 ) -> Comparison:
-    error, absolute, relative, inner, decoded_energy, zeros, alive = sums.tolist()
+    error, absolute, relative, inner, decoded_energy, _, _, zeros, alive = sums.T if sums.ndim > 1 else sums.tolist()
     n = max(1, size)
     return Comparison(
         squared_error=error,
         relative_variance=ratio(error, energy),
         mean_abs_error=absolute / n,
         mean_relative_error=ratio(relative, alive),
-        cosine=ratio(inner, math.sqrt(energy) * math.sqrt(decoded_energy)),
+        cosine=ratio(inner, math.sqrt(energy) * np.sqrt(decoded_energy)),
         snr_db=snr_db(energy, error),
         w1=w1,
         w1_normalized=ratio(w1, norm1 / n),

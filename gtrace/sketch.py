@@ -9,7 +9,8 @@ bin holding those three sums, plain and weighted by the squared scale of the val
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,16 +33,18 @@ from gtrace.kernels.compare import weighted_sums
 from gtrace.types import NORMS, Norm, SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
+K = TypeVar("K", bound="Hashable")
+
 #: what rounding may add to a bound, as a share of the error
 ROUNDING = 1e-12
-#: attributes that merging adds up, besides the bins: numbers of values or buckets, and sums in squared gradient units
-_COUNTS = ("zeros", "nonfinite", "size", "buckets", "dead", "clipped", "exact", "exact_zeros")
-_ENERGIES = ("zero_weight", "clip_error", "exact_energy")
-COUNTED = _COUNTS + _ENERGIES
+#: attributes that merging adds up, besides the bins: 0 for numbers of values or buckets, 1 for sums in squared gradient
+#: units
+COUNTED = dict.fromkeys(("zeros", "nonfinite", "size", "buckets", "dead", "clipped", "exact", "exact_zeros"), 0)
+COUNTED |= dict.fromkeys(("zero_weight", "clip_error", "exact_energy"), 1)
 #: level sets whose expectations a sketch remembers
 _MOST_KNOWN = 2048
 
@@ -98,7 +101,6 @@ class MomentSketch:
     dead: float = 0
     bucket_moments: NDArray[np.float64] | None = None
     mantissa: int = MANTISSA
-    _edges: list[NDArray[np.float64]] = field(default_factory=list, repr=False, compare=False)
     # Never handed on to a changed copy: what is known of these sums only.
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -222,12 +224,14 @@ class MomentSketch:
             raise UsageError(f"mantissa bits: {mantissa} is not between 0 and the sketch's own {self.mantissa}")
         if mantissa == self.mantissa:
             return self
-        low = self.rows.astype(np.int64) + self._base
+        base = self._first[0]
+        low = self.rows.astype(np.int64) + base
         # The catch-all below the first octave stays by itself: it begins at zero, not at an edge of its size.
         wide = np.where(self.rows == 1, low, low >> (MANTISSA - mantissa) << (MANTISSA - mantissa))
         keys, where = np.unique(wide, return_inverse=True)
-        rows = (keys - self._base).astype(np.int32)
-        moved = self.lower - _lower_edges(rows, self._base)[where]
+        rows = (keys - base).astype(np.int32)
+        edges = np.where(rows == 1, 0.0, (keys << _sketching.SHIFT).view(np.float64))
+        moved = self.lower - edges[where]
         n, d1, d2, w, w1, w2 = self.sums.T
         columns = (
             n,
@@ -240,10 +244,36 @@ class MomentSketch:
         sums = np.empty((rows.size, _sketching.COLUMNS))
         for k, column in enumerate(columns):
             sums[:, k] = np.bincount(where, column, rows.size)
-        return replace(self, rows=rows, sums=sums, mantissa=mantissa, _edges=[])
+        return replace(self, rows=rows, sums=sums, mantissa=mantissa)
 
     def merge(self, other: MomentSketch) -> MomentSketch:
         """The sketch of both inputs together, with the wider bins of the two.
+
+        Raises:
+            UsageError: the two were built with different specs.
+        """
+        moments = (self.bucket_moments, other.bucket_moments)
+        whole = None if moments[0] is None or moments[1] is None else np.concatenate(moments)
+        return self.plus(other, moments=whole)
+
+    __add__ = merge
+
+    def plus(
+        self,
+        other: MomentSketch,
+        own: tuple[float, float] = (1, 1),
+        others: tuple[float, float] = (1, 1),
+        moments: NDArray[np.float64] | None = None,
+        share: float = 1,
+    ) -> MomentSketch:
+        """The sum of two sketches, each with the weights of :meth:`scaled`; then times ``share``.
+
+        Args:
+            other: built with the same spec.
+            own: mass and energy that multiply this sketch.
+            others: those that multiply the other one.
+            moments: ``bucket_moments`` of the sum.
+            share: of the sum.
 
         Raises:
             UsageError: the two were built with different specs.
@@ -254,22 +284,16 @@ class MomentSketch:
             )
         if self.mantissa != other.mantissa:
             mantissa = min(self.mantissa, other.mantissa)
-            return self.coarsen(mantissa).merge(other.coarsen(mantissa))
-        most = self.rows.size + other.rows.size
-        rows, sums = np.empty(most, np.int32), np.empty((most, _sketching.COLUMNS))
-        count = _sketching.merge_bins(self.rows, self.sums, other.rows, other.sums, rows, sums)
-        return MomentSketch(
-            spec=self.spec,
-            rows=rows[:count].copy(),
-            sums=sums[:count].copy(),
-            **{name: getattr(self, name) + getattr(other, name) for name in COUNTED},
-            bucket_moments=None
-            if self.bucket_moments is None or other.bucket_moments is None
-            else np.concatenate([self.bucket_moments, other.bucket_moments]),
-            mantissa=self.mantissa,
+            return self.coarsen(mantissa).plus(other.coarsen(mantissa), own, others, moments, share)
+        factors, theirs = map(float, own), map(float, others)
+        rows, sums = _sketching.merge_bins(
+            self.rows, self.sums, *factors, other.rows, other.sums, *theirs, float(share)
         )
-
-    __add__ = merge
+        numbers = {
+            name: (getattr(self, name) * own[k] + getattr(other, name) * others[k]) * share
+            for name, k in COUNTED.items()
+        }
+        return MomentSketch(self.spec, rows, sums, **numbers, bucket_moments=moments, mantissa=self.mantissa)
 
     def scaled(self, mass: float, energy: float | None = None) -> MomentSketch:
         """The same law with another weight.
@@ -278,18 +302,16 @@ class MomentSketch:
             mass: factor of all numbers of values and buckets.
             energy: factor of all sums in squared gradient units; ``mass`` by default.
         """
-        weight = mass if energy is None else energy
-        half = self.sums.shape[1] // 2
-        return replace(
-            self,
-            sums=self.sums * np.repeat([mass, weight], half),
-            **{name: getattr(self, name) * mass for name in _COUNTS},
-            **{name: getattr(self, name) * weight for name in _ENERGIES},
-        )
+        weights = (mass, mass if energy is None else energy)
+        sums = self.sums * np.repeat(weights, self.sums.shape[1] // 2)
+        return replace(self, sums=sums, **{name: getattr(self, name) * weights[k] for name, k in COUNTED.items()})
 
     def bare(self) -> MomentSketch:
-        """The same sketch without cached results."""
-        return replace(self, _edges=[])
+        """The same sketch without cached results, but for its energy."""
+        found = replace(self)
+        if "energy" in self._known:
+            found._known["energy"] = self._known["energy"]
+        return found
 
     @property
     def norm(self) -> Norm:
@@ -304,31 +326,28 @@ class MomentSketch:
     @property
     def lower(self) -> NDArray[np.float64]:
         """float64[k], lower edges of the bins in units of r."""
-        return self._both_edges()[0]
+        return self.bins().lower
 
     @property
     def upper(self) -> NDArray[np.float64]:
         """float64[k], upper edges of the bins in units of r."""
-        return self._both_edges()[1]
-
-    def _both_edges(self) -> list[NDArray[np.float64]]:
-        if not self._edges:
-            keys = self.rows.astype(np.int64) + self._base
-            width = np.where(self.rows == 1, 1, 1 << (MANTISSA - self.mantissa))
-            upper = ((keys + width) << _sketching.SHIFT).view(np.float64)
-            self._edges.extend((_lower_edges(self.rows, self._base), upper))
-        return self._edges
+        return self.bins().upper
 
     @property
-    def _base(self) -> int:
-        return BASE_FREE if self.norm == "none" else BASE_UNIT
+    def _first(self) -> tuple[int, int]:
+        """What to add to the number of a bin for the leading bits of its lower edge, and how many of those it spans."""
+        return BASE_FREE if self.norm == "none" else BASE_UNIT, 1 << (MANTISSA - self.mantissa)
 
     @property
     def energy(self) -> float:
         """Sum of the squared values (of the clipped ones where clipping is on), in squared gradient units."""
-        w, w1, w2 = self.sums[:, 3], self.sums[:, 4], self.sums[:, 5]
-        low = self.lower
-        return float(np.sum(w * low * low + 2 * low * w1 + w2)) + self.exact_energy
+        found: float = self.remember("energy", self._energy)
+        return found
+
+    def _energy(self) -> float:
+        squares = np.empty(self.rows.size)
+        _sketching.sum_squares(self.rows, self._first[0], self.sums, squares)
+        return float(np.sum(squares)) + self.exact_energy
 
     @property
     def quantized(self) -> float:
@@ -418,6 +437,12 @@ class MomentSketch:
             found = self._known[key] = make()
         return found
 
+    def remember_each(self, keys: Sequence[K], make: Callable[[list[K]], Iterable[Any]]) -> list[Any]:
+        """As :meth:`remember` for several keys; one call of ``make`` for all that are missing, if any."""
+        missing = [key for key in dict.fromkeys(keys) if key not in self._known]
+        made = dict(zip(missing, make(missing), strict=True)) if missing else {}
+        return [self.remember(key, partial(made.get, key)) for key in keys]
+
     def _expect(self, grid: NDArray[np.float64], zero: bool) -> tuple[float, float, float, NDArray[np.float64]]:
         mass = np.empty(grid.size)
         weighted, plain, bound = _symbols.judge_levels(self.bins(), grid, not zero, mass)
@@ -431,15 +456,10 @@ class MomentSketch:
         return found
 
     def _bins(self) -> _symbols.SketchBins:
-        blocks, large = self._blocks(_sketching.BLOCK_BINS), self._blocks(_sketching.LARGE_BINS)
+        lower, upper, blocks, large = _sketching.describe_bins(self.rows, *self._first, self.sums)
         # Always float64: kernels are compiled once for each type.
         zeros = (float(self.zeros), float(self.zero_weight))
-        return _symbols.SketchBins(self.lower, self.upper, self.sums, blocks, large, *zeros, float(self.quantized))
-
-    def _blocks(self, bins: int) -> NDArray[np.float64]:
-        out = np.empty((-(-self.rows.size // bins), _sketching.COLUMNS))
-        _sketching.sum_blocks(self.lower, self.sums, bins, out)
-        return out
+        return _symbols.SketchBins(lower, upper, self.sums, blocks, large, *zeros, float(self.quantized))
 
     def partial_moments(self, points: ArrayLike, *, weighted: bool = True) -> NDArray[np.float64]:
         """Mass, first moment and sum (point - r)_+ of the values up to each of the ascending points.
@@ -458,9 +478,3 @@ class MomentSketch:
         out[:, 0] += np.where(at >= 0, zeros, 0.0)
         out[:, 2] += np.where(at >= 0, zeros, 0.0) * at
         return out
-
-
-def _lower_edges(rows: NDArray[np.int32], base: int) -> NDArray[np.float64]:
-    edges = ((rows.astype(np.int64) + base) << _sketching.SHIFT).view(np.float64)
-    edges[rows == 1] = 0.0
-    return edges

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession
@@ -55,8 +60,66 @@ def run_python(*args: object, cwd: Path, timeout: float = 120) -> subprocess.Com
     )
 
 
-def run_gtrace(*args: object, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    return run_python("-m", "gtrace", *args, cwd=cwd, timeout=timeout)
+@functools.cache
+def _zygote() -> socket.socket:
+    """What ``tests/zygote.py`` takes requests from."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, Path(__file__).with_name("zygote.py"), str(theirs.fileno())]
+        process = subprocess.Popen(command, env=environment(), pass_fds=[theirs.fileno()])
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+class Command:
+    """A process of ``gtrace`` that begins with torch imported; one at a time.
+
+    With ``together``, stdout is what a terminal would show, stderr too.
+
+    Attributes:
+        pid: its id.
+        stdout: what it prints, as it comes.
+        returncode: how it ended; negative after a signal, None before ``end``.
+    """
+
+    def __init__(self, *args: object, cwd: Path, env: dict[str, str] | None = None, together: bool = False) -> None:
+        self._stderr = os.fdopen(os.memfd_create("stderr"), "w+")
+        self.returncode: int | None = None
+        read, write = os.pipe()
+        self.stdout = os.fdopen(read)
+        told = json.dumps([str(cwd), env or environment(), [*map(str, args)]]).encode()
+        with open(os.devnull) as nothing, os.fdopen(write, "w") as written:
+            errors = written if together else self._stderr
+            socket.send_fds(_zygote(), [told], [nothing.fileno(), written.fileno(), errors.fileno()])
+        self.pid = int(_zygote().recv(64))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.returncode is None:
+            self.end(signal.SIGKILL)
+
+    def end(self, by: signal.Signals | None = None) -> subprocess.CompletedProcess[str]:
+        """Its end, which a signal may bring about, and what it printed that was not read yet, if ``stdout`` is open."""
+        if by is not None:
+            os.kill(self.pid, by)
+        self.returncode = int(_zygote().recv(64))
+        with closing(self.stdout), self._stderr as errors:
+            errors.seek(0)
+            printed = "" if self.stdout.closed else self.stdout.read()
+            return subprocess.CompletedProcess([], self.returncode, printed, errors.read())
+
+
+def run_gtrace(*args: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The end of a ``Command``."""
+    with Command(*args, **options) as command:
+        return command.end()
 
 
 def but_first_line(err: str) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import re
 import shlex
-import subprocess
-import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from helpers_capture import run_gtrace
 from markdown_it import MarkdownIt
 
 from gtrace.cli import main
@@ -92,8 +91,7 @@ def blocks(page: str) -> list[Block]:
 def run_command(words: list[str]) -> str:
     """What a command of gtrace prints; what patches torch or registers codecs gets a process of its own."""
     if words[0] == "capture" or any(word.endswith(".py") for word in words):
-        command = [sys.executable, "-m", "gtrace", *words]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        done = run_gtrace(*words, cwd=Path.cwd(), together=True)
         code, printed = done.returncode, done.stdout
     else:
         both = io.StringIO()

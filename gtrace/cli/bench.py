@@ -26,7 +26,7 @@ class BenchSettings:
         None, type=click.FloatRange(min=0.01, max=32), help="Bits of the first table.  [default: 3]"
     )
     quick: bool = option(False, help="A smoke test in seconds, on one small network; for no paper.")
-    jobs: int | None = option(None, minimum=1, help="Threads.  [default: all processors]")
+    jobs: int | None = option(None, minimum=1, help="Workers.  [default: all processors]")
     output: tuple[Path, ...] = option((), names=("-o", "--output"), help="Also write the tables: x.md or x.tex.")
     force: bool = option(False, help="Overwrite.")
     as_json: bool = option(False, names=("--json",), help="Print every number as JSON instead.")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.console import Console
+    from rich.progress import Progress
     from rich.table import Table
 
     from gtrace.trace import TensorInfo
@@ -140,6 +141,8 @@ def status_line(line: str) -> None:
 
 #: Seconds between two lines about long work in a pipe.
 _A_LINE_EVERY = 60.0
+#: Seconds between two states of a bar.
+_A_BAR_EVERY = 0.1
 
 
 @contextlib.contextmanager
@@ -152,16 +155,10 @@ def work_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], No
     if quiet:
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
     from gtrace.units import rate_text
 
     begun = last = time.monotonic()
-    terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    columns = (TextColumn(what), BarColumn(), TextColumn("{task.description}"))
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task("", total=None)
+    bar = _bar(what) if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else None
 
     def update(done: int, total: int) -> None:
         nonlocal last
@@ -170,14 +167,26 @@ def work_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], No
         rate = max(done, 1) / max(now - begun, 1e-3)
         amounts = f"{rate_text(done, '', 3)} of {rate_text(total, '', 3)} values"
         said = f"{amounts}, {rate_text(rate, 'values/s', 2)}, {(total - done) / rate:.0f} s left"
-        if terminal:
-            bar.update(task, completed=done, total=total, description=said)
-        elif now - last >= _A_LINE_EVERY:
+        if bar is not None and (now - last >= _A_BAR_EVERY or done == total):
+            last = now
+            bar.update(bar.task_ids[0], completed=done, total=total, description=said, refresh=True)
+        elif bar is None and now - last >= _A_LINE_EVERY:
             last = now
             click.echo(f"gtrace: {what}: {said}", err=True)
 
-    with bar if terminal else contextlib.nullcontext():
+    with bar or contextlib.nullcontext():
         yield update
+
+
+def _bar(what: str) -> Progress:
+    """A bar with one task, drawn only when it is updated: a thread that draws it would forbid a sweep to fork."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn(what), BarColumn(), TextColumn("{task.description}"))
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+    bar.add_task("", total=None)
+    return bar
 
 
 @contextlib.contextmanager

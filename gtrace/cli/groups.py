@@ -176,7 +176,9 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
+        # What other packages add is looked up only for a word that is not a command of this group.
+        known = not args or args[0].startswith("-") or args[0] in self._table or args[0] in self.list_commands(ctx)
+        if not known:
             ctx.fail(self.unknown(ctx, args[0]))
         return super().resolve_command(ctx, args)
 
@@ -196,7 +198,8 @@ class TopLevel(LazyGroup):
         return [*COMMANDS, *added_commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return _load_added(cmd_name) if cmd_name in added_commands() else super().get_command(ctx, cmd_name)
+        known = cmd_name in self._table or cmd_name not in added_commands()
+        return super().get_command(ctx, cmd_name) if known else _load_added(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

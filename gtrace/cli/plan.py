@@ -127,7 +127,7 @@ class PlanSettings:
     )
     seed: int = option(0, advanced=True, help="Seed of the resampling of steps.")
     jobs: int | None = option(
-        None, advanced=True, call=("measure",), minimum=1, help="Threads.  [default: all processors]"
+        None, advanced=True, call=("measure",), minimum=1, help="Workers.  [default: all processors]"
     )
     plugin: tuple[Path, ...] = option((), advanced=True, **PLUGIN)
     output: Path | None = option(

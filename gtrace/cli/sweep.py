@@ -123,7 +123,7 @@ class SweepSettings:
     )
     seed: int = option(0, advanced=True, call=("sweep",), help="Seed of the stochastic rounding.")
     jobs: int | None = option(
-        None, call=("sweep",), minimum=1, help="Threads; rows do not depend on it.  [default: all processors]"
+        None, call=("sweep",), minimum=1, help="Workers; rows do not depend on it.  [default: all processors]"
     )
     scheduler: str | None = option(
         None,

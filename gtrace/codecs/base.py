@@ -478,19 +478,34 @@ def check_summary(item: Codec, sketch: MomentSketch) -> None:
         raise UsageError(f"{item}: needs a sketch of {item.needs}, not of {sketch.spec}")
 
 
+def sized_values(state: State, values: ArrayLike) -> NDArray[np.float32]:
+    """The input of ``encode`` as contiguous float32[n], finite or not.
+
+    Raises:
+        UsageError: not ``state.size`` elements.
+    """
+    x = as_values(values)
+    if x.size != state.size:
+        raise UsageError(f"encode: {x.size} values for a state of {state.size}")
+    return x
+
+
 def checked_values(state: State, values: ArrayLike) -> NDArray[np.float32]:
     """The input of ``encode`` as contiguous float32[n].
 
     Raises:
         UsageError: not ``state.size`` elements, or non-finite ones among them.
     """
-    x = as_values(values)
-    if x.size != state.size:
-        raise UsageError(f"encode: {x.size} values for a state of {state.size}")
+    x = sized_values(state, values)
+    check_finite(x)
+    return x
+
+
+def check_finite(x: NDArray[np.float32], first: int = 0) -> None:
+    """Raise :class:`UsageError` if one of the values is not finite; ``first`` is the number of the first value."""
     if count_nonfinite(x):
         at = int(np.flatnonzero(~np.isfinite(x))[0])
-        raise UsageError(f"encode: value {at} is {x[at]}; a codec takes finite numbers only")
-    return x
+        raise UsageError(f"encode: value {first + at} is {x[at]}; a codec takes finite numbers only")
 
 
 def _written(value: Any) -> str:

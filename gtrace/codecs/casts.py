@@ -116,7 +116,7 @@ class Signed8(FixedGrid):
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
         """The number of the nearest, ties to even."""
-        x, scales, bucket, _ = v
+        x, scales, bucket = v.x, v.scales, v.bucket
         codes = np.empty(x.size, np.uint16)
         with np.errstate(divide="ignore", invalid="ignore"):
             # A block of zeros divides by zero; its codes are set to zero below.

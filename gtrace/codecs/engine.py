@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 import numpy as np
 
-from gtrace.codecs.base import Codec, CodedBits, EncodedPart, Simulated, check_summary, checked_values
+from gtrace.codecs.base import Codec, CodedBits, EncodedPart, Simulated, check_summary, checked_values, sized_values
 from gtrace.codecs.grids import LevelGrid
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register
@@ -114,7 +114,7 @@ class Composed(Codec):
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The body from :meth:`write` in an envelope."""
-        body, flags = self.write(state, checked_values(state, values), key)
+        body, flags = self.write(state, self._values(state, values), key)
         return seal(body, codec=self.name, size=state.size, shared=self.shared(state), flags=flags)
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
@@ -122,10 +122,15 @@ class Composed(Codec):
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
         return self.read(shared, body, flags, size)
 
+    def _values(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+        """The input of ``encode``, checked; without a look at the values if the rounding checks them."""
+        late = self.parts.scale.checks and not self.parts.memory.keeps and "scale" not in state.arrays
+        return sized_values(state, values) if late else checked_values(state, values)
+
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
-        """Body and flags of the payload of finite float32[n]: scales, an exact tail, coded symbols."""
+        """Body and flags of the payload of float32[n]: scales, an exact tail, coded symbols."""
         parts = self.parts
-        v = parts.scale.cut(parts.memory.given(state.arrays, x), state)
+        v = parts.scale.cut(parts.memory.given(state.arrays, x), state, late=True)
         coded, flags = parts.rounding.write(parts, state, v, key)
         return parts.scale.pack(v.scales) + v.tail.astype("<f4").tobytes() + coded, flags | parts.grid.mark
 
@@ -141,7 +146,7 @@ class Composed(Codec):
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
         """Same result as ``encode`` and ``decode``, without bytes if the coder can count them."""
         parts = self.parts
-        v = parts.scale.cut(parts.memory.given(state.arrays, checked_values(state, values)), state)
+        v = parts.scale.cut(parts.memory.given(state.arrays, self._values(state, values)), state, late=True)
         decoded, found = parts.rounding.simulate(parts, state, v, key)
         head = len(parts.scale.pack(v.scales)) + 4 * v.tail.size
         size = ENVELOPE_BYTES + head + -(-int(found.sent) // 8)
@@ -192,7 +197,7 @@ class Composed(Codec):
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """Encode the part as ``encode`` does; a scale of the whole tensor counts with the first part."""
         parts = self.parts
-        v = parts.scale.cut(checked_values(state, values), state)
+        v = parts.scale.cut(self._values(state, values), state, late=True)
         symbols = parts.rounding.symbols(parts.grid, state, v, key, start)
         coded, tallies = parts.coder.count(symbols, v.x.size, parts.grid, state)
         known = start and "scale" in state.arrays

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 
-from gtrace.codecs.base import parameter
+from gtrace.codecs.base import check_finite, parameter
 from gtrace.codecs.parts import Grid, Rounding
 from gtrace.coding import MAX_LENGTH, check_symbol, checked_fixed, fixed_size, packed_room, width_for
 from gtrace.distributions import TruncatedNormalMixture
@@ -79,67 +79,57 @@ class Rule:
         """Round to the two ascending magnitudes, float32[m], around |v| / scale."""
         return cls("count" if levels.size <= FEW_LEVELS else "search", mirrored, levels=levels)
 
+    @property
+    def number(self) -> int:
+        """The number of the rule in kernels."""
+        return _KERNELS[self.kind]
+
     def quantize(
         self,
-        x: NDArray[np.float32],
-        bucket: int,
-        scales: NDArray[np.float32],
+        v: Scaled,
         key: tuple[int, int],
         start: int,
         sink: SymbolSink,
     ) -> None:
-        """Round finite float32[n] in buckets of ``bucket`` values; the first is value ``start`` of the tensor."""
+        """Round values in buckets, whose norms are taken on the way unless they are given.
+
+        Args:
+            v: the values; the first is value ``start`` of the tensor.
+            key: two 64-bit words.
+            start: see ``v``.
+            sink: where symbols go.
+
+        Raises:
+            UsageError: values that are not finite.
+        """
         high, low = np.uint64(key[0]), np.uint64(key[1])
         # A copy, because a read-only array would compile the kernel once more.
-        kind, levels = _KERNELS[self.kind], self.levels.copy()
-        _rounding.quantize(x, bucket, scales, kind, self.mirrored, self.steps, levels, high, low, start, *sink)
+        rule = self.number, self.mirrored, self.steps, self.levels.copy()
+        if not _rounding.quantize(v.x, v.bucket, v.norm, v.scales, *rule, high, low, start, *sink):
+            check_finite(v.x)
 
-    def symbols(
-        self,
-        x: NDArray[np.float32],
-        bucket: int,
-        scales: NDArray[np.float32],
-        key: tuple[int, int],
-        start: int = 0,
-    ) -> NDArray[np.uint16]:
+    def symbols(self, v: Scaled, key: tuple[int, int], start: int = 0) -> NDArray[np.uint16]:
         """The symbols, uint16[n]."""
-        out = np.empty(x.size, np.uint16)
-        self.quantize(x, bucket, scales, key, start, SymbolSink(_rounding.SYMBOLS, symbols=out))
+        out = np.empty(v.x.size, np.uint16)
+        self.quantize(v, key, start, SymbolSink(_rounding.SYMBOLS, symbols=out))
         return out
 
-    def packed(
-        self,
-        x: NDArray[np.float32],
-        bucket: int,
-        scales: NDArray[np.float32],
-        key: tuple[int, int],
-        width: int,
-    ) -> bytes:
+    def packed(self, v: Scaled, key: tuple[int, int], width: int) -> bytes:
         """The bytes of :meth:`symbols` at ``width`` bits each, 1 to 16, in one pass."""
-        out = packed_room(x.size, width)
-        self.quantize(x, bucket, scales, key, 0, SymbolSink(_rounding.PACKED, width=width, packed=out))
-        return out[: fixed_size(x.size, width)].tobytes()
+        out = packed_room(v.x.size, width)
+        self.quantize(v, key, 0, SymbolSink(_rounding.PACKED, width=width, packed=out))
+        return out[: fixed_size(v.x.size, width)].tobytes()
 
     def simulate(
-        self,
-        x: NDArray[np.float32],
-        bucket: int,
-        scales: NDArray[np.float32],
-        key: tuple[int, int],
-        values: NDArray[np.float32],
-        out: NDArray[np.float32],
-        *,
-        count: bool,
+        self, v: Scaled, key: tuple[int, int], values: NDArray[np.float32], out: NDArray[np.float32]
     ) -> NDArray[np.int64]:
         """Decode :meth:`symbols` to ``values`` times the scale, into ``out``, float32[n].
 
         Returns:
-            count of each symbol, int64[m]; empty without ``count``.
+            count of each symbol, int64[m].
         """
-        tallies = np.zeros((TALLIES, values.size), np.int64) if count else _NO_TALLIES
-        self.quantize(
-            x, bucket, scales, key, 0, SymbolSink(_rounding.VALUES, values=values, decoded=out, tallies=tallies)
-        )
+        tallies = np.zeros((TALLIES, values.size), np.int64)
+        self.quantize(v, key, 0, SymbolSink(_rounding.VALUES, values=values, decoded=out, tallies=tallies))
         found: NDArray[np.int64] = tallies.sum(axis=0)
         return found
 
@@ -156,7 +146,7 @@ class Stochastic(Rounding):
     def symbols(
         self, grid: LevelGrid, state: State, v: Scaled, key: tuple[int, int], start: int = 0
     ) -> NDArray[np.uint16]:
-        return grid.rule(state).symbols(v.x, v.bucket, v.scales, key, start)
+        return grid.rule(state).symbols(v, key, start)
 
     def write(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[bytes, int]:
         """At fixed width the kernel packs symbols as it makes them."""
@@ -164,7 +154,7 @@ class Stochastic(Rounding):
         width = width_for(grid.alphabet(state))
         if not width or not coder.fixed_here(state):
             return super().write(parts, state, v, key)
-        return grid.rule(state).packed(v.x, v.bucket, v.scales, key, width), coder.fixed_flag
+        return grid.rule(state).packed(v, key, width), coder.fixed_flag
 
     def read(self, parts: Parts, found: Opened, flags: int) -> NDArray[np.float32]:
         """At fixed width the kernel looks symbols up as it unpacks them."""
@@ -175,8 +165,8 @@ class Stochastic(Rounding):
         width, rounded = width_for(values.size), out[: found.size]
         if width and coder.is_fixed(flags):
             raw = checked_fixed(found.coded, found.size, width)
-            top = _rounding.restore_packed(raw, width, found.bucket, found.scales, values, rounded)
-            check_symbol(top, values.size)
+            if not _rounding.restore_packed(raw, width, found.bucket, found.scales, values, rounded):
+                check_symbol(values.size, values.size)
         else:
             symbols = coder.read(found.coded, flags, found.size, grid, found.state)
             _rounding.restore(symbols, found.bucket, found.scales, values, rounded)
@@ -191,7 +181,7 @@ class Stochastic(Rounding):
         out = np.empty(v.x.size + v.tail.size, np.float32)
         out[v.x.size :] = v.tail
         rounded = out[: v.x.size]
-        tallies = grid.rule(state).simulate(v.x, v.bucket, v.scales, key, values, rounded, count=True)
+        tallies = grid.rule(state).simulate(v, key, values, rounded)
         return out, coder.lengths(coder.bits(state, tallies), tallies)
 
 

@@ -1,9 +1,10 @@
-"""Many codecs with fixed levels on one sketch: fitted and judged together, in columns."""
+"""Many level codecs on one sketch: fitted and judged together, in columns."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -11,14 +12,17 @@ from gtrace.buckets import as_levels
 from gtrace.codecs.base import check_summary
 from gtrace.codecs.coders import SHARED_HEAD
 from gtrace.codecs.engine import Composed, level_grid
+from gtrace.codecs.grids import LeastVariance, Optimal
+from gtrace.codecs.level_draws import draws_together
 from gtrace.coding import MAX_LENGTH, width_for
 from gtrace.errors import UsageError
+from gtrace.fitting import alq_level_sets, optimal_level_sets
 from gtrace.kernels import symbols as _symbols
 from gtrace.sketch import ROUNDING, MomentSketch
 from gtrace.types import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -30,12 +34,37 @@ if TYPE_CHECKING:
 _ENGINE = ("init", "view", "fit", "shared", "expect", "allocates", "expects", "stateful")
 
 
-def has_fixed_levels(item: Codec) -> bool:
-    """Whether a codec can be in :class:`LevelSets`: its levels are fixed, and its coder is not an integer code."""
+def judged_together(item: Codec) -> bool:
+    """Whether a codec can be in :class:`LevelSets`: it rounds to levels without a parametric law or an integer code."""
     grid, kind = level_grid(item), type(item)
-    if grid is None or grid.adaptive or any(getattr(kind, name) is not getattr(Composed, name) for name in _ENGINE):
+    if grid is None or grid.moments or any(getattr(kind, name) is not getattr(Composed, name) for name in _ENGINE):
         return False
-    return item.parameters["coder"] in ("huffman", "fixed")
+    return draws_together(item) and item.parameters["coder"] in ("huffman", "fixed")
+
+
+class Grids(NamedTuple):
+    """The level sets of all codecs, end to end.
+
+    Attributes:
+        states: the state's arrays of each codec: what a fit found, nothing for a fixed grid.
+        known: int64[sets], fitted numbers that a receiver must hold, -1 for none.
+        levels: float64, the magnitudes.
+        starts: int64[sets + 1], where each set begins.
+        symbol_starts: int64[sets + 1], where its signed symbols begin.
+        fixed: float64[sets], bits of a symbol at fixed width.
+    """
+
+    states: tuple[dict[str, NDArray[Any]], ...]
+    known: NDArray[np.int64]
+    levels: NDArray[np.float64]
+    starts: NDArray[np.int64]
+    symbol_starts: NDArray[np.int64]
+    fixed: NDArray[np.float64]
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """int64[sets], magnitudes of each."""
+        return np.diff(self.starts)
 
 
 class Judged(NamedTuple):
@@ -54,18 +83,35 @@ class Judged(NamedTuple):
     lengths: NDArray[np.uint8]
 
 
-class Codes(NamedTuple):
-    """The codes that the codecs took when they were fitted.
+class LevelFit(NamedTuple):
+    """Codecs after a fit.
 
     Attributes:
+        grids: their levels.
         adopted: bool[sets], whether each sends and uses a Huffman code.
         lengths: uint8, of all codes concatenated, including those not adopted.
         sent: int64[sets], bytes that a receiver needs in advance.
     """
 
+    grids: Grids
     adopted: NDArray[np.bool_]
     lengths: NDArray[np.uint8]
     sent: NDArray[np.int64]
+
+    @property
+    def changed(self) -> NDArray[np.bool_]:
+        """bool[sets], whether the fit changed the state."""
+        return self.adopted | np.fromiter(map(bool, self.grids.states), np.bool_, self.adopted.size)
+
+    def states(self, size: int) -> list[State]:
+        """The state of each codec for tensors of ``size`` values."""
+        ends = self.grids.symbol_starts.tolist()
+        return [
+            State(size, {**arrays, "lengths": self.lengths[first:last]} if adopted else arrays)
+            for arrays, adopted, first, last in zip(
+                self.grids.states, self.adopted.tolist(), ends[:-1], ends[1:], strict=True
+            )
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +130,14 @@ class Expectations:
 
 
 class LevelSets:
-    """Codecs with fixed levels that want the same sketch; see :func:`has_fixed_levels`.
+    """Level codecs that want the same sketch; see :func:`judged_together`.
 
     Every number equals what the codec's own ``fit``, ``shared`` and ``expect`` give.
+
+    Attributes:
+        codecs: the codecs.
+        needs: the sketch.
+        unfitted: their levels before any fit.
 
     Raises:
         UsageError: codecs that need different sketches, or levels that are not magnitudes.
@@ -97,37 +148,56 @@ class LevelSets:
         self.needs = cast("SummarySpec", self.codecs[0].needs)
         if any(item.needs != self.needs for item in self.codecs):
             raise UsageError("codecs that are judged together must need the same sketch")
-        found = [cast("LevelGrid", level_grid(item)) for item in self.codecs]
-        grids = [as_levels(grid.levels(State(0)), zero=grid.zero) for grid in found]
-        self.has_zero = np.array([grid.zero for grid in found])
-        #: int64[sets], number of magnitudes of each
-        self.sizes = np.array([grid.size for grid in grids])
-        symbols = 2 * self.sizes - self.has_zero
-        self._levels = np.concatenate(grids)
-        self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
-        self._symbol_starts = np.concatenate([[0], np.cumsum(symbols)])
-        self._fixed = np.array([float(width_for(count)) for count in symbols.tolist()])
+        self._grids = [cast("LevelGrid", level_grid(item)) for item in self.codecs]
+        self.has_zero = np.array([grid.zero for grid in self._grids])
+        self._adaptive = np.array([grid.adaptive for grid in self._grids])
         self._huffman = np.array([item.parameters["coder"] == "huffman" for item in self.codecs])
+        self.unfitted = self._laid_out([State(0)] * len(self.codecs))
 
-    def judge(self, sketch: MomentSketch) -> Judged:
-        """All level sets on one sketch.
+    def _laid_out(self, states: Sequence[State]) -> Grids:
+        each = [grid.levels(state).astype(np.float64) for grid, state in zip(self._grids, states, strict=True)]
+        if not self._adaptive.any():
+            each = [as_levels(levels, zero=grid.zero) for grid, levels in zip(self._grids, each, strict=True)]
+        sizes = np.array([levels.size for levels in each])
+        symbols = 2 * sizes - self.has_zero
+        told = (grid.fitted(state) for grid, state in zip(self._grids, states, strict=True))
+        return Grids(
+            tuple(dict(state.arrays) for state in states),
+            np.array([-1 if fitted is None else fitted.size for fitted in told]),
+            np.concatenate(each),
+            np.concatenate([[0], np.cumsum(sizes)]),
+            np.concatenate([[0], np.cumsum(symbols)]),
+            np.array([float(width_for(count)) for count in symbols.tolist()]),
+        )
+
+    def grids(self, sketch: MomentSketch) -> Grids:
+        """The levels fitted to a sketch, those of fixed grids as they are."""
+        if not (self._adaptive.any() and sketch.sums.size):
+            return self.unfitted
+        _fit_ahead(self._grids, sketch)
+        return self._laid_out([grid.fit(State(0), sketch) for grid in self._grids])
+
+    def judge(self, sketch: MomentSketch, grids: Grids | None = None) -> Judged:
+        """All level sets on one sketch; ``grids`` from :meth:`grids` of any sketch, of this one by default.
 
         Raises:
             UsageError: the sketch was not built as the codecs need it.
         """
         check_summary(self.codecs[0], sketch)
+        grids = self.grids(sketch) if grids is None else grids
+        symbols = int(grids.symbol_starts[-1])
         judged = Judged(
             sketch,
             np.empty((len(self.codecs), _symbols.NUMBERS)),
-            np.empty(int(self._symbol_starts[-1])),
-            np.empty(int(self._symbol_starts[-1]), np.uint8),
+            np.empty(symbols),
+            np.empty(symbols, np.uint8),
         )
         _symbols.judge_sets(
             sketch.bins(),
-            self._levels,
-            self._starts,
+            grids.levels,
+            grids.starts,
             ~self.has_zero,
-            self._symbol_starts,
+            grids.symbol_starts,
             MAX_LENGTH,
             judged.probabilities,
             judged.lengths,
@@ -135,7 +205,7 @@ class LevelSets:
         )
         return judged
 
-    def weighted_error(self, weighted: MomentSketch) -> NDArray[np.float64]:
+    def weighted_error(self, weighted: MomentSketch, grids: Grids) -> NDArray[np.float64]:
         """float64[sets], as :meth:`~gtrace.codecs.Codec.weighted_error` of each.
 
         Raises:
@@ -143,30 +213,44 @@ class LevelSets:
         """
         check_summary(self.codecs[0], weighted)
         errors = np.empty(len(self.codecs))
-        _symbols.weigh_sets(weighted.bins(), self._levels, self._starts, ~self.has_zero, errors)
+        _symbols.weigh_sets(weighted.bins(), grids.levels, grids.starts, ~self.has_zero, errors)
         return errors + weighted.clip_error
 
-    def fit(self, judged: Judged, size: int) -> Codes:
-        """Take the codes that save more than they cost to send, for tensors of ``size`` values."""
+    def fit(self, sketch: MomentSketch, size: int) -> LevelFit:
+        """Fit levels, and take the codes that save more than they cost to send, for tensors of ``size`` values."""
+        grids = self.grids(sketch)
+        judged = self.judge(sketch, grids)
         numbers = judged.numbers[:, _symbols.LOWEST + 1 :]
-        gain = (self._fixed - numbers[:, _symbols.CODED]) * size
-        adopted = self._huffman & (gain > numbers[:, _symbols.SENT]) & (judged.sketch.quantized > 0)
-        sent = np.where(adopted, SHARED_HEAD + numbers[:, _symbols.SENT] / 8, 0).astype(np.int64)
-        return Codes(adopted, judged.lengths, sent)
+        gain = (grids.fixed - numbers[:, _symbols.CODED]) * size
+        adopted = self._huffman & (gain > numbers[:, _symbols.SENT]) & (sketch.quantized > 0)
+        code = np.where(adopted, numbers[:, _symbols.SENT] / 8, 0)
+        told = adopted | (grids.known >= 0)
+        sent = np.where(told, SHARED_HEAD + 4 * np.maximum(grids.known, 0) + code, 0).astype(np.int64)
+        return LevelFit(grids, adopted, judged.lengths, sent)
 
-    def differ(self, a: Codes, b: Codes) -> NDArray[np.bool_]:
+    def differ(self, a: LevelFit, b: LevelFit) -> NDArray[np.bool_]:
         """bool[sets], whether receivers hold different bytes with ``a`` than with ``b``."""
-        lengths: NDArray[np.bool_] = np.logical_or.reduceat(a.lengths != b.lengths, self._symbol_starts[:-1])
-        return np.not_equal(a.adopted, b.adopted) | (a.adopted & lengths)
+        starts, other = a.grids.symbol_starts, b.grids.symbol_starts
+        if np.array_equal(starts, other):
+            lengths = np.logical_or.reduceat(a.lengths != b.lengths, starts[:-1])
+            levels = np.logical_or.reduceat(a.grids.levels != b.grids.levels, a.grids.starts[:-1])
+        else:
+            # Sets of other sizes have other bytes; the rest is compared one by one.
+            spans = list(zip(starts[:-1], starts[1:], other[:-1], other[1:], strict=True))
+            lengths = np.array([not np.array_equal(a.lengths[p:q], b.lengths[r:s]) for p, q, r, s in spans])
+            pairs = zip(a.grids.states, b.grids.states, strict=True)
+            levels = np.array([not np.array_equal(p.get("levels", 0), q.get("levels", 0)) for p, q in pairs])
+        fitted: NDArray[np.bool_] = np.not_equal(a.grids.known, b.grids.known) | (levels & self._adaptive)
+        return fitted | np.not_equal(a.adopted, b.adopted) | (a.adopted & lengths)
 
-    def expect(self, judged: Judged, codes: Codes) -> Expectations:
-        """The average result of one encoding of the sketched tensor with these codes."""
-        sketch, numbers = judged.sketch, judged.numbers
+    def expect(self, judged: Judged, fitted: LevelFit) -> Expectations:
+        """The average result of one encoding of the sketched tensor with this fit; ``judged`` with its levels."""
+        sketch, numbers, fixed = judged.sketch, judged.numbers, fitted.grids.fixed
         size = max(1, sketch.size)
         share = sketch.quantized / size
         norms = 32.0 * (sketch.buckets + sketch.exact) / size
         coded = np.empty(len(self.codecs))
-        _symbols.mean_lengths(codes.lengths, judged.probabilities, self._symbol_starts, coded)
+        _symbols.mean_lengths(fitted.lengths, judged.probabilities, fitted.grids.symbol_starts, coded)
         zeros = np.where(self.has_zero, numbers[:, _symbols.LOWEST] * sketch.quantized, float(sketch.dead))
         symbols = numbers[:, _symbols.LOWEST + 1 :]
         own = symbols[:, _symbols.CODED] + symbols[:, _symbols.SENT] / max(1, sketch.quantized)
@@ -176,10 +260,41 @@ class LevelSets:
             squared_error=error,
             error_bound=numbers[:, _symbols.BOUND] + ROUNDING * error,
             sparsity=(zeros + sketch.exact_zeros) / size,
-            bits_fixed=self._fixed * share + norms,
+            bits_fixed=fixed * share + norms,
             bits_entropy=symbols[:, _symbols.ENTROPY] * share + norms,
-            bits_huffman=np.minimum(self._fixed, own) * share + norms,
-            bits_payload=np.where(codes.adopted, np.minimum(self._fixed, coded), self._fixed) * share + norms,
+            bits_huffman=np.minimum(fixed, own) * share + norms,
+            bits_payload=np.where(fitted.adopted, np.minimum(fixed, coded), fixed) * share + norms,
             bits_norms=norms,
             bias=float(np.sqrt(sketch.clip_error)),
         )
+
+
+def _fit_ahead(grids: Iterable[LevelGrid], sketch: MomentSketch) -> None:
+    """Search for the levels of several grids at once; the sketch remembers them for their own fits."""
+    optimal, local = [], defaultdict(list)
+    for grid in grids:
+        if isinstance(grid, Optimal) and grid.zero:
+            optimal.append(2 ** (grid.bits - 1))
+        elif isinstance(grid, Optimal) or (isinstance(grid, LeastVariance) and grid.method == "newton"):
+            local[grid.zero, grid.weighted].append(grid.bits)
+    optimal_level_sets(sketch, optimal)
+    for (zero, weighted), bits in local.items():
+        alq_level_sets(sketch, bits, zero, weighted)
+
+
+def least_errors(sketch: MomentSketch, counts: Sequence[int], *, zero: bool) -> NDArray[np.float64]:
+    """The least expected squared error of any ``counts`` magnitudes on a sketch, float64[counts].
+
+    Without 0 as a level it is that of the best of several local searches, and NaN for numbers that no bits give.
+    """
+    found = {
+        count: count.bit_length() for count in sorted(set(counts)) if zero or (count > 1 and not count & (count - 1))
+    }
+    if not found:
+        return np.full(len(counts), np.nan)
+    levels = optimal_level_sets(sketch, found) if zero else alq_level_sets(sketch, found.values(), zero=False)
+    errors = np.empty(len(found))
+    starts = np.concatenate([[0], np.cumsum([one.size for one in levels])])
+    _symbols.weigh_sets(sketch.bins(), np.concatenate(levels), starts, np.full(len(found), not zero), errors)
+    known = dict(zip(found, (errors + sketch.clip_error).tolist(), strict=True))
+    return np.array([known.get(count, np.nan) for count in counts])

@@ -79,10 +79,11 @@ def counts(g: ArrayLike, amount: float, xi: float) -> NDArray[np.int64]:
     samples = sample_count(x.size, amount)
     if not 0 <= xi < 1:
         raise UsageError(f"mcgq: xi={xi:g} is out of range; it must be in [0, 1)")
-    total = _total(x)
+    starts = _starts(x)
+    total = _total(x, starts)
     if total > FLOAT32_MAX:
         raise UsageError(f"mcgq: the norm {total:.6g} is beyond float32; scale the gradient down")
-    return _sample(x, total, samples, xi).reshape(np.shape(g))
+    return _sample(x, total, starts, samples, xi).reshape(np.shape(g))
 
 
 def payload_bits(q: ArrayLike, with_norm: bool = False) -> int:
@@ -188,7 +189,7 @@ def distance(g: ArrayLike, q: ArrayLike) -> float:
     norm_u, norm_v = _total(u), _total(v)
     if norm_u == 0 or norm_v == 0:
         return math.nan
-    return float(_compare.distance(np.sort(u), np.sort(v), 1.0 / norm_u, 1.0 / norm_v))
+    return float(_compare.distances(np.sort(u), np.sort(v), u.size, 1.0 / norm_u, 1.0 / norm_v)[1])
 
 
 @register
@@ -285,9 +286,10 @@ class Mcgq(Composed):
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
         """The paper's run-length payload; with another coder the norm (little-endian float32), then the codes."""
         sampled = self.parts.memory.given(state.arrays, x)
-        total = _total(sampled)
+        starts = _starts(sampled)
+        total = _total(sampled, starts)
         xi = float(_mcgq.offset(np.uint64(key[0]), np.uint64(key[1])))
-        q = _sample(sampled, total, self._samples(state, sampled, total), xi)
+        q = _sample(sampled, total, starts, self._samples(state, sampled, total), xi)
         norm = None
         if self.with_norm:
             norm = total if sampled is x or self.scale == "accumulated" else _total(x)
@@ -339,13 +341,18 @@ class Mcgq(Composed):
         return code.decode(body[_NORM_BYTES:], size), _read_norm(body, "<f")
 
 
-def _total(x: NDArray[np.float32]) -> float:
-    """||x||_1 as the sequential float64 sum.
+def _starts(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Room for the sums before each chain of values."""
+    return np.empty(-(-x.size // _mcgq.CHAIN))
+
+
+def _total(x: NDArray[np.float32], starts: NDArray[np.float64] | None = None) -> float:
+    """||x||_1 as the sequential float64 sum; ``starts``, from :func:`_starts`, is filled if given.
 
     Raises:
         UsageError: not finite.
     """
-    total = float(_mcgq.absolute_sum(x))
+    total = float(_mcgq.absolute_sum(x, _starts(x) if starts is None else starts))
     if not math.isfinite(total):
         at = int(np.flatnonzero(~np.isfinite(x))[0])
         raise UsageError(f"mcgq: value {at} is {x[at]}; only finite numbers can be sampled")
@@ -360,11 +367,13 @@ def _budget(x: NDArray[np.float32], total: float, bits: int) -> int:
     return min(max(1, math.floor(wanted)), MAX_SAMPLES)
 
 
-def _sample(x: NDArray[np.float32], total: float, samples: int, xi: float) -> NDArray[np.int64]:
+def _sample(
+    x: NDArray[np.float32], total: float, starts: NDArray[np.float64], samples: int, xi: float
+) -> NDArray[np.int64]:
     if total == 0:
         return np.zeros(x.size, np.int64)
     q = np.empty(x.size, np.int64)
-    _mcgq.counts(x, total, float(samples), float(xi), q)
+    _mcgq.counts(x, total, starts, float(samples), float(xi), q)
     return q
 
 

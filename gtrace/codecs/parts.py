@@ -16,6 +16,7 @@ import numpy as np
 
 from gtrace.codecs.base import Measured
 from gtrace.errors import PayloadError
+from gtrace.kernels.norms import GIVEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,16 +35,19 @@ class Scaled(NamedTuple):
     """Values with their scales, before rounding.
 
     Attributes:
-        x: float32[m], finite, to be rounded.
+        x: float32[m] to be rounded; finite, unless ``norm`` is to be taken.
         scales: float32, from :meth:`Scale.measure`.
         bucket: number of values per scale.
         tail: float32, the values after ``x``, which are sent exactly.
+        norm: of kernels.norms: the rounding fills ``scales`` with it and checks that ``x`` is finite; GIVEN: they are
+            there.
     """
 
     x: NDArray[np.float32]
     scales: NDArray[np.float32]
     bucket: int
     tail: NDArray[np.float32] = _NONE
+    norm: int = GIVEN
 
 
 class Opened(NamedTuple):
@@ -124,6 +128,11 @@ class Scale(Word):
     absent: ClassVar[NDArray[np.float32]] = _NONE
 
     @property
+    def checks(self) -> bool:
+        """Whether a late :meth:`cut` takes any values, because the rounding takes their norms and checks them."""
+        return False
+
+    @property
     def whole_tensor(self) -> bool:
         """Whether all values share one scale that is not a norm in a sketch."""
         return False
@@ -145,8 +154,8 @@ class Scale(Word):
         """The scale of all parts of a tensor, float32[1]; None if parts do not need one."""
         return None
 
-    def cut(self, x: NDArray[np.float32], state: State) -> Scaled:
-        """Finite float32[n] with its scales."""
+    def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
+        """Finite float32[n] with its scales; ``late``: the rounding may fill them in, see :attr:`checks`."""
         return Scaled(x, self.measure(x, state), self.over(x.size))
 
     def head(self, body: memoryview, size: int) -> int:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gtrace.buckets import bucket_scales, clip_values, whole_scale
-from gtrace.codecs.base import parameter
+from gtrace.buckets import NORM_CODES, bucket_scales, clip_values, whole_scale
+from gtrace.codecs.base import check_finite, parameter
 from gtrace.codecs.parts import FLOAT32_MAX, Scale, Scaled
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
-from gtrace.kernels.norms import power_sum
+from gtrace.kernels.norms import GIVEN, power_sum
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,12 +43,25 @@ class BucketNorm(Scale):
         # Clipping takes the deviation of all values first.
         return None if self.clip is not None else self.bucket_size or 1
 
-    def cut(self, x: NDArray[np.float32], state: State) -> Scaled:
+    @property
+    def checks(self) -> bool:
+        return self.clip is None
+
+    def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
         """Clip if asked for; with ``tail=exact`` a short last bucket becomes the tail."""
         if self.clip is not None:
             x = clip_values(x, self.clip)[0]
         split = self.quantized(x.size)
-        return Scaled(x[:split], self.measure(x[:split], state), self.over(split), x[split:])
+        x, tail, bucket = x[:split], x[split:], self.over(split)
+        if not late or "scale" in state.arrays:
+            return Scaled(x, self.measure(x, state), bucket, tail)
+        check_finite(tail, split)
+        return Scaled(x, np.empty(-(-split // bucket), np.float32), bucket, tail, NORM_CODES[self.norm])
+
+    def measured(self, x: NDArray[np.float32], state: State) -> Scaled:
+        """As :meth:`cut`, with the norms in place."""
+        v = self.cut(x, state)
+        return v if v.norm == GIVEN else v._replace(scales=bucket_scales(v.x, self.norm, self.bucket_size), norm=GIVEN)
 
     def quantized(self, size: int) -> int:
         if self.tail == "exact" and self.bucket_size is not None:

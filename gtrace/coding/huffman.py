@@ -117,11 +117,11 @@ class HuffmanCode:
         return out[: -_prefix_codes.SLACK].tobytes()
 
     @cached_property
-    def _at_once(self) -> tuple[NDArray[np.uint64], NDArray[np.uint8], NDArray[np.uint8]]:
+    def _at_once(self) -> tuple[int, NDArray[np.uint64], NDArray[np.uint8], NDArray[np.uint8]]:
         """The table with several symbols per entry for decoding; an encoder never needs it."""
-        size = 1 << _QUICK
-        found = np.empty(size, np.uint64), np.empty(size, np.uint8), np.empty(size, np.uint8)
-        _prefix_codes.fill_at_once(self._quick[0], self._quick[1], *found)
+        entries, size = 1 << _QUICK, 1 if self.lengths.size <= 1 << 8 else 2
+        found = size, np.empty(entries, np.uint64), np.empty(entries, np.uint8), np.empty(entries, np.uint8)
+        _prefix_codes.fill_at_once(*self._quick, *found)
         return found
 
     def decode(self, data: bytes | memoryview, count: int) -> NDArray[np.uint16]:

@@ -178,7 +178,8 @@ def unpack_sketch(data: bytes | memoryview) -> MomentSketch:
         or float(count.sum()) + zeros > size * (1 + _ROUNDING)
     ):
         raise PayloadError("stored sketch: sums that no sketch has")
-    return empty
+    # Without what was computed before there were sums.
+    return empty.bare()
 
 
 def _one_scale(sketch: MomentSketch) -> float | None:

@@ -1,8 +1,8 @@
 """Levels, thresholds and sparsities fitted to a law or to data, as pure functions."""
 
 from gtrace.fitting.laws import bucket_moments, moment_mixture
-from gtrace.fitting.levels import alq_levels, amq_levels, amq_multiplier, expected_variance
-from gtrace.fitting.optimal import adaquant, certified_levels, objective, optimal_levels
+from gtrace.fitting.levels import alq_level_sets, alq_levels, amq_levels, amq_multiplier, expected_variance
+from gtrace.fitting.optimal import adaquant, certified_levels, objective, optimal_level_sets, optimal_levels
 from gtrace.fitting.sparsity import (
     achieved_sparsity,
     allocate_sparsity,
@@ -17,6 +17,7 @@ __all__ = [
     "achieved_sparsity",
     "adaquant",
     "allocate_sparsity",
+    "alq_level_sets",
     "alq_levels",
     "amq_levels",
     "amq_multiplier",
@@ -25,6 +26,7 @@ __all__ = [
     "expected_variance",
     "moment_mixture",
     "objective",
+    "optimal_level_sets",
     "optimal_levels",
     "pruned_cosine",
     "pruning_threshold",

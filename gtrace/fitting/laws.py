@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeAlias, overload
 
 import numpy as np
@@ -15,9 +16,11 @@ from gtrace.kernels import norms as _norms
 from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike
 
-    from gtrace.kernels import Floats
+    from gtrace.kernels import Floats, Ints
     from gtrace.types import SummarySpec
 
 #: types that the public functions accept as a law
@@ -30,9 +33,6 @@ _SKETCH_POINTS = (512, 8, 4096)
 # The companding grid samples a mixture at this many sigmas from each component, for at most this many components.
 _NEARBY = np.linspace(-12.0, 12.0, 97)
 _LOOKED_AT = 64
-# Values with a variance below this part of a bin's squared width count as one value: float32 resolves no more.
-_ONE_VALUE = 1e-9
-_SLOPE = 1e-9
 
 
 class Law(Protocol):
@@ -205,7 +205,8 @@ class MixtureLaw:
 
     def candidates(self, count: int) -> Floats:
         """See :meth:`Law.candidates`."""
-        points = self.companding(_shares(_MIXTURE_POINTS, count))
+        size = _points(_MIXTURE_POINTS, count)
+        points = self.companding(np.arange(size) / (size - 1.0))
         spikes = self._table[self._table[:, _mixture.SIGMA] == 0, _mixture.ANCHOR]
         return np.unique(np.concatenate([points, np.asarray(self.support), spikes]))
 
@@ -227,12 +228,44 @@ class SketchLaw:
         zeros = sketch.zero_weight if weighted else float(sketch.zeros)
         self._zeros = zeros / total
         self._table = np.empty((sketch.rows.size, _descent.COLUMNS))
-        _descent.tabulate(sketch.lower, sketch.upper, sketch.sums, first, zeros, total, self._table)
+        self._single = _descent.tabulate(sketch.lower, sketch.upper, sketch.sums, first, zeros, total, self._table)
+
+    @cached_property
+    def _moments(self) -> tuple[float, float]:
+        """E r and E r^2."""
         lower, mass = self._table[:, _descent.LOWER], self._table[:, _descent.MASS]
         moment = self._table[:, _descent.FIRST]
-        self._mean = float(np.sum(mass * lower + moment))
         squares = lower * (mass * lower + 2.0 * moment) + self._table[:, _descent.SECOND]
-        self._square = float(np.sum(squares))
+        return float(np.sum(mass * lower + moment)), float(np.sum(squares))
+
+    def fit(self, counts: Sequence[int], mirrored: bool, limit: int) -> dict[int, Floats]:
+        """Grids of least error for several numbers of levels, in at most ``limit`` rounds each."""
+        found: dict[int, Floats] = {}
+        for size in dict.fromkeys(_points(_SKETCH_POINTS, count) for count in counts):
+            own = [count for count in dict.fromkeys(counts) if _points(_SKETCH_POINTS, count) == size]
+            wanted = np.array(own)
+            levels = np.empty(wanted.sum())
+            sizes, _, _ = self._fit(size, wanted, mirrored, limit, levels, np.empty((0, 0)))
+            ends = np.cumsum(wanted)
+            found |= {own[k]: levels[ends[k] - own[k] :][: sizes[k]].copy() for k in range(len(own))}
+        return found
+
+    def optimize(self, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
+        """The grid of least error near another one; also the objective at the start and after each round and sweep."""
+        levels = levels.copy()
+        grids = np.empty((limit + 1 + _descent.POLISH, levels.size))
+        sizes, rounds, sweeps = self._fit(0, np.array([levels.size]), mirrored, limit, levels, grids)
+        objectives = self.objectives(grids[:rounds], mirrored).tolist()
+        objectives += [self.gradient(grid, mirrored)[0] for grid in grids[rounds : rounds + sweeps]]
+        return levels[: sizes[0]], objectives
+
+    def _fit(
+        self, size: int, counts: Ints, mirrored: bool, limit: int, levels: Floats, grids: Floats
+    ) -> tuple[Ints, int, int]:
+        """See :func:`gtrace.kernels.descent.fit_sets`."""
+        found: tuple[Ints, int, int]
+        found = _descent.fit_sets(self._table, self._zeros, size, counts, mirrored, limit, levels, grids)
+        return found
 
     def gradient(self, levels: Floats, mirrored: bool) -> tuple[float, Floats]:
         """See :meth:`Law.gradient`."""
@@ -278,37 +311,24 @@ class SketchLaw:
 
     def spikes(self) -> Floats | None:
         """See :meth:`Law.spikes`; values that float32 cannot distinguish count as one."""
-        mass, width, mean = self._table[:, _descent.MASS], self._table[:, _descent.WIDTH], self._offsets()
-        variance = self._table[:, _descent.SECOND] / np.where(mass > 0, mass, 1.0) - mean * mean
-        if (variance > _ONE_VALUE * width * width).any():
+        if not self._single:
             return None
-        values = self._means()[mass > 0]
+        mass = self._table[:, _descent.MASS]
+        held = self._table[mass > 0]
+        means = held[:, _descent.LOWER] + held[:, _descent.FIRST] / held[:, _descent.MASS]
+        values: Floats = np.minimum(means, 1.0)
         return np.concatenate(([0.0], values)) if self._zeros > 0 else values
 
     def companding(self, shares: Floats) -> Floats:
         """See :meth:`Law.companding`; the mass of a bin is spread half-way to the values beside it."""
-        means = self._means()
-        edges = np.concatenate(([0.0], 0.5 * (means[1:] + means[:-1]), [1.0]))
-        widths = np.diff(edges)
-        widths[-1] = min(widths[-1], 2.0 * (means[-1] - edges[-2]))
-        return _divide(edges, np.cbrt(self._table[:, _descent.MASS] * widths * widths), shares)
+        out = np.empty(shares.size)
+        _descent.compand(self._table, shares, out)
+        return out
 
     def candidates(self, count: int) -> Floats:
         """See :meth:`Law.candidates`; beside each point the nearest mean of a bin, where a lone value has its level."""
-        points, means = self.companding(_shares(_SKETCH_POINTS, count)), self._means()
-        if means.size > 2 * points.size:
-            means = means[np.clip(np.searchsorted(means, points), 1, means.size) - 1]
-        return np.unique(np.concatenate([points, means, np.asarray(self.support)]))
-
-    def _offsets(self) -> Floats:
-        """Means of the bins, from their lower edges."""
-        mass = self._table[:, _descent.MASS]
-        out: Floats = self._table[:, _descent.FIRST] / np.where(mass > 0, mass, 1.0)
-        return out
-
-    def _means(self) -> Floats:
-        out: Floats = np.minimum(self._table[:, _descent.LOWER] + self._offsets(), 1.0)
-        return out
+        found: Floats = _descent.candidates(self._table, _points(_SKETCH_POINTS, count))
+        return found
 
     @overload
     def _last_cell(self, below: float) -> float: ...
@@ -319,7 +339,8 @@ class SketchLaw:
 
         This order keeps the digits that would be lost in B(1), which is about 1.
         """
-        return (1.0 + below) * self._mean - self._square - below
+        mean, square = self._moments
+        return (1.0 + below) * mean - square - below
 
 
 def _edges(levels: Floats, mirrored: bool) -> Floats:
@@ -327,10 +348,9 @@ def _edges(levels: Floats, mirrored: bool) -> Floats:
     return np.concatenate(([0.0], levels)) if mirrored else levels
 
 
-def _shares(points: tuple[int, int, int], count: int) -> Floats:
+def _points(points: tuple[int, int, int], count: int) -> int:
     least, per_level, most = points
-    size = max(least, min(per_level * count, most))
-    return np.arange(size) / (size - 1.0)
+    return max(least, min(per_level * count, most))
 
 
 def _divide(points: Floats, steps: Floats, shares: Floats) -> Floats:
@@ -340,8 +360,8 @@ def _divide(points: Floats, steps: Floats, shares: Floats) -> Floats:
         even: Floats = points[0] + (points[-1] - points[0]) * shares
         return even
     # A small slope makes every share have one point, even without mass.
-    total = total / total[-1] + _SLOPE * np.arange(total.size) / (total.size - 1.0)
-    out: Floats = np.interp(shares * (1.0 + _SLOPE), total, points)
+    total = total / total[-1] + _descent.SLOPE * np.arange(total.size) / (total.size - 1.0)
+    out: Floats = np.interp(shares * (1.0 + _descent.SLOPE), total, points)
     return out
 
 

@@ -9,11 +9,13 @@ import numpy as np
 from gtrace.buckets import as_levels
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError, suggest
-from gtrace.fitting.laws import MixtureLaw, as_law, check_law, total_weight
+from gtrace.fitting.laws import MixtureLaw, SketchLaw, as_law, check_law, total_weight
 from gtrace.kernels import descent as _descent
 from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import ArrayLike
 
     from gtrace.fitting.laws import Law, LawLike
@@ -116,9 +118,8 @@ def expected_variance(law: LawLike, levels: ArrayLike, zero: bool | None = True,
     return MixtureLaw(law, symmetric=symmetric).gradient(grid, symmetric and not zero)[0]
 
 
-# A grid has settled when no level moves by more than this part of the gap to its nearest neighbour. A sketch places
-# a level no finer than a search inside a bin does.
-_SETTLED, _SETTLED_ROUGH = 1e-13, 1e-9
+# A grid of a mixture has settled when no level moves by more than this part of the gap to its nearest neighbour.
+_SETTLED = 1e-13
 # Newton's next step would be about the square of this.
 _NEWTON_SETTLED = 1e-9
 _WARM_UP = 3
@@ -127,18 +128,16 @@ _HALVINGS = 8
 _RISE, _NOISE = 1e-13, 1e-15
 _HALF_GAP = 0.499
 _FASTER, _FASTEST, _SLOWER, _PATIENCE = 1.5, 1e100, 0.1, 10
-# Windows reach half-way to the neighbors at first, and are then narrowed.
-_WINDOW = np.arange(-4, 5) / 4.0
-_WIDEST, _NARROWEST = 0.45, 1e-6
-_POLISH = 5
 
 
 def optimize(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
     """Newton's steps if the law is smooth; otherwise dynamic programming in narrowing windows, and a few sweeps."""
+    if isinstance(law, SketchLaw):
+        return law.optimize(levels, mirrored, limit)
     if isinstance(law, MixtureLaw) and law.smooth:
         return _newton(law, levels, mirrored, limit)
     levels, objectives = _narrow(law, levels, mirrored, limit)
-    levels, polished = coordinate_descent(law, levels, mirrored, min(limit, _POLISH))
+    levels, polished = coordinate_descent(law, levels, mirrored, min(limit, _descent.POLISH))
     return levels, objectives + polished[1:]
 
 
@@ -146,7 +145,7 @@ def coordinate_descent(law: Law, levels: Floats, mirrored: bool, limit: int) -> 
     """Move each level in turn to its best place between its neighbors, in at most ``limit`` sweeps."""
     levels = levels.copy()
     objectives = [law.gradient(levels, mirrored)[0]]
-    settled = _SETTLED if isinstance(law, MixtureLaw) else _SETTLED_ROUGH
+    settled = _SETTLED if isinstance(law, MixtureLaw) else _descent.SETTLED
     for _ in range(limit):
         before = levels.copy()
         law.sweep(levels, mirrored)
@@ -174,7 +173,7 @@ def gradient_descent(law: Law, levels: Floats, mirrored: bool, limit: int) -> tu
         levels[free] -= np.sign(old) * np.minimum(rates * np.abs(old), most)
         objective, slopes = law.gradient(levels, mirrored)
         objectives.append(objective)
-        if _descent.largest_move(before, levels, mirrored) <= _SETTLED_ROUGH:
+        if _descent.largest_move(before, levels, mirrored) <= _descent.SETTLED:
             break
         turned = np.sign(slopes) * np.sign(old)
         rates *= np.where(turned > 0, _FASTER, np.where(turned < 0, 0.5, 1.0))
@@ -233,17 +232,17 @@ def _narrow(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Float
     coordinate descent.
     """
     grids = [levels]
-    points = np.empty((levels.size, _WINDOW.size))
-    scale = _WIDEST
+    points = np.empty((levels.size, _descent.WINDOW.size))
+    scale = _descent.WIDEST
     for _ in range(limit):
-        _descent.windows(levels, mirrored, scale * _WINDOW, points)
+        _descent.windows(levels, mirrored, scale * _descent.WINDOW, points)
         areas = law.areas(points.reshape(-1)).reshape(points.shape)
         levels = levels.copy()
         at_the_rim = _descent.choose_near(points, areas, mirrored, levels)
         grids.append(levels)
         if not at_the_rim:
             scale *= 0.5
-        if scale < _NARROWEST:
+        if scale < _descent.NARROWEST:
             break
     return levels, law.objectives(np.stack(grids), mirrored).tolist()
 
@@ -265,8 +264,6 @@ METHODS: tuple[Method, ...] = ("newton", "cd", "gd")
 #: default limits of sweeps and steps of each method
 LIMITS: dict[Method, int] = {"newton": 60, "cd": 3000, "gd": 3000}
 _DESCENTS = {"newton": optimize, "cd": coordinate_descent, "gd": gradient_descent}
-# The smallest first level of a grid without 0: exact zeros alone would drive it to 0.
-_TINY = float(np.finfo(np.float32).tiny)
 
 
 @overload
@@ -340,6 +337,8 @@ def alq_levels(
         raise UsageError(f"method: '{method}' is unknown; {suggest(str(method), METHODS)}")
     if sweeps is not None and sweeps < 0:
         raise UsageError(f"sweeps: {sweeps} is negative")
+    if isinstance(law, MomentSketch) and method == "newton" and start is None and sweeps is None and not history:
+        return alq_level_sets(law, (bits,), zero, weighted)[0]
     mirrored = zero is not None and not zero
     count = magnitude_count(bits) * (2 if zero is None else 1)
     prepared = as_law(law, weighted=weighted, symmetric=zero is not None)
@@ -352,6 +351,39 @@ def alq_levels(
         levels = given if isinstance(given, np.ndarray) else uniform_grid(count, not mirrored)
         objectives = np.zeros(1)
     return (levels, objectives) if history else levels
+
+
+def alq_level_sets(law: LawLike, bits: Iterable[int], zero: bool | None = True, weighted: bool = True) -> list[Floats]:
+    """:func:`alq_levels` of one law for several numbers of bits; a sketch remembers the results.
+
+    Args:
+        law: a sketch of the values, or a mixture.
+        bits: each 2 to 12, the sign included.
+        zero: as for :func:`alq_levels`.
+        weighted: as for :func:`alq_levels`.
+
+    Returns:
+        float64 levels, ascending, one array per number of bits.
+
+    Raises:
+        UsageError: as for :func:`alq_levels`.
+    """
+    if not isinstance(law, MomentSketch):
+        return [alq_levels(law, each, zero, weighted) for each in bits]
+    mirrored = not zero
+    prepared = as_law(law, weighted=weighted, symmetric=zero is not None)
+
+    def fit(missing: list[tuple[str, int, bool, bool]]) -> list[Floats]:
+        counts = [count for _, count, _, _ in missing]
+        if not isinstance(prepared, SketchLaw):
+            return [uniform_grid(count, not mirrored) for count in counts]
+        spikes = _grid_of_spikes(prepared, mirrored)
+        few = [count for count in counts if spikes is not None and spikes.size <= count]
+        fitted = prepared.fit([count for count in counts if count not in few], mirrored, LIMITS["newton"])
+        return [_distinct(spikes, mirrored) if count in few else fitted[count] for count in counts]  # type: ignore[arg-type]
+
+    keys = [("alq", magnitude_count(each), mirrored, weighted) for each in bits]
+    return [levels.copy() for levels in law.remember_each(keys, fit)]
 
 
 def _fit(
@@ -390,13 +422,8 @@ def _grid_of_spikes(law: Law, mirrored: bool) -> Floats | None:
 
 def _distinct(levels: Floats, mirrored: bool) -> Floats:
     """The levels without those that float32, their type in payloads, cannot distinguish from their neighbors."""
-    if mirrored:
-        levels = np.maximum(levels, _TINY)
-    short = levels.astype(np.float32)
-    keep = (np.diff(short, prepend=-np.inf) > 0) & (short < short[-1])
-    keep[-1] = True
-    out: Floats = levels[keep]
-    return out
+    levels = levels.copy()
+    return levels[: _descent.distinct_levels(levels, mirrored)].copy()
 
 
 def _own_grid(start: ArrayLike, count: int, law: LawLike, zero: bool | None) -> Floats:

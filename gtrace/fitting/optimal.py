@@ -27,6 +27,8 @@ from gtrace.kernels import optimal as _kernels
 from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.kernels import Floats, Ints
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
 _SHIFT, _OCTAVES = 42, 40
 _BASE = (1023 - _OCTAVES << 10) - 1
 _ROWS = (_OCTAVES << 10) + 2
-#: a bin with a variance below this part of its mean square is treated as one value
-_ONE_VALUE = 1e-10
 
 
 def optimal_levels(
@@ -78,18 +78,43 @@ def optimal_levels(
     if isinstance(values, MomentSketch):
         if weights is not None:
             raise UsageError("weights: a sketch brings its own; leave them out")
-        sketch = values
-        points: Points = sketch.remember(("points", lo, hi), lambda: _sketch_points(sketch, lo, hi))
         if grid is None:
-            # The levels of one step's fit are the next step's optimum to be compared with.
-            levels: Floats = sketch.remember(("optimal", s, lo, hi), lambda: solve(points, s).levels)
-            return levels.copy()
+            return optimal_level_sets(values, (s,), lo, hi)[0]
+        points = _sketch_points(values, lo, hi)
     else:
         points = check_values(values, weights, lo, hi)
         points = _binned(points) if method == "sketch" else points.ordered()
     if grid is not None:
         points = _on_grid(points, grid)
-    return solve(points, s).levels
+    return solve(points, (s,))[0].levels
+
+
+def optimal_level_sets(
+    sketch: MomentSketch, counts: Iterable[int], lo: float | None = None, hi: float | None = None
+) -> list[Floats]:
+    """:func:`optimal_levels` of one sketch for several numbers of levels.
+
+    The sketch remembers the results, so a later call with one of the counts searches nothing.
+
+    Args:
+        sketch: gives levels in units of r.
+        counts: numbers of levels, both ends included; each at least 2.
+        lo: first level; None for 0.
+        hi: last level; None for 1.
+
+    Returns:
+        float64 levels, ascending, one array per count.
+
+    Raises:
+        UsageError: as for :func:`optimal_levels`.
+    """
+    keys = [("optimal", check_count("s", count, 2), lo, hi) for count in counts]
+
+    def search(missing: list[tuple[str, int, float | None, float | None]]) -> list[Floats]:
+        return [found.levels for found in solve(_sketch_points(sketch, lo, hi), [key[1] for key in missing])]
+
+    # The levels of one step's fit are the next step's optimum to be compared with.
+    return [levels.copy() for levels in sketch.remember_each(keys, search)]
 
 
 def certified_levels(
@@ -114,7 +139,7 @@ def certified_levels(
     """
     s = check_count("s", s, 2)
     points = check_values(values, weights, lo, hi).ordered()
-    solution = solve(points, s)
+    solution = solve(points, (s,))[0]
     value = float(_spans.total_cost(points.x, points.w, solution.levels))
     return solution.levels, value, min(solution.bound, value)
 
@@ -218,6 +243,11 @@ def _on_grid(points: Points, cells: int) -> Points:
 
 
 def _sketch_points(sketch: MomentSketch, lo: float | None, hi: float | None) -> Points:
+    points: Points = sketch.remember(("points", lo, hi), lambda: _halves(sketch, lo, hi))
+    return points
+
+
+def _halves(sketch: MomentSketch, lo: float | None, hi: float | None) -> Points:
     low = 0.0 if lo is None else float(lo)
     high = 1.0 if hi is None else float(hi)
     if not (np.isfinite(low) and np.isfinite(high) and low <= high):
@@ -229,13 +259,11 @@ def _sketch_points(sketch: MomentSketch, lo: float | None, hi: float | None) -> 
         raise UsageError(
             f"sketch: its values reach from 0 to {top:g}, the levels from {low:g} to {high:g}; set lo and hi"
         )
-    x, w = bin_points(sketch.lower, sketch.upper, sketch.sums[:, :3], sketch.sums[:, 3:], low, high)
+    x, w = bin_points(sketch.lower, sketch.upper, sketch.sums, low, high)
     return Points(x, w, low, high)
 
 
-def bin_points(
-    lower: Floats, upper: Floats, sums: Floats, weighted: Floats, low: float, high: float
-) -> tuple[Floats, Floats]:
+def bin_points(lower: Floats, upper: Floats, sums: Floats, low: float, high: float) -> tuple[Floats, Floats]:
     """Two weighted points for each bin that replace its contents: candidates for levels.
 
     They have the bin's count, mean and variance (where an equal split would leave the bin, one lies on its edge), so
@@ -245,34 +273,17 @@ def bin_points(
     Args:
         lower: float64[k], ascending lower edges of non-empty bins.
         upper: float64[k], their upper edges.
-        sums: float64[k, 3], count, sum d and sum d^2 of d = value - lower edge.
-        weighted: float64[k, 3], the same weighted; gives the weights of the points.
+        sums: float64[k, 6], count, sum d and sum d^2 of d = value - lower edge, then the same weighted, which gives
+            the weights of the points.
         low: points below it are moved to it.
         high: points above it are moved to it.
 
     Returns:
-        float64[2k] ascending points and their float64[2k] weights.
+        float64 ascending points, one for a bin of one value, and their float64 weights.
     """
-    width = upper - lower
-    mean = np.clip(sums[:, 1] / sums[:, 0], 0.0, width)
-    square = sums[:, 2] / sums[:, 0]
-    variance = square - mean * mean
-    variance[(sums[:, 0] == 1) | (variance <= _ONE_VALUE * square)] = 0.0
-    deviation = np.sqrt(variance)
-    left, right = mean - deviation, mean + deviation
-    # the points a < b of a law on two values have (mean - a)(b - mean) = variance
-    rest = width - mean
-    out = left < 0
-    left[out], right[out] = 0.0, mean[out] + variance[out] / mean[out]
-    out = right > width
-    left[out], right[out] = mean[out] - variance[out] / rest[out], width[out]
-    x = np.clip(np.column_stack([lower + left, lower + np.clip(right, left, width)]), low, high)
-    gap = x[:, 1] - x[:, 0]
-    mass = weighted[:, 0]
-    up = weighted[:, 1] - mass * (x[:, 0] - lower)
-    up = np.clip(np.divide(up, gap, out=np.zeros_like(gap), where=gap > 0), 0.0, mass)
-    # two neighbours share an edge only up to rounding
-    return np.maximum.accumulate(x.reshape(-1)), np.column_stack([mass - up, up]).reshape(-1)
+    x, w = np.empty(2 * lower.size), np.empty(2 * lower.size)
+    count = _spans.halve_bins(lower, upper, sums, low, high, x, w)
+    return x[:count], w[:count]
 
 
 def _binned(points: Points) -> Points:
@@ -290,8 +301,7 @@ def _binned(points: Points) -> Points:
     sides = []
     for half, reach in ((table[:_ROWS], high - anchor), (table[_ROWS:], anchor - low)):
         rows = np.flatnonzero(half[:, 0])
-        sums = half[rows]
-        sides.append(bin_points(edges[rows], edges[rows + 1], sums[:, :3], sums[:, 3:], 0.0, reach / scale))
+        sides.append(bin_points(edges[rows], edges[rows + 1], half[rows], 0.0, reach / scale))
     (above, mass_above), (below, mass_below) = sides
     at = np.clip(anchor + scale * np.concatenate([-below[::-1], above]), low, high)
     return Points(at, np.concatenate([mass_below[::-1], mass_above]), low, high)
@@ -362,15 +372,8 @@ def _merge(x: Floats, mass: Floats, spare: float, delta: float) -> Floats:
     return x
 
 
-#: first cells per level
-_CELLS_PER_LEVEL = 4
-#: the search ends when its bounds are this close; what rounding can do to the lower one is taken off it
-_CLOSE = 1e-12
+#: what rounding can do to the lower of the search's bounds is taken off it
 _ROUNDING = 1e-10
-#: two path lengths this close are equal; and limits on the tries to hit a number of steps, or of cells
-_SAME = 1e-14
-_MOST_TURNS = 200
-_MOST_SHARES = 64
 #: beyond these magnitudes squares leave float64's range, so points and weights are scaled by a power of two
 _LARGE, _SMALL = 1e100, 1e-100
 
@@ -401,49 +404,43 @@ class Solution(NamedTuple):
     bound: float
 
 
-def solve(points: Points, s: int) -> Solution:
-    """The certified search: optimal levels, and a lower bound on the objective."""
-    few = _distinct(points.x, points.low, points.high, s)
-    if few is not None:
-        return Solution(few, 0.0)
-    x, w = points.x, points.w
-    if w.size and not w.all():
-        x, w = x[w > 0], w[w > 0]
-        few = _distinct(x, points.low, points.high, s)
-        if few is not None:
-            return Solution(few, 0.0)
-    original = x
-    x, low, high, exponent = _scaled(x, points.low, points.high)
-    w, weight_exponent = _scaled_weights(w)
-    search = _Search(x, w, low, high, s)
-    search.run()
-    levels = original[search.places].astype(np.float64)
-    levels[0], levels[-1] = points.low, points.high
-    bound = min(search.lower, search.upper) * (1 - _ROUNDING)
+def solve(points: Points, counts: Sequence[int]) -> list[Solution]:
+    """The certified search: optimal levels for each count, and a lower bound on their objective."""
+    few = held = _distinct(points, max(counts))
+    if points.w.size and not points.w.all():
+        heavy = points.w > 0
+        points = points._replace(x=points.x[heavy], w=points.w[heavy])
+        held = _distinct(points, max(counts))
+    known = {count: Solution(levels, 0.0) for levels in (held, few) for count in counts if levels.size <= count}
+    wanted = [count for count in dict.fromkeys(counts) if count not in known]
+    if wanted:
+        known |= _search(points, np.array(wanted))
+    return [known[count] for count in counts]
+
+
+def _search(points: Points, counts: Ints) -> dict[int, Solution]:
+    """The searches of :func:`solve`, for counts below the number of distinct points."""
+    x, low, high, exponent = _scaled(points.x, points.low, points.high)
+    w, weight_exponent = _scaled_weights(points.w)
+    places, sizes, costs = np.empty(counts.sum(), np.int64), np.empty_like(counts), np.empty((counts.size, 2))
+    _kernels.search_sets(
+        x, w, low, high, counts, _kernels.CELLS_PER_LEVEL, -1.0, _kernels.MOST_TURNS, places, sizes, costs
+    )
     with np.errstate(over="ignore"):
-        return Solution(levels, max(0.0, float(np.ldexp(bound, 2 * exponent + weight_exponent))))
+        bounds = np.ldexp(costs.min(axis=1) * (1 - _ROUNDING), 2 * exponent + weight_exponent)
+    found, start = {}, 0
+    for count, size, bound in zip(counts.tolist(), sizes.tolist(), bounds.tolist(), strict=True):
+        levels = points.x[places[start : start + size]].astype(np.float64)
+        levels[0], levels[-1] = points.low, points.high
+        found[count] = Solution(levels, max(0.0, bound))
+        start += count
+    return found
 
 
-def _inner(x: NDArray[np.floating], low: float, high: float) -> tuple[int, int]:
-    """First and one past the last of the sorted points strictly between the end levels, which span them."""
-    if x.size == 0:
-        return 0, 0
-    # the ends are compared as float64: rounded to the points' float32 they could fall on a point
-    start = int(np.searchsorted(x, x[0], side="right")) if float(x[0]) == low else 0
-    stop = int(np.searchsorted(x, x[-1], side="left")) if float(x[-1]) == high else x.size
-    return start, stop
-
-
-def _distinct(x: NDArray[np.floating], low: float, high: float, s: int) -> Floats | None:
-    """All distinct values with the ends, if they are at most s; else None."""
-    found = np.empty(s + 2)
-    found[0] = low
-    start, _ = _inner(x, low, high)
-    count = 1 + _spans.distinct(x, start, found[1:-1])
-    if found[count - 1] < high:
-        found[count] = high
-        count += 1
-    return found[:count].copy() if count <= s else None
+def _distinct(points: Points, most: int) -> Floats:
+    """All distinct values with the ends, or ``most`` + 1 of them."""
+    found = np.empty(most + 1)
+    return found[: _spans.distinct(points.x, points.low, points.high, found)].copy()
 
 
 def _scaled(x: NDArray[np.floating], low: float, high: float) -> tuple[NDArray[np.floating], float, float, int]:
@@ -461,166 +458,3 @@ def _scaled_weights(w: Floats) -> tuple[Floats, int]:
         return w, 0
     exponent = int(np.frexp(w.max())[1])
     return np.ldexp(w, -exponent), exponent
-
-
-class _Search:
-    """State of the coarse-to-fine search; see the module's first lines.
-
-    Attributes:
-        upper: cost of the best levels so far.
-        lower: bound on the cost of any levels.
-        places: int64[s], the points that are the best levels so far (those of the ends mean nothing).
-    """
-
-    def __init__(self, x: NDArray[np.floating], w: Floats, low: float, high: float, s: int) -> None:
-        self.x, self.w, self.intervals = x, w, s - 1
-        self.nodes = np.empty((-(-x.size // _spans.NODE), _spans.COLUMNS))
-        _spans.sum_nodes(x, w, self.nodes)
-        self.first = self._first_points(low, high, s)
-        k = self.first.size - 1
-        self.cells = np.empty((k, _spans.COLUMNS))
-        _spans.first_cells(x, w, self.nodes, self.first, low, high, self.cells)
-        self.live = np.arange(k)
-        self.low = np.zeros(k, np.int64)
-        self.high = np.maximum(self.live - 1, 0)
-        self.jumps = self._sum_jumps()
-        path = np.unique(np.rint(np.linspace(0, k - 1, s)).astype(np.int64))
-        self.upper = float(_kernels.path_cost(self.cells, self.jumps, path))
-        self.places = self._places(path)
-        self.lower = 0.0
-        # the cost of n intervals is near c / n^2, so one more saves about 2 c / n^3
-        self.penalty = 2 * self.upper / self.intervals
-
-    def _first_points(self, low: float, high: float, s: int) -> Ints:
-        """The first point of every first cell, then the number of points; the end levels have cells of their own."""
-        x = self.x
-        start, stop = _inner(x, low, high)
-        want = _CELLS_PER_LEVEL * s
-        weight = np.empty(self.nodes.shape[0])
-        _spans.spread(x, self.nodes, weight)
-        cuts = np.empty(2 * want, np.int64)
-        share, count = 0.0, cuts.size + 1
-        if stop - start > cuts.size:
-            # where few points have most of the spread, lower the share until the rest is cut finely, too
-            share = float(weight[start // _spans.NODE : -(-stop // _spans.NODE)].sum()) / want
-            for _ in range(_MOST_SHARES):
-                count, total = _spans.cut(x, self.w, weight, start, stop, share, cuts)
-                if count >= want // 2:
-                    break
-                share = min(share / 4, total / want)
-        if count > cuts.size:
-            cuts = np.empty(stop - start, np.int64)
-            count, _ = _spans.cut(x, self.w, weight, start, stop, share, cuts)
-        return np.concatenate([[0, start], cuts[:count], [stop, x.size]]).astype(np.int64)
-
-    def _sum_jumps(self) -> Floats:
-        jumps = np.empty((self.cells.shape[0] // _kernels.JUMP, _spans.COLUMNS))
-        _kernels.sum_jumps(self.cells, jumps)
-        return jumps
-
-    def _places(self, path: Ints) -> Ints:
-        return np.minimum(self.first[path], self.x.size - 1)
-
-    def run(self) -> None:
-        """Refine until the bounds meet or every live cell is one value (then they met up to rounding)."""
-        while self._step():
-            pass
-
-    def _step(self) -> bool:
-        cells, live, low, high = self.cells, self.live, self.low, self.high
-        limit = self.upper * (1 + _CLOSE)
-        rank, start, count, table, slope = _kernels.exact_lengths(
-            cells, self.jumps, live, low, high, limit, self.penalty
-        )
-        self._improve(high, start, count, table)
-        price = self.penalty * self.intervals
-        limit = self.upper * (1 + _CLOSE) + price
-        bound, wide, keep, again, low_kept, high_kept = _kernels.bound_paths(
-            cells, self.jumps, rank, live, high, start, self.penalty, count, table, slope, limit
-        )
-        self.lower = max(self.lower, bound - price)
-        if self.lower >= self.upper * (1 - _CLOSE) or not wide:
-            return False
-        self.cells, self.first, self.live, self.low, self.high = _kernels.refine(
-            self.x, self.w, self.nodes, cells, self.first, live, keep, again, low_kept, high_kept
-        )
-        self.jumps = self._sum_jumps()
-        return True
-
-    def _improve(self, high: Ints, start: Ints, count: Ints, table: Floats) -> None:
-        """Look for better levels at the left ends of the cells, and set the price that makes them come out."""
-        if high.size <= self.intervals + 1:
-            path = np.arange(high.size)
-            self.penalty = 2 * self.upper / self.intervals
-        else:
-            price = self.penalty or self.upper / self.intervals
-            path, self.penalty = _cheapest_path(high, start, count, table, self.intervals, price)
-        cost = float(_kernels.path_cost(self.cells, self.jumps, self.live[path]))
-        if cost <= self.upper:
-            self.upper = cost
-            self.places = self._places(self.live[path])
-
-
-class _Path(NamedTuple):
-    ranks: Ints
-    cost: float
-    penalty: float
-
-    @property
-    def steps(self) -> int:
-        return self.ranks.size - 1
-
-
-def _cheapest_path(
-    high: Ints, start: Ints, count: Ints, table: Floats, steps: int, penalty: float
-) -> tuple[Ints, float]:
-    """The cheapest path of this many steps (fewer where more save nothing), and a price for which it is shortest.
-
-    The cost is convex in the number of steps, so the price where a longer and a shorter path are equally
-    good either brings out a path in between or shows that all numbers in between lie on their line.
-    """
-    short: _Path | None = None
-    long: _Path | None = None
-    for turn in range(_MOST_TURNS):
-        ranks, cost = _kernels.shortest_path(high, start, count, table, penalty)
-        path = _Path(ranks, cost, penalty)
-        if path.steps == steps or (path.steps < steps and penalty == 0):
-            # one more step saves at most the whole cost, so no higher price is needed; it would cost the bound digits
-            return path.ranks, min(penalty, cost)
-        if short and long and penalty == _crossing(short, long):
-            on_line = short.cost + penalty * short.steps
-            if cost + penalty * path.steps >= on_line * (1 - _SAME):
-                return _exchange(short.ranks, long.ranks, steps), penalty
-        if path.steps < steps:
-            short = path
-        else:
-            long = path
-        if short and long:
-            penalty = _crossing(short, long)
-            middle = float(np.sqrt(short.penalty * long.penalty))
-            if turn % 2 and long.penalty < middle < short.penalty:
-                # where the cost falls by powers of ten per step the crossings creep
-                penalty = middle
-        elif turn < _MOST_TURNS // 4:
-            # the cost of n steps is near c / n^2 and the price near 1 / n^3, or far steeper in heavy tails
-            penalty *= (path.steps / steps) ** (3 * 2 ** min(turn // 2, 5))
-        else:
-            penalty = 0.0
-    if short is None:
-        return path.ranks[np.rint(np.linspace(0, path.steps, steps + 1)).astype(np.int64)], penalty
-    return short.ranks, penalty
-
-
-def _crossing(short: _Path, long: _Path) -> float:
-    return max(0.0, (short.cost - long.cost) / (long.steps - short.steps))
-
-
-def _exchange(short: Ints, long: Ints, steps: int) -> Ints:
-    """A path of ``steps`` steps, from two shortest ones of fewer and of more.
-
-    Where an interval of one path contains one of the other, the paths can be crossed over; interval costs
-    are Monge, so the two crossed paths together cost no more than the two given ones.
-    """
-    ahead = steps - (short.size - 1)
-    at = max(i for i in range(short.size) if i + ahead < long.size and short[i] <= long[i + ahead])
-    return np.concatenate([long[: at + ahead + 1], short[at + 1 :]])

@@ -12,11 +12,11 @@ from gtrace.schedule import WINDOW
 from gtrace.sketch import COUNTED, MomentSketch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gtrace.types import SummarySpec
 
-__all__ = ["DECAY", "WINDOW", "Pool", "poolable", "pooled"]
+__all__ = ["DECAY", "WINDOW", "Pool", "RunningPool", "poolable", "pooled"]
 
 #: weight of a step's sketch relative to the step after it; docs/concepts/fits.md has the measurements
 DECAY = 0.8
@@ -41,20 +41,27 @@ class Pool:
         Raises:
             UsageError: its spec differs from that of the steps before.
         """
-        own = sketch.scaled(1.0, 1.0 / sketch.energy if sketch.energy > 0 else 0.0)
-        self._total = own if self._total is None else self._total.scaled(DECAY) + own
-        if sketch.bucket_moments is not None:
-            # Moments of single buckets have no weights, and would grow with the steps: the latest ones count.
-            self._total = replace(self._total, bucket_moments=sketch.bucket_moments)
+        own = (1.0, 1.0 / sketch.energy if sketch.energy > 0 else 0.0)
+        # Moments of single buckets have no weights, and would grow with the steps: the latest ones count.
+        self._total = (
+            sketch.scaled(*own)
+            if self._total is None
+            else self._total.plus(sketch, (DECAY, DECAY), own, sketch.bucket_moments)
+        )
         self._weight = DECAY * self._weight + 1.0
 
     def mean(self) -> MomentSketch:
         """The sketch of a typical step; its counts need not be whole numbers. At least one step was added."""
         assert self._total is not None
-        total = self._total
-        if total.sums.size:
-            total += _unseen(total)
-        return replace(total.scaled(1.0 / self._weight), bucket_moments=self._total.bucket_moments)
+        total, share = self._total, 1.0 / self._weight
+        if not total.sums.size:
+            return total.scaled(share)
+        # one value with the mean squared scale of the others
+        known = float(total.sums[:, 0].sum()) + total.zeros
+        weight = float(total.sums[:, 3].sum()) + total.zero_weight
+        even = _even(total.spec)
+        one = (1.0 / even.size, weight / known / even.size)
+        return total.plus(even, others=one, moments=total.bucket_moments, share=share)
 
     def to_arrays(self) -> dict[str, Any]:
         """The state, as plain numbers and arrays."""
@@ -82,6 +89,28 @@ class Pool:
         return pool
 
 
+class RunningPool:
+    """The pool of a window of steps, which mostly grows by a step; then only that step is added."""
+
+    def __init__(self) -> None:
+        self._pool = Pool()
+        self._steps: tuple[int, ...] = ()
+
+    def mean(self, steps: tuple[int, ...], sketches: Sequence[MomentSketch]) -> MomentSketch:
+        """:func:`pooled` of the sketches; ``steps`` names each. A step's sketch is always the same.
+
+        Raises:
+            UsageError: their specs differ.
+        """
+        held = len(self._steps)
+        if steps[:held] != self._steps:
+            self._pool, held = Pool(), 0
+        for sketch in sketches[held:]:
+            self._pool.add(sketch)
+        self._steps = steps
+        return self._pool.mean()
+
+
 def poolable(spec: SummarySpec | None) -> bool:
     """Whether several steps give more than the latest one: true for values that are divided by a norm.
 
@@ -103,16 +132,8 @@ def pooled(sketches: Iterable[MomentSketch]) -> MomentSketch:
     return pool.mean()
 
 
-def _unseen(total: MomentSketch) -> MomentSketch:
-    """One value with the mean squared scale of the others."""
-    known = float(total.sums[:, 0].sum()) + total.zeros
-    weight = float(total.sums[:, 3].sum()) + total.zero_weight
-    even = _even()
-    return replace(even, spec=total.spec).scaled(1.0 / even.size, weight / known / even.size)
-
-
-@lru_cache(maxsize=1)
-def _even() -> MomentSketch:
+@lru_cache(maxsize=64)
+def _even(spec: SummarySpec) -> MomentSketch:
     """Values on edges of bins, evenly from 0 to 1."""
     found = MomentSketch.of(np.arange(1, _UNSEEN_POINTS + 1) / _UNSEEN_POINTS, norm="linf")
-    return replace(found, buckets=0)
+    return replace(found, spec=spec, buckets=0)

@@ -22,6 +22,7 @@ _32 = np.uint64(32)
 CHUNK = 1024
 #: bytes beyond the packed ones that :func:`pack_chunk` may write zeros into
 SLACK = 16
+_12 = np.uint32(12)
 _U1 = np.uint64(1)
 _U2 = np.uint64(2)
 _U4 = np.uint64(4)
@@ -92,6 +93,15 @@ def pack_chunk(codes: Symbols, count: int, width: int, scratch: Bytes, out: Byte
     for i in range(count, groups * 8):
         codes[i] = 0
     at = 0
+    if width == 4:
+        twos = codes.view(np.uint32)
+        for i in range(groups * 4):
+            out[i] = twos[i] | (twos[i] >> _12)
+        return
+    if width == 8:
+        for i in range(groups * 8):
+            out[i] = codes[i]
+        return
     if width > 8:
         fours = codes.view(np.uint64)[: 2 * groups]
         for i in range(fours.size):

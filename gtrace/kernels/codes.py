@@ -20,8 +20,10 @@ SLACK = 8
 FOURFOLD = 14
 #: sums that symbols are counted in, side by side: equal neighbours would wait for each other
 TALLIES = 4
-#: symbols that the decoder takes at once, at most
-AT_ONCE = 4
+#: symbols of one byte that the decoder takes at once, at most; half as many of two bytes
+AT_ONCE = 8
+#: lookups in one word of a stream, and symbols that are decoded between two copies to the output
+_LOOKUPS, _DECODED = 4, 1024
 _CODE = np.uint64(0x00FFFFFFFFFFFFFF)
 _0, _1, _2, _3, _4 = (np.uint64(k) for k in range(5))
 _7, _33, _34, _56 = (np.uint64(k) for k in (7, 33, 34, 56))
@@ -175,13 +177,16 @@ def prefix_encode(symbols: Symbols, table: Words, longest: int, out: Bytes) -> i
 
 
 @jit
-def fill_at_once(quick_symbol: Symbols, quick_length: Bytes, together: Words, count: Bytes, used: Bytes) -> None:
+def fill_at_once(
+    quick_symbol: Symbols, quick_length: Bytes, size: int, together: Words, count: Bytes, used: Bytes
+) -> None:
     """For all possible next bits of a stream, the symbols with codes completely inside them.
 
     Args:
         quick_symbol, quick_length: the symbol and length of the code that the bits begin with; length 0 for none
             that lies wholly in them.
-        together: up to AT_ONCE symbols, 16 bits each, the first one lowest.
+        size: bytes of a symbol in ``together``, 1 or 2.
+        together: up to AT_ONCE / size symbols, the first one lowest.
         count: how many.
         used: bits of their codes.
     """
@@ -190,11 +195,11 @@ def fill_at_once(quick_symbol: Symbols, quick_length: Bytes, together: Words, co
         width += 1
     for bits in range(quick_symbol.size):
         rest, at, found, joined = bits, 0, 0, _0
-        while found < AT_ONCE:
+        while found < AT_ONCE // size:
             length = np.int64(quick_length[rest])
             if length == 0 or at + length > width:
                 break
-            joined |= np.uint64(quick_symbol[rest]) << np.uint64(16 * found)
+            joined |= np.uint64(quick_symbol[rest]) << np.uint64(8 * size * found)
             rest >>= length
             at += length
             found += 1
@@ -204,6 +209,7 @@ def fill_at_once(quick_symbol: Symbols, quick_length: Bytes, together: Words, co
 @jit
 def prefix_decode(
     data: Bytes,
+    size: int,
     together: Words,
     count: Bytes,
     taken: Bytes,
@@ -216,7 +222,7 @@ def prefix_decode(
 
     Args:
         data: the bit stream.
-        together, count, taken: the tables of :func:`fill_at_once`; without an entry the decoder reads bit by bit.
+        size, together, count, taken: as in :func:`fill_at_once`; without an entry the decoder reads bit by bit.
         first_code: per length, the first canonical code; entry L + 1 ends the table.
         first_index: per length, where its symbols start in ``ordered``.
         ordered: symbols by (length, symbol).
@@ -229,22 +235,28 @@ def prefix_decode(
     done = 0
     mask = np.uint64(together.size - 1)
     longest = first_code.size - 2
-    bytes_out = out.view(np.uint8)
+    most = _LOOKUPS * AT_ONCE
+    held = np.empty(2 * _DECODED, np.uint8)
+    doubles = held.view(np.uint16)
     while done < out.size:
-        # While whole words can be read and written, several symbols at once, and several times from one word.
-        while done + 3 * AT_ONCE <= out.size and used + 64 <= total:
+        # While whole words can be read, several symbols at once, and several times from one word.
+        room = min(_DECODED, out.size - done) - most
+        filled, start = 0, -1
+        while filled <= room and used + 64 <= total and filled > start:
+            start = filled
             word = load64(data, used >> 3) >> np.uint64(used & 7)
-            start = done
-            for _ in range(3):
+            for _ in range(_LOOKUPS):
                 bits = word & mask
-                store64(bytes_out, 2 * done, together[bits])
-                done += np.int64(count[bits])
+                store64(held, size * filled, together[bits])
+                filled += np.int64(count[bits])
                 used += np.int64(taken[bits])
                 word >>= np.uint64(taken[bits])
-            if done == start:
-                break
-        if done == out.size:
-            break
+        ob = out[done : done + filled]
+        for i in range(ob.size):
+            ob[i] = held[i] if size == 1 else doubles[i]
+        done += filled
+        if filled > room > 0 or done == out.size:
+            continue
         # One symbol, bit by bit.
         word, at = _0, used >> 3
         for k in range(min(8, int(data.size - at))):

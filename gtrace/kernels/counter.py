@@ -96,6 +96,16 @@ def words(high: np.uint64, low: np.uint64, index: int) -> tuple[np.uint64, np.ui
 
 
 @inline
+def moved(key: tuple[np.uint64, np.uint64, np.uint64], place: int) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """The words with which counter i gives element place + i of the block.
+
+    A loop's own counter has 32-bit lanes; the sum of a counter and a place would have 64-bit ones.
+    """
+    add, flip, last = key
+    return (add + np.uint64(place)) & MASK32, flip, last
+
+
+@inline
 def uniform(counter: np.uint64, add: np.uint64, flip: np.uint64, last: np.uint64) -> np.float32:
     """A uniform number k / 2^24, 0 <= k < 2^24, exact in float32."""
     return np.float32(np.int32(mix(counter, add, flip, last) >> _S8)) * STEP24
@@ -104,7 +114,6 @@ def uniform(counter: np.uint64, add: np.uint64, flip: np.uint64, last: np.uint64
 @jit
 def fill_uniform(out, high, low, start):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Uniforms of the elements start, start + 1, ... of a stream into ``out`` (float32); one 2^32 block."""
-    add, flip, last = words(high, low, start)
-    base = np.uint64(start) & MASK32
+    add, flip, last = moved(words(high, low, start), start)
     for i in range(out.size):
-        out[i] = uniform(base + np.uint64(i), add, flip, last)
+        out[i] = uniform(np.uint64(i), add, flip, last)

@@ -15,6 +15,8 @@ from gtrace.kernels._jit import inline, jit
 from gtrace.kernels.sketching import hinge
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from gtrace.kernels import Floats, Ints
 
 #: columns of a law table: lower edge, width, mass, sum d, sum d^2 (d = r - lower edge), mass below, B at the edge
@@ -23,14 +25,29 @@ COLUMNS = 7
 _GOLDEN = 0.6180339887498949
 _GOLDEN_STEPS = 45
 _LEAST_PIVOT = 1e-3
+#: places of candidates around a level, relative to half the gap to its neighbors; windows are narrowed from
+#: ``WIDEST`` to ``NARROWEST`` of that, and at most ``POLISH`` sweeps follow
+WINDOW = np.arange(-4, 5) / 4.0
+WIDEST, NARROWEST = 0.45, 1e-6
+POLISH = 5
+#: A grid of a sketch has settled when no level moves by more than this part of the gap to its nearest neighbour. A
+#: sketch places a level no finer than a search inside a bin does.
+SETTLED = 1e-9
+#: values with a variance below this part of a bin's squared width count as one value: float32 resolves no more
+ONE_VALUE = 1e-9
+#: weight of an even law beside the shares of a companding grid
+SLOPE = 1e-9
+#: smallest first level of a grid without 0: exact zeros alone would drive it to 0
+_TINY = float(np.finfo(np.float32).tiny)
 
 
 @jit
-def tabulate(lower: Floats, upper: Floats, sums: Floats, first: int, zeros: float, total: float, table: Floats) -> None:
+def tabulate(lower: Floats, upper: Floats, sums: Floats, first: int, zeros: float, total: float, table: Floats) -> bool:
     """Fill table[k, 7] from the bins of a sketch, columns ``first`` to ``first`` + 2, divided by ``total``.
 
-    ``zeros`` is the part of ``total`` at r = 0.
+    ``zeros`` is the part of ``total`` at r = 0. Returns whether every bin holds a single value.
     """
+    single = True
     below, area, at = zeros / total, 0.0, 0.0
     for k in range(lower.size):
         width = upper[k] - lower[k]
@@ -46,12 +63,121 @@ def tabulate(lower: Floats, upper: Floats, sums: Floats, first: int, zeros: floa
         area += (below + mass) * width - d1
         below += mass
         at = upper[k]
+        held = mass if mass > 0.0 else 1.0
+        single &= not table[k, SECOND] / held - (d1 / held) * (d1 / held) > ONE_VALUE * width * width
+    return single
+
+
+@inline
+def _mean(table: Floats, k: int) -> float:
+    """The mean of a bin."""
+    mass = table[k, MASS]
+    return min(table[k, LOWER] + table[k, FIRST] / (mass if mass > 0.0 else 1.0), 1.0)
+
+
+@jit
+def compand(table: Floats, shares: Floats, out: Floats) -> None:
+    """Points that divide the integral of density^(1/3) in these ascending shares, into ``out``.
+
+    The mass of a bin is spread half-way to the values beside it.
+    """
+    bins = table.shape[0]
+    edges, total = np.empty(bins + 1), np.zeros(bins + 1)
+    edges[0], edges[bins] = 0.0, 1.0
+    for k in range(1, bins):
+        edges[k] = 0.5 * (_mean(table, k) + _mean(table, k - 1))
+    for k in range(bins):
+        width = edges[k + 1] - edges[k]
+        if k == bins - 1:
+            width = min(width, 2.0 * (_mean(table, k) - edges[k]))
+        total[k + 1] = total[k] + np.cbrt(table[k, MASS] * width * width)
+    whole = total[bins]
+    # A small slope makes every share have one point, even without mass.
+    for k in range(bins + 1):
+        total[k] = (total[k] / whole if whole > 0.0 else 0.0) + SLOPE * k / bins
+    k = 0
+    for i in range(shares.size):
+        share = shares[i] * (1.0 + SLOPE)
+        while k < bins and total[k + 1] <= share:
+            k += 1
+        out[i] = edges[k]
+        if not whole > 0.0:
+            out[i] = shares[i]
+        elif k < bins and total[k] < share:
+            out[i] += (edges[k + 1] - edges[k]) / (total[k + 1] - total[k]) * (share - total[k])
+
+
+@inline
+def _insert(out: Floats, count: int, value: float) -> int:
+    """Put a value in its place among the first ``count``, which ascend, unless it is there; returns how many follow."""
+    at = count
+    while at > 0 and out[at - 1] > value:
+        at -= 1
+    if at > 0 and out[at - 1] == value:
+        return count
+    for k in range(count, at, -1):
+        out[k] = out[k - 1]
+    out[at] = value
+    return count + 1
+
+
+@jit
+def candidates(table: Floats, size: int) -> Floats:
+    """Ascending points that hold a good grid: ``size`` of :func:`compand`, and beside each the nearest mean of a bin.
+
+    A lone value has its level there. Both ends are among them.
+    """
+    shares, points = np.arange(size) / (size - 1.0), np.empty(size)
+    compand(table, shares, points)
+    bins = table.shape[0]
+    thinned = bins > 2 * size
+    means = np.empty(size if thinned else bins)
+    k = 0
+    for i in range(means.size):
+        while thinned and k < bins and _mean(table, k) < points[i]:
+            k += 1
+        means[i] = _mean(table, max(k, 1) - 1 if thinned else i)
+    out = np.empty(size + means.size + 2)
+    out[0] = 0.0
+    count, i, k = 1, 0, 0
+    while i < size or k < means.size:
+        if k == means.size or (i < size and points[i] <= means[k]):
+            count = _insert(out, count, points[i])
+            i += 1
+        else:
+            count = _insert(out, count, means[k])
+            k += 1
+    return out[: _insert(out, count, 1.0)].copy()
 
 
 @inline
 def _find(table: Floats, t: float) -> int:
     """The last bin with a lower edge not above t; -1 without one."""
     low, high = 0, table.shape[0]
+    while low < high:
+        middle = (low + high) // 2
+        if table[middle, LOWER] <= t:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@inline
+def find_near(table: Floats, t: float, k: int) -> int:
+    """As :func:`_find`, near the bin ``k``, -1 or more."""
+    low, high, step = k + 1, table.shape[0], 1
+    if k >= 0 and table[k, LOWER] > t:
+        high = k
+        while high >= step and table[high - step, LOWER] > t:
+            high -= step
+            step *= 2
+        low = max(0, high - step)
+    else:
+        while low + step <= high and table[low + step - 1, LOWER] <= t:
+            low += step
+            step *= 2
+        high = min(high, low + step - 1)
     while low < high:
         middle = (low + high) // 2
         if table[middle, LOWER] <= t:
@@ -152,6 +278,56 @@ def sweep(table: Floats, zeros: float, levels: Floats, mirrored: bool) -> float:
     return largest
 
 
+@inline
+def best_before(points: Floats, areas: Floats, mirrored: bool, m: int) -> NDArray[np.int32]:
+    """int32[m, n]: the best point before each one, in a grid of 1 to m levels that ends there; see :func:`choose`.
+
+    A cell costs (b - a)(B(a) + B(b)) up to a sum that telescopes. That cost is Monge, so the best predecessor of a
+    point rises with the point and with the number of levels. Points far apart come first in each layer, then those
+    between them: a layer takes O(n log n), and later ones less.
+    """
+    n = points.size
+    came = np.zeros((m, n), np.int32)
+    cost, following = np.full(n, np.inf), np.empty(n)
+    for j in range(n if mirrored else 1):
+        cost[j] = 2.0 * points[j] * areas[j] if mirrored else 0.0
+    for k in range(1, m):
+        following[:] = np.inf
+        step = 1
+        while step * k * k * 4 < n:
+            step *= 2
+        widest = step
+        while step > 0:
+            # the first pass visits every ``step``-th point from the right, each further one those in between
+            stride = step if step == widest else 2 * step
+            j = k - 1 + step + (n - k - step) // stride * stride
+            while j >= k:
+                low = max(k - 1, np.int64(came[k - 1, j]))
+                if j - step >= k and step < widest:
+                    low = max(low, np.int64(came[k, j - step]))
+                high = min(j - 1, np.int64(came[k, j + step])) if j + step < n else j - 1
+                best, where = np.inf, k - 1
+                for i in range(low, high + 1):
+                    value = cost[i] + (points[j] - points[i]) * (areas[i] + areas[j])
+                    if value < best:
+                        best, where = value, i
+                following[j] = best
+                came[k, j] = where
+                j -= stride
+            step //= 2
+        cost, following = following, cost
+    return came
+
+
+@inline
+def _trace(came: NDArray[np.int32], chosen: Ints) -> None:
+    """The best grid of as many levels as ``chosen`` has room for."""
+    j = came.shape[1] - 1
+    for k in range(chosen.size - 1, -1, -1):
+        chosen[k] = j
+        j = came[k, j]
+
+
 @jit
 def choose(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> None:
     """The best grid among ascending candidates, by dynamic programming.
@@ -162,30 +338,10 @@ def choose(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> None:
         mirrored: the grid has no level at 0 and is mirrored there.
         chosen: int64[m], m <= n, overwritten with the indices of the chosen points, the last of which is n - 1.
 
-    A cell costs (b - a)(B(a) + B(b)) up to a sum that telescopes. That cost is Monge, so the best predecessor of a
-    point rises with the point and with the number of levels: all layers together take O(n^2 + n m).
     """
-    n, m = points.size, chosen.size
-    came = np.zeros((m, n + 1), np.int32)
-    cost = np.full(n, np.inf)
-    for j in range(n if mirrored else 1):
-        cost[j] = 2.0 * points[j] * areas[j] if mirrored else 0.0
-    for k in range(1, m):
-        following = np.full(n, np.inf)
-        came[k, n] = n - 2
-        for j in range(n - 1, k - 1, -1):
-            best, where = np.inf, k - 1
-            for i in range(max(k - 1, came[k - 1, j]), min(j - 1, came[k, j + 1]) + 1):
-                value = cost[i] + (points[j] - points[i]) * (areas[i] + areas[j])
-                if value < best:
-                    best, where = value, i
-            following[j] = best
-            came[k, j] = where
-        cost = following
-    j = n - 1
-    for k in range(m - 1, -1, -1):
-        chosen[k] = j
-        j = came[k, j]
+    m = chosen.size
+    came = best_before(points, areas, mirrored, m)
+    _trace(came, chosen)
 
 
 @jit
@@ -302,3 +458,113 @@ def solve_tridiagonal(diagonal: Floats, coupling: Floats, right: Floats) -> bool
         if i < n - 1:
             right[i] -= coupling[i] / diagonal[i] * right[i + 1]
     return True
+
+
+@inline
+def _narrow(table: Floats, zeros: float, levels: Floats, mirrored: bool, limit: int, grids: Floats) -> int:
+    """Dynamic programming over a few points around each level, closer each time; returns how many ``grids`` it wrote.
+
+    It needs no derivatives, which a law of single values does not have, and moves all levels together, unlike
+    coordinate descent.
+    """
+    points, areas = np.empty((levels.size, WINDOW.size)), np.empty((levels.size, WINDOW.size))
+    count, scale = 0, WIDEST
+    for _ in range(limit):
+        windows(levels, mirrored, scale * WINDOW, points)
+        k = -1
+        for j in range(levels.size):
+            for q in range(WINDOW.size):
+                k = find_near(table, points[j, q], k)
+                areas[j, q] = _area(table, k, points[j, q], zeros)
+        if not choose_near(points, areas, mirrored, levels):
+            scale *= 0.5
+        if grids.size:
+            grids[count] = levels
+        count += 1
+        if scale < NARROWEST:
+            break
+    return count
+
+
+@jit
+def distinct_levels(levels: Floats, mirrored: bool) -> int:
+    """Keep the levels that float32, their type in payloads, distinguishes from their neighbors; returns how many."""
+    last = levels.size - 1
+    count, before = 0, -np.inf
+    least = _TINY if mirrored else -np.inf
+    end = np.float64(np.float32(max(levels[last], least)))
+    for j in range(levels.size):
+        level = max(levels[j], least)
+        short = np.float64(np.float32(level))
+        if j == last or (short > before and short < end):
+            levels[count] = level
+            count += 1
+        before = short
+    return count
+
+
+@jit
+def fit_sets(
+    table: Floats, zeros: float, size: int, counts: Ints, mirrored: bool, limit: int, levels: Floats, grids: Floats
+) -> tuple[Ints, int, int]:
+    """Grids of least error for several numbers of levels.
+
+    Each starts from the best grid among :func:`candidates`, found by dynamic programming, then from ever closer points
+    around its levels; a few sweeps of coordinate descent follow.
+
+    Args:
+        table: float64[k, 7], the law.
+        zeros: the mass at r = 0.
+        size: number of candidates; 0 to start from ``levels`` as they are.
+        counts: int64[c], numbers of levels.
+        mirrored: the grids have no level at 0 and are mirrored there.
+        limit: of rounds, and of sweeps up to ``POLISH``.
+        levels: float64[sum of counts], overwritten with the grids, laid end to end at the sums of the counts.
+        grids: float64[limit + 1 + POLISH, counts[0]], overwritten with the first grid at the start, after each round
+            and after each sweep; or empty.
+
+    Returns:
+        how many levels each grid has, and how many of the first grid's ``grids`` come from the start and the rounds,
+        and from sweeps.
+    """
+    sizes = counts.copy()
+    points = np.empty(0)
+    came = np.empty((0, 0), np.int32)
+    if size:
+        points = candidates(table, size)
+        if mirrored:
+            points = points[points > 0.0].copy()
+        areas = np.empty(points.size)
+        k = -1
+        for i in range(points.size):
+            k = find_near(table, points[i], k)
+            areas[i] = _area(table, k, points[i], zeros)
+        came = best_before(points, areas, mirrored, min(counts.max(), points.size))
+    rounds, sweeps = 0, 0
+    start = 0
+    for c in range(counts.size):
+        if size:
+            sizes[c] = min(counts[c], points.size)
+            chosen = np.empty(sizes[c], np.int64)
+            _trace(came, chosen)
+            levels[start : start + sizes[c]] = points[chosen]
+        own = levels[start : start + sizes[c]]
+        record = grids[: grids.shape[0] if c == 0 else 0, : own.size]
+        most = 0 if own.size == (1 if mirrored else 2) else limit
+        if record.size:
+            record[0] = own
+        done = 1 + _narrow(table, zeros, own, mirrored, most, record[1:])
+        swept = 0
+        for _ in range(min(most, POLISH)):
+            before = own.copy()
+            sweep(table, zeros, own, mirrored)
+            if record.size:
+                record[done + swept] = own
+            swept += 1
+            if largest_move(before, own, mirrored) <= SETTLED:
+                break
+        if c == 0:
+            rounds, sweeps = done, swept
+        sizes[c] = distinct_levels(own, mirrored)
+        start += counts[c]
+    return sizes, rounds, sweeps

@@ -29,6 +29,8 @@ NODE = 64
 #: most parts that a cell is split into
 CHILDREN = 3
 _CHUNK = 4096
+#: a bin with a variance below this part of its mean square is treated as one value
+ONE_VALUE = 1e-10
 
 
 @jit
@@ -54,19 +56,41 @@ def _first(x: Points, v: float, start: int, stop: int, above: bool) -> int:
     return start
 
 
+@inline
+def inner(x: Points, low: float, high: float) -> tuple[int, int]:
+    """First and one past the last of the sorted points strictly between the end levels, which span them.
+
+    The ends are compared as float64: rounded to float32 they could fall on a point.
+    """
+    start, stop = 0, x.size
+    if x.size and np.float64(x[0]) == low:
+        start = _first(x, low, 0, x.size, True)
+    if x.size and np.float64(x[x.size - 1]) == high:
+        stop = _first(x, high, 0, x.size, False)
+    return start, stop
+
+
 @jit
-def distinct(x: Points, start: int, found: Floats) -> int:
-    """Write the distinct values of sorted points from ``start`` on into ``found``, as many as fit; returns how many."""
-    count, at = 0, start
+def distinct(x: Points, low: float, high: float, found: Floats) -> int:
+    """Write the distinct values of sorted points and both ends into ``found``, as many as fit; returns how many.
+
+    ``found`` has room for the first end.
+    """
+    found[0] = low
+    at, _ = inner(x, low, high)
+    count = 1
     while at < x.size and count < found.size:
         found[count] = x[at]
         count += 1
         # most values occur once, and some a million times
-        low, high, step = at + 1, x.size, 1
-        while low < high and x[min(low + step, high) - 1] == x[at]:
-            low = min(low + step, high)
+        left, right, step = at + 1, x.size, 1
+        while left < right and x[min(left + step, right) - 1] == x[at]:
+            left = min(left + step, right)
             step *= 2
-        at = _first(x, np.float64(x[at]), low, min(low + step, high), True)
+        at = _first(x, np.float64(x[at]), left, min(left + step, right), True)
+    if count < found.size and found[count - 1] < high:
+        found[count] = high
+        count += 1
     return count
 
 
@@ -159,6 +183,42 @@ def fill_bins(x: Points, w: Floats, anchor: float, scale: float, base: int, shif
             cell[5] += weight * d * d
 
 
+@jit
+def halve_bins(lower: Floats, upper: Floats, sums: Floats, low: float, high: float, x: Floats, w: Floats) -> int:
+    """Replace the contents of each bin by two weighted points, or by one where both are equal; returns how many.
+
+    See :func:`gtrace.fitting.optimal.bin_points`.
+    """
+    before, count = -np.inf, 0
+    for k in range(lower.size):
+        n, d1, d2, mass, tilt = sums[k, 0], sums[k, 1], sums[k, 2], sums[k, 3], sums[k, 4]
+        edge, width = lower[k], upper[k] - lower[k]
+        mean, square = min(max(d1 / n, 0.0), width), d2 / n
+        variance = square - mean * mean
+        if n == 1.0 or variance <= ONE_VALUE * square:
+            variance = 0.0
+        left, right = mean - np.sqrt(variance), mean + np.sqrt(variance)
+        # the points a < b of a law on two values have (mean - a)(b - mean) = variance
+        if left < 0.0:
+            left, right = 0.0, mean + variance / mean
+        if right > width:
+            left, right = mean - variance / (width - mean), width
+        a = min(max(edge + left, low), high)
+        b = min(max(edge + min(max(right, left), width), low), high)
+        up = 0.0
+        if b > a:
+            up = min(max((tilt - mass * (a - edge)) / (b - a), 0.0), mass)
+        # two neighbours share an edge only up to rounding
+        a = max(before, a)
+        before = max(a, b)
+        x[count], w[count] = a, mass - up
+        count += 1
+        if before > a or up > 0.0:
+            x[count], w[count] = before, up
+            count += 1
+    return count
+
+
 @inline
 def join(
     right: float, left: float, mass: float, up: float, down: float, cost: float, row: Floats
@@ -183,7 +243,7 @@ def store(row: Floats, left: float, right: float, mass: float, up: float, down: 
     row[COST] = cost
 
 
-@jit
+@inline
 def sum_nodes(x: Points, w: Floats, nodes: Floats) -> None:
     """The spans of every NODE consecutive points of sorted ``x``, into nodes[ceil(n / NODE), 6]."""
     for b in range(nodes.shape[0]):
@@ -234,7 +294,7 @@ def sum_points(x: Points, w: Floats, nodes: Floats, start: int, stop: int, row: 
     store(row, left, right, mass, up, down, cost)
 
 
-@jit
+@inline
 def spread(x: Points, nodes: Floats, weight: Floats) -> None:
     """Integral of the cube root of the density over each node and the gap after it, into weight[nodes].
 
@@ -283,7 +343,7 @@ def _append(cuts: Ints, count: int, at: int) -> int:
     return count + 1
 
 
-@jit
+@inline
 def cut(x: Points, w: Floats, weight: Floats, start: int, stop: int, share: float, cuts: Ints) -> tuple[int, float]:
     """Cut the points start..stop-1 into cells of about ``share`` of the spread; equal values stay together.
 
@@ -332,7 +392,7 @@ def cut(x: Points, w: Floats, weight: Floats, start: int, stop: int, share: floa
     return count, total
 
 
-@jit
+@inline
 def first_cells(x: Points, w: Floats, nodes: Floats, first: Ints, low: float, high: float, cells: Floats) -> None:
     """The cells first[c]..first[c+1]-1 into cells[c, 6]; an empty first or last one is the level low or high."""
     for c in range(cells.shape[0]):

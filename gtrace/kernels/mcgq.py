@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.kernels._jit import inline, jit
+from gtrace.kernels._jit import inline, jit, jit_slp
 from gtrace.kernels.counter import uniform, words
 from gtrace.kernels.norms import FLOAT32_MAX
 
 if TYPE_CHECKING:
-    from gtrace.kernels import Ints, Singles, Words
+    from gtrace.kernels import Floats, Ints, Singles, Words
 
 _BLOCK = 1024
+#: values that are added up one after the other, while other chains of as many are
+CHAIN = 128
+_EXPONENT = np.int64(0x7FF << 52)
+# Added to an integer below 2^51, this puts it into the lowest bits: there is no instruction for vectors in AVX2.
+_INTEGER = 1.5 * 2.0**52
+_INTEGER_BITS = np.int64(0x4338 << 48)
 _SPLIT = 134217729.0  # 2^27 + 1
 _0 = np.uint64(0)
 _1 = np.uint64(1)
@@ -35,13 +41,77 @@ def offset(high: np.uint64, low: np.uint64) -> float:
     return np.float64(uniform(np.uint64(0), add, flip, last))
 
 
-@jit
-def absolute_sum(x: Singles) -> float:
-    """Sum of |x| in float64, one after the other; not finite exactly when an element is not."""
-    total = 0.0
-    for i in range(x.size):
-        total += abs(np.float64(x[i]))
-    return total
+@jit_slp
+def absolute_sum(x: Singles, starts: Floats) -> float:
+    """Sum of |x| in float64, one after the other; not finite exactly when an element is not.
+
+    Adding to a sum depends on the sum only through its last bit, as long as its exponent stays. So several chains of
+    values are added up side by side, each to an even and to an odd number of the exponent of the sum before all of
+    them, and put together in order; only if the exponent changes, values are added one by one.
+
+    Args:
+        x: float32[n].
+        starts: float64[ceil(n / CHAIN)], overwritten: the sums before each chain.
+    """
+    held = np.empty(1)
+    bits = held.view(np.int64)
+    running = 0.0
+    for p in range(0, x.size, 4 * CHAIN):
+        total = running
+        stop = min(p + 4 * CHAIN, x.size)
+        ahead = starts[p // CHAIN :]
+        held[0] = running
+        bits[0] &= _EXPONENT
+        even = held[0]
+        bits[0] += 1
+        odd = held[0]
+        if stop == p + 4 * CHAIN:
+            x0, x1 = x[p : p + CHAIN], x[p + CHAIN : p + 2 * CHAIN]
+            x2, x3 = x[p + 2 * CHAIN : p + 3 * CHAIN], x[p + 3 * CHAIN : stop]
+            e0 = e1 = e2 = e3 = even
+            o0 = o1 = o2 = o3 = odd
+            for i in range(CHAIN):
+                v0, v1 = np.float64(abs(x0[i])), np.float64(abs(x1[i]))
+                v2, v3 = np.float64(abs(x2[i])), np.float64(abs(x3[i]))
+                e0 += v0
+                o0 += v0
+                e1 += v1
+                o1 += v1
+                e2 += v2
+                o2 += v2
+                e3 += v3
+                o3 += v3
+            for k, (e, o) in enumerate(((e0, o0), (e1, o1), (e2, o2), (e3, o3))):
+                ahead[k] = held[0] = total
+                total += o - odd if bits[0] & 1 else e - even
+        if stop < p + 4 * CHAIN or not total < 2 * even:
+            total = running
+            for q in range(p, stop, CHAIN):
+                ahead[(q - p) // CHAIN] = total
+                for i in range(q, min(q + CHAIN, stop)):
+                    total += np.float64(abs(x[i]))
+        running = total
+    return running
+
+
+@inline
+def _running_sums(x: Singles, starts: Floats, out: Floats) -> None:
+    """The running sums of |x|, float32[_BLOCK], in chains that do not wait for each other."""
+    x0, x1, x2, x3 = x[:CHAIN], x[CHAIN : 2 * CHAIN], x[2 * CHAIN : 3 * CHAIN], x[3 * CHAIN : 4 * CHAIN]
+    x4, x5, x6, x7 = x[4 * CHAIN : 5 * CHAIN], x[5 * CHAIN : 6 * CHAIN], x[6 * CHAIN : 7 * CHAIN], x[7 * CHAIN :]
+    s0, s1, s2, s3 = starts[0], starts[1], starts[2], starts[3]
+    s4, s5, s6, s7 = starts[4], starts[5], starts[6], starts[7]
+    for i in range(CHAIN):
+        s0 += np.float64(abs(x0[i]))
+        s1 += np.float64(abs(x1[i]))
+        s2 += np.float64(abs(x2[i]))
+        s3 += np.float64(abs(x3[i]))
+        s4 += np.float64(abs(x4[i]))
+        s5 += np.float64(abs(x5[i]))
+        s6 += np.float64(abs(x6[i]))
+        s7 += np.float64(abs(x7[i]))
+        out[i], out[CHAIN + i], out[2 * CHAIN + i], out[3 * CHAIN + i] = s0, s1, s2, s3
+        out[4 * CHAIN + i], out[5 * CHAIN + i], out[6 * CHAIN + i], out[7 * CHAIN + i] = s4, s5, s6, s7
 
 
 @inline
@@ -83,12 +153,12 @@ def _beyond(samples: float, part: float, total: float, k: float, xi: float) -> b
 
 
 @jit
-def counts(x: Singles, total: float, samples: float, xi: float, out: Ints) -> None:
+def counts(x: Singles, total: float, starts: Floats, samples: float, xi: float, out: Ints) -> None:
     """sign(x_k) (D_k - D_{k-1}) with D_k = ceil(samples S_k / total - xi), exact for the float64 sums S_k.
 
     Args:
         x: finite, not all zero.
-        total: result of :func:`absolute_sum` for it.
+        total, starts: results of :func:`absolute_sum` for it.
         samples: a whole number, at most 2^48.
         xi: in [0, 1).
         out: int64[n].
@@ -98,15 +168,19 @@ def counts(x: Singles, total: float, samples: float, xi: float, out: Ints) -> No
     window = max(2.0**-30, samples * 2.0**-50)
     sums = np.empty(_BLOCK)
     hits = np.empty(_BLOCK + 1)
-    running = 0.0
+    signed = np.empty(_BLOCK)
+    whole = signed.view(np.int64)
+    padded, after = np.zeros(_BLOCK, np.float32), np.zeros(_BLOCK // CHAIN)
     last = 0.0
     for p in range(0, x.size, _BLOCK):
-        xb = x[p : min(x.size, p + _BLOCK)]
-        ob = out[p : min(x.size, p + _BLOCK)]
-        # The sum is sequential by definition; everything after it runs in vectors over a block in the cache.
-        for i in range(xb.size):
-            running += abs(np.float64(xb[i]))
-            sums[i] = running
+        size = min(x.size - p, _BLOCK)
+        xb, ob, before = x[p : p + size], out[p : p + size], starts[p // CHAIN :]
+        if size < _BLOCK:
+            padded[:size] = xb
+            after[: before.size] = before
+            _running_sums(padded, after, sums)
+        else:
+            _running_sums(xb, before, sums)
         ends = hits[1:]
         near = 0
         for i in range(xb.size):
@@ -124,7 +198,9 @@ def counts(x: Singles, total: float, samples: float, xi: float, out: Ints) -> No
         hits[0] = last
         for i in range(xb.size):
             hit = ends[i] - hits[i]
-            ob[i] = np.int64(hit if xb[i] > 0 else -hit)
+            signed[i] = (hit if xb[i] > 0 else -hit) + _INTEGER
+        for i in range(xb.size):
+            ob[i] = whole[i] - _INTEGER_BITS
         last = ends[xb.size - 1]
 
 

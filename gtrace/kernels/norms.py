@@ -13,15 +13,17 @@ if TYPE_CHECKING:
 
     from gtrace.kernels import Floats, Singles
 
-L2, LINF, L1, NONE = 0, 1, 2, 3
+#: GIVEN: scales are known already
+L2, LINF, L1, NONE, GIVEN = range(5)
 LANES = 64
 #: float sums run over blocks of this many elements in index order, whatever the chunks of the caller
 BLOCK = 1 << 20
 #: columns of a bucket's row of moments: mean and deviation of the signed normalized values, and the scale
 MEAN, SIGMA, SCALE = range(3)
 FLOAT32_MAX = 3.4028234663852886e38
-_ABS = np.uint32(0x7FFFFFFF)
-_INF = np.uint32(0x7F800000)
+# Results are cast to 32 bits, because numba's have 64, which halves the lanes of a vector.
+_ABS = np.int32(0x7FFFFFFF)
+_INF = np.int32(0x7F800000)
 
 
 @inline
@@ -66,41 +68,52 @@ def power_sum(x: NDArray[np.floating[Any]], power: int) -> float:
 @jit
 def count_nonfinite(x: Singles) -> int:
     """Number of elements that are NaN or infinite, from their bits."""
-    bits = x.view(np.uint32)
+    bits = x.view(np.int32)
     count = 0
-    for i in range(bits.size):
-        count += np.int64((bits[i] & _ABS) >= _INF)
+    for p in range(0, bits.size, BLOCK):
+        found = np.int32(0)
+        for k in range(p, min(p + BLOCK, bits.size)):
+            found = np.int32(found + np.int32(np.int32(bits[k] & _ABS) >= _INF))
+        count += found
     return count
 
 
 @jit
-def bucket_scales(x: Singles, bucket: int, norm: int, out: Singles) -> None:
-    """Norm of every bucket of ``bucket`` consecutive finite elements, rounded to float32 and capped at its maximum.
+def bucket_scales(x: Singles, bucket: int, norm: int, out: Singles) -> bool:
+    """Norm of every bucket of ``bucket`` consecutive elements, rounded to float32 and capped at its maximum.
 
     The largest |x| of a bucket is never above its scale: squares of float32 are exact in float64, and sums,
     roots and roundings are monotone.
+
+    Returns:
+        whether all elements are finite; if not, scales have no meaning.
     """
     lanes = np.zeros(LANES)
+    holder = np.empty(1, np.int32)
     n = x.size
+    finite = True
     for b in range(out.size):
         xb = x[b * bucket : min(n, b * bucket + bucket)]
         if norm == NONE:
             scale = 1.0
+            finite &= count_nonfinite(xb) == 0
         elif norm == LINF:
-            bits = xb.view(np.uint32)
-            top = np.uint32(0)
+            bits = xb.view(np.int32)
+            top = np.int32(0)
             for i in range(bits.size):
-                top = max(top, bits[i] & _ABS)
-            holder = np.empty(1, np.uint32)
+                top = max(top, np.int32(bits[i] & _ABS))
             holder[0] = top
+            finite &= top < _INF
             scale = np.float64(holder.view(np.float32)[0])
         else:
             scale = 0.0
             for p in range(0, xb.size, BLOCK):
                 scale += _lane_sum(xb[p : p + BLOCK], lanes, 2 if norm == L2 else 1)
+            finite &= np.isfinite(scale)
             if norm == L2:
                 scale = np.sqrt(scale)
         out[b] = np.float32(min(scale, FLOAT32_MAX))
+    return finite
 
 
 @inline

@@ -24,11 +24,17 @@ from gtrace.kernels.interval_sums import (
     DOWN,
     LEFT,
     MASS,
+    NODE,
     RIGHT,
     UP,
+    cut,
+    first_cells,
+    inner,
     join,
     split_points,
+    spread,
     store,
+    sum_nodes,
     sum_points,
 )
 
@@ -41,11 +47,21 @@ if TYPE_CHECKING:
 JUMP = 16
 #: means "no path"; finite, so that sums of two still compare
 NEVER = 8e307
+#: first cells per level
+CELLS_PER_LEVEL = 4
+#: limit on the tries to hit a number of steps
+MOST_TURNS = 200
+_MOST_SHARES = 64
+#: the search ends when its bounds are this close
+_CLOSE = 1e-12
+#: two path lengths this close are equal
+_SAME = 1e-14
 
 
-@jit
-def sum_jumps(cells: Floats, jumps: Floats) -> None:
-    """The spans of every JUMP consecutive cells, whole ones only."""
+@inline
+def sum_jumps(cells: Floats) -> Floats:
+    """The spans of every JUMP consecutive cells, whole ones only: float64[k // JUMP, 6]."""
+    jumps = np.empty((cells.shape[0] // JUMP, COLUMNS))
     for j in range(jumps.shape[0]):
         top = (j + 1) * JUMP - 1
         right = cells[top, RIGHT]
@@ -53,6 +69,7 @@ def sum_jumps(cells: Floats, jumps: Floats) -> None:
         for c in range(top, j * JUMP - 1, -1):
             left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells[c])
         store(jumps[j], left, right, mass, up, down, cost)
+    return jumps
 
 
 @inline
@@ -71,7 +88,7 @@ def _between(cells: Floats, jumps: Floats, a: int, b: int) -> tuple[float, float
     return left, mass, up, down, cost
 
 
-@jit
+@inline
 def path_cost(cells: Floats, jumps: Floats, path: Ints) -> float:
     """The objective with the levels at the left ends of the cells in ``path``."""
     total = 0.0
@@ -84,10 +101,10 @@ def path_cost(cells: Floats, jumps: Floats, path: Ints) -> float:
     return total
 
 
-@jit
+@inline
 def exact_lengths(
     cells: Floats, jumps: Floats, live: Ints, low: Ints, high: Ints, limit: float, penalty: float
-) -> tuple[Ints, Ints, Ints, Floats, Floats]:
+) -> tuple[Ints, Ints, Floats, Floats, Floats]:
     """Costs between the left ends of live cells, and the derivative of the cost at every level.
 
     Args:
@@ -100,11 +117,12 @@ def exact_lengths(
         penalty: expected price of one level; it only steers ``slope``.
 
     Returns:
-        rank: int64[k], the place of a cell among the live ones, -1 for the others.
         start: int64[r], where the row of each live cell starts in ``table``.
         count: int64[r], the lengths of the rows.
         table: entry start[r] + t belongs to the interval from rank high[r] - t to rank r.
         slope: float64[r], sum w (x - y) over the best interval that ends at each cell and starts at y.
+        parts: float64[entries, 3], what :func:`bound_lengths` needs of each interval: its cost without the first cell
+            that it leaves, the derivative by its first level, and DOWN.
     """
     rank = np.full(cells.shape[0], -1, np.int64)
     start = np.empty(live.size, np.int64)
@@ -114,6 +132,7 @@ def exact_lengths(
         start[r] = entries
         entries += high[r] - low[r] + 1
     table, count, slope = np.empty(entries), np.empty(live.size, np.int64), np.empty(live.size)
+    parts = np.empty((entries, 3))
     value = np.empty(live.size)
     value[0] = 0.0
     slope[0] = 0.0
@@ -127,12 +146,15 @@ def exact_lengths(
         for c in range(live[high[r]], live[low[r]] - 1, -1):
             q = rank[c]
             gap = left - cells[c, RIGHT]
-            if q >= 0 and cost + gap * down > limit:
+            least = cost + gap * down
+            if q >= 0 and least > limit:
                 break
-            tilt = up + gap * mass
+            tilt, ahead = up + gap * mass, down
             left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells[c])
             if q >= 0:
                 table[start[r] + t] = cost
+                part = parts[start[r] + t]
+                part[0], part[1], part[2] = least, tilt, ahead
                 t += 1
                 if value[q] + cost < best:
                     best = value[q] + cost
@@ -140,10 +162,10 @@ def exact_lengths(
         count[r] = t
         value[r] = best + penalty if t else NEVER
         slope[r] = best_slope
-    return rank, start, count, table, slope
+    return start, count, table, slope, parts
 
 
-@jit
+@inline
 def shortest_path(high: Ints, start: Ints, count: Ints, table: Floats, penalty: float) -> tuple[Ints, float]:
     """The ranks on the path of least cost + penalty * intervals through a table of costs, and its cost alone."""
     n = high.size
@@ -176,17 +198,15 @@ def shortest_path(high: Ints, start: Ints, count: Ints, table: Floats, penalty: 
     return path, cost
 
 
-@jit
+@inline
 def bound_lengths(
-    cells: Floats,
-    jumps: Floats,
-    rank: Ints,
-    live: Ints,
+    widths: Floats,
     high: Ints,
     start: Ints,
-    penalty: float,
     count: Ints,
+    parts: Floats,
     slope: Floats,
+    penalty: float,
     table: Floats,
     forward: Floats,
 ) -> None:
@@ -196,32 +216,21 @@ def bound_lengths(
     lowers a bound. ``forward`` gets the shortest bound from the first cell to each one.
     """
     forward[0] = 0.0
-    for r in range(1, live.size):
-        b = live[r]
-        right = cells[b, LEFT]
-        width = cells[b, RIGHT] - right
-        left, mass, up, down, cost = _between(cells, jumps, live[high[r]], b)
-        best = NEVER
-        t = 0
-        c = live[high[r]]
-        while t < count[r]:
-            q = rank[c]
-            if q >= 0:
-                edge = cells[c, RIGHT]
-                gap = left - edge
-                # a level in c may sit at either end, whichever is cheaper; the same for one in b
-                v = cost + gap * down + penalty
-                v += min(slope[q], down) * (edge - cells[c, LEFT])
-                v += min(0.0, up + gap * mass - slope[r]) * width
-                table[start[r] + t] = v
-                t += 1
-                best = min(best, v + forward[q])
-            left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells[c])
-            c -= 1
+    for r in range(1, high.size):
+        best, own, width = NEVER, slope[r], widths[r]
+        for t in range(count[r]):
+            q = high[r] - t
+            least, tilt, down = parts[start[r] + t]
+            # a level in either cell may sit at either end, whichever is cheaper
+            v = least + penalty
+            v += min(slope[q], down) * widths[q]
+            v += min(0.0, tilt - own) * width
+            table[start[r] + t] = v
+            best = min(best, v + forward[q])
         forward[r] = best
 
 
-@jit
+@inline
 def prune(
     high: Ints,
     start: Ints,
@@ -258,18 +267,17 @@ def prune(
                 high_kept[r] = max(high_kept[r], a)
 
 
-@jit
+@inline
 def bound_paths(
     cells: Floats,
-    jumps: Floats,
-    rank: Ints,
     live: Ints,
     high: Ints,
     start: Ints,
-    penalty: float,
     count: Ints,
     table: Floats,
     slope: Floats,
+    parts: Floats,
+    penalty: float,
     limit: float,
 ) -> tuple[float, bool, Flags, Flags, Ints, Ints]:
     """A lower bound on all paths through points of the live cells, and the cells on paths within ``limit``.
@@ -287,7 +295,7 @@ def bound_paths(
         if width[r] > 0.0:
             slope[r] = min(slope[r], penalty / width[r])
     forward, backward = np.empty(n), np.empty(n)
-    bound_lengths(cells, jumps, rank, live, high, start, penalty, count, slope, table, forward)
+    bound_lengths(width, high, start, count, parts, slope, penalty, table, forward)
     low_kept, high_kept = np.empty(n, np.int64), np.empty(n, np.int64)
     prune(high, start, count, table, forward, limit, backward, low_kept, high_kept)
     keep, again = np.empty(n, np.bool_), np.empty(n, np.bool_)
@@ -300,7 +308,7 @@ def bound_paths(
     return forward[n - 1], wide, keep, again, low_kept, high_kept
 
 
-@jit
+@inline
 def refine(
     x: Points,
     w: Floats,
@@ -397,3 +405,227 @@ def refine(
             new_low[j] = born[low[r]]
             new_high[j] = j - 1 if again[r] and j > born[r] else born[high[r] + 1] - 1
     return new_cells[:n].copy(), new_first[: n + 1].copy(), new_live[:m].copy(), new_low, new_high
+
+
+@inline
+def _evenly(last: int, size: int) -> Ints:
+    """At most ``size`` whole numbers from 0 to ``last``, evenly spaced and distinct."""
+    out = np.empty(size, np.int64)
+    step = last / (size - 1)
+    count = 0
+    for t in range(size):
+        place = np.int64(np.rint(t * step)) if t < size - 1 else last
+        if count == 0 or place > out[count - 1]:
+            out[count] = place
+            count += 1
+    return out[:count].copy()
+
+
+@inline
+def _crossing(short: Ints, short_cost: float, long: Ints, long_cost: float) -> float:
+    return max(0.0, (short_cost - long_cost) / (long.size - short.size))
+
+
+@inline
+def exchange(short: Ints, long: Ints, steps: int) -> Ints:
+    """A path of ``steps`` steps, from two shortest ones of fewer and of more.
+
+    Where an interval of one path contains one of the other, the paths can be crossed over; interval costs
+    are Monge, so the two crossed paths together cost no more than the two given ones.
+    """
+    ahead = steps - (short.size - 1)
+    at = 0
+    for i in range(min(short.size, long.size - ahead)):
+        if short[i] <= long[i + ahead]:
+            at = i
+    return np.concatenate((long[: at + ahead + 1], short[at + 1 :]))
+
+
+@inline
+def cheapest_path(
+    high: Ints, start: Ints, count: Ints, table: Floats, steps: int, penalty: float, turns: int
+) -> tuple[Ints, float]:
+    """The cheapest path of this many steps (fewer where more save nothing), and a price for which it is shortest.
+
+    The cost is convex in the number of steps, so the price where a longer and a shorter path are equally
+    good either brings out a path in between or shows that all numbers in between lie on their line.
+    """
+    short = long = ranks = np.empty(0, np.int64)
+    short_cost = long_cost = short_price = long_price = 0.0
+    for turn in range(turns):
+        ranks, cost = shortest_path(high, start, count, table, penalty)
+        taken = ranks.size - 1
+        if taken == steps or (taken < steps and penalty == 0.0):
+            # one more step saves at most the whole cost, so no higher price is needed; it would cost the bound digits
+            return ranks, min(penalty, cost)
+        if short.size and long.size and penalty == _crossing(short, short_cost, long, long_cost):
+            on_line = short_cost + penalty * (short.size - 1)
+            if cost + penalty * taken >= on_line * (1.0 - _SAME):
+                return exchange(short, long, steps), penalty
+        if taken < steps:
+            short, short_cost, short_price = ranks, cost, penalty
+        else:
+            long, long_cost, long_price = ranks, cost, penalty
+        if short.size and long.size:
+            penalty = _crossing(short, short_cost, long, long_cost)
+            middle = np.sqrt(short_price * long_price)
+            if turn % 2 and long_price < middle < short_price:
+                # where the cost falls by powers of ten per step the crossings creep
+                penalty = middle
+        elif turn < turns // 4:
+            # the cost of n steps is near c / n^2 and the price near 1 / n^3, or far steeper in heavy tails
+            penalty *= (taken / steps) ** np.float64(3 * 2 ** min(turn // 2, 5))
+        else:
+            penalty = 0.0
+    if short.size == 0:
+        return ranks[_evenly(ranks.size - 1, steps + 1)], penalty
+    return short, penalty
+
+
+@inline
+def first_points(x: Points, w: Floats, nodes: Floats, weight: Floats, low: float, high: float, want: int) -> Ints:
+    """The first point of about ``want`` cells, then the number of points; the end levels have cells of their own."""
+    start, stop = inner(x, low, high)
+    cuts = np.empty(2 * want, np.int64)
+    share, count = 0.0, cuts.size + 1
+    if stop - start > cuts.size:
+        # where few points have most of the spread, lower the share until the rest is cut finely, too
+        for b in range(start // NODE, (stop + NODE - 1) // NODE):
+            share += weight[b]
+        share /= want
+        for _ in range(_MOST_SHARES):
+            count, total = cut(x, w, weight, start, stop, share, cuts)
+            if count >= want // 2:
+                break
+            share = min(share / 4.0, total / want)
+    if count > cuts.size:
+        cuts = np.empty(stop - start, np.int64)
+        count, total = cut(x, w, weight, start, stop, share, cuts)
+    first = np.empty(count + 4, np.int64)
+    first[0] = 0
+    first[1] = start
+    first[2 : count + 2] = cuts[:count]
+    first[count + 2] = stop
+    first[count + 3] = x.size
+    return first
+
+
+@inline
+def divide(
+    x: Points, w: Floats, nodes: Floats, weight: Floats, low: float, high: float, want: int
+) -> tuple[Ints, Floats, Ints, Ints, Ints]:
+    """About ``want`` first cells, all live: first, cells, live, low and high as :func:`refine` gives them."""
+    first = first_points(x, w, nodes, weight, low, high, want)
+    cells = np.empty((first.size - 1, COLUMNS))
+    first_cells(x, w, nodes, first, low, high, cells)
+    live = np.arange(cells.shape[0])
+    return first, cells, live, np.zeros(live.size, np.int64), np.maximum(live - 1, 0)
+
+
+@inline
+def _note(first: Ints, path: Ints, last: int, places: Ints) -> int:
+    """The points that are the levels of a path, into ``places``; returns how many."""
+    for t in range(path.size):
+        places[t] = min(first[path[t]], last)
+    return path.size
+
+
+@inline
+def search(
+    x: Points,
+    w: Floats,
+    nodes: Floats,
+    weight: Floats,
+    low: float,
+    high: float,
+    s: int,
+    per_level: int,
+    price: float,
+    turns: int,
+    places: Ints,
+) -> tuple[int, float, float]:
+    """The search for ``s`` levels; see :func:`search_sets`, which calls it.
+
+    Returns:
+        how many ``places`` it wrote, what the levels cost, and a bound on the cost of any levels.
+    """
+    intervals = s - 1
+    first, cells, live, lowest, highest = divide(x, w, nodes, weight, low, high, per_level * s)
+    jumps = sum_jumps(cells)
+    path = _evenly(live.size - 1, s)
+    upper, lower = path_cost(cells, jumps, path), 0.0
+    found = _note(first, path, x.size - 1, places)
+    if intervals == 1:
+        return found, upper, upper
+    # the cost of n intervals is near c / n^2, so one more saves about 2 c / n^3
+    penalty = price if price >= 0.0 else 2.0 * upper / intervals
+    while True:
+        start, count, table, slope, parts = exact_lengths(
+            cells, jumps, live, lowest, highest, upper * (1.0 + _CLOSE), penalty
+        )
+        # better levels at the left ends of the cells, and the price that makes them come out
+        if live.size <= intervals + 1:
+            path = np.arange(live.size)
+            penalty = 2.0 * upper / intervals
+        else:
+            penalty = penalty if penalty != 0.0 else upper / intervals
+            path, penalty = cheapest_path(highest, start, count, table, intervals, penalty, turns)
+        path = live[path]
+        cost = path_cost(cells, jumps, path)
+        if cost <= upper:
+            upper = cost
+            found = _note(first, path, x.size - 1, places)
+        total = penalty * intervals
+        limit = upper * (1.0 + _CLOSE) + total
+        bound, wide, keep, again, low_kept, high_kept = bound_paths(
+            cells, live, highest, start, count, table, slope, parts, penalty, limit
+        )
+        lower = max(lower, bound - total)
+        # every live cell may be one value; then the bounds have met up to rounding
+        if lower >= upper * (1.0 - _CLOSE) or not wide:
+            return found, upper, lower
+        cells, first, live, lowest, highest = refine(x, w, nodes, cells, first, live, keep, again, low_kept, high_kept)
+        jumps = sum_jumps(cells)
+
+
+@jit
+def search_sets(
+    x: Points,
+    w: Floats,
+    low: float,
+    high: float,
+    counts: Ints,
+    per_level: int,
+    price: float,
+    turns: int,
+    places: Ints,
+    found: Ints,
+    costs: Floats,
+) -> None:
+    """Refine until the bounds meet, for each number of levels.
+
+    Args:
+        x: sorted points, more distinct ones than levels.
+        w: their weights, above 0, or empty.
+        low: the first level.
+        high: the last level.
+        counts: int64[c], numbers of levels.
+        per_level: first cells per level.
+        price: of a level at first; below 0 for an estimate.
+        turns: tries to hit a number of steps.
+        places: int64[sum of counts], overwritten: the points that are the levels of each set, the sets laid end to
+            end. Those of the ends mean nothing.
+        found: int64[c], overwritten: how many levels each set has.
+        costs: float64[c, 2], overwritten: cost of the levels, and a bound on the cost of any levels.
+    """
+    nodes = np.empty(((x.size + NODE - 1) // NODE, COLUMNS))
+    sum_nodes(x, w, nodes)
+    weight = np.empty(nodes.shape[0])
+    spread(x, nodes, weight)
+    at = 0
+    for c in range(counts.size):
+        s = counts[c]
+        found[c], costs[c, 0], costs[c, 1] = search(
+            x, w, nodes, weight, low, high, s, per_level, price, turns, places[at : at + s]
+        )
+        at += s

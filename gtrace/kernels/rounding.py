@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
-from gtrace.kernels.bits import CHUNK, pack_chunk, unpack_chunk
+from gtrace.kernels.bits import CHUNK, SLACK, load64, pack_chunk
 from gtrace.kernels.codes import tally
-from gtrace.kernels.counter import MASK32, uniform, words
+from gtrace.kernels.counter import moved, uniform, words
+from gtrace.kernels.norms import GIVEN, bucket_scales
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,6 +39,11 @@ _BASE = np.int32((127 - 32) << 6)
 _TABLE = (32 << 6) + 2
 #: up to this number of values no table is used
 _FEW = 8
+#: values whose norms are taken before they are rounded
+_SPAN = 1 << 13
+#: widest symbols that are decoded two at a time
+_TWIN = 5
+_NAN = np.float32(np.nan)
 _ONE = np.float32(1.0)
 _TWO = np.float32(2.0)
 _ZERO = np.float32(0.0)
@@ -46,42 +52,37 @@ _U1 = np.uint64(1)
 
 
 @inline
-def _magnitudes(x: Singles, scale: np.float32, base: np.uint64, key: Key, r: Singles, u: Singles) -> None:
+def _magnitudes(x: Singles, scale: np.float32, key: Key, r: Singles, u: Singles) -> None:
     """|x| / scale, and the uniform of each value."""
     add, flip, last = key
     divisor = scale if scale > 0 else _ONE
     for i in range(x.size):
         r[i] = abs(x[i] / divisor)
-        u[i] = uniform(base + np.uint64(i), add, flip, last)
+        u[i] = uniform(np.uint64(i), add, flip, last)
 
 
 @inline
-def _uniform_grid(x: Singles, scale: np.float32, base: np.uint64, key: Key, steps: int, out: Symbols) -> None:
+def _uniform_grid(x: Singles, scale: np.float32, key: Key, steps: int, out: Symbols) -> None:
     add, flip, last = key
     divisor = scale if scale > 0 else _ONE
     grid, top = np.float32(steps), np.int32(steps)
     for i in range(x.size):
         t = abs(x[i] / divisor) * grid
         k = np.int32(t)
-        k = np.int32(k + np.int32(uniform(base + np.uint64(i), add, flip, last) < t - np.float32(k)))
+        k = np.int32(k + np.int32(uniform(np.uint64(i), add, flip, last) < t - np.float32(k)))
         out[i] = np.int32(top + (k if x[i] > 0 else np.int32(-k)))
 
 
 @inline
-def _uniform_values(x: Singles, scale: np.float32, base: np.uint64, key: Key, steps: int, out: Singles) -> None:
-    """The values of :func:`_uniform_grid`, k / steps times the scale, without symbols in between."""
-    add, flip, last = key
-    divisor = scale if scale > 0 else _ONE
-    grid = np.float32(steps)
-    for i in range(x.size):
-        t = abs(x[i] / divisor) * grid
-        k = np.int32(t)
-        k = np.int32(k + np.int32(uniform(base + np.uint64(i), add, flip, last) < t - np.float32(k)))
-        out[i] = np.float32(k if x[i] > 0 else np.int32(-k)) / grid * scale
+def _grid_values(codes: Symbols, scale: np.float32, steps: int, out: Singles) -> None:
+    """The values of :func:`_uniform_grid`, k / steps times the scale."""
+    grid, top = np.float32(steps), np.int32(steps)
+    for i in range(codes.size):
+        out[i] = np.float32(np.int32(np.int32(codes[i]) - top)) / grid * scale
 
 
 @inline
-def _odd_grid(x: Singles, scale: np.float32, base: np.uint64, key: Key, steps: int, out: Symbols) -> None:
+def _odd_grid(x: Singles, scale: np.float32, key: Key, steps: int, out: Symbols) -> None:
     """To the odd multiples of 1 / steps, of either sign."""
     add, flip, last = key
     divisor = scale if scale > 0 else _ONE
@@ -90,7 +91,7 @@ def _odd_grid(x: Singles, scale: np.float32, base: np.uint64, key: Key, steps: i
     over = np.int32(top + 1)
     for i in range(x.size):
         r = x[i] / divisor
-        u = uniform(base + np.uint64(i), add, flip, last)
+        u = uniform(np.uint64(i), add, flip, last)
         t = max(abs(r) * grid - half, _ZERO)
         k = np.int32(t)
         k = min(np.int32(k + np.int32(u < t - np.float32(k))), top)
@@ -176,7 +177,7 @@ def _signed(
 
 
 @inline
-def _powers(x: Singles, base: np.uint64, key: Key, out: Symbols) -> None:
+def _powers(x: Singles, key: Key, out: Symbols) -> None:
     """Round each value to one of the two powers of two around it (natural compression), on the bits alone.
 
     Magnitudes are 0 for zero, e = 1..254 for 2^(e - 127), and 255 for the largest float32, which ends the cell above
@@ -189,7 +190,7 @@ def _powers(x: Singles, base: np.uint64, key: Key, out: Symbols) -> None:
         magnitude = bits[i] & np.uint32(0x7FFFFFFF)
         mantissa = np.float32(np.int32(magnitude & np.uint32(0x7FFFFF))) * np.float32(2.0**-23)
         code = np.int32(magnitude >> np.uint32(23))
-        code = np.int32(code + np.int32(uniform((base + np.uint64(i)) & MASK32, add, flip, last) < mantissa))
+        code = np.int32(code + np.int32(uniform(np.uint64(i), add, flip, last) < mantissa))
         out[i] = np.int32(middle + (np.int32(-code) if bits[i] >> np.uint32(31) else code))
 
 
@@ -197,6 +198,7 @@ def _powers(x: Singles, base: np.uint64, key: Key, out: Symbols) -> None:
 def quantize(
     x: Singles,
     bucket: int,
+    norm: int,
     scales: Singles,
     rule: int,
     mirrored: bool,
@@ -212,12 +214,14 @@ def quantize(
     values: Singles,
     decoded: Singles,
     tallies: Ints,
-) -> None:
+) -> bool:
     """Round every value of every bucket by a rule, and hand the symbols to a sink.
 
     Args:
-        x: float32[n], finite.
+        x: float32[n].
         bucket: values that share a scale.
+        norm: of kernels.norms: fills ``scales`` just before the values are rounded, which are in the cache then. GIVEN:
+            the scales are there, and x is finite.
         scales: float32[ceil(n / bucket)].
         rule: UNIFORM: to k / steps, or (``mirrored``) to the odd ones of them. COUNT, SEARCH: to the ascending
             magnitudes ``levels``; with ``mirrored`` 0 is none of them. POWERS: to powers of two, without scales.
@@ -226,9 +230,12 @@ def quantize(
         start: place of the first value in its tensor; values must not cross a block of 2^32.
         sink: SYMBOLS: into ``symbols``, uint16[n]. PACKED: ``width`` bits each into ``packed``, uint8[ceil(n width / 8)
             + SLACK]. VALUES: the ``values`` of each symbol times the scale into ``decoded``, float32[n],
-            and how often each occurs added to ``tallies``, int64[TALLIES, m] (empty: not counted). Those of a UNIFORM
-            rule are the float32 next to k / steps.
+            and how often each occurs added to ``tallies``, int64[TALLIES, m]. Those of a UNIFORM rule are the float32
+            next to k / steps.
         symbols, width, packed, values, decoded, tallies: of the sinks.
+
+    Returns:
+        whether all values are finite; if not, rounding stopped there.
     """
     key = words(high, low, start)
     r, u = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
@@ -240,40 +247,46 @@ def quantize(
     searched = _TABLE if rule == SEARCH else 0
     table, deep = np.empty(searched, np.uint16), np.empty(searched, np.bool_)
     _fill_table(levels, table, deep)
-    if sink == VALUES and rule == UNIFORM and not mirrored and not tallies.size:
-        for b in range(scales.size):
-            p, end = b * bucket, min((b + 1) * bucket, x.size)
-            _uniform_values(x[p:end], scales[b], np.uint64(start + p), key, steps, decoded[p:end])
-        return
-    for p in range(0, x.size, CHUNK):
-        stop = min(p + CHUNK, x.size)
-        at = p
-        while at < stop:
-            b = at // bucket
-            end = min(stop, (b + 1) * bucket)
-            xb, scale, base = x[at:end], scales[b], np.uint64(start + at)
-            ob = symbols[at:end] if sink == SYMBOLS else codes[at - p : end - p]
-            if rule == UNIFORM and mirrored:
-                _odd_grid(xb, scale, base, key, steps, ob)
-            elif rule == UNIFORM:
-                _uniform_grid(xb, scale, base, key, steps, ob)
-            elif rule == POWERS:
-                _powers(xb, base, key, ob)
-            else:
-                cb = cell[: xb.size]
-                _magnitudes(xb, scale, base, key, r, u)
-                if rule == COUNT:
-                    _count(r, u, ends[:counted], widths, cb)
+    # Whole buckets at a time that stay in the cache between their norm and the rounding, and that end on a byte.
+    several = max(1, _SPAN // bucket)
+    several *= 1 if several * bucket % 8 == 0 else 8
+    for group in range(0, scales.size, several):
+        own = scales[group : group + several]
+        begin, finish = group * bucket, min((group + several) * bucket, x.size)
+        if norm != GIVEN and not bucket_scales(x[begin:finish], bucket, norm, own):
+            return False
+        for p in range(begin, finish, CHUNK):
+            stop = min(p + CHUNK, finish)
+            at = p
+            while at < stop:
+                b = at // bucket
+                end = min(stop, (b + 1) * bucket)
+                xb, scale, here = x[at:end], scales[b], moved(key, start + at)
+                ob = symbols[at:end] if sink == SYMBOLS else codes[at - p : end - p]
+                if rule == UNIFORM and mirrored:
+                    _odd_grid(xb, scale, here, steps, ob)
+                elif rule == UNIFORM:
+                    _uniform_grid(xb, scale, here, steps, ob)
+                elif rule == POWERS:
+                    _powers(xb, here, ob)
                 else:
-                    _search(r, u, ends, widths, table, deep, bits, cb)
-                _signed(xb, scale, u, first, cb, last, ob)
-            if sink == VALUES:
-                _look_up(ob, values, scale, decoded[at:end])
-            at = end
-        if sink == PACKED:
-            pack_chunk(codes, stop - p, width, scratch, packed[p * width // 8 :])
-        elif tallies.size:
-            tally(codes[: stop - p], tallies)
+                    cb = cell[: xb.size]
+                    _magnitudes(xb, scale, here, r, u)
+                    if rule == COUNT:
+                        _count(r, u, ends[:counted], widths, cb)
+                    else:
+                        _search(r, u, ends, widths, table, deep, bits, cb)
+                    _signed(xb, scale, u, first, cb, last, ob)
+                if sink == VALUES and rule == UNIFORM and not mirrored:
+                    _grid_values(ob, scale, steps, decoded[at:end])
+                elif sink == VALUES:
+                    _look_up(ob, values, scale, decoded[at:end])
+                at = end
+            if sink == PACKED:
+                pack_chunk(codes, stop - p, width, scratch, packed[p * width // 8 :])
+            elif tallies.size:
+                tally(codes[: stop - p], tallies)
+    return True
 
 
 @inline
@@ -319,24 +332,82 @@ def restore(symbols: Symbols, bucket: int, scales: Singles, values: Singles, out
         _look_up(symbols[p:end], values, scales[b], out[p:end])
 
 
+@inline
+def _fill_values(values: Singles, width: int, table: Singles) -> None:
+    """The values of one symbol, or of two neighbors, by their bits; NaN for a symbol without a value."""
+    mask = (1 << width) - 1
+    each = 2 if width <= _TWIN else 1
+    for k in range(table.size // each):
+        for j in range(each):
+            symbol = (k >> (j * width)) & mask
+            table[each * k + j] = values[symbol] if symbol < values.size else _NAN
+
+
+@inline
+def _look_up_packed(data: Bytes, width: int, table: Singles, found: Singles) -> None:
+    """The values of symbols, eight at a time; ``data`` has SLACK bytes beyond them."""
+    bits = np.uint64(width)
+    twice = bits + bits
+    if width <= _TWIN:
+        mask = np.uint64((1 << (2 * width)) - 1)
+        twins, out = table.view(np.uint64), found.view(np.uint64)
+        for g in range(found.size // 8):
+            v = load64(data, g * width)
+            out[4 * g] = twins[v & mask]
+            v >>= twice
+            out[4 * g + 1] = twins[v & mask]
+            v >>= twice
+            out[4 * g + 2] = twins[v & mask]
+            out[4 * g + 3] = twins[(v >> twice) & mask]
+    else:
+        mask = np.uint64((1 << width) - 1)
+        half, shift = 4 * width // 8, np.uint64(4 * width % 8)
+        for g in range(found.size // 8):
+            v, w = load64(data, g * width), load64(data, g * width + half) >> shift
+            found[8 * g], found[8 * g + 4] = table[v & mask], table[w & mask]
+            v >>= bits
+            w >>= bits
+            found[8 * g + 1], found[8 * g + 5] = table[v & mask], table[w & mask]
+            v >>= bits
+            w >>= bits
+            found[8 * g + 2], found[8 * g + 6] = table[v & mask], table[w & mask]
+            found[8 * g + 3], found[8 * g + 7] = table[(v >> bits) & mask], table[(w >> bits) & mask]
+
+
+@inline
+def _scaled(found: Singles, p: int, bucket: int, scales: Singles, out: Singles) -> bool:
+    """The values of a chunk, which begins at value p, times the scales of their buckets; whether none was NaN."""
+    good = True
+    at = p
+    while at < p + found.size:
+        b = at // bucket
+        end = min(p + found.size, (b + 1) * bucket)
+        scale, fb, ob = scales[b], found[at - p : end - p], out[at:end]
+        for i in range(ob.size):
+            good &= fb[i] == fb[i]
+            ob[i] = fb[i] * scale
+        at = end
+    return good
+
+
 @jit
-def restore_packed(data: Bytes, width: int, bucket: int, scales: Singles, values: Singles, out: Singles) -> int:
+def restore_packed(data: Bytes, width: int, bucket: int, scales: Singles, values: Singles, out: Singles) -> bool:
     """Like :func:`restore`, from symbols packed in ``width`` bits, 1 to 16.
 
     Returns:
-        the largest symbol. If it is not an index into ``values``, decoding stopped there.
+        whether every symbol is an index into ``values``, which are finite; if not, decoding stopped there.
     """
-    codes, scratch = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
-    top = 0
+    table = np.empty((1 << (2 * width)) * 2 if width <= _TWIN else 1 << width, np.float32)
+    _fill_values(values, width, table)
+    found, last = np.empty(CHUNK, np.float32), np.zeros(2 * CHUNK + SLACK, np.uint8)
     for p in range(0, out.size, CHUNK):
-        stop = min(p + CHUNK, out.size)
-        top = max(top, unpack_chunk(data[p * width // 8 :], width, stop - p, scratch, codes))
-        if top >= values.size:
-            return top
-        at = p
-        while at < stop:
-            b = at // bucket
-            end = min(stop, (b + 1) * bucket)
-            _look_up(codes[at - p : end - p], values, scales[b], out[at:end])
-            at = end
-    return top
+        size = min(CHUNK, out.size - p)
+        groups = -(-size // 8)
+        source = data[p * width // 8 :]
+        if source.size < groups * width + SLACK:  # words would reach beyond the end
+            last[: source.size] = source
+            source = last
+        _look_up_packed(source, width, table, found[: 8 * groups])
+        if not _scaled(found[:size], p, bucket, scales, out):
+            return False
+    return True

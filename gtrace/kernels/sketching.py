@@ -109,12 +109,28 @@ def compact(table: Floats, low: int, high: int, rows: NDArray[np.int32], sums: F
     return count
 
 
+@inline
+def _lower_edges(rows: NDArray[np.int32], base: int) -> Floats:
+    leading = np.empty(rows.size, np.int64)
+    for k in range(rows.size):
+        leading[k] = (np.int64(rows[k]) + base) << SHIFT if rows[k] != 1 else 0
+    return leading.view(np.float64)
+
+
 @jit
-def sum_blocks(lower: Floats, sums: Floats, bins: int, out: Floats) -> None:
-    """Add up the sums of every ``bins`` bins, about the lower edge of the first, into ``out[blocks, 6]``."""
+def sum_squares(rows: NDArray[np.int32], base: int, sums: Floats, out: Floats) -> None:
+    """The weighted sum of r^2 over each bin."""
+    lower = _lower_edges(rows, base)
+    for k in range(rows.size):
+        low, w, w1, w2 = lower[k], sums[k, 3], sums[k, 4], sums[k, 5]
+        out[k] = w * low * low + 2.0 * low * w1 + w2
+
+
+@inline
+def _sum_blocks(lower: Floats, sums: Floats, bins: int) -> Floats:
+    """The sums of every ``bins`` bins, about the lower edge of the first: float64[blocks, 6]."""
+    out = np.zeros(((lower.size + bins - 1) // bins, COLUMNS))
     for b in range(out.shape[0]):
-        for j in range(COLUMNS):
-            out[b, j] = 0.0
         first = b * bins
         for k in range(first, min(first + bins, lower.size)):
             moved = lower[k] - lower[first]
@@ -123,6 +139,25 @@ def sum_blocks(lower: Floats, sums: Floats, bins: int, out: Floats) -> None:
                 out[b, j] += n
                 out[b, j + 1] += d1 + moved * n
                 out[b, j + 2] += d2 + moved * (2.0 * d1 + moved * n)
+    return out
+
+
+@jit
+def describe_bins(
+    rows: NDArray[np.int32], base: int, width: int, sums: Floats
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Lower and upper edges of the bins, and the sums over blocks of ``BLOCK_BINS`` and of ``LARGE_BINS`` of them.
+
+    Args:
+        rows: int32[k], ascending.
+        base: what the leading bits of row 0 are.
+        width: how many of these leading bits a bin spans; row 1 always spans one.
+        sums: float64[k, 6].
+    """
+    lower, above = _lower_edges(rows, base), np.empty(rows.size, np.int64)
+    for k in range(rows.size):
+        above[k] = (np.int64(rows[k]) + base + (1 if rows[k] == 1 else width)) << SHIFT
+    return lower, above.view(np.float64), _sum_blocks(lower, sums, BLOCK_BINS), _sum_blocks(lower, sums, LARGE_BINS)
 
 
 @jit
@@ -166,26 +201,47 @@ def hinge(t: float, low: float, width: float, n: float, d1: float, d2: float) ->
 def merge_bins(
     rows_a: NDArray[np.int32],
     sums_a: Floats,
+    mass_a: float,
+    energy_a: float,
     rows_b: NDArray[np.int32],
     sums_b: Floats,
-    rows: NDArray[np.int32],
-    sums: Floats,
-) -> int:
-    """The bins of two sketches as one: ascending numbers into ``rows``, added sums into ``sums``; returns how many.
+    mass_b: float,
+    energy_b: float,
+    share: float,
+) -> tuple[NDArray[np.int32], Floats]:
+    """The bins of two sketches as one: ascending numbers, and added sums, times ``share``.
 
-    ``rows`` and ``sums`` have room for all bins of both.
+    Before they are added, each sketch's plain sums are multiplied by its ``mass`` and its weighted ones by its
+    ``energy``.
     """
     i, j, k = 0, 0, 0
-    while i < rows_a.size or j < rows_b.size:
+    while i < rows_a.size and j < rows_b.size:
+        a, b = rows_a[i], rows_b[j]
+        i += a <= b
+        j += b <= a
+        k += 1
+    size = k + rows_a.size - i + rows_b.size - j
+    rows, sums = np.empty(size, np.int32), np.empty((size, COLUMNS))
+    i, j = 0, 0
+    for k in range(size):
         take_a = j == rows_b.size or (i < rows_a.size and rows_a[i] <= rows_b[j])
         take_b = i == rows_a.size or (j < rows_b.size and rows_b[j] <= rows_a[i])
         rows[k] = rows_a[i] if take_a else rows_b[j]
-        for c in range(COLUMNS):
-            sums[k, c] = (sums_a[i, c] if take_a else 0.0) + (sums_b[j, c] if take_b else 0.0)
+        if take_a and take_b:
+            for c in range(3):
+                sums[k, c] = (sums_a[i, c] * mass_a + sums_b[j, c] * mass_b) * share
+                sums[k, c + 3] = (sums_a[i, c + 3] * energy_a + sums_b[j, c + 3] * energy_b) * share
+        elif take_a:
+            for c in range(3):
+                sums[k, c] = sums_a[i, c] * mass_a * share
+                sums[k, c + 3] = sums_a[i, c + 3] * energy_a * share
+        else:
+            for c in range(3):
+                sums[k, c] = sums_b[j, c] * mass_b * share
+                sums[k, c + 3] = sums_b[j, c + 3] * energy_b * share
         i += take_a
         j += take_b
-        k += 1
-    return k
+    return rows, sums
 
 
 @jit

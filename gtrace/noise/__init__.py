@@ -10,6 +10,7 @@ from gtrace.noise.estimates import (
     noise_between,
     noise_of_steps,
     noise_of_sum,
+    noise_of_three,
     noise_ratio,
     pooled,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "noise_between",
     "noise_of_steps",
     "noise_of_sum",
+    "noise_of_three",
     "noise_ratio",
     "pooled",
     "predict",

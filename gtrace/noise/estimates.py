@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gtrace.kernels.noise import THREE, three_sums
 from gtrace.kernels.norms import power_sum
 from gtrace.metrics import Blocks, ratio
 
@@ -115,23 +116,25 @@ def noise_of_steps(pieces: Iterable[Sequence[NDArray[np.float32]]]) -> Noise:
         pieces: the same piece of each of the three gradients, one after the other, float32 arrays of one length each.
             How long they are does not matter to the last bit.
     """
-    blocks = Blocks()
-    sums = np.zeros(3)
+    blocks, sums = Blocks(), np.zeros(THREE)
     for piece in pieces:
-        for block in blocks.add(*piece):
-            sums += _of_three(*block)
-    for block in blocks.rest():
-        sums += _of_three(*block)
+        for first, middle, last in blocks.add(*piece):
+            three_sums(first, middle, last, sums)
+    for first, middle, last in blocks.rest():
+        three_sums(first, middle, last, sums)
+    return _of_three(sums)
+
+
+def noise_of_three(first: NDArray[np.float32], middle: NDArray[np.float32], last: NDArray[np.float32]) -> Noise:
+    """:func:`noise_of_steps` of whole gradients, contiguous float32 arrays of one length."""
+    sums = np.zeros(THREE)
+    three_sums(first, middle, last, sums)
+    return _of_three(sums)
+
+
+def _of_three(sums: NDArray[np.float64]) -> Noise:
     second, norm2, sum_norm2 = sums.tolist()
     return Noise(second / 6, (sum_norm2 - norm2) / 6, 1)
-
-
-def _of_three(*block: NDArray[np.float32]) -> tuple[float, float, float]:
-    """Squared norms of a block's second difference, of the three, and of their sum."""
-    first, middle, last = (values.astype(np.float64) for values in block)
-    ends = first + last
-    second, total = ends - 2.0 * middle, ends + middle
-    return float(second @ second), sum(float(power_sum(values, 2)) for values in block), float(total @ total)
 
 
 def pooled(several: Sequence[Noise]) -> Noise | None:

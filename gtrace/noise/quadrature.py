@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy import linalg
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,11 +66,19 @@ def filtered_ratio(
     if len(gram) < FEWEST + 1:
         raise ValueError(f"curvature needs at least {FEWEST + 1} gradients at the same weights, not {len(gram)}")
     # Orthonormal contrasts of m gradients are m - 1 independent samples of their noise.
-    contrasts = linalg.null_space(np.ones((1, len(gram)))).T * math.sqrt(samples / batch)
+    contrasts = contrasts_of(np.ones((1, len(gram)))) * math.sqrt(samples / batch)
     noise, codec = (contrasts @ matrix @ contrasts.T for matrix in (gram, codec_gram))
     if np.trace(noise) * batch / samples <= _ROUNDING * np.trace(gram):
         return FilteredRatio(math.nan, math.nan, math.nan)
     return bounded_ratio(noise, codec, codec_variance, weight, batch=batch, weight_decay=weight_decay)
+
+
+def contrasts_of(design: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Orthonormal rows, float64[n - rank, n], that are orthogonal to every row of float64[m, n]."""
+    _, values, rows = np.linalg.svd(design)
+    zero = np.finfo(np.float64).eps * max(design.shape) * values.max(initial=0)
+    found: NDArray[np.float64] = rows[int((values > zero).sum()) :]
+    return found
 
 
 def bounded_ratio(

@@ -16,8 +16,9 @@ from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK, power_sum
 from gtrace.metrics import Histogram, Reference, RunningComparison
+from gtrace.sweep.fits import Ready
 from gtrace.sweep.jobs import Totals
-from gtrace.sweep.rows import Drawn
+from gtrace.sweep.rows import Drawn, DrawnTogether
 from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import Key, State
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec, EncodedPart
-    from gtrace.sweep.fits import Fits, Ready, RunningSums
+    from gtrace.codecs.level_draws import LevelDraws
+    from gtrace.codecs.level_sets import LevelFit
+    from gtrace.sweep.fits import Fits, RunningSums
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Job
     from gtrace.sweep.sources import Values
@@ -78,6 +81,38 @@ class Draws:
         spent = {"simulate": ended - started, "compare": time.perf_counter() - ended}
         return Drawn(found, sent.payload_bytes - ENVELOPE_BYTES, sent.coded, clipped, spent, window_error=lost)
 
+    def draw_together(
+        self,
+        encoder: LevelDraws,
+        draw: int,
+        index: int,
+        fitted: LevelFit,
+        reference: Reference | Totals,
+        window: Window | None,
+    ) -> DrawnTogether:
+        """Encode a step once with each of many level codecs."""
+        assert isinstance(reference, Reference), "draws need values"
+        started = time.perf_counter()
+        size = reference.size
+        states = fitted.states(size)
+        keys = [(id(codec), draw) for codec in encoder.codecs]
+        totals = [self._sums.at(key, index, size, always=False) for key in keys]
+        found = encoder.draw(states, reference, self._fits.key(index, draw), totals)
+        if index in self._sums.first:
+            for codec, state, total in zip(encoder.codecs, states, totals, strict=True):
+                if total is None:
+                    self._sent[id(codec), index] = Ready(state, b"", {})
+        lost = None
+        if window is not None:
+            sums = [self._sums.take(key, index) for key in keys]
+            lost = np.array(
+                [
+                    float(power_sum(self._again(codec, draw, index) if total is None else total, 2))
+                    for codec, total in zip(encoder.codecs, sums, strict=True)
+                ]
+            )
+        return DrawnTogether(found, time.perf_counter() - started, lost)
+
     def forget(self) -> None:
         """Drop what a finished window kept."""
         self._sent.clear()
@@ -90,13 +125,20 @@ class Draws:
         if total is None:
             # Codecs with memory were replayed from the start of the burst; others are encoded again.
             assert not codec.stateful
-            total = np.zeros(values.size)
-            for k in range(self._sums.first[index], index):
-                before, _ = self._source.values(k)
-                ready = self._sent.get((id(codec), k)) or self._fits.ready(codec, draw, k, before.size)
-                add_error(before, codec.simulate(ready.state, before, self._fits.key(k, draw)).values, total)
+            total = self._again(codec, draw, index - 1)
             add_error(values, arrived, total)
         return float(power_sum(total, 2))
+
+    def _again(self, codec: Codec, draw: int, last: int) -> NDArray[np.float64]:
+        """The sum of the errors over a window up to a step, float64[n], encoded again."""
+        total = None
+        for k in range(self._sums.first[last], last + 1):
+            values, _ = self._source.values(k)
+            total = np.zeros(values.size) if total is None else total
+            ready = self._sent.get((id(codec), k)) or self._fits.ready(codec, draw, k, values.size)
+            add_error(values, codec.simulate(ready.state, values, self._fits.key(k, draw)).values, total)
+        assert total is not None
+        return total
 
 
 class ChunkDraws(Draws):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -17,7 +18,7 @@ import numpy as np
 
 from gtrace.codecs import Codec
 from gtrace.codecs.link import LinkOptions, Sender
-from gtrace.fitting.pooling import WINDOW, poolable, pooled
+from gtrace.fitting.pooling import WINDOW, RunningPool, poolable, pooled
 from gtrace.kernels.compare import add_error
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: float64 values that the running sums of stateless codecs may hold for a tensor; further codecs are encoded again
-_HELD = 1 << 21
+_HELD = 1 << 23
 
 
 class Ready(NamedTuple):
@@ -153,6 +154,7 @@ class Fits:
         self._before: dict[Hashable, Any] = {}
         self._recent: dict[Hashable, Any] = {}
         self.sketches: dict[SummarySpec, MomentSketch] = {}
+        self._pools: defaultdict[SummarySpec, RunningPool] = defaultdict(RunningPool)
         self._memories: dict[tuple[int, int], _Memory] = {}
         # The settings say which steps fit a codec.
         self._options = LinkOptions(RefitSchedule((0,)), settings.seed)
@@ -193,7 +195,8 @@ class Fits:
         """The sketch that fits a codec: one step's, or the pool of several."""
         if not fitting.pooled:
             return self.summary(fitting.steps[0], spec)
-        return self.recent((fitting, spec), lambda: pooled(self.summary(k, spec).bare() for k in fitting.steps))
+        of = partial(self.summary, spec=spec)
+        return self.recent((fitting, spec), lambda: self._pools[spec].mean(fitting.steps, [*map(of, fitting.steps)]))
 
     def ready(self, codec: Codec, draw: int, index: int, size: int) -> Ready:
         """A codec before it encodes ``size`` values of a step."""
@@ -236,7 +239,7 @@ class Fits:
     def _fit(self, codec: Codec, fitting: Fitting, size: int) -> _Fitted:
         """Fit a stateless codec for ``size`` values; the fitting steps may have another size."""
         before = after = codec.init(size, self._shape(size))
-        if codec.needs is not None:
+        if codec.needs is not None and codec.fits:
             if codec.allocates:
                 before = codec.with_target(before, self._share(codec, fitting))
             after = codec.fit(

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gtrace.noise import Moments, Noise, averaged, moments, noise_between, noise_of_steps, noise_of_sum, pooled
+from gtrace.noise import (
+    Moments,
+    Noise,
+    averaged,
+    moments,
+    noise_between,
+    noise_of_steps,
+    noise_of_sum,
+    noise_of_three,
+    pooled,
+)
 from gtrace.trace.choose import part_of
 
 if TYPE_CHECKING:
@@ -20,6 +31,8 @@ if TYPE_CHECKING:
 #: the key of a tensor's noise at a step in a result file's table of details
 NOISE = "noise"
 MICRO_BATCHES, RANKS, STEPS = "micro-batches", "ranks", "consecutive steps"
+#: elements of a tensor that is kept from one step of a burst to the next
+_KEPT = 1 << 20
 #: a ratio of noise to the squared norms below this is rounding error
 _SAME = 1e-12
 
@@ -95,6 +108,8 @@ class Yardstick:
         }
         #: tensor -> the middle one of the three steps whose noise was estimated last, and that noise
         self._latest: dict[str, tuple[int, Noise | None]] = {}
+        #: gradients of the tensor and the three steps that a thread looked at last
+        self._kept = threading.local()
         self.known = bool(self._replicas or self._steps or self._bursts)
 
     def describe(self) -> dict[str, Any]:
@@ -133,15 +148,26 @@ class Yardstick:
             return None
         if self._latest.get(name, (None,))[0] != middle:
             info = self._infos[name]
-            read = (
-                self._trace.read_chunks(info.name, middle + k, max(1, self._chunk // 3), **stream(info))
-                for k in (-1, 0, 1)
-            )
-            noise = noise_of_steps(zip(*read, strict=True))
+            noise = self._of_three(info, middle)
             stretch = 1.0 if info.sample is None else info.sample["total"] / info.size
             scaled = noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
             self._latest[name] = middle, scaled if math.isfinite(noise.variance + noise.signal) else None
         return self._latest[name][1]
+
+    def _of_three(self, info: TensorInfo, middle: int) -> Noise:
+        """Estimate from a step and its neighbors; small tensors are kept for the next step of the burst."""
+        steps = range(middle - 1, middle + 2)
+        share = max(1, self._chunk // 3)
+        if info.size > min(_KEPT, share):
+            read = (self._trace.read_chunks(info.name, step, share, **stream(info)) for step in steps)
+            return noise_of_steps(zip(*read, strict=True))
+        before: dict[tuple[str, int], NDArray[np.float32]] = getattr(self._kept, "values", {})
+        values = {}
+        for step in steps:
+            place = info.name, step
+            values[place] = before[place] if place in before else self._trace.read(*place, **stream(info))
+        self._kept.values = values
+        return noise_of_three(*values.values())
 
     def _replicas_of(self, name: str) -> list[_Replicas]:
         found = []

@@ -87,7 +87,8 @@ class Job:
         sample: the stored blocks; None if all values are stored.
         shape: the gradient's shape in training; None if it is not one parameter, or not all of it is stored.
         windows: first and last index of each window, see :func:`windows_of`.
-        final: its last wanted step is the last one that the sweep wants of the tensor, not only of this part.
+        final: keep the data for figures of levels at its last wanted step, which is then the last one that the sweep
+            wants of the tensor, not only of this part.
         among: for codecs that allocate, the tensors that they allocate among.
         names: spec -> the names under which its rows are written, if they are not only the codec's own.
     """

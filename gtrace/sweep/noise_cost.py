@@ -9,37 +9,41 @@ Of a large tensor, evenly spaced blocks stand for the rest.
 
 from __future__ import annotations
 
+import itertools
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy import linalg
 
-from gtrace.codecs.link import LinkOptions, Sender
+from gtrace.codecs import Codec
+from gtrace.codecs.level_noise import LevelNoise, noisy_together
+from gtrace.codecs.link import LinkOptions, Sender, refitted
 from gtrace.errors import TraceError
-from gtrace.kernels.compare import weighted_gram
+from gtrace.kernels.noise import contrast, noise_of_two, weighted_grams
+from gtrace.kernels.norms import count_nonfinite
 from gtrace.noise import ADAM, NoiseCosts
-from gtrace.noise.quadrature import FEWEST
+from gtrace.noise.quadrature import FEWEST, contrasts_of
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
+from gtrace.sweep.engine import spread
 from gtrace.sweep.gradient_noise import RANKS, STEPS, stream
 from gtrace.trace import OptimizerFacts
 from gtrace.types import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec
+    from gtrace.sweep.engine import Workers
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Among, Detail
     from gtrace.sweep.store import SweepResult
     from gtrace.trace import TensorInfo, Trace
+    from gtrace.types import State, SummarySpec
 
 #: what a detail of a tensor is about: the noise of its gradient, and of one codec
 SAMPLES, COST = "samples", "cost"
@@ -47,6 +51,8 @@ SAMPLES, COST = "samples", "cost"
 _WINDOWS, _LENGTH, _SAMPLES = 4, 6, 16
 #: elements of a tensor that are looked at, in blocks
 _ELEMENTS, _BLOCK = 1 << 17, 2048
+#: codecs whose variances of all elements are held at a time
+_TOGETHER = 16
 
 
 class Span(NamedTuple):
@@ -97,8 +103,8 @@ class Sampling:
         found: list[Span] = []
         for steps in windows:
             left = _SAMPLES // max(1, len(windows))
-            design = ones if ranks >= 3 else np.vander(np.arange(len(steps)), 2).T
-            found.append(Span(steps, ranks >= 3, linalg.null_space(design).T[:left]))
+            design = ones if ranks >= 3 else np.vander(np.arange(float(len(steps))), 2).T
+            found.append(Span(steps, ranks >= 3, contrasts_of(design)[:left]))
         enough = sum(len(window.contrasts) for window in found) >= FEWEST
         return cls(tuple(found) if enough else (), streams)
 
@@ -125,7 +131,30 @@ class CodecNoise(NamedTuple):
     gram: NDArray[np.float64]
     variance: float
     lost: float
-    growth: float
+    growth: float = math.nan
+
+
+class _Window(NamedTuple):
+    """One tensor in a window.
+
+    Attributes:
+        span: the window.
+        values: float32[steps, n], its gradient at each step.
+        near: float32[n], a gradient with independent noise, of the same weights as the middle one or between them.
+        keys: of two encodings of the middle gradient.
+        sketches: those that codecs were fitted to, by place in the window.
+    """
+
+    span: Span
+    values: NDArray[np.float32]
+    near: NDArray[np.float32]
+    keys: tuple[Key, ...]
+    sketches: dict[tuple[int, SummarySpec], MomentSketch]
+
+
+@lru_cache(maxsize=64)
+def _level_noise(codecs: tuple[Codec, ...]) -> LevelNoise:
+    return LevelNoise(codecs)
 
 
 class _Tensor:
@@ -135,121 +164,166 @@ class _Tensor:
         self._info, self._seed = info, seed
         own = plan.streams[info.name]
         stride = max(1, math.ceil(info.size / _ELEMENTS))
-        self._whole = stride == 1 and info.sample is None
-        self.windows = plan.windows
+        self._shape = tuple(info.shape) if stride == 1 and info.sample is None else None
         read = partial(_read, trace, stride=stride)
-        self.gradients = [[read(own[0], step) for step in window.steps] for window in plan.windows]
-        others = [
-            [read(rank, window.steps[window.middle]) for rank in own[1:]] if window.ranks else []
-            for window in plan.windows
-        ]
-        self.neighbors = [
-            others[k][0]
-            if len(values) == 1
-            else (values[w.middle - 1] + values[min(w.middle + 1, len(values) - 1)]) / 2
-            for k, (w, values) in enumerate(zip(plan.windows, self.gradients, strict=True))
-        ]
-        samples = []
-        for window, values, rest in zip(plan.windows, self.gradients, others, strict=True):
-            reads = [values[window.middle], *rest] if window.ranks else values
-            samples.append(window.contrasts @ np.stack(reads))
+        self._windows, noisy = [], []
+        for span in plan.windows:
+            values = np.stack([read(own[0], step) for step in span.steps])
+            others = [read(rank, span.steps[span.middle]) for rank in own[1:]] if span.ranks else []
+            before, after = values[span.middle - 1], values[min(span.middle + 1, len(values) - 1)]
+            near = others[0] if len(values) == 1 else (before + after) / 2
+            keys = (Key.derive(seed, tensor=info.name, step=span.steps[span.middle], draw=draw) for draw in (0, 1))
+            self._windows.append(_Window(span, values, near, tuple(keys), {}))
+            noisy.append(np.stack([values[span.middle], *others]) if span.ranks else values)
+        size = self._windows[0].near.size
+        #: float64[size], factor of each element in Adam's coordinates; 1 under another optimizer
+        self._scale = np.ones(size)
         facts = trace.optimizer_facts(info.optimizer).of_tensor(info.attrs)
-        self.scale = None
         if facts.kind in ADAM:
-            reads = [values for window in self.gradients for values in window]
-            second = np.mean([np.square(values, dtype=np.float64) for values in reads], axis=0)
+            reads = [values for window in self._windows for values in window.values]
+            second = sum((np.square(values, dtype=np.float64) for values in reads), np.zeros(size)) / len(reads)
             floor = 1e-8 if facts.eps is None else facts.eps
-            self.scale = np.where(second > 0, 1 / np.sqrt(np.sqrt(second) + floor), 0.0)
-        size = self.gradients[0][0].size
+            self._scale = np.where(second > 0, 1 / np.sqrt(np.sqrt(second) + floor), 0.0)
         total = info.size if info.sample is None else info.sample["total"]
         #: elements of the tensor for each of its samples
-        self.stretch = total / max(1, size)
+        self._stretch = total / max(1, size)
+        ends = np.cumsum([0, *(len(span.contrasts) for span in plan.windows)]).tolist()
+        self._samples = np.empty((ends[-1], size))
+        parts = [self._samples[first:last] for first, last in itertools.pairwise(ends)]
         # Products of small gradients would underflow in float32.
-        scaled = [self.scaled(each) for each in samples]
-        energies = np.array([np.square(each).sum() / len(each) for each in scaled])
+        energies = np.array(
+            [
+                contrast(values, span.contrasts, self._scale, part) / len(part)
+                for values, span, part in zip(noisy, plan.windows, parts, strict=True)
+            ]
+        )
         level = math.exp(np.log(energies[energies > 0]).mean()) if energies.any() else 1.0
         #: factor of each window, with which all have the same noise: the geometric mean of theirs
-        self.factors = np.sqrt(np.divide(level, energies, out=np.ones_like(energies), where=energies > 0)).tolist()
-        joined = np.concatenate([factor * each for factor, each in zip(self.factors, scaled, strict=True)])
-        self.samples = np.ascontiguousarray(joined.T)
-        self.gram = self.weighed(np.ones(size))
+        self._factors = np.sqrt(np.divide(level, energies, out=np.ones_like(energies), where=energies > 0)).tolist()
+        for factor, part in zip(self._factors, parts, strict=True):
+            part *= factor
+        self.gram = self._weighed(np.ones((1, size)))[0]
         inner = [
-            factor**2 * self.inner(values[window.middle], near)
-            for factor, window, values, near in zip(
-                self.factors, plan.windows, self.gradients, self.neighbors, strict=True
-            )
+            factor**2 * self._inner(window.values[window.span.middle], window.near)
+            for factor, window in zip(self._factors, self._windows, strict=True)
         ]
         self.signal = float(np.mean(inner))
 
-    def scaled(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Values in Adam's coordinates."""
-        wide: NDArray[np.float64] = np.asarray(values, np.float64)
-        return wide if self.scale is None else wide * self.scale
+    def _inner(self, left: NDArray[Any], right: NDArray[Any]) -> float:
+        """Inner product in Adam's coordinates, of the whole tensor."""
+        return self._stretch * float((left * self._scale) @ (right * self._scale))
 
-    def inner(self, left: NDArray[Any], right: NDArray[Any]) -> float:
-        """Inner product in these coordinates, of the whole tensor."""
-        return self.stretch * float(self.scaled(left) @ self.scaled(right))
+    def _weighed(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """float64[rows, n, n]: D diag(weights[row]) D^T of the whole tensor."""
+        grams = np.zeros((len(weights), *(len(self._samples),) * 2))
+        if weights.any():
+            weighted_grams(self._samples, weights, grams)
+        return self._stretch * (grams + np.triu(grams, 1).transpose(0, 2, 1))
 
-    def weighed(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """D diag(weights) D^T of the whole tensor."""
-        gram = np.zeros((self.samples.shape[1],) * 2)
-        weighted_gram(self.samples, weights, gram)
-        return self.stretch * (np.triu(gram) + np.triu(gram, 1).T)
+    def costs(self, codecs: Sequence[tuple[Codec, float | None]]) -> list[CodecNoise]:
+        """Encode with codecs in each window, each with its share of an allocation."""
+        groups: dict[tuple[bool, SummarySpec | None], list[int]] = {}
+        for place, (codec, _) in enumerate(codecs):
+            together = noisy_together(codec)
+            groups.setdefault((together, codec.needs if together else None), []).append(place)
+        found: dict[int, CodecNoise] = {}
+        for (together, _), group in groups.items():
+            for start in range(0, len(group), _TOGETHER):
+                places = group[start : start + _TOGETHER]
+                some = [codecs[place] for place in places]
+                found |= zip(places, (self._of_levels if together else self._of_each)(some), strict=True)
+        return [found[place] for place in range(len(codecs))]
 
-    def cell(self, codec: Codec, share: float | None) -> CodecNoise:
-        """Encode with a codec in each window."""
-        number = len(self.windows)
-        gram, growth = np.zeros_like(self.gram), math.nan
-        variance = lost = 0.0
-        if codec.stateful:
-            half = end = 0.0
-            for factor, window, values in zip(self.factors, self.windows, self.gradients, strict=True):
-                owed, middle = (np.float64(factor) * each for each in self._owed(codec, window, values, share))
-                along = self.stretch * (self.scaled(owed) @ self.samples)
-                gram += np.outer(along, along)
-                variance += self.inner(owed, owed)
-                half, end = half + self.inner(middle, middle), end + self.inner(owed, owed)
-            growth = end / half if half else 1.0
-            return CodecNoise(gram / number, variance / number, 0.0, growth)
-        for factor, window, values, near in zip(
-            self.factors, self.windows, self.gradients, self.neighbors, strict=True
-        ):
-            first, second = self._errors(codec, window, values, share)
-            difference = self.scaled(first - second) * (factor / math.sqrt(2))
-            gram += self.weighed(np.square(difference))
-            variance += self.stretch * float(difference @ difference)
-            lost -= factor**2 * self.inner((first + second) / 2, near)
-        return CodecNoise(gram / number, variance / number, lost / number, growth)
+    def _of_levels(self, codecs: Sequence[tuple[Codec, float | None]]) -> Iterator[CodecNoise]:
+        """The noise of level codecs that want the same sketch."""
+        together = _level_noise(tuple(codec for codec, _ in codecs))
 
-    def _sender(self, codec: Codec, values: NDArray[np.float32], step: int, share: float | None) -> Sender:
-        """A codec that was fitted to a gradient."""
-        options = LinkOptions(RefitSchedule((0,)), self._seed)
-        shape = tuple(self._info.shape) if self._whole else None
-        sender = Sender(codec, values.size, options, tensor=self._info.name, shape=shape)
-        if codec.needs is not None:
-            sender.fit(MomentSketch.from_spec(codec.view(sender.state, values), codec.needs), step, share=share)
-        return sender
+        def add(window: _Window, factor: float, variances: NDArray[np.float64]) -> NDArray[np.float64]:
+            middle, sketch = window.span.middle, None
+            if together.adaptive:
+                sketch = self._sketch(codecs[0][0], window, max(0, middle - 1))
+            values = window.values[middle]
+            return together.add(sketch, values, window.keys, window.near, self._scale, factor, variances)
 
-    def _errors(
-        self, codec: Codec, window: Span, values: list[NDArray[np.float32]], share: float | None
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The errors of two encodings of the middle gradient, fitted to the one before."""
-        place, step = window.middle, window.steps[window.middle]
-        fitted = values[place if codec.fits_itself else max(0, place - 1)]
-        state = self._sender(codec, fitted, step, share).state
-        key = partial(Key.derive, self._seed, tensor=self._info.name, step=step)
-        draws = (0,) if codec.deterministic else (0, 1)
-        errors = [codec.simulate(state, values[place], key(draw=draw)).values - values[place] for draw in draws]
-        return errors[0], errors[-1]
+        return self._of_errors(len(codecs), add)
+
+    def _of_each(self, codecs: Sequence[tuple[Codec, float | None]]) -> Iterator[CodecNoise]:
+        """The noise of codecs that are encoded one by one."""
+        alone = [(codec, share) for codec, share in codecs if not codec.stateful]
+
+        def add(window: _Window, factor: float, variances: NDArray[np.float64]) -> NDArray[np.float64]:
+            values, lost = window.values[window.span.middle], np.empty(len(alone))
+            for row, (codec, share) in enumerate(alone):
+                state, keys = self._fitted(codec, window, share), window.keys[: 1 if codec.deterministic else 2]
+                arrived = [codec.simulate(state, values, key).values for key in keys]
+                first, last = arrived[0], arrived[-1]
+                lost[row] = noise_of_two(values, first, last, window.near, self._scale, factor, variances[row])
+            return lost
+
+        errors = self._of_errors(len(alone), add)
+        for codec, share in codecs:
+            yield self._of_memory(codec, share) if codec.stateful else next(errors)
+
+    def _of_errors(
+        self, number: int, add: Callable[[_Window, float, NDArray[np.float64]], NDArray[np.float64]]
+    ) -> Iterator[CodecNoise]:
+        """The noise of codecs without memory.
+
+        Args:
+            number: of codecs.
+            add: compares two encodings of a window's middle gradient by each codec: adds the variance of each element,
+                and returns inner products of the mean error and the near gradient.
+        """
+        variances, lost = np.zeros((number, self._scale.size)), np.zeros(number)
+        for factor, window in zip(self._factors, self._windows, strict=True):
+            lost -= factor**2 * self._stretch * add(window, factor, variances)
+        sums, windows = self._stretch * variances.sum(axis=1), len(self._windows)
+        for gram, variance, bias in zip(self._weighed(variances), sums.tolist(), lost.tolist(), strict=True):
+            yield CodecNoise(gram / windows, variance / windows, bias / windows)
+
+    def _of_memory(self, codec: Codec, share: float | None) -> CodecNoise:
+        """The noise of a codec with memory: what it owes after the steps of each window."""
+        number = len(self._windows)
+        gram = np.zeros_like(self.gram)
+        half = end = 0.0
+        for factor, window in zip(self._factors, self._windows, strict=True):
+            owed, middle = (np.float64(factor) * each for each in self._owed(codec, window, share))
+            along = self._stretch * (self._samples @ (owed * self._scale))
+            gram += np.outer(along, along)
+            half, end = half + self._inner(middle, middle), end + self._inner(owed, owed)
+        return CodecNoise(gram / number, end / number, 0.0, end / half if half else 1.0)
+
+    def _fitted(self, codec: Codec, window: _Window, share: float | None) -> State:
+        """A codec without memory, fitted to the gradient before the middle one."""
+        middle = window.span.middle
+        state = codec.init(self._scale.size, self._shape)
+        if codec.needs is None or not (codec.fits or codec.allocates):
+            return state
+        place = middle if codec.fits_itself else max(0, middle - 1)
+        return refitted(codec, state, self._sketch(codec, window, place), window.span.steps[middle], share)
+
+    def _sketch(self, codec: Codec, window: _Window, place: int) -> MomentSketch:
+        """The sketch of a gradient that a codec is fitted to, before its memory holds anything."""
+        assert codec.needs is not None
+        values = window.values[place]
+        if type(codec).view is not Codec.view:
+            return MomentSketch.from_spec(codec.view(codec.init(values.size, self._shape), values), codec.needs)
+        key = place, codec.needs
+        if key not in window.sketches:
+            window.sketches[key] = MomentSketch.from_spec(values, codec.needs)
+        return window.sketches[key]
 
     def _owed(
-        self, codec: Codec, window: Span, values: list[NDArray[np.float32]], share: float | None
+        self, codec: Codec, window: _Window, share: float | None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """What a memory owes after all steps of a window, and after half of them."""
-        sender = self._sender(codec, values[0], window.steps[0], share)
-        owed = np.zeros_like(values[0])
-        middle = owed
-        for place, (step, each) in enumerate(zip(window.steps, values, strict=True)):
+        options = LinkOptions(RefitSchedule((0,)), self._seed)
+        steps, values = window.span.steps, window.values
+        sender = Sender(codec, self._scale.size, options, tensor=self._info.name, shape=self._shape)
+        if codec.needs is not None:
+            sender.fit(self._sketch(codec, window, 0), steps[0], share=share)
+        owed = middle = np.zeros_like(values[0])
+        for place, (step, each) in enumerate(zip(steps, values, strict=True)):
             key = Key.derive(self._seed, tensor=self._info.name, step=step, draw=0)
             arrived = codec.simulate(sender.state, each, key).values
             sender.settle(each, arrived)
@@ -266,7 +340,7 @@ def _read(trace: Trace, info: TensorInfo, step: int, stride: int) -> NDArray[np.
     else:
         pieces = trace.read_chunks(info.name, step, _BLOCK * stride, **stream(info))
         values = np.concatenate([piece[:_BLOCK] for piece in pieces])
-    return np.nan_to_num(values, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+    return np.where(np.isfinite(values), values, np.float32(0)) if count_nonfinite(values) else values
 
 
 def measure(
@@ -275,10 +349,11 @@ def measure(
     asked: Mapping[str, Sequence[tuple[Codec, Among, Sequence[str]]]],
     allocation: Allocation,
     seed: int,
-    jobs: int,
+    workers: Workers,
     done: Collection[tuple[str, int, str]],
-) -> Iterator[list[Detail]]:
-    """What codecs' noise costs on each tensor, as details of a result file.
+    sink: Callable[[list[Detail]], None],
+) -> None:
+    """Measure what codecs' noise costs on each tensor.
 
     Args:
         trace: an open trace.
@@ -286,38 +361,40 @@ def measure(
         asked: tensor -> codecs, the tensors among which each allocates, and the names of its rows.
         allocation: what tensors share out among themselves.
         seed: of the encodings.
-        jobs: threads; nothing depends on it.
+        workers: nothing depends on them.
         done: details that are there already.
+        sink: gets each tensor's details for a result file.
     """
     plan = Sampling.of(trace, gradients)
     if not plan.windows:
         return
 
-    def of_tensor(info: TensorInfo) -> list[Detail]:
+    def of_tensor(info: TensorInfo) -> Iterator[list[Detail]]:
         last = plan.windows[-1].steps[-1]
         missing = [
             (codec, among, [name for name in names if (info.name, last, f"{COST} {name}") not in done])
             for codec, among, names in asked[info.name]
         ]
-        if not any(names for _, _, names in missing):
-            return []
+        missing = [(codec, among, names) for codec, among, names in missing if names]
+        if not missing:
+            return
         tensor = _Tensor(trace, plan, info, seed)
         samples = {"gram": _packed(tensor.gram), "signal": tensor.signal, "steps": [w.steps for w in plan.windows]}
         samples["from"] = RANKS if plan.windows[0].ranks else STEPS
         details: list[Detail] = [(info.name, last, SAMPLES, samples)]
-        for codec, among, names in missing:
-            if not names:
-                continue
-            fitted = plan.windows[0].steps[0]
-            share = allocation.share(codec, info.name, fitted, among) if codec.allocates else None
-            cell = tensor.cell(codec, share)
+        fitted = plan.windows[0].steps[0]
+        shared = [
+            (codec, allocation.share(codec, info.name, fitted, among) if codec.allocates else None)
+            for codec, among, _ in missing
+        ]
+        for (codec, _, names), cell in zip(missing, tensor.costs(shared), strict=True):
             value = {"gram": _packed(cell.gram), "variance": cell.variance, "lost": cell.lost}
             value |= {"unbiased": codec.unbiased} | ({"growth": cell.growth} if codec.stateful else {})
             details += [(info.name, last, f"{COST} {name}", value) for name in names]
-        return details
+        yield details
 
-    with ThreadPoolExecutor(max_workers=max(1, jobs), thread_name_prefix="gtrace-noise") as pool:
-        yield from pool.map(of_tensor, gradients.infos)
+    infos = sorted(gradients.infos, key=lambda info: -info.size)
+    spread(infos, of_tensor, sink, workers, lambda info: info.size)
 
 
 def noise_costs(result: SweepResult) -> NoiseCosts | None:
@@ -364,7 +441,8 @@ def noise_costs(result: SweepResult) -> NoiseCosts | None:
 
 def _packed(gram: NDArray[np.float64]) -> list[float]:
     """The upper triangle, to six digits: a sample of noise says no more."""
-    return [float(f"{value:.6g}") for value in gram[np.triu_indices(len(gram))]]
+    values = gram[np.triu_indices(len(gram))].tolist()
+    return list(map(float, ("%.6g " * len(values) % tuple(values)).split()))
 
 
 def _unpacked(packed: Sequence[float], n: int) -> NDArray[np.float64]:

@@ -27,7 +27,7 @@ STEPS, BURST = 32, 3
 #: Tensors, and their elements, that a probe runs on.
 _PROBED, _LARGEST = 3, 1 << 17
 #: A sweep of fewer values takes seconds, and is not timed before.
-_WORTH_TIMING = 1 << 27
+_WORTH_TIMING = 1 << 30
 
 
 def representative_steps(steps: Sequence[int], most: int = STEPS) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ def announce(
     jobs: int | None,
     every: int,
 ) -> str:
-    """What a sweep takes, and what all codecs on all steps would take, from one timed probe.
+    """What a sweep takes, and what all codecs on all steps would take; of a long sweep a probe is timed.
 
     Args:
         trace: an open trace.
@@ -103,15 +103,14 @@ def announce(
     here = gradients.choose(steps)
     whole = gradients.all_steps
     mine, most = len(codecs) * _values(gradients, here), every * _values(gradients, whole)
-    rate = _rate(trace, gradients, codecs, kind, jobs) if most > _WORTH_TIMING else None
-
-    def about(values: int) -> str:
-        return ", seconds" if rate is None or values < rate else f", about {_in_words(values / rate)}"
-
-    said = f"measures {len(codecs)} configurations on {len(here)} of {len(whole):,} steps{about(mine)}"
-    if len(codecs) >= every and len(here) == len(whole):
-        return said
-    return f"{said}; --all: {every} configurations on {len(whole):,} steps{about(most)}"
+    said = f"measures {len(codecs)} configurations on {len(here)} of {len(whole):,} steps"
+    more = f"--all: {every} configurations on {len(whole):,} steps"
+    if mine > _WORTH_TIMING:
+        rate = _rate(trace, gradients, codecs, kind, jobs)
+        said, more = (f"{text}, about {_in_words(n / rate)}" for text, n in ((said, mine), (more, most)))
+    else:
+        said, more = f"{said}, seconds", f"{more}, about {most / mine:.0f} times as long"
+    return said if len(codecs) >= every and len(here) == len(whole) else f"{said}; {more}"
 
 
 def _in_words(seconds: float) -> str:

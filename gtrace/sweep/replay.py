@@ -1,6 +1,6 @@
 """Replay one tensor through its steps: read, fit, expect or send, compare, and write a row for each codec.
 
-Codecs with fixed levels that want the same sketch are judged together, and their rows are one table.
+Level codecs that want the same sketch go through a step together, and their rows are tables.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gtrace.codecs import Codec, expecting, level_grid
-from gtrace.codecs.level_sets import LevelSets, has_fixed_levels
+from gtrace.codecs.level_draws import LevelDraws
+from gtrace.codecs.level_sets import LevelSets, judged_together, least_errors
 from gtrace.errors import TraceError
-from gtrace.fitting import alq_levels, optimal_levels
 from gtrace.metrics import relative
 from gtrace.sweep.draws import ChunkDraws, Draws, Window
 from gtrace.sweep.fits import Fits, RunningSums
@@ -25,6 +25,7 @@ from gtrace.sweep.rows import (
     convergence,
     density,
     draw_row,
+    drawn_columns,
     expected_columns,
     identity,
     levels_of,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.level_sets import Judged
+    from gtrace.codecs.level_sets import Expectations, Judged, LevelFit
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Detail, Job, Settings, Timing, Wanted
@@ -54,28 +55,32 @@ MANY = "*"
 
 
 class Group(NamedTuple):
-    """Codecs that want the same sketch, with the columns that identify them."""
+    """Codecs that want the same sketch and the same draws, with the columns that identify them."""
 
     sets: LevelSets
+    encoder: LevelDraws
     identities: tuple[Row, ...]
+    draws: tuple[int, ...]
 
 
 @lru_cache(maxsize=64)
-def _group(codecs: tuple[Codec, ...]) -> Group:
-    return Group(LevelSets(codecs), tuple(map(identity, codecs)))
+def _group(codecs: tuple[Codec, ...], draws: tuple[int, ...]) -> Group:
+    return Group(LevelSets(codecs), LevelDraws(codecs), tuple(map(identity, codecs)), draws)
 
 
-def split(wanted: Wanted, *, tables: bool = True) -> tuple[list[Group], Wanted]:
-    """The expectations of a step that are computed together, and the rest of the work."""
-    groups: dict[SummarySpec | None, list[Codec]] = {}
+def split(wanted: Wanted, job: Job) -> tuple[list[Group], Wanted]:
+    """What level codecs do together at a step, and the rest of the work."""
+    groups: dict[tuple[SummarySpec | None, bool, tuple[int, ...]], list[Codec]] = {}
     rest = []
     for codec, draws in wanted:
-        if tables and EXPECTATION in draws and has_fixed_levels(codec):
-            groups.setdefault(codec.needs, []).append(codec)
-            draws = tuple(draw for draw in draws if draw != EXPECTATION)
+        # Rows in a table cannot be scaled up from a sample; a tensor in chunks is drawn with other codecs.
+        if job.sample is None and judged_together(codec):
+            together = (EXPECTATION,) * (EXPECTATION in draws) if job.chunked else draws
+            groups.setdefault((codec.needs, codec.unbiased, together), []).append(codec)
+            draws = tuple(draw for draw in draws if draw not in together)
         if draws:
             rest.append((codec, draws))
-    return [_group(tuple(each)) for each in groups.values()], tuple(rest)
+    return [_group(tuple(each), draws) for (_, _, draws), each in groups.items() if draws], tuple(rest)
 
 
 class Replay:
@@ -96,12 +101,10 @@ class Replay:
         self._draws = Draws(self._source, self._fits, self._sums)
         if job.chunked:
             self._draws = ChunkDraws(gradients, job, self._source, self._fits, self._sums)
-        # The steps of a job mostly want the same and then refer to one object, which the job keeps. Rows in a table
-        # cannot be scaled up from a sample.
+        # The steps of a job mostly want the same and then refer to one object, which the job keeps.
         distinct = {id(wanted): wanted for _, wanted in job.wanted}
-        self._split = {key: split(wanted, tables=job.sample is None) for key, wanted in distinct.items()}
+        self._split = {key: split(wanted, job) for key, wanted in distinct.items()}
         self._identities = {id(codec): identity(codec) for _, wanted in job.wanted for codec, _ in wanted}
-        self._optima: dict[tuple[SummarySpec, int, bool], float] = {}
         self._ends = {last: first for first, last in job.windows}
         #: the window that ends at the current step, if any
         self._window: Window | None = None
@@ -138,7 +141,7 @@ class Replay:
         rows: list[Row] = []
         times: list[Timing] = []
         groups, rest = self._split[id(wanted)]
-        tables = [self._table(group, index, look, common, times) for group in groups]
+        tables = [table for group in groups for table in self._tables(group, index, look, common, times)]
         for codec, draws in rest:
             stretch = None
             if isinstance(self._source, Sample):
@@ -152,50 +155,82 @@ class Replay:
             relate_to_noise(rows, tables, wanted, noise)
             details.append((job.tensor, step, NOISE, noise._asdict()))
         self._fits.end()
-        self._optima.clear()
         return Block(rows, times, warnings, details, tables)
 
-    def _table(self, group: Group, index: int, look: Seen, common: Row, times: list[Timing]) -> RowTable:
-        """Expectations that are computed together, from their common sketch."""
+    def _tables(self, group: Group, index: int, look: Seen, common: Row, times: list[Timing]) -> Iterator[RowTable]:
+        """The rows of codecs that go through a step together: their expectations, and each draw."""
         sets, size, steps = group.sets, look.reference.size, self._job.steps
-        first = sets.codecs[0]
         clock = time.perf_counter()
         self._fits.summary(index, sets.needs)
         sketched = time.perf_counter()
-        fitting = self._settings.source(first, index, steps)
-        codes = sets.fit(self._judged(sets, fitting), size)
-        sent = codes.sent
-        before = self._settings.source(first, index - 1, steps) if index else None
+        fitting = self._settings.source(sets.codecs[0], index, steps)
+        fitted = self._fitted(sets, fitting, size)
+        sent = fitted.sent
+        before = self._settings.source(sets.codecs[0], index - 1, steps) if index else None
         if before == fitting:
             sent = np.zeros_like(sent)
         elif before is not None:
-            sent = np.where(sets.differ(codes, sets.fit(self._judged(sets, before), size)), sent, 0)
-        expected = sets.expect(self._judged(sets, Fitting((index,))), codes)
-        optimum = None
-        if self._settings.optimal:
-            optimum = np.array(list(map(partial(self._optimum, index), sets.codecs, sets.sizes.tolist())), np.float64)
+            sent = np.where(sets.differ(fitted, self._fitted(sets, before, size)), sent, 0)
+        expected = sets.expect(self._judged(sets, index, fitting, fitted), fitted)
         common = {
             **common,
             "bits_shared": 8.0 * sent / max(1, size),
-            "fitted_on": np.where(codes.adopted, np.array(fitting.label(index, steps), object), "-"),
+            "fitted_on": np.where(fitted.changed, np.array(fitting.label(index, steps), object), "-"),
         }
+        spent = {"sketch": sketched - clock, "expect": time.perf_counter() - sketched}
+        where = (self._job.tensor, common["step"], MANY)
+        times.extend((*where, EXPECTATION, *stage) for stage in spent.items())
+        for draw in group.draws:
+            if draw == EXPECTATION:
+                yield RowTable(group.identities, self._expected_columns(sets, index, look, common, fitted, expected))
+                continue
+            drawn = self._draws.draw_together(group.encoder, draw, index, fitted, look.reference, self._window)
+            columns = drawn_columns({**common, "draw": draw}, sets, drawn, expected, self._job.dtype_bits)
+            if drawn.window_error is not None:
+                columns.update(self._lost(drawn.window_error))
+            times.append((*where, draw, "simulate", drawn.spent))
+            yield RowTable(group.identities, columns)
+
+    def _expected_columns(
+        self, sets: LevelSets, index: int, look: Seen, common: Row, fitted: LevelFit, expected: Expectations
+    ) -> Row:
+        """The columns of expectations."""
+        optimum = self._optima(index, sets, fitted) if self._settings.optimal else None
         columns = expected_columns(common, expected, optimum, self._job.dtype_bits)
         if look.weighted is not None:
-            columns["update_error"] = relative(sets.weighted_error(look.weighted[sets.needs]), look.energy)
-        if first.unbiased:
-            lost = self._expected_loss(sets, index, expected.squared_error, partial(self._errors_of, sets, size))
-            if lost is not None:
-                columns.update(self._lost(lost))
-        spent = {"sketch": sketched - clock, "expect": time.perf_counter() - sketched}
-        times.extend((self._job.tensor, common["step"], MANY, EXPECTATION, *stage) for stage in spent.items())
-        return RowTable(group.identities, columns)
+            lost = sets.weighted_error(look.weighted[sets.needs], fitted.grids)
+            columns["update_error"] = relative(lost, look.energy)
+        if sets.codecs[0].unbiased:
+            errors = partial(self._errors_of, sets, look.reference.size)
+            total = self._expected_loss(sets, index, expected.squared_error, errors)
+            if total is not None:
+                columns.update(self._lost(total))
+        return columns
 
-    def _judged(self, sets: LevelSets, fitting: Fitting) -> Judged:
-        return self._fits.recent((sets, fitting), lambda: sets.judge(self._fits.sketch(fitting, sets.needs)))
+    def _fitted(self, sets: LevelSets, fitting: Fitting, size: int) -> LevelFit:
+        return self._fits.recent((sets, fitting, size), lambda: sets.fit(self._fits.sketch(fitting, sets.needs), size))
+
+    def _judged(self, sets: LevelSets, index: int, fitting: Fitting, fitted: LevelFit) -> Judged:
+        """The levels of a fit on the sketch of a step."""
+        sketch = self._fits.summary(index, sets.needs)
+        return self._fits.recent((sets, index, fitting), lambda: sets.judge(sketch, fitted.grids))
 
     def _errors_of(self, sets: LevelSets, size: int, index: int) -> NDArray[np.float64]:
-        judged = self._judged(sets, Fitting((index,)))
-        return sets.expect(judged, sets.fit(judged, size)).squared_error
+        fitting = self._settings.source(sets.codecs[0], index, self._job.steps)
+        fitted = self._fitted(sets, fitting, size)
+        return sets.expect(self._judged(sets, index, fitting, fitted), fitted).squared_error
+
+    def _optima(self, index: int, sets: LevelSets, fitted: LevelFit) -> NDArray[np.float64] | None:
+        """The least expected errors of as many levels as each codec has, float64[sets]; None where there are none."""
+        sketch = self._fits.summary(index, sets.needs)
+        if sets.needs.norm == "none" or not sketch.sums.size:
+            return None
+        sizes, found = fitted.grids.sizes, np.empty(len(sets.codecs))
+        for zero in (True, False):
+            these = sets.has_zero == zero
+            if these.any():
+                found[these] = least_errors(sketch, sizes[these].tolist(), zero=zero)
+        return found
 
     def _rows(
         self, codec: Codec, draws: tuple[int, ...], index: int, look: Seen, common: Row
@@ -312,17 +347,8 @@ class Replay:
         grid = level_grid(codec)
         if grid is None or codec.needs is None or not has_optimum(codec):
             return None
-        key = (codec.needs, count, grid.zero)
-        if key not in self._optima:
-            sketch = self._fits.summary(index, codec.needs)
-            if not sketch.sums.size:
-                return None
-            if grid.zero:
-                best = optimal_levels(sketch, count, method="sketch")
-            else:
-                best = alq_levels(sketch, count.bit_length(), zero=False)
-            self._optima[key] = sketch.expected_error(best, grid.zero)
-        return self._optima[key]
+        sketch = self._fits.summary(index, codec.needs)
+        return float(least_errors(sketch, [count], zero=grid.zero)[0]) if sketch.sums.size else None
 
 
 def has_optimum(codec: Codec) -> bool:

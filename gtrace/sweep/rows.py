@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from gtrace.codecs import Codec
     from gtrace.codecs.base import CodedBits
-    from gtrace.codecs.level_sets import Expectations
+    from gtrace.codecs.level_draws import DrawnSets
+    from gtrace.codecs.level_sets import Expectations, LevelSets
     from gtrace.noise import Noise
     from gtrace.sketch import MomentSketch
     from gtrace.sweep.jobs import Wanted
@@ -111,6 +112,20 @@ class Drawn(NamedTuple):
     window_error: float | None = None
 
 
+class DrawnTogether(NamedTuple):
+    """The results of one encoding by each of many codecs.
+
+    Attributes:
+        found: what arrived, compared and counted.
+        spent: seconds.
+        window_error: float64[codecs], ||sum of errors||^2 over the window that ends here, None if none does.
+    """
+
+    found: DrawnSets
+    spent: float
+    window_error: NDArray[np.float64] | None = None
+
+
 def draw_row(common: Row, codec: Codec, drawn: Drawn, expected: Expectation | None, dtype_bits: int) -> Row:
     """A row of one encoding.
 
@@ -151,6 +166,23 @@ def draw_row(common: Row, codec: Codec, drawn: Drawn, expected: Expectation | No
             row.update(dict.fromkeys(("w1", "w1_normalized", "w1_mcgq", "w1_method")))
         row["note"] = "; ".join(filter(None, (row["note"], said)))
     return row
+
+
+def drawn_columns(common: Row, sets: LevelSets, drawn: DrawnTogether, expected: Expectations, dtype_bits: int) -> Row:
+    """The columns of one encoding by each of many codecs, as :func:`draw_row` has them for one."""
+    found, energy = drawn.found, common["energy"]
+    return {
+        **common,
+        **{name: getattr(found, name) for name in _COMPARED},
+        "relative_variance": relative(found.squared_error, energy),
+        "relative_bias": relative(0.0 if sets.codecs[0].unbiased else expected.bias, math.sqrt(energy)),
+        "w1_method": "exact",
+        "bits_fixed": found.fixed,
+        "bits_entropy": found.entropy,
+        "bits_huffman": found.huffman,
+        "bits_norms": expected.bits_norms,
+        **_rates(common, 8.0 * found.body / max(1, common["n"]), dtype_bits),
+    }
 
 
 def _rates(common: Row, payload: Any, dtype_bits: int) -> Row:

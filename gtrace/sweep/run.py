@@ -32,7 +32,7 @@ from gtrace.codecs import (
 from gtrace.codecs.assignment import CodecTable, coding_of
 from gtrace.codecs.plugins import package_versions
 from gtrace.errors import UsageError
-from gtrace.sweep.engine import run_jobs
+from gtrace.sweep.engine import Workers, run_jobs
 from gtrace.sweep.fits import Allocation
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.jobs import LEFT_OUT, Block, Job, Nonfinite, Refit, Settings, any_burst, gaps_line, windows_of
@@ -47,7 +47,7 @@ from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
     import dataclasses
-    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 
     from distributed import Client
 
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 #: the steps of tensors that have rows in a store: (tensor, step, codec, draw) -> steps in the window that ends there
 Done = dict[tuple[str, int, str, int], "int | None"]
+#: The largest tensors keep the data for figures of levels: reports draw five of them, and some may have no levels.
+_PICTURED = 8
 _FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
@@ -146,8 +148,9 @@ class SweepOptions:
             and with their specs in the provenance under ``left_out_codecs``; otherwise they are refused.
         chunk: elements of a tensor that are read and summarized at a time; see :mod:`gtrace.sweep.limits` for what
             happens to larger tensors. Rows do not depend on it beyond rounding.
-        jobs: threads; the number of processors by default. Rows do not depend on it.
-        scheduler: run on a Dask cluster instead of threads: its address, its scheduler file, ``local:N``, or a
+        jobs: worker processes, or threads if this process has other threads or the trace is not a folder on Linux; the
+            number of processors by default. Rows do not depend on it.
+        scheduler: run on a Dask cluster instead: its address, its scheduler file, ``local:N``, or a
             client; see :func:`gtrace.sweep.cluster.connected`. Rows do not depend on it.
         output: SQLite file to write or resume; without one nothing is kept on disk.
         force: start over: replace an ``output`` that is there, whatever it holds.
@@ -184,7 +187,7 @@ class SweepOptions:
         if self.chunk < 1:
             raise UsageError(f"sweep: chunk cannot be {self.chunk} elements; give a power of two such as {CHUNK}")
         if self.scheduler is not None and self.jobs is not None:
-            raise UsageError("--jobs: sets threads on this machine and cannot go with --scheduler; leave it out")
+            raise UsageError("--jobs: sets workers on this machine and cannot go with --scheduler; leave it out")
 
 
 class _Sweep:
@@ -277,7 +280,7 @@ class _Sweep:
         return self._limits.lines()
 
     def jobs(self, done: Done) -> list[Job]:
-        """The missing work per tensor; the largest tensors first, so that no thread ends with one of them."""
+        """The missing work per tensor; the largest tensors first, so that no worker ends with one of them."""
         gradients = self.gradients
         there: dict[str, set[int]] = defaultdict(set)
         for tensor, step, _, _ in done:
@@ -292,8 +295,8 @@ class _Sweep:
             size=gradients.size(WHOLE_MODEL),
         )
         bare: list[tuple[Job, TensorInfo | None]] = [(model, None)]
-        for one in sorted(gradients.infos, key=lambda info: -info.size):
-            job = Job(one.name, _dtype_bits(one), gradients.steps[one.name], (), size=one.size)
+        for rank, one in enumerate(sorted(gradients.infos, key=lambda info: -info.size)):
+            job = Job(one.name, _dtype_bits(one), gradients.steps[one.name], (), size=one.size, final=rank < _PICTURED)
             shape = one.shape if one.sample is None else None
             bare.append((replace(job, sketched=bool(one.sketches), sample=sample_of(one), shape=shape), one))
         jobs = []
@@ -313,7 +316,7 @@ class _Sweep:
         return [job for job in jobs if job.wanted]
 
     def runner(self, stack: ExitStack) -> Callable[[Sequence[Job], Callable[[Block], None]], None]:
-        """A function that runs jobs and hands over finished blocks: on threads, or on a cluster that the stack ends."""
+        """A function that runs jobs and hands over finished blocks: here, or on a cluster that the stack ends."""
         options, gradients = self._options, self.gradients
         if options.scheduler is not None:
             from gtrace.sweep.cluster import Session, connected, run_on_cluster
@@ -321,20 +324,20 @@ class _Sweep:
             codecs = self._sharing()
             session = Session.of(self._trace, options.tensors, gradients.kind, options.chunk, self.settings, codecs)
             return partial(run_on_cluster, stack.enter_context(connected(options.scheduler)), session)
-        return partial(run_jobs, gradients, self.settings, self._allocation(), self._threads, options.chunk)
+        return partial(run_jobs, gradients, self.settings, self._allocation(), self._workers, options.chunk)
 
-    def noise_costs(self, done: Collection[tuple[str, int, str]]) -> Iterator[list[Detail]]:
-        """What codecs' noise costs over a horizon, a tensor at a time; ``done`` are the details that are there."""
+    def noise_costs(self, done: Collection[tuple[str, int, str]], sink: Callable[[list[Detail]], None]) -> None:
+        """Measure what codecs' noise costs over a horizon, a tensor at a time; ``done`` are the details there."""
         asked = {
             tensor: [(item.codec, item.among, [name["codec"] for name in item.names]) for item in items]
             for tensor, items in self.asked.items()
         }
         allocation, seed = self._allocation(), self.settings.seed
-        return measure(self._trace, self.gradients, asked, allocation, seed, self._threads, done)
+        measure(self._trace, self.gradients, asked, allocation, seed, self._workers, done, sink)
 
     @property
-    def _threads(self) -> int:
-        return self._options.jobs or os.cpu_count() or 1
+    def _workers(self) -> Workers:
+        return Workers.of(self._trace, self._options.jobs)
 
     def _sharing(self) -> list[tuple[Codec, Among]]:
         return list(dict.fromkeys((item.codec, item.among) for items in self.asked.values() for item in items))
@@ -396,8 +399,7 @@ def run_sweep(trace: Trace | str | os.PathLike[str], codecs: Sequence[TableLike]
 
             runner(jobs, sink)
             if asked.noise:
-                for details in sweep.noise_costs(store.details()):
-                    store.add((), details=details)
+                sweep.noise_costs(store.details(), lambda details: store.add((), details=details))
         finally:
             store.close()
         return ResultStore.load(path)
@@ -569,4 +571,4 @@ def _with_missing(
     named = {spec: names for spec, names in job.names.items() if [name["codec"] for name in names] != [spec]}
     # On a cluster the last step may finish before others.
     last = max((index for index, step in enumerate(job.steps) if step in steps), default=0)
-    return replace(job, wanted=tuple(wanted), names=named, final=bool(wanted) and wanted[-1][0] >= last)
+    return replace(job, wanted=tuple(wanted), names=named, final=job.final and bool(wanted) and wanted[-1][0] >= last)

@@ -61,6 +61,7 @@ def own(path: Path) -> Iterator[bool]:
         if not path.is_file():
             raise OutputExistsError(f"{path}: exists already and is not a file; choose another -o") from None
         descriptor, new = os.open(path, flags), False
+    _owned.add(descriptor)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,7 +74,21 @@ def own(path: Path) -> Iterator[bool]:
             raise _taken(path)
         yield new
     finally:
+        _owned.discard(descriptor)
         os.close(descriptor)
+
+
+#: files that this process owns
+_owned: set[int] = set()
+
+
+def _disown() -> None:
+    """In a forked process: a copy of the descriptor would keep the file owned after the owner's death."""
+    while _owned:
+        os.close(_owned.pop())
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 def _taken(path: Path) -> OutputExistsError:
@@ -382,22 +397,30 @@ class ResultStore:
     def _add_table(self, table: RowTable) -> None:
         columns = table.columns
         statement, names = self._statement(tuple(columns))
-        cells: list[Iterable[Any]] = [
-            repeat(self._text(columns["tensor"])),
-            repeat(columns["step"]),
-            [self._codec(identity) for identity in table.identities],
-            repeat(columns["draw"]),
+        key = [
+            self._text(columns["tensor"]),
+            columns["step"],
+            [self._codec(one) for one in table.identities],
+            columns["draw"],
         ]
+        cells = dict(zip(KEY, key, strict=True))
+        numbers = [
+            name for name in names if isinstance(columns[name], np.ndarray) and columns[name].dtype == np.float64
+        ]
+        if numbers:
+            # SQLite takes NaN as NULL.
+            block = np.stack([columns[name] for name in numbers])
+            np.copyto(block, np.nan, where=np.isinf(block))
+            cells.update(zip(numbers, block.tolist(), strict=True))
         for name in names:
-            values = columns[name]
-            if not isinstance(values, np.ndarray):
-                cells.append(repeat(self._cell(name, values)))
-            elif name in TEXTS:
-                cells.append([self._cell(name, value) for value in values])
-            else:
-                # SQLite takes NaN as NULL.
-                cells.append(np.where(np.isfinite(values), values, np.nan).tolist())
-        self._connection.executemany(statement, zip(*cells, strict=False))
+            if name not in cells:
+                values = columns[name]
+                listed = values.tolist() if isinstance(values, np.ndarray) else None
+                cells[name] = self._cell(name, values) if listed is None else [self._cell(name, v) for v in listed]
+        ordered = [cells[name] for name in (*KEY, *names)]
+        self._connection.executemany(
+            statement, zip(*(cell if isinstance(cell, list) else repeat(cell) for cell in ordered), strict=False)
+        )
 
     def close(self) -> None:
         """Close; folds the write-ahead log into the one file, which readers then leave unchanged.

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 
@@ -53,6 +53,9 @@ class Where(TypedDict, total=False):
     kind: str | None
     optimizer: int | None
     rank: int | None
+
+
+_WHERE = Where.__annotations__.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +149,18 @@ def shown_names(stored: Iterable[_Place]) -> dict[_Place, str]:
     return {(key, name): names[key.kind, key.optimizer, name] for key, name in places}
 
 
-#: bytes of decoded chunks that a trace keeps for the next steps of the same tensors
-_CACHE_BYTES = 64 * 1024 * 1024
+#: Bytes of decoded chunks that a trace keeps, and of the largest one among them: a sweep reads a step again for its
+#: window, its noise and its fits.
+_CACHE_BYTES = 32 * 1024 * 1024
+_LARGEST_KEPT = _CACHE_BYTES // 4
+
+
+class _Decoded(NamedTuple):
+    """Rows of one chunk: the number of the first, (rows, elements), and those whose checksum was verified."""
+
+    first: int
+    rows: NDArray[np.float32]
+    verified: set[int]
 
 
 class Trace:
@@ -177,7 +190,8 @@ class Trace:
         self.tensors = tuple(TensorInfo.of(key, spec, names[key, name]) for (key, name), spec in self._specs.items())
         # Both names of a tensor find it.
         self._specs |= {(key, names[key, name]): spec for (key, name), spec in self._specs.items()}
-        self._cache: OrderedDict[tuple[StreamKey, int], tuple[int, NDArray[np.float32]]] = OrderedDict()
+        self._found: dict[tuple[str, str | None, int | None, int | None], tuple[Stream, TensorSpec]] = {}
+        self._cache: OrderedDict[tuple[StreamKey, int, int], _Decoded] = OrderedDict()
         self._cached = 0
         self._lock = threading.Lock()
         self._closed = False
@@ -278,7 +292,7 @@ class Trace:
     ) -> NDArray[np.float32]:
         """The gradient as a new 1-D C-contiguous float32 array of ``size`` elements, a neural one of ``n_valid``.
 
-        Reading the steps of one tensor in order decodes each chunk once.
+        Reading the steps of one tensor in order decodes each chunk once, and chunks that were read last are kept.
 
         Raises:
             UsageError: there is no such tensor, it is absent at that step, or the trace is closed.
@@ -290,13 +304,15 @@ class Trace:
             raise UsageError(
                 f"{about}: the trace holds sketches of it ({kept}) and no values; capture without --sketch"
             )
-        first, rows = self._rows(stream, spec, row)
-        valid = stream.lengths(spec, slice(row, row + 1))["n_valid"][0]
-        # A single row was decoded for this call and may be as large as memory: do not copy it again.
-        fresh = len(rows) == 1 and rows.flags.writeable
-        values = np.array(rows[row - first][:valid], np.float32, order="C", copy=None if fresh else True)
-        if checksum(values) != stream.statistic("crc32c")[row, spec.index]:
-            raise TraceError(f"{about}: checksum mismatch with the commit record; the trace is damaged")
+        chunk = self._chunk(stream, spec, row)
+        valid = stream.lengths(spec, slice(row, row + 1))["n_valid"][0] if stream.key.kind == "neural" else spec.size
+        # A row that is not kept was decoded for this call and may be as large as memory: do not copy it again.
+        fresh = chunk.rows.nbytes > _LARGEST_KEPT and len(chunk.rows) == 1 and chunk.rows.flags.writeable
+        values = np.array(chunk.rows[row - chunk.first][:valid], np.float32, order="C", copy=None if fresh else True)
+        if row not in chunk.verified:
+            if checksum(values) != stream.statistic("crc32c")[row, spec.index]:
+                raise TraceError(f"{about}: checksum mismatch with the commit record; the trace is damaged")
+            chunk.verified.add(row)
         return values
 
     def read_chunks(
@@ -471,10 +487,14 @@ class Trace:
         return chosen
 
     def _find(self, name: str, where: Where) -> tuple[Stream, TensorSpec]:
+        place = (name, where.get("kind"), where.get("optimizer"), where.get("rank"))
+        if place in self._found and where.keys() <= _WHERE:
+            return self._found[place]
         chosen = self._select(where)
         for stream in chosen:
             spec = self._specs.get((stream.key, name))
             if spec is not None:
+                self._found[place] = stream, spec
                 return stream, spec
         known = [printable(known) for stream in chosen for key, known in self._specs if key == stream.key]
         shown = printable(name)
@@ -493,25 +513,25 @@ class Trace:
             raise UsageError(f"{about} has no gradient at step {step}; did you mean {' or '.join(map(str, near))}?")
         return stream, spec, row, f"{about}, step {step}"
 
-    def _rows(self, stream: Stream, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
-        """The rows of the chunk around ``row``, from the cache if they are in it."""
-        place = (stream.key, spec.index)
+    def _chunk(self, stream: Stream, spec: TensorSpec, row: int) -> _Decoded:
+        """The chunk around ``row``, decoded or kept."""
+        place = (stream.key, spec.index, row // spec.chunk_rows)
         with self._lock:
             found = self._cache.get(place)
-            if found is not None and found[0] <= row < found[0] + len(found[1]):
+            if found is not None and found.first <= row < found.first + len(found.rows):
                 self._cache.move_to_end(place)
                 return found
         # Decoded without the lock, so that several threads can read several tensors.
-        first, rows = stream.read_rows(spec, row)
-        if len(rows) > 1:
+        found = _Decoded(*stream.read_rows(spec, row), set())
+        # What is read-only is in memory anyway.
+        if found.rows.nbytes <= _LARGEST_KEPT and found.rows.flags.writeable:
             with self._lock:
                 old = self._cache.pop(place, None)
-                self._cached += rows.nbytes - (old[1].nbytes if old else 0)
-                self._cache[place] = (first, rows)
-                while self._cached > _CACHE_BYTES and self._cache:
-                    _, (_, dropped) = self._cache.popitem(last=False)
-                    self._cached -= dropped.nbytes
-        return first, rows
+                self._cached += found.rows.nbytes - (old.rows.nbytes if old else 0)
+                self._cache[place] = found
+                while self._cached > _CACHE_BYTES:
+                    self._cached -= self._cache.popitem(last=False)[1].rows.nbytes
+        return found
 
 
 def open_trace(path: str | PathLike[str]) -> Trace:

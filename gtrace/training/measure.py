@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.kernels.compare import distance, weighted_sums
+from gtrace.kernels.compare import distances, weighted_sums
 from gtrace.metrics import relative, update_weights
 from gtrace.noise import moments, noise_between
 from gtrace.types import WHOLE_MODEL
@@ -64,7 +64,7 @@ class Measurement:
             # A single worker says nothing about the variance of gradients and errors.
             self._noise = self._common = math.nan
         self._weigh(self._weights(name, mean), self._weights(name, aggregated), mean, aggregated)
-        self._moved += mean.size * float(distance(np.sort(mean), np.sort(aggregated), 1.0, 1.0))
+        self._moved += mean.size * float(distances(np.sort(mean), np.sort(aggregated), mean.size, 1.0, 1.0)[0])
         self._norm1 += float(np.abs(wide).sum())
         self.seconds += time.thread_time() - start
 

@@ -4,15 +4,13 @@ docs/when-not-to-compress.md shows it on a larger model.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from helpers_capture import environment, run_gtrace
 from torch.nn.parallel import DistributedDataParallel
 
 from gtrace import open_trace
@@ -46,14 +44,7 @@ def advised(tmp_path_factory):
     folder = tmp_path_factory.mktemp("advise")
     (folder / "train.py").write_text(PROGRAM)
     words = ["--cluster", "8x10Mbit/s", "--bandwidth", "0.001-100Gbit/s", "train.py", "1000000"]
-    done = subprocess.run(
-        [sys.executable, "-m", "gtrace", "advise", *words],
-        cwd=folder,
-        env={**os.environ, "COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = run_gtrace("advise", *words, cwd=folder, env={**environment(), "COLUMNS": "80"})
     assert done.returncode == 0, done.stderr
     return SimpleNamespace(folder=folder, out=done.stdout, err=done.stderr)
 

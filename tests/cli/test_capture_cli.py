@@ -2,14 +2,12 @@
 
 import re
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers_capture import but_first_line, environment, run_gtrace, run_python, write_script
+from helpers_capture import Command, but_first_line, run_gtrace, run_python, write_script
 
 import gtrace
 from gtrace.capture.summary import CaptureSummary
@@ -80,14 +78,12 @@ def check_ramp(path, least):
     return trace
 
 
-def start_endless(folder, *args):
+def end_endless(folder, by):
+    """How the command ends by a signal while it records."""
     write_script(folder / "endless.py", ENDLESS)
-    command = [sys.executable, "-m", "gtrace", "capture", *args, "endless.py"]
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "going\n"
-    return process
+    with Command("capture", "endless.py", cwd=folder) as process:
+        assert process.stdout.readline() == "going\n"
+        return process.end(by)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +298,7 @@ def test_scripts_that_train_nothing(folder, capture):
         ),
     )
     # In a process of its own: here torch is imported already. There the script's own setup of torch takes effect.
-    result = run_gtrace("capture", "idle.py", cwd=folder)
+    result = run_python("-m", "gtrace", "capture", "idle.py", cwd=folder)
     assert (result.returncode, result.stdout) == (2, "[]\n")
     assert result.stderr == "gtrace: nothing was captured: it never imported torch\n"
     assert sorted(path.suffix for path in folder.iterdir()) == [".py"] * 4
@@ -354,11 +350,9 @@ def test_without_torch_there_is_one_clear_line(folder):
 
 @pytest.mark.capture_case("Ctrl-C, SIGTERM, os._exit, kill -9")
 def test_ctrl_c_keeps_what_is_done(folder):
-    process = start_endless(folder)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    status, last = but_first_line(err).splitlines()
+    done = end_endless(folder, signal.SIGINT)
+    assert done.returncode == 130
+    status, last = but_first_line(done.stderr).splitlines()
     assert status.startswith("gtrace: ")
     assert "steps captured in endless.zarr" in status
     assert last == "gtrace: interrupted; finished work is kept."
@@ -368,11 +362,9 @@ def test_ctrl_c_keeps_what_is_done(folder):
 
 @pytest.mark.capture_case("Ctrl-C, SIGTERM, os._exit, kill -9")
 def test_sigterm_keeps_what_is_done(folder):
-    process = start_endless(folder)
-    process.terminate()
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGTERM
-    assert but_first_line(err).startswith("gtrace: endless.py failed with exit code 143; ")
+    done = end_endless(folder, signal.SIGTERM)
+    assert done.returncode == -signal.SIGTERM
+    assert but_first_line(done.stderr).startswith("gtrace: endless.py failed with exit code 143; ")
     assert check_ramp(folder / "endless.zarr", 6).status == "interrupted"
 
 

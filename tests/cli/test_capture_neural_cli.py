@@ -4,13 +4,11 @@ import json
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
-from helpers_capture import SAMPLES, environment, run_gtrace, write_script
+from helpers_capture import SAMPLES, Command, run_gtrace, write_script
 
 import gtrace
 
@@ -108,15 +106,12 @@ def committed(path):
 def test_after_kill_9_every_committed_step_is_right(suffix, tmp_path):
     write_script(tmp_path / "train.py", ENDLESS)
     trace = tmp_path / f"run.{suffix}"
-    command = [sys.executable, "-m", "gtrace", "capture", "--kind", "both", "-o", trace.name, "train.py"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with Command("capture", "--kind", "both", "-o", trace.name, "train.py", cwd=tmp_path) as process:
         assert process.stdout.readline() == "going\n"
         while committed(trace) <= 10:
-            assert process.poll() is None
             time.sleep(0.02)
         time.sleep(random.Random(suffix).uniform(0, 0.3))
-        process.send_signal(signal.SIGKILL)
+        process.end(signal.SIGKILL)
     with gtrace.open_trace(trace) as opened:
         steps = opened.steps("0", kind="neural").tolist()
         assert len(steps) >= 10

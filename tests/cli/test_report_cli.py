@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers_capture import Command
 from helpers_report import rows_of, write_runs, write_sweep
 
 import gtrace
@@ -79,13 +80,9 @@ def test_a_page_of_an_earlier_report_is_replaced_and_anything_else_is_not(call, 
 
 
 def test_a_reader_that_goes_away_does_not_cost_the_page(sweep, tmp_path):
-    command = [sys.executable, "-m", "gtrace", "report", str(sweep), "--json", "-o", "net.report.html"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": tmp_path}
-    with subprocess.Popen(command, **pipes) as process:
+    with Command("report", sweep, "--json", "-o", "net.report.html", cwd=tmp_path) as process:
         process.stdout.close()
-        error = process.stderr.read().decode()
-        process.wait(60)
-    assert "Traceback" not in error
+        assert "Traceback" not in process.end().stderr
     assert (tmp_path / "net.report.html").read_text(encoding="utf-8").endswith("</html>\n")
 
 

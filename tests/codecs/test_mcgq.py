@@ -13,6 +13,7 @@ from gtrace.coding import ENVELOPE_BYTES
 from gtrace.coding.runlength import measure_runs
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import counter
+from gtrace.kernels.mcgq import CHAIN
 from gtrace.metrics import Reference
 from gtrace.types import Key, State
 
@@ -87,7 +88,8 @@ def test_ties_among_more_samples_than_a_window_of_fixed_width_would_see():
         samples = int(rng.integers(2**30, 2**47))
         samples -= samples % int(np.abs(g).sum()) if rng.random() < 0.5 else 0
         xi = float(rng.choice([0.0, 2.0**-24, 0.5, 1 - 2.0**-24]))
-        x = mcgq._sample(g, float(np.abs(g).sum()), samples, xi)
+        starts = mcgq._starts(g)
+        x = mcgq._sample(g, mcgq._total(g, starts), starts, samples, xi)
         assert x.tolist() == naive.exact_counts(g, samples, xi)
 
 
@@ -99,6 +101,26 @@ def test_long_tensors_follow_the_sequential_float64_sum(amount):
     ends = np.ceil(mcgq.sample_count(g.size, amount) * sums / sums[-1] - xi)
     wanted = np.sign(g) * np.diff(ends, prepend=0)
     assert (mcgq.counts(g, amount, xi) == wanted).all()
+
+
+@pytest.mark.parametrize("size", [1, 511, 512, 5000])
+@pytest.mark.parametrize(
+    "units",
+    [
+        pytest.param(lambda rng, n: rng.standard_t(2, n), id="heavy tail"),
+        pytest.param(lambda rng, n: rng.integers(0, 64, n) * 2.0**-35, id="ties"),
+        pytest.param(lambda rng, n: np.full(n, 1e-45), id="denormals"),
+        pytest.param(lambda rng, n: 2.0 ** rng.integers(-60, 60, n), id="many exponents"),
+        pytest.param(lambda rng, n: np.zeros(n), id="zeros"),
+    ],
+)
+def test_chains_of_a_sum_give_the_sequential_float64_sum(units, size):
+    rng = np.random.default_rng(size)
+    x = np.concatenate([[2.0**18, 2.0**-34], units(rng, size)]).astype(np.float32)[rng.integers(0, 3) :]
+    sums = np.cumsum(np.abs(x).astype(np.float64))
+    starts = mcgq._starts(x)
+    assert mcgq._total(x, starts) == sums[-1]
+    assert starts.tolist() == [0, *sums[CHAIN - 1 : -1 : CHAIN]]
 
 
 def test_shape_and_zeros():
@@ -270,7 +292,9 @@ def test_a_budget_is_the_most_samples_whose_counts_fit(bits):
         total = naive.running_sums(g)[-1]
         assert samples * top <= limit * total < (samples + 1) * top
         for key in range(20):
-            assert np.abs(mcgq._sample(g, float(total), samples, xi_of((key, 1)))).max() <= limit
+            starts = mcgq._starts(g)
+            mcgq._total(g, starts)
+            assert np.abs(mcgq._sample(g, float(total), starts, samples, xi_of((key, 1)))).max() <= limit
     assert budget(np.zeros(5, np.float32), bits) == 1
 
 

@@ -7,7 +7,7 @@ from helpers_variants import VARIANTS
 import gtrace
 from gtrace import MomentSketch
 from gtrace.codecs import expecting
-from gtrace.codecs.level_sets import LevelSets, has_fixed_levels
+from gtrace.codecs.level_sets import LevelSets, judged_together
 from gtrace.errors import UsageError
 from gtrace.types import Key
 
@@ -47,11 +47,11 @@ def test_the_weighted_expectation_is_the_mean_of_many_draws(spec, gradient):
 def test_many_level_sets_are_weighed_as_each_of_them(gradient):
     values, weights = gradient
     codecs = [gtrace.codec(f"qsgdinf:bits={bits},bucket_size=512") for bits in (2, 3, 5)]
-    assert all(map(has_fixed_levels, codecs))
+    assert all(map(judged_together, codecs))
     sets = LevelSets(codecs)
     plain = MomentSketch.from_spec(values, sets.needs)
     weighted = MomentSketch.from_spec(values, sets.needs, weights=weights)
-    together = sets.expect(sets.judge(weighted), sets.fit(sets.judge(plain), SIZE)).squared_error
+    together = sets.expect(sets.judge(weighted), sets.fit(plain, SIZE)).squared_error
     alone = [c.weighted_error(c.fit(c.init(SIZE), plain, 0), plain, weighted) for c in codecs]
     assert together == pytest.approx(alone, rel=1e-12)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError
-from gtrace.fitting import alq_levels, expected_variance
+from gtrace.fitting import alq_level_sets, alq_levels, expected_variance
 from gtrace.fitting.laws import as_law, bucket_moments, moment_mixture
 from gtrace.fitting.levels import named_grid
 from gtrace.sketch import MomentSketch
@@ -312,3 +312,19 @@ def test_fits_are_the_same_every_time_and_leave_their_input_alone():
         first = alq_levels(sketch, 3, method=method, start=start)
         assert (first == alq_levels(sketch, 3, method=method, start=start)).all()
     assert start.tolist() == [0.0, 0.1, 0.2, 1.0]
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("size", [6, 900, 40_000])
+def test_fits_of_several_numbers_of_bits_are_those_of_each(size, zero):
+    values = np.random.default_rng(size).standard_t(3, size)
+    bits = (5, 2, 8, 3, 2)
+    sketch, fresh = (MomentSketch.of(values, bucket_size=512) for _ in range(2))
+    alq_levels(sketch, 3, zero)[:] = 0.0  # the caller's own copy
+    sets = alq_level_sets(sketch, bits, zero)
+    assert [levels.tolist() for levels in sets] == [alq_levels(fresh, each, zero).tolist() for each in bits]
+    # the same from candidates to the end step by step
+    assert [levels.tolist() for levels in sets] == [
+        alq_levels(fresh, each, zero, history=True)[0].tolist() for each in bits
+    ]
+    assert alq_level_sets(MIXTURES["one"], (3,), zero)[0].tolist() == alq_levels(MIXTURES["one"], 3, zero).tolist()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gtrace.errors import UsageError
-from gtrace.fitting import certified_levels, objective, optimal, optimal_levels
+from gtrace.fitting import certified_levels, objective, optimal_levels
 from gtrace.kernels import interval_sums
 from gtrace.kernels import optimal as kernels
 
@@ -119,19 +119,19 @@ def small_cases(draw):
 @given(small_cases())
 def test_matches_the_quadratic_recursion(case):
     x, weights, ends, s, cells = case
-    before = optimal._CELLS_PER_LEVEL
-    optimal._CELLS_PER_LEVEL = cells  # with 1, even these few points need several rounds
+    before = kernels.CELLS_PER_LEVEL
+    kernels.CELLS_PER_LEVEL = cells  # with 1, even these few points need several rounds
     try:
         value = check_certified(x, s, weights, **ends)
     finally:
-        optimal._CELLS_PER_LEVEL = before
+        kernels.CELLS_PER_LEVEL = before
     assert value == pytest.approx(quadratic_optimum(x, s, weights, **ends), rel=1e-11, abs=1e-300)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", sorted(laws(8, 0)))
 def test_matches_twins_on_laws(name, weighted):
-    n = 400 if name in WIDE else 4_000
+    n = 400 if name in WIDE else 1_500
     x = laws(n, 3)[name]
     weights = rng(4).lognormal(0, 2, x.size) * (rng(5).random(x.size) < 0.8) if weighted else None
     twin = quadratic_optimum if name in WIDE else monotone_optimum
@@ -148,7 +148,7 @@ def test_matches_a_twin_at_a_hundred_thousand_points():
 
 @pytest.mark.parametrize("name", ["t3", "lognormal3", "spiked", "offset"])
 def test_many_levels(name):
-    x = laws(2500, 8)[name]
+    x = laws(1500, 8)[name]
     assert check_certified(x, 256) == pytest.approx(monotone_optimum(x, 256), rel=1e-9)
 
 
@@ -178,20 +178,19 @@ def test_numbers_of_levels_that_no_price_brings_out(x):
 @pytest.mark.parametrize("penalty", [0.0, 1e-200, 1e200])
 def test_any_first_price_will_do(penalty):
     x = np.sort(rng(19).standard_t(2, 3000))
-    solver = optimal._Search(x, np.empty(0), x[0], x[-1], 9)
-    solver.penalty = penalty
-    solver.run()
-    assert solver.upper == pytest.approx(monotone_optimum(x, 9), rel=1e-11)
-    assert solver.lower == pytest.approx(solver.upper, rel=1e-11)
+    counts, costs = np.array([9]), np.empty((1, 2))
+    cells, turns = kernels.CELLS_PER_LEVEL, kernels.MOST_TURNS
+    places, found = np.empty(9, np.int64), np.empty(1, np.int64)
+    kernels.search_sets(x, np.empty(0), x[0], x[-1], counts, cells, penalty, turns, places, found, costs)
+    assert costs[0] == pytest.approx(monotone_optimum(x, 9), rel=1e-11)
 
 
-def test_a_path_never_has_more_steps_than_asked_for(monkeypatch):
-    monkeypatch.setattr(optimal, "_MOST_TURNS", 1)
+def test_a_path_never_has_more_steps_than_asked_for():
     n = 40
     high = np.maximum(np.arange(n) - 1, 0)
     start = np.cumsum(high + 1) - high - 1
     table = np.concatenate([[0.0], *(np.arange(1.0, r + 1) ** 3 for r in range(1, n))])
-    ranks, _ = optimal._cheapest_path(high, start, np.arange(n), table, 5, 1e-9)
+    ranks, _ = kernels.cheapest_path(high, start, np.arange(n), table, 5, 1e-9, 1)
     assert ranks.size <= 6
     assert (ranks[0], ranks[-1]) == (0, n - 1)
 
@@ -199,27 +198,10 @@ def test_a_path_never_has_more_steps_than_asked_for(monkeypatch):
 def test_crossing_over_two_paths():
     short, long = np.array([0, 6, 9]), np.array([0, 1, 4, 5, 8, 9])
     for steps in (3, 4):
-        path = optimal._exchange(short, long, steps)
+        path = kernels.exchange(short, long, steps)
         assert path.size == steps + 1
         assert (np.diff(path) > 0).all()
         assert (path[0], path[-1]) == (0, 9)
-
-
-@pytest.mark.parametrize("name", ["t1", "lognormal3", "clusters", "spiked"])
-def test_a_second_level_in_a_cell_never_lowers_a_bound(name, monkeypatch):
-    called = []
-
-    def spy(cells, jumps, rank, live, high, start, penalty, count, table, slope, limit):
-        found = original(cells, jumps, rank, live, high, start, penalty, count, table, slope, limit)
-        width = cells[live, interval_sums.RIGHT] - cells[live, interval_sums.LEFT]
-        called.append((slope * width <= penalty * (1 + 1e-12)).all())
-        return found
-
-    original = kernels.bound_paths
-    monkeypatch.setattr(kernels, "bound_paths", spy)
-    certified_levels(laws(20_000, 18)[name], 8)
-    assert called
-    assert all(called)
 
 
 @pytest.mark.parametrize("name", ["t1", "spiked", "rounded"])
@@ -398,21 +380,25 @@ def test_spans_are_the_sums_they_stand_for(points, data):
 def test_lower_bounds_hold_for_any_levels_in_their_cells():
     # The bound of every pair of cells, against the cost and the moved slopes of all pairs of points in them.
     x = np.sort(rng(17).standard_t(2, 90))
-    solver = optimal._Search(x, np.empty(0), x[0], x[-1], 3)
-    first = solver.first
-    live = solver.live
-    cells, jumps = solver.cells, solver.jumps
-    found = kernels.exact_lengths(cells, jumps, live, solver.low, solver.high, 1e300, 0.0)
-    rank, start, count, table, slope = found
-    kernels.bound_lengths(cells, jumps, rank, live, solver.high, start, 0.0, count, slope, table, np.empty(live.size))
+    weights, penalty = np.empty(0), 0.02
+    nodes = np.empty((-(-x.size // interval_sums.NODE), interval_sums.COLUMNS))
+    interval_sums.sum_nodes(x, weights, nodes)
+    first, cells, live, low, high = kernels.divide(x, weights, nodes, np.ones(nodes.shape[0]), x[0], x[-1], 12)
+    found = kernels.exact_lengths(cells, kernels.sum_jumps(cells), live, low, high, 1e300, 0.0)
+    start, count, table, slope, _ = found
+    steep = slope.copy()
+    bounds = kernels.bound_paths(cells, live, high, *found, penalty, 1e300)
+    # A second level in a cell never lowers a bound.
+    left, right = cells[:, interval_sums.LEFT], cells[:, interval_sums.RIGHT]
+    assert (slope * (right - left) <= penalty * (1 + 1e-12)).all()
+    assert (slope < steep).any()
+    assert bounds[2].all()
     tight = 0
     for b in range(1, live.size):
         for t in range(count[b]):
-            a = solver.high[b] - t
+            a = high[b] - t
             lengths = [
-                np.sum((z - x[i:j]) * (x[i:j] - y))
-                + slope[a] * (y - solver.cells[a, interval_sums.LEFT])
-                - slope[b] * (z - solver.cells[b, interval_sums.LEFT])
+                np.sum((z - x[i:j]) * (x[i:j] - y)) + penalty + slope[a] * (y - left[a]) - slope[b] * (z - left[b])
                 for i in range(first[a], first[a + 1])
                 for j in range(first[b], first[b + 1])
                 for y, z in [(x[i], x[j])]

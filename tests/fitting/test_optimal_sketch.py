@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gtrace import MomentSketch
 from gtrace.errors import UsageError
-from gtrace.fitting import certified_levels, objective, optimal_levels
+from gtrace.fitting import certified_levels, objective, optimal_level_sets, optimal_levels
 from gtrace.fitting.optimal import bin_points
 
 SMOOTH = ("normal", "t1", "t3", "lognormal3")
@@ -103,6 +103,20 @@ def test_free_values_need_their_own_end():
         optimal_levels(sketch, 3, [1.0], hi=5.0)
 
 
+def test_levels_of_several_counts_are_those_of_each():
+    values = np.random.default_rng(30).standard_t(3, 700).astype(np.float32)
+    for v in (values, values[:5]):
+        sketch, fresh = (MomentSketch.of(v, bucket_size=512) for _ in range(2))
+        one = optimal_levels(sketch, 8)
+        one[1] = -1.0  # the caller's own copy
+        sets = optimal_level_sets(sketch, (4, 8, 2, 4, 300))
+        assert [levels.tolist() for levels in sets] == [
+            optimal_levels(fresh, count).tolist() for count in (4, 8, 2, 4, 300)
+        ]
+    with pytest.raises(UsageError, match="s: 1 does not fit"):
+        optimal_level_sets(sketch, (4, 1))
+
+
 def test_a_sketch_on_a_grid():
     v = laws(20_000, 27)["normal"]
     levels = optimal_levels(MomentSketch.of(v, norm="linf"), 8, grid=64)
@@ -116,9 +130,8 @@ def test_a_sketch_on_a_grid():
 def test_the_points_of_a_bin_keep_its_moments(inside, seed):
     d = np.array(inside) * 0.25
     w = np.random.default_rng(seed).random(d.size)
-    sums = np.array([[d.size, d.sum(), d @ d]])
-    weighted = np.array([[w.sum(), w @ d, w @ (d * d)]])
-    x, mass = bin_points(np.array([2.0]), np.array([2.25]), sums, weighted, 0.0, 10.0)
+    plain, weighted = [d.size, d.sum(), d @ d], [w.sum(), w @ d, w @ (d * d)]
+    x, mass = bin_points(np.array([2.0]), np.array([2.25]), np.array([plain + weighted]), 0.0, 10.0)
     assert (np.diff(x) >= 0).all()
     assert (x >= 2.0).all()
     assert (x <= 2.25).all()
@@ -127,6 +140,6 @@ def test_the_points_of_a_bin_keep_its_moments(inside, seed):
     if d.size <= 2:
         assert x[[0, -1]] == pytest.approx(2.0 + np.array([d.min(), d.max()]), abs=1e-6)
     # with equal weights all three moments survive
-    x, mass = bin_points(np.array([2.0]), np.array([2.25]), sums, sums, 0.0, 10.0)
+    x, mass = bin_points(np.array([2.0]), np.array([2.25]), np.array([plain + plain]), 0.0, 10.0)
     assert mass @ x == pytest.approx(2.0 * d.size + d.sum(), rel=1e-14)
     assert mass @ (x - 2.0) ** 2 == pytest.approx(d @ d, rel=1e-6, abs=1e-12)

@@ -7,7 +7,7 @@ from gtrace import MomentSketch, codec
 from gtrace.coding.sketches import pack_sketch, unpack_sketch
 from gtrace.errors import UsageError
 from gtrace.fitting import optimal_levels
-from gtrace.fitting.pooling import DECAY, Pool, pooled
+from gtrace.fitting.pooling import DECAY, Pool, RunningPool, pooled
 from gtrace.types import SummarySpec
 
 
@@ -74,6 +74,17 @@ def test_steps_of_zeros_have_no_weight():
     fitted = codec("alq:bits=3,bucket_size=none")
     start = fitted.init(300)
     assert fitted.fit(start, pooled([zeros]), 0).arrays.get("levels") is None
+
+
+def test_a_running_pool_is_the_pool_of_its_window():
+    sketches = [MomentSketch.of(gradient(step), "l2", 64) for step in range(6)]
+    running = RunningPool()
+    for steps in ((0,), (0, 1), (0, 1, 2, 3), (0, 1, 2, 3), (2, 3, 4), (2, 3), (2, 3, 5)):
+        chosen = [sketches[step] for step in steps]
+        found, expected = running.mean(steps, chosen), pooled(chosen)
+        np.testing.assert_array_equal(found.rows, expected.rows)
+        np.testing.assert_array_equal(found.sums, expected.sums)
+        assert (found.size, found.energy) == (expected.size, expected.energy)
 
 
 def test_only_alike_sketches_are_pooled():

@@ -13,10 +13,12 @@ from gtrace.sketch import MomentSketch
 def test_distinct_values(dtype, room):
     rng = np.random.default_rng(room)
     x = np.sort(rng.choice(rng.standard_normal(30), 5000, p=np.arange(30) / 435)).astype(dtype)
-    for start in (0, 1, 700, 4999, 5000):
-        found = np.empty(room)
-        count = interval_sums.distinct(x, start, found)
-        assert found[:count].tolist() == np.unique(x[start:])[:room].tolist()
+    for low, high in ((x[0], x[-1]), (x[0] - 1.0, x[-1]), (x[0], x[-1] + 1.0), (-9.0, 9.0)):
+        for values in (x, x[:0], x[:1]):
+            ends = [float(low), float(high)] if values is not x[:1] else [float(x[0]), float(high)]
+            found = np.empty(room)
+            count = interval_sums.distinct(values, *ends, found)
+            assert found[:count].tolist() == np.unique([*values, *ends])[:room].tolist()
 
 
 def random_grid(rng, count, mirrored):
@@ -60,3 +62,28 @@ def test_a_move_between_levels_that_coincide_is_without_bound():
     after = np.array([0.0, 0.5, 0.5, 1.0])
     assert descent.largest_move(np.array([0.0, 0.4, 0.5, 1.0]), after, False) == np.inf
     assert descent.largest_move(after, after, False) == 0.0
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("size", [3, 40, 700])
+def test_the_best_points_before_each_are_those_of_a_plain_program(mirrored, size):
+    rng = np.random.default_rng(size)
+    points = np.unique(np.concatenate([rng.random(size), [1.0] if mirrored else [0.0, 1.0]]))
+    areas = np.maximum(points[:, None] - rng.random(90) ** 2, 0).mean(axis=1)
+    n, m = points.size, min(points.size, 12)
+    cost = 2.0 * points * areas if mirrored else np.where(np.arange(n) > 0, np.inf, 0.0)
+    steps = (points[:, None] - points) * (areas + areas[:, None])
+    steps[np.triu_indices(n)] = np.inf
+    came = descent.best_before(points, areas, mirrored, m)
+    for k in range(1, m):
+        total = cost + steps
+        assert came[k, k:].tolist() == total[k:].argmin(axis=1).tolist()
+        cost = np.where(np.arange(n) >= k, total.min(axis=1), np.inf)
+
+
+def test_finding_a_bin_from_any_other():
+    table = np.zeros((40, descent.COLUMNS))
+    table[:, descent.LOWER] = np.arange(40.0)
+    for t in (-1.0, 0.0, 0.5, 17.0, 38.9, 39.0, 50.0):
+        for near in range(-1, 40):
+            assert descent.find_near(table, t, near) == np.searchsorted(np.arange(40.0), t, side="right") - 1

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from gtrace.buckets import bucket_scales
 from gtrace.codecs.grids import Rule
+from gtrace.codecs.parts import Scaled
+from gtrace.errors import UsageError
 from gtrace.kernels import bits, compare, counter, norms, rounding, sketching
 
 KEY = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
@@ -64,7 +66,7 @@ GRIDS = [
 
 
 def symbols_of(rule, x, bucket, scales, key=KEY):
-    return rule.symbols(x, bucket or x.size, scales, key)
+    return rule.symbols(Scaled(x, scales, bucket or x.size), key)
 
 
 @pytest.mark.parametrize(("levels", "zero"), GRIDS)
@@ -132,28 +134,37 @@ def test_all_sinks_take_the_same_symbols(rule, bucket):
     """Packed and decoded on the spot is what becomes of the symbols, from any alignment on and in parts."""
     x = np.random.default_rng(5).standard_t(3, 4099).astype(np.float32)[2:]
     scales = np.ones(-(-x.size // bucket), np.float32) if rule.kind == "powers" else bucket_scales(x, "linf", bucket)
-    symbols = rule.symbols(x, bucket, scales, KEY)
+    v = Scaled(x, scales, bucket)
+    symbols = rule.symbols(v, KEY)
     count = 511 if rule.kind == "powers" else 2 * rule.steps + 1 if rule.steps else 2 * rule.levels.size
     width = int(count).bit_length()
-    assert rule.packed(x, bucket, scales, KEY, width) == naive.pack(symbols, width)
+    assert rule.packed(v, KEY, width) == naive.pack(symbols, width)
     values = np.random.default_rng(6).standard_normal(count).astype(np.float32)
     decoded, packed = np.empty(x.size, np.float32), np.frombuffer(naive.pack(symbols, width), np.uint8)
     wanted = values[symbols] * np.repeat(scales, bucket)[: x.size]
-    tallies = rule.simulate(x, bucket, scales, KEY, values, decoded, count=True)
-    assert (decoded == wanted).all()
-    assert (tallies == np.bincount(symbols, minlength=count)).all()
-    if rule.kind == "uniform":  # whose values are computed where symbols are not counted
+    if rule.kind == "uniform":  # whose values are computed
         grid = np.arange(-rule.steps, rule.steps + 1, 1 + rule.mirrored)
         values = (grid / rule.steps).astype(np.float32)
         wanted = values[symbols] * np.repeat(scales, bucket)[: x.size]
-    assert rule.simulate(x, bucket, scales, KEY, values, decoded, count=False).size == 0
+    tallies = rule.simulate(v, KEY, values, decoded)
     assert (decoded == wanted).all()
+    assert (tallies == np.bincount(symbols, minlength=values.size)).all()
     decoded[:] = np.nan
-    assert rounding.restore_packed(packed, width, bucket, scales, values, decoded) == symbols.max()
+    assert rounding.restore_packed(packed, width, bucket, scales, values, decoded)
     assert (decoded == wanted).all()
-    assert rounding.restore_packed(packed, width, bucket, scales, values[: symbols.max()], decoded) >= symbols.max()
+    assert not rounding.restore_packed(packed, width, bucket, scales, values[: symbols.max()], decoded)
+    if rule.kind != "powers":  # norms and checks on the way
+        late = Scaled(x, np.empty_like(scales), bucket, norm=norms.LINF)
+        assert rule.packed(late, KEY, width) == rule.packed(v, KEY, width)
+        assert (late.scales == scales).all()
+        for bad in (np.nan, np.inf):
+            x[4000] = bad
+            with pytest.raises(UsageError, match=f"value 4000 is {bad}"):
+                rule.simulate(late, KEY, values, decoded)
+        x[4000] = 0
+        scales, symbols = bucket_scales(x, "linf", bucket), rule.symbols(late, KEY)
     whole = 2000 // bucket * bucket
-    parts = [rule.symbols(part, bucket, own, KEY, start) for part, own, start in (
+    parts = [rule.symbols(Scaled(part, own, bucket), KEY, start) for part, own, start in (
         (x[:whole], scales[: whole // bucket], 0), (x[whole:], scales[whole // bucket :], whole)
     )]  # fmt: skip
     assert (np.concatenate(parts) == symbols).all()
@@ -171,14 +182,15 @@ def test_every_number_of_levels_from_2_to_256(mirrored):
         levels[0] = 0.001 * levels[1] if mirrored else 0.0
         levels = np.unique(levels.astype(np.float32))
         search = Rule("search", mirrored, levels=levels)
-        symbols = search.symbols(x, 99, scales, KEY)
-        assert (symbols == Rule("count", mirrored, levels=levels).symbols(x, 99, scales, KEY)).all()
+        v = Scaled(x, scales, 99)
+        symbols = search.symbols(v, KEY)
+        assert (symbols == Rule("count", mirrored, levels=levels).symbols(v, KEY)).all()
         values = np.concatenate([-levels[::-1], levels if mirrored else levels[1:]])
         low = np.clip(np.searchsorted(levels, r, "right") - 1, 0, levels.size - 1)
         magnitude = np.abs(values[symbols])
         assert ((magnitude == levels[low]) | (magnitude == levels[np.minimum(low + 1, levels.size - 1)])).all()
         width = int(values.size - 1).bit_length()
-        packed = search.packed(x, 99, scales, KEY, width)
+        packed = search.packed(v, KEY, width)
         assert packed == naive.pack(symbols, width)
         decoded = np.empty(x.size, np.float32)
         rounding.restore_packed(np.frombuffer(packed, np.uint8), width, 99, scales, values, decoded)
@@ -220,13 +232,14 @@ def test_restore_looks_up_and_scales():
     assert out.tolist() == [-2, 0, 3, 3, -5]
 
 
-@given(st.lists(st.tuples(floats, floats), min_size=1, max_size=150))
+@given(st.lists(st.tuples(floats, floats), min_size=1, max_size=400))
 @settings(max_examples=50)
 def test_compare(pairs):
     g = np.array([p[0] for p in pairs], np.float32)
     q = np.array([p[1] for p in pairs], np.float32)
+    w = np.random.default_rng(g.size).exponential(size=g.size)
     out = np.empty(compare.SUMS)
-    compare.compare(g, q, out)
+    compare.compare(g, q, w, out)
     a, b = g.astype(np.float64), q.astype(np.float64)
     some = a != 0
     wanted = [
@@ -235,12 +248,43 @@ def test_compare(pairs):
         math.fsum(abs((b - a)[some] / a[some])),
         math.fsum(a * b),
         math.fsum(b * b),
+        math.fsum(abs(b)),
+        math.fsum(w * (b - a) ** 2),
         np.count_nonzero(b == 0),
         np.count_nonzero(some),
     ]
-    scale = [1, 1, 1, math.fsum(abs(a * b)) or 1, 1, 1, 1]
+    scale = [1, 1, 1, math.fsum(abs(a * b)) or 1, *[1] * 5]
     for found, want, unit in zip(out.tolist(), wanted, scale, strict=True):
         assert math.isclose(found, want, rel_tol=1e-12, abs_tol=1e-12 * unit)
+    assert out[compare.NORM1] == norms.power_sum(q, 1)
+
+
+@given(st.lists(st.integers(-40, 40), min_size=1, max_size=700), st.integers(0, 2**32 - 1))
+@settings(max_examples=50)
+def test_distances_of_sorted_values(repeated, seed):
+    """As pairs of values and counts, and with the zeros left out, in the order of the plain mean."""
+    b = np.sort(np.array(repeated, np.float32))
+    a = np.sort(np.random.default_rng(seed).normal(0, 20, b.size).astype(np.float32))
+    values, counts = np.unique(b, return_counts=True)
+    shuffled = np.random.default_rng(seed).permutation(values.size)
+    bits, often = values[shuffled].view(np.uint32), counts[shuffled].astype(np.uint32)
+    compare.sort_pairs(bits, often)
+    assert bits.view(np.float32).tolist() == values.tolist()
+    assert often.tolist() == counts.tolist()
+    wanted = [np.abs(a.astype(float) * s - b.astype(float) * t).mean() for s, t in ((1, 1), (0.3, 0.7))]
+    found = compare.distances(a, b, 0, 0.3, 0.7)
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    left = np.empty(np.count_nonzero(b), np.float32)
+    compare.nonzeros(b, left)
+    assert compare.distances(a, left, int((b < 0).sum()), 0.3, 0.7) == found
+    assert compare.spread(a, bits, often, 0.3, 0.7) == found
+    negative, *ends = compare.extent(b)
+    assert negative == (b < 0).sum()
+    if left.size:
+        ends = np.array(ends, np.uint32).view(np.float32).tolist()
+        assert ends == [np.abs(left).min(), np.abs(left).max()]
+    else:
+        assert ends[0] != ends[1]
 
 
 def test_hinge_is_exact_for_one_point_and_bounded_for_all():

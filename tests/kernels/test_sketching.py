@@ -11,11 +11,27 @@ def of(bucket=512, norm="l2", size=40_000):
     return MomentSketch.of(np.random.default_rng(1).standard_t(3, size).astype(np.float32), norm, bucket)
 
 
-@pytest.mark.parametrize("bins", [1, 8, 64])
-def test_block_sums(bins):
+@pytest.mark.parametrize("norm", ["l2", "none"])
+@pytest.mark.parametrize("mantissa", [10, 3])
+def test_edges_of_bins(norm, mantissa):
+    sketch = of(None, norm, 500).coarsen(mantissa)
+    r = sketch.lower + sketch.sums[:, 1] / sketch.sums[:, 0]
+    exponent = np.floor(np.log2(r))
+    width = 2.0 ** (exponent - mantissa)
+    np.testing.assert_array_equal(sketch.lower, np.floor(r / width) * width)
+    np.testing.assert_array_equal(sketch.upper, sketch.lower + width)
+    # The bin below the first octave begins at zero.
+    tiny = MomentSketch.of([3e38, 1e-45], "l1")
+    assert (tiny.rows[0], tiny.lower[0], tiny.upper[0]) == (1, 0.0, 2.0**-149)
+    w, w1, w2 = sketch.sums.T[3:]
+    assert sketch.energy == pytest.approx(np.sum(w * sketch.lower**2 + 2 * sketch.lower * w1 + w2), rel=1e-14)
+
+
+@pytest.mark.parametrize(("part", "bins"), [("blocks", sketching.BLOCK_BINS), ("large", sketching.LARGE_BINS)])
+def test_block_sums(part, bins):
     sketch = of()
-    out = np.empty((-(-sketch.rows.size // bins), 6))
-    sketching.sum_blocks(sketch.lower, sketch.sums, bins, out)
+    out = getattr(sketch.bins(), part)
+    assert out.shape == (-(-sketch.rows.size // bins), 6)
     for b in range(out.shape[0]):
         here = slice(b * bins, (b + 1) * bins)
         moved = sketch.lower[here] - sketch.lower[b * bins]
@@ -44,7 +60,7 @@ def test_blocks_give_what_bins_give(zero, norm, count):
         alone += sketching.expect_levels(lower[bin_], upper[bin_], part, part, part, levels, not zero, mass)
         masses[0] += mass
     found = sketching.expect_levels(
-        lower, upper, sums, sketch._blocks(8), sketch._blocks(64), levels, not zero, masses[1]
+        lower, upper, sums, sketch.bins().blocks, sketch.bins().large, levels, not zero, masses[1]
     )
     np.testing.assert_allclose(found, alone, rtol=1e-11)
     np.testing.assert_allclose(masses[1], masses[0], rtol=1e-9, atol=1e-9 * sketch.size)
@@ -79,9 +95,9 @@ def test_merging_is_adding_by_number(first, second):
     rows_a, sums_a = bins(random, first)
     rows_b, sums_b = bins(random, second)
     table = np.zeros((300, sketching.COLUMNS))
-    table[rows_a] += sums_a
-    table[rows_b] += sums_b
-    rows, sums = np.empty(first + second, np.int32), np.empty((first + second, sketching.COLUMNS))
-    count = sketching.merge_bins(rows_a, sums_a, rows_b, sums_b, rows, sums)
-    np.testing.assert_array_equal(rows[:count], np.union1d(rows_a, rows_b))
-    np.testing.assert_array_equal(sums[:count], table[rows[:count]])
+    half, third = (0.5, 1.5), (0.3, 3.0)
+    table[rows_a] += sums_a * np.repeat(half, 3)
+    table[rows_b] += sums_b * np.repeat(third, 3)
+    rows, sums = sketching.merge_bins(rows_a, sums_a, *half, rows_b, sums_b, *third, 0.7)
+    np.testing.assert_array_equal(rows, np.union1d(rows_a, rows_b))
+    np.testing.assert_array_equal(sums, table[rows] * 0.7)

@@ -4,10 +4,10 @@ import io
 import json
 import math
 import re
-import subprocess
 import sys
 
 import pytest
+from helpers_capture import Command
 from helpers_report import EVIL, fitted_rows, result_of, row, rows_of, write_runs
 from rich.console import Console
 
@@ -203,12 +203,11 @@ def test_records_hold_ratios_and_no_logarithms():
 
 
 @pytest.mark.parametrize("arguments", [["codecs"], ["--help"]])
-def test_a_closed_pipe_is_a_normal_end(arguments):
-    command = [sys.executable, "-m", "gtrace", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+def test_a_closed_pipe_is_a_normal_end(arguments, tmp_path):
+    with Command(*arguments, cwd=tmp_path) as process:
         process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait(60) == 0
+        done = process.end()
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # The numbers and the text of files

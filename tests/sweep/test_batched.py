@@ -8,7 +8,7 @@ from helpers_sweep import rows_of
 
 import gtrace
 from gtrace.codecs import expecting
-from gtrace.codecs.level_sets import LevelSets, has_fixed_levels
+from gtrace.codecs.level_sets import LevelSets, judged_together
 from gtrace.errors import UsageError
 from gtrace.sketch import MomentSketch
 from gtrace.sweep import replay
@@ -31,6 +31,11 @@ VARIANTS = [
     "terngrad:clip=2.5",
     "natural",
     "alq:bits=3",
+    "amq:bits=2",
+    "amq:bits=5",
+    "zipml:bits=3",
+    "zipml:bits=3,zero=False",
+    "alq:bits=3,law=truncnorm",
 ]
 
 
@@ -52,7 +57,7 @@ def trace():
 
 def sweep(trace, together, specs, monkeypatch, **options):
     if not together:
-        monkeypatch.setattr(replay, "has_fixed_levels", lambda _codec: False)
+        monkeypatch.setattr(replay, "judged_together", lambda _codec: False)
     found = gtrace.run_sweep(trace, specs, jobs=1, **options)
     monkeypatch.undo()
     return found
@@ -65,34 +70,35 @@ def both_ways(trace, specs, monkeypatch, **options):
 @pytest.mark.parametrize("refit", ["pooled", "previous", "each", "once", [1, 3]])
 def test_a_table_holds_the_rows_of_its_codecs(trace, monkeypatch, refit):
     options = {"draws": 0, "refit": refit, "nonfinite": "zero" if refit == "each" else "skip"}
-    alone, together = both_ways(trace, VARIANTS[:-1], monkeypatch, **options)
-    assert len(together) == 12 * 6 * 4
+    alone, together = both_ways(trace, VARIANTS, monkeypatch, **options)
+    assert len(together) == len(VARIANTS) * 6 * 4
     assert together == alone
 
 
 def test_every_codec_of_the_registry_gives_the_same_rows(trace, monkeypatch):
     codecs = [gtrace.codec(name) for name in gtrace.codec_names()]
     codecs = [item for item in codecs if expecting(item) and not item.stateful]
-    assert sum(map(has_fixed_levels, codecs)) >= 5
+    assert sum(map(judged_together, codecs)) >= 5
     alone, together = both_ways(trace, codecs, monkeypatch, draws=0, tensors=["t"], steps=[0, 1])
     assert len(together) == len(codecs) * 2
     assert together == alone
 
 
-def test_draws_stand_beside_a_table(trace, monkeypatch):
-    specs = ["qsgd:bits=3", "nuqsgd:bits=3", "alq:bits=2"]
-    alone, together = both_ways(trace, specs, monkeypatch, draws=1, tensors=["t", "one"])
+def test_draws_are_tables_too(trace, monkeypatch):
+    alone, together = both_ways(trace, VARIANTS, monkeypatch, draws=2, tensors=["t", "one", "infinite"])
     assert together == alone
 
 
 def test_what_is_judged_together(trace, monkeypatch):
-    chosen = [spec for spec in VARIANTS if has_fixed_levels(gtrace.codec(spec))]
-    assert chosen == [spec for spec in VARIANTS if spec not in ("alq:bits=3", "qsgd:bits=3,coder=elias")]
-    found = sweep(trace, True, ["qsgd:bits=3", "nuqsgd:bits=3", "alq:bits=3"], monkeypatch, draws=0)
+    chosen = [spec for spec in VARIANTS if judged_together(gtrace.codec(spec))]
+    alone = ("alq:bits=3,law=truncnorm", "qsgd:bits=3,coder=elias")
+    assert chosen == [spec for spec in VARIANTS if spec not in alone]
+    found = sweep(trace, True, ["qsgd:bits=3", "alq:bits=3", "fp:bits=4"], monkeypatch, draws=0)
     assert set(zip(found.times["codec"], found.times["stage"], strict=True)) == {
         ("*", "sketch"),
         ("*", "expect"),
-        ("alq:bits=3", "fit"),
+        ("fp:bits=4", "sketch"),
+        ("fp:bits=4", "fit"),
     }
     with pytest.raises(UsageError, match="the same sketch"):
         LevelSets([gtrace.codec("qsgd"), gtrace.codec("qsgdinf")])

@@ -196,7 +196,7 @@ def test_a_failure_in_a_task_is_the_sweeps(tmp_path, client):
 
 
 def test_what_cannot_be_sent_or_reached_is_told(trace, tmp_path, client, monkeypatch):
-    with pytest.raises(UsageError, match=r"--jobs: sets threads"):
+    with pytest.raises(UsageError, match=r"--jobs: sets workers"):
         gtrace.run_sweep(trace, ["none"], scheduler=client, jobs=2)
     with pytest.raises(UsageError, match="a trace in memory cannot be sent"):
         gtrace.run_sweep(gtrace.Trace.from_arrays({"w": [1.0]}), ["none"], scheduler=client)

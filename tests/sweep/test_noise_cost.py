@@ -125,7 +125,7 @@ def test_a_memory_owes_what_did_not_arrive_by_the_end_of_a_window(path, costs):
     assert costs.memory(where[0])
 
 
-def test_a_sweep_goes_on_where_it_stopped_and_does_not_depend_on_threads(path, costs, tmp_path):
+def test_a_sweep_goes_on_where_it_stopped_and_does_not_depend_on_workers(path, costs, tmp_path):
     first = gtrace.run_sweep(path, CODECS[:2], output=tmp_path / "a.db", jobs=2)
     again = gtrace.run_sweep(path, CODECS, output=tmp_path / "a.db", jobs=1)
     found = noise_costs(again)

@@ -27,9 +27,11 @@ def test_steps_are_spread_over_training_in_bursts_of_three(steps, most, found):
 
 def test_what_takes_long_is_timed_first(tmp_path, monkeypatch):
     write_trace(tmp_path / "run.zarr", steps=range(40))
-    monkeypatch.setattr("gtrace.sweep.quick._WORTH_TIMING", 0)
     codecs = expand("qsgd,ef:signsgd", {"bits": [2, 3]})
     with open_trace(tmp_path / "run.zarr") as trace:
+        said = announce(trace, codecs, [0, 1, 2], globs=None, kind=None, jobs=1, every=30)
+        assert said.endswith("steps, seconds; --all: 30 configurations on 40 steps, about 133 times as long")
+        monkeypatch.setattr("gtrace.sweep.quick._WORTH_TIMING", 0)
         said = announce(trace, codecs, [0, 1, 2], globs=None, kind=None, jobs=1, every=10**6)
         assert said.startswith("measures 3 configurations on 3 of 40 steps, ")
         assert "; --all: 1000000 configurations on 40 steps, about " in said

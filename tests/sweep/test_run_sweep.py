@@ -82,7 +82,7 @@ def test_an_expectation_is_the_closed_form(trace, result):
     assert row["bits_fixed"] == 4 + 32 / 700
 
 
-def test_rows_do_not_depend_on_the_number_of_threads(trace, result):
+def test_rows_do_not_depend_on_the_number_of_workers(trace, result):
     again = gtrace.run_sweep(trace, CODECS, draws=2, jobs=3)
     assert rows_of(again) == rows_of(result)
 

@@ -50,8 +50,8 @@ def check(report):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_killed_at_random_moments(suffix, tmp_path):
     # More steps than a chunk of the small tensors has rows.
-    reports = kill_writers("random", tmp_path, suffix, 70, 25)
-    assert len(reports) == 26
+    reports = kill_writers("random", tmp_path, suffix, 70, 12)
+    assert len(reports) == 13
     assert len({check(report) for report in reports}) > 3
 
 
@@ -67,12 +67,12 @@ def test_killed_at_every_moment_that_changes_what_a_reader_sees(tmp_path):
 
 def test_killed_while_the_journal_is_emptied(tmp_path):
     """From the 60th step of 66 on; at the 64th, all rows go into chunks."""
-    reports = kill_writers("replace", tmp_path, ".zarr", 66, 4, 240)
+    reports = kill_writers("replace", tmp_path, ".zarr", 66, 7, 240)
     assert reports[-1]["finished"]
     lengths = [check(report) for report in reports]
     assert lengths == sorted(lengths)
     assert lengths[0] < 64
-    assert lengths.count(64) > 3
+    assert lengths.count(64) > 1
     assert lengths[-1] == 66
 
 

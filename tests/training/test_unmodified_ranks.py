@@ -1,11 +1,9 @@
 """A program of several ranks, which nobody prepared, under ``gtrace train``: to its end, and with a rank that dies."""
 
-import os
-import subprocess
-import sys
 import time
 
 import pytest
+from helpers_capture import run_gtrace
 
 from gtrace.runlog import read_runlog
 
@@ -54,16 +52,9 @@ sys.exit(max(rank.wait() != 0 for rank in ranks))
 def test_ranks_that_a_program_starts_exchange_payloads(tmp_path, dies):
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "launch.py").write_text(LAUNCH)
-    command = [sys.executable, "-m", "gtrace", "train", "--codec", "ef:topk:ratio=0.1", "--compare-every", "3"]
     started = time.monotonic()
-    done = subprocess.run(
-        [*command, "-o", "log.jsonl", "launch.py" if dies else "train.py", str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    words = ["train", "--codec", "ef:topk:ratio=0.1", "--compare-every", "3", "-o", "log.jsonl"]
+    done = run_gtrace(*words, "launch.py" if dies else "train.py", tmp_path, cwd=tmp_path)
     records = read_runlog(tmp_path / "log.jsonl")
     steps = [record for record in records if record["type"] == "step"]
     assert records[0]["world_size"] == 2

@@ -1,0 +1,210 @@
+"""Many level codecs that share their scales: all of them encode a tensor once, and are compared with it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import fields
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+
+from gtrace.codecs.base import checked_values
+from gtrace.codecs.coders import SharedCode
+from gtrace.codecs.engine import Composed, level_grid
+from gtrace.codecs.grids import Stochastic
+from gtrace.coding import MAX_LENGTH, width_for
+from gtrace.errors import UsageError
+from gtrace.kernels import drawing as _drawing
+from gtrace.kernels.compare import LANED, SUMS
+from gtrace.kernels.norms import LANES
+from gtrace.metrics import Comparison
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.codecs.base import Codec
+    from gtrace.codecs.grids import LevelGrid
+    from gtrace.codecs.parts import Scaled
+    from gtrace.codecs.scales import BucketNorm
+    from gtrace.metrics import Reference
+    from gtrace.types import State
+
+
+#: up to this many pairs of a value and its count are held at a time, 8 bytes each
+_PAIRS = 1 << 22
+#: a bucket's symbols are counted if there are this many values for each symbol
+_FEW = 4
+_UNWEIGHTED = np.empty(0)
+_FIELDS = attrgetter(*(item.name for item in fields(Comparison)))
+
+
+class DrawnSets(NamedTuple):
+    """One encoding by each codec: the fields of :class:`~gtrace.metrics.Comparison` and lengths, arrays[codecs].
+
+    Attributes:
+        body: int64, bytes of the payload without its envelope.
+        fixed: bits per value as in :class:`~gtrace.codecs.base.CodedBits`, like the next two.
+    """
+
+    squared_error: NDArray[np.float64]
+    relative_variance: NDArray[np.float64]
+    mean_abs_error: NDArray[np.float64]
+    mean_relative_error: NDArray[np.float64]
+    cosine: NDArray[np.float64]
+    snr_db: NDArray[np.float64]
+    w1: NDArray[np.float64]
+    w1_normalized: NDArray[np.float64]
+    w1_mcgq: NDArray[np.float64]
+    sparsity: NDArray[np.float64]
+    update_error: NDArray[np.float64]
+    body: NDArray[np.int64]
+    fixed: NDArray[np.float64]
+    entropy: NDArray[np.float64]
+    huffman: NDArray[np.float64]
+
+
+class _Sets(NamedTuple):
+    """The levels of several codecs, end to end; see :func:`gtrace.kernels.drawing.draw_levels`."""
+
+    rules: NDArray[np.int64]
+    levels: NDArray[np.float32]
+    places: NDArray[np.int64]
+    symbols: list[int]
+    rooms: NDArray[np.int64]
+
+
+def draws_together(item: Codec) -> bool:
+    """Whether a codec can be in :class:`LevelDraws`: levels, stochastic rounding, a shared code, and no memory."""
+    if not isinstance(item, Composed) or level_grid(item) is None or type(item).simulate is not Composed.simulate:
+        return False
+    parts = item.parts
+    return type(parts.rounding) is Stochastic and isinstance(parts.coder, SharedCode) and not parts.memory.keeps
+
+
+class LevelDraws:
+    """Level codecs with stochastic rounding and without memory that share one scale; see :func:`draws_together`.
+
+    Raises:
+        UsageError: codecs with other parts, or with different scales.
+    """
+
+    def __init__(self, codecs: Sequence[Codec]) -> None:
+        self.codecs = tuple(codecs)
+        if not all(map(draws_together, self.codecs)):
+            raise UsageError("codecs that draw together must be level codecs without memory")
+        parts = [cast("Composed", item).parts for item in self.codecs]
+        self._scale = cast("BucketNorm", parts[0].scale)
+        if any(each.scale != self._scale for each in parts):
+            raise UsageError("codecs that draw together must have the same scale")
+        self._grids = [cast("LevelGrid", each.grid) for each in parts]
+        self._coders = [cast("SharedCode", each.coder) for each in parts]
+
+    def draw(
+        self,
+        states: Sequence[State],
+        reference: Reference,
+        key: tuple[int, int],
+        totals: Sequence[NDArray[np.float64] | None] | NDArray[np.float64] | None = None,
+    ) -> DrawnSets:
+        """One encoding of a tensor by each codec with its state; the same as ``simulate`` and ``compare`` of each.
+
+        Args:
+            states: one for each codec.
+            reference: the exact values.
+            key: as for ``encode``, the same for all codecs.
+            totals: for each codec float64[n] to which its errors are added, or None.
+
+        Raises:
+            UsageError: wrong size or non-finite values.
+        """
+        x = checked_values(states[0], reference.values)
+        v = self._scale.measured(x, states[0])
+        sets = self._sets(states, v)
+        totals = [None] * len(states) if totals is None else totals
+        if sets.rooms[-1] > _PAIRS and len(states) > 1:
+            return self._halves(states, reference, key, totals)
+        given = x if self._scale.clip is None else np.concatenate([v.x, v.tail])
+        addresses = np.array([0 if total is None else total.ctypes.data for total in totals], np.uint64)
+        sums, gaps = np.zeros((len(states), SUMS)), np.empty((len(states), 2))
+        lanes = np.zeros((len(states), LANED * LANES))
+        tallies = np.zeros(2 * sets.levels.size, np.int64)
+        bits, counts = np.empty((2, int(sets.rooms[-1])), np.uint32)
+        ends = np.empty(len(states), np.int64)
+        weights = _UNWEIGHTED if reference.weights is None else reference.weights
+        _drawing.draw_levels(
+            given,
+            x,
+            weights,
+            v.bucket,
+            v.scales,
+            v.x.size,
+            np.uint64(key[0]),
+            np.uint64(key[1]),
+            0,
+            sets.rules,
+            sets.levels,
+            sets.places,
+            addresses,
+            lanes,
+            sums,
+            tallies,
+            bits,
+            counts,
+            sets.rooms[:-1],
+            ends,
+        )
+        ascending = v.scales.size < 2 and not v.tail.size and not sets.rules[:, _drawing.WIDE].any()
+        _drawing.finish_levels(
+            reference.ordered, reference.norm1, ascending, lanes, sums, bits, counts, sets.rooms[:-1], ends, gaps
+        )
+        found = _FIELDS(reference.comparison(sums, *gaps.T))
+        columns = (each if isinstance(each, np.ndarray) else np.full(len(states), each) for each in found)
+        head = len(self._scale.pack(v.scales)) + 4 * v.tail.size
+        return DrawnSets(*columns, *self._lengths(sets, states, tallies, head, x.size))
+
+    def _lengths(
+        self, sets: _Sets, states: Sequence[State], tallies: NDArray[np.int64], head: int, size: int
+    ) -> tuple[NDArray[np.float64], ...]:
+        """Bytes of each payload's body, and bits per value at fixed width, entropy and with a Huffman code."""
+        bits = np.empty((len(states), 3))
+        _drawing.code_lengths(tallies, sets.rules, sets.places, MAX_LENGTH, bits)
+        body = np.empty(len(states), np.int64)
+        for place, (coder, state) in enumerate(zip(self._coders, states, strict=True)):
+            first = 2 * sets.places[place]
+            sent = coder.bits(state, tallies[first : first + sets.symbols[place]])
+            if coder.coder == "huffman":
+                sent = min(sent, int(bits[place, _drawing.FIXED]))
+            body[place] = head + -(-sent // 8)
+        return body, *((8.0 * head + bits) / max(1, size)).T
+
+    def _sets(self, states: Sequence[State], v: Scaled) -> _Sets:
+        """The levels of all codecs, end to end."""
+        levels = [grid.levels(state) for grid, state in zip(self._grids, states, strict=True)]
+        symbols = [2 * own.size - grid.zero for grid, own in zip(self._grids, levels, strict=True)]
+        most = min(v.bucket, v.x.size) // _FEW
+        rules = []
+        for grid, state, count in zip(self._grids, states, symbols, strict=True):
+            rule = grid.rule(state)
+            rules.append((rule.number, rule.mirrored, rule.steps, count > most, width_for(count)))
+        places = np.array([0, *itertools.accumulate(own.size for own in levels)])
+        pairs = [v.tail.size + (v.x.size if count > most else v.scales.size * count) for count in symbols]
+        rooms = np.array([0, *itertools.accumulate(pairs)])
+        return _Sets(np.array(rules), np.concatenate(levels), places, symbols, rooms)
+
+    def _halves(
+        self,
+        states: Sequence[State],
+        reference: Reference,
+        key: tuple[int, int],
+        totals: Sequence[NDArray[np.float64] | None] | NDArray[np.float64],
+    ) -> DrawnSets:
+        """Half of the codecs after the other, where their pairs would take too much memory."""
+        half = len(states) // 2
+        parts = [
+            LevelDraws(self.codecs[span]).draw(states[span], reference, key, totals[span])
+            for span in (slice(half), slice(half, None))
+        ]
+        return DrawnSets(*map(np.concatenate, zip(*parts, strict=True)))

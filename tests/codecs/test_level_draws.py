@@ -1,0 +1,97 @@
+"""Level codecs that draw together give what each gives alone, to the last bit."""
+
+from dataclasses import astuple, fields
+
+import numpy as np
+import pytest
+
+import gtrace
+from gtrace.codecs import level_draws
+from gtrace.codecs.level_draws import DrawnSets, LevelDraws, draws_together
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.errors import UsageError
+from gtrace.kernels.compare import add_error
+from gtrace.metrics import Comparison, Reference
+from gtrace.sketch import MomentSketch
+from gtrace.types import Key
+
+KEY = Key(0x0123456789ABCDEF, 0xFEDCBA9876543210)
+TOGETHER = [name for name in gtrace.codec_names() if draws_together(gtrace.codec(name))]
+#: parameters of the scale, which all codecs of a set share
+SCALES = ["", "bucket_size=1", "bucket_size=64", "bucket_size=100,tail=exact", "bucket_size=none,clip=1.5"]
+#: sets: names of codecs with the same norm, and more parameters
+SETS = [
+    ["qsgdinf:bits=2", "zipml:bits=5", "qsgdinf:bits=3,zero=false", "zipml:bits=7", "terngrad", "qsgdinf:coder=gamma"],
+    [name for name in TOGETHER if gtrace.codec(name).parameters["norm"] == "l2"] + ["alq:bits=8,zero=false"],
+]
+
+TENSORS = [("t", 0), ("t", 1), ("t", 255), ("gaps", 8192), ("zeros", 257), ("denormal", 999)]
+
+
+def values(kind, size):
+    rng = np.random.default_rng(size)
+    x = rng.standard_t(4, size).astype(np.float32)
+    return {"t": x, "zeros": 0 * x, "denormal": (x * 1e-41).astype(np.float32), "gaps": x * (rng.random(size) < 0.3)}[
+        kind
+    ]
+
+
+def alone(item, state, reference, total):
+    """A codec's columns by its own ``simulate``."""
+    sent = item.simulate(state, reference.values, KEY)
+    add_error(reference.values, sent.values, total)
+    return (*astuple(reference.compare(sent.values)), sent.payload_bytes - ENVELOPE_BYTES, *sent.coded)
+
+
+def check(specs, x, weights=None):
+    codecs = [gtrace.codec(spec) for spec in specs]
+    states = [item.init(x.size) for item in codecs]
+    if x.size:
+        states = [
+            item.fit(state, MomentSketch.from_spec(x, item.needs), 0)
+            for item, state in zip(codecs, states, strict=True)
+        ]
+    reference, totals, wanted_totals = Reference(x, weights), *np.ones((2, len(codecs), x.size))
+    # A codec without a total is drawn like the others.
+    found = LevelDraws(codecs).draw(states, reference, KEY, [None, *totals[1:]])
+    assert totals[0].tolist() == [1.0] * x.size
+    for place, (item, state) in enumerate(zip(codecs, states, strict=True)):
+        wanted = alone(item, state, reference, wanted_totals[place])
+        for name, column, value in zip(DrawnSets._fields, found, wanted, strict=True):
+            assert np.array_equal(column[place], value, equal_nan=True), (str(item), name)
+    np.testing.assert_array_equal(totals[1:], wanted_totals[1:])
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("specs", [*SETS, ["natural", "natural:coder=delta"]], ids=["linf", "l2", "none"])
+@pytest.mark.parametrize(
+    ("kind", "size"), [("t", 0), ("t", 1), ("t", 255), ("gaps", 8192), ("zeros", 257), ("denormal", 999)]
+)
+def test_every_codec_as_alone(scale, specs, kind, size):
+    if specs[0] == "natural":
+        scale = scale.split(",")[-1] if "," in scale else ""
+    weights = np.random.default_rng(0).exponential(size=size) if "bucket" in scale else None
+    check([f"{spec}{',' if ':' in spec else ':'}{scale}".rstrip(",:") for spec in specs], values(kind, size), weights)
+
+
+def test_beyond_a_block_of_sums():
+    check(["qsgdinf:bits=3", "zipml:bits=6"], values("t", (1 << 20) + 777))
+
+
+def test_pairs_beyond_the_room_are_drawn_in_turns(monkeypatch):
+    monkeypatch.setattr(level_draws, "_PAIRS", 100)
+    check(SETS[0], values("t", 5000))
+
+
+def test_columns_are_those_of_a_comparison():
+    assert [item.name for item in fields(Comparison)] == list(DrawnSets._fields[:-4])
+
+
+def test_only_level_codecs_with_one_scale():
+    assert not any(draws_together(gtrace.codec(spec)) for spec in ("topk", "signsgd", "ef:qsgd", "mcgq", "fp", "int8"))
+    for specs in (["qsgd", "qsgdinf"], ["qsgd", "qsgd:bucket_size=64"], ["topk"]):
+        with pytest.raises(UsageError, match="codecs that draw together must"):
+            LevelDraws([gtrace.codec(spec) for spec in specs])
+    item = gtrace.codec("qsgd")
+    with pytest.raises(UsageError, match="value 1 is nan"):
+        LevelDraws([item]).draw([item.init(2)], Reference([1.0, np.nan]), KEY)

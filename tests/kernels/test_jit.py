@@ -1,0 +1,51 @@
+"""Kernels that come from the cache of compiled code."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+KERNELS = """
+import numpy as np
+from gtrace.kernels._jit import inline, jit
+
+@inline
+def square(x):
+    return x * x
+
+@jit
+def squares(values):
+    if values.size == 0:
+        raise ValueError("no values")
+    out = np.empty(values.size, values.dtype)
+    for k in range(out.size):
+        out[k] = square(values[k])
+    return out, out.sum()
+"""
+USES = {
+    "called, and raises": "print(squares(np.arange(6.0)), squares(np.arange(3)))\n"
+    "try:\n    squares(np.empty(0))\nexcept ValueError as error:\n    print(error)",
+    "compiled into another": "print(inline(lambda values: squares(values)[1] + 1)(np.arange(4.0)))",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_kernel_from_the_cache_does_what_it_did_when_it_was_compiled(use, tmp_path):
+    (tmp_path / "own_kernels.py").write_text(KERNELS)
+    (tmp_path / "use.py").write_text(
+        f"import sys\nfrom own_kernels import inline, np, squares\n{USES[use]}\n"
+        "print(sum(squares.stats.cache_hits.values()) > 0, 'numba.np.arraymath' in sys.modules, file=sys.stderr)"
+    )
+    env = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, *sys.path))),
+    }
+    env.pop("NUMBA_CACHE_DIR", None)
+    command = [sys.executable, tmp_path / "use.py"]
+    cold, warm = (subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(2))
+    assert warm.stdout == cold.stdout != ""
+    # Only a process that compiles loads what compiling needs.
+    assert cold.stderr == "False True\n"
+    assert warm.stderr == f"True {use == 'compiled into another'}\n"

@@ -15,6 +15,7 @@ from helpers_training import heavy
 import gtrace
 from gtrace.codecs.grids import Rule
 from gtrace.codecs.levels import TernGrad
+from gtrace.codecs.parts import Scaled
 from gtrace.coding import unpack_fixed, width_for
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import counter
@@ -192,7 +193,7 @@ def test_every_width_in_buckets_of_every_kind(bits, place):
         x = heavy(size, bucket)
         x[::5] = 0
         scales = gtrace.buckets.bucket_scales(x, "linf", bucket)
-        expected = rule.packed(x, bucket, scales, key, bits)
+        expected = rule.packed(Scaled(x, scales, bucket), key, bits)
         given, norms, table = (torch.from_numpy(one).to(place) for one in (x, scales, values))
         packed = kernels.quantize(rule, given, bucket, norms, key, bits)
         assert packed.cpu().numpy().tobytes() == expected

@@ -34,7 +34,7 @@ WHOLE = {
 STAGES = {
     "fit levels": ("gtrace/fitting/", "replay.py:_optim", "level_sets.py:grids", "grids.py:fit"),
     "sketch": ("gtrace/sketch.py",),
-    "encode, decode": ("engine.py:simulate", "codecs/level_draws.py", "parts.py:simulate"),
+    "encode, decode": ("engine.py:simulate", "sweep/level_draws.py", "parts.py:simulate"),
     "compare, W1": ("gtrace/metrics.py",),
     "sums over windows": ("draws.py:", "gradients.py:energy_of_sum"),
     "closed forms": ("level_sets.py", "engine.py:expect", "replay.py:_expected", "symbols_of"),

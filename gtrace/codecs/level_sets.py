@@ -10,10 +10,9 @@ import numpy as np
 
 from gtrace.buckets import as_levels
 from gtrace.codecs.base import check_summary
-from gtrace.codecs.coders import SHARED_HEAD
+from gtrace.codecs.coders import SHARED_HEAD, SharedCode
 from gtrace.codecs.engine import Composed, level_grid
-from gtrace.codecs.grids import LeastVariance, Optimal
-from gtrace.codecs.level_draws import draws_together
+from gtrace.codecs.grids import LeastVariance, Optimal, Stochastic
 from gtrace.coding import MAX_LENGTH, width_for
 from gtrace.errors import UsageError
 from gtrace.fitting import alq_level_sets, optimal_level_sets
@@ -32,6 +31,14 @@ if TYPE_CHECKING:
 
 #: methods that a codec must not override in order to be judged together with others
 _ENGINE = ("init", "view", "fit", "shared", "expect", "allocates", "expects", "stateful")
+
+
+def draws_together(item: Codec) -> bool:
+    """Whether a codec can be in :class:`gtrace.sweep.level_draws.LevelDraws`: levels, stochastic rounding, a shared code, and no memory."""
+    if not isinstance(item, Composed) or level_grid(item) is None or type(item).simulate is not Composed.simulate:
+        return False
+    parts = item.parts
+    return type(parts.rounding) is Stochastic and isinstance(parts.coder, SharedCode) and not parts.memory.keeps
 
 
 def judged_together(item: Codec) -> bool:

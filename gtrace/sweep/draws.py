@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.codecs.level_draws import PartDraws, draws_in_parts
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK, power_sum
 from gtrace.metrics import Histogram, Reference, RunningComparison
 from gtrace.sweep.fits import Ready
 from gtrace.sweep.jobs import Totals
+from gtrace.sweep.level_draws import PartDraws, draws_in_parts
 from gtrace.sweep.rows import Drawn, DrawnTogether
 from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import Key, State
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec, EncodedPart
-    from gtrace.codecs.level_draws import LevelDraws
     from gtrace.codecs.level_sets import LevelFit
     from gtrace.sweep.fits import Fits, RunningSums
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Job
+    from gtrace.sweep.level_draws import LevelDraws
     from gtrace.sweep.sources import Values
 
 #: Encodings that share a pass over a tensor in chunks; each holds a histogram of 8 MiB.

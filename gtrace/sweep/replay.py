@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gtrace.codecs import Codec, expecting, level_grid
-from gtrace.codecs.level_draws import LevelDraws
 from gtrace.codecs.level_sets import LevelSets, judged_together, least_errors
 from gtrace.errors import TraceError
 from gtrace.metrics import relative
@@ -21,6 +20,7 @@ from gtrace.sweep.draws import ChunkDraws, Draws, Window
 from gtrace.sweep.fits import Fits, RunningSums
 from gtrace.sweep.gradient_noise import NOISE
 from gtrace.sweep.jobs import Block, Fitting
+from gtrace.sweep.level_draws import LevelDraws
 from gtrace.sweep.rows import (
     convergence,
     density,

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from gtrace.codecs import Codec
     from gtrace.codecs.base import CodedBits
-    from gtrace.codecs.level_draws import DrawnSets
     from gtrace.codecs.level_sets import Expectations, LevelSets
     from gtrace.noise import Noise
     from gtrace.sketch import MomentSketch
     from gtrace.sweep.jobs import Wanted
+    from gtrace.sweep.level_draws import DrawnSets
     from gtrace.sweep.store import Row, RowTable
     from gtrace.types import State, SummarySpec
 

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from gtrace.codecs.base import EncodedPart, checked_values
-from gtrace.codecs.coders import SharedCode
-from gtrace.codecs.engine import Composed, level_grid
-from gtrace.codecs.grids import Stochastic
+from gtrace.codecs.level_sets import draws_together
 from gtrace.coding import MAX_LENGTH, width_for
 from gtrace.errors import UsageError
 from gtrace.kernels import drawing as _drawing
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs.base import Codec, CodedBits
+    from gtrace.codecs.coders import SharedCode
+    from gtrace.codecs.engine import Composed
     from gtrace.codecs.grids import LevelGrid
     from gtrace.codecs.parts import Scaled
     from gtrace.codecs.scales import BucketNorm
@@ -90,13 +90,6 @@ class _Kept(NamedTuple):
         lanes, sums = np.zeros((len(addresses), LANED * LANES)), np.zeros((len(addresses), SUMS))
         return cls(np.array(addresses, np.uint64), lanes, sums, np.zeros(2 * sets.levels.size, np.int64))
 
-
-def draws_together(item: Codec) -> bool:
-    """Whether a codec can be in :class:`LevelDraws`: levels, stochastic rounding, a shared code, and no memory."""
-    if not isinstance(item, Composed) or level_grid(item) is None or type(item).simulate is not Composed.simulate:
-        return False
-    parts = item.parts
-    return type(parts.rounding) is Stochastic and isinstance(parts.coder, SharedCode) and not parts.memory.keeps
 
 
 class LevelDraws:
@@ -253,7 +246,7 @@ def draws_in_parts(item: Codec, state: State, size: int) -> bool:
     if not draws_together(item):
         return False
     parts = cast("Composed", item).parts
-    return _FEW * parts.grid.alphabet(state) <= min(parts.scale.over(size), size)
+    return bool(_FEW * parts.grid.alphabet(state) <= min(parts.scale.over(size), size))
 
 
 class PartDraws:

@@ -181,7 +181,7 @@ def test_simulate(benchmark, x, copy, spec):
     def kernel():
         rule.simulate(c.parts.scale.cut(x, state, late=True), KEY, values, decoded)
 
-    note(benchmark, f"simulate {spec}, over its kernel", seconds, best(kernel), 1.3, "times the kernel")
+    note(benchmark, f"  simulate {spec}, over its kernel", seconds, best(kernel), 1.3, "times the kernel")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_huffman(benchmark, x, copy, what):
     seconds = best(call)
     note(benchmark, f"Huffman {what}, 7 symbols, {8 * len(data) / N:.2f} bits each", seconds, copy)
     if what == "decode":
-        note(benchmark, "Huffman decode: each symbol", seconds / N, 1e-9, 0.5, "nanoseconds")
+        note(benchmark, "  Huffman decode: each symbol", seconds / N, 1e-9, 0.5, "nanoseconds", elements=1)
 
 
 @pytest.mark.parametrize("what", ["encode", "decode"])
@@ -221,7 +221,7 @@ def test_mcgq(benchmark, x, copy):
     seconds = best(lambda: gtrace.codecs.mcgq.counts(x, 0.1, 0.25))
     note(benchmark, "mcgq counts, K = 0.1 (the sequential sum in float64, in chains)", seconds, copy, 3)
     starts = np.empty(N // mcgq.CHAIN)
-    note(benchmark, "mcgq: that sum alone", best(lambda: mcgq.absolute_sum(x, starts)), copy, 3)
+    note(benchmark, "  mcgq: that sum alone", best(lambda: mcgq.absolute_sum(x, starts)), copy, 3)
 
 
 @pytest.mark.parametrize("word", ["e4m3", "e2m1"])
@@ -252,7 +252,7 @@ def test_sorts_of_both_kinds_of_machine(benchmark, x):
     here = best(lambda: np.sort(x), 0, 3)
     wide = "AVX512_SKX"
     used = "with" if __cpu_features__.get(wide) else "without"
-    note(benchmark, f"np.sort of float32, {used} AVX-512", here / N, 1e-9, None, "nanoseconds")
+    note(benchmark, f"np.sort of float32, {used} AVX-512", here / N, 1e-9, None, "nanoseconds", elements=1)
     if used == "with":
         settings = {**os.environ, "NPY_DISABLE_CPU_FEATURES": wide}
         program = (
@@ -260,7 +260,8 @@ def test_sorts_of_both_kinds_of_machine(benchmark, x):
             "t = [time.process_time() for _ in range(4) if np.sort(x) is not None]; print(min(np.diff(t)))"
         )
         found = subprocess.run([sys.executable, "-c", program], env=settings, capture_output=True, check=True)
-        note(benchmark, "  np.sort of float32, without AVX-512", float(found.stdout) / N, 1e-9, None, "nanoseconds")
+        seconds = float(found.stdout) / N
+        note(benchmark, "  np.sort of float32, without AVX-512", seconds, 1e-9, None, "nanoseconds", elements=1)
 
 
 def test_wasserstein(benchmark, x):

@@ -178,9 +178,10 @@ class Histogram:
         """Count finite float32[m], the first ``counts[0]`` times, and so on."""
         magnitudes, edges = np.abs(values).astype(np.float64), _compare.edges()
         bins = np.searchsorted(edges, magnitudes, "right") - 1
-        signs = np.signbit(values).astype(np.int64)
-        np.add.at(self._table, (signs, bins, 0), counts)
-        np.add.at(self._table, (signs, bins, 1), counts * (magnitudes - edges[bins]))
+        places = 2 * (np.signbit(values).astype(np.int64) * _compare.BINS + bins)
+        table = self._table.reshape(-1)
+        np.add.at(table, places, counts)
+        np.add.at(table, places + 1, counts * (magnitudes - edges[bins]))
 
     def bins(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Non-empty bins from the most negative one up: lower and upper edges, counts, sums of upper edge - x."""

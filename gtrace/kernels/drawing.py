@@ -68,7 +68,7 @@ if not config.DISABLE_JIT:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-        return types.CPointer(types.float64)(address), generate
+        return types.CPointer(types.float64)(address), generate  # type: ignore[no-untyped-call]
 
     overload(floats_at, inline="always")(
         lambda address, size: lambda address, size: carray(_pointer(address), (size,))  # type: ignore[call-arg]

@@ -9,9 +9,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 262,
-    "lines": 66_900,
-    "functions of one statement": 1_075,
+    "files": 268,
+    "lines": 70_300,
+    "functions of one statement": 1_096,
     "of these below 100 lines, codecs and commands aside": 3,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,

@@ -74,7 +74,7 @@ class LevelNoise:
         """
         grids = self._sets.unfitted if sketch is None else self._sets.grids(sketch)
         rules = [grid.rule(State(0, arrays)) for grid, arrays in zip(self._grids, grids.states, strict=True)]
-        cut, lost = self._scale.measured(values, State(values.size)), np.empty(len(rules))
+        cut, lost = self._scale.cut(values, State(values.size)), np.empty(len(rules))
         noise_of_levels(
             cut.x,
             cut.bucket,

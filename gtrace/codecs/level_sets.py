@@ -34,7 +34,7 @@ _ENGINE = ("init", "view", "fit", "shared", "expect", "allocates", "expects", "s
 
 
 def draws_together(item: Codec) -> bool:
-    """Whether a codec can be in :class:`gtrace.sweep.level_draws.LevelDraws`: levels, stochastic rounding, a shared code, and no memory."""
+    """Whether a sweep draws a codec with others: levels, stochastic rounding, a shared code, and no memory."""
     if not isinstance(item, Composed) or level_grid(item) is None or type(item).simulate is not Composed.simulate:
         return False
     parts = item.parts

@@ -12,7 +12,7 @@ from gtrace.codecs.base import check_finite, parameter
 from gtrace.codecs.parts import FLOAT32_MAX, Scale, Scaled
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
-from gtrace.kernels.norms import GIVEN, power_sum
+from gtrace.kernels.norms import power_sum
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,11 +57,6 @@ class BucketNorm(Scale):
             return Scaled(x, self.measure(x, state), bucket, tail)
         check_finite(tail, split)
         return Scaled(x, np.empty(-(-split // bucket), np.float32), bucket, tail, NORM_CODES[self.norm])
-
-    def measured(self, x: NDArray[np.float32], state: State) -> Scaled:
-        """As :meth:`cut`, with the norms in place."""
-        v = self.cut(x, state)
-        return v if v.norm == GIVEN else v._replace(scales=bucket_scales(v.x, self.norm, self.bucket_size), norm=GIVEN)
 
     def quantized(self, size: int) -> int:
         if self.tail == "exact" and self.bucket_size is not None:

@@ -192,9 +192,8 @@ def check_values(values: ArrayLike, weights: ArrayLike | None, lo: float | None,
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise UsageError(f"values of dtype {array.dtype} have no levels; pass real numbers")
-    kind = np.float32 if array.dtype in (np.float16, np.float32) else np.float64
-    # kernels are compiled for writable arrays only; a second version for read-only ones is not worth its wait
-    x = np.require(array.reshape(-1), dtype=kind, requirements=["C", "W"])
+    # Kernels are compiled for writable float64 arrays only: another version of the search takes 20 s to compile.
+    x = np.require(array.reshape(-1), dtype=np.float64, requirements=["C", "W"])
     if x.size == 0:
         raise UsageError("values: there is none; give at least one number")
     bad, descents = _spans.inspect(x)

@@ -91,7 +91,6 @@ class _Kept(NamedTuple):
         return cls(np.array(addresses, np.uint64), lanes, sums, np.zeros(2 * sets.levels.size, np.int64))
 
 
-
 class LevelDraws:
     """Level codecs with stochastic rounding and without memory that share one scale; see :func:`draws_together`.
 
@@ -129,7 +128,7 @@ class LevelDraws:
             UsageError: wrong size or non-finite values.
         """
         x = checked_values(states[0], reference.values)
-        v = self._scale.measured(x, states[0])
+        v = self._scale.cut(x, states[0])
         sets = self._sets(states, v)
         totals = [None] * len(states) if totals is None else totals
         if sets.rooms[-1] > _PAIRS and len(states) > 1:
@@ -269,7 +268,7 @@ class PartDraws:
         """The next part, from place ``start`` on, as for ``encode_part``; see :class:`RunningComparison` on weights."""
         draws, state = self._draws, State(values.size, self._state.arrays)
         x = checked_values(state, values)
-        v = draws._scale.measured(x, state)
+        v = draws._scale.cut(x, state)
         sets = draws._sets([state], v)
         self._kept = self._kept or _Kept.of(sets, [0])
         heavy = _UNWEIGHTED if weights is None else weights

@@ -233,13 +233,14 @@ def peak_memory(x, s):
 @pytest.mark.parametrize("name", ["normal", "t1", "clusters", "spiked"])
 def test_memory_does_not_grow_with_levels_times_points(name):
     x = np.sort(laws(1_000_000, 10)[name])
-    assert peak_memory(x, 16) < x.nbytes
+    # A float64 copy of the points, and little else; a table of levels times points would take 128 MB.
+    assert peak_memory(x, 16) < 3 * x.nbytes
 
 
 def test_memory_stays_small_over_many_scales():
     # a coarse first division would leave most of these scales inside one cell for many rounds
     steps = [10.0**k + rng(k + 9).random(2000) * 10.0 ** (k - 6) for k in range(-5, 6)]
-    assert peak_memory(np.sort(np.concatenate(steps)), 200) < 10e6
+    assert peak_memory(np.sort(np.concatenate(steps)), 200) < 16e6
 
 
 @pytest.mark.parametrize("method", ["exact", "sketch"])

@@ -239,6 +239,7 @@ def test_only_the_standard_library_s_and_known_packages_are_imported():
         ),
         *(
             "llvmlite",
+            "triton",
             "scipy",
             "zarr",
             "torch",

@@ -385,7 +385,7 @@ def test_lower_bounds_hold_for_any_levels_in_their_cells():
     nodes = np.empty((-(-x.size // interval_sums.NODE), interval_sums.COLUMNS))
     interval_sums.sum_nodes(x, weights, nodes)
     first, cells, live, low, high = kernels.divide(x, weights, nodes, np.ones(nodes.shape[0]), x[0], x[-1], 12)
-    found = kernels.exact_lengths(cells, kernels.sum_jumps(cells), live, low, high, 1e300, 0.0)
+    found = kernels.exact_lengths(cells, kernels.sum_jumps(cells), live, low, high, 1e300, 1.0)
     start, count, table, slope, _ = found
     steep = slope.copy()
     bounds = kernels.bound_paths(cells, live, high, *found, penalty, 1e300)

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 import gtrace
-from gtrace.codecs import level_draws
+from gtrace.codecs.level_sets import draws_together
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
 from gtrace.kernels.compare import add_error
 from gtrace.metrics import Comparison, Reference
 from gtrace.sketch import MomentSketch
-from gtrace.sweep.level_draws import DrawnSets, LevelDraws, draws_together
+from gtrace.sweep import level_draws
+from gtrace.sweep.level_draws import DrawnSets, LevelDraws
 from gtrace.types import Key
 
 KEY = Key(0x0123456789ABCDEF, 0xFEDCBA9876543210)

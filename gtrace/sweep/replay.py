@@ -221,7 +221,7 @@ class Replay:
         return sets.expect(self._judged(sets, index, fitting, fitted), fitted).squared_error
 
     def _optima(self, index: int, sets: LevelSets, fitted: LevelFit) -> NDArray[np.float64] | None:
-        """The least expected errors of as many levels as each codec has, float64[sets]; None for values without a norm."""
+        """The least error of as many levels as each codec has, float64[sets]; None for values without a norm."""
         sketch = self._fits.summary(index, sets.needs)
         if sets.needs.norm == "none" or not sketch.sums.size:
             return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from gtrace.cli.completion import complete_specs
-from gtrace.cli.console import work_progress
+from gtrace.cli.console import status_line, work_progress
 from gtrace.cli.options import (
     STEPS,
     CodecSettings,
@@ -156,11 +156,13 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
       gtrace sweep digits_cnn.zarr --all
     """
     from gtrace.sweep import run_sweep
-    from gtrace.sweep.quick import announce, quick_steps
+    from gtrace.sweep.quick import announce, quick_steps, wait_for_kernels
     from gtrace.trace import open_trace
     from gtrace.trace.io.remote import stem_of
 
     load_plugins(settings.codecs.plugin)
+    if said := wait_for_kernels():
+        status_line(f"gtrace: {said}")
     path = settings.output or Path(f"{stem_of(trace)}.sweep.db")
     chosen = _Choice.of(settings)
     codecs = _codecs(settings, chosen)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import glob
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gtrace.kernels._jit import cache_folder
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.jobs import OVERHEAD
 from gtrace.sweep.limits import CHUNK
@@ -111,6 +113,12 @@ def announce(
     else:
         said, more = f"{said}, seconds", f"{more}, about {most / mine:.0f} times as long"
     return said if len(codecs) >= every and len(here) == len(whole) else f"{said}; {more}"
+
+
+def wait_for_kernels() -> str:
+    """What to say before the first sweep on a machine, which compiles kernels; nothing where they are there."""
+    there = Path(cache_folder()).is_dir()
+    return "" if there else "kernels are compiled for this machine, once: a minute or two"
 
 
 def _in_words(seconds: float) -> str:

@@ -116,7 +116,7 @@ def announce(
 
 
 def wait_for_kernels() -> str:
-    """What to say before the first sweep on a machine, which compiles kernels; nothing where they are there."""
+    """What to say before the first sweep on a machine, which compiles kernels; nothing if they are compiled."""
     there = Path(cache_folder()).is_dir()
     return "" if there else "kernels are compiled for this machine, once: a minute or two"
 

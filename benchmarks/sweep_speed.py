@@ -45,11 +45,10 @@ GPT_CODECS = 14
 
 
 class Cost(NamedTuple):
-    """CPU and wall seconds of a child process, and its peak of memory in MB."""
+    """CPU and wall seconds of a child process."""
 
     cpu: float
     wall: float
-    peak: float
 
 
 def gpt_shapes(width: int, blocks: int, vocabulary: int, context: int) -> dict[str, tuple[int, ...]]:
@@ -85,7 +84,7 @@ def child(*arguments: str) -> Cost:
         raise SystemExit(done.stderr)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    return Cost(cpu, time.perf_counter() - start, after.ru_maxrss / 1000)
+    return Cost(cpu, time.perf_counter() - start)
 
 
 def sweep(trace: Path, *options: str) -> Cost:
@@ -148,11 +147,9 @@ def main() -> None:
     rows = []
     for name, cost in best.items():
         each = 1e9 * cost.cpu / tasks[name][1] if tasks[name][1] else float("nan")
-        rows.append(
-            [name, f"{cost.cpu:.2f}", f"{cost.wall:.2f}", f"{cost.peak:.0f}", f"{each:.1f}", f"{each / unit:.1f}"]
-        )
-    head = "| sweep | CPU s | wall s | MB | ns a value | of one PCG64 float32 |"
-    print(head, "|---|--:|--:|--:|--:|--:|", *(f"| {' | '.join(row)} |" for row in rows), sep="\n")
+        rows.append([name, f"{cost.cpu:.2f}", f"{cost.wall:.2f}", f"{each:.1f}", f"{each / unit:.1f}"])
+    head = "| sweep | CPU s | wall s | ns a value | of one PCG64 float32 |"
+    print(head, "|---|--:|--:|--:|--:|", *(f"| {' | '.join(row)} |" for row in rows), sep="\n")
 
 
 if __name__ == "__main__":

@@ -117,8 +117,7 @@ def announce(
 
 def wait_for_kernels() -> str:
     """What to say before the first sweep on a machine, which compiles kernels; nothing if they are compiled."""
-    there = Path(cache_folder()).is_dir()
-    return "" if there else "kernels are compiled for this machine, once: a minute or two"
+    return "" if os.path.isdir(cache_folder()) else "kernels are compiled for this machine, once: a minute or two"
 
 
 def _in_words(seconds: float) -> str:

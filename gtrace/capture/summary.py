@@ -42,6 +42,7 @@ class CaptureSummary:
         neural_rows: steps with recorded gradients of module outputs.
         neural_tensors: distinct outputs of modules with recorded gradients.
         without: what was asked for besides the gradients and not available, one line each.
+        lost: exit code of the error that left no trace, for example because another program has taken its place.
     """
 
     path: Path
@@ -67,6 +68,7 @@ class CaptureSummary:
     neural_rows: int = 0
     neural_tensors: int = 0
     without: tuple[str, ...] = ()
+    lost: int = 0
 
 
 def disk_usage(path: Path) -> int:

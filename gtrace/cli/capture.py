@@ -89,15 +89,15 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
             say(f"gtrace: {error}")
             return error.exit_code
 
-    with before_abrupt_exit(leave):
+    with before_abrupt_exit(leave, session.hurry):
         try:
             with after_import("torch", session.start_or_tell), captured(chosen, attrs):
                 outcome = run_program(program)
+            return _conclude(program, outcome, session, shown, say)
         except BaseException:
             # There is no such module, or Ctrl-C came between the program's end and here: nothing must stay hooked.
             session.finish("interrupted")
             raise
-        return _conclude(program, outcome, session, shown, say)
 
 
 def _conclude(
@@ -126,11 +126,13 @@ def _conclude(
     if place.rank and summary.rows and not summary.errors:
         return EXIT_OK  # one line is enough: rank 0 prints it
     say(f"gtrace: {result}{_next(summary, path)}")
-    if outcome.interrupted:
+    if outcome.interrupted or session.pressed:
         raise click.Abort
     if summary.complaints:
         raise UsageError("; ".join(summary.complaints))
-    return EXIT_USAGE if not summary.rows and not summary.errors and place.rank is None else EXIT_OK
+    if place.rank is not None:
+        return EXIT_OK
+    return EXIT_USAGE if not summary.rows and not summary.errors else summary.lost
 
 
 def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:

@@ -37,6 +37,7 @@ class CaptureTarget:
         None, names=("-o", "--output"), help="Trace to write, .zarr or .h5.  [default: SCRIPT.zarr]"
     )
     is_module: bool = option(False, names=("-m",), help="SCRIPT is the name of a module, like python -m.")
+    is_code: bool = option(False, names=("-c",), help="SCRIPT is code, like python -c; the trace is run.zarr.")
     settings: CaptureSettings = nested(CaptureSettings)
 
 
@@ -52,8 +53,9 @@ class CaptureTarget:
 def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
     """Run SCRIPT with its ARGS and record the gradient of every parameter at its optimizer steps.
 
-    The script runs unchanged and ends with the same weights, bit for bit. Options of gtrace come before
-    SCRIPT; everything after it is the script's own. A line on stderr after the first recorded step says what that
+    SCRIPT is a file, or an installed command that is written in Python, e.g. trl or torchrun. It runs unchanged and
+    ends with the same weights, bit for bit. Options of gtrace come before SCRIPT; everything after it is the
+    script's own. A line on stderr after the first recorded step says what that
     takes, and one at the end what was recorded. The exit code is 5 where the script fails, and the message names
     its own.
     """
@@ -61,7 +63,9 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
     from gtrace.torch_hooks.launcher import Outcome, Program, run_program
     from gtrace.torch_hooks.processes import first_of_launch, launch_token, launched_place
 
-    program = Program(script, args, target.is_module)
+    if target.is_module and target.is_code:
+        raise UsageError("-m and -c exclude each other")
+    program = Program(script, args, target.is_module, target.is_code)
     program.check()
     place = launched_place()
     watch_no_more()

@@ -21,7 +21,7 @@ from gtrace.cli.console import (
 from gtrace.cli.options import STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
 from gtrace.errors import UsageError
 from gtrace.report.names import count, literal, number, sparkline
-from gtrace.settings import option
+from gtrace.settings import KINDS, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ class InfoSettings:
     kind: str | None = option(
         None,
         call=("infos",),
-        choices=("weight", "neural", "second_moment"),
+        choices=(*KINDS, "second_moment"),
         help="Only this kind of gradient; second_moment: Adam's second moments, where these are recorded.",
     )
     optimizer: int | None = option(None, call=("infos",), metavar="N", help="Only tensors that this optimizer steps.")
@@ -342,8 +342,6 @@ def _trainings(trace: Trace) -> list[str]:
 
 
 def _lines(trace: Trace, rows: Sequence[TensorHistory], *, full: bool) -> list[tuple[str, str]]:
-    from gtrace.trace.format import SECOND_MOMENT
-
     streams = _streams(trace)
     attrs = trace.attrs
     elements = sum(row.stored for row in rows)
@@ -362,7 +360,7 @@ def _lines(trace: Trace, rows: Sequence[TensorHistory], *, full: bool) -> list[t
         if stream.first_loss is not None and stream.last_loss is not None:
             text += f", loss {number(stream.first_loss)} to {number(stream.last_loss)}"
         if len(streams) > 1:
-            what = "second moments" if stream.kind == SECOND_MOMENT else f"{stream.kind} gradients"
+            what = KINDS.get(stream.kind, "second moments")
             text += f" ({what}, optimizer {stream.optimizer}, rank {stream.rank})"
         lines.append(("steps", text))
     if len(some) < len(streams):

@@ -37,6 +37,7 @@ class CaptureTarget:
         None, names=("-o", "--output"), help="Trace to write, .zarr or .h5.  [default: SCRIPT.zarr]"
     )
     is_module: bool = option(False, names=("-m",), help="SCRIPT is the name of a module, like python -m.")
+    live: bool = option(False, help="Show loss, norm, energy by layer and overhead below the script's output.")
     settings: CaptureSettings = nested(CaptureSettings)
 
 
@@ -69,6 +70,7 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
         return run_program(program).exit_code
 
     from gtrace.capture.session import CaptureSession, captured, git_commit, print_line
+    from gtrace.cli.live import live_view
     from gtrace.torch_hooks.children import after_import
     from gtrace.torch_hooks.processes import before_abrupt_exit
 
@@ -88,8 +90,11 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
         except GtraceError as error:
             say(f"gtrace: {error}")
             return error.exit_code
+        finally:
+            end_view()
 
-    with before_abrupt_exit(leave):
+    shows = target.live and not place.rank
+    with live_view(shown, lambda: session.waited, say, shown=shows) as end_view, before_abrupt_exit(leave):
         try:
             with after_import("torch", session.start_or_tell), captured(chosen, attrs):
                 outcome = run_program(program)

@@ -201,7 +201,7 @@ _BLOCKS, _PLAIN_BLOCKS = "▁▂▃▄▅▆▇█×", "_.-:=+*#!"
 def sparkline(values: Sequence[float], width: int = 12, encoding: str = "utf-8") -> str:
     """Values over time as up to ``width`` blocks from their smallest to their largest; NaN is a gap.
 
-    Where a value is infinite, the last character of the blocks is shown: ``×``, or ``!`` without Unicode.
+    A block of which more than half is infinite becomes ``×``, or ``!`` without Unicode.
 
     >>> sparkline([1.0, 2.0, float("nan"), 8.0]), sparkline([0.0, 1.0, float("inf")], encoding="ascii")
     ('▁▂ █', '_#!')
@@ -214,7 +214,7 @@ def sparkline(values: Sequence[float], width: int = 12, encoding: str = "utf-8")
     known = [[v for v in part if math.isfinite(v)] for part in parts]
     means = [sum(part) / len(part) if part else math.nan for part in known]
     finite = [m for m in means if math.isfinite(m)]
-    bad = [any(map(math.isinf, part)) for part in parts]
+    bad = [2 * sum(map(math.isinf, part)) > len(part) for part in parts]
     if not finite and not any(bad):
         return ""
     low, high = min(finite, default=0.0), max(finite, default=0.0)

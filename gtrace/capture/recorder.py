@@ -246,6 +246,11 @@ class Recorder:
         span = self._last - self._first if self._first is not None else 0.0
         return min(1.0, waited / span) if span > 0 else 0.0, waited, span
 
+    @property
+    def waited(self) -> tuple[float, float]:
+        """Seconds that training waited for capture so far, and seconds of training."""
+        return self._waiting()[1:]
+
     def _without(self) -> list[str]:
         """What was asked for besides the gradients and never occurred."""
         out = []

@@ -38,6 +38,7 @@ class CaptureTarget:
     )
     is_module: bool = option(False, names=("-m",), help="SCRIPT is the name of a module, like python -m.")
     is_code: bool = option(False, names=("-c",), help="SCRIPT is code, like python -c; the trace is run.zarr.")
+    live: bool = option(False, help="Show loss, norm, energy by layer and overhead below the script's output.")
     settings: CaptureSettings = nested(CaptureSettings)
 
 
@@ -73,6 +74,7 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
         return run_program(program).exit_code
 
     from gtrace.capture.session import CaptureSession, captured, git_commit, print_line
+    from gtrace.cli.live import live_view
     from gtrace.torch_hooks.children import after_import
     from gtrace.torch_hooks.processes import before_abrupt_exit
 
@@ -92,8 +94,14 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
         except GtraceError as error:
             say(f"gtrace: {error}")
             return error.exit_code
+        finally:
+            end_view()
 
-    with before_abrupt_exit(leave, session.hurry):
+    shows = target.live and not place.rank
+    with (
+        live_view(shown, lambda: session.waited, say, shown=shows) as end_view,
+        before_abrupt_exit(leave, session.hurry),
+    ):
         try:
             with after_import("torch", session.start_or_tell), captured(chosen, attrs):
                 outcome = run_program(program)

@@ -10,9 +10,8 @@ import numpy as np
 from gtrace.codecs.base import parameter
 from gtrace.codecs.coders import OwnCode, Plain
 from gtrace.codecs.engine import Composed, method
-from gtrace.codecs.parts import FixedGrid, Nearest, Parts
+from gtrace.codecs.parts import FixedGrid, Nearest, Parts, finite
 from gtrace.codecs.scales import BlockMax, Range
-from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import rounding as _rounding
 from gtrace.types import Expectation, SummarySpec
@@ -53,7 +52,7 @@ class Float32(FixedGrid):
         self, symbols: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, size: int
     ) -> NDArray[np.float32]:
         """A copy of the values."""
-        return symbols.copy()
+        return finite(symbols).copy()
 
 
 @dataclass(frozen=True)
@@ -91,17 +90,6 @@ class BFloat16(FixedGrid):
     ) -> NDArray[np.float32]:
         """Upper halves, with the lower half zero."""
         return finite((symbols.astype(np.uint32) << np.uint32(16)).view(np.float32))
-
-
-def finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Decoded values, unchanged.
-
-    Raises:
-        PayloadError: a value is not finite.
-    """
-    if not np.isfinite(values).all():
-        raise PayloadError("payload holds a value that is not finite")
-    return values
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def _where(param: click.Parameter | None) -> str:
 _OTHERS = {
     ".py": ("a script", "record its gradients with gtrace capture {}"),
     ".jsonl": ("a run log", "read it with gtrace report {}"),
-    ".yaml": ("a plan or a recipe", "read a plan with gtrace plan show {}"),
+    ".toml": ("a plan or a format table", "read a plan with gtrace plan show {}"),
     ".html": ("a page", "open it in a browser"),
 }
 _SWEEP = (b"SQLite format 3", "sweep results", "read them with gtrace report {}")

@@ -35,7 +35,7 @@ class PlanShowSettings(PlanDiffSettings):
     full: bool = option(False, help="Print every tensor and note, not only the answer.")
 
 
-@click.command("show", cls=Command, epilog="Example: gtrace plan show plan.yaml")
+@click.command("show", cls=Command, epilog="Example: gtrace plan show plan.toml")
 @click.argument("plan", type=_PLAN)
 @options(PlanShowSettings)
 def show(settings: PlanShowSettings, plan: Path) -> None:
@@ -51,7 +51,7 @@ def show(settings: PlanShowSettings, plan: Path) -> None:
         print_plan(found, plan, full=settings.full)
 
 
-@click.command("diff", cls=Command, epilog="Example: gtrace plan diff plan.yaml other.yaml")
+@click.command("diff", cls=Command, epilog="Example: gtrace plan diff plan.toml other.toml")
 @click.argument("first", type=_PLAN)
 @click.argument("second", type=_PLAN)
 @options(PlanDiffSettings)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gtrace.cli.console import FEW_ROWS, TensorColumn, name_columns, print_columns, stdout_console
+from gtrace.cli.console import FEW_ROWS, TensorColumn, echo, name_columns, print_columns, stdout_console
 from gtrace.cli.options import STEPS, TENSORS, Command, Integers, TracePath, check_output, options, print_json
 from gtrace.report.names import count, literal, number, percent
 from gtrace.settings import option
@@ -93,7 +93,7 @@ def command(settings: FormatsSettings, trace: Path | str) -> None:
             click.echo(_head(opened, layers, scale, len(chosen)))
             (_show if settings.full else _show_few)(opened, layers, scale)
     if output is not None:
-        click.echo(str(output), err=settings.as_json)
+        echo(output, err=settings.as_json)
 
 
 def _head(trace: Trace, layers: Sequence[LayerFormats], scale: str, steps: int) -> str:

@@ -15,6 +15,7 @@ import click
 import numpy as np
 
 from gtrace.cli.completion import complete_specs
+from gtrace.cli.console import echo
 from gtrace.cli.groups import CommandWithCommands
 from gtrace.cli.options import (
     PLUGIN,
@@ -173,7 +174,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
     curves, outlook, about, warnings = _curves(trace, settings)
     goal = choose_goal(settings.goal, curves, outlook, error=isinstance(asked, Budget) and asked.kind == "error")
     for text in [*warnings, *goal.notes]:
-        click.echo(f"gtrace: {text}", err=True)
+        echo(f"gtrace: {text}", err=True)
     groups = _groups(curves.tensors, settings.groups)
     budget = asked.budget(curves.sizes) if isinstance(asked, TimeLimit) else asked
     if not settings.uniform and "trace" in about:

@@ -41,7 +41,10 @@ MESSAGES = {
     ),
     "trace export notes.txt": (3, "notes.txt is another file, not a trace; a trace is a folder .zarr or a file .h5."),
     "info folder": (3, f"folder: not a gtrace trace; {TRACE}"),
-    "plan show net.zarr": (3, "net.zarr: is a folder, not a plan; make a plan with gtrace plan TRACE --max-bits 3 -o plan.toml"),
+    "plan show net.zarr": (
+        3,
+        "net.zarr: is a folder, not a plan; make a plan with gtrace plan TRACE --max-bits 3 -o plan.toml",
+    ),
     "sweep empty.zarr": (3, "empty.zarr: the trace is empty: no gradients were captured into it."),
     # steps and ranges
     "sweep net.zarr --methods qsgd --steps 5-1": (2, "--steps: '5-1' is reversed; write 1-5."),

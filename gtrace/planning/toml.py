@@ -39,42 +39,32 @@ def check_suffix(path: Path) -> None:
 
 
 def dump(document: Mapping[str, Any]) -> str:
-    """The document as TOML; None is left out.
+    """The document as TOML, one value a line; None is left out.
 
-    A mapping of mappings becomes a table with a line for each, a list of mappings one with a line for each; lists of
-    mappings that hold mappings become ``[[tables]]``. Everything else is a line of its own.
+    A mapping of mappings becomes a ``[table]`` with a line for each, and a list of mappings that hold such becomes
+    ``[[tables]]``.
     """
     return "\n".join(_lines(document, "")) + "\n"
 
 
 def _lines(document: Mapping[str, Any], path: str) -> Iterator[str]:
-    tables, groups = [], []
+    later: list[str] = []
     for name, value in document.items():
-        if _holds_mappings(value):
-            tables.append((f"{path}{_key(name)}", value))
-        elif isinstance(value, (list, tuple)) and any(isinstance(v, dict) and _deep(v) for v in value):
-            groups.append((f"{path}{_key(name)}", value))
+        place = f"{path}{_key(name)}"
+        if _is_table(value):
+            later += ["", f"[{place}]", *(f"{_key(key)} = {_inline(row)}" for key, row in value.items())]
+        elif isinstance(value, (list, tuple)) and any(
+            isinstance(v, dict) and any(map(_is_table, v.values())) for v in value
+        ):
+            for row in value:
+                later += ["", f"[[{place}]]", *_lines(row, f"{place}.")]
         elif value is not None:
-            yield f"{_key(name)} = {_rows(value)}"
-    for place, table in tables:
-        yield from ("", f"[{place}]", *(f"{_key(name)} = {_inline(row)}" for name, row in table.items()))
-    for place, rows in groups:
-        for row in rows:
-            yield from ("", f"[[{place}]]", *_lines(row, f"{place}."))
+            yield f"{_key(name)} = {_inline(value)}"
+    yield from later
 
 
-def _holds_mappings(value: Any) -> bool:
+def _is_table(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(isinstance(one, dict) for one in value.values())
-
-
-def _deep(row: Mapping[str, Any]) -> bool:
-    return any(_holds_mappings(one) for one in row.values())
-
-
-def _rows(value: Any) -> str:
-    if isinstance(value, (list, tuple)) and value and all(isinstance(one, dict) for one in value):
-        return "\n".join(["[", *(f"  {_inline(one)}," for one in value), "]"])
-    return _inline(value)
 
 
 def _inline(value: Any) -> str:
@@ -86,6 +76,8 @@ def _inline(value: Any) -> str:
         inside = ", ".join(f"{_key(name)} = {_inline(one)}" for name, one in value.items() if one is not None)
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, (list, tuple)):
+        if value and all(isinstance(one, dict) for one in value):
+            return "\n".join(["[", *(f"  {_inline(one)}," for one in value), "]"])
         return f"[{', '.join(map(_inline, value))}]"
     return _quoted(value)
 

@@ -105,7 +105,7 @@ def test_a_damaged_plan_is_refused_in_one_line(tmp_path, plan, message):
         (b"\xff\xfe\x00", "not a text file"),
         (b"gtrace_plan = [1", "not valid TOML"),
         (b"gtrace_plan = 1979-05-27", "a date is not expected here"),
-        (b"- 1\n- 2", "not a plan"),
+        (b"- 1\n- 2", "not valid TOML"),
         (b"[" * 3000 + b"]" * 3000, "not valid TOML"),
         (b"", "not a plan"),
     ],
@@ -123,7 +123,7 @@ def test_what_is_too_large_is_not_read(tmp_path):
         file.truncate(MAX_BYTES + 1)
     with pytest.raises(TraceError, match="more than 8 MB"):
         load_plan(path)
-    with pytest.raises(TraceError, match="no such plan"):
+    with pytest.raises(TraceError, match="no such file"):
         load_plan(tmp_path / "missing.toml")
     (tmp_path / "bad.json").write_text(json.dumps({"gtrace_plan": 1})[:-1])
     with pytest.raises(TraceError, match="not valid JSON"):

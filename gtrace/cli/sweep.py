@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from gtrace.cli.completion import complete_specs
-from gtrace.cli.console import status_line, work_progress
+from gtrace.cli.console import echo, status_line, work_progress
 from gtrace.cli.options import (
     STEPS,
     CodecSettings,
@@ -168,7 +168,7 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
             said = announce(
                 opened, codecs, steps, globs=globs, kind=settings.kind, jobs=settings.jobs, every=len(every)
             )
-            click.echo(f"gtrace: {said}", err=True)
+            echo(f"gtrace: {said}", err=True)
     with work_progress("sweep", quiet=settings.as_json) as progress:
         result = run_sweep(
             trace,
@@ -265,10 +265,10 @@ def _show(result: SweepResult, path: Path, settings: SweepSettings) -> None:
 
     if settings.kind is None:
         for other, count in result.provenance.get("left_out", {}).items():
-            click.echo(f"gtrace: {count} tensors of {KINDS[other]} left out; --kind {other} takes them", err=True)
+            echo(f"gtrace: {count} tensors of {KINDS[other]} left out; --kind {other} takes them", err=True)
     for text in result.warnings:
         if not settings.as_json or text.startswith(LEFT_OUT):
-            click.echo(f"gtrace: warning: {text}", err=True)
+            echo(f"gtrace: warning: {text}", err=True)
     tensors_seen, steps_seen = len(set(result["tensor"])), len(set(result["step"]))
     if settings.as_json:
         print_json(
@@ -284,10 +284,8 @@ def _show(result: SweepResult, path: Path, settings: SweepSettings) -> None:
             }
         )
         return
-    click.echo(
-        f"{len(result)} rows: {len(set(result['codec']))} codecs on {tensors_seen} tensors at {steps_seen} steps"
-    )
-    click.echo(f"{path}\nnext: gtrace report {path}")
+    echo(f"{len(result)} rows: {len(set(result['codec']))} codecs on {tensors_seen} tensors at {steps_seen} steps")
+    echo(f"{path}\nnext: gtrace report {path}")
 
 
 def _refit(text: str) -> str | list[int]:

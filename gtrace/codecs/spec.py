@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _REGISTRY: dict[str, type[Codec]] = {}
 _WRAPPERS: dict[str, type[Codec]] = {}
 C = TypeVar("C", bound="type[Codec]")
+#: characters of a spec; a thousand prefixes would nest deeper than Python calls
+MAX_SPEC = 500
 
 
 class Elsewhere(NamedTuple):
@@ -124,13 +126,16 @@ def parse_spec(text: str) -> Spec:
     """Take a spec apart: prefixes, the codec's name, its parameters.
 
     Raises:
-        UsageError: an unknown name, text that is not ``key=value``, a key given twice, or a prefix without a codec.
+        UsageError: an unknown name, text that is not ``key=value``, a key given twice, a prefix without a codec, or
+            more than :data:`MAX_SPEC` characters.
 
     >>> parse_spec("ef:rotate:block=256:qsgdinf:bits=3")
     Spec(wrappers=(('ef', {}), ('rotate', {'block': '256'})), name='qsgdinf', given={'bits': '3'})
     """
     wrappers: list[tuple[str, dict[str, str]]] = []
     rest = text.strip()
+    if len(rest) > MAX_SPEC:
+        raise UsageError(f"codec '{rest[:40]}...': has {len(rest)} characters; a spec has at most {MAX_SPEC}")
     while True:
         name, _, rest = rest.partition(":")
         name = name.strip()

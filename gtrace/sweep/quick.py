@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import glob
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -43,6 +43,8 @@ VARIANTS = [
     "topk",
     "topk:coder=fixed",
     "topk:ratio=0.5",
+    "topk:ratio=0.05,chunk=64,values=intn:bits=2,group=64",
+    "topk:coder=fixed,values=qsgdinf:bits=3",
     "mem-sgd",
     "mem-sgd:ratio=0.1,coder=fixed",
     "dropping",

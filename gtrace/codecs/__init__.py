@@ -11,7 +11,7 @@ from gtrace.codecs.base import (
 from gtrace.codecs.casts import Bf16, Fp16, Identity, MinMax
 from gtrace.codecs.engine import Composed, level_grid, method
 from gtrace.codecs.fp import Fp
-from gtrace.codecs.levels import Alq, AlqG, AlqGN, AlqN, Amq, AmqN, Natural, Nuqsgd, Qsgd, QsgdInf, TernGrad, ZipMl
+from gtrace.codecs.levels import Alq, AlqG, AlqGN, AlqN, Amq, AmqN, Luq, Natural, Nuqsgd, Qsgd, QsgdInf, TernGrad, ZipMl
 from gtrace.codecs.mcgq import Mcgq
 from gtrace.codecs.plugins import load_plugin
 from gtrace.codecs.powersgd import PowerSgd
@@ -29,6 +29,7 @@ from gtrace.codecs.spec import (
     wrapper_names,
 )
 from gtrace.codecs.tables import Dynamic8, Fp4, Int8, IntN, Nf4, Quantile8, Uniform8
+from gtrace.codecs.transform import Dct
 from gtrace.codecs.wrappers import Accumulate, ErrorFeedback, Momentum
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Bf16",
     "Codec",
     "Composed",
+    "Dct",
     "Dgc",
     "Dropping",
     "Dynamic8",
@@ -56,6 +58,7 @@ __all__ = [
     "Identity",
     "Int8",
     "IntN",
+    "Luq",
     "Mcgq",
     "MemSgd",
     "MinMax",

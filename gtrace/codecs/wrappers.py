@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from gtrace.buckets import as_values
 from gtrace.codecs.base import Codec, Simulated, checked_values
 from gtrace.codecs.engine import assembled
-from gtrace.codecs.memory import UNITS, Accumulated, MomentumSum, Residual
+from gtrace.codecs.memory import UNITS, Accumulated, FadingResidual, MomentumSum
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register_wrapper
 from gtrace.errors import UsageError
@@ -203,16 +203,22 @@ def prefix(cls: W) -> W:
 class ErrorFeedback(MemoryWrapper):
     """Error feedback around any codec: ``ef:topk:ratio=0.01``.
 
-    The state holds ``residual`` (float32[n]) and the inner codec's arrays. Payloads are the inner codec's. If a codec's
-    error exceeds the gradient itself, the residual grows without end: unbiased codecs with few bits in large
-    buckets do this, and scaled random choice; take smaller buckets, or ``randomk:scale=false``.
+    The state holds ``residual`` (float32[n]; int8[n] and ``scales`` with ``memory_bits``) and the inner codec's
+    arrays. Payloads are the inner codec's. ``ef:beta=0.8,reset=1024,memory_bits=8:intn`` is LoCo, and
+    ``ef:decay=0.999:dct:topk:ratio=0.008,chunk=4096`` what DeMo sends. If a codec's error exceeds the gradient
+    itself, the residual grows without end: unbiased codecs with few bits in large buckets do this, and scaled
+    random choice; take smaller buckets, or ``randomk:scale=false``.
     """
 
     name = "ef"
-    parts = Parts(memory=Residual())
+    parts = Parts(memory=FadingResidual())
     summary = "error feedback around any codec: what was lost is sent with the next gradient"
     formula = "send Q(v + e); e <- v + e - Q(v + e)"
-    paper = "Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019"
+    paper = (
+        "Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019; "
+        "beta, reset and memory_bits: Xie et al., LoCo: Low-Bit Communication Adaptor for Large-scale Model Training, "
+        "2024"
+    )
     corrections = (UNITS,)
     about = "The memory that makes biased codecs converge: what this step lost is added to the next gradient."
     sends = "The payload of the codec inside."

@@ -112,7 +112,8 @@ class FadingResidual(Residual):
         if self.memory_bits is None:
             return kept
         top = np.float32((1 << self.memory_bits - 1) - 1)
-        return kept.astype(np.float32) / top * np.repeat(arrays["scales"], _GROUP)[: kept.size]
+        opened: NDArray[np.float32] = kept.astype(np.float32) / top * np.repeat(arrays["scales"], _GROUP)[: kept.size]
+        return opened
 
 
 @dataclass(frozen=True)

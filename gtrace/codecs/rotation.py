@@ -284,7 +284,7 @@ class Eden(Composed):
         if self.bits == coarse:
             return None, [(_table(coarse), slice(None))]
         chosen = np.empty(size, np.float32)
-        fill_uniform(chosen, *_words(seed, b"share"), 0)
+        fill_uniform(chosen, *_words(seed, b"share"), 0)  # type: ignore[no-untyped-call]
         if not coarse:
             return np.flatnonzero(chosen < self.bits), [(_table(1), slice(None))]
         fine = chosen < self.bits - coarse

@@ -174,13 +174,13 @@ class Chosen(Rounding):
 
     def symbols(self, grid: Largest, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> Kept:
         """The choice, with values as the grid finds them."""
-        return cast("Kept", grid.nearest(state, v, key))
+        return grid.nearest(state, v, key)
 
     def write(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[bytes, int]:
         """The positions and the body of the values' payload, after their number, lengths and flags."""
         if self.values is None:
             return super().write(parts, state, v, key)
-        chosen, inner = self.symbols(parts.grid, state, v, key), _values_codec(self.values)
+        chosen, inner = self.symbols(cast("Largest", parts.grid), state, v, key), _values_codec(self.values)
         places = cast("IndexValue", parts.coder).places(chosen)
         payload = inner.encode(inner.init(chosen.values.size), chosen.values, key)
         body, flags = open_envelope(payload, codec=inner.wire_name, size=chosen.values.size, shared=b"")
@@ -206,7 +206,7 @@ class Chosen(Rounding):
         """The same without the bytes of the values."""
         if self.values is None:
             return super().simulate(parts, state, v, key)
-        chosen, inner = self.symbols(parts.grid, state, v, key), _values_codec(self.values)
+        chosen, inner = self.symbols(cast("Largest", parts.grid), state, v, key), _values_codec(self.values)
         count = chosen.values.size
         found = inner.simulate(inner.init(count), chosen.values, key)
         head = 8 * (_INNER.size + len(cast("IndexValue", parts.coder).places(chosen)))

@@ -62,8 +62,8 @@ def round_to_integers(
         start = b * bucket
         v, target, scale = x[start : start + bucket], out[start : start + bucket], scales[b]
         for i in range(v.size):
-            k = np.int32(np.rint(v[i] / scale * step)) if scale else np.int32(0)
-            target[i] = min(k - least, count - 1)
+            k = int(np.rint(v[i] / scale * step)) - least if scale else -least
+            target[i] = k if k < count else count - 1
 
 
 @jit

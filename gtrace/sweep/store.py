@@ -274,6 +274,16 @@ class ResultStore:
             return cls(connection, path, owner.pop_all())
 
     @classmethod
+    @contextmanager
+    def reopen(cls, path: Path) -> Iterator[ResultStore]:
+        """Open a sweep that is there, to add to it."""
+        store = cls.create(path, {}, cls._fingerprint(path) or "", force=False)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    @classmethod
     def _start(cls, path: Path, provenance: Mapping[str, Any], fingerprint: str) -> sqlite3.Connection:
         connection = cls._connect(path)
         meta = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "provenance": provenance}

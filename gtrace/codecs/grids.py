@@ -383,7 +383,7 @@ class Powers(LevelGrid):
 
 
 @dataclass(frozen=True)
-class Halves(Powers):
+class PowersOfHalf(Powers):
     """0 and powers of 1/2."""
 
     zero: bool = True

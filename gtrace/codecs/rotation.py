@@ -175,7 +175,7 @@ class Eden(Composed):
     )
     behavior = (
         "Relative error 0.57, 0.13, 0.036, 0.0096 at 1 to 4 bits on any gradient. A sparse or heavy-tailed gradient, "
-        "which fitted levels take advantage of, is no easier than a normal one."
+        "which fitted levels take advantage of, is as hard as a normal one."
     )
     related = ("rotate", "zipml", "signsgd")
     unbiased = True
@@ -203,7 +203,7 @@ class Eden(Composed):
         """Undo :meth:`write`."""
         if shared or len(body) < _SEED.size:
             raise PayloadError("payload is too short for the seed of its rotation, or has shared bytes")
-        # A scale for each block, and at least so many values: seen before memory is taken for them.
+        # The scales of at least so long a tensor: seen before memory is taken for its values.
         least = size if self.bits >= 1 else self.bits * size - _SURE * math.sqrt(size)
         if len(body) < 4 * (least // self.block):
             raise PayloadError(f"payload of {len(body)} bytes is too short for the scales of {size} values")

@@ -103,7 +103,7 @@ class LargestOfChunks(Largest):
     """The largest magnitudes of the tensor, or of each chunk of it."""
 
     chunk: int | None = parameter(
-        None, "choose in each chunk of so many values; none for the whole tensor", minimum=1, optional=True
+        None, "choose in each chunk of this length; none for the whole tensor", minimum=1, optional=True
     )
 
     def positions(self, x: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -304,7 +304,7 @@ class IntN(Composed):
     about = "What ZeRO++ and SDP4Bit send: four bits and a scale for each group, rounded to nearest."
     sends = "A float32 scale for each group, then the codes, by the coder; the envelope's flags name the bits."
     behavior = (
-        "The largest value of a group is cut by 1/h where it is positive. Nearest rounding is biased: most values of "
+        "The largest value of a group is cut by 1/h if it is positive. Nearest rounding is biased: most values of "
         "a group with an outlier become zero, and averaging over workers does not bring them back."
     )
     related = ("int8", "qsgdinf", "rotate")

@@ -114,9 +114,9 @@ def measure_averages(
 ) -> Iterator[tuple[str, int, str, dict[str, Any]]]:
     """Exchange gradients among simulated ranks, by the code that real ranks run.
 
-    The ranks are those of the trace if it has so many. Otherwise each gets the gradient of the first one plus noise of
+    The ranks are those of the trace if it has enough. Otherwise each gets the gradient of the first one plus noise of
     its own: the noise of three consecutive steps, with a random sign for each value. Codecs are fitted to what they
-    encode. Of a large tensor the first values are exchanged.
+    encode. Large tensors exchange their first values only.
 
     Args:
         trace: an open trace with values.
@@ -203,7 +203,7 @@ class RankGradients:
         self._name, self._step, self.seed = info.name, step, seed
 
     def source(self, ranks: int) -> str:
-        """Where the gradients of so many ranks come from."""
+        """Where the gradients of this number of ranks come from."""
         if len(self._recorded) >= ranks:
             return RECORDED
         return COPIES if self._noise is None else NOISY

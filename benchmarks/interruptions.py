@@ -157,14 +157,15 @@ class Starter:
 
 def serve(descriptor: int, parent: int) -> bool:
     """Fork a process for each request, with ``parent`` as its parent; True in those."""
-    import torch  # noqa: F401 - what all of them import
-    import zarr  # noqa: F401
+    import torch
+    import zarr  # noqa: F401 - what all of them import
 
     import gtrace.capture.recorder
     import gtrace.capture.session
     import gtrace.trace.hdf5
     import gtrace.trace.shared  # noqa: F401
 
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)  # imports more of torch than all else
     requests = socket.socket(fileno=descriptor)
     while message := requests.recv(1 << 16):
         if (between := os.fork()) == 0:

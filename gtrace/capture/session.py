@@ -171,6 +171,11 @@ class CaptureSession:
             self._recorder.attrs = {**self._recorder.attrs, **facts}
 
     @property
+    def waited(self) -> tuple[float, float]:
+        """Seconds that training waited for capture so far, and seconds of training."""
+        return (0.0, 0.0) if self._recorder is None else self._recorder.waited
+
+    @property
     def in_child(self) -> bool:
         """Whether this is a forked child of the capturing process; it does not own the trace."""
         return os.getpid() != self._owner

@@ -368,9 +368,11 @@ class Run:
         for process in self.processes:
             if process.code not in self._codes() and not (self.way == "kill -9" and process.code == -signal.SIGKILL):
                 self.faults.append(f"exit code {process.code}: {process.said[-300:]}")
+        for rank in self.ranks:
             # Once the trace is closed, Ctrl-C is Python's again.
-            if "Traceback" in process.said.partition(" captured ")[0]:
-                self.faults.append(process.said[-500:])
+            said = self.processes[rank].said
+            if "Traceback" in said.partition(" captured ")[0]:
+                self.faults.append(said[-500:])
         if self.way == "deleted":
             if self.trace.exists():
                 self.faults.append("the deleted trace is there again")
@@ -460,8 +462,6 @@ def main() -> int:
         if choice.output:
             choice.output.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     starter.close()
-    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-        print(resource.getrusage(who))
     print("| what happens | runs | right | steps in traces | steps missing | longest end |\n|---|--:|--:|--:|--:|--:|")
     for way in choice.ways:
         found = [row for row in rows if row["way"] == way]

@@ -449,7 +449,8 @@ def main() -> int:
     stored = json.loads(choice.output.read_text()) if choice.output and choice.output.exists() else []
     rows = [row for row in stored if row["seed"] != choice.seed]
     for number in range(choice.runs):
-        way, suffix, count = kinds[number % len(kinds)]
+        # A stride, so that a few runs have all ways, both formats, and one process as well as four.
+        way, suffix, count = kinds[5 * number % len(kinds)]
         fresh = bool(choice.fresh) and number % choice.fresh == choice.fresh - 1
         rng = random.Random(f"{choice.seed} {number}")
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

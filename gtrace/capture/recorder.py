@@ -403,11 +403,7 @@ class Recorder:
         if slots and layout.pool is not None:
             buffer = layout.pool.acquire(wait=not self._options.drop)
         if (slots and buffer is None) or (self.neural is not None and self.neural.dropped):
-            if buffer is not None:
-                buffer.release()
-            if not (self._options.drop or self._dropped.count):
-                self.error(TimeoutError("no step was written for a while; steps are left out until the disk goes on"))
-            self._dropped.add(step.stream, step.step)
+            self._leave_out(step, buffer)
             return
         self._bytes += size
         row = self.neural.collect(expected=step.first) if self.neural is not None else None
@@ -421,9 +417,16 @@ class Recorder:
                 self._names(step.optimizer, step.stream)
             if step.loss_scale != 1.0:
                 scalars = {**scalars, "grad_scale": step.loss_scale}
-                self._submit(Row(step.stream, step.step, row.slots, row, step.loss_scale, scalars, "neural"), 0.0)
+            self._submit(Row(step.stream, step.step, row.slots, row, step.loss_scale, scalars, "neural"), 0.0)
         # After the others: the first line reports their bytes.
         self._take_moments(step, slots, moments, scalars)
+
+    def _leave_out(self, step: OptimizerStep, buffer: RowBuffer | None) -> None:
+        if buffer is not None:
+            buffer.release()
+        if not (self._options.drop or self._dropped.count):
+            self.error(TimeoutError("no step was written for a while; steps are left out until the disk goes on"))
+        self._dropped.add(step.stream, step.step)
 
     def _take_weights(
         self,

@@ -565,7 +565,7 @@ def write_json(folder: str, document: Mapping[str, Any]) -> None:
     try:
         write_beside(path, data)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not os.path.exists(path):
             raise
         write_over(path, data)
 

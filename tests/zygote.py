@@ -18,6 +18,7 @@ import gtrace.capture.session
 import gtrace.cli
 import gtrace.sweep
 import gtrace.training  # noqa: F401
+from gtrace.trace.zarr import prepare_documents
 
 
 def asked(requests):
@@ -44,6 +45,7 @@ def asked(requests):
 
 
 if __name__ == "__main__":
+    prepare_documents()
     gc.freeze()
     arguments = asked(socket.socket(fileno=int(sys.argv[1])))
     if arguments is not None:

@@ -153,12 +153,21 @@ class Recorder:
             self._let_go()
             raise
 
+    def pause(self, patience: float) -> Callable[[], None] | None:
+        """Let no row be written until the result is called; None if one takes longer than this many seconds."""
+        busy = self._writer.busy
+        return busy.release if busy.acquire(timeout=patience) else None
+
+    def abandon(self) -> None:
+        """Stop watching in a forked child. It has no thread that writes, and the rows so far are its parent's."""
+        self.hooks.remove()
+        if self.neural is not None:
+            self.neural.remove()
+
     def _let_go(self) -> None:
         """Stop watching, and wait until everything so far is written."""
         try:
-            self.hooks.remove()
-            if self.neural is not None:
-                self.neural.remove()
+            self.abandon()
         finally:
             self._writer.drain()
             self._tell_news()
@@ -211,6 +220,7 @@ class Recorder:
             neural_rows=self._writer.rows["neural"],
             neural_tensors=len(self.neural.tensors) if self.neural is not None else 0,
             without=tuple(self._without()),
+            counts=(tuple((self._writer.streams["weight"] | self._writer.streams["neural"]).values()),),
         )
 
     def _waiting(self) -> tuple[float, float, float]:

@@ -42,6 +42,8 @@ class CaptureSummary:
         neural_rows: steps with recorded gradients of module outputs.
         neural_tensors: distinct outputs of modules with recorded gradients.
         without: what was asked for besides the gradients and not available, one line each.
+        counts: for each process that recorded, the recorded steps of each of its optimizers.
+        together: the processes trained together, as the ranks of one process group.
     """
 
     path: Path
@@ -67,6 +69,8 @@ class CaptureSummary:
     neural_rows: int = 0
     neural_tensors: int = 0
     without: tuple[str, ...] = ()
+    counts: tuple[tuple[int, ...], ...] = ()
+    together: bool = False
 
 
 def disk_usage(path: Path) -> int:
@@ -101,9 +105,13 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
 
     with open_trace(path) as trace:
         counts = {kind: Counter[int]() for kind in KINDS}
+        each: dict[int, Counter[int]] = {}
         for key in trace.streams:
-            counts[key.kind][key.rank] += trace.scalars(**key._asdict())["step"].size
-        tensors = trace.tensors
+            size = trace.scalars(**key._asdict())["step"].size
+            counts[key.kind][key.rank] += size
+            if size:
+                each[key.rank] = each.get(key.rank, Counter()) | Counter({key.optimizer: size})
+        tensors, together = trace.tensors, trace.attrs.get("world_size", 1) != 1
     rows = counts["weight"] | counts["neural"]
     rows = Counter({rank: count for rank, count in rows.items() if count})
     if not rows or (len(rows) == 1 and own.rows):
@@ -131,6 +139,8 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
         errors=sum(int(outcome.get("errors", 0)) for outcome in outcomes),
         over_budget=any(outcome.get("over_budget") for outcome in outcomes),
         complaints=(),
+        counts=tuple(tuple(each[rank].values()) for rank in sorted(rows)),
+        together=together,
     )
 
 

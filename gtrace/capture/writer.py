@@ -9,7 +9,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -134,15 +134,20 @@ class AsyncWriter:
         self._described: set[tuple[str, int, str]] = set()
         #: rows that are safely in the trace, by kind
         self.rows = Counter[str]()
+        #: the same by kind and optimizer
+        self.streams = defaultdict[str, Counter[int]](Counter)
         #: the trace could not be created, so no row can be written
         self.failed = False
         # A daemon: if a second Ctrl-C ends the wait in close(), the interpreter must not wait for it again.
+        #: held while a row is written
+        self.busy = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="gtrace-writer", daemon=True)
-        self._thread.start()
 
     def submit(self, row: Row) -> None:
         """Queue a row; its buffer returns to its pool when it is written."""
         self._queue.put(row)
+        if self._thread.ident is None:
+            self._thread.start()  # not earlier: most forked children never train
 
     @property
     def waiting(self) -> int:
@@ -156,8 +161,9 @@ class AsyncWriter:
 
     def drain(self) -> None:
         """Wait until all queued rows are written; call it when none can follow."""
-        self._queue.put(None)
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._queue.put(None)
+            self._thread.join()
 
     def close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
         """Set attributes of the trace and finish it, if there is one. Call it after :meth:`drain`."""
@@ -172,6 +178,7 @@ class AsyncWriter:
     def _write_all(self) -> None:
         while (row := self._queue.get()) is not None:
             written = False
+            self.busy.acquire()
             try:
                 if self.failed:
                     self.unwritten.add(row.stream, row.step)
@@ -181,6 +188,7 @@ class AsyncWriter:
             except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
                 self._give_up(row, error)
             finally:
+                self.busy.release()
                 row.buffer.release()
             if written:
                 self._on_row(row)
@@ -214,6 +222,7 @@ class AsyncWriter:
             self._trace.append(row.step, slot.name, gradient, numbers=numbers, **place, **about)
         self._trace.commit(row.step, **{**place, **row.scalars})
         self.rows[row.kind] += 1
+        self.streams[row.kind][row.stream] += 1
 
     def _cut(
         self, slot: Slot, gradient: NDArray[Any], most: int, about: dict[str, Any], numbers: dict[str, float]

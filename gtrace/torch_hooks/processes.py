@@ -138,6 +138,13 @@ def before_shutdown(finish: Callable[[], object]) -> None:
     threading._register_atexit(finish)  # type: ignore[attr-defined]
 
 
+def release_signals() -> None:
+    """In a forked child: give back the signals that :func:`before_abrupt_exit` handles for its parent."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if getattr(signal.getsignal(number), "__module__", None) == __name__:
+            signal.signal(number, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def before_abrupt_exit(finish: Callable[[int], int]) -> Iterator[None]:
     """Inside the block, call ``finish`` before this process ends by ``os._exit`` or SIGTERM.

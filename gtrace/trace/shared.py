@@ -161,6 +161,8 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+        # A child that is forked meanwhile has the descriptor, too, and would hold the lock as long as it lives.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 

@@ -85,12 +85,14 @@ def _counted(steps: int) -> str:
 
 
 def _tensors(summary: CaptureSummary) -> str:
-    if not summary.neural_rows:
+    found = [f"{summary.tensors} weight"] if summary.tensors else []
+    if summary.neural_rows:
+        few = f" at {summary.neural_rows} steps" if summary.neural_rows != summary.rows else ""
+        found.append(f"{summary.neural_tensors} neural{few}")
+    found += [f"{tensors} {kind}" for kind, tensors in summary.changes.items() if tensors]
+    if len(found) == 1 and summary.tensors:
         return f"{summary.tensors} tensor{'s' * (summary.tensors != 1)}"
-    neural = f"{summary.neural_tensors} neural"
-    if summary.neural_rows != summary.rows:
-        neural += f" at {summary.neural_rows} steps"
-    return f"{summary.tensors} weight and {neural} tensors" if summary.tensors else f"{neural} tensors"
+    return f"{' and '.join(found)} tensors"
 
 
 def _why_nothing(summary: CaptureSummary) -> str:
@@ -108,6 +110,8 @@ def _why_nothing(summary: CaptureSummary) -> str:
         )
     if summary.over_budget:
         return "a single step is larger than the budget; give a larger --budget or fewer --tensors"
+    if summary.without:
+        return "; ".join(summary.without)
     if not summary.steps_wanted:
         return f"the script took {_counted(summary.steps_seen)}, and --steps or --every asked for others"
     return f"its {summary.steps_seen} optimizer steps had no gradient of a tensor that was to be recorded"

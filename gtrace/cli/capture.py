@@ -35,6 +35,7 @@ class CaptureTarget:
     )
     is_module: bool = option(False, names=("-m",), help="SCRIPT is the name of a module, like python -m.")
     is_code: bool = option(False, names=("-c",), help="SCRIPT is code, like python -c; the trace is run.zarr.")
+    live: bool = option(False, help="Show loss, norm, energy by layer and overhead below the script's output.")
     settings: CaptureSettings = nested(CaptureSettings)
 
 
@@ -70,6 +71,7 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
         return run_program(program).exit_code
 
     from gtrace.capture.session import CaptureSession, captured, git_commit, print_line
+    from gtrace.cli.live import live_view
     from gtrace.torch_hooks.children import after_import
     from gtrace.torch_hooks.processes import before_abrupt_exit
 
@@ -89,16 +91,22 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
         except GtraceError as error:
             say(f"gtrace: {error}")
             return error.exit_code
+        finally:
+            end_view()
 
-    with before_abrupt_exit(leave):
+    shows = target.live and not place.rank
+    with (
+        live_view(shown, lambda: session.waited, say, shown=shows) as end_view,
+        before_abrupt_exit(leave, session.hurry),
+    ):
         try:
             with after_import("torch", session.start_or_tell), captured(session, chosen, attrs):
                 outcome = run_program(program)
+            return _conclude(program, outcome, session, shown, say)
         except BaseException:
             # There is no such module, or Ctrl-C came between the program's end and here: nothing must stay hooked.
             session.finish("interrupted")
             raise
-        return _conclude(program, outcome, session, shown, say)
 
 
 def _conclude(
@@ -130,11 +138,13 @@ def _conclude(
     if place.rank and summary.rows and not summary.errors:
         return EXIT_OK  # one line is enough: rank 0 prints it
     say(f"gtrace: {result}{_next(summary, path)}")
-    if outcome.interrupted:
+    if outcome.interrupted or session.pressed:
         raise click.Abort
     if summary.complaints:
         raise UsageError("; ".join(summary.complaints))
-    return EXIT_USAGE if not summary.rows and not summary.errors and place.rank is None else EXIT_OK
+    if place.rank is not None:
+        return EXIT_OK
+    return EXIT_USAGE if not summary.rows and not summary.errors else summary.lost
 
 
 def _next(summary: CaptureSummary, path: Path) -> str:

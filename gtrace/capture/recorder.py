@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import queue
 import sys
 import time
@@ -163,12 +164,21 @@ class Recorder:
             self._writer.close("interrupted", {})
             raise
 
+    def pause(self, patience: float) -> Callable[[], None] | None:
+        """Let no row be written until the result is called; None if one takes longer than this many seconds."""
+        busy = self._writer.busy
+        return busy.release if busy.acquire(timeout=patience) else None
+
+    def abandon(self) -> None:
+        """Stop watching in a forked child. It has no thread that writes, and the rows so far are its parent's."""
+        self.hooks.remove()
+        if self.neural is not None:
+            self.neural.remove()
+
     def _let_go(self) -> None:
         """Stop watching, and wait until everything so far is written."""
         try:
-            self.hooks.remove()
-            if self.neural is not None:
-                self.neural.remove()
+            self.abandon()
         finally:
             self._writer.drain()
             self._tell_news()
@@ -225,6 +235,7 @@ class Recorder:
             changes=self._changes.tensors(),
             without=tuple(self._without()),
             lost=getattr(lost, "exit_code", 0),
+            counts=(tuple(functools.reduce(operator.or_, (self._writer.streams[kind] for kind in KINDS)).values()),),
         )
 
     def press(self, times: int) -> None:

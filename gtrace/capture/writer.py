@@ -11,7 +11,7 @@ import math
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -145,6 +145,10 @@ class AsyncWriter:
         self._described: set[tuple[str, int, str]] = set()
         #: rows that are safely in the trace, by kind
         self.rows = Counter[str]()
+        #: the same by kind and optimizer
+        self.streams = defaultdict[str, Counter[int]](Counter)
+        #: held while the thread works on files
+        self.busy = threading.Lock()
         #: why no row can be written any more: there is no trace, or it is gone
         self.lost: Exception | None = None
         self._progress = 0
@@ -152,11 +156,12 @@ class AsyncWriter:
         self._dropping = False
         # A daemon, so that a disk that never answers cannot keep the interpreter; otherwise close() ends it.
         self._thread = threading.Thread(target=self._run, name="gtrace-writer", daemon=True)
-        self._thread.start()
 
     def submit(self, row: Row) -> None:
         """Queue a row; its buffer returns to its pool when it is written."""
         self._queue.put(row)
+        if self._thread.ident is None:
+            self._thread.start()  # not earlier: most forked children never train
 
     @property
     def waiting(self) -> int:
@@ -170,6 +175,8 @@ class AsyncWriter:
 
     def drain(self) -> None:
         """Wait until all queued rows are written; call it when none can follow."""
+        if self._thread.ident is None:
+            return
         done = threading.Event()
         self._queue.put(done.set)
         self._wait(done.wait)
@@ -181,6 +188,8 @@ class AsyncWriter:
             status: how the program ended; a trace that lacks a step is ``interrupted``.
             attrs: the attributes.
         """
+        if self._thread.ident is None:
+            return
         self._queue.put(lambda: self._close(status, attrs))
         self._queue.put(None)
 
@@ -222,22 +231,23 @@ class AsyncWriter:
     def _write_all(self) -> None:
         while (job := self._queue.get()) is not None:
             self._progress += 1
-            if not isinstance(job, Row):
-                job()
-                continue
-            written = False
-            try:
-                if self.lost is not None or self._dropping:
-                    self.unwritten.add(job.stream, job.step)
-                else:
-                    self._write(job)
-                    written = True
-            except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
-                self._give_up(job, error)
-            finally:
-                job.buffer.release()
-            if written:
+            with self.busy:
+                written = self._attempt(job) if isinstance(job, Row) else job()
+            if written and isinstance(job, Row):
                 self._on_row(job)
+
+    def _attempt(self, row: Row) -> bool:
+        """Write a row, or note that it is missing; whether it is in the trace."""
+        try:
+            if self.lost is None and not self._dropping:
+                self._write(row)
+                return True
+            self.unwritten.add(row.stream, row.step)
+        except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
+            self._give_up(row, error)
+        finally:
+            row.buffer.release()
+        return False
 
     def _close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
         try:
@@ -285,6 +295,7 @@ class AsyncWriter:
             self._progress += 1
         self._trace.commit(row.step, **{**place, **row.scalars})
         self.rows[row.kind] += 1
+        self.streams[row.kind][row.stream] += 1
 
     def _cut(
         self, slot: Slot, gradient: NDArray[Any], most: int, about: dict[str, Any], numbers: dict[str, float]

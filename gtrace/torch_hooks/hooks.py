@@ -225,6 +225,15 @@ class TrainingHooks:
             for optimizer in self._only or ():
                 self._guarded(self._watch_parameters, optimizer.param_groups)
 
+    def adopt(self, earlier: TrainingHooks) -> None:
+        """In a forked child: know the modules, schedulers and parameters that the parent's hooks have seen."""
+        self.modules.adopt(earlier.modules)
+        self.schedulers = earlier.schedulers
+        for parameter, copy in earlier._local.watched():
+            self._local.watch([parameter], strict=copy.strict)
+        if self._micro_batches is not None and earlier._micro_batches is not None:
+            self._micro_batches.watch(parameter for parameter, _ in earlier._micro_batches.watched())
+
     def remove(self) -> None:
         """Stop watching, and restore everything; a wrapper that is itself wrapped stays and does nothing."""
         self._watching = False

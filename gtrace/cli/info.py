@@ -342,6 +342,8 @@ def _trainings(trace: Trace) -> list[str]:
 
 
 def _lines(trace: Trace, rows: Sequence[TensorHistory], *, full: bool) -> list[tuple[str, str]]:
+    from gtrace.trace.times import StepTimes
+
     streams = _streams(trace)
     attrs = trace.attrs
     elements = sum(row.stored for row in rows)
@@ -366,6 +368,8 @@ def _lines(trace: Trace, rows: Sequence[TensorHistory], *, full: bool) -> list[t
     if len(some) < len(streams):
         lines.append(("", f"{len(streams) - len(some)} more streams; --full shows all"))
     lines += [("training", text) for text in _trainings(trace)[: None if full else _FEW_STREAMS]]
+    if times := str(StepTimes.of(attrs)):
+        lines.append(("time", times))
     sketched = next((row.info for row in rows if row.info.sketches), None)
     if sketched is not None:
         from gtrace.trace.sketches import sketch_name

@@ -163,6 +163,7 @@ class Recorder:
                 self._prepare([0])
         except BaseException:
             self._let_go()
+            self._writer.close("interrupted", {})
             raise
 
     def _let_go(self) -> None:
@@ -202,7 +203,8 @@ class Recorder:
             self._writer.close(status, attrs)
         except Exception as error:  # noqa: BLE001 - the script is done; its exit code must survive this
             self.error(error)
-        rows = max(self._writer.rows.values(), default=0)
+        lost = self._writer.lost
+        rows = max(self._writer.rows.values(), default=0) if lost is None else 0
         return CaptureSummary(
             path=path,
             torch_seen=True,
@@ -226,13 +228,32 @@ class Recorder:
             neural_tensors=len(self.neural.tensors) if self.neural is not None else 0,
             changes=self._changes.tensors(),
             without=tuple(self._without()),
+            lost=getattr(lost, "exit_code", 0),
         )
+
+    def press(self, times: int) -> None:
+        """Answer Ctrl-C while :meth:`finish` waits: the second one drops what is not written."""
+        if times > 1:
+            self._writer.drop()
+        elif (count := self._writer.waiting) > 1:
+            self._say(f"gtrace: writing the last {count} steps, press again to drop them")
+        else:
+            self._say(f"gtrace: closing {self._options.path}")
+
+    def hurry(self) -> None:
+        """Let :meth:`finish` end soon, whatever is not written by then."""
+        self._writer.hurry()
 
     def _waiting(self) -> tuple[float, float, float]:
         """The share of the time from first to last step that training waited for capture, and both in seconds."""
         waited = self.hooks.seconds + (self.neural.seconds if self.neural is not None else 0.0)
         span = self._last - self._first if self._first is not None else 0.0
         return min(1.0, waited / span) if span > 0 else 0.0, waited, span
+
+    @property
+    def waited(self) -> tuple[float, float]:
+        """Seconds that training waited for capture so far, and seconds of training."""
+        return self._waiting()[1:]
 
     def _without(self) -> list[str]:
         """What was asked for besides the gradients and never occurred."""
@@ -323,7 +344,9 @@ class Recorder:
             self._say(f"gtrace: warning: capture: {message}; training goes on")
 
     def _chooses(self, step: int) -> bool:
-        return not self._writer.failed and not self._over_budget and self._options.policy.wants(step, self._capacity())
+        if self._writer.lost is not None or self._over_budget:
+            return False
+        return self._options.policy.wants(step, self._capacity())
 
     def _capacity(self) -> int:
         if self._budget is None:
@@ -386,6 +409,8 @@ class Recorder:
         if (slots and buffer is None) or (self.neural is not None and self.neural.dropped):
             if buffer is not None:
                 buffer.release()
+            if not (self._options.drop or self._dropped.count):
+                self.error(TimeoutError("no step was written for a while; steps are left out until the disk goes on"))
             self._dropped.add(step.stream, step.step)
             return
         self._bytes += size

@@ -47,6 +47,7 @@ class CaptureSummary:
         neural_tensors: distinct outputs of modules with recorded gradients.
         changes: distinct tensors of weight updates, outer gradients and momentum buffers, those that were asked for.
         without: what was asked for besides the gradients and not available, one line each.
+        lost: exit code of the error that left no trace, for example because another program has taken its place.
     """
 
     path: Path
@@ -73,6 +74,7 @@ class CaptureSummary:
     neural_tensors: int = 0
     changes: Mapping[str, int] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+    lost: int = 0
 
 
 def disk_usage(path: Path) -> int:

@@ -396,7 +396,7 @@ def run_sweep(trace: Trace | str | os.PathLike[str], codecs: Sequence[TableLike]
 
             def sink(block: Block) -> None:
                 nonlocal count, done
-                store.add(block.rows, block.times, block.warnings, block.details, block.tables)
+                store.add(block.rows, block.times, details=block.details, tables=block.tables)
                 count += 1
                 done += block.values
                 if asked.progress is not None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    #: called between pieces of work that take long together; returns whether what can be done later is wanted now
+    Beat = Callable[[], bool]
+
 
 FORMAT = "gtrace"
 VERSION = 1
@@ -296,13 +299,18 @@ class StreamSink(Protocol):
         """Make the row durable and then, as the last step, visible."""
 
 
+def go_on() -> bool:
+    """The beat of a caller that waits for the end."""
+    return True
+
+
 class TraceSink(Protocol):
     """Stores a trace."""
 
     def stream(self, key: StreamKey) -> StreamSink:
         """A new stream; called once for each."""
 
-    def close(self, attrs: Mapping[str, Any]) -> None:
+    def close(self, attrs: Mapping[str, Any], beat: Beat = go_on) -> None:
         """Drop uncommitted rows and store the trace's final attributes."""
 
 

@@ -27,9 +27,11 @@ from gtrace.settings import KINDS
 from gtrace.torch_hooks.hooks import TrainingHooks
 from gtrace.torch_hooks.naming import Names
 from gtrace.torch_hooks.optimizers import OptimizerHistory
+from gtrace.torch_hooks.times import StepClock
 from gtrace.trace.format import SECOND_MOMENT
 from gtrace.trace.optimizer import OPTIMIZERS
 from gtrace.trace.rows import BLOCK
+from gtrace.trace.times import TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -134,6 +136,7 @@ class Recorder:
             noise=options.noise,
         )
         self.hooks.left_out = self._left_out
+        self.hooks.clock = StepClock(lambda: self._waiting()[1])
         self._models = self.hooks.modules.modules if models is None else lambda: list(models)
         lent = Lent(self._layout, self._models, self._has_room, self._submit, self._dropped.add)
         self._changes = Changes(options, lent)
@@ -205,7 +208,8 @@ class Recorder:
             "span": round(span, 6),
         }
         try:
-            attrs = {"capture": self._options.describe() | outcome, **self.attrs, **self._optimizers()}
+            times = {TIMES: found} if (found := self.hooks.clock.describe()) else {}
+            attrs = {"capture": self._options.describe() | outcome, **times, **self.attrs, **self._optimizers()}
             self._writer.close(status, attrs)
         except Exception as error:  # noqa: BLE001 - the script is done; its exit code must survive this
             self.error(error)
@@ -304,10 +308,11 @@ class Recorder:
         if self._first is None:
             self._first = self._last
         # All optimizers follow one policy, each with its own steps.
-        if not self._chooses(step) and not self._changes.begins(stream, step):
-            return False
-        self._wanted += 1
-        return True
+        chosen = self._chooses(step) or self._changes.begins(stream, step)
+        if stream == 0:
+            self.hooks.clock.step(recorded=chosen, models=self._models)
+        self._wanted += chosen
+        return chosen
 
     def _left_out(self, stream: int, step: int) -> None:
         if self._chooses(step):
@@ -408,8 +413,7 @@ class Recorder:
         scalars = {"time": time.time(), "loss": step.loss, "lr": step.lr, "clip_norm": step.clip_norm}
         if step.micro_batches:
             scalars["micro_batches"] = step.micro_batches
-        if self._changes.kinds:
-            self._changes.begin(step, scalars, chosen=chosen)
+        self._changes.begin(step, scalars, chosen=chosen)
         buffer = None
         if slots and layout.pool is not None:
             buffer = layout.pool.acquire(wait=not self._options.drop)
@@ -492,6 +496,11 @@ class Recorder:
             for slot, value in zip(slots, second_moments(step.optimizer, parameters), strict=True):
                 found[slot.index]["second_moment"] = value
                 self._moments += not math.isnan(value)
+        groups = step.optimizer.param_groups
+        if len(groups) > 1:
+            rates = {id(parameter): _rates(group) for group in groups for parameter in group["params"]}
+            for slot, parameter in zip(slots, parameters, strict=True):
+                found[slot.index] |= rates[id(parameter)]
         if self._options.noise:
             for slot, parameter in zip(slots, parameters, strict=True):
                 seen = step.replicas(parameter)
@@ -569,6 +578,12 @@ class Recorder:
 
     def _keeps(self, entry: ParameterName) -> bool:
         return self.selection.keeps(entry.name, entry.aliases)
+
+
+def _rates(group: Mapping[str, Any]) -> dict[str, float]:
+    """Learning rate and momentum of a parameter group at a step; Adam's momentum is its first beta."""
+    momentum = group.get("momentum", group.get("betas", (math.nan,))[0])
+    return {"group_lr": float(group.get("lr", math.nan)), "group_momentum": float(momentum)}
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -266,6 +266,7 @@ def _trainings(trace: Trace) -> list[str]:
 
 def _lines(trace: Trace, run: RunHistory, encoding: str, *, full: bool) -> list[tuple[str, str]]:
     from gtrace.cli.history import status_in_words
+    from gtrace.trace.times import StepTimes
 
     attrs, rows = trace.attrs, run.tensors
     amounts = f"{count(len(rows), 'tensor')}, {count(sum(row.stored for row in rows), 'element')}"
@@ -278,6 +279,8 @@ def _lines(trace: Trace, run: RunHistory, encoding: str, *, full: bool) -> list[
     lines.append(("ranks", "; ".join([str(len({stream.key.rank for stream in run.streams})), *_agreements(trace)])))
     lines += _steps(run, encoding, full=full)
     lines += [("training", text) for text in _trainings(trace)[: None if full else _FEW_STREAMS]]
+    if times := str(StepTimes.of(attrs)):
+        lines.append(("time", times))
     sketched = next((row.info for row in rows if row.info.sketches), None)
     if sketched is not None:
         from gtrace.trace.sketches import sketch_name

@@ -27,6 +27,7 @@ from gtrace.torch_hooks.naming import ModuleCollector
 from gtrace.torch_hooks.optimizers import Schedulers
 from gtrace.torch_hooks.processes import process_place
 from gtrace.torch_hooks.steps import Losses, Rounds, Samples, backward_in_progress, grad_scale_of, is_nested
+from gtrace.torch_hooks.times import StepClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -151,6 +152,7 @@ class TrainingHooks:
         self.steps = 0
         #: seconds that training waited here
         self.seconds = 0.0
+        self.clock = StepClock(lambda: self.seconds)
         #: called after each step, and after one that was left out, with the optimizer, its number and the step's; set
         #: it before ``install``
         self.after: Callable[[Optimizer | Rounds, int, int], None] | None = None
@@ -291,6 +293,9 @@ class TrainingHooks:
         def backward(tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> object:
             if not torch.compiler.is_compiling():
                 self._guarded(self._begin_backward, tensors, grad_tensors)
+                result = original(tensors, grad_tensors, *args, **kwargs)
+                self._guarded(self.clock.backward_ends)
+                return result
             return original(tensors, grad_tensors, *args, **kwargs)
 
         return backward
@@ -298,6 +303,7 @@ class TrainingHooks:
     def _begin_backward(self, tensors: object, gradients: object) -> None:
         self._losses.backward(tensors, gradients)
         self._samples.backward()
+        self.clock.backward_begins()
 
     def _watch_scaler_step(self, original: _Function) -> _Function:
         def step(scaler: GradScaler, optimizer: object, *args: object, **kwargs: object) -> object:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gtrace.report.names import count, number, steps_in_words
+from gtrace.settings import KINDS
 from gtrace.trace.io.remote import place_of
 from gtrace.trace.journal import being_written
 
@@ -125,7 +126,7 @@ class StreamHistory:
     @property
     def of_what(self) -> str:
         """Words for what its gradients are of."""
-        what = "second moments" if self.key.kind == "second_moment" else f"{self.key.kind} gradients"
+        what = KINDS.get(self.key.kind, "second moments")
         return f"{what}, optimizer {self.key.optimizer}, rank {self.key.rank}"
 
     @cached_property

@@ -25,7 +25,7 @@ from gtrace.cli.history import RunHistory, energy_shares, status_in_words
 from gtrace.cli.options import STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
 from gtrace.errors import UsageError, printable
 from gtrace.report.names import count, literal, number, sparkline
-from gtrace.settings import option
+from gtrace.settings import KINDS, option
 from gtrace.trace import open_trace
 from gtrace.trace.choose import agreement, choose_infos, newest_trace, part_of
 from gtrace.trace.sketches import sketch_name
@@ -50,7 +50,7 @@ class InfoSettings:
     kind: str | None = option(
         None,
         call=("infos",),
-        choices=("weight", "neural", "second_moment"),
+        choices=(*KINDS, "second_moment"),
         help="Only this kind of gradient; second_moment: Adam's second moments, where these are recorded.",
     )
     optimizer: int | None = option(None, call=("infos",), metavar="N", help="Only tensors that this optimizer steps.")

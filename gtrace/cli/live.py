@@ -52,6 +52,11 @@ class LiveView:
         self._thread = threading.Thread(target=self._report, name="gtrace-live", daemon=True)
         self._thread.start()
 
+    @property
+    def pid(self) -> int | None:
+        """The process's id, None if nothing is shown."""
+        return None if self._child is None else self._child.pid
+
     def close(self) -> None:
         """End the view; does nothing in a forked child, or a second time."""
         if self._child is None or os.getpid() != self._owner:

@@ -6,10 +6,10 @@ goes to the terminal as it always does, above the view.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,41 +72,65 @@ class Footer:
             data = data[os.write(self._terminal, data) :]
 
 
+class Reports:
+    """What the training process says, and whether it lives.
+
+    Args:
+        parent: its id.
+    """
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+        self._socket = socket.socket(fileno=sys.stdin.fileno())
+        self._socket.settimeout(0)
+        #: seconds that training waited for capture, and seconds of training
+        self.waited = (0.0, 0.0)
+
+    def ended(self) -> bool:
+        """Whether the capture is over; takes what has come meanwhile."""
+        try:
+            said = self._socket.recv(1 << 16)
+        except BlockingIOError:
+            said = b"\n"
+        except OSError:
+            said = b""
+        if len(said) > 1:
+            self.waited = tuple(json.loads(said.splitlines()[-1]))
+        try:
+            # Forked children of the training may hold its end of the socket open after its death.
+            os.kill(self._parent, 0)
+        except ProcessLookupError:
+            return True
+        return not said
+
+
 def main(argument: str) -> None:
     """Show a capture until it or its process ends."""
     about: dict[str, Any] = json.loads(argument)
     os.nice(_NICE)
     # Ctrl-C is for the script, which may go on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    footer = Footer(sys.stdout.fileno())
-
-    def leave(number: int, _frame: object) -> None:
-        raise SystemExit(0)
+    footer, reports = Footer(sys.stdout.fileno()), Reports(about["parent"])
 
     def stop(_number: int, _frame: object) -> None:
         footer.close()
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGTSTP, stop)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, lambda *_: sys.exit())
     try:
-        _show(about, footer)
+        _show(Path(about["path"]), about["since"], reports, footer)
     finally:
         footer.close()
 
 
-def _show(about: dict[str, Any], footer: Footer) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
-    os.set_blocking(sys.stdin.fileno(), False)
-    waited, last = (0.0, 0.0), None
-    shown = os.path.relpath(about["path"])
-    for glance in glances(Path(about["path"]), lambda: os.getppid() != about["parent"], about["since"]):
-        with contextlib.suppress(BlockingIOError, ValueError):
-            reports = os.read(sys.stdin.fileno(), 1 << 16).splitlines()
-            waited = tuple(json.loads(reports[-1])) if reports else waited
+def _show(path: Path, since: str, reports: Reports, footer: Footer) -> None:
+    encoding, last = sys.stdout.encoding or "utf-8", None
+    for glance in glances(path, reports.ended, since):
         last = glance or last
         console = Console(width=footer.width, force_terminal=True, highlight=False, legacy_windows=False)
         with console.capture() as drawn:
-            console.print(view(last, shown, encoding, waited), no_wrap=True)
+            console.print(view(last, str(path), encoding, reports.waited), no_wrap=True)
         rule = ("─" if encoding.lower().startswith("utf") else "-") * footer.width
         footer.draw([f"\x1b[2m{rule}\x1b[0m", *drawn.get().splitlines()][:_MOST_LINES])

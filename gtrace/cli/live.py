@@ -8,6 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,10 +23,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NEEDS = "gtrace: --live needs a terminal as stderr; nothing is shown live"
-#: The process that shows the view. It finds gtrace where this process found it, and nothing in the current folder.
-_PROGRAM = "import sys; sys.path[0] = sys.argv.pop(1); from gtrace.cli.footer import main; main(sys.argv[1])"
-#: Seconds between two reports of how long training waited, and that the view gets to leave the terminal in order.
-_EVERY, _GRACE = 1.0, 2.0
+#: The process that shows the view. It is nobody's child, so that a script which waits for all of its own does not wait
+#: for this one, and finds gtrace where this process found it, and nothing in the current folder.
+_PROGRAM = (
+    "import os, sys; os.fork() and os._exit(0); os.write(0, b'%d' % os.getpid()); "
+    "sys.path[0] = sys.argv.pop(1); from gtrace.cli.footer import main; main(sys.argv[1])"
+)
+#: Seconds between two reports of how long training waited; that the view gets to start, and to leave the terminal.
+_EVERY, _START, _GRACE = 1.0, 10.0, 2.0
+#: Lets the whole terminal scroll again, and leaves the cursor where it is.
+WHOLE = "\x1b7\x1b[r\x1b8"
 
 
 class LiveView:
@@ -33,53 +42,67 @@ class LiveView:
         path: the trace.
         waited: seconds that training waited for capture so far, and seconds of training.
         say: prints one line for the user.
+
+    Attributes:
+        pid: the process's id, None if nothing is shown.
     """
 
     def __init__(self, path: Path, waited: Callable[[], tuple[float, float]], say: Callable[[str], None]) -> None:
+        self.pid: int | None = None
         self._waited = waited
         self._owner = os.getpid()
         self._done = threading.Event()
-        self._child: subprocess.Popen[bytes] | None = None
         try:
-            terminal = sys.stderr.fileno()
-            if not os.isatty(terminal) or os.environ.get("TERM", "dumb") == "dumb":
+            self._terminal = sys.stderr.fileno()
+            if not os.isatty(self._terminal) or os.environ.get("TERM", "dumb") == "dumb":
                 say(_NEEDS)
                 return
-            self._child = _start(path.absolute(), terminal)
-        except (OSError, ValueError, AttributeError) as error:
-            say(f"{_NEEDS} ({error})")
+            self._socket, theirs = socket.socketpair()
+            self._socket.settimeout(_START)
+            with theirs:
+                _start(path.absolute(), self._terminal, theirs)
+            self.pid = int(self._socket.recv(32))
+        except (OSError, ValueError, AttributeError, subprocess.SubprocessError) as error:
+            say(f"gtrace: --live could not start ({error}); nothing is shown live")
             return
         self._thread = threading.Thread(target=self._report, name="gtrace-live", daemon=True)
         self._thread.start()
 
-    @property
-    def pid(self) -> int | None:
-        """The process's id, None if nothing is shown."""
-        return None if self._child is None else self._child.pid
-
     def close(self) -> None:
         """End the view; does nothing in a forked child, or a second time."""
-        if self._child is None or os.getpid() != self._owner:
+        if self.pid is None or os.getpid() != self._owner:
             return
-        child, self._child = self._child, None
+        view, self.pid = self.pid, None
         self._done.set()
         self._thread.join(_GRACE)
-        child.terminate()
+        with self._socket:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if self._ended(0.0):
+                    break
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(view, number)
+                self._ended(_GRACE)
+        # It may have been killed with its lines on the terminal, which takes nothing at all after Ctrl-S.
+        with contextlib.suppress(OSError, ValueError):
+            if os.isatty(self._terminal) and select.select([], [self._terminal], [], 0)[1]:
+                os.write(self._terminal, WHOLE.encode())
+
+    def _ended(self, seconds: float) -> bool:
+        """Whether the process ends within some seconds, with which its end of the socket is closed."""
+        self._socket.settimeout(seconds)
         try:
-            child.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        with contextlib.suppress(OSError):
-            child.stdin.close()  # type: ignore[union-attr]
+            return not self._socket.recv(1)
+        except (TimeoutError, BlockingIOError):
+            return False
+        except OSError:
+            return True
 
     def _report(self) -> None:
         """Report once a second how long training waited."""
-        stream = self._child.stdin.fileno()  # type: ignore[union-attr]
-        os.set_blocking(stream, False)
+        self._socket.settimeout(0)
         while not self._done.wait(_EVERY):
             try:
-                os.write(stream, json.dumps(self._waited()).encode() + b"\n")
+                self._socket.send(json.dumps(self._waited()).encode() + b"\n")
             except BlockingIOError:
                 continue
             except OSError:
@@ -101,17 +124,19 @@ def live_view(
         close()
 
 
-def _start(path: Path, terminal: int) -> subprocess.Popen[bytes]:
+def _start(path: Path, terminal: int, reports: socket.socket) -> None:
     about = {"path": str(path), "since": identity(path), "parent": os.getpid()}
     package = os.path.dirname(os.path.dirname(os.path.abspath(gtrace.__file__)))
     # Kernels with one thread: the processors are for the training.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    return subprocess.Popen(
+    subprocess.run(
         [sys.executable, "-c", _PROGRAM, package, json.dumps(about)],
-        stdin=subprocess.PIPE,
+        stdin=reports.fileno(),
         stdout=terminal,
         stderr=subprocess.DEVNULL,
         env={**os.environ, **threads},
+        timeout=_START,
+        check=True,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import sys
 import time
@@ -261,10 +262,11 @@ def view(glance: Glance | None, path: str, encoding: str, waited: tuple[float, f
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True, style="dim", width=8)
     table.add_column(no_wrap=True, overflow="ellipsis")
+    shown = shorten(literal(os.path.basename(path), encoding), _NAME)
     if glance is None:
-        table.add_row("trace", f"{literal(path, encoding)}: waiting for the first recorded step")
+        table.add_row("trace", f"{shown}: waiting for the first recorded step")
         return table
-    table.add_row("trace", Text(f"{literal(path, encoding)}: {glance.head}", "bold"))
+    table.add_row("trace", Text(f"{shown}: {glance.head}", "bold"))
     for word, text in glance.troubles[:2]:
         table.add_row(Text(word, "bold red"), Text(text, "red"))
     for word, values in (("loss", glance.losses), ("norm", glance.norms)):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from gtrace.capture.options import CaptureSettings, capture_options
+from gtrace.cli.live import live_view
 from gtrace.cli.options import Command, options
 from gtrace.errors import EXIT_OK, EXIT_USAGE, GtraceError, ScriptError, UsageError
 from gtrace.settings import nested, option
@@ -71,7 +72,6 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
         return run_program(program).exit_code
 
     from gtrace.capture.session import CaptureSession, captured, git_commit, print_line
-    from gtrace.cli.live import live_view
     from gtrace.torch_hooks.children import after_import
     from gtrace.torch_hooks.processes import before_abrupt_exit
 

@@ -63,6 +63,8 @@ class RowLayout:
         self._names = names
         self._keeps = keeps
         self._queue_bytes = queue_bytes
+        #: the slots of the last row: the same list as long as rows are alike
+        self._usual: list[Slot] = []
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Slot | None]] = {}
 
     def release(self) -> None:
@@ -96,7 +98,9 @@ class RowLayout:
                 slots.append(slot)
                 gradients.append(as_real_dense(gradient))
                 parameters.append(parameter)
-        return slots, gradients, parameters
+        if slots != self._usual:
+            self._usual = slots
+        return self._usual, gradients, parameters
 
     def _knows(self, parameter: torch.Tensor) -> bool:
         # The id of a deleted parameter may now be another's.

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import queue
 from typing import TYPE_CHECKING
 
 import torch
 
+from gtrace.capture.waiting import Returns
 from gtrace.trace.journal import MOST_ROWS
 
 if TYPE_CHECKING:
@@ -190,8 +190,7 @@ class BufferPool:
     """Reusable buffers for rows of one layout: as many as fit a number of bytes, at least one.
 
     Buffers are handed out slab by slab, in order. By default ``acquire`` waits while all are in use: this bounds the
-    memory, and slows training down if the disk cannot keep up. Only SimpleQueue is used, which a signal handler may
-    also use at any moment.
+    memory, and slows training down if the disk cannot keep up.
 
     Args:
         shapes: shapes of the gradients of a row.
@@ -212,10 +211,10 @@ class BufferPool:
         # The writer is quickest with rows up to a multiple of 64.
         self._slab_rows = rows // MOST_ROWS * MOST_ROWS or rows
         self._slab: Slab | None = None
-        self._free: queue.SimpleQueue[RowBuffer] = queue.SimpleQueue()
+        self._free: Returns[RowBuffer] = Returns()
 
     def acquire(self, *, wait: bool = True) -> RowBuffer | None:
-        """A buffer with arbitrary content; None if all are in use and ``wait`` is off."""
+        """A buffer with arbitrary content; None if all are in use and ``wait`` is off, or the writer does not go on."""
         slab = self._slab
         if slab is None or slab.taken == len(slab.block):
             slab = self._next_slab(wait=wait)
@@ -229,19 +228,13 @@ class BufferPool:
 
     def _next_slab(self, *, wait: bool) -> Slab | None:
         """A slab whose rows have all come back, or a new one."""
-        while True:
-            try:
-                slab = self._free.get_nowait().slab
-            except queue.Empty:
-                if self._unborn:
-                    return self._new_slab()
-                if not wait:
-                    return None
-                slab = self._free.get().slab
+        while (buffer := self._free.get(wait=wait and not self._unborn)) is not None:
+            slab = buffer.slab
             slab.returned += 1
             if slab.returned == len(slab.block):
                 slab.taken = slab.returned = 0
                 return slab
+        return self._new_slab() if self._unborn else None
 
     def _new_slab(self) -> Slab:
         rows = min(self._slab_rows, self._unborn)

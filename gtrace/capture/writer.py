@@ -10,9 +10,12 @@ import logging
 import math
 import queue
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from gtrace.capture.waiting import GRACE, PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -118,13 +121,20 @@ def _wake() -> None:
 _PAUSE = 0.5
 
 
+#: seconds between two looks at the writer's thread
+_LOOK = 0.05
+
+
 class AsyncWriter:
-    """Writes rows in the order in which they arrive, many small ones together.
+    """Writes rows in order, many small ones together, and closes the trace: one thread does all work on files.
+
+    Other threads only wait for it, and never longer than ``PATIENCE`` without progress, so neither Ctrl-C nor a disk
+    that does not answer can catch one of them in the middle of a write.
 
     Args:
         open_trace: creates the trace and returns it with the rank to write under; called in the thread, with the
-            first row.
-        on_error: called in the thread with each exception; the thread continues with the next row.
+            first row, and again with the next one if a lock could not be had in time.
+        on_error: called with each exception; the thread continues with the next row.
         most: elements to keep of a weight's gradient, in whole blocks; None for all.
         on_row: called in the thread when a row is in the trace.
         values: the trace keeps the values of all gradients, so rows can be written together.
@@ -148,6 +158,8 @@ class AsyncWriter:
         self._rows: queue.SimpleQueue[Row] = queue.SimpleQueue()
         #: calls for the thread, each after the rows that came before it; None ends it
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        #: rows that the thread has, and has not written yet
+        self._taken = 0
         #: streams with a row
         self._begun: set[tuple[str, int]] = set()
         self._trace: TraceWriter | None = None
@@ -157,9 +169,12 @@ class AsyncWriter:
         self._described: set[tuple[str, int, str]] = set()
         #: rows that are safely in the trace, by kind
         self.rows = Counter[str]()
-        #: the trace could not be created, so no row can be written
-        self.failed = False
-        # A daemon: if a second Ctrl-C ends the wait in close(), the interpreter must not wait for it again.
+        #: why no row can be written any more: there is no trace, or it is gone
+        self.lost: Exception | None = None
+        self._progress = 0
+        self._until = math.inf
+        self._dropping = False
+        # A daemon, so that a disk that never answers cannot keep the interpreter; otherwise close() ends it.
         self._thread = threading.Thread(target=self._run, name="gtrace-writer", daemon=True)
         self._thread.start()
 
@@ -177,7 +192,7 @@ class AsyncWriter:
     @property
     def waiting(self) -> int:
         """Estimated number of queued rows that are not written yet."""
-        return self._rows.qsize()
+        return self._rows.qsize() + self._taken
 
     @property
     def stored(self) -> int:
@@ -186,14 +201,50 @@ class AsyncWriter:
 
     def drain(self) -> None:
         """Wait until all queued rows are written; call it when none can follow."""
-        self._queue.put(None)
-        self._thread.join()
+        done = threading.Event()
+        self._queue.put(done.set)
+        self._wait(done.wait)
 
     def close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
-        """Set attributes of the trace and finish it, if there is one. Call it after :meth:`drain`."""
-        if self._trace is not None:
-            self._trace.set_attrs(**attrs)
-            self._trace.close(status)
+        """Set attributes of the trace and finish it, if there is one, and end the thread. Comes after :meth:`drain`.
+
+        Args:
+            status: how the program ended; a trace that lacks a step is ``interrupted``.
+            attrs: the attributes.
+        """
+        self._queue.put(lambda: self._close(status, attrs))
+        self._queue.put(None)
+
+        def ended(seconds: float) -> bool:
+            self._thread.join(seconds)
+            return not self._thread.is_alive()
+
+        self._wait(ended)
+
+    def hurry(self) -> None:
+        """Drop what is not written in ``GRACE`` seconds."""
+        self._until = min(self._until, time.monotonic() + GRACE)
+
+    def drop(self) -> None:
+        """Write no further row; what :meth:`close` may leave for later stays undone."""
+        self._dropping = True
+
+    def _wait(self, ended: Callable[[float], bool]) -> None:
+        progress, since = self._progress, time.monotonic()
+        while not ended(_LOOK):
+            now = time.monotonic()
+            if now > self._until:
+                self.drop()
+            if self._progress != progress:
+                progress, since = self._progress, now
+            elif now - since > (GRACE if self._dropping else PATIENCE):
+                self._on_error(TimeoutError("the disk does not answer; the trace stays as it is"))
+                return
+
+    def _beat(self) -> bool:
+        """Count progress; whether there is time for what can be done later."""
+        self._progress += 1
+        return not self._dropping
 
     def _run(self) -> None:
         with quiet_logs():
@@ -214,25 +265,26 @@ class AsyncWriter:
     def _runs(self) -> list[list[Row]]:
         """The rows that have arrived, with those of a stream together that can be written together."""
         streams: dict[object, list[list[Row]]] = {}
-        for _ in range(self._rows.qsize()):
+        self._taken = self._rows.qsize()
+        for _ in range(self._taken):
             row = self._rows.get()
             runs = streams.setdefault((row.kind, row.stream), [])
-            if runs and runs[-1][-1].goes_with(row):
+            if runs and self._values and runs[-1][-1].goes_with(row):
                 runs[-1].append(row)
             else:
                 runs.append([row])
         return [run for runs in streams.values() for run in runs]
 
     def _write_run(self, run: list[Row]) -> None:
-        together = self._values and len(run) > 1
+        together = True
         while run:
             done, written = 1, False
             try:
-                if self.failed:
+                if self.lost is not None or self._dropping:
                     self.unwritten.add(run[0].stream, run[0].step)
-                elif together and self._knows(run[0]):
-                    done = self._write_several(run)
-                    together, written = done > 1, True
+                elif together and (most := self._together(run)) > 1:
+                    done = self._write_several(run[:most])
+                    written = True
                 else:
                     self._write(run[0])
                     written = True
@@ -240,6 +292,8 @@ class AsyncWriter:
                 # One by one, so that as many as possible are written.
                 together = False
                 self._give_up(run[0], error)
+            self._progress += 1
+            self._taken -= done
             for row in run[:done]:
                 row.buffer.release()
                 if written:
@@ -247,12 +301,14 @@ class AsyncWriter:
                     self._on_row(row)
             run = run[done:]
 
-    def _knows(self, row: Row) -> bool:
-        """Whether the trace has all tensors of a row."""
-        return all((row.kind, row.stream, slot.name) in self._described for slot in row.slots)
+    def _together(self, run: Sequence[Row]) -> int:
+        """How many of these rows can be written together: 1 if the trace does not have all their tensors yet."""
+        kind, stream = run[0].kind, run[0].stream
+        known = all((kind, stream, slot.name) in self._described for slot in run[0].slots)
+        return self._trace.together(len(run), kind, stream, self._rank) if known and self._trace is not None else 1
 
     def _write_several(self, run: Sequence[Row]) -> int:
-        """Write rows of one slab, as many as the trace takes together; returns how many."""
+        """Write rows of one slab together; returns how many."""
         import numpy as np
 
         assert self._trace is not None
@@ -273,9 +329,28 @@ class AsyncWriter:
             self._rank,
         )
 
+    def _close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
+        try:
+            if self._trace is None and self.unwritten.count and self.lost is None:
+                # It must say which steps it lacks.
+                self._trace, _ = self._open_trace()
+            if self._trace is not None and self.lost is None:
+                self._trace.set_attrs(**attrs)
+                self._trace.close("interrupted" if self.unwritten.count else status, self._beat)
+        except Exception as error:  # noqa: BLE001 - the program is done; its exit code must survive this
+            self._note(error)
+            self._on_error(error)
+
+    def _note(self, error: Exception) -> None:
+        """Whether nothing can be written any more: there is no trace, or it is gone; a lock may be had later."""
+        without = self._trace is None and not isinstance(error.__cause__, TimeoutError)
+        if without or isinstance(error.__cause__, FileNotFoundError):
+            self.lost = self.lost or error
+
     def _give_up(self, row: Row, error: Exception) -> None:
         """Leave out the whole row: a part of it would look like a step with other tensors absent."""
         self.unwritten.add(row.stream, row.step)
+        self._note(error)
         self._on_error(error)
         try:
             if self._trace is not None:
@@ -285,10 +360,7 @@ class AsyncWriter:
 
     def _write(self, row: Row) -> None:
         if self._trace is None:
-            try:
-                self._trace, self._rank = self._open_trace()
-            finally:
-                self.failed = self._trace is None
+            self._trace, self._rank = self._open_trace()
         row.buffer.wait()
         place: dict[str, Any] = {"kind": row.kind, "optimizer": row.stream, "rank": self._rank}
         for slot in row.slots:
@@ -300,6 +372,7 @@ class AsyncWriter:
             if row.kind != "neural" and self._most is not None:
                 gradient = self._cut(slot, gradient, self._most, about, numbers)
             self._trace.append(row.step, slot.name, gradient, numbers=numbers, **place, **about)
+            self._progress += 1
         self._trace.commit(row.step, **{**place, **row.scalars})
 
     def _cut(

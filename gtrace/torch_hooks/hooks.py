@@ -51,6 +51,18 @@ def _skip(code: CodeType) -> None:
         eval_frame.set_code_exec_strategy(code, strategy)
 
 
+#: how often this process was forked from one with hooks
+_forks = 0
+
+
+def _forked() -> None:
+    global _forks  # noqa: PLW0603 - the module's own
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def never_compiled(function: _F) -> _F:
     """The function, and everything that it calls, as plain Python; a compiled region is split at the call."""
 
@@ -73,7 +85,7 @@ def not_compiled_itself(function: _F) -> _F:
     return function
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OptimizerStep:
     """One step of one optimizer, when its gradients are final and its weights are still the old ones.
 
@@ -151,6 +163,12 @@ class TrainingHooks:
         self.steps = 0
         #: seconds that training waited here
         self.seconds = 0.0
+        #: called after each step, and after one that was left out, with the optimizer, its number and the step's; set
+        #: it before ``install``
+        self.after: Callable[[Optimizer | Rounds, int, int], None] | None = None
+        #: called with the numbers of an optimizer and of a step that a gradient scaler left out
+        self.left_out: Callable[[int, int], None] = lambda _stream, _step: None
+        self._ending: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._inside = False
         self._skipped: int | torch.Tensor = 0
         self._wants = wants
@@ -168,11 +186,12 @@ class TrainingHooks:
         self._only = None if optimizers is None else tuple(optimizers)
         self._streams: weakref.WeakKeyDictionary[Optimizer | Rounds, _Stream] = weakref.WeakKeyDictionary()
         self._next_stream = 0
+        self._last = _Stream(0)
         self._started = 0
         self._losses = Losses()
         self._samples = Samples(self._guarded)
         self.schedulers = Schedulers()
-        self._owner = os.getpid()
+        self._born = _forks
         self._watching = False
         self._handles: list[RemovableHandle] = []
         self._patches: list[tuple[object, str, _Function, _Function]] = []
@@ -194,6 +213,7 @@ class TrainingHooks:
     def install(self) -> None:
         """Start watching."""
         self._watching = True
+        self._rounds.weights = self.after is not None
         self.modules.install()
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._patch(torch.autograd, "backward", self._watch_backward)
@@ -203,7 +223,7 @@ class TrainingHooks:
         for kind in (lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler):
             self._patch_after(kind, "__init__", self.schedulers.saw)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
-            self._patch_after(owner, "zero_grad", self._zeroed)
+            self._patch_after(owner, "zero_grad", self._zeroed, self._losses.begun)
         self._patch(torch.nn.utils.clip_grad, "clip_grad_norm_", self._watch_clip)
         # The same function under its other name: pickle looks it up there.
         ours = torch.nn.utils.clip_grad.clip_grad_norm_
@@ -238,13 +258,15 @@ class TrainingHooks:
         # Never traced itself; a compiled region that calls it calls the original directly.
         self._replace(owner, name, functools.wraps(original)(not_compiled_itself(make(original))))
 
-    def _patch_after(self, owner: object, name: str, then: Callable[..., None]) -> None:
-        """Call ``then`` with the object, the result of its method, and the method's arguments."""
+    def _patch_after(
+        self, owner: object, name: str, then: Callable[..., None], when: Callable[[], bool] = lambda: True
+    ) -> None:
+        """If ``when`` says so, call ``then`` with the object, the result of its method, and the method's arguments."""
 
         def make(original: _Function) -> _Function:
             def method(thing: object, *args: object, **kwargs: object) -> object:
                 result = original(thing, *args, **kwargs)
-                if not torch.compiler.is_compiling():
+                if not torch.compiler.is_compiling() and when():
                     self._guarded(then, thing, result, *args, *kwargs.values())
                 return result
 
@@ -256,9 +278,9 @@ class TrainingHooks:
         self._patches.append((owner, name, vars(owner)[name], ours))
         setattr(owner, name, ours)
 
-    @never_compiled
-    def _guarded(self, function: Callable[..., None], *args: object) -> None:
-        if not self._watching or os.getpid() != self._owner:
+    def _safely(self, function: Callable[..., None], *args: object) -> None:
+        """Call a function; its errors stop nothing. In a forked child, do nothing."""
+        if not self._watching or self._born != _forks:
             return
         outermost, self._inside = not self._inside, True
         started = time.perf_counter()
@@ -270,6 +292,8 @@ class TrainingHooks:
             if outermost:
                 self._inside = False
                 self.seconds += time.perf_counter() - started
+
+    _guarded = never_compiled(_safely)
 
     def _watch_backward(self, original: _Function) -> _Function:
         def backward(tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> object:
@@ -333,18 +357,35 @@ class TrainingHooks:
         if not self._watches(optimizer) or is_nested(sys._getframe(2), self.evaluation):
             return None
         self._started += 1
+        if self.after is not None:
+            self._guarded(self._watch_end, optimizer)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             if backward_in_progress() >= 0:
-                self._guarded(self._rounds.add, optimizer, lambda parameter: parameter.grad)
+                self._safely(self._rounds.add, optimizer, lambda parameter: parameter.grad)
             else:
-                self._guarded(self._step, optimizer)
+                self._safely(self._step, optimizer)
             return None
         # With a closure the gradients of this step do not exist yet: its first evaluation makes them.
         watched = self._watch_closure(closure, optimizer)
         if "closure" in kwargs:
             return args, {**kwargs, "closure": watched}
         return (args[0], watched, *args[2:]), kwargs
+
+    def _watch_end(self, optimizer: Optimizer) -> None:
+        """Be called after this optimizer's steps, before the program's own hooks, which may change the weights."""
+        if optimizer in self._ending:
+            return
+        self._ending.add(optimizer)
+        handle = optimizer.register_step_post_hook(self._after_step)
+        optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)
+        self._handles.append(handle)
+
+    @never_compiled
+    def _after_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        stream = self._streams.get(optimizer)
+        if self.after is not None and stream is not None and not is_nested(sys._getframe(2), self.evaluation):
+            self._guarded(self.after, optimizer, stream.number, stream.steps - 1)
 
     def _watches(self, optimizer: object) -> bool:
         return self._only is None or any(optimizer is one for one in self._only)
@@ -372,8 +413,11 @@ class TrainingHooks:
     def _skip(self, optimizer: Optimizer) -> None:
         self._losses.use()
         self._losses.scaler = None
-        self._advance(optimizer)
+        stream, step = self._advance(optimizer)
         self._skipped += 1
+        self.left_out(stream, step)
+        if self.after is not None:
+            self.after(optimizer, stream, step)
         self._consume(optimizer)
         self._announce()
 
@@ -396,10 +440,14 @@ class TrainingHooks:
 
     def _end_round(self) -> None:
         self._guarded(self._take, self._rounds)
+        stream = self._streams.get(self._rounds)
+        if self.after is not None and stream is not None:
+            self._guarded(self.after, self._rounds, stream.number, stream.steps - 1)
         self._guarded(self._announce)
 
     def _announce(self) -> None:
-        upcoming = [stream.steps for stream in self._streams.values()]
+        one = self._last if len(self._streams) == 1 else None
+        upcoming = [stream.steps for stream in self._streams.values()] if one is None else [one.steps]
         self._local.wanted = any(map(self._chooses, upcoming))
         if self._micro_batches is not None:
             self._micro_batches.wanted = self._local.wanted
@@ -408,11 +456,12 @@ class TrainingHooks:
 
     def _advance(self, optimizer: Optimizer | Rounds) -> tuple[int, int]:
         """Numbers of the optimizer and of its step; counts the step."""
-        if optimizer not in self._streams:
+        stream = self._streams.get(optimizer)
+        if stream is None:
             # A counter and not len(): a deleted optimizer must not pass its number to the next one.
-            self._streams[optimizer] = _Stream(self._next_stream)
+            stream = self._streams[optimizer] = _Stream(self._next_stream)
             self._next_stream += 1
-        stream = self._streams[optimizer]
+        self._last = stream
         stream.steps += 1
         self.steps += 1
         return stream.number, stream.steps - 1
@@ -426,7 +475,10 @@ class TrainingHooks:
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None:
             self._skipped = self._skipped + (found_inf > 0)
-        if not self._wants(stream, step) or (found_inf is not None and found_inf > 0):
+        if not self._wants(stream, step):
+            return
+        if found_inf is not None and found_inf > 0:
+            self.left_out(stream, step)
             return
         groups = optimizer.param_groups
         loss, micro_batches = self._losses.of(groups)

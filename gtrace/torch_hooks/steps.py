@@ -39,7 +39,10 @@ class Rounds:
     def __init__(self, begin: Callable[[], bool], end: Callable[[], None]) -> None:
         #: optimizers by id, in the order of their first steps; a program that drops them gets their memory back
         self.members: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        #: whether to remember weights, too
+        self.weights = False
         self._gradients: dict[int, torch.Tensor] = {}
+        self._before: dict[int, torch.Tensor] = {}
         self._begin = begin
         self._end = end
         self._open: int | None = None
@@ -53,6 +56,10 @@ class Rounds:
     def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """The parameter's gradient at its step in this round."""
         return self._gradients.get(id(parameter))
+
+    def weight(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The parameter as its step in this round found it."""
+        return self._before.get(id(parameter), parameter)
 
     def add(self, optimizer: Optimizer, gradient: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
         """Add an optimizer that steps inside a backward pass.
@@ -73,6 +80,8 @@ class Rounds:
                     value = gradient(parameter)
                     if value is not None:
                         self._gradients[id(parameter)] = value.detach().clone()
+                        if self.weights:
+                            self._before[id(parameter)] = parameter.detach().clone()
 
     def close(self) -> None:
         """End the round: the backward pass is over."""
@@ -80,7 +89,7 @@ class Rounds:
             return
         self._open = None
         self._end()
-        self._gradients = {}
+        self._gradients, self._before = {}, {}
 
 
 @dataclass(slots=True, eq=False)
@@ -151,6 +160,10 @@ class Losses:
         if self._used:
             self._all, self._since, self._clipped, self._used = _Sum(), {}, [], False
             self._sums = [self._all]
+        if gradients is None and isinstance(tensors, torch.Tensor):
+            if tensors.numel() == 1:
+                self._add(self._value(tensors))
+            return
         roots = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
         given = gradients if isinstance(gradients, (tuple, list)) else (gradients,) * len(roots)
         if not all(isinstance(root, torch.Tensor) and root.numel() == 1 for root in roots):
@@ -158,15 +171,22 @@ class Losses:
         if not all(factor is None or (isinstance(factor, torch.Tensor) and factor.numel() == 1) for factor in given):
             return
         for root, factor in zip(roots, given, strict=True):
-            value = self._value(root) if factor is None else self._value(root) * _number(factor)
-            for one in self._sums:
-                one.total = one.total + value
+            self._add(self._value(root) if factor is None else self._value(root) * _number(factor))
         for one in self._sums:
+            one.count -= len(roots) - 1
+
+    def _add(self, value: float | torch.Tensor) -> None:
+        for one in self._sums:
+            one.total = one.total + value
             one.count += 1
+
+    def begun(self) -> bool:
+        """Whether there was a loss since the last step; :meth:`zeroed` does nothing if not."""
+        return not self._used and bool(self._all.count)
 
     def zeroed(self, parameters: Iterable[torch.Tensor]) -> None:
         """The gradients of these parameters were set to zero or None."""
-        if self._used or not self._all.count:
+        if not self.begun():
             return  # usual: most loops do this after a step
         fresh = _Sum()
         self._since.update((id(parameter), fresh) for parameter in parameters)
@@ -186,7 +206,7 @@ class Losses:
 def _number(tensor: torch.Tensor) -> float | torch.Tensor:
     # Reading a value from another device would make training wait, so a captured step does it later.
     # The copy is needed because a loss may be changed in place after its backward pass.
-    return tensor.item() if tensor.device.type == "cpu" else tensor.detach().to(torch.float32, copy=True).reshape(())
+    return tensor.item() if tensor.is_cpu else tensor.detach().to(torch.float32, copy=True).reshape(())
 
 
 def _parameters(groups: Iterable[Mapping[str, Any]]) -> Iterable[torch.Tensor]:

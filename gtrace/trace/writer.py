@@ -30,6 +30,7 @@ from gtrace.trace.format import (
     TensorSpec,
     chunking,
     encode_name,
+    go_on,
     statistics_of,
 )
 from gtrace.trace.journal import refuse_living, together
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.trace.format import ColumnType, Record, StreamSink, TraceSink
+    from gtrace.trace.format import Beat, ColumnType, Record, StreamSink, TraceSink
 
 
 #: Limit on the bytes of unfinished chunks that a writer holds; tensors beyond it get chunks of one
@@ -393,6 +394,11 @@ class TraceWriter:
             about = {"shape": list(shape), "dtype": "float32"} | attrs
             self._append_row(key, step, name, row, row.size if n_total is None else n_total, about, {})
 
+    def together(self, count: int, kind: str = "weight", optimizer: int = 0, rank: int = 0) -> int:
+        """How many of the next ``count`` steps :meth:`extend` commits at once."""
+        with self._lock:
+            return together(self._stream(self._key(kind, optimizer, rank)).rows, count)
+
     def extend(
         self,
         steps: Sequence[int],
@@ -413,7 +419,7 @@ class TraceWriter:
             rank: see ``append``.
 
         Returns:
-            how many of the steps, from the first on, are committed: as many as the trace takes at once.
+            how many of the steps, from the first on, are committed: as many as :meth:`together` says.
 
         Raises:
             UsageError: a wrong argument; nothing was committed.
@@ -443,7 +449,7 @@ class TraceWriter:
                     for spec, values in found.values():
                         sink.write_rows(spec, rows.start, values)
                     sink.commit(rows.start, Rows(np.array(steps[part], np.int64), numbers, table))
-                except OSError:
+                except Exception:
                     sink.discard(rows, [spec for spec, _ in found.values()])
                     raise
             stream.last_step, stream.rows = int(steps[part.stop - 1]), rows.stop
@@ -529,12 +535,13 @@ class TraceWriter:
             stored = root_attrs(attrs)
             self._attrs |= {key: stored[key] for key in attrs}
 
-    def close(self, status: Status = "complete") -> None:
+    def close(self, status: Status = "complete", beat: Beat = go_on) -> None:
         """Commit the pending step and finish the trace. Closing again does nothing.
 
         Args:
             status: ``interrupted`` if the recorded run did not reach its end; a failed write also makes it
                 ``interrupted``.
+            beat: called between pieces of work; if it returns False, an HDF5 trace stays a folder.
 
         Raises:
             TraceError: the files cannot be written.
@@ -547,7 +554,7 @@ class TraceWriter:
                     if stream.pending is not None:
                         self._commit(key, stream, scalars_of({}))
             finally:
-                self._finish(status)
+                self._finish(status, beat)
 
     def __enter__(self) -> Self:
         return self
@@ -566,10 +573,10 @@ class TraceWriter:
         """Whether there is something to close: a forked child has a copy of a writer, but does not own its files."""
         return not self._closed and os.getpid() == self._pid
 
-    def _finish(self, status: Status) -> None:
+    def _finish(self, status: Status, beat: Beat = go_on) -> None:
         self._closed = True
         with self._storing:
-            self._sink.close({**self._attrs, "status": "interrupted" if self._storing.failed else status})
+            self._sink.close({**self._attrs, "status": "interrupted" if self._storing.failed else status}, beat)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -715,7 +722,7 @@ class MemorySink:
         """A new stream."""
         return self._streams.setdefault(key, _MemoryStreamSink())
 
-    def close(self, attrs: Mapping[str, Any]) -> None:
+    def close(self, attrs: Mapping[str, Any], _beat: Beat = go_on) -> None:
         """Keep the final attributes."""
         self._attrs = attrs
 

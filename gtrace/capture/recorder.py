@@ -114,7 +114,9 @@ class Recorder:
         self._replicated = 0
         #: recorded second moments of an optimizer
         self._moments = 0
-        self._writer = AsyncWriter(lambda: open_trace(self.attrs), self.error, options.max_elements, self._written)
+        self._writer = AsyncWriter(
+            lambda: open_trace(self.attrs), self.error, options.max_elements, self._written, values=plan is None
+        )
         self._parameter_names = Names()
         #: optimizers with named parameters
         self._named: set[int] = set()
@@ -491,6 +493,8 @@ class Recorder:
         self, step: OptimizerStep, slots: Sequence[Slot], parameters: Sequence[torch.Tensor]
     ) -> dict[int, dict[str, float]]:
         """Numbers besides the gradients, by the slots' index."""
+        if not (self._options.optimizer_state or self._options.noise):
+            return {}
         found: dict[int, dict[str, float]] = {slot.index: {} for slot in slots}
         if self._options.optimizer_state:
             for slot, value in zip(slots, second_moments(step.optimizer, parameters), strict=True):

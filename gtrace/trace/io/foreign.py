@@ -156,21 +156,22 @@ class SafetensorsFile(TensorFile):
             raise TraceError(f"{printable(str(path))}: {shown} are not read; save float32")
         entry = Entry(name, tuple(described["shape"]), _SAFETENSORS[described["dtype"]])
         begin, end = described["data_offsets"]
-        if end - begin != entry.size * self._stored(entry).itemsize:
+        if end - begin != entry.size * _stored(entry).itemsize:
             raise ValueError(f"bytes {begin} to {end} cannot hold {list(entry.shape)} of {described['dtype']}")
         return entry
 
-    def _stored(self, entry: Entry) -> np.dtype[Any]:
-        return np.dtype("uint16" if entry.dtype == "bfloat16" else entry.dtype).newbyteorder("<")
-
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
         """An array, or one index of its first axis; bfloat16 as float32."""
-        stored = self._stored(entry)
+        stored = _stored(entry)
         shape = entry.shape if row is None else entry.shape[1:]
         count = math.prod(shape)
         begin = self._start + self._begins[entry.name] + (row or 0) * count * stored.itemsize
         flat = np.frombuffer(self._bytes[begin : begin + count * stored.itemsize], stored)
         return (bfloat16(flat) if entry.dtype == "bfloat16" else flat).reshape(shape)
+
+
+def _stored(entry: Entry) -> np.dtype[Any]:
+    return np.dtype("uint16" if entry.dtype == "bfloat16" else entry.dtype).newbyteorder("<")
 
 
 def _no_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import click
 
 from gtrace.cli.console import step_progress
 from gtrace.cli.options import JSON, STEPS, TENSORS, Command, arguments, options, pick, print_json
-from gtrace.settings import option
+from gtrace.settings import KIND, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,9 +38,7 @@ class ImportSettings:
     step_axis: bool = option(False, call=("rules",), help="The first axis of every array counts steps.")
     steps: tuple[int, ...] | None = option(None, call=("rules",), **STEPS)
     tensors: tuple[str, ...] = option((), call=("rules",), **TENSORS)
-    kind: str = option(
-        "weight", call=("rules",), choices=("weight", "neural"), help="Gradients of weights or of layer outputs."
-    )
+    kind: str = option("weight", call=("rules",), **KIND | {"help": "What the arrays are."})
     force: bool = option(False, help="Replace a trace that is there.")
     as_json: bool = option(False, **JSON)
 

@@ -26,7 +26,7 @@ from gtrace.cli.options import (
     words,
 )
 from gtrace.errors import UsageError
-from gtrace.settings import nested, option
+from gtrace.settings import KIND, KINDS, nested, option
 from gtrace.units import step_numbers
 
 if TYPE_CHECKING:
@@ -77,13 +77,7 @@ class SweepSettings:
         1, advanced=True, call=("sweep",), minimum=0, help="Encodings per tensor and step; 0: closed forms only."
     )
     tensors: str | None = option(None, help="Only tensors that match one of these globs, comma-separated.")
-    kind: Kind | None = option(
-        None,
-        advanced=True,
-        call=("sweep",),
-        choices=("weight", "neural"),
-        help="Gradients of weights or of layer outputs.  [default: weight, where the trace has them]",
-    )
+    kind: Kind | None = option(None, advanced=True, call=("sweep",), **KIND)
     steps: tuple[int, ...] | None = option(
         None,
         **STEPS
@@ -271,7 +265,7 @@ def _show(result: SweepResult, path: Path, settings: SweepSettings) -> None:
 
     if settings.kind is None:
         for other, count in result.provenance.get("left_out", {}).items():
-            click.echo(f"gtrace: {count} tensors of {other} gradients left out; --kind {other} takes them", err=True)
+            click.echo(f"gtrace: {count} tensors of {KINDS[other]} left out; --kind {other} takes them", err=True)
     for text in result.warnings:
         if not settings.as_json or text.startswith(LEFT_OUT):
             click.echo(f"gtrace: warning: {text}", err=True)

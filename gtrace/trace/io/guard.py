@@ -417,10 +417,7 @@ def _fill(file: Any, number: int, row: int | None, descriptor: int) -> None:
     entry = file.entries[number]
     shape = entry.shape if row is None else entry.shape[1:]
     try:
-        with mmap.mmap(descriptor, 0) as shared:
-            place = np.frombuffer(shared, entry.read_as).reshape(shape)
-            file.read_into(place, entry, row)
-            del place
+        file.read_into(np.frombuffer(mmap.mmap(descriptor, 0), entry.read_as).reshape(shape), entry, row)
     finally:
         os.close(descriptor)
 

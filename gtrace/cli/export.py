@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from gtrace.cli.console import step_progress
+from gtrace.cli.console import echo, step_progress
 from gtrace.cli.options import JSON, STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
 from gtrace.settings import KIND, option
 
@@ -59,5 +59,5 @@ def command(settings: ExportSettings, trace: Path | str) -> None:
     if settings.as_json:
         print_json({"output": os.fspath(made.output), **pick(made, "steps", "tensors", "files")})
         return
-    click.echo(f"{count(len(made.steps), 'step')}, {count(len(made.tensors), 'tensor')} in {count(made.files, 'file')}")
-    click.echo(literal(os.fspath(made.output)))
+    echo(f"{count(len(made.steps), 'step')}, {count(len(made.tensors), 'tensor')} in {count(made.files, 'file')}")
+    echo(literal(os.fspath(made.output)))

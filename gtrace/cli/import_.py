@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gtrace.cli.console import step_progress
+from gtrace.cli.console import echo, step_progress
 from gtrace.cli.options import JSON, STEPS, TENSORS, Command, arguments, options, pick, print_json
 from gtrace.settings import KIND, option
 
@@ -78,7 +78,7 @@ def _show(made: Imported) -> None:
     from gtrace.report.names import count, literal
     from gtrace.trace.io.importing import STEPS_FROM
 
-    say: Callable[[str], None] = click.echo
+    say: Callable[[str], None] = echo
     span = f" ({made.steps[0]} to {made.steps[-1]})" if len(made.steps) > 1 else ""
     found = f"{count(len(made.steps), 'step')}{span}, {count(len(made.tensors), 'tensor')}"
     numbered = ", ".join(STEPS_FROM[how] for how in made.numbering)

@@ -382,6 +382,14 @@ class Powers(LevelGrid):
         return _powers(self.p, self.bits, self.zero)
 
 
+@dataclass(frozen=True)
+class Halves(Powers):
+    """0 and powers of 1/2."""
+
+    zero: bool = True
+    p: float = 0.5
+
+
 @lru_cache(maxsize=256)
 def _powers(p: float, bits: int, zero: bool) -> NDArray[np.float32]:
     count = 2 ** (bits - 1)

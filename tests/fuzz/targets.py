@@ -373,7 +373,7 @@ MAKERS: dict[str, Callable[[], Target]] = {
     "result-texts": _texts,
     "run-log": _runlog,
     "experiment-result": _made_up_result,
-    "plan-yaml": lambda: _plan(".yaml"),
+    "plan-toml": lambda: _plan(".toml"),
     "plan-json": lambda: _plan(".json"),
 }
 

@@ -130,7 +130,8 @@ def test_the_traceback_of_a_module_is_its_own(tmp_path, launch):
 
 
 def test_code_sees_what_it_sees_under_python(tmp_path, launch):
-    code = "import sys, json\ndef f(): print(sys.argv, sys.path[0], __name__, __spec__, sys.modules['__main__'].f is f)\nf()"
+    seen = "sys.argv, sys.path[0], __name__, __spec__, sys.modules['__main__'].f is f"
+    code = f"import sys, json\ndef f(): print({seen})\nf()"
     assert same(*launch("-c", code, "a", "-b")).stdout == "['-c', 'a', '-b']  __main__ None True\n"
     assert same(*launch("-c", "1 / 0")).returncode == 1
 

@@ -165,7 +165,7 @@ def test_the_root_changes_under_a_lock_that_nobody_waits_long_for(path, what, mo
     with shared._locked(path):
         # A trace in the same folder has a lock of its own.
         join(path.with_name("other.zarr"), 0, 1)[0].close()
-        with pytest.raises(TraceError, match="run.zarr: cannot be written .another process of this run") as failed:
+        with pytest.raises(TraceError, match=r"run\.zarr: cannot be written .another process of this run") as failed:
             action[what]()
         assert isinstance(failed.value.__cause__, TimeoutError)
         assert root(path) == before

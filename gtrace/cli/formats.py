@@ -13,7 +13,7 @@ import click
 from gtrace.cli.console import FEW_ROWS, TensorColumn, echo, name_columns, print_columns, stdout_console
 from gtrace.cli.options import STEPS, TENSORS, Command, Integers, TracePath, check_output, options, print_json
 from gtrace.report.names import count, literal, number, percent
-from gtrace.settings import option
+from gtrace.settings import KIND, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ class FormatsSettings:
         "paper's authors, by least error, or by the largest value that there is.",
     )
     tensors: tuple[str, ...] = option((), **TENSORS)
-    kind: str | None = option(None, choices=("weight", "neural"), help="Only this kind of gradient.")
+    kind: str | None = option(None, **KIND | {"help": "Only this kind of gradient."})
     steps: tuple[int, ...] | None = option(
         None, **STEPS | {"help": "Only these steps, e.g. 0,10,100-200.  [default: 16 of them]"}
     )

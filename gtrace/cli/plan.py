@@ -33,7 +33,7 @@ from gtrace.cli.options import (
 )
 from gtrace.cli.plan_goal import BudgetSettings, GoalSettings, TimeLimit, choose_goal, parse_budget, weigh
 from gtrace.errors import UsageError, suggest
-from gtrace.settings import nested, option
+from gtrace.settings import KIND, nested, option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,9 +113,7 @@ class PlanSettings:
     tensors: str | None = option(
         None, advanced=True, call=("provenance",), help="Only tensors that match one of these globs, comma-separated."
     )
-    kind: str | None = option(
-        None, advanced=True, call=("measure",), choices=("weight", "neural"), help="Gradients of weights or outputs."
-    )
+    kind: str | None = option(None, advanced=True, call=("measure",), **KIND)
     steps: tuple[int, ...] | None = option(
         None, advanced=True, **STEPS | {"help": f"Only these steps, e.g. 0,100-200.  [default: {MOST_STEPS} of them]"}
     )

@@ -26,7 +26,7 @@ from gtrace.cli.options import (
     words,
 )
 from gtrace.errors import UsageError
-from gtrace.settings import nested, option
+from gtrace.settings import KIND, KINDS, nested, option
 from gtrace.units import step_numbers
 
 if TYPE_CHECKING:
@@ -77,13 +77,7 @@ class SweepSettings:
         1, advanced=True, call=("sweep",), minimum=0, help="Encodings per tensor and step; 0: closed forms only."
     )
     tensors: str | None = option(None, help="Only tensors that match one of these globs, comma-separated.")
-    kind: Kind | None = option(
-        None,
-        advanced=True,
-        call=("sweep",),
-        choices=("weight", "neural"),
-        help="Gradients of weights or of layer outputs.  [default: weight, where the trace has them]",
-    )
+    kind: Kind | None = option(None, advanced=True, call=("sweep",), **KIND)
     steps: tuple[int, ...] | None = option(
         None,
         **STEPS
@@ -114,6 +108,11 @@ class SweepSettings:
         call=("sweep",),
         help="Measure what a codec's noise costs over a horizon, on at most four windows of consecutive steps.",
     )
+    exchange: str | None = option(
+        None,
+        help="Measure the average that ranks end with, too: allgather, two-shot, ring, hierarchical:8, shared-scale.",
+    )
+    ranks: tuple[int, ...] = option((8, 64), type=Integers(), help="Numbers of ranks for --exchange.")
     chunk: int = option(
         2**24,
         advanced=True,
@@ -188,7 +187,48 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
             work=progress,
             **arguments(settings, "sweep"),
         )
+    if settings.exchange:
+        with work_progress("exchanges", quiet=settings.as_json) as progress:
+            result = _exchange(settings, trace, codecs, globs, path, progress)
     _show(result.selected, path, settings)
+
+
+def _exchange(
+    settings: SweepSettings,
+    trace: Path | str,
+    codecs: list[TableLike],
+    globs: list[str] | None,
+    path: Path,
+    progress: Any,
+) -> SweepResult:
+    """Measure exchanges, add them to the results and print them."""
+    from rich.console import Console
+
+    from gtrace.codecs import Codec
+    from gtrace.report.analysis.exchanges import exchanges_of
+    from gtrace.report.render.text import print_table
+    from gtrace.report.sections.exchanges import exchange_sentence, exchange_table
+    from gtrace.sweep.store import ResultStore
+    from gtrace.trace import open_trace
+    from gtrace.training.averages import Plan, measure_averages
+
+    plan = Plan(
+        tuple(one for one in codecs if isinstance(one, Codec)),
+        tuple(words(settings.exchange or "")),
+        settings.ranks,
+        seed=settings.seed,
+    )
+    with open_trace(trace) as opened, ResultStore.reopen(path) as store:
+        for row in measure_averages(
+            opened, plan, steps=settings.steps, globs=globs, kind=settings.kind, done=store.details(), work=progress
+        ):
+            store.add([], details=[row])
+    result = ResultStore.load(path)
+    if not settings.as_json:
+        print_table(
+            exchange_table(exchanges_of(result)), exchange_sentence(exchanges_of(result)), Console(highlight=False)
+        )
+    return result
 
 
 #: nominal bits of methods that are named without bits
@@ -271,7 +311,7 @@ def _show(result: SweepResult, path: Path, settings: SweepSettings) -> None:
 
     if settings.kind is None:
         for other, count in result.provenance.get("left_out", {}).items():
-            echo(f"gtrace: {count} tensors of {other} gradients left out; --kind {other} takes them", err=True)
+            echo(f"gtrace: {count} tensors of {KINDS[other]} left out; --kind {other} takes them", err=True)
     for text in result.warnings:
         if not settings.as_json or text.startswith(LEFT_OUT):
             echo(f"gtrace: warning: {text}", err=True)

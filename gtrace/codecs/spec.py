@@ -200,7 +200,9 @@ def split_specs(text: str) -> list[str]:
 
 
 def _given(spec: str, name: str, text: str) -> dict[str, str]:
-    given: dict[str, str] = {}
+    # A codec inside a codec goes last, and what follows it belongs to it.
+    text, inner, own = text.partition("values=")
+    given: dict[str, str] = {"values": own.strip()} if inner and own else {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         key, equals, value = part.partition("=")
         word = codec_class(name).word

@@ -219,13 +219,17 @@ def check_detail(what: str, value: Any) -> None:
         ValueError: it does not.
     """
     kind = what.partition(" ")[0]
-    if kind not in ("levels", "density", "convergence", "noise", "samples", "cost"):
+    if kind not in ("levels", "density", "convergence", "noise", "samples", "cost", "exchange"):
         return
     fine = isinstance(value, dict)
     if fine and kind in ("samples", "cost"):
         own = ("signal",) if kind == "samples" else ("variance", "lost", *(("growth",) if "growth" in value else ()))
         fine = _numbers(value.get("gram")) > 0 and _numbers([value.get(name) for name in own]) == len(own)
         fine = fine and isinstance(value.get("from" if kind == "samples" else "unbiased"), (str, bool))
+    elif fine and kind == "exchange":
+        fine = all(isinstance(value.get(name), str) for name in ("codec", "exchange", "source"))
+        names = ("ranks", "error", "energy", "size", "sent", "across")
+        fine = fine and _numbers([value.get(name) for name in names]) == len(names)
     elif fine and kind == "levels":
         fine = isinstance(value.get("law"), str) and _numbers(value.get("levels")) > 0
     elif fine and kind == "density":

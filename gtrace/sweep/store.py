@@ -28,7 +28,18 @@ from gtrace.sweep.reading import (
     reading,
     restrict,
 )
-from gtrace.sweep.schema import EXPECTATION, FORMAT, KEY, MEASURED, OF_CODEC, ROWS, TEXTS, VERSION, create
+from gtrace.sweep.schema import (
+    EXPECTATION,
+    FORMAT,
+    KEY,
+    MEASURED,
+    OF_CODEC,
+    ROWS,
+    TEXTS,
+    VERSION,
+    create,
+    nonfinite_line,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -160,7 +171,9 @@ class SweepResult:
             keep &= np.fromiter((value in wanted for value in self.columns[column].tolist()), np.bool_, len(self))
         if keep.all():
             return self
-        return replace(self, columns={name: column[keep] for name, column in self.columns.items()})
+        columns = {name: column[keep] for name, column in self.columns.items()}
+        others = [text for text in self.warnings if text not in _of_rows(self.columns)]
+        return replace(self, columns=columns, warnings=(*_of_rows(columns), *others))
 
     def __len__(self) -> int:
         return len(self.columns["tensor"])
@@ -195,6 +208,11 @@ class RowTable(NamedTuple):
 
     identities: Sequence[Mapping[str, Any]]
     columns: dict[str, Any]
+
+
+def _of_rows(columns: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+    """The warnings that rows say by themselves."""
+    return nonfinite_line(zip(*(columns[name].tolist() for name in ("tensor", "step", "note")), strict=True))
 
 
 def _plain(value: Any) -> Any:
@@ -254,6 +272,16 @@ class ResultStore:
                     path.unlink(missing_ok=True)
                 raise
             return cls(connection, path, owner.pop_all())
+
+    @classmethod
+    @contextmanager
+    def reopen(cls, path: Path) -> Iterator[ResultStore]:
+        """Open a sweep that is there, to add to it."""
+        store = cls.create(path, {}, cls._fingerprint(path) or "", force=False)
+        try:
+            yield store
+        finally:
+            store.close()
 
     @classmethod
     def _start(cls, path: Path, provenance: Mapping[str, Any], fingerprint: str) -> sqlite3.Connection:
@@ -467,6 +495,7 @@ class ResultStore:
             lines = read_warnings(sql, limit)
             times = read_times(sql, limit)
             details = read_details(sql, limit)
+        lines = (*_of_rows(columns), *lines)
         return SweepResult(columns, meta.get("provenance", {}), lines, times, details, meta.get("selection", {}))
 
 

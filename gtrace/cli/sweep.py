@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from gtrace.sweep import SweepResult
     from gtrace.sweep.gradients import Kind
 
+#: numbers of ranks of --exchange
+_RANKS = (8, 64)
 _REFITS = ("pooled", "previous", "each", "once")
 
 
@@ -112,7 +114,9 @@ class SweepSettings:
         None,
         help="Measure the average that ranks end with, too: allgather, two-shot, ring, hierarchical:8, shared-scale.",
     )
-    ranks: tuple[int, ...] = option((8, 64), type=Integers(), help="Numbers of ranks for --exchange.")
+    ranks: tuple[int, ...] | None = option(
+        None, type=Integers(), help="Numbers of ranks for --exchange.  [default: 8,64]"
+    )
     chunk: int = option(
         2**24,
         advanced=True,
@@ -215,7 +219,7 @@ def _exchange(
     plan = Plan(
         tuple(one for one in codecs if isinstance(one, Codec)),
         tuple(words(settings.exchange or "")),
-        settings.ranks,
+        settings.ranks or _RANKS,
         seed=settings.seed,
     )
     with open_trace(trace) as opened, ResultStore.reopen(path) as store:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gtrace.kernels._jit import cache_folder

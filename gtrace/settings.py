@@ -10,6 +10,21 @@ from typing import Any, TypeVar
 
 _C = TypeVar("_C", bound=type)
 
+#: what ``--kind`` chooses -> what it is called in a sentence
+KINDS = {
+    "weight": "weight gradients",
+    "neural": "neural gradients",
+    "update": "weight updates",
+    "outer": "outer gradients",
+    "momentum": "momentum buffers",
+}
+#: ``--kind`` of commands that read a trace
+KIND: dict[str, Any] = {
+    "choices": tuple(KINDS),
+    "metavar": "KIND",
+    "help": f"What to read: {', '.join(KINDS)}.  [default: weight, else the first of these that the trace has]",
+}
+
 
 def option(default: Any = dataclasses.MISSING, *, help: str, **about: Any) -> Any:  # noqa: A002
     """A field of a settings class.

@@ -7,8 +7,11 @@ All randomness is keyed, so a check gives the same result every time.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import struct
 import traceback
+import tracemalloc
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +23,8 @@ from gtrace.buckets import bucket_scales
 from gtrace.codecs import Codec, codec, expecting, level_grid
 from gtrace.codecs.base import Averaged, advance
 from gtrace.codecs.link import refitted
-from gtrace.coding import ENVELOPE_BYTES
+from gtrace.coding import ENVELOPE_BYTES, open_envelope, seal
+from gtrace.coding.envelope import MOST_PER_BYTE
 from gtrace.errors import GtraceError, PayloadError
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key, State
@@ -98,6 +102,7 @@ def check_codec(c: Codec | type[Codec], *, seed: int = 0, draws: int = 24, spike
     heavy = found["heavy"]
     with _reported(f"{c}: a payload that is wrong"):
         check_refusals(c, heavy, seed)
+        check_forged(c, seed)
     with _reported(f"{c}: two keys"):
         check_deterministic(c, heavy)
     for name in ("heavy", "normal", "one outlier", "zero bucket", "constant"):
@@ -260,6 +265,45 @@ def check_refusals(c: Codec, values: NDArray[np.float32], seed: int = 0) -> None
     _must_refuse(c, shared, payload, values.size + 1, "another size")
     _must_refuse(c, shared, payload, 2**40, "a size that no memory holds")
     _must_refuse(c, shared + b"\1\2\3\4", payload, values.size, "other shared bytes")
+
+
+#: bytes that are not a number of a gradient: NaN, infinity, the largest float32
+_FORGED = (np.nan, np.inf, np.finfo(np.float32).max)
+#: elements that a short body may claim: more than it could hold, and more than its length rules out
+_CLAIMED = (2**31, 2**24)
+
+
+def check_forged(c: Codec, seed: int = 0, size: int = 50) -> None:
+    """Bodies that no encoder made, with a right checksum, are refused before memory is taken, or decode to numbers."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(size).astype(np.float32)
+    state, _ = fitted(c, values)
+    shared = c.shared(state)
+    body, flags = open_envelope(
+        c.encode(state, values, Key.derive(seed, tensor="forged")), codec=c.wire_name, size=size, shared=shared
+    )
+    for place, number in itertools.product(range(0, min(len(body), 64), 2), _FORGED):
+        other = bytes(body[:place]) + np.float32(number).tobytes() + bytes(body[place + 4 :])
+        decoded = _taken(c, shared, seal(other, codec=c.wire_name, size=size, shared=shared, flags=flags), size)
+        assert decoded is None or np.isfinite(decoded).all(), f"{c}: {number} at byte {place} of a body was decoded"
+    for claimed, other in itertools.product(_CLAIMED, (b"", bytes(body), bytes(64), b"\xff" * 64, rng.bytes(64))):
+        forged = bytearray(seal(other, codec=c.wire_name, size=size, shared=shared, flags=flags))
+        struct.pack_into("<Q", forged, 8, claimed)
+        tracemalloc.start()
+        decoded = _taken(c, shared, bytes(forged), claimed)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        # Sparse payloads may be that short. A receiver's memory grows with the payload all the same.
+        most = MOST_PER_BYTE * len(forged) * 16 if decoded is not None else claimed
+        assert peak < most, f"{c}: a payload of {len(forged)} bytes that claims {claimed} elements took {peak} bytes"
+
+
+def _taken(c: Codec, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32] | None:
+    """The decoded values, None if the payload is refused."""
+    try:
+        return c.decode(shared, payload, size)
+    except PayloadError:
+        return None
 
 
 def _must_refuse(c: Codec, shared: bytes, data: bytes, size: int, what: str) -> None:

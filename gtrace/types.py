@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Norm: TypeAlias = Literal["l2", "linf", "l1", "none"]
 Tail: TypeAlias = Literal["quantized", "exact"]
 Scope: TypeAlias = Literal["tensor", "model"]
-Role: TypeAlias = Literal["up", "down", "sample"]
+Role: TypeAlias = Literal["up", "down", "sample", "noise"]
 
 NORMS: tuple[Norm, ...] = ("l2", "linf", "l1", "none")
 

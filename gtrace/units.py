@@ -104,7 +104,10 @@ def _quantity(text: str, where: str, what: str, units: Mapping[str, float], usua
         wrong = "has an unknown unit; write" if unit else "needs a unit,"
         raise UsageError(f"{where}: '{text}' {wrong} e.g. {match['number']}{usual}.")
     # In decimals: 20 times 1e-6 in floats is not the float 20e-6.
-    value = float(Decimal(match["number"]) * Decimal(repr(units[unit])))
+    try:
+        value = float(Decimal(match["number"]) * Decimal(repr(units[unit])))
+    except ArithmeticError:
+        value = math.inf
     if not math.isfinite(value):
         raise UsageError(f"{where}: '{text}' is too large.")
     return value

@@ -79,7 +79,7 @@ def _zygote() -> socket.socket:
 class Command:
     """A process of ``gtrace`` that begins with torch imported; one at a time.
 
-    With ``together``, stdout is what a terminal would show, stderr too.
+    With ``together``, stdout is what a terminal would show, stderr too. With ``terminal``, both go to that descriptor.
 
     Attributes:
         pid: its id.
@@ -87,15 +87,23 @@ class Command:
         returncode: how it ended; negative after a signal, None before ``end``.
     """
 
-    def __init__(self, *args: object, cwd: Path, env: dict[str, str] | None = None, together: bool = False) -> None:
+    def __init__(
+        self,
+        *args: object,
+        cwd: Path,
+        env: dict[str, str] | None = None,
+        together: bool = False,
+        terminal: int | None = None,
+    ) -> None:
         self._stderr = os.fdopen(os.memfd_create("stderr"), "w+")
         self.returncode: int | None = None
         read, write = os.pipe()
         self.stdout = os.fdopen(read)
         told = json.dumps([str(cwd), env or environment(), [*map(str, args)]]).encode()
         with open(os.devnull) as nothing, os.fdopen(write, "w") as written:
-            errors = written if together else self._stderr
-            socket.send_fds(_zygote(), [told], [nothing.fileno(), written.fileno(), errors.fileno()])
+            out = written.fileno() if terminal is None else terminal
+            errors = out if together or terminal is not None else self._stderr.fileno()
+            socket.send_fds(_zygote(), [told], [nothing.fileno(), out, errors])
         self.pid = int(_zygote().recv(64))
 
     def __enter__(self) -> Self:

@@ -1,11 +1,9 @@
-"""Small tasks, codecs, and ranks that are threads, for the tests of training."""
+"""Small tasks, codecs and simulated ranks for the tests of training."""
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -125,46 +123,14 @@ class Vote(Memory):
         return np.sign(np.sum(np.sign(decoded), axis=0)).astype(np.float32)
 
 
-class ThreadWire:
-    """One rank's end of a collective among threads, instead of ``Collectives`` among processes."""
+class Place(NamedTuple):
+    """One of several simulated ranks."""
 
-    def __init__(self, rank, size, board, barrier):
-        self.rank, self.size, self.sent, self.seconds = rank, size, 0, 0.0
-        self._board, self._barrier = board, barrier
-
-    def scatter(self, parts):
-        self._board[self.rank] = list(parts)
-        self._barrier.wait(60)
-        arrived = [self._board[rank][self.rank] for rank in range(self.size)]
-        self._barrier.wait(60)
-        return arrived
-
-    def average(self, values):
-        parts = self.scatter([values.tobytes()] * self.size)
-        return np.mean([np.frombuffer(part, np.float32) for part in parts], axis=0)
+    rank: int
+    size: int
 
 
-def together(world, work):
-    """What ``work(wire)`` gives on every rank, each a thread."""
-    board, barrier = [None] * world, threading.Barrier(world)
-
-    def run(rank):
-        try:
-            return work(ThreadWire(rank, world, board, barrier))
-        except BaseException:
-            barrier.abort()
-            raise
-
-    with ThreadPoolExecutor(world) as pool:
-        pending = [pool.submit(run, rank) for rank in range(world)]
-    errors = [one.exception() for one in pending if one.exception() is not None]
-    # What broke the barrier, and not what the others say of the broken barrier.
-    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))[:1]:
-        raise error
-    return [one.result() for one in pending]
-
-
-def rank_codecs(wire, codec, *, seed=3, refit="once", common=False):
+def rank_codecs(place, codec, *, seed=3, refit="once", common=False):
     """The codecs of one rank."""
     options = LinkOptions(RefitSchedule.parse(refit), seed, vectors.ENGINE)
-    return RankCodecs(CodecTable.of(codec), options, wire, common=common)
+    return RankCodecs(CodecTable.of(codec), options, place, common=common)

@@ -78,7 +78,7 @@ def test_every_command_without_torch(installed, tmp_path, monkeypatch):
         ["sweep", "run.zarr", "--methods", "qsgd,qsgdinf,nuqsgd", "--bits", "2-3"],
         ["report", "run.sweep.db"],
         ["plan", "run.zarr", "--max-bits", "3"],
-        ["plan", "show", "run.plan.yaml"],
+        ["plan", "show", "run.plan.toml"],
         ["codecs"],
         ["codecs", "alq"],
         ["study", "tasks"],

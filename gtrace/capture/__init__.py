@@ -9,6 +9,7 @@ Importing this imports neither torch nor numpy.
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,9 @@ def record(
     session.start(optimizers, [model])
     try:
         yield session
+        session.finish("complete")
     except BaseException:
         session.finish("interrupted")
         raise
-    session.finish("complete")
+    if session.pressed:
+        signal.raise_signal(signal.SIGINT)

@@ -8,10 +8,11 @@ copy: until then the writer does not read it and the next step does not fill the
 from __future__ import annotations
 
 import math
-import queue
 from typing import TYPE_CHECKING
 
 import torch
+
+from gtrace.capture.waiting import Returns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -147,9 +148,8 @@ class RowBuffer:
 class BufferPool:
     """Reusable buffers for rows of one layout: as many as fit a number of bytes, at least one.
 
-    By default ``acquire`` waits while all are in use: this bounds the memory, and slows
-    training down if the disk cannot keep up. Only SimpleQueue is used, which a signal handler may also use at any
-    moment.
+    By default ``acquire`` waits while all are in use: this bounds the memory, and slows training down if the disk
+    cannot keep up.
 
     Args:
         shapes: shapes of the gradients of a row.
@@ -162,15 +162,13 @@ class BufferPool:
         self._shapes = shapes
         self._elements = sum(map(math.prod, shapes))
         self._unborn = max(1, limit // max(1, 4 * self._elements))
-        self._free: queue.SimpleQueue[RowBuffer] = queue.SimpleQueue()
+        self._free: Returns[RowBuffer] = Returns()
 
     def acquire(self, *, wait: bool = True) -> RowBuffer | None:
-        """A buffer with arbitrary content; None if all are in use and ``wait`` is off."""
-        try:
-            return self._free.get_nowait()
-        except queue.Empty:
-            if self._unborn == 0:
-                return self._free.get() if wait else None
+        """A buffer with arbitrary content; None if all are in use and ``wait`` is off, or the writer does not go on."""
+        buffer = self._free.get(wait=wait and self._unborn == 0)
+        if buffer is not None or self._unborn == 0:
+            return buffer
         self._unborn -= 1
         if self.staging is not None:
             block = self.staging.room(self._elements)

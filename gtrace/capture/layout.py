@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gtrace.capture.buffers import BufferPool, as_real_dense, staging_for
+from gtrace.torch_hooks.gradients import main_gradient
 from gtrace.torch_hooks.naming import local_part, sharding
 from gtrace.torch_hooks.optimizers import differing_groups
 from gtrace.torch_hooks.processes import started_again
@@ -40,6 +41,14 @@ class Slot:
     module_type: str = ""
     attrs: Mapping[str, Any] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
+
+
+class Found(NamedTuple):
+    """What a row is to hold of a parameter: this process's part of a tensor, and its stage."""
+
+    parameter: torch.Tensor
+    tensor: torch.Tensor
+    stage: str
 
 
 class RowLayout:
@@ -85,25 +94,33 @@ class RowLayout:
         for group in step.optimizer.param_groups:
             for parameter in group["params"]:
                 gradient, stage = step.gradient(parameter)
+                if gradient is None:
+                    gradient, stage = main_gradient(parameter)
                 if gradient is not None:
-                    found.append((parameter, local_part(gradient), stage))
+                    found.append(Found(parameter, local_part(gradient), stage))
+        return self.place(step.optimizer, found)
+
+    def place(
+        self, optimizer: Optimizer | Rounds, found: Sequence[Found]
+    ) -> tuple[list[Slot], list[torch.Tensor], list[torch.Tensor]]:
+        """The slots of tensors, these as real strided ones, and their parameters, without those left out."""
         if not all(self._knows(parameter) for parameter, _, _ in found):
-            self._extend(step.optimizer, found)
-        slots, gradients, parameters = [], [], []
-        for parameter, gradient, _ in found:
+            self._extend(optimizer, found)
+        slots, tensors, parameters = [], [], []
+        for parameter, tensor, _ in found:
             slot = self._known[id(parameter)][1]
             if slot is not None:
                 slots.append(slot)
-                gradients.append(as_real_dense(gradient))
+                tensors.append(as_real_dense(tensor))
                 parameters.append(parameter)
-        return slots, gradients, parameters
+        return slots, tensors, parameters
 
     def _knows(self, parameter: torch.Tensor) -> bool:
         # The id of a deleted parameter may now be another's.
         entry = self._known.get(id(parameter))
         return entry is not None and entry[0]() is parameter
 
-    def _extend(self, optimizer: Optimizer | Rounds, found: Sequence[tuple[torch.Tensor, torch.Tensor, str]]) -> None:
+    def _extend(self, optimizer: Optimizer | Rounds, found: Sequence[Found]) -> None:
         """Name the parameters with a first gradient, and give each its place."""
         names = self._names(optimizer)
         groups = differing_groups(optimizer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from bisect import insort
@@ -14,6 +13,7 @@ import torch
 from gtrace.capture.buffers import as_real_dense
 from gtrace.capture.layout import Slot
 from gtrace.capture.options import MAX_ELEMENTS
+from gtrace.capture.waiting import Returns
 from gtrace.torch_hooks.naming import ModulePaths
 from gtrace.torch_hooks.outputs import OutputHooks, is_compiled
 from gtrace.trace.rows import SAMPLE, default_capacity, sample_indices
@@ -74,7 +74,6 @@ class HostBlocks:
     """Reusable float32 blocks on the host, for rows that may all differ.
 
     ``find_room`` waits until the blocks of rows that wait to be written take no more than the limit.
-    Only SimpleQueue is used between threads, which a signal handler may also use at any moment.
 
     Args:
         limit: bytes that waiting rows may take together, and also the blocks that wait for reuse.
@@ -83,7 +82,7 @@ class HostBlocks:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting = 0
-        self._returned: queue.SimpleQueue[Sequence[torch.Tensor]] = queue.SimpleQueue()
+        self._returned: Returns[Sequence[torch.Tensor]] = Returns()
         self._free: dict[int, list[torch.Tensor]] = {}
         self._free_bytes = 0
 
@@ -105,16 +104,12 @@ class HostBlocks:
         self._returned.put(blocks)
 
     def find_room(self, *, wait: bool = True) -> bool:
-        """Whether there is room for another row; by default, wait until there is."""
+        """Whether there is room for another row; by default, wait until there is or the writer does not go on."""
         while True:
-            try:
-                blocks = self._returned.get_nowait()
-            except queue.Empty:
-                if self._waiting <= self._limit:
-                    return True
-                if not wait:
-                    return False
-                blocks = self._returned.get()
+            full = self._waiting > self._limit
+            blocks = self._returned.get(wait=wait and full)
+            if blocks is None:
+                return not full
             self._waiting -= _bytes(blocks)
             self.reuse(blocks)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gtrace.errors import OutputExistsError, UsageError, suggest
-from gtrace.settings import documented, option
+from gtrace.settings import KINDS, documented, option
 from gtrace.torch_hooks.processes import launched_place
 from gtrace.units import parse_size, step_ranges
 
@@ -182,8 +182,6 @@ class TensorSelection:
         return bool(hits)
 
 
-#: Kinds of gradient, and what ``--kind`` calls them.
-KINDS = ("weight", "neural", "both")
 MAX_ELEMENTS = 262_144
 
 #: A copy of the rules of ``trace.SketchPlan``, which imports numpy: the program must import that first.
@@ -225,8 +223,9 @@ class CaptureSettings:
     )
     kind: str = option(
         "weight",
-        metavar="KIND",
-        help="Gradients of the loss with respect to: weight (parameters), neural (outputs of modules) or both.",
+        metavar="LIST",
+        help="What to record: weight (gradients of parameters), neural (of the outputs of modules), both of these, "
+        "update (what a step takes from the weights), outer (what --every H steps take), momentum (the optimizer's).",
     )
     max_elements: int | None = option(
         None,
@@ -291,6 +290,11 @@ class CaptureOptions(CaptureSettings):
         """Whether only the first of several processes records."""
         return self.rank == "0"
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What to record, names of :data:`gtrace.settings.KINDS`."""
+        return _kinds(self.kind)
+
     def describe(self) -> dict[str, object]:
         """The options as JSON values, for the trace's attributes."""
         return {
@@ -345,24 +349,32 @@ def capture_options(
     if world > 1 and given.rank == "all" and path.suffix != ".zarr":
         raise UsageError(f"{path}: {world} processes cannot write one HDF5 file; choose a name that ends in .zarr")
     found = {one.name: getattr(given, one.name) for one in fields(CaptureSettings)}
-    if given.max_elements is None and given.kind == "neural":
+    if given.max_elements is None and _kinds(given.kind) == ("neural",):
         found["max_elements"] = MAX_ELEMENTS
     # The script may change the current folder before the trace is made.
     place = path.absolute()
     return CaptureOptions(place, policy, **{**found, "budget": size}, run=run, launcher=launcher, first=first)
 
 
+def _kinds(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text.replace("both", "weight,neural").split(",")))
+
+
 def _check_kind(given: CaptureSettings) -> None:
-    if given.kind not in KINDS:
-        raise UsageError(f"--kind: unknown kind '{given.kind}'; {suggest(given.kind, KINDS)}")
+    kinds = _kinds(given.kind)
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UsageError(f"--kind: unknown kind '{kind}'; {suggest(kind, (*KINDS, 'both'))}")
+    if "outer" in kinds and given.every is None:
+        raise UsageError("--kind outer: give the number of steps of an outer gradient, e.g. --every 100")
     beside = {
         "--optimizer-state": given.optimizer_state,
         "--second-moments": given.second_moments,
         "--noise": given.noise,
     }
-    if given.kind == "neural" and any(beside.values()):
+    if "weight" not in kinds and any(beside.values()):
         what = next(name for name, wanted in beside.items() if wanted)
-        raise UsageError(f"{what} is about gradients of weights; use --kind weight or both")
+        raise UsageError(f"{what} is about gradients of weights; add weight to --kind")
     if given.second_moments and given.sketch is not None:
         raise UsageError("--second-moments needs the gradients' values too; leave --sketch out")
 

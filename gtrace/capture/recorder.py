@@ -8,17 +8,21 @@ import queue
 import sys
 import time
 import weakref
+from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from gtrace.capture.changes import Changes, Lent
 from gtrace.capture.layout import RowLayout, moments_of, second_moments
 from gtrace.capture.neural import NeuralRecorder
 from gtrace.capture.options import AutomaticSteps, TensorSelection
 from gtrace.capture.summary import CaptureSummary, disk_usage
 from gtrace.capture.writer import AsyncWriter, Gaps, Row
 from gtrace.errors import size_text
+from gtrace.settings import KINDS
 from gtrace.torch_hooks.hooks import TrainingHooks
 from gtrace.torch_hooks.naming import Names
 from gtrace.torch_hooks.optimizers import OptimizerHistory
@@ -84,7 +88,7 @@ class Recorder:
         self._wanted = 0
         self._over_budget = False
         self._options = options
-        self._weights = options.kind != "neural"
+        self._weights = "weight" in options.kinds
         #: elements of a gradient -> bytes that count against the budget
         self._cost = functools.cache(functools.partial(_stored_bytes, plan, options.max_elements))
         self._budget = options.budget
@@ -93,7 +97,7 @@ class Recorder:
         self._records: bool | None = None
         #: no other rank records gradients of its own at the same steps
         self._alone = True
-        self._dropped = Gaps()
+        self._dropped, self._skipped = Gaps(), Gaps()
         self._warned: set[str] = set()
         self._say = say
         self._classes: dict[str, None] = {}
@@ -128,10 +132,15 @@ class Recorder:
             reduced=options.reduced,
             noise=options.noise,
         )
+        self.hooks.left_out = self._left_out
         self._models = self.hooks.modules.modules if models is None else lambda: list(models)
+        lent = Lent(self._layout, self._models, self._has_room, self._submit, self._dropped.add)
+        self._changes = Changes(options, lent)
+        if self._changes.kinds:
+            self.hooks.after = self._end_step
         #: gathers the gradients of module outputs, if these are recorded
         self.neural: NeuralRecorder | None = None
-        if options.kind != "weight":
+        if "neural" in options.kinds:
             self.neural = NeuralRecorder(
                 options,
                 self._models,
@@ -151,6 +160,7 @@ class Recorder:
                 self._prepare([0])
         except BaseException:
             self._let_go()
+            self._writer.close("interrupted", {})
             raise
 
     def _let_go(self) -> None:
@@ -176,6 +186,7 @@ class Recorder:
             "steps_seen": hooks.steps,
             "skipped_steps": hooks.skipped_steps,
             "over_budget": self._over_budget,
+            "skipped": self._skipped.describe(),
             "dropped": self._dropped.describe(),
             "unwritten": self._writer.unwritten.describe(),
             "errors": self.errors,
@@ -188,7 +199,8 @@ class Recorder:
             self._writer.close(status, attrs)
         except Exception as error:  # noqa: BLE001 - the script is done; its exit code must survive this
             self.error(error)
-        rows = max(self._writer.rows.values(), default=0)
+        lost = self._writer.lost
+        rows = max(self._writer.rows.values(), default=0) if lost is None else 0
         return CaptureSummary(
             path=path,
             torch_seen=True,
@@ -210,14 +222,34 @@ class Recorder:
             complaints=tuple(self.selection.complaints()),
             neural_rows=self._writer.rows["neural"],
             neural_tensors=len(self.neural.tensors) if self.neural is not None else 0,
+            changes=self._changes.tensors(),
             without=tuple(self._without()),
+            lost=getattr(lost, "exit_code", 0),
         )
+
+    def press(self, times: int) -> None:
+        """Answer Ctrl-C while :meth:`finish` waits: the second one drops what is not written."""
+        if times > 1:
+            self._writer.drop()
+        elif (count := self._writer.waiting) > 1:
+            self._say(f"gtrace: writing the last {count} steps, press again to drop them")
+        else:
+            self._say(f"gtrace: closing {self._options.path}")
+
+    def hurry(self) -> None:
+        """Let :meth:`finish` end soon, whatever is not written by then."""
+        self._writer.hurry()
 
     def _waiting(self) -> tuple[float, float, float]:
         """The share of the time from first to last step that training waited for capture, and both in seconds."""
         waited = self.hooks.seconds + (self.neural.seconds if self.neural is not None else 0.0)
         span = self._last - self._first if self._first is not None else 0.0
         return min(1.0, waited / span) if span > 0 else 0.0, waited, span
+
+    @property
+    def waited(self) -> tuple[float, float]:
+        """Seconds that training waited for capture so far, and seconds of training."""
+        return self._waiting()[1:]
 
     def _without(self) -> list[str]:
         """What was asked for besides the gradients and never occurred."""
@@ -226,6 +258,12 @@ class Recorder:
             out.append("no second moments: the optimizer keeps no exp_avg_sq, or took one step")
         if self._options.noise and not self._replicated:
             out.append("no noise: one micro-batch in each step")
+        lacking = {
+            "update": "no step was recorded to its end",
+            "outer": f"the training took fewer than {self._options.every} steps",
+            "momentum": "the optimizer keeps no momentum_buffer or exp_avg",
+        }
+        out += [f"no {KINDS[kind]}: {lacking[kind]}" for kind, rows in self._changes.rows.items() if not rows]
         return out
 
     def _lacks_bursts(self) -> bool:
@@ -255,10 +293,29 @@ class Recorder:
         if self._first is None:
             self._first = self._last
         # All optimizers follow one policy, each with its own steps.
-        if not self._chooses(step):
+        if not self._chooses(step) and not self._changes.begins(stream, step):
             return False
         self._wanted += 1
         return True
+
+    def _left_out(self, stream: int, step: int) -> None:
+        if self._chooses(step):
+            self._skipped.add(stream, step)
+
+    def _layout(self, stream: int) -> RowLayout:
+        # The number and not the step, which would keep the optimizer and its parameters alive.
+        return RowLayout(functools.partial(self._names, stream=stream), self._keeps, self._options.queue_bytes)
+
+    def _has_room(self, slots: Sequence[Slot]) -> bool:
+        """Whether the budget takes a row of these tensors; counts it."""
+        size = sum(self._cost(math.prod(slot.shape)) for slot in slots)
+        self._over_budget = self._over_budget or (self._budget is not None and self._bytes + size > self._budget)
+        self._bytes += 0 if self._over_budget else size
+        return not self._over_budget
+
+    @torch.no_grad()
+    def _end_step(self, optimizer: Optimizer | Rounds, stream: int, step: int) -> None:
+        self._changes.end(optimizer, stream, step)
 
     def _prepare(self, steps: Iterable[int]) -> None:
         """Choose whether to watch module outputs until the next step, which is one of ``steps``."""
@@ -282,7 +339,9 @@ class Recorder:
             self._say(f"gtrace: warning: capture: {message}; training goes on")
 
     def _chooses(self, step: int) -> bool:
-        return not self._writer.failed and not self._over_budget and self._options.policy.wants(step, self._capacity())
+        if self._writer.lost is not None or self._over_budget:
+            return False
+        return self._options.policy.wants(step, self._capacity())
 
     def _capacity(self) -> int:
         if self._budget is None:
@@ -291,11 +350,15 @@ class Recorder:
 
     def _row_bytes(self) -> int:
         """Bytes of a step that records every tensor."""
-        row = self._weights_bytes() * (1 + self._options.second_moments)
+        row = self._weights_bytes() * (self._weights + self._options.second_moments + len(self._changes.kinds))
         return row + (self.neural.row_bytes if self.neural is not None else 0)
 
     def _weights_bytes(self) -> int:
-        return sum(layout.row_bytes(self._cost) for layout in self._layouts.values())
+        """Bytes of one value for each weight."""
+        sizes = Counter[str]()
+        for kind, layout in chain((("weight", one) for one in self._layouts.values()), self._changes.kept()):
+            sizes[kind] += layout.row_bytes(self._cost)
+        return max(sizes.values(), default=0)
 
     def _optimizers(self) -> dict[str, Any]:
         """What is known about optimizers, and the batch size of the first one, as attributes of the trace."""
@@ -319,13 +382,11 @@ class Recorder:
         self._note(step)
         layout = self._layouts.get(step.stream)
         if layout is None:
-            # The number and not the step, which would keep the optimizer and its parameters alive.
-            name = functools.partial(self._names, stream=step.stream)
-            layout = RowLayout(name, self._keeps, self._options.queue_bytes)
-            self._layouts[step.stream] = layout
+            layout = self._layouts[step.stream] = self._layout(step.stream)
             # Some programs create an optimizer for each of thousands of tasks.
             weakref.finalize(step.optimizer, layout.release).atexit = False
-        slots, gradients, parameters = layout.gradients(step) if self._weights else ([], [], [])
+        chosen = self._chooses(step.step)
+        slots, gradients, parameters = layout.gradients(step) if self._weights and chosen else ([], [], [])
         size = sum(self._cost(gradient.numel()) for gradient in gradients)
         moments = moments_of(step.optimizer, parameters) if self._options.second_moments else []
         size += sum(self._cost(found.mean.numel()) for found in moments if found is not None)
@@ -336,12 +397,16 @@ class Recorder:
         scalars = {"time": time.time(), "loss": step.loss, "lr": step.lr, "clip_norm": step.clip_norm}
         if step.micro_batches:
             scalars["micro_batches"] = step.micro_batches
+        if self._changes.kinds:
+            self._changes.begin(step, scalars, chosen=chosen)
         buffer = None
         if slots and layout.pool is not None:
             buffer = layout.pool.acquire(wait=not self._options.drop)
         if (slots and buffer is None) or (self.neural is not None and self.neural.dropped):
             if buffer is not None:
                 buffer.release()
+            if not (self._options.drop or self._dropped.count):
+                self.error(TimeoutError("no step was written for a while; steps are left out until the disk goes on"))
             self._dropped.add(step.stream, step.step)
             return
         self._bytes += size
@@ -356,8 +421,7 @@ class Recorder:
                 self._names(step.optimizer, step.stream)
             if step.loss_scale != 1.0:
                 scalars = {**scalars, "grad_scale": step.loss_scale}
-            self._recorded.add(step.stream)
-            self._submit(Row(step.stream, step.step, row.slots, row, step.loss_scale, scalars, "neural"), 0.0)
+                self._submit(Row(step.stream, step.step, row.slots, row, step.loss_scale, scalars, "neural"), 0.0)
         # After the others: the first line reports their bytes.
         self._take_moments(step, slots, moments, scalars)
 
@@ -378,7 +442,6 @@ class Recorder:
             raise
         if step.grad_scale != 1.0:
             scalars = {**scalars, "grad_scale": step.grad_scale}
-        self._recorded.add(step.stream)
         row = Row(step.stream, step.step, slots, buffer, step.grad_scale, scalars, "weight", numbers)
         self._submit(row, time.perf_counter() - started)
 
@@ -424,6 +487,8 @@ class Recorder:
         return found
 
     def _submit(self, row: Row, seconds: float) -> None:
+        self._first_rows = self._first_rows or 1
+        self._recorded.add(row.stream)
         if self._prediction is None:
             self._prediction = self._predictor(seconds)
         self._writer.submit(row)
@@ -434,8 +499,9 @@ class Recorder:
             return
         count = self._writer.rows.total() - self._writer.rows[SECOND_MOMENT]
         if count == self._first_rows and self._prediction is not None:
-            # Second moments come with the second step at the latest.
-            stored = self._writer.stored + (self._weights_bytes() if self._options.second_moments else 0)
+            # Second moments and changes come after it.
+            others = self._weights + self._options.second_moments + len(self._changes.kinds) - 1
+            stored = self._writer.stored + max(0, others) * self._weights_bytes()
             self._news.put(f"gtrace: recording {self._prediction(stored)}")
         elif self._options.verbose and count % _TOLD_ROWS == 0:
             self._news.put(
@@ -452,7 +518,9 @@ class Recorder:
 
         The size of sketches is known when the first are made, in the writer's thread; everything else is known here.
         """
-        tensors = self._tensors() + (len(self.neural.tensors) if self.neural is not None else 0)
+        tensors = max(self._tensors(), *self._changes.tensors().values(), 0) + (
+            len(self.neural.tensors) if self.neural is not None else 0
+        )
         start = f"{tensors} tensor{'s' * (tensors != 1)}, "
         copied = f" a step, copied in {seconds * 1e3:.1f} ms"
         if self._budget is None:

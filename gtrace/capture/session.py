@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -22,6 +23,7 @@ from gtrace.torch_hooks.processes import (
     Place,
     before_abrupt_exit,
     before_shutdown,
+    counting_ctrl_c,
     launch_token,
     process_place,
     spans_machines,
@@ -75,6 +77,10 @@ class CaptureSession:
         self._recorder: Recorder | None = None
         self._summary: CaptureSummary | None = None
         self._owner = os.getpid()
+        #: Ctrl-C came while the trace was being finished, which went on
+        self.pressed = False
+        self._finishing = threading.RLock()
+        self._ends = False
 
     def start(self, optimizers: Iterable[Optimizer] | None = None, models: Sequence[nn.Module] | None = None) -> None:
         """Install the hooks. Imports torch.
@@ -112,18 +118,29 @@ class CaptureSession:
     def finish(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
         """Remove the hooks, write queued rows, close the trace and return the summary.
 
-        In a forked child of the capturing process this does nothing: the child does not own the trace.
+        Ctrl-C does not interrupt it: the first one says how many steps are still to be written, the second one drops
+        them. In a forked child of the capturing process this does nothing: the child does not own the trace.
 
         Args:
             status: whether the run ended normally; stored in the trace.
         """
-        if self._summary is None:
-            if self.in_child or self._recorder is None:
-                self._summary = CaptureSummary(self._options.path, errors=int(self._broken))
-            else:
-                with quiet_logs():
-                    self._summary = self._recorder.finish(status)
+        if self._summary is None and (self.in_child or self._recorder is None):
+            self._summary = CaptureSummary(self._options.path, errors=int(self._broken))
+        if self._summary is not None:
+            return self._summary
+        assert self._recorder is not None
+        with counting_ctrl_c(self._recorder.press) as presses, self._finishing, quiet_logs():
+            self._ends = True
+            if self._summary is None:
+                self._summary = self._recorder.finish(status)
+            self.pressed = self.pressed or bool(presses)
         return self._summary
+
+    def hurry(self) -> bool:
+        """Let :meth:`finish` end soon, whatever is not written by then; whether it has begun. Any thread may call."""
+        if self._recorder is not None:
+            self._recorder.hurry()
+        return self._ends
 
     def settle(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
         """Finish a trace that launched processes also wrote to. Call it after :meth:`finish`.
@@ -135,7 +152,7 @@ class CaptureSession:
             the summary of all processes.
         """
         summary, options = self.finish(status), self._options
-        if options.run is None or not options.path.is_dir():
+        if options.run is None or summary.lost or not options.path.is_dir():
             return summary
         from gtrace.trace.shared import belongs_to, settle
 
@@ -152,6 +169,11 @@ class CaptureSession:
         """Store further attributes with the trace; comes before :meth:`finish`."""
         if self._recorder is not None and not self.in_child:
             self._recorder.attrs = {**self._recorder.attrs, **facts}
+
+    @property
+    def waited(self) -> tuple[float, float]:
+        """Seconds that training waited for capture so far, and seconds of training."""
+        return (0.0, 0.0) if self._recorder is None else self._recorder.waited
 
     @property
     def in_child(self) -> bool:
@@ -275,11 +297,13 @@ class _Child:
         options = capture_options(Path(message["path"]), settings, run=run, launcher=launcher)
         self._session = CaptureSession(options, message["attrs"], launched=True, status=True)
         self._failed = False
+        #: by a signal or os._exit
+        self._leaves = False
         self._exits = contextlib.ExitStack()
 
     def start(self) -> None:
         self._session.start()
-        self._exits.enter_context(before_abrupt_exit(self._leave))
+        self._exits.enter_context(before_abrupt_exit(self._leave, self._session.hurry))
         sys.excepthook = self._watch_excepthook(sys.excepthook)
         before_shutdown(self._end)
 
@@ -294,7 +318,7 @@ class _Child:
         return excepthook
 
     def _leave(self, exit_code: int) -> int:
-        self._failed = self._failed or exit_code != 0
+        self._failed, self._leaves = self._failed or exit_code != 0, True
         self._end()
         return exit_code
 
@@ -306,3 +330,5 @@ class _Child:
         if multiprocessing is not None and multiprocessing._exiting:
             # The session has cleaned up already; what the writer made since (a lock of numcodecs) would be leaked.
             multiprocessing._run_finalizers()
+        if not self._leaves:
+            self._exits.close()

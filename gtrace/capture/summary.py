@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import operator
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from gtrace.settings import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +45,9 @@ class CaptureSummary:
         fewest_rows: steps of the process that recorded the smallest number, if there are several.
         neural_rows: steps with recorded gradients of module outputs.
         neural_tensors: distinct outputs of modules with recorded gradients.
+        changes: distinct tensors of weight updates, outer gradients and momentum buffers, those that were asked for.
         without: what was asked for besides the gradients and not available, one line each.
+        lost: exit code of the error that left no trace, for example because another program has taken its place.
     """
 
     path: Path
@@ -66,7 +72,9 @@ class CaptureSummary:
     fewest_rows: int = 0
     neural_rows: int = 0
     neural_tensors: int = 0
+    changes: Mapping[str, int] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+    lost: int = 0
 
 
 def disk_usage(path: Path) -> int:
@@ -96,15 +104,15 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
     """
     # Not at the top: this module is loaded before the program runs, and the trace reader imports numpy.
     from gtrace.trace import open_trace
-    from gtrace.trace.format import KINDS
+    from gtrace.trace.format import SECOND_MOMENT
     from gtrace.trace.shared import parts
 
     with open_trace(path) as trace:
-        counts = {kind: Counter[int]() for kind in KINDS}
+        counts = {kind: Counter[int]() for kind in (*KINDS, SECOND_MOMENT)}
         for key in trace.streams:
             counts[key.kind][key.rank] += trace.scalars(**key._asdict())["step"].size
         tensors = trace.tensors
-    rows = counts["weight"] | counts["neural"]
+    rows = functools.reduce(operator.or_, (counts[kind] for kind in KINDS))
     rows = Counter({rank: count for rank, count in rows.items() if count})
     if not rows or (len(rows) == 1 and own.rows):
         return own
@@ -123,6 +131,7 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
         tensors=sum(info.rank == most and info.kind == "weight" for info in tensors),
         neural_rows=counts["neural"][most],
         neural_tensors=sum(info.rank == most and info.kind == "neural" for info in tensors),
+        changes=Counter(info.kind for info in tensors if info.rank == most and info.kind in own.changes),
         bytes=disk_usage(path),
         blocked=blocked,
         waited=waited,

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from gtrace.capture.waiting import GRACE, PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,13 +107,20 @@ class Row:
     numbers: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
+#: seconds between two looks at the writer's thread
+_LOOK = 0.05
+
+
 class AsyncWriter:
-    """Writes rows in the order in which they arrive.
+    """Writes rows in the order in which they arrive, and closes the trace: one thread does all work on files.
+
+    Other threads only wait for it, and never longer than ``PATIENCE`` without progress, so neither Ctrl-C nor a disk
+    that does not answer can catch one of them in the middle of a write.
 
     Args:
         open_trace: creates the trace and returns it with the rank to write under; called in the thread, with the
-            first row.
-        on_error: called in the thread with each exception; the thread continues with the next row.
+            first row, and again with the next one if a lock could not be had in time.
+        on_error: called with each exception; the thread continues with the next row.
         most: elements to keep of a weight's gradient, in whole blocks; None for all.
         on_row: called in the thread when a row is in the trace.
     """
@@ -126,7 +137,7 @@ class AsyncWriter:
         self._samples: dict[tuple[str, int], BlockSample | None] = {}
         self._open_trace = open_trace
         self._on_error = on_error
-        self._queue: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Row | Callable[[], None] | None] = queue.SimpleQueue()
         self._trace: TraceWriter | None = None
         #: Steps that could not be written.
         self.unwritten = Gaps()
@@ -134,9 +145,12 @@ class AsyncWriter:
         self._described: set[tuple[str, int, str]] = set()
         #: rows that are safely in the trace, by kind
         self.rows = Counter[str]()
-        #: the trace could not be created, so no row can be written
-        self.failed = False
-        # A daemon: if a second Ctrl-C ends the wait in close(), the interpreter must not wait for it again.
+        #: why no row can be written any more: there is no trace, or it is gone
+        self.lost: Exception | None = None
+        self._progress = 0
+        self._until = math.inf
+        self._dropping = False
+        # A daemon, so that a disk that never answers cannot keep the interpreter; otherwise close() ends it.
         self._thread = threading.Thread(target=self._run, name="gtrace-writer", daemon=True)
         self._thread.start()
 
@@ -156,38 +170,97 @@ class AsyncWriter:
 
     def drain(self) -> None:
         """Wait until all queued rows are written; call it when none can follow."""
-        self._queue.put(None)
-        self._thread.join()
+        done = threading.Event()
+        self._queue.put(done.set)
+        self._wait(done.wait)
 
     def close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
-        """Set attributes of the trace and finish it, if there is one. Call it after :meth:`drain`."""
-        if self._trace is not None:
-            self._trace.set_attrs(**attrs)
-            self._trace.close(status)
+        """Set attributes of the trace and finish it, if there is one, and end the thread. Comes after :meth:`drain`.
+
+        Args:
+            status: how the program ended; a trace that lacks a step is ``interrupted``.
+            attrs: the attributes.
+        """
+        self._queue.put(lambda: self._close(status, attrs))
+        self._queue.put(None)
+
+        def ended(seconds: float) -> bool:
+            self._thread.join(seconds)
+            return not self._thread.is_alive()
+
+        self._wait(ended)
+
+    def hurry(self) -> None:
+        """Drop what is not written in ``GRACE`` seconds."""
+        self._until = min(self._until, time.monotonic() + GRACE)
+
+    def drop(self) -> None:
+        """Write no further row; what :meth:`close` may leave for later stays undone."""
+        self._dropping = True
+
+    def _wait(self, ended: Callable[[float], bool]) -> None:
+        progress, since = self._progress, time.monotonic()
+        while not ended(_LOOK):
+            now = time.monotonic()
+            if now > self._until:
+                self.drop()
+            if self._progress != progress:
+                progress, since = self._progress, now
+            elif now - since > (GRACE if self._dropping else PATIENCE):
+                self._on_error(TimeoutError("the disk does not answer; the trace stays as it is"))
+                return
+
+    def _beat(self) -> bool:
+        """Count progress; whether there is time for what can be done later."""
+        self._progress += 1
+        return not self._dropping
 
     def _run(self) -> None:
         with quiet_logs():
             self._write_all()
 
     def _write_all(self) -> None:
-        while (row := self._queue.get()) is not None:
+        while (job := self._queue.get()) is not None:
+            self._progress += 1
+            if not isinstance(job, Row):
+                job()
+                continue
             written = False
             try:
-                if self.failed:
-                    self.unwritten.add(row.stream, row.step)
+                if self.lost is not None or self._dropping:
+                    self.unwritten.add(job.stream, job.step)
                 else:
-                    self._write(row)
+                    self._write(job)
                     written = True
             except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
-                self._give_up(row, error)
+                self._give_up(job, error)
             finally:
-                row.buffer.release()
+                job.buffer.release()
             if written:
-                self._on_row(row)
+                self._on_row(job)
+
+    def _close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
+        try:
+            if self._trace is None and self.unwritten.count and self.lost is None:
+                # It must say which steps it lacks.
+                self._trace, _ = self._open_trace()
+            if self._trace is not None and self.lost is None:
+                self._trace.set_attrs(**attrs)
+                self._trace.close("interrupted" if self.unwritten.count else status, self._beat)
+        except Exception as error:  # noqa: BLE001 - the program is done; its exit code must survive this
+            self._note(error)
+            self._on_error(error)
+
+    def _note(self, error: Exception) -> None:
+        """Whether nothing can be written any more: there is no trace, or it is gone; a lock may be had later."""
+        without = self._trace is None and not isinstance(error.__cause__, TimeoutError)
+        if without or isinstance(error.__cause__, FileNotFoundError):
+            self.lost = self.lost or error
 
     def _give_up(self, row: Row, error: Exception) -> None:
         """Leave out the whole row: a part of it would look like a step with other tensors absent."""
         self.unwritten.add(row.stream, row.step)
+        self._note(error)
         self._on_error(error)
         try:
             if self._trace is not None:
@@ -197,10 +270,7 @@ class AsyncWriter:
 
     def _write(self, row: Row) -> None:
         if self._trace is None:
-            try:
-                self._trace, self._rank = self._open_trace()
-            finally:
-                self.failed = self._trace is None
+            self._trace, self._rank = self._open_trace()
         row.buffer.wait()
         place: dict[str, Any] = {"kind": row.kind, "optimizer": row.stream, "rank": self._rank}
         for slot in row.slots:
@@ -212,6 +282,7 @@ class AsyncWriter:
             if row.kind != "neural" and self._most is not None:
                 gradient = self._cut(slot, gradient, self._most, about, numbers)
             self._trace.append(row.step, slot.name, gradient, numbers=numbers, **place, **about)
+            self._progress += 1
         self._trace.commit(row.step, **{**place, **row.scalars})
         self.rows[row.kind] += 1
 

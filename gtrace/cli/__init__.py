@@ -118,9 +118,16 @@ def _refused_by_the_system(error: OSError, stderr: TextIO) -> int:
     return UsageError.exit_code
 
 
+#: characters of a message's beginning and end that are shown
+_SHOWN = 2000
+
+
 def _say(message: str, stderr: TextIO) -> None:
     """One line on stderr, in which nothing that a file said can act on a terminal."""
-    click.echo(f"gtrace: {printable(message)}", file=stderr)
+    text = printable(message)
+    if len(text) > 2 * _SHOWN:
+        text = f"{text[:_SHOWN]} ... {text[-_SHOWN:]}"
+    click.echo(f"gtrace: {text}", file=stderr)
 
 
 def _stop_printing() -> int:

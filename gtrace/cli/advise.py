@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
+from gtrace.cli.console import echo
 from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, options, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import nested, option
@@ -77,7 +78,7 @@ def command(settings: AdviseOptions, target: str, args: tuple[str, ...]) -> None
             force=settings.force,
             **arguments(settings.noise, "report"),
         ),
-        say=lambda text: click.echo(f"gtrace: {text}", err=True),
+        say=lambda text: echo(f"gtrace: {text}", err=True),
     )
     if settings.as_json:
         print_json({**advice.as_dict(), "paste": paste(advice)})
@@ -88,7 +89,7 @@ def command(settings: AdviseOptions, target: str, args: tuple[str, ...]) -> None
     print_verdict(advice.verdict, wide_console())
     program = shlex.join([*(["-m"] if settings.is_module else []), target, *args])
     for line in _lines(advice, program):
-        click.echo(line)
+        echo(line)
 
 
 def _speeds(text: str) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.completion import complete_spec
-from gtrace.cli.console import status_line
+from gtrace.cli.console import echo, status_line
 from gtrace.cli.options import PLUGIN, Command, check_output, load_plugins, options, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import option
@@ -86,4 +86,4 @@ def command(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
 
     print_tables(tables, lines, Console())
     for path in settings.output:
-        click.echo(path)
+        echo(path)

@@ -37,6 +37,8 @@ class CaptureTarget:
         None, names=("-o", "--output"), help="Trace to write, .zarr or .h5.  [default: SCRIPT.zarr]"
     )
     is_module: bool = option(False, names=("-m",), help="SCRIPT is the name of a module, like python -m.")
+    is_code: bool = option(False, names=("-c",), help="SCRIPT is code, like python -c; the trace is run.zarr.")
+    live: bool = option(False, help="Show loss, norm, energy by layer and overhead below the script's output.")
     settings: CaptureSettings = nested(CaptureSettings)
 
 
@@ -52,8 +54,9 @@ class CaptureTarget:
 def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
     """Run SCRIPT with its ARGS and record the gradient of every parameter at its optimizer steps.
 
-    The script runs unchanged and ends with the same weights, bit for bit. Options of gtrace come before
-    SCRIPT; everything after it is the script's own. A line on stderr after the first recorded step says what that
+    SCRIPT is a file, or an installed command that is written in Python, e.g. trl or torchrun. It runs unchanged and
+    ends with the same weights, bit for bit. Options of gtrace come before SCRIPT; everything after it is the
+    script's own. A line on stderr after the first recorded step says what that
     takes, and one at the end what was recorded. The exit code is 5 where the script fails, and the message names
     its own.
     """
@@ -61,7 +64,9 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
     from gtrace.torch_hooks.launcher import Outcome, Program, run_program
     from gtrace.torch_hooks.processes import first_of_launch, launch_token, launched_place
 
-    program = Program(script, args, target.is_module)
+    if target.is_module and target.is_code:
+        raise UsageError("-m and -c exclude each other")
+    program = Program(script, args, target.is_module, target.is_code)
     program.check()
     place = launched_place()
     watch_no_more()
@@ -69,6 +74,7 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
         return run_program(program).exit_code
 
     from gtrace.capture.session import CaptureSession, captured, git_commit, print_line
+    from gtrace.cli.live import live_view
     from gtrace.torch_hooks.children import after_import
     from gtrace.torch_hooks.processes import before_abrupt_exit
 
@@ -88,16 +94,22 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
         except GtraceError as error:
             say(f"gtrace: {error}")
             return error.exit_code
+        finally:
+            end_view()
 
-    with before_abrupt_exit(leave):
+    shows = target.live and not place.rank
+    with (
+        live_view(shown, lambda: session.waited, say, shown=shows) as end_view,
+        before_abrupt_exit(leave, session.hurry),
+    ):
         try:
             with after_import("torch", session.start_or_tell), captured(chosen, attrs):
                 outcome = run_program(program)
+            return _conclude(program, outcome, session, shown, say)
         except BaseException:
             # There is no such module, or Ctrl-C came between the program's end and here: nothing must stay hooked.
             session.finish("interrupted")
             raise
-        return _conclude(program, outcome, session, shown, say)
 
 
 def _conclude(
@@ -126,11 +138,13 @@ def _conclude(
     if place.rank and summary.rows and not summary.errors:
         return EXIT_OK  # one line is enough: rank 0 prints it
     say(f"gtrace: {result}{_next(summary, path)}")
-    if outcome.interrupted:
+    if outcome.interrupted or session.pressed:
         raise click.Abort
     if summary.complaints:
         raise UsageError("; ".join(summary.complaints))
-    return EXIT_USAGE if not summary.rows and not summary.errors and place.rank is None else EXIT_OK
+    if place.rank is not None:
+        return EXIT_OK
+    return EXIT_USAGE if not summary.rows and not summary.errors else summary.lost
 
 
 def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:
@@ -176,12 +190,14 @@ def _counted(steps: int) -> str:
 
 
 def _tensors(summary: CaptureSummary) -> str:
-    if not summary.neural_rows:
+    found = [f"{summary.tensors} weight"] if summary.tensors else []
+    if summary.neural_rows:
+        few = f" at {summary.neural_rows} steps" if summary.neural_rows != summary.rows else ""
+        found.append(f"{summary.neural_tensors} neural{few}")
+    found += [f"{tensors} {kind}" for kind, tensors in summary.changes.items() if tensors]
+    if len(found) == 1 and summary.tensors:
         return f"{summary.tensors} tensor{'s' * (summary.tensors != 1)}"
-    neural = f"{summary.neural_tensors} neural"
-    if summary.neural_rows != summary.rows:
-        neural += f" at {summary.neural_rows} steps"
-    return f"{summary.tensors} weight and {neural} tensors" if summary.tensors else f"{neural} tensors"
+    return f"{' and '.join(found)} tensors"
 
 
 def _why_nothing(summary: CaptureSummary) -> str:
@@ -199,6 +215,8 @@ def _why_nothing(summary: CaptureSummary) -> str:
         )
     if summary.over_budget:
         return "a single step is larger than the budget; give a larger --budget or fewer --tensors"
+    if summary.without:
+        return "; ".join(summary.without)
     if not summary.steps_wanted:
         return f"the script took {_counted(summary.steps_seen)}, and --steps or --every asked for others"
     return f"its {summary.steps_seen} optimizer steps had no gradient of a tensor that was to be recorded"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gtrace.cli.console import echo
 from gtrace.cli.options import JSON, Command, TracePath, options, pick, print_json
 from gtrace.errors import EXIT_INPUT, EXIT_OK, printable
 from gtrace.settings import option
@@ -68,18 +69,18 @@ def _document(report: CheckReport, repair: Repair | None) -> dict[str, Any]:
 def _show(report: CheckReport, repair: Repair | None) -> None:
     lines = list(_lines(report.faults))
     for line in lines[:_MOST_LINES]:
-        click.echo(line)
+        echo(line)
     if len(lines) > _MOST_LINES:
-        click.echo(f"... and {len(lines) - _MOST_LINES} more lines; --json has all")
-    click.echo(f"{report.path}: {_summary(report)}")
+        echo(f"... and {len(lines) - _MOST_LINES} more lines; --json has all")
+    echo(f"{report.path}: {_summary(report)}")
     if repair is None:
         if not report.clean and isinstance(report.path, Path):
-            click.echo(f"next: gtrace trace check {report.path} --repair")
+            echo(f"next: gtrace trace check {report.path} --repair")
     elif not repair.changed:
-        click.echo("nothing to repair")
+        echo("nothing to repair")
     else:
         kept = "" if repair.backup is None else f"; the damaged trace is kept as {repair.backup}"
-        click.echo(f"repaired: {report.gradients - report.wrong} gradients are in {report.path}{kept}")
+        echo(f"repaired: {report.gradients - report.wrong} gradients are in {report.path}{kept}")
 
 
 def _summary(report: CheckReport) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.completion import complete_codec
-from gtrace.cli.console import plain_table
+from gtrace.cli.console import echo, plain_table
 from gtrace.cli.options import JSON, PLUGIN, Command, load_plugins, options, pick, print_json
 from gtrace.errors import GtraceError
 from gtrace.settings import option
@@ -52,7 +52,7 @@ def command(settings: CodecsSettings, name: str | None) -> None:
     load_plugins(settings.plugin)
     if name:
         found = describe(name.rstrip(":"))
-        print_json(found) if settings.as_json else click.echo(_page(found))
+        print_json(found) if settings.as_json else echo(_page(found))
         return
     described = _all()
     print_json(described) if settings.as_json else _list(described)
@@ -64,13 +64,13 @@ def _all() -> list[dict[str, Any]]:
     from gtrace.codecs.plugins import hidden, installed_names, origins
 
     for line in filter(None, map(hidden, origins())):
-        click.echo(f"gtrace: warning: {line}", err=True)
+        echo(f"gtrace: warning: {line}", err=True)
     described = [describe(name) for name in (*codec_names(), *wrapper_names())]
     for name in installed_names():
         try:
             described.append(describe(name))
         except GtraceError as error:
-            click.echo(f"gtrace: warning: {error}", err=True)
+            echo(f"gtrace: warning: {error}", err=True)
     return described
 
 
@@ -164,8 +164,8 @@ def _list(described: list[dict[str, Any]]) -> None:
             *([escape(item["package"] or "gtrace")] if others else []),
         )
     Console().print(table)
-    click.echo("\ngtrace codecs NAME explains one; a spec is NAME:key=value,key=value")
-    click.echo("a prefix goes before any spec, e.g. ef:topk:ratio=0.01")
+    echo("\ngtrace codecs NAME explains one; a spec is NAME:key=value,key=value")
+    echo("a prefix goes before any spec, e.g. ef:topk:ratio=0.01")
 
 
 def _page(item: dict[str, Any]) -> str:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from gtrace.errors import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -29,6 +31,11 @@ _GAP = 2
 _PIPE_WIDTH = 100_000
 #: Columns of a report in a pipe or a file, where nothing says how wide it is.
 REPORT_WIDTH = 160
+
+
+def echo(text: object, *, err: bool = False) -> None:
+    """Print lines on standard output, or error; what a terminal would act on is shown as its escape."""
+    click.echo("\n".join(map(printable, str(text).split("\n"))), err=err)
 
 
 class TensorColumn(NamedTuple):

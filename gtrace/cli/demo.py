@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from gtrace.cli.console import echo
 from gtrace.cli.options import Command, options
 from gtrace.settings import option
 
@@ -36,4 +37,4 @@ def command(settings: DemoSettings) -> None:
     page = run_demo(
         settings.output, force=settings.force, say=lambda line: click.secho(line, bold=line.startswith("$"))
     )
-    click.echo(f"\nreport: {page.resolve()}")
+    echo(f"\nreport: {page.resolve()}")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from gtrace.cli.console import step_progress
+from gtrace.cli.console import echo, step_progress
 from gtrace.cli.options import JSON, STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
-from gtrace.settings import option
+from gtrace.settings import KIND, option
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,7 @@ class ExportSettings:
     )
     tensors: tuple[str, ...] = option((), call=("choice",), **TENSORS)
     steps: tuple[int, ...] | None = option(None, call=("choice",), **STEPS)
-    kind: str | None = option(
-        None,
-        call=("choice",),
-        choices=("weight", "neural"),
-        help="Gradients of weights or of layer outputs.  [default: weight, where the trace has them]",
-    )
+    kind: str | None = option(None, call=("choice",), **KIND)
     optimizer: int | None = option(None, call=("choice",), metavar="N", help="Only tensors that this optimizer steps.")
     rank: int | None = option(None, call=("choice",), metavar="N", help="Only this process of several.")
     force: bool = option(False, help="Replace a file or an earlier export that is there.")
@@ -64,5 +59,5 @@ def command(settings: ExportSettings, trace: Path | str) -> None:
     if settings.as_json:
         print_json({"output": os.fspath(made.output), **pick(made, "steps", "tensors", "files")})
         return
-    click.echo(f"{count(len(made.steps), 'step')}, {count(len(made.tensors), 'tensor')} in {count(made.files, 'file')}")
-    click.echo(literal(os.fspath(made.output)))
+    echo(f"{count(len(made.steps), 'step')}, {count(len(made.tensors), 'tensor')} in {count(made.files, 'file')}")
+    echo(literal(os.fspath(made.output)))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gtrace.cli.console import FEW_ROWS, TensorColumn, name_columns, print_columns, stdout_console
+from gtrace.cli.console import FEW_ROWS, TensorColumn, echo, name_columns, print_columns, stdout_console
 from gtrace.cli.options import STEPS, TENSORS, Command, Integers, TracePath, check_output, options, print_json
 from gtrace.report.names import count, literal, number, percent
-from gtrace.settings import option
+from gtrace.settings import KIND, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,18 +39,18 @@ class FormatsSettings:
         "paper's authors, by least error, or by the largest value that there is.",
     )
     tensors: tuple[str, ...] = option((), **TENSORS)
-    kind: str | None = option(None, choices=("weight", "neural"), help="Only this kind of gradient.")
+    kind: str | None = option(None, **KIND | {"help": "Only this kind of gradient."})
     steps: tuple[int, ...] | None = option(
         None, **STEPS | {"help": "Only these steps, e.g. 0,10,100-200.  [default: 16 of them]"}
     )
-    output: Path | None = option(None, names=("-o", "--output"), help="Write the table to this YAML file.")
+    output: Path | None = option(None, names=("-o", "--output"), help="Write the table to this TOML file.")
     full: bool = option(False, help="Print every tensor with scales, errors and margins.")
     force: bool = option(False, help="Overwrite the file.")
     as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
 
 
 @click.command(
-    "formats", cls=Command, epilog="Example: gtrace plan formats run.zarr --bits 4-8 --kind neural -o recipe.yaml"
+    "formats", cls=Command, epilog="Example: gtrace plan formats run.zarr --bits 4-8 --kind neural -o recipe.toml"
 )
 @click.argument("trace", type=TracePath())
 @options(FormatsSettings)
@@ -61,9 +61,8 @@ def command(settings: FormatsSettings, trace: Path | str) -> None:
     by 2 to its power) and how it drifts, the worst fraction flushed to zero and clipped at the largest number, and the
     margin: the expected error of the second best format over that of the best.
     """
-    import yaml
-
     from gtrace.errors import UsageError
+    from gtrace.planning.toml import check_suffix, dump
     from gtrace.report.render.files import put
     from gtrace.sweep.formats import choose_formats, recipe
     from gtrace.trace import open_trace
@@ -73,6 +72,7 @@ def command(settings: FormatsSettings, trace: Path | str) -> None:
     if any(not 3 <= value <= 8 for value in bits):
         raise UsageError(f"--bits: {min(bits)} to {max(bits)}; formats have 3 to 8 bits")
     if output is not None:
+        check_suffix(output)
         check_output(output, force=settings.force)
     with open_trace(trace) as opened:
         infos = choose_infos(opened, settings.tensors, kind=settings.kind)
@@ -86,14 +86,14 @@ def command(settings: FormatsSettings, trace: Path | str) -> None:
         }
         document = recipe(opened, layers, scale, made_with)  # type: ignore[arg-type]
         if output is not None:
-            put(output, yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode())
+            put(output, dump(document).encode())
         if settings.as_json:
             print_json(document)
         else:
             click.echo(_head(opened, layers, scale, len(chosen)))
             (_show if settings.full else _show_few)(opened, layers, scale)
     if output is not None:
-        click.echo(str(output), err=settings.as_json)
+        echo(output, err=settings.as_json)
 
 
 def _head(trace: Trace, layers: Sequence[LayerFormats], scale: str, steps: int) -> str:

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gtrace.cli.console import step_progress
+from gtrace.cli.console import echo, step_progress
 from gtrace.cli.options import JSON, STEPS, TENSORS, Command, arguments, options, pick, print_json
-from gtrace.errors import UsageError
-from gtrace.settings import option
+from gtrace.settings import KIND, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gtrace.trace.io.foreign import TensorFile
     from gtrace.trace.io.importing import Imported
+
+
+#: By name: torch takes seconds to load, and only the process that reads such files needs it.
+STATE_DICTS = dict.fromkeys((".pt", ".pth"), "gtrace.torch_hooks.statedicts:StateDictFile")
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,7 @@ class ImportSettings:
     step_axis: bool = option(False, call=("rules",), help="The first axis of every array counts steps.")
     steps: tuple[int, ...] | None = option(None, call=("rules",), **STEPS)
     tensors: tuple[str, ...] = option((), call=("rules",), **TENSORS)
-    kind: str = option(
-        "weight", call=("rules",), choices=("weight", "neural"), help="Gradients of weights or of layer outputs."
-    )
+    kind: str = option("weight", call=("rules",), **KIND | {"help": "What the arrays are."})
     force: bool = option(False, help="Replace a trace that is there.")
     as_json: bool = option(False, **JSON)
 
@@ -59,7 +59,7 @@ def command(settings: ImportSettings, sources: tuple[Path, ...]) -> None:
     from gtrace.trace.io.importing import ImportRules, import_trace
 
     with step_progress("import", quiet=settings.as_json) as progress:
-        rules = ImportRules(openers={".pt": _open_state_dict, ".pth": _open_state_dict}, **arguments(settings, "rules"))
+        rules = ImportRules(readers=STATE_DICTS, **arguments(settings, "rules"))
         made = import_trace(sources, settings.output, rules, force=settings.force, progress=progress)
     if settings.as_json:
         print_json(
@@ -74,22 +74,11 @@ def command(settings: ImportSettings, sources: tuple[Path, ...]) -> None:
         _show(made)
 
 
-def _open_state_dict(path: Path) -> TensorFile:
-    # torch takes seconds to load, and only these files need it.
-    try:
-        from gtrace.torch_hooks.statedicts import StateDictFile
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise UsageError(f"{path}: needs PyTorch, which is not installed: pip install torch") from None
-    return StateDictFile(path)
-
-
 def _show(made: Imported) -> None:
     from gtrace.report.names import count, literal
     from gtrace.trace.io.importing import STEPS_FROM
 
-    say: Callable[[str], None] = click.echo
+    say: Callable[[str], None] = echo
     span = f" ({made.steps[0]} to {made.steps[-1]})" if len(made.steps) > 1 else ""
     found = f"{count(len(made.steps), 'step')}{span}, {count(len(made.tensors), 'tensor')}"
     numbered = ", ".join(STEPS_FROM[how] for how in made.numbering)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,28 +22,20 @@ from gtrace.cli.console import (
 from gtrace.cli.options import STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
 from gtrace.errors import UsageError
 from gtrace.report.names import count, literal, number, sparkline
-from gtrace.settings import option
+from gtrace.settings import KINDS, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-    import numpy as np
-    from numpy.typing import NDArray
     from rich.console import Console
 
-    from gtrace.sweep.formats import LayerFormats
-    from gtrace.sweep.laws import LayerLaws
-    from gtrace.trace import TensorInfo, Trace
+    from gtrace.cli.history import RunHistory, StreamHistory, TensorHistory
+    from gtrace.trace import Trace
 
-#: Bits for which the best float format is shown.
-BITS = (4, 5, 6, 7, 8)
 #: Blocks of a line over steps.
-_SPARK_WIDTH = 16
+SPARK_WIDTH = 16
 #: Streams that are shown without --full.
 _FEW_STREAMS = 3
-#: How early a narrow terminal drops the distance to a law.
-_RANKS = {"lognormal": 0, "normal": 2, "half-normal": 5, "laplace": 6, "half-laplace": 4, "loglaplace": 3}
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,7 @@ class InfoSettings:
     kind: str | None = option(
         None,
         call=("infos",),
-        choices=("weight", "neural", "second_moment"),
+        choices=(*KINDS, "second_moment"),
         help="Only this kind of gradient; second_moment: Adam's second moments, where these are recorded.",
     )
     optimizer: int | None = option(None, call=("infos",), metavar="N", help="Only tensors that this optimizer steps.")
@@ -62,129 +55,75 @@ class InfoSettings:
     steps: tuple[int, ...] | None = option(
         None, **STEPS | {"help": "With --fit: only these steps, e.g. 0,10,100-200.  [default: 16 of them]"}
     )
+    follow: bool = option(False, help="Show a trace that is being written, until its capture ends or Ctrl-C.")
     full: bool = option(False, help="Print every tensor and column, not only the tensors with most energy.")
     as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
 
 
 @click.command("info", cls=Command, epilog="Example: gtrace info run.zarr --tensors '*.weight'")
-@click.argument("trace", type=TracePath())
+@click.argument("trace", type=TracePath(), required=False)
 @options(InfoSettings)
-def command(settings: InfoSettings, trace: Path | str) -> None:
+def command(settings: InfoSettings, trace: Path | str | None) -> None:
     """Say what is in TRACE: the run, its tensors, and how the norms of their gradients changed.
 
-    No gradient is read, so this takes no longer for a large trace; --fit reads those of some steps.
+    Without TRACE, the newest one in this folder is taken. No gradient is read, so this takes no longer for a large
+    trace; --fit reads those of some steps.
     """
+    from gtrace.cli.history import RunHistory
     from gtrace.trace import open_trace
     from gtrace.trace.choose import choose_infos
 
     if settings.steps is not None and not settings.fit:
         raise UsageError("--steps: says at which steps laws are fitted; pass --fit with it")
+    trace = trace or _newest()
+    if settings.follow:
+        _follow(settings, trace)
+        return
     with open_trace(trace) as opened:
         infos = choose_infos(opened, settings.tensors, **arguments(settings, "infos"))
         if settings.fit:
-            _print_fits(opened, infos, settings)
+            from gtrace.cli.fits import print_fits
+
+            print_fits(opened, infos, settings.steps, full=settings.full, as_json=settings.as_json)
             return
-        rows = [_row(opened, info) for info in infos]
+        run = RunHistory(opened, infos)
         if settings.as_json:
-            print_json(_document(opened, rows))
+            print_json(_document(opened, run))
         else:
-            show(opened, rows, stdout_console(), full=settings.full)
+            show(opened, run, stdout_console(), full=settings.full)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorHistory:
-    """One tensor and its gradients over time, in numbers that the trace keeps beside them."""
+def _newest() -> Path:
+    """The trace of this folder that was written last, which is said."""
+    from gtrace.trace.choose import newest_trace
 
-    info: TensorInfo
-    steps: int
-    first_step: int
-    last_step: int
-    norms: list[float]
-    absmax: float
-    zeros: float
-    nonfinite: int
-    #: Fewest and most elements that the gradients had, and that were stored of one.
-    fewest: int
-    most: int
-    stored: int
-
-    @property
-    def shape(self) -> str:
-        """Shape as text; of a neural gradient with the range of its first axis, which is the batch as a rule."""
-        shape = self.info.shape
-        if self.info.kind == "neural" and shape and self.fewest != self.most:
-            rest = max(math.prod(shape[1:]), 1)
-            whole = self.fewest % rest == self.most % rest == 0
-            batches = f"{self.fewest // rest}-{self.most // rest}" if whole else "?"
-            return "x".join((batches, *map(str, shape[1:])))
-        return "x".join(map(str, shape)) or "scalar"
+    path = newest_trace(Path())
+    click.echo(f"taking the newest trace in this folder: {path}", err=True)
+    return path
 
 
-def _row(trace: Trace, info: TensorInfo) -> TensorHistory:
-    import numpy as np
+def _follow(settings: InfoSettings, trace: Path | str) -> None:
+    if isinstance(trace, str):
+        raise UsageError(f"{trace}: --follow needs a trace on this machine")
+    if settings != replace(InfoSettings(), follow=True):
+        raise UsageError("--follow: shows one view and has no other options; leave them out")
+    from gtrace.cli.watch import follow
 
-    numbers = trace.statistics(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
-    steps = numbers["step"]
-    stored, total = numbers["n_valid"], numbers["n_total"]
-    merged = info.merged > 1
-    # Of merged steps the root mean square of their norms is shown.
-    energies = numbers["norm2"] * (info.size / np.maximum(stored, 1) if merged else 1.0)
-    largest = numbers["absmax"]
-    if "whole_norm2" in numbers:
-        energies = np.where(np.isnan(numbers["whole_norm2"]), energies, numbers["whole_norm2"])
-        largest = np.fmax(largest, numbers["whole_absmax"])
-    return TensorHistory(
-        info=info,
-        steps=len(steps),
-        first_step=int(steps[0]),
-        last_step=int(steps[-1]),
-        norms=[math.sqrt(value) for value in energies.tolist()],
-        absmax=float(largest.max()),
-        zeros=float(numbers["zeros"].sum()) / max(int(stored.sum()), 1),
-        nonfinite=int(numbers["nonfinite"].sum()),
-        fewest=info.size if merged else int(total.min()),
-        most=info.size if merged else int(total.max()),
-        stored=info.size if merged else int(stored.max()),
-    )
+    follow(trace, stdout_console())
 
 
-class StreamHistory(NamedTuple):
-    """Steps and losses of one (rank, kind, optimizer)."""
-
-    rank: int
-    kind: str
-    optimizer: int
-    steps: int
-    first_step: int | None
-    last_step: int | None
-    first_loss: float | None
-    last_loss: float | None
-
-
-def _streams(trace: Trace) -> list[StreamHistory]:
-    out = []
-    for key in trace.streams:
-        numbers = trace.scalars(**key._asdict())
-        steps = numbers["step"].tolist()
-        losses = [loss for loss in numbers["loss"].tolist() if math.isfinite(loss)]
-        first, last = (steps[0], steps[-1]) if steps else (None, None)
-        from_loss, to_loss = (losses[0], losses[-1]) if losses else (None, None)
-        out.append(StreamHistory(*key, len(steps), first, last, from_loss, to_loss))
-    return out
-
-
-def _document(trace: Trace, rows: Sequence[TensorHistory]) -> dict[str, Any]:
+def _document(trace: Trace, run: RunHistory) -> dict[str, Any]:
     """Everything as JSON values."""
     from gtrace.trace.choose import agreement
     from gtrace.trace.sketches import sketch_name
 
-    streams = _streams(trace)
     return {
         **pick(trace, "path", "status", "fingerprint"),
         "attrs": dict(trace.attrs),
-        "ranks": sorted({stream.rank for stream in streams}),
+        "ranks": sorted({stream.key.rank for stream in run.streams}),
+        "divergence": run.divergence._asdict(),
         "agreement": {stage: agreement(trace, stage)._asdict() for stage in ("local", "reduced")},
-        "streams": [stream._asdict() for stream in streams],
+        "streams": [_stream(stream) for stream in run.streams],
         "tensors": [
             {
                 **pick(
@@ -195,40 +134,53 @@ def _document(trace: Trace, rows: Sequence[TensorHistory]) -> dict[str, Any]:
                 "elements_stored": row.stored,
                 "sketches": [sketch_name(spec) for spec in row.info.sketches],
                 "merged_steps": row.info.merged,
-                **pick(row, "steps", "first_step", "last_step", "absmax", "zeros", "nonfinite"),
+                "steps": row.steps.size,
+                "first_step": row.steps[0],
+                "last_step": row.steps[-1],
+                **pick(row, "absmax", "zeros"),
+                "nonfinite": row.nonfinite.sum(),
                 "norm_first": row.norms[0],
                 "norm_last": row.norms[-1],
             }
-            for row in rows
+            for row in run.tensors
         ],
     }
 
 
-def show(trace: Trace, rows: Sequence[TensorHistory], console: Console, *, full: bool) -> None:
+def _stream(stream: StreamHistory) -> dict[str, Any]:
+    first, last = (stream.steps[0], stream.steps[-1]) if stream.steps.size else (None, None)
+    losses: list[Any] = [loss for _, loss in stream.finite] or [None]
+    about = {"steps": stream.steps.size, "first_step": first, "last_step": last}
+    return {**stream.key._asdict(), **about, "first_loss": losses[0], "last_loss": losses[-1]}
+
+
+def show(trace: Trace, run: RunHistory, console: Console, *, full: bool) -> None:
     """Print the run and a table of its tensors; columns that do not fit the console's width are left out.
 
     Args:
         trace: an open trace.
-        rows: its tensors.
+        run: its steps and tensors.
         console: where to.
         full: every tensor and stream; otherwise those with most of the gradient's energy, in 25 lines of 80 characters.
     """
     from rich.text import Text
 
-    encoding = console.encoding or "utf-8"
-    lines = _lines(trace, rows, full=full)
-    for head, text in lines:
-        line = Text.assemble((f"{head:<8} " if head else "", "dim"), (literal(text, encoding), "" if head else "bold"))
+    from gtrace.cli.history import energy_shares
+
+    encoding, rows = console.encoding or "utf-8", run.tensors
+    for head, text in _lines(trace, run, encoding, full=full):
+        style = "bold red" if head.isupper() else "dim"
+        line = Text.assemble((f"{head:<8} " if head else "", style), (literal(text, encoding), "" if head else "bold"))
         console.print(line, soft_wrap=True)
     if not rows:
         return
     ranks = sorted({row.info.rank for row in rows})
     if not full and len(ranks) > 1:
         rows = [row for row in rows if row.info.rank == ranks[0]]
-    shares = _energy_shares(rows)
+    shares = energy_shares(rows)
     order = sorted(range(len(rows)), key=lambda k: -shares[k])[: None if full else FEW_ROWS]
     shown = rows if full else [rows[k] for k in order]
-    bad = {k for k, row in enumerate(shown) if row.nonfinite}
+    bad = {k for k, row in enumerate(shown) if row.nonfinite.any()}
     print_columns(
         _columns(rows, encoding) if full else _few_columns(shown, [shares[k] for k in order], encoding),
         console,
@@ -244,55 +196,26 @@ def show(trace: Trace, rows: Sequence[TensorHistory], console: Console, *, full:
     )
 
 
-def _energy_shares(rows: Sequence[TensorHistory]) -> list[float]:
-    """Each tensor's part of the squared norms of all gradients of its kind, over the recorded steps."""
-    energies = [math.fsum(norm * norm for norm in row.norms) for row in rows]
-    totals: dict[str, float] = {}
-    for row, energy in zip(rows, energies, strict=True):
-        totals[row.info.kind] = totals.get(row.info.kind, 0.0) + energy
-    return [
-        energy / totals[row.info.kind] if totals[row.info.kind] else 0.0
-        for row, energy in zip(rows, energies, strict=True)
-    ]
+def _line(values: Sequence[float], encoding: str) -> str:
+    return sparkline(values, SPARK_WIDTH, encoding)
+
+
+def _norm(row: TensorHistory, place: int) -> str:
+    return "NaN" if row.nonfinite[place] else number(row.norms[place])
 
 
 def _few_columns(rows: Sequence[TensorHistory], shares: Sequence[float], encoding: str) -> list[TensorColumn]:
     infos = [row.info for row in rows]
-    broken = any(row.nonfinite for row in rows)
+    broken = any(row.nonfinite.any() for row in rows)
     return [
         *name_columns([literal(info.name, encoding) for info in infos], infos),
         TensorColumn("elements", [f"{info.size:,}" for info in infos], 3),
         TensorColumn("energy", [f"{share:.1%}" for share in shares], 0),
-        TensorColumn("norm first", [number(row.norms[0]) for row in rows], 5),
-        TensorColumn("norm last", [number(row.norms[-1]) for row in rows], 4),
-        *([TensorColumn("not finite", [str(row.nonfinite) for row in rows], 1)] if broken else []),
-        TensorColumn("norm over steps", [sparkline(row.norms, _SPARK_WIDTH, encoding) for row in rows], 2, right=False),
+        TensorColumn("norm first", [_norm(row, 0) for row in rows], 5),
+        TensorColumn("norm last", [_norm(row, -1) for row in rows], 4),
+        *([TensorColumn("not finite", [f"{row.nonfinite.sum():,}" for row in rows], 1)] if broken else []),
+        TensorColumn("norm over steps", [_line(row.shown_norms, encoding) for row in rows], 2, right=False),
     ]
-
-
-#: A loss that ends this many times above its first value has diverged.
-_DIVERGED = 2.0
-
-
-def _troubles(trace: Trace, rows: Sequence[TensorHistory]) -> list[tuple[str, str]]:
-    """What is wrong with the run itself: a loss that is not finite or grew, gradients that are not finite."""
-    said = []
-    for key in trace.streams:
-        numbers = trace.scalars(**key._asdict())
-        losses = list(zip(numbers["step"].tolist(), numbers["loss"].tolist(), strict=True))
-        known = [loss for _, loss in losses if math.isfinite(loss)]
-        # NaN also means that no loss was captured: only behind a finite one it is the loss itself.
-        first = next((k for k, (_, loss) in enumerate(losses) if math.isfinite(loss)), len(losses))
-        broken = next((step for step, loss in losses[first:] if not math.isfinite(loss)), None)
-        if broken is not None and not any(math.isfinite(loss) for step, loss in losses if step > broken):
-            said.append(f"the loss is not finite from step {broken:,} on")
-        elif len(known) > 1 and known[-1] > _DIVERGED * abs(known[0]):
-            said.append(f"the loss rises from {number(known[0])} to {number(known[-1])}")
-    bad = [row for row in rows if row.nonfinite]
-    if bad:
-        values = count(sum(row.nonfinite for row in bad), "gradient value is", "gradient values are")
-        said.append(f"{values} not finite, in {count(len(bad), 'tensor')}")
-    return [("DIVERGED" if "loss" in text else "broken", text) for text in dict.fromkeys(said)]
 
 
 def _noise(trace: Trace, rows: Sequence[TensorHistory]) -> str:
@@ -341,32 +264,19 @@ def _trainings(trace: Trace) -> list[str]:
     return said
 
 
-def _lines(trace: Trace, rows: Sequence[TensorHistory], *, full: bool) -> list[tuple[str, str]]:
-    from gtrace.trace.format import SECOND_MOMENT
+def _lines(trace: Trace, run: RunHistory, encoding: str, *, full: bool) -> list[tuple[str, str]]:
+    from gtrace.cli.history import status_in_words
 
-    streams = _streams(trace)
-    attrs = trace.attrs
-    elements = sum(row.stored for row in rows)
-    status = "complete" if trace.status == "complete" else "interrupted, or still being written"
-    lines = [("", f"{trace.path}: {status}, {count(len(rows), 'tensor')}, {count(elements, 'element')}")]
-    lines += _troubles(trace, rows)
+    attrs, rows = trace.attrs, run.tensors
+    amounts = f"{count(len(rows), 'tensor')}, {count(sum(row.stored for row in rows), 'element')}"
+    lines = [("", f"{trace.path}: {status_in_words(trace)}, {run.steps}, {amounts}"), *run.troubles()]
     argv = attrs.get("argv")
     if isinstance(argv, list) and argv:
         lines.append(("script", shlex.join(str(word) for word in argv)))
     if isinstance(attrs.get("model"), str):
         lines.append(("model", attrs["model"]))
-    lines.append(("ranks", "; ".join([str(len({stream.rank for stream in streams})), *_agreements(trace)])))
-    some = streams if full else streams[:_FEW_STREAMS]
-    for stream in some:
-        text = f"{stream.steps}, {stream.first_step} to {stream.last_step}" if stream.steps else "none"
-        if stream.first_loss is not None and stream.last_loss is not None:
-            text += f", loss {number(stream.first_loss)} to {number(stream.last_loss)}"
-        if len(streams) > 1:
-            what = "second moments" if stream.kind == SECOND_MOMENT else f"{stream.kind} gradients"
-            text += f" ({what}, optimizer {stream.optimizer}, rank {stream.rank})"
-        lines.append(("steps", text))
-    if len(some) < len(streams):
-        lines.append(("", f"{len(streams) - len(some)} more streams; --full shows all"))
+    lines.append(("ranks", "; ".join([str(len({stream.key.rank for stream in run.streams})), *_agreements(trace)])))
+    lines += _steps(run, encoding, full=full)
     lines += [("training", text) for text in _trainings(trace)[: None if full else _FEW_STREAMS]]
     sketched = next((row.info for row in rows if row.info.sketches), None)
     if sketched is not None:
@@ -385,6 +295,25 @@ def _lines(trace: Trace, rows: Sequence[TensorHistory], *, full: bool) -> list[t
     if any(row.info.kind == "weight" for row in rows):
         lines.append(("noise", _noise(trace, rows)))
     return lines
+
+
+def _steps(run: RunHistory, encoding: str, *, full: bool) -> list[tuple[str, str]]:
+    """From which step to which, and how the losses changed; without ``full`` a few of the first rank."""
+    found = []
+    for stream in run.streams if full else [one for one in run.streams if one.key.rank == run.streams[0].key.rank]:
+        text = f"{stream.steps[0]:,} to {stream.steps[-1]:,}" if stream.steps.size else "none"
+        if full and len(run.streams) > 1:
+            text = f"{stream.steps.size:,}, {text} ({stream.of_what})"
+        found.append(("steps", text))
+        if losses := [number(loss) for _, loss in stream.finite]:
+            end = ", then not finite" if stream.broken is not None else ""
+            line = _line(stream.losses.tolist(), encoding)
+            found.append(("loss", f"{' to '.join(dict.fromkeys((losses[0], losses[-1])))}{end}  {line}"))
+    # Streams that took the same steps, with the same losses, are said once.
+    found = list(dict.fromkeys(found))
+    most = len(found) if full else 2 * _FEW_STREAMS
+    left = sum(head == "steps" for head, _ in found[most:])
+    return found[:most] + ([("", f"{left} more of them; --full shows all")] if left else [])
 
 
 def _agreements(trace: Trace) -> list[str]:
@@ -432,112 +361,11 @@ def _columns(rows: Sequence[TensorHistory], encoding: str) -> list[TensorColumn]
         *sampled,
         *_stored_as(rows),
         TensorColumn("dtype", [literal(info.dtype, encoding) for info in infos], 10),
-        TensorColumn("steps", [str(row.steps) for row in rows], 6),
-        TensorColumn("norm first", [number(row.norms[0]) for row in rows], 5),
-        TensorColumn("norm last", [number(row.norms[-1]) for row in rows], 4),
+        TensorColumn("steps", [str(row.steps.size) for row in rows], 6),
+        TensorColumn("norm first", [_norm(row, 0) for row in rows], 5),
+        TensorColumn("norm last", [_norm(row, -1) for row in rows], 4),
         TensorColumn("largest", [number(row.absmax) for row in rows], 9),
         TensorColumn("zeros", [f"{row.zeros:.1%}" for row in rows], 8),
-        TensorColumn("not finite", [str(row.nonfinite) for row in rows], 2),
-        TensorColumn("norm over steps", [sparkline(row.norms, _SPARK_WIDTH, encoding) for row in rows], 3, right=False),
+        TensorColumn("not finite", [f"{row.nonfinite.sum():,}" for row in rows], 2),
+        TensorColumn("norm over steps", [_line(row.shown_norms, encoding) for row in rows], 3, right=False),
     ]
-
-
-def _print_fits(trace: Trace, infos: Sequence[TensorInfo], settings: InfoSettings) -> None:
-    """Fit, and print a table with a verdict, or JSON with every step."""
-    from gtrace.fitting.magnitudes import LAWS
-    from gtrace.sweep.formats import FormatTrial
-    from gtrace.sweep.laws import follow_laws, judge, verdict_sentences
-    from gtrace.trace.choose import choose_steps
-
-    chosen = choose_steps(trace, infos, settings.steps)
-    layers: list[LayerLaws] = []
-    formats: list[LayerFormats | None] = []
-    for info in infos:
-        trial = FormatTrial(BITS)
-        for layer in follow_laws(trace, [info], chosen, look=trial):
-            layers.append(layer)
-            formats.append(trial.formats(info))
-    verdict = judge(layers)
-    if settings.as_json:
-        rows = [_fits_json(layer, found) for layer, found in zip(layers, formats, strict=True)]
-        print_json(
-            {
-                "path": trace.path,
-                "fingerprint": trace.fingerprint,
-                "verdict": verdict_sentences(verdict),
-                "mean_ks": verdict.distances,
-                "nearest": verdict.nearest,
-                "tensors": rows,
-            }
-        )
-        return
-    console = stdout_console()
-    encoding = console.encoding or "utf-8"
-    steps_seen = sorted({int(step) for layer in layers for step in layer.steps})
-    click.echo(
-        f"{literal(trace.path, encoding)}: laws of |g| without zeros, {count(len(layers), 'tensor')}, "
-        f"{count(len(steps_seen), 'step')} from {steps_seen[0]} to {steps_seen[-1]}"
-    )
-    for sentence in verdict_sentences(verdict):
-        click.echo(sentence)
-    every = len(layers)
-    if not settings.full:
-        places = sorted(sorted(range(every), key=lambda k: -layers[k].info.size)[:FEW_ROWS])
-        layers, formats = [layers[k] for k in places], [formats[k] for k in places]
-    means = [layer.mean_distances for layer in layers]
-    columns = [
-        *name_columns([literal(layer.info.name, encoding) for layer in layers], [layer.info for layer in layers]),
-        TensorColumn("non- zero", [f"{float(layer.counts.mean()):.0f}" for layer in layers], 8),
-        TensorColumn("nearest law", [layer.best or "-" for layer in layers], 1, right=False),
-        *(TensorColumn(f"KS {name}", [_three(mean[name]) for mean in means], _RANKS.get(name, 7)) for name in LAWS),
-        TensorColumn("mu log2", [number(_mean(layer.mu_log2)) for layer in layers], 3),
-        TensorColumn("sigma log2", [number(_mean(layer.sigma_log2)) for layer in layers], 1),
-        TensorColumn("sigma over steps", [_spark(layer.sigma_log2, encoding) for layer in layers], 3, right=False),
-        *(
-            TensorColumn(f"FP{bits} max", [str(found.formats[k].format) if found else "-" for found in formats], 2)
-            for k, bits in enumerate(BITS)
-        ),
-    ]
-    few = {place for place, layer in enumerate(layers) if not layer.judged.any()}
-    best = [layer.best for layer in layers]
-    print_columns(
-        columns,
-        console,
-        lambda place, heading: "dim" if place in few else "bold green" if heading == f"KS {best[place]}" else "",
-    )
-    if len(layers) < every:
-        click.echo(f"{count(every - len(layers), 'smaller tensor')}: --full shows all.")
-    click.echo("\nKS: largest gap between the distribution functions, mean over steps; no p-value, laws are fitted.")
-    click.echo("FP: format 1-E-M with the least expected relative error under scale=max; see gtrace plan formats.")
-
-
-def _fits_json(layer: LayerLaws, found: LayerFormats | None) -> dict[str, Any]:
-    numbers = ("zeros", "nonfinite", "mu", "sigma", "mu_log2", "sigma_log2", "best", "ks")
-    return {
-        **pick(layer.info, "name", "kind", "optimizer", "rank"),
-        "best": layer.best,
-        "judged": bool(layer.judged.any()),
-        "mean_ks": layer.mean_distances,
-        "formats": {one.bits: one.format.name for one in found.formats} if found else {},
-        "steps": [
-            {"step": step, "nonzero": fit.count, **pick(fit, *numbers)}
-            for step, fit in zip(layer.steps.tolist(), layer.fits, strict=True)
-        ],
-    }
-
-
-def _three(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def _finite(values: NDArray[np.float64]) -> list[float]:
-    return [value for value in values.tolist() if math.isfinite(value)]
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    known = _finite(values)
-    return sum(known) / len(known) if known else math.nan
-
-
-def _spark(values: NDArray[np.float64], encoding: str) -> str:
-    return sparkline(values.tolist(), _SPARK_WIDTH, encoding)

@@ -76,7 +76,7 @@ def _where(param: click.Parameter | None) -> str:
 _OTHERS = {
     ".py": ("a script", "record its gradients with gtrace capture {}"),
     ".jsonl": ("a run log", "read it with gtrace report {}"),
-    ".yaml": ("a plan or a recipe", "read a plan with gtrace plan show {}"),
+    ".toml": ("a plan or a format table", "read a plan with gtrace plan show {}"),
     ".html": ("a page", "open it in a browser"),
 }
 _SWEEP = (b"SQLite format 3", "sweep results", "read them with gtrace report {}")
@@ -427,7 +427,10 @@ def pick(source: object, *names: str) -> dict[str, Any]:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout; NaN and infinities become null, as JSON has no word for them."""
+    """One JSON document on stdout, with escapes for what a terminal would act on.
+
+    NaN and infinities become null, as JSON has no word for them.
+    """
 
     def clean(item: Any) -> Any:
         if isinstance(item, dict):
@@ -440,5 +443,9 @@ def print_json(value: Any) -> None:
             return None
         return item
 
-    json.dump(clean(value), sys.stdout, indent=2, ensure_ascii=False)
-    sys.stdout.write("\n")
+    def escaped(found: re.Match[str]) -> str:
+        char = found[0]
+        return char if char.isprintable() else "\\u007f" if char == "\x7f" else json.dumps(char)[1:-1]
+
+    text = json.dumps(clean(value), indent=2, ensure_ascii=False)
+    sys.stdout.write(re.sub(r"[^\n -~]", escaped, text) + "\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from gtrace.cli.console import echo
 from gtrace.cli.options import Command, TracePath, options
 from gtrace.settings import option
 
@@ -35,7 +36,7 @@ def command(settings: PackSettings, trace: Path | str) -> None:
 
     before = f" (before: {_files(trace)} files)" if isinstance(trace, Path) else ""
     packed = pack_trace(trace, settings.output, force=settings.force)
-    click.echo(f"{packed}: {_files(packed)} files, {_size(packed) / 1e6:.1f} MB{before}")
+    echo(f"{packed}: {_files(packed)} files, {_size(packed) / 1e6:.1f} MB{before}")
 
 
 def _files(path: Path) -> int:

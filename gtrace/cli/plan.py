@@ -15,6 +15,7 @@ import click
 import numpy as np
 
 from gtrace.cli.completion import complete_specs
+from gtrace.cli.console import echo
 from gtrace.cli.groups import CommandWithCommands
 from gtrace.cli.options import (
     PLUGIN,
@@ -32,7 +33,7 @@ from gtrace.cli.options import (
 )
 from gtrace.cli.plan_goal import BudgetSettings, GoalSettings, TimeLimit, choose_goal, parse_budget, weigh
 from gtrace.errors import UsageError, suggest
-from gtrace.settings import nested, option
+from gtrace.settings import KIND, nested, option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,9 +113,7 @@ class PlanSettings:
     tensors: str | None = option(
         None, advanced=True, call=("provenance",), help="Only tensors that match one of these globs, comma-separated."
     )
-    kind: str | None = option(
-        None, advanced=True, call=("measure",), choices=("weight", "neural"), help="Gradients of weights or outputs."
-    )
+    kind: str | None = option(None, advanced=True, call=("measure",), **KIND)
     steps: tuple[int, ...] | None = option(
         None, advanced=True, **STEPS | {"help": f"Only these steps, e.g. 0,100-200.  [default: {MOST_STEPS} of them]"}
     )
@@ -131,7 +130,7 @@ class PlanSettings:
     )
     plugin: tuple[Path, ...] = option((), advanced=True, **PLUGIN)
     output: Path | None = option(
-        None, names=("-o", "--output"), help="A .yaml or .json file.  [default: TRACE.plan.yaml]"
+        None, names=("-o", "--output"), help="A .toml or .json file.  [default: TRACE.plan.toml]"
     )
     full: bool = option(False, help="Print every tensor and note, not only the answer.")
     force: bool = option(False, help="Overwrite the file.")
@@ -141,7 +140,7 @@ class PlanSettings:
 @click.command(
     "plan",
     cls=CommandWithCommands,
-    epilog="Afterwards: gtrace train --plan plan.yaml train.py",
+    epilog="Afterwards: gtrace train --plan plan.toml train.py",
 )
 @click.argument("trace", type=TracePath(sweeps=True))
 @options(PlanSettings)
@@ -157,23 +156,23 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
       gtrace plan digits_cnn.zarr --max-bits 3
       gtrace plan digits_cnn.zarr --max-error 0.1 --methods alq,qsgdinf --bits 2-6
       gtrace plan digits_cnn.zarr --step-time 50ms --cluster 8x1Gbit/s,40ms
-      gtrace plan digits_cnn.sweep.db --ratio 12 -o plan.yaml
+      gtrace plan digits_cnn.sweep.db --ratio 12 -o plan.toml
       gtrace plan digits_cnn.zarr --max-bits 4 --methods fp --formats e2m1,e3m2,e2m3,e4m3
     """
     from gtrace.planning import Budget, make_plan, save_plan
+    from gtrace.planning.toml import check_suffix
     from gtrace.trace.io.remote import stem_of
 
     load_plugins(settings.plugin)
     asked = parse_budget(settings.budget)
     stem = stem_of(trace).removesuffix(".sweep")
-    path = settings.output or Path(f"{stem}.plan.yaml")
-    if path.suffix not in (".yaml", ".yml", ".json"):
-        raise UsageError(f"{path}: a plan is a .yaml or .json file; choose such a name for -o")
+    path = settings.output or Path(f"{stem}.plan.toml")
+    check_suffix(path)
     check_output(path, force=settings.force)
     curves, outlook, about, warnings = _curves(trace, settings)
     goal = choose_goal(settings.goal, curves, outlook, error=isinstance(asked, Budget) and asked.kind == "error")
     for text in [*warnings, *goal.notes]:
-        click.echo(f"gtrace: {text}", err=True)
+        echo(f"gtrace: {text}", err=True)
     groups = _groups(curves.tensors, settings.groups)
     budget = asked.budget(curves.sizes) if isinstance(asked, TimeLimit) else asked
     if not settings.uniform and "trace" in about:

@@ -12,7 +12,8 @@ import numpy as np
 
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.options import HorizonSettings, refuse
-from gtrace.errors import TraceError, UsageError, suggest
+from gtrace.errors import UsageError, suggest
+from gtrace.planning.toml import load
 from gtrace.settings import nested, option
 from gtrace.units import parse_bits, parse_seconds
 
@@ -186,7 +187,7 @@ class GoalSettings:
         names=("--weight",),
         call=("provenance",),
         metavar="GLOB=NUMBER|FILE",
-        help="How much the error of some tensors counts, the first that fits; or a YAML or JSON file of name: number.",
+        help="How much the error of some tensors counts, the first that fits; or a TOML or JSON file of NAME = number.",
     )
 
 
@@ -267,9 +268,6 @@ def _by_cost(curves: Curves, outlook: Outlook) -> Goal | str:
     return Goal("cost", tuple(notes), ratios, outlook.horizon, outlook.batch)
 
 
-_MOST_BYTES = 4 << 20
-
-
 def weigh(curves: Curves, weights: Sequence[str]) -> Curves:
     """Curves whose errors are weighted.
 
@@ -293,19 +291,18 @@ def _pairs(text: str) -> Iterable[tuple[str, float]]:
         return [(pattern, _weight(number, f"--weight {text}"))]
     path = Path(text)
     if not path.is_file():
-        raise UsageError(f"--weight {text}: write GLOB=NUMBER, e.g. fc*=2, or name a file of name: number")
-    if path.stat().st_size > _MOST_BYTES:
-        raise TraceError(f"{path}: has more than {_MOST_BYTES >> 20} MB; weights are name: number")
-    import yaml
+        raise UsageError(f"--weight {text}: write GLOB=NUMBER, e.g. fc*=2, or name a file of NAME = number")
+    found = load(path, "a file of weights", 'write "name" = number, a line each')
+    return [(name, _weight(value, f"{path}: {name[:80]}")) for name, value in _flat(found)]
 
-    try:
-        # JSON is YAML.
-        found = yaml.safe_load(path.read_bytes())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: is neither YAML nor JSON ({' '.join(str(error).split())[:100]})") from None
-    if not isinstance(found, dict):
-        raise TraceError(f"{path}: holds no weights; write name: number, a line each")
-    return [(str(name), _weight(value, f"{path}: {str(name)[:80]}")) for name, value in found.items()]
+
+def _flat(table: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Names with values; ``fc.weight = 2`` without quotes is a table in TOML."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}.{inside}", one) for inside, one in _flat(value))
+        else:
+            yield name, value
 
 
 def _weight(value: Any, where: str) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.console import TensorColumn, print_columns, stdout_console, wide_console
+from gtrace.cli.console import TensorColumn, echo, print_columns, stdout_console, wide_console
 from gtrace.cli.options import Command, load_plugins, options, print_json
 from gtrace.report.names import literal, number
 from gtrace.settings import option
@@ -35,7 +35,7 @@ class PlanShowSettings(PlanDiffSettings):
     full: bool = option(False, help="Print every tensor and note, not only the answer.")
 
 
-@click.command("show", cls=Command, epilog="Example: gtrace plan show plan.yaml")
+@click.command("show", cls=Command, epilog="Example: gtrace plan show plan.toml")
 @click.argument("plan", type=_PLAN)
 @options(PlanShowSettings)
 def show(settings: PlanShowSettings, plan: Path) -> None:
@@ -51,7 +51,7 @@ def show(settings: PlanShowSettings, plan: Path) -> None:
         print_plan(found, plan, full=settings.full)
 
 
-@click.command("diff", cls=Command, epilog="Example: gtrace plan diff plan.yaml other.yaml")
+@click.command("diff", cls=Command, epilog="Example: gtrace plan diff plan.toml other.toml")
 @click.argument("first", type=_PLAN)
 @click.argument("second", type=_PLAN)
 @options(PlanDiffSettings)
@@ -89,9 +89,9 @@ def diff(settings: PlanDiffSettings, first: Path, second: Path) -> None:
     for path, plan in zip((first, second), plans, strict=True):
         lost = f"error {number(plan.totals.error)}" if plan.horizon is None else f"worth {samples(plan)} samples"
         said = f"{number(plan.totals.bits)} bits, {lost} ({plan.budget})"
-        click.echo(literal(f"{path}: {said}; minimizes {aim(plan)}", console.encoding or "utf-8"))
+        echo(literal(f"{path}: {said}; minimizes {aim(plan)}", console.encoding or "utf-8"))
     if aim(plans[0]) != aim(plans[1]):
-        click.echo("These numbers don't compare: the plans minimize different things.")
+        echo("These numbers don't compare: the plans minimize different things.")
     same = len(set(old) & set(new)) - sum(None not in pair for pair in changed.values())
     if changed:
         pairs = list(changed.values())
@@ -105,9 +105,9 @@ def diff(settings: PlanDiffSettings, first: Path, second: Path) -> None:
             ],
             console,
         )
-    click.echo(f"\n{len(changed)} tensors differ, {same} are the same.")
+    echo(f"\n{len(changed)} tensors differ, {same} are the same.")
     if plans[0].default != plans[1].default:
-        click.echo(f"Tensors that they do not name: {plans[0].default}, then {plans[1].default}.")
+        echo(f"Tensors that they do not name: {plans[0].default}, then {plans[1].default}.")
 
 
 def _codec(row: Any) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from gtrace.cli.console import echo
 from gtrace.cli.options import Command, options, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import option
@@ -63,4 +64,4 @@ def command(settings: PredictSettings, runs: tuple[Path, ...]) -> None:
 
     print_table(predicting.table(found), [study.sentence for study in found], stdout_console())
     if output is not None:
-        click.echo(str(output))
+        echo(str(output))

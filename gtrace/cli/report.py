@@ -10,7 +10,7 @@ import click
 
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.completion import complete_figure
-from gtrace.cli.console import wide_console
+from gtrace.cli.console import echo, wide_console
 from gtrace.cli.options import Command, HorizonSettings, arguments, options, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import nested, option
@@ -111,7 +111,7 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
         raise UsageError(f"--ranks {settings.ranks}: --cluster {text} already says how many ranks; leave one out.")
     cluster = chosen_cluster(text)
     if text is not None and cluster is not None and cluster.step_time is None:
-        click.echo(f"gtrace: --cluster {text} has no compute time, so no step times; add it: {text},180ms", err=True)
+        echo(f"gtrace: --cluster {text} has no compute time, so no step times; add it: {text},180ms", err=True)
     if settings.figure is not None:
         _draw(settings.figure, settings, list(results), cluster)
     else:
@@ -124,7 +124,7 @@ def _draw(figure: str, settings: ReportSettings, results: list[Path], cluster: C
 
     report = _report(settings, _given(results), cluster)
     path = settings.output or Path(f"{figure}.svg")
-    click.echo(str(write_figure(report, figure, path, force=settings.force)))
+    echo(str(write_figure(report, figure, path, force=settings.force)))
 
 
 def _report(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> Report:
@@ -148,7 +148,7 @@ def _given(results: list[Path]) -> list[Path]:
     if results:
         return results
     found = newest_results(Path())
-    click.echo(f"taking the newest results in this folder: {' and '.join(map(str, found))}", err=True)
+    echo(f"taking the newest results in this folder: {' and '.join(map(str, found))}", err=True)
     return found
 
 
@@ -177,7 +177,7 @@ def _write(settings: ReportSettings, results: list[Path], cluster: Cluster | Non
 
         print_json(to_json(report))
         for line in after:
-            click.echo(line, err=True)
+            echo(line, err=True)
     else:
         from gtrace.report.render.text import print_report
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gtrace.cli.console import step_progress
+from gtrace.cli.console import echo, step_progress
 from gtrace.cli.options import JSON, TENSORS, Command, TracePath, options, pick, print_json
 from gtrace.errors import size_text
 from gtrace.settings import option
@@ -61,7 +61,7 @@ def command(settings: SketchSettings, trace: Path | str) -> None:
         return
     before = done.bytes_before
     share = "" if before is None else f"{size_text(before)} -> "
-    click.echo(f"{share}{size_text(done.bytes_after)}" + (f" ({done.bytes_after / before:.2%})" if before else ""))
-    click.echo(f"{count(done.sketched, 'tensor')} as sketches, {done.raw} as values, which take less room")
-    click.echo(f"{_LOST}\n{_GONE}")
-    click.echo(f"{path}\nnext: gtrace sweep {path}")
+    echo(f"{share}{size_text(done.bytes_after)}" + (f" ({done.bytes_after / before:.2%})" if before else ""))
+    echo(f"{count(done.sketched, 'tensor')} as sketches, {done.raw} as values, which take less room")
+    echo(f"{_LOST}\n{_GONE}")
+    echo(f"{path}\nnext: gtrace sweep {path}")

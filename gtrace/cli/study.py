@@ -62,7 +62,7 @@ def compare(settings: CompareSettings, codecs: tuple[str, ...]) -> None:
       gtrace study compare int8 --kind neural --shadow 10
       gtrace study compare --weights optimal5,uniform5 --task fashion-cnn
       gtrace study compare minmax --policy mqgrad --policy adaptive --network 10MB/s,topology=ps --down same
-      gtrace study compare qsgdinf:bits=3 --plan plan.yaml --task digits-cnn
+      gtrace study compare qsgdinf:bits=3 --plan plan.toml --task digits-cnn
     """
     _run(settings, codecs)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from gtrace.cli.completion import complete_specs
-from gtrace.cli.console import status_line, work_progress
+from gtrace.cli.console import echo, status_line, work_progress
 from gtrace.cli.options import (
     STEPS,
     CodecSettings,
@@ -26,7 +26,7 @@ from gtrace.cli.options import (
     words,
 )
 from gtrace.errors import UsageError
-from gtrace.settings import nested, option
+from gtrace.settings import KIND, KINDS, nested, option
 from gtrace.units import step_numbers
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from gtrace.sweep import SweepResult
     from gtrace.sweep.gradients import Kind
 
+#: numbers of ranks of --exchange
+_RANKS = (8, 64)
 _REFITS = ("pooled", "previous", "each", "once")
 
 
@@ -77,13 +79,7 @@ class SweepSettings:
         1, advanced=True, call=("sweep",), minimum=0, help="Encodings per tensor and step; 0: closed forms only."
     )
     tensors: str | None = option(None, help="Only tensors that match one of these globs, comma-separated.")
-    kind: Kind | None = option(
-        None,
-        advanced=True,
-        call=("sweep",),
-        choices=("weight", "neural"),
-        help="Gradients of weights or of layer outputs.  [default: weight, where the trace has them]",
-    )
+    kind: Kind | None = option(None, advanced=True, call=("sweep",), **KIND)
     steps: tuple[int, ...] | None = option(
         None,
         **STEPS
@@ -113,6 +109,13 @@ class SweepSettings:
         advanced=True,
         call=("sweep",),
         help="Measure what a codec's noise costs over a horizon, on at most four windows of consecutive steps.",
+    )
+    exchange: str | None = option(
+        None,
+        help="Measure the average that ranks end with, too: allgather, two-shot, ring, hierarchical:8, shared-scale.",
+    )
+    ranks: tuple[int, ...] | None = option(
+        None, type=Integers(), help="Numbers of ranks for --exchange.  [default: 8,64]"
     )
     chunk: int = option(
         2**24,
@@ -174,7 +177,7 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
             said = announce(
                 opened, codecs, steps, globs=globs, kind=settings.kind, jobs=settings.jobs, every=len(every)
             )
-            click.echo(f"gtrace: {said}", err=True)
+            echo(f"gtrace: {said}", err=True)
     with work_progress("sweep", quiet=settings.as_json) as progress:
         result = run_sweep(
             trace,
@@ -188,7 +191,48 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
             work=progress,
             **arguments(settings, "sweep"),
         )
+    if settings.exchange:
+        with work_progress("exchanges", quiet=settings.as_json) as progress:
+            result = _exchange(settings, trace, codecs, globs, path, progress)
     _show(result.selected, path, settings)
+
+
+def _exchange(
+    settings: SweepSettings,
+    trace: Path | str,
+    codecs: list[TableLike],
+    globs: list[str] | None,
+    path: Path,
+    progress: Any,
+) -> SweepResult:
+    """Measure exchanges, add them to the results and print them."""
+    from rich.console import Console
+
+    from gtrace.codecs import Codec
+    from gtrace.report.analysis.exchanges import exchanges_of
+    from gtrace.report.render.text import print_table
+    from gtrace.report.sections.exchanges import exchange_sentence, exchange_table
+    from gtrace.sweep.store import ResultStore
+    from gtrace.trace import open_trace
+    from gtrace.training.averages import Plan, measure_averages
+
+    plan = Plan(
+        tuple(one for one in codecs if isinstance(one, Codec)),
+        tuple(words(settings.exchange or "")),
+        settings.ranks or _RANKS,
+        seed=settings.seed,
+    )
+    with open_trace(trace) as opened, ResultStore.reopen(path) as store:
+        for row in measure_averages(
+            opened, plan, steps=settings.steps, globs=globs, kind=settings.kind, done=store.details(), work=progress
+        ):
+            store.add([], details=[row])
+    result = ResultStore.load(path)
+    if not settings.as_json:
+        print_table(
+            exchange_table(exchanges_of(result)), exchange_sentence(exchanges_of(result)), Console(highlight=False)
+        )
+    return result
 
 
 #: nominal bits of methods that are named without bits
@@ -271,10 +315,10 @@ def _show(result: SweepResult, path: Path, settings: SweepSettings) -> None:
 
     if settings.kind is None:
         for other, count in result.provenance.get("left_out", {}).items():
-            click.echo(f"gtrace: {count} tensors of {other} gradients left out; --kind {other} takes them", err=True)
+            echo(f"gtrace: {count} tensors of {KINDS[other]} left out; --kind {other} takes them", err=True)
     for text in result.warnings:
         if not settings.as_json or text.startswith(LEFT_OUT):
-            click.echo(f"gtrace: warning: {text}", err=True)
+            echo(f"gtrace: warning: {text}", err=True)
     tensors_seen, steps_seen = len(set(result["tensor"])), len(set(result["step"]))
     if settings.as_json:
         print_json(
@@ -290,10 +334,8 @@ def _show(result: SweepResult, path: Path, settings: SweepSettings) -> None:
             }
         )
         return
-    click.echo(
-        f"{len(result)} rows: {len(set(result['codec']))} codecs on {tensors_seen} tensors at {steps_seen} steps"
-    )
-    click.echo(f"{path}\nnext: gtrace report {path}")
+    echo(f"{len(result)} rows: {len(set(result['codec']))} codecs on {tensors_seen} tensors at {steps_seen} steps")
+    echo(f"{path}\nnext: gtrace report {path}")
 
 
 def _refit(text: str) -> str | list[int]:

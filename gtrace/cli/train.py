@@ -58,7 +58,7 @@ def command(settings: TrainSettings, script: str | None, args: tuple[str, ...]) 
     \b
     Examples:
       gtrace train --codec qsgdinf --bits 3 train.py --epochs 3
-      gtrace train --plan plan.yaml train.py
+      gtrace train --plan plan.toml train.py
       gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py
       gtrace train --codec qsgdinf:bits=4 --baseline train.py --epochs 3
       gtrace train --compare alq:bits=3,qsgdinf:bits=4 --seeds 5 train.py

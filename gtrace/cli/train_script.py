@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
+from gtrace.cli.console import echo
 from gtrace.cli.options import arguments, check_output, file_name, pick, print_json
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
 
@@ -101,7 +102,7 @@ def _run(
         try:
             return conclude(Outcome(exit_code), trainings)
         except GtraceError as error:
-            click.echo(f"gtrace: {error}", err=True)
+            echo(f"gtrace: {error}", err=True)
             return error.exit_code
 
     with before_abrupt_exit(leave):
@@ -135,7 +136,7 @@ def run_one(message: str) -> int:
     try:
         return _run(program, setup, conclude, live=True)
     except GtraceError as error:
-        click.echo(f"gtrace: {error}", err=True)
+        echo(f"gtrace: {error}", err=True)
         return error.exit_code
 
 
@@ -175,7 +176,7 @@ def compare_script(settings: TrainSettings, chosen: list[Coding], script: str, a
         [exact, *({**one, "watched": False} for one in setup)],
         seeds,
         log,
-        lambda text: click.echo(text, err=True),
+        lambda text: echo(text, err=True),
         study=study,
     )
     code = _show_comparison(program, runs, log, seeds, as_json=settings.as_json)
@@ -195,7 +196,7 @@ def _show_comparison(program: Program, runs: ScriptRuns, log: Path, seeds: range
         for one in runs.failed
     ]
     for text in failed:
-        click.echo(f"gtrace: {program.called}: {text}", err=True)
+        echo(f"gtrace: {program.called}: {text}", err=True)
     code = runs.failed[0].exit_code if runs.failed else EXIT_OK
     compared = final_losses(runs.log.runs, runs.log.groups)
     if as_json:
@@ -216,9 +217,9 @@ def _show_comparison(program: Program, runs: ScriptRuns, log: Path, seeds: range
         return code
     if not as_json:
         for line in comparison_lines(compared, runs.own_seed):
-            click.echo(line)
+            echo(line)
         shown = shlex.quote(str(log))
-        click.echo(f"{shown}; next: gtrace report {shown}")
+        echo(f"{shown}; next: gtrace report {shown}")
     return code
 
 
@@ -278,11 +279,11 @@ def _conclude(
         if as_json:
             print_json(_as_dict(summary, setup, savings))
         for line in _lines(summary, setup):
-            click.echo(line, err=True)
+            echo(line, err=True)
         print_savings(savings, err=True)
     elif not trained and rank is None and (lines := _of_children(log, setup)):
         for line in lines:
-            click.echo(line, err=True)
+            echo(line, err=True)
         print_savings(savings_of_log(log, cluster), err=True)
     if outcome.interrupted:
         raise click.Abort
@@ -290,7 +291,7 @@ def _conclude(
         failed = f"{program.called} failed with exit code {outcome.exit_code}"
         if rank is None:
             raise ScriptError(failed)
-        click.echo(f"gtrace: {failed}", err=True)
+        echo(f"gtrace: {failed}", err=True)
         return outcome.exit_code
     if not trained and rank is None and not _of_children(log, setup):
         why = "it never imported torch" if summary is None else "it took no step of a torch optimizer"

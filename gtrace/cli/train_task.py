@@ -8,10 +8,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
-from gtrace.cli.console import step_progress
+from gtrace.cli.console import echo, step_progress
 from gtrace.cli.options import arguments, check_output, file_name, pick, print_json, words
 from gtrace.cli.train_settings import DEFAULT_TASK
 from gtrace.cli.train_tables import print_seeds, print_table, summarize
@@ -75,7 +73,7 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
         **arguments(settings, "study"),
     )
     if not settings.force and study.can_resume(path):
-        click.echo(f"gtrace: {path}: continues after the interruption", err=True)
+        echo(f"gtrace: {path}: continues after the interruption", err=True)
     try:
         with step_progress("train", quiet=settings.as_json) as show:
             study.run(path, force=settings.force, on_record=_following(study, show))
@@ -118,22 +116,22 @@ def _show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: 
         )
         return
     for text in study.warnings:
-        click.echo(f"gtrace: warning: {text}", err=True)
+        echo(f"gtrace: warning: {text}", err=True)
     if len(study.seeds) > 1:
         print_seeds(study)
     else:
         print_table(study, logged, target)
     for (spec, of_seed), run in logged.items():
         if chosen := chosen_bits(run):
-            click.echo(f"bits of {spec}{f', seed {of_seed}' if len(study.seeds) > 1 else ''}: {chosen}")
+            echo(f"bits of {spec}{f', seed {of_seed}' if len(study.seeds) > 1 else ''}: {chosen}")
     for sentence in noise_sentences(log):
-        click.echo(sentence)
+        echo(sentence)
     print_savings(savings)
     unfinished = [result for result in study.results if not result.finished]
     if unfinished:
         seed = f" of seed {unfinished[-1].seed}" if len(study.seeds) > 1 else ""
-        click.echo(f"interrupted after {unfinished[-1].steps} of {settings.steps} steps{seed}")
-    click.echo(f"{path}\nnext: gtrace report {shlex.quote(str(path))}")
+        echo(f"interrupted after {unfinished[-1].steps} of {settings.steps} steps{seed}")
+    echo(f"{path}\nnext: gtrace report {shlex.quote(str(path))}")
 
 
 def _as_dict(result: RunResult, workers: int, logged: Logged | None, target: float) -> dict[str, Any]:

@@ -8,14 +8,15 @@ from gtrace.codecs.base import (
     parameter,
     parameter_fields,
 )
-from gtrace.codecs.casts import Bf16, Fp16, Identity, Int8, MinMax
+from gtrace.codecs.casts import Bf16, Fp16, Identity, MinMax
 from gtrace.codecs.engine import Composed, level_grid, method
 from gtrace.codecs.fp import Fp
-from gtrace.codecs.levels import Alq, AlqG, AlqGN, AlqN, Amq, AmqN, Natural, Nuqsgd, Qsgd, QsgdInf, TernGrad, ZipMl
+from gtrace.codecs.levels import Alq, AlqG, AlqGN, AlqN, Amq, AmqN, Luq, Natural, Nuqsgd, Qsgd, QsgdInf, TernGrad, ZipMl
 from gtrace.codecs.mcgq import Mcgq
 from gtrace.codecs.plugins import load_plugin
 from gtrace.codecs.powersgd import PowerSgd
 from gtrace.codecs.prune import Prune, TopKPrune
+from gtrace.codecs.rotation import Eden, Rotate
 from gtrace.codecs.signs import EfSignSgd, OneBit, SignSgd, Signum
 from gtrace.codecs.sparse import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK
 from gtrace.codecs.spec import (
@@ -27,7 +28,9 @@ from gtrace.codecs.spec import (
     split_specs,
     wrapper_names,
 )
-from gtrace.codecs.wrappers import Accumulate, ErrorFeedback, Momentum, Rotate
+from gtrace.codecs.tables import Dynamic8, Fp4, Int8, IntN, Nf4, Quantile8, Uniform8
+from gtrace.codecs.transform import Dct
+from gtrace.codecs.wrappers import Accumulate, ErrorFeedback, Momentum
 
 __all__ = [
     "Accumulate",
@@ -41,26 +44,34 @@ __all__ = [
     "Bf16",
     "Codec",
     "Composed",
+    "Dct",
     "Dgc",
     "Dropping",
+    "Dynamic8",
+    "Eden",
     "EfSignSgd",
     "EncodedPart",
     "ErrorFeedback",
     "Fp",
+    "Fp4",
     "Fp16",
     "Identity",
     "Int8",
+    "IntN",
+    "Luq",
     "Mcgq",
     "MemSgd",
     "MinMax",
     "Momentum",
     "Natural",
+    "Nf4",
     "Nuqsgd",
     "OneBit",
     "PowerSgd",
     "Prune",
     "Qsgd",
     "QsgdInf",
+    "Quantile8",
     "RandomK",
     "Rotate",
     "SignSgd",
@@ -69,6 +80,7 @@ __all__ = [
     "TernGrad",
     "TopK",
     "TopKPrune",
+    "Uniform8",
     "ZipMl",
     "codec",
     "codec_class",

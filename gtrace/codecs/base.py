@@ -232,10 +232,14 @@ class Codec(ABC):
             object.__setattr__(self, item.name, _checked(self.name, item, getattr(self, item.name)))
 
     def __str__(self) -> str:
-        """The canonical spec: the name, ``bits`` if it has any, and parameters that differ from their defaults."""
+        """The canonical spec: the name, ``bits`` if it has any, and parameters that differ from their defaults.
+
+        A codec of ``values`` comes last, because its own parameters follow it.
+        """
+        order = {"bits": -1, "values": 1}
         shown = [
             f"{item.name}={_written(getattr(self, item.name))}"
-            for item in sorted(parameter_fields(self), key=lambda item: item.name != "bits")
+            for item in sorted(parameter_fields(self), key=lambda item: order.get(item.name, 0))
             if getattr(self, item.name) != item.default or (item.name == "bits" and item.default is not None)
         ]
         name = type(self).name

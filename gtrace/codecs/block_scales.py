@@ -17,13 +17,15 @@ from gtrace.fitting.floats import FloatFormat
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BlockScale: TypeAlias = Literal["e8m0", "e4m3", "pow2"]
-BLOCK_SCALES: tuple[BlockScale, ...] = ("e8m0", "e4m3", "pow2")
+#: powers of two in a byte, by the rule that chooses them, or a float8
+BlockScale: TypeAlias = Literal["floor", "ceil", "even", "rceil", "e4m3"]
+POWERS: tuple[BlockScale, ...] = ("floor", "ceil", "even", "rceil")
+BLOCK_SCALES: tuple[BlockScale, ...] = (*POWERS, "e4m3")
 #: block lengths of the published formats
-BLOCKS: dict[str, int] = {"e8m0": 32, "pow2": 32, "e4m3": 16}
+BLOCKS: dict[str, int] = {**dict.fromkeys(POWERS, 32), "e4m3": 16}
 
 _E4M3 = FloatFormat(4, 3, reserved=1)
-_BIAS = 127
+_BIAS, _MANTISSA = 127, 23
 _LARGEST = np.finfo(np.float32).max
 _TENSOR = struct.Struct("<f")
 
@@ -36,9 +38,11 @@ def header_bytes(kind: BlockScale, size: int, block: int) -> int:
 def measure(kind: BlockScale, form: FloatFormat, x: NDArray[np.float32], block: int) -> bytes:
     """The scales of a finite float32[n] as bytes.
 
-    ``e8m0``: 2^(floor(log2 amax) - emax), as in OCP's standard; the largest values may saturate. ``pow2``: the least
-    power of two that saturates none. ``e4m3``: a float32 for the tensor, 1 / (448 max / amax), and for each block a
-    float8 e4m3 in units of it, amax / max; divisions and float32 roundings are those of NVIDIA's recipe, in its order.
+    ``floor``: 2^(floor(log2 amax) - emax), as in OCP's standard; the largest values may saturate. ``ceil``: the same
+    with log2 rounded up. ``even``: amax first rounded to the elements' mantissa. ``rceil``: the power of two from
+    amax / max on, NVIDIA's rule, which saturates none. ``e4m3``: a float32 for the tensor, 1 / (448 max / amax), and
+    for each block a float8 e4m3 in units of it, amax / max; divisions and float32 roundings are those of NVIDIA's
+    recipe, in its order.
     """
     largest = bucket_scales(x, "linf", block)
     if kind == "e4m3":
@@ -47,11 +51,19 @@ def measure(kind: BlockScale, form: FloatFormat, x: NDArray[np.float32], block: 
             encode = min(np.float32(_E4M3.max * form.max) / amax, _LARGEST) if amax else np.float32(1.0)
             ratios = largest / np.float32(form.max) * encode
         return _TENSOR.pack(np.float32(1.0) / encode) + _E4M3.encode(ratios).astype(np.uint8).tobytes()
-    largest = largest.astype(np.float64)
-    # frexp gives a fraction in [1/2, 1): one more than the floor of the logarithm.
-    exponent = np.frexp(largest)[1] - 1 - (np.frexp(form.max)[1] - 1)
-    if kind == "pow2":
-        exponent += largest > np.ldexp(form.max, exponent)
+    if kind == "rceil":
+        # The reciprocal in float32, as in the published code.
+        fraction, exponent = np.frexp(largest * np.float32(1 / form.max))
+        # frexp gives a fraction in [1/2, 1): one more than the floor of the logarithm.
+        exponent -= fraction == 0.5
+    else:
+        bits = largest.view(np.int32)
+        if kind == "even":
+            # Half of the elements' last place; a carry goes to the exponent.
+            bits = bits + (1 << _MANTISSA - form.mantissa - 1)
+        exponent = (bits >> _MANTISSA) - _BIAS - (np.frexp(form.max)[1] - 1)
+        if kind == "ceil":
+            exponent += bits & ((1 << _MANTISSA) - 1) > 0
     exponent = np.where(largest > 0, np.clip(exponent, -_BIAS, _BIAS), -_BIAS)
     return (exponent + _BIAS).astype(np.uint8).tobytes()
 

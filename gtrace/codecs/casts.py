@@ -1,18 +1,17 @@
-"""Methods without randomness and levels: shorter floats and integer codes, rounded to the nearest."""
+"""Methods without randomness and levels: shorter floats, and codes from the least value to the greatest."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from gtrace.codecs.base import parameter
 from gtrace.codecs.coders import OwnCode, Plain
 from gtrace.codecs.engine import Composed, method
-from gtrace.codecs.parts import FixedGrid, Nearest, Parts
-from gtrace.codecs.scales import BlockMax, Range
-from gtrace.errors import PayloadError
+from gtrace.codecs.parts import FixedGrid, Nearest, Parts, Rounding, finite
+from gtrace.codecs.scales import Range
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import rounding as _rounding
 from gtrace.types import Expectation, SummarySpec
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from gtrace.types import State
 
 _SATURATES = "values beyond the format's range become its largest finite number, not infinity"
-_STEPS = 127
-#: the values of the codes -127..127, in units of the block's largest magnitude
-_VALUES = (np.arange(-_STEPS, _STEPS + 1) / _STEPS).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class Float32(FixedGrid):
         self, symbols: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, size: int
     ) -> NDArray[np.float32]:
         """A copy of the values."""
-        return symbols.copy()
+        return finite(symbols).copy()
 
 
 @dataclass(frozen=True)
@@ -78,8 +74,6 @@ class Float16(FixedGrid):
 class BFloat16(FixedGrid):
     """bfloat16: the upper halves of float32, saturating."""
 
-    unbiased = False
-
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
         """The upper halves of the nearest bfloat16, ties to even."""
         out = np.empty(v.x.size, np.uint16)
@@ -93,54 +87,32 @@ class BFloat16(FixedGrid):
         return finite((symbols.astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
-def finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Decoded values, unchanged.
-
-    Raises:
-        PayloadError: a value is not finite.
-    """
-    if not np.isfinite(values).all():
-        raise PayloadError("payload holds a value that is not finite")
-    return values
-
-
 @dataclass(frozen=True)
-class Signed8(FixedGrid):
-    """k / 127 for k = -127..127, numbered from 0."""
+class Halves(Rounding):
+    """Round float32 to upper halves."""
 
-    unbiased = False
+    rounding: Literal["nearest", "stochastic"] = parameter(
+        "nearest", "nearest even, or at random without bias", choices=("nearest", "stochastic")
+    )
 
-    def alphabet(self, state: State) -> int:
-        """255: one of the eight-bit codes is unused."""
-        return _VALUES.size
+    @property
+    def unbiased(self) -> bool:
+        """Only at random."""
+        return self.rounding == "stochastic"
 
-    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
-        """The number of the nearest, ties to even."""
-        x, scales, bucket = v.x, v.scales, v.bucket
-        codes = np.empty(x.size, np.uint16)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            # A block of zeros divides by zero; its codes are set to zero below.
-            whole = x.size - x.size % bucket
-            parts = [
-                (x[:whole].reshape(-1, bucket), codes[:whole].reshape(-1, bucket), scales[: whole // bucket, None])
-            ]
-            if whole < x.size:
-                parts.append((x[None, whole:], codes[None, whole:], scales[-1:, None]))
-            for source, target, scale in parts:
-                ratio = source / scale
-                ratio *= np.float32(_STEPS)
-                np.rint(ratio, out=ratio)
-                ratio[scale[:, 0] == 0] = 0
-                ratio += np.float32(_STEPS)
-                target[...] = ratio
-        return codes
+    @property
+    def deterministic(self) -> bool:
+        """Nearest needs no key."""
+        return self.rounding == "nearest"
 
-    def values(
-        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
-        """Codes in units of their block's scale."""
-        out = np.empty(size, np.float32)
-        _rounding.restore(symbols, bucket, scales, _VALUES, out)
+    def symbols(
+        self, grid: BFloat16, state: State, v: Scaled, key: tuple[int, int], start: int = 0
+    ) -> NDArray[np.uint16]:
+        """The upper halves."""
+        if self.deterministic:
+            return grid.nearest(state, v, key)
+        out = np.empty(v.x.size, np.uint16)
+        _elementwise.to_bfloat16_at_random(v.x.view(np.uint32), np.uint64(key[0]), np.uint64(key[1]), start, out)
         return out
 
 
@@ -217,9 +189,9 @@ class Bf16(Composed):
     """bfloat16: float32 with 7 bits of mantissa."""
 
     name = "bf16"
-    parts = Parts(grid=BFloat16(), rounding=Nearest(), coder=Plain())
-    summary = "bfloat16, rounded to nearest even"
-    formula = "Q(v) = the nearest of the float32 numbers with 7 bits of mantissa"
+    parts = Parts(grid=BFloat16(), rounding=Halves(), coder=Plain())
+    summary = "bfloat16, rounded to nearest even or at random"
+    formula = "Q(v) = the nearest of the float32 numbers with 7 bits of mantissa, or one of the two around v at random"
     paper = "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019"
     corrections = (_SATURATES,)
     about = (
@@ -227,29 +199,8 @@ class Bf16(Composed):
         "float16."
     )
     sends = "Two bytes a value, little-endian."
-    behavior = "Relative error up to 2^-8 a value, whatever the gradient's scale."
+    behavior = "Relative error up to 2^-8 a value (twice that at random), whatever the gradient's scale."
     related = ("fp16", "fp")
-
-
-@method
-class Int8(Composed):
-    """Linear codes from -127 to 127, rounded to nearest; the code -128 is not used."""
-
-    name = "int8"
-    parts = Parts(scale=BlockMax(), grid=Signed8(), rounding=Nearest(), coder=OwnCode())
-    summary = "8-bit integers, blocks scaled by their largest magnitude"
-    formula = "Q(v) = a round(127 v / a) / 127, a = the block's largest |v|, ties to even"
-    paper = "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022 (with linear codes)"
-    corrections = (
-        "the paper's codes are dynamic (an exponent and a fraction); these are linear, as most int8 all-reduces use",
-    )
-    about = (
-        "What fast all-reduces do: eight bits, a scale for each block, rounding to nearest. No entropy code, no "
-        "randomness."
-    )
-    sends = "A float32 scale for each block, then a byte a value, two's complement."
-    behavior = "Error at most 1/254 of the block's largest magnitude. One outlier spoils its block and no other."
-    related = ("minmax", "fp", "qsgdinf")
 
 
 @method

@@ -81,11 +81,11 @@ class _Preset(NamedTuple):
 
 
 PRESETS: dict[str, _Preset] = {
-    "mxfp4": _Preset(FloatFormat(2, 1), 32, "e8m0"),
-    "mxfp6": _Preset(FloatFormat(3, 2), 32, "e8m0"),
-    "mxfp6e2m3": _Preset(FloatFormat(2, 3), 32, "e8m0"),
-    "mxfp8": _Preset(FloatFormat(4, 3, reserved=1), 32, "e8m0"),
-    "mxfp8e5m2": _Preset(FloatFormat(5, 2, reserved=4), 32, "e8m0"),
+    "mxfp4": _Preset(FloatFormat(2, 1), 32, "floor"),
+    "mxfp6": _Preset(FloatFormat(3, 2), 32, "floor"),
+    "mxfp6e2m3": _Preset(FloatFormat(2, 3), 32, "floor"),
+    "mxfp8": _Preset(FloatFormat(4, 3, reserved=1), 32, "floor"),
+    "mxfp8e5m2": _Preset(FloatFormat(5, 2, reserved=4), 32, "floor"),
     "nvfp4": _Preset(FloatFormat(2, 1), 16, "e4m3"),
 }
 
@@ -138,8 +138,8 @@ class Fp(Composed):
     scale: str | None = parameter(
         None,
         "best: least squared error of the values; absmax: their largest below the format's; by a fitted law: max (the "
-        "paper's rule), the largest that it expects, mean (the authors' code), error, least mean relative error; or "
-        "how blocks do it",
+        "paper's rule), the largest that it expects, mean (the authors' code), error, least mean relative error; "
+        "of blocks: floor (OCP), ceil, even or rceil (NVIDIA) a power of two, e4m3 a float8",
         choices=(BEST, *RULES, *_blocks.BLOCK_SCALES),
         optional=True,
     )
@@ -162,10 +162,10 @@ class Fp(Composed):
         preset = PRESETS.get(self.format)
         if preset is not None:
             self._settle("block", preset.block)
-            self._settle("scale", preset.scale)
+            self._settle("scale", preset.scale, only_missing=preset.scale != "e4m3" and self.scale in _blocks.POWERS)
         if self.block is None and self.scale in _blocks.BLOCK_SCALES:
             self._settle("block", _blocks.BLOCKS[self.scale])
-        self._settle("scale", BEST if self.block is None else "e8m0", only_missing=True)
+        self._settle("scale", BEST if self.block is None else "floor", only_missing=True)
         if self.block is not None and self.scale not in _blocks.BLOCK_SCALES:
             wanted = ", ".join(_blocks.BLOCK_SCALES)
             raise UsageError(
@@ -195,7 +195,7 @@ class Fp(Composed):
         """The spec: a format by its word, ``bits`` of an automatic one, and what differs from what those imply."""
         preset = PRESETS.get(self.format)
         implied = {
-            "scale": BEST if self.block is None else "e8m0",
+            "scale": BEST if self.block is None else "floor",
             "block": None,
             **({"scale": preset.scale, "block": preset.block} if preset else {}),
         }

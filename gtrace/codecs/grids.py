@@ -162,16 +162,20 @@ class Stochastic(Rounding):
         """At fixed width the kernel looks symbols up as it unpacks them."""
         grid, coder = _of(parts)
         values = grid.signed_values(found.state)
-        out = np.empty(found.size + found.tail.size, np.float32)
-        out[found.size :] = found.tail
-        width, rounded = width_for(values.size), out[: found.size]
-        if width and coder.is_fixed(flags):
-            raw = checked_fixed(found.coded, found.size, width)
-            if not _rounding.restore_packed(raw, width, found.bucket, found.scales, values, rounded):
-                check_symbol(values.size, values.size)
+        width = width_for(values.size)
+        packed = bool(width) and coder.is_fixed(flags)
+        # Both see that the bytes hold so many symbols, before memory is taken for them.
+        if packed:
+            symbols: NDArray[Any] = checked_fixed(found.coded, found.size, width)
         else:
             symbols = coder.read(found.coded, flags, found.size, grid, found.state)
+        out = np.empty(found.size + found.tail.size, np.float32)
+        out[found.size :] = found.tail
+        rounded = out[: found.size]
+        if not packed:
             _rounding.restore(symbols, found.bucket, found.scales, values, rounded)
+        elif not _rounding.restore_packed(symbols, width, found.bucket, found.scales, values, rounded):
+            check_symbol(values.size, values.size)
         return out
 
     def simulate(
@@ -376,6 +380,14 @@ class Powers(LevelGrid):
 
     def levels(self, state: State) -> NDArray[np.float32]:
         return _powers(self.p, self.bits, self.zero)
+
+
+@dataclass(frozen=True)
+class Halves(Powers):
+    """0 and powers of 1/2."""
+
+    zero: bool = True
+    p: float = 0.5
 
 
 @lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ from gtrace.codecs.grids import (
     EqualSteps,
     Exponents,
     FittedPowers,
+    Halves,
     LeastVariance,
     LeastVarianceByGradient,
     Optimal,
@@ -135,6 +136,28 @@ class Nuqsgd(Composed):
         "Better than qsgd at equal levels in large buckets; more bits add levels near 0 only, so error stops falling."
     )
     related = ("natural", "amq", "alq")
+
+
+@method
+class Luq(Composed):
+    """Powers of 1/2 below a tensor's largest magnitude: FP4 with three bits of exponent at four bits."""
+
+    name = "luq"
+    parts = levels(Halves(), BucketNorm("linf", None))
+    summary = "powers of 1/2 below the largest magnitude, rounded at random"
+    formula = (
+        "Q(v) = M sign(v) l, l in {0, 2^-(m-2), ..., 1/2, 1}, m = 2^(bits-1), M = max|v|, rounded stochastically, "
+        "below the least level too"
+    )
+    paper = "Chmiel et al., Accurate Neural Training with 4-bit Matrix Multiplications at Standard Formats, 2023"
+    corrections = ("the largest magnitude is the tensor's own; the paper foretells it from the steps before",)
+    about = "How 4-bit training rounds neural gradients: a float with no mantissa, unbiased at both ends of its range."
+    sends = _HUFFMAN
+    behavior = (
+        "Relative variance at most 1/8 in its range of 2^(m-2), whatever the law; below it values are zero or the "
+        "least level. More bits widen the range and refine nothing."
+    )
+    related = ("nuqsgd", "natural", "fp")
 
 
 @method

@@ -231,11 +231,11 @@ class Sender:
 
     def payload(self, values: Any, step: int) -> bytes:
         """The payload at a step with the current codec."""
-        return self._engine.encode(self.codec, self.state, values, self._key(step))
+        return self._engine.encode(self.codec, self.state, values, self.key(step))
 
     def rounds(self, values: Any, step: int) -> Rounds:
         """A linear codec's rounds instead of a message; its state becomes the next step's when they end."""
-        ended = yield from self.codec.rounds(self.state, self._engine.on_host(values), self._key(step))
+        ended = yield from self.codec.rounds(self.state, self._engine.on_host(values), self.key(step))
         self.state = ended.state
         return ended
 
@@ -245,7 +245,8 @@ class Sender:
             host = self._engine.on_host
             self.state = self.codec.update(self.state, host(values), host(decoded))
 
-    def _key(self, step: int) -> Key:
+    def key(self, step: int) -> Key:
+        """The key of a step's randomness."""
         return Key.derive(self._options.seed, tensor=self._tensor, step=step, worker=self._worker, role=self._role)
 
     def to_arrays(self) -> dict[str, Any]:

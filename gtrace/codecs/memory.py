@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from gtrace.buckets import bucket_scales
 from gtrace.codecs.base import parameter
 from gtrace.codecs.parts import FLOAT32_MAX, Memory
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     Arrays = Mapping[str, NDArray[Any]]
 
+#: values of a residual that share a scale
+_GROUP = 256
 #: a note of every codec with a residual: papers write the residual of the step, codecs see gradients
 UNITS = "the residual is kept in gradient units; the papers' holds steps, the same while the learning rate is constant"
 
@@ -55,6 +58,62 @@ class Residual(Memory):
         self, arrays: Arrays, x: NDArray[np.float32], given: NDArray[np.float32], decoded: NDArray[np.float32]
     ) -> dict[str, NDArray[Any]]:
         return {"residual": saturating(given, decoded, scale_y=-1.0)}
+
+
+@dataclass(frozen=True)
+class FadingResidual(Residual):
+    """A residual that fades, follows a moving average, is kept in few bits, or starts again now and then.
+
+    Kept as ``residual``: float32[n], or int8[n] with a float32 scale for each group of 256 in ``scales``; and the
+    number of steps as ``step``, if it is needed.
+    """
+
+    beta: float = parameter(
+        0.0,
+        "e <- beta e + (1 - beta) (what was lost): a moving average of errors, as in LoCo",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    decay: float = parameter(1.0, "what is added of e, as DeMo's and SparseLoCo's momentum", minimum=0.0, maximum=1.0)
+    reset: int | None = parameter(None, "forget e after so many steps; none for never", minimum=1, optional=True)
+    memory_bits: int | None = parameter(
+        None, "bits in which e is kept, rounded to nearest in groups of 256; none for float32", minimum=2, maximum=8
+    )
+
+    def start(self, size: int) -> dict[str, NDArray[Any]]:
+        kept = self._stored(np.zeros(size, np.float32))
+        return kept if self.reset is None else {**kept, "step": np.zeros((), np.int64)}
+
+    def given(self, arrays: Arrays, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        return saturating(x, self._residual(arrays), scale_y=self.decay)
+
+    def after(
+        self, arrays: Arrays, x: NDArray[np.float32], given: NDArray[np.float32], decoded: NDArray[np.float32]
+    ) -> dict[str, NDArray[Any]]:
+        lost = saturating(given, decoded, scale_y=-1.0)
+        if self.beta:
+            lost = saturating(self._residual(arrays), lost, self.beta, 1.0 - self.beta)
+        if self.reset is None:
+            return self._stored(lost)
+        step = np.asarray(arrays["step"] + 1, np.int64)
+        return {**self._stored(lost if step % self.reset else np.zeros_like(lost)), "step": step}
+
+    def _stored(self, residual: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        if self.memory_bits is None:
+            return {"residual": residual}
+        top = (1 << self.memory_bits - 1) - 1
+        scales = bucket_scales(residual, "linf", _GROUP)
+        each = np.repeat(scales, _GROUP)[: residual.size]
+        codes = np.divide(residual, each, out=np.zeros(residual.size, np.float32), where=each > 0)
+        return {"residual": np.rint(codes * np.float32(top)).astype(np.int8), "scales": scales}
+
+    def _residual(self, arrays: Arrays) -> NDArray[np.float32]:
+        kept: NDArray[Any] = arrays["residual"]
+        if self.memory_bits is None:
+            return kept
+        top = np.float32((1 << self.memory_bits - 1) - 1)
+        opened: NDArray[np.float32] = kept.astype(np.float32) / top * np.repeat(arrays["scales"], _GROUP)[: kept.size]
+        return opened
 
 
 @dataclass(frozen=True)

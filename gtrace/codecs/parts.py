@@ -16,7 +16,7 @@ import numpy as np
 
 from gtrace.codecs.base import Measured
 from gtrace.errors import PayloadError
-from gtrace.kernels.norms import GIVEN
+from gtrace.kernels.norms import GIVEN, count_nonfinite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +48,17 @@ class Scaled(NamedTuple):
     bucket: int
     tail: NDArray[np.float32] = _NONE
     norm: int = GIVEN
+
+
+def finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Decoded values, unchanged.
+
+    Raises:
+        PayloadError: a value is not finite.
+    """
+    if count_nonfinite(values):
+        raise PayloadError("payload holds a value that is not finite")
+    return values
 
 
 class Opened(NamedTuple):
@@ -192,7 +203,7 @@ class Scale(Word):
         head = end + 4 * (size - split)
         if len(body) < head:
             raise PayloadError(f"payload body of {len(body)} bytes is shorter than its {head} bytes of norms")
-        tail = np.frombuffer(body[end:head], "<f4").astype(np.float32) if split < size else _NONE
+        tail = finite(np.frombuffer(body[end:head], "<f4").astype(np.float32)) if split < size else _NONE
         scales = self.read(body[:end]) if end else self.absent
         return Opened(state, split, scales, self.over(split), tail, body[head:])
 

@@ -51,10 +51,10 @@ class Sign(FixedGrid):
         self, symbols: NDArray[np.uint8], scales: NDArray[np.float32], bucket: int, size: int
     ) -> NDArray[np.float32]:
         """The scale with the signs; zeros if neither was sent."""
+        if size and not symbols.size and scales.size:
+            raise PayloadError(f"payload holds a scale and no signs of {size} values")
         out = np.zeros(size, np.float32)
-        if size and not symbols.size:
-            if scales.size:
-                raise PayloadError(f"payload holds a scale and no signs of {size} values")
+        if not symbols.size:
             return out
         if scales.ndim < 2:
             magnitude = scales[0] if scales.size else np.float32(1)

@@ -6,6 +6,7 @@ import hashlib
 import math
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -13,11 +14,21 @@ import numpy as np
 from gtrace.codecs.base import CodedBits, Measured, coder_parameter, parameter
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.memory import UNITS, Residual, averaged, saturating
-from gtrace.codecs.parts import FLOAT32_MAX, Coder, FixedGrid, Memory, Nearest, Parts
-from gtrace.coding import CodedBlock, Floats, decode_floats, expected_floats, width_for
+from gtrace.codecs.parts import FLOAT32_MAX, Coder, FixedGrid, Memory, Nearest, Parts, Rounding
+from gtrace.codecs.spec import codec
+from gtrace.coding import (
+    ENVELOPE_BYTES,
+    CodedBlock,
+    Floats,
+    decode_floats,
+    expected_floats,
+    open_envelope,
+    seal,
+    width_for,
+)
 from gtrace.coding.fixed import from_words, to_words, word_room
 from gtrace.coding.sparse import decode_positions, decode_sparse, encode_positions
-from gtrace.errors import PayloadError
+from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import elias as _elias
 from gtrace.kernels.norms import power_sum
@@ -28,11 +39,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.parts import Scaled
+    from gtrace.codecs.base import Codec
+    from gtrace.codecs.parts import Opened, Scaled
     from gtrace.sketch import MomentSketch
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _LENGTH = struct.Struct("<I")
+#: the number of values, the length of their positions, and the flags of their payload
+_INNER = struct.Struct("<IIH")
 _SEED = struct.Struct("<I")
 _SCALE = struct.Struct("<f")
 #: flag of a payload whose values are coded
@@ -68,9 +82,13 @@ class Largest(FixedGrid):
 
     ratio: float = parameter(0.01, "share of the values that is sent, at least one", minimum=0.0, maximum=1.0)
 
+    def positions(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Where the largest are, ascending; of equal ones the first."""
+        return largest(magnitudes(x), kept(self.ratio, x.size))
+
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
-        """The largest; of equal ones the first."""
-        positions = largest(magnitudes(v.x), kept(self.ratio, v.x.size))
+        """The largest."""
+        positions = self.positions(v.x)
         return Kept(positions, v.x[positions], v.x.size)
 
     def values(self, symbols: Kept, scales: NDArray[np.float32], bucket: int, size: int) -> NDArray[np.float32]:
@@ -78,6 +96,24 @@ class Largest(FixedGrid):
         out = np.zeros(size, np.float32)
         out[symbols.positions] = symbols.values
         return out
+
+
+@dataclass(frozen=True)
+class LargestOfChunks(Largest):
+    """The largest magnitudes of the tensor, or of each chunk of it."""
+
+    chunk: int | None = parameter(
+        None, "choose in each chunk of so many values; none for the whole tensor", minimum=1, optional=True
+    )
+
+    def positions(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
+        """In each chunk the same number, at least one."""
+        chunk = self.chunk or max(1, x.size)
+        chosen = [
+            start + super(LargestOfChunks, self).positions(x[start : start + chunk])
+            for start in range(0, x.size, chunk)
+        ]
+        return np.concatenate(chosen) if chosen else np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -108,6 +144,78 @@ class Threshold(Largest):
         return Kept(positions, x[positions], x.size)
 
 
+@lru_cache(maxsize=64)
+def _values_codec(spec: str) -> Codec:
+    """The codec of a sparsifier's values.
+
+    Raises:
+        UsageError: it keeps a memory, which would belong to other positions at every step.
+    """
+    made = codec(spec)
+    if made.stateful:
+        raise UsageError(f"values={spec}: a memory goes before the sparsifier; write ef: in front of it")
+    return made
+
+
+@dataclass(frozen=True)
+class Chosen(Rounding):
+    """The grid's choice of values, as they are or through a codec of their own."""
+
+    values: str | None = parameter(
+        None,
+        "a codec for the chosen values, last in a spec: values=intn:bits=2,group=64; none for float32",
+        optional=True,
+    )
+
+    @property
+    def deterministic(self) -> bool:
+        """Unless the values' codec is not."""
+        return self.values is None or _values_codec(self.values).deterministic
+
+    def symbols(self, grid: Largest, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> Kept:
+        """The choice, with values as the grid finds them."""
+        return grid.nearest(state, v, key)
+
+    def write(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[bytes, int]:
+        """The positions and the body of the values' payload, after their number, lengths and flags."""
+        if self.values is None:
+            return super().write(parts, state, v, key)
+        chosen, inner = self.symbols(cast("Largest", parts.grid), state, v, key), _values_codec(self.values)
+        places = cast("IndexValue", parts.coder).places(chosen)
+        payload = inner.encode(inner.init(chosen.values.size), chosen.values, key)
+        body, flags = open_envelope(payload, codec=inner.wire_name, size=chosen.values.size, shared=b"")
+        return _INNER.pack(chosen.values.size, len(places), flags) + places + bytes(body), 0
+
+    def read(self, parts: Parts, found: Opened, flags: int) -> NDArray[np.float32]:
+        """Undo :meth:`write`."""
+        if self.values is None:
+            return super().read(parts, found, flags)
+        inner, data = _values_codec(self.values), found.coded
+        if flags or len(data) < _INNER.size:
+            raise PayloadError("payload ends before the length of its positions, or has unknown flags")
+        count, length, own = _INNER.unpack_from(data)
+        end = _INNER.size + length
+        positions = cast("IndexValue", parts.coder).find(data[_INNER.size : end], found.size, count)
+        payload = seal(bytes(data[end:]), codec=inner.wire_name, size=positions.size, shared=b"", flags=own)
+        values = inner.decode(b"", payload, positions.size)
+        return cast("Largest", parts.grid).values(Kept(positions, values, found.size), found.scales, 1, found.size)
+
+    def simulate(
+        self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]
+    ) -> tuple[NDArray[np.float32], Measured]:
+        """The same without the bytes of the values."""
+        if self.values is None:
+            return super().simulate(parts, state, v, key)
+        chosen, inner = self.symbols(cast("Largest", parts.grid), state, v, key), _values_codec(self.values)
+        count = chosen.values.size
+        found = inner.simulate(inner.init(count), chosen.values, key)
+        head = 8 * (_INNER.size + len(cast("IndexValue", parts.coder).places(chosen)))
+        sent = head + 8.0 * (found.payload_bytes - ENVELOPE_BYTES)
+        each = [head + count * bits for bits in found.coded] if found.coded else [sent] * 3
+        decoded = cast("Largest", parts.grid).values(chosen._replace(values=found.values), v.scales, 1, v.x.size)
+        return decoded, Measured(sent, *each)
+
+
 @dataclass(frozen=True)
 class IndexValue(Coder):
     """Positions and values: gaps and exponents in the shortest of several codes, or both at fixed width."""
@@ -118,13 +226,30 @@ class IndexValue(Coder):
         choices=("gaps", "fixed"),
     )
 
+    def places(self, symbols: Kept) -> bytes:
+        """The positions alone."""
+        if self.coder == "fixed":
+            return _fixed(symbols.positions, symbols.size)
+        return encode_positions(symbols.positions, symbols.size)
+
+    def find(self, data: memoryview, size: int, count: int) -> NDArray[np.int64]:
+        """Undo :meth:`places` for ``count`` positions in a tensor of ``size`` values.
+
+        Raises:
+            PayloadError: bytes that it never returns.
+        """
+        found = decode_positions(data, size) if self.coder == "gaps" else _positions(data, size, count)
+        if found.size != count:
+            raise PayloadError(f"payload holds {found.size} positions of {count} values")
+        return found
+
     def write(self, symbols: Kept, grid: FixedGrid, state: State) -> tuple[bytes, int]:
         """Positions, then values; flag 1: the exponents of the values are coded."""
-        positions, values, size = symbols
+        positions, values, _ = symbols
+        places = self.places(symbols)
         if self.coder == "fixed":
-            return _fixed(positions, size) + values.astype("<f4").tobytes(), 0
+            return places + values.astype("<f4").tobytes(), 0
         found = Floats(values)
-        places = encode_positions(positions, size)
         coded = _LENGTH.pack(len(places)) + places + found.encode()
         if found.coded and len(coded) < len(places) + 4 * positions.size:
             return coded, _CODED
@@ -156,7 +281,7 @@ class TopK(Composed):
     """The k largest magnitudes exactly, the rest zero."""
 
     name = "topk"
-    parts = Parts(grid=Largest(), rounding=Nearest(), coder=IndexValue())
+    parts = Parts(grid=LargestOfChunks(), rounding=Chosen(), coder=IndexValue())
     summary = "the largest magnitudes exactly, the rest zero"
     formula = "Q(v_i) = v_i for the k largest |v_i|, else 0; k = max(1, round(ratio n))"
     paper = "Alistarh et al., The Convergence of Sparsified Gradient Methods, 2018"
@@ -178,7 +303,7 @@ class MemSgd(Composed):
     """Top-k with memory: what is not sent is added to the next gradient."""
 
     name = "mem-sgd"
-    parts = Parts(memory=Residual(), grid=Largest(), rounding=Nearest(), coder=IndexValue())
+    parts = Parts(memory=Residual(), grid=LargestOfChunks(), rounding=Chosen(), coder=IndexValue())
     summary = "the largest magnitudes exactly, the rest kept for the next step"
     formula = "p = v + e; Q(p_i) = p_i for the k largest |p_i|, else 0; e <- p - Q(p)"
     paper = "Stich, Cordonnier and Jaggi, Sparsified SGD with Memory, 2018"
@@ -200,7 +325,7 @@ class Dropping(Composed):
     """A threshold on the magnitudes, from all of them or from a sample, with memory."""
 
     name = "dropping"
-    parts = Parts(memory=Residual(), grid=Threshold(), rounding=Nearest(), coder=IndexValue())
+    parts = Parts(memory=Residual(), grid=Threshold(), rounding=Chosen(), coder=IndexValue())
     summary = "magnitudes from a threshold on exactly, the rest kept for the next step"
     formula = "p = v + e; Q(p_i) = p_i where |p_i| >= t, else 0; t = the ratio's quantile; e <- p - Q(p)"
     paper = "Aji and Heafield, Sparse Communication for Distributed Gradient Descent, 2017"
@@ -482,7 +607,7 @@ class Velocity(Memory):
 
 
 @dataclass(frozen=True)
-class WarmingUp(Largest):
+class WarmingUp(LargestOfChunks):
     """The largest magnitudes, at first more of them; goes with a memory that counts steps."""
 
     warmup: int = parameter(0, "steps over which the ratio falls, from 1/4 in four stages, each a quarter", minimum=0)
@@ -495,7 +620,7 @@ class WarmingUp(Largest):
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
         """The largest, at the ratio of the step."""
-        return Largest(self.ratio_at(int(state.arrays["step"]))).nearest(state, v, key)
+        return LargestOfChunks(self.ratio_at(int(state.arrays["step"])), self.chunk).nearest(state, v, key)
 
 
 @method
@@ -507,7 +632,7 @@ class Dgc(Composed):
     """
 
     name = "dgc"
-    parts = Parts(memory=Velocity(), grid=WarmingUp(0.001), rounding=Nearest(), coder=IndexValue())
+    parts = Parts(memory=Velocity(), grid=WarmingUp(0.001), rounding=Chosen(), coder=IndexValue())
     summary = "the largest sums of momentum exactly, the rest kept; warm-up, clipping, factor masking"
     formula = "u <- beta u + clip(v); e <- e + u; send e_i for the k largest |e_i|, and set their e_i and u_i to 0"
     paper = "Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training, 2018"
@@ -584,18 +709,28 @@ def _unfixed(body: memoryview, size: int) -> tuple[NDArray[np.int64], NDArray[np
     Raises:
         PayloadError: the body does not hold them.
     """
-    width = width_for(size)
-    count = 8 * len(body) // (32 + width)
-    split = -(-count * width // 8)
-    if count > size or len(body) != split + 4 * count:
+    count = 8 * len(body) // (32 + width_for(size))
+    split = -(-count * width_for(size) // 8)
+    if len(body) != split + 4 * count:
         raise PayloadError(f"payload body of {len(body)} bytes does not fit a tensor of {size} values")
-    spare = 8 * split - count * width
-    if spare and body[split - 1] >> (8 - spare):
-        raise PayloadError("padding after the last position is not zero")
-    positions = np.zeros(count, np.int64)
-    if width and not _elias.read_wide(to_words(body[:split]), width, size, positions):
-        raise PayloadError("payload holds positions that are not ascending or lie beyond the tensor")
+    positions = _positions(body[:split], size, count)
     values = np.frombuffer(body[split:], "<f4").astype(np.float32)
     if not np.isfinite(values).all():
         raise PayloadError("payload holds a value that is not finite")
     return positions, values
+
+
+def _positions(data: memoryview, size: int, count: int) -> NDArray[np.int64]:
+    """``count`` positions as :func:`_fixed` writes them.
+
+    Raises:
+        PayloadError: other bytes.
+    """
+    width = width_for(size)
+    spare = 8 * len(data) - count * width
+    if count > size or not 0 <= spare < 8 or (spare and data[-1] >> (8 - spare)):
+        raise PayloadError(f"{len(data)} bytes of positions do not fit a tensor of {size} values, or end with set bits")
+    positions = np.zeros(count, np.int64)
+    if width and not _elias.read_wide(to_words(data), width, size, positions):
+        raise PayloadError("payload holds positions that are not ascending or lie beyond the tensor")
+    return positions

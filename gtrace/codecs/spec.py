@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _REGISTRY: dict[str, type[Codec]] = {}
 _WRAPPERS: dict[str, type[Codec]] = {}
 C = TypeVar("C", bound="type[Codec]")
+#: characters of a spec; a thousand prefixes would nest deeper than Python calls
+MAX_SPEC = 500
 
 
 class Elsewhere(NamedTuple):
@@ -124,13 +126,16 @@ def parse_spec(text: str) -> Spec:
     """Take a spec apart: prefixes, the codec's name, its parameters.
 
     Raises:
-        UsageError: an unknown name, text that is not ``key=value``, a key given twice, or a prefix without a codec.
+        UsageError: an unknown name, text that is not ``key=value``, a key given twice, a prefix without a codec, or
+            more than :data:`MAX_SPEC` characters.
 
     >>> parse_spec("ef:rotate:block=256:qsgdinf:bits=3")
     Spec(wrappers=(('ef', {}), ('rotate', {'block': '256'})), name='qsgdinf', given={'bits': '3'})
     """
     wrappers: list[tuple[str, dict[str, str]]] = []
     rest = text.strip()
+    if len(rest) > MAX_SPEC:
+        raise UsageError(f"codec '{rest[:40]}...': has {len(rest)} characters; a spec has at most {MAX_SPEC}")
     while True:
         name, _, rest = rest.partition(":")
         name = name.strip()
@@ -195,7 +200,9 @@ def split_specs(text: str) -> list[str]:
 
 
 def _given(spec: str, name: str, text: str) -> dict[str, str]:
-    given: dict[str, str] = {}
+    # A codec inside a codec goes last, and what follows it belongs to it.
+    text, inner, own = text.partition("values=")
+    given: dict[str, str] = {"values": own.strip()} if inner and own else {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         key, equals, value = part.partition("=")
         word = codec_class(name).word

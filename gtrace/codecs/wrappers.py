@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import numpy as np
-
 from gtrace.buckets import as_values
-from gtrace.codecs.base import Codec, CodedBits, Simulated, checked_values, parameter
+from gtrace.codecs.base import Codec, Simulated, checked_values
 from gtrace.codecs.engine import assembled
-from gtrace.codecs.memory import UNITS, Accumulated, MomentumSum, Residual
+from gtrace.codecs.memory import UNITS, Accumulated, FadingResidual, MomentumSum
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register_wrapper
-from gtrace.coding import open_envelope, seal
-from gtrace.errors import PayloadError, UsageError
-from gtrace.kernels import hadamard as _hadamard
+from gtrace.errors import UsageError
 from gtrace.types import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.codecs.base import Rounds
@@ -33,7 +28,6 @@ if TYPE_CHECKING:
 W = TypeVar("W", bound="type[Wrapper]")
 #: prefix of the names of the inner codec's arrays in the wrapper's state
 INNER = "inner."
-_SEED = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -209,16 +203,22 @@ def prefix(cls: W) -> W:
 class ErrorFeedback(MemoryWrapper):
     """Error feedback around any codec: ``ef:topk:ratio=0.01``.
 
-    The state holds ``residual`` (float32[n]) and the inner codec's arrays. Payloads are the inner codec's. If a codec's
-    error exceeds the gradient itself, the residual grows without end: unbiased codecs with few bits in large
-    buckets do this, and scaled random choice; take smaller buckets, or ``randomk:scale=false``.
+    The state holds ``residual`` (float32[n]; int8[n] and ``scales`` with ``memory_bits``) and the inner codec's
+    arrays. Payloads are the inner codec's. ``ef:beta=0.8,reset=1024,memory_bits=8:intn`` is LoCo, and
+    ``ef:decay=0.999:dct:topk:ratio=0.008,chunk=4096`` what DeMo sends. If a codec's error exceeds the gradient
+    itself, the residual grows without end: unbiased codecs with few bits in large buckets do this, and scaled
+    random choice; take smaller buckets, or ``randomk:scale=false``.
     """
 
     name = "ef"
-    parts = Parts(memory=Residual())
+    parts = Parts(memory=FadingResidual())
     summary = "error feedback around any codec: what was lost is sent with the next gradient"
     formula = "send Q(v + e); e <- v + e - Q(v + e)"
-    paper = "Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019"
+    paper = (
+        "Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019; "
+        "beta, reset and memory_bits: Xie et al., LoCo: Low-Bit Communication Adaptor for Large-scale Model Training, "
+        "2024"
+    )
     corrections = (UNITS,)
     about = "The memory that makes biased codecs converge: what this step lost is added to the next gradient."
     sends = "The payload of the codec inside."
@@ -273,111 +273,3 @@ class Momentum(MemoryWrapper):
     related = ("signum", "dgc")
     unbiased = False
     stateful = True
-
-
-@register_wrapper
-@dataclass(frozen=True)
-class Rotate(Wrapper):
-    """A seeded randomized Hadamard rotation around any codec: ``rotate:qsgdinf:bits=3``.
-
-    Values are rotated in blocks, encoded, decoded and rotated back. Every encoding has its own rotation, with its
-    seed in 32 bits of the payload. A stateful codec inside needs the same coordinates at every step, so around it the
-    rotation stays the same and no seed is sent; it is better to keep memory outside:
-    ``ef:rotate:signsgd``. ``rotate:signsgd:scale=energy`` is DRIVE with Hadamard rotations.
-    """
-
-    name = "rotate"
-    summary = "a random Hadamard rotation before any codec, undone after it"
-    formula = "R'(Q(R v)), R = H D / sqrt(block) per block, D random signs, H the Walsh-Hadamard matrix"
-    paper = (
-        "Suresh et al., Distributed Mean Estimation with Limited Communication, 2017; "
-        "Vargaftik et al., DRIVE: One-bit Distributed Mean Estimation, 2021"
-    )
-    corrections = (
-        "a tensor is not padded to a power of two: it is rotated in blocks, and a rest in smaller powers of two",
-    )
-    about = "Spreads outliers over a block, after which values are nearly normal and coarse grids and signs fit."
-    sends = "The rotation's seed (u32) if one is needed, then the body of the payload of the codec inside."
-    behavior = "Helps codecs whose scale an outlier spoils; hurts sparsifiers, as nothing is sparse afterwards."
-    related = ("signsgd", "qsgdinf", "minmax")
-
-    block: int = parameter(1024, "values that are mixed with each other, a power of two", minimum=2, maximum=1 << 20)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # Around a stateful codec the rotation is always the same.
-        object.__setattr__(self, "deterministic", self.inner.deterministic and self.inner.stateful)
-        if self.block & (self.block - 1):
-            raise UsageError(
-                f"codec rotate: block={self.block} is not a power of two; try {1 << self.block.bit_length()}"
-            )
-        # With a stateless codec inside, every worker rotates by signs of its own, so sums of payloads mean nothing.
-        object.__setattr__(self, "linear", self.inner.linear and self.inner.stateful)
-
-    @property
-    def wire_name(self) -> str:
-        """The wrapper's own name: a receiver that does not rotate back must refuse the payload."""
-        return self.name
-
-    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
-        """The rotated values of a stateful codec; other codecs are fitted the same in every rotation."""
-        return self._rotated(checked_values(state, values), 0)
-
-    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """The seed if one is needed, then the body of the inner payload of the rotated values."""
-        x = checked_values(state, values)
-        seed = 0 if self.inner.stateful else key[1] & 0xFFFFFFFF
-        inner_shared = self.shared(state)
-        payload = self.inner.encode(self.inner_state(state), self._rotated(x, seed), _inner_key(key))
-        body, flags = open_envelope(payload, codec=self.inner.wire_name, size=x.size, shared=inner_shared)
-        head = b"" if self.inner.stateful else _SEED.pack(seed)
-        return seal(head + body, codec=self.name, size=x.size, shared=inner_shared, flags=flags)
-
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
-        """Undo :meth:`encode`."""
-        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
-        seed, head = 0, 0
-        if not self.inner.stateful:
-            if len(body) < _SEED.size:
-                raise PayloadError("payload is too short for the seed of its rotation")
-            (seed,) = _SEED.unpack_from(body)
-            head = _SEED.size
-        wrapped = seal(bytes(body[head:]), codec=self.inner.wire_name, size=size, shared=shared, flags=flags)
-        return self._rotated(self.inner.decode(shared, wrapped, size), seed, back=True)
-
-    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """The inner codec's result for the rotated values; its payload and the seed are sent."""
-        x = checked_values(state, values)
-        seed, head = (0, 0) if self.inner.stateful else (key[1] & 0xFFFFFFFF, _SEED.size)
-        found = self.inner.simulate(self.inner_state(state), self._rotated(x, seed), _inner_key(key))
-        coded = found.coded and CodedBits(*(bits + 8 * head / max(1, x.size) for bits in found.coded))
-        return Simulated(self._rotated(found.values, seed, back=True), found.payload_bytes + head, coded)
-
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
-        """Update the inner codec, in its own coordinates."""
-        if not self.inner.stateful:
-            return state
-        return super().update(state, values, self._rotated(decoded, 0))
-
-    def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
-        """The inner codec's rounds, rotated back at the end; all workers rotate by the same signs."""
-        ended = yield from super().rounds(state, values, key)
-        decoded, own = (self._rotated(array, 0, back=True) for array in (ended.decoded, ended.own))
-        return ended._replace(decoded=decoded, own=own)
-
-    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        """The mean: a vote over signs means nothing once they are rotated back."""
-        return Codec.aggregate(self, decoded)
-
-    def _rotated(self, x: NDArray[np.float32], seed: int, *, back: bool = False) -> NDArray[np.float32]:
-        digest = hashlib.blake2b(_SEED.pack(seed), digest_size=16).digest()
-        high, low = (np.uint64(int.from_bytes(half, "little")) for half in (digest[:8], digest[8:]))
-        out = np.empty(x.size, np.float32)
-        _hadamard.rotate(x, self.block, high, low, back, out)
-        return out
-
-
-def _inner_key(key: tuple[int, int]) -> tuple[int, int]:
-    """Another key for the inner codec: a second rotation must not undo the first one's signs."""
-    digest = hashlib.blake2b(struct.pack("<QQ", *key), digest_size=16, person=b"rotated").digest()
-    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")

@@ -11,6 +11,10 @@ MAGIC = b"GTP1"
 _HEADER = struct.Struct("<4sHHQII")
 #: bytes of the envelope; counted apart from the payload so that counts compare with the papers'
 ENVELOPE_BYTES = _HEADER.size
+#: A payload of one byte holds at most this many values, so that a receiver's memory grows with what it received.
+MOST_PER_BYTE = 1 << 20
+#: flag of a body that zeros make long enough; its last four bytes are their number, these included
+_PADDED = 1 << 15
 
 
 def codec_number(name: str) -> int:
@@ -19,7 +23,14 @@ def codec_number(name: str) -> int:
 
 
 def seal(body: bytes, *, codec: str, size: int, shared: bytes, flags: int = 0) -> bytes:
-    """Put the envelope before a payload body: magic, codec, flags, elements, checksums of shared and body."""
+    """Put the envelope before a payload body: magic, codec, flags, elements, checksums of shared and body.
+
+    A body with less than a byte for each 2^20 elements, such as that of a large tensor of zeros, is padded.
+    """
+    lacking = size // MOST_PER_BYTE - ENVELOPE_BYTES - len(body)
+    if lacking > 0:
+        padding = lacking + 4
+        body, flags = body + bytes(lacking) + padding.to_bytes(4, "little"), flags | _PADDED
     return _HEADER.pack(MAGIC, codec_number(codec), flags, size, zlib.crc32(shared), zlib.crc32(body)) + body
 
 
@@ -33,7 +44,8 @@ def open_envelope(payload: bytes, *, codec: str, size: int, shared: bytes) -> tu
         shared: the shared bytes that the receiver holds.
 
     Raises:
-        PayloadError: too short, not a gtrace payload, of another codec, size or shared state, or damaged.
+        PayloadError: too short, also for so many elements, not a gtrace payload, of another codec, size or shared
+            state, or damaged.
     """
     if len(payload) < ENVELOPE_BYTES:
         raise PayloadError(f"payload of {len(payload)} bytes is shorter than its envelope of {ENVELOPE_BYTES}")
@@ -44,9 +56,16 @@ def open_envelope(payload: bytes, *, codec: str, size: int, shared: bytes) -> tu
         raise PayloadError(f"payload of another codec than {codec}")
     if count != size:
         raise PayloadError(f"payload of {count} elements where {size} were expected")
+    if size > MOST_PER_BYTE * len(payload):
+        raise PayloadError(f"payload of {len(payload)} bytes cannot hold {size} elements")
     if shared_sum != zlib.crc32(shared):
         raise PayloadError("payload made with other shared bytes (levels, code) than the receiver holds")
     body = memoryview(payload)[ENVELOPE_BYTES:]
     if body_sum != zlib.crc32(body):
         raise PayloadError("payload damaged: the checksum of its body does not match")
-    return body, int(flags)
+    if flags & _PADDED:
+        padding = int.from_bytes(body[-4:], "little")
+        if not 4 < padding <= len(body) or any(body[-padding:-4]):
+            raise PayloadError("payload has padding that no encoder writes")
+        body = body[:-padding]
+    return body, int(flags & ~_PADDED)

@@ -22,6 +22,7 @@ _16 = np.uint32(16)
 _CHUNK = 1024
 _ZERO = np.float32(0.0)
 _S31 = np.uint64(31)
+_S16 = np.uint64(16)
 
 
 @jit
@@ -42,11 +43,76 @@ def round_affine(x: Singles, low: float, width: float, steps: int, out: Symbols)
 
 
 @jit
+def round_to_integers(
+    x: Singles, bucket: int, scales: Singles, steps: int, least: int, count: int, out: Symbols
+) -> None:
+    """The nearest of ``count`` integers from ``least`` on to x / scale * steps in float32, ties to even.
+
+    Args:
+        x: finite float32[n].
+        bucket: values per scale.
+        scales: float32, at least the bucket's largest magnitude.
+        steps: see above.
+        least: the first integer, at most 0.
+        count: number of integers.
+        out: uint16[n], written: the number of the integer, from 0.
+    """
+    step = np.float32(steps)
+    for b in range(scales.size):
+        start = b * bucket
+        v, target, scale = x[start : start + bucket], out[start : start + bucket], scales[b]
+        for i in range(v.size):
+            k = int(np.rint(v[i] / scale * step)) - least if scale else -least
+            target[i] = k if k < count else count - 1
+
+
+@jit
+def round_to_table(x: Singles, bucket: int, scales: Singles, middles: Singles, out: Symbols) -> None:
+    """The number of middles between entries of a table that lie below x / scale in float32.
+
+    Args:
+        x: finite float32[n].
+        bucket: values per scale.
+        scales: float32.
+        middles: float32[m], ascending.
+        out: uint16[n], written.
+    """
+    for b in range(scales.size):
+        start = b * bucket
+        v, target, scale = x[start : start + bucket], out[start : start + bucket], scales[b]
+        for i in range(v.size):
+            r = v[i] / scale if scale else np.float32(0.0)
+            low, high = 0, middles.size
+            while low < high:
+                middle = (low + high) >> 1
+                if middles[middle] < r:
+                    low = middle + 1
+                else:
+                    high = middle
+            target[i] = low
+
+
+@jit
 def to_bfloat16(bits: NDArray[np.uint32], out: Symbols) -> None:
     """Round the bits of finite float32 to the nearest upper half, ties to even; the largest is finite."""
     for i in range(bits.size):
         # Half of a last place, less one unless the last bit that stays is odd. No finite number overflows 32 bits.
         rounded = (bits[i] + (_REST + ((bits[i] >> _16) & _ONE))) >> _16
+        out[i] = (rounded & _SIGN) | min(rounded & _REST, _LARGEST)
+
+
+@jit
+def to_bfloat16_at_random(bits: NDArray[np.uint32], high: np.uint64, low: np.uint64, start: int, out: Symbols) -> None:
+    """Round the bits of finite float32 to one of the upper halves around them; the first is element ``start``.
+
+    Up with the lower half over 2^16 as probability, from 16 random bits, so the mean is exact below the largest.
+    """
+    add, flip, last = words(high, low, start)
+    first = np.uint64(start)
+    for i in range(bits.size):
+        random = np.uint32(mix((first + np.uint64(i)) & MASK32, add, flip, last) >> _S16)
+        # A carry beyond the largest exponent gives an infinity, not an overflow.
+        rounded = (bits[i] + random) >> _16
         out[i] = (rounded & _SIGN) | min(rounded & _REST, _LARGEST)
 
 

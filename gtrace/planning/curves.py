@@ -11,6 +11,7 @@ from gtrace.errors import UsageError
 from gtrace.noise import cost, predict
 from gtrace.sweep import EXPECTATION
 from gtrace.sweep.run import expectations
+from gtrace.sweep.schema import nonfinite_line
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
@@ -239,18 +240,19 @@ def measure(
         TraceError: the trace cannot be read.
     """
     table = _Filled([str(item) for item in codecs])
-    warnings: list[str] = []
+    noted: list[tuple[str, int, object]] = []
 
     def sink(block: Block) -> None:
-        warnings.extend(block.warnings)
         for found in block.tables:
             specs = [identity["codec"] for identity in found.identities]
             table.add(found.columns["tensor"], found.columns["step"], specs, found.columns)
+            noted.append((found.columns["tensor"], found.columns["step"], found.columns["note"]))
         for row in block.rows:
             table.add(row["tensor"], row["step"], [row["codec"]], row)
+            noted.append((row["tensor"], row["step"], row["note"]))
 
-    warnings[:0] = expectations(trace, codecs, sink, steps=steps, tensors=tensors, **settings)
-    return table.curves([info.name for info in trace.tensors]), warnings
+    warnings = expectations(trace, codecs, sink, steps=steps, tensors=tensors, **settings)
+    return table.curves([info.name for info in trace.tensors]), [*warnings, *nonfinite_line(noted)]
 
 
 def curves_of(result: SweepResult) -> Curves:

@@ -1,6 +1,6 @@
 """The plan: a codec for every tensor, its bits and error, and its stability; a file that people can read.
 
-YAML, or JSON if the name ends in ``.json``. It is read as untrusted input: of bounded size, with plain values only,
+TOML, or JSON if the name ends in ``.json``. It is read as untrusted input: of bounded size, with plain values only,
 and every field is checked.
 """
 
@@ -16,21 +16,18 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.spec import codec as build_codec
 from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.planning import toml
 from gtrace.trace.files import write_beside
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 FORMAT = "gtrace_plan"
 VERSION = 1
-PLAN_SUFFIXES = (".yaml", ".yml", ".json")
-#: a plan of ten thousand tensors has a few megabytes
-MAX_BYTES = 8 << 20
 MAX_TENSORS = 100_000
 MAX_TEXT = 4096
-#: limit on values of the provenance, at any depth
-MOST_FACTS = 100_000
+_REMEDY = "make a plan with gtrace plan TRACE --max-bits 3 -o plan.toml"
 #: relative gain over the best uniform choice below which a plan is not worth its effort
 WORTH = 0.05
 
@@ -241,27 +238,20 @@ def save_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False) 
 
     Raises:
         OutputExistsError: the path exists and ``force`` is off, or is a folder.
-        UsageError: its folder does not exist, or it cannot be written.
+        UsageError: its name ends neither in .toml nor in .json, its folder does not exist, or it cannot be written.
     """
     place = Path(path)
     if place.is_dir() or (place.exists() and not force):
         raise OutputExistsError(f"{place} already exists. Use --force to replace it or -o to write elsewhere.")
+    toml.check_suffix(place)
     plain = to_plain(plan)
-    if place.suffix == ".json":
-        text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
-    else:
-        import yaml
-
-        text = yaml.dump(plain, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), **_STYLE)
+    text = toml.dump(plain) if place.suffix == ".toml" else json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
     if not place.parent.is_dir():
         raise UsageError(f"{place}: the folder {place.parent} does not exist; create it or choose another -o")
     try:
         write_beside(str(place), text.encode())
     except OSError as error:
         raise UsageError(f"{place}: cannot be written ({error.strerror}); choose another -o") from None
-
-
-_STYLE: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": None, "width": 120}
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
@@ -271,9 +261,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         TraceError: missing, not a plan, damaged, or from a newer version.
     """
     place = Path(path)
-    plain = _parsed(place)
-    if not isinstance(plain, dict) or FORMAT not in plain:
-        raise TraceError(f"{place}: not a plan; make one with gtrace plan TRACE --max-bits 3 -o plan.yaml")
+    plain = toml.load(place, "a plan", _REMEDY)
+    if FORMAT not in plain:
+        raise TraceError(f"{place}: not a plan; {_REMEDY}")
     version = plain.pop(FORMAT)
     if version != VERSION:
         raise TraceError(f"{place}: has version {_short(version)}, but this gtrace reads {VERSION}; plan again")
@@ -285,9 +275,6 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         if not isinstance(row, dict):
             raise TraceError(f"{place}: tensors.{_short(name)}: expected codec, elements, bits and error; plan again")
         rows.append({"tensor": name, **row})
-    if plain.get("objective") == "squared":
-        # Its name in older plans.
-        plain["objective"] = "error"
     plan: Plan = _read(Plan, {**plain, "tensors": rows}, str(place))
     for where, spec in [("default", plan.default), *((f"tensors.{row.tensor}", row.codec) for row in plan.tensors)]:
         try:
@@ -305,32 +292,6 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 def is_plan(start: bytes) -> bool:
     """Whether a file with these first bytes is a plan."""
     return start.lstrip(b"{ \n\r\t\"'").startswith(FORMAT.encode())
-
-
-def _parsed(place: Path) -> Any:
-    try:
-        if place.is_dir():
-            raise TraceError(f"{place}: is a folder, not a plan; make a plan with gtrace plan TRACE --max-bits 3")
-        if not place.is_file():
-            raise TraceError(f"{place}: no such plan; make one with gtrace plan TRACE --max-bits 3")
-        if place.stat().st_size > MAX_BYTES:
-            raise TraceError(f"{place}: has more than {MAX_BYTES >> 20} MB, which no plan has")
-        text = place.read_bytes().decode()
-    except OSError as error:
-        raise TraceError(f"{place}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise TraceError(f"{place}: not a text file, so not a plan") from None
-    if place.suffix == ".json":
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise TraceError(f"{place}: not valid JSON ({' '.join(str(error).split())[:100]})") from None
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise TraceError(f"{place}: not valid YAML ({' '.join(str(error).split())[:100]})") from None
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
@@ -354,8 +315,6 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if getattr(kind, "__origin__", kind) is dict:
         if not isinstance(value, dict):
             raise _wrong(where, value, "names with values")
-        if sum(1 for _ in _inside(value)) >= MOST_FACTS:
-            raise TraceError(f"{where}: holds more than {MOST_FACTS} values; no plan does")
         return dict(value)
     return _read_scalar(kind, value, where)
 
@@ -378,19 +337,6 @@ def _read_scalar(kind: Any, value: Any, where: str) -> Any:
     return kind(value)
 
 
-def _inside(value: Any) -> Iterator[None]:
-    """One item for each value inside a value, aliases counted again, up to slightly more than the limit."""
-    stack, seen = [value], 0
-    while stack and seen < MOST_FACTS:
-        item = stack.pop()
-        seen += 1
-        yield None
-        if isinstance(item, dict):
-            stack.extend(item.values())
-        elif isinstance(item, list):
-            stack.extend(item)
-
-
 def _record(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise _wrong(where, value, "names with values")
@@ -403,6 +349,9 @@ def _record(kind: Any, value: Any, where: str) -> Any:
         inside = f"{where}: {item.name}" if kind is Plan else f"{where}.{item.name}"
         if item.name in value:
             found[item.name] = _read(types[item.name], value[item.name], inside)
+        elif type(None) in get_args(types[item.name]):
+            # TOML has no word for None.
+            found[item.name] = None
         elif item.default is item.default_factory:
             raise TraceError(f"{inside}: is missing; plan again")
     return kind(**found)
@@ -413,7 +362,6 @@ def _wrong(where: str, value: Any, wanted: str) -> TraceError:
 
 
 def _short(value: Any) -> str:
-    # With aliases, a few bytes can expand to more than any memory.
     return value[:80] if isinstance(value, str) else reprlib.repr(value)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from gtrace.errors import TraceError, UsageError
-from gtrace.planning.plan import PLAN_SUFFIXES, is_plan, load_plan
+from gtrace.planning.plan import is_plan, load_plan
+from gtrace.planning.toml import SUFFIXES as PLAN_SUFFIXES
 from gtrace.report.analysis.groups import TensorGroup, group_tensors
 from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool, analyze_runs, pool_runs
 from gtrace.report.analysis.savings import Savings, savings_of_runs, savings_of_sweep

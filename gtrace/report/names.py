@@ -8,7 +8,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 #: Shown for a value that was not measured or cannot be compared.
 MISSING = "–"
@@ -115,6 +115,36 @@ def count(value: float, noun: str, plural: str | None = None) -> str:
     return f"{value:,.0f} {noun if value == 1 else plural or noun + 's'}"
 
 
+def steps_in_words(counts: Mapping[tuple[int, str, int], int]) -> str:
+    """Recorded steps of every (rank, kind, optimizer): how many each has, and what there are several of.
+
+    >>> steps_in_words({(0, "weight", optimizer): 20 for optimizer in range(2)})
+    '20 steps of each of 2 optimizers'
+    >>> steps_in_words({(rank, kind, 0): n + rank for rank in range(2) for kind, n in (("weight", 9), ("neural", 5))})
+    '9 to 10 steps of weight and 5 to 6 of neural gradients on each of 2 ranks'
+    >>> steps_in_words({})
+    'no steps'
+    """
+    kinds: dict[str, list[int]] = {}
+    for (_, kind, _), steps in counts.items():
+        kinds.setdefault(kind, []).append(steps)
+    # Second moments come with the gradients of the same steps.
+    kinds = {kind: found for kind, found in kinds.items() if kind != "second_moment"} or kinds
+    ranges = {
+        kind: " to ".join(f"{n:,}" for n in dict.fromkeys((min(found), max(found)))) for kind, found in kinds.items()
+    }
+    if not ranges:
+        return "no steps"
+    first, *others = ranges.items()
+    said = f"{first[1]} step{'s' * (first[1] != '1')}"
+    if len(set(ranges.values())) > 1:
+        said += f" of {first[0]}" + "".join(f" and {steps} of {kind}" for kind, steps in others) + " gradients"
+    for place, what, between in ((2, "optimizer", "of"), (0, "rank", "on")):
+        several = len({stream[place] for stream in counts})
+        said += f" {between} each of {several} {what}s" if several > 1 else ""
+    return said
+
+
 def listed(items: Iterable[str], limit: int = 6) -> str:
     """Items as prose; past ``limit`` the rest is counted.
 
@@ -165,16 +195,18 @@ def percent(share: float) -> str:
     return MISSING if math.isnan(share) else f"{share:.0%}"
 
 
-_BLOCKS, _PLAIN_BLOCKS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
+_BLOCKS, _PLAIN_BLOCKS = "▁▂▃▄▅▆▇█×", "_.-:=+*#!"
 
 
 def sparkline(values: Sequence[float], width: int = 12, encoding: str = "utf-8") -> str:
     """Values over time as up to ``width`` blocks from their smallest to their largest; NaN is a gap.
 
-    >>> sparkline([1.0, 2.0, float("nan"), 8.0]), sparkline([0.0, 1.0], encoding="ascii")
-    ('▁▂ █', '_#')
+    A block of which more than half is infinite becomes ``×``, or ``!`` without Unicode.
+
+    >>> sparkline([1.0, 2.0, float("nan"), 8.0]), sparkline([0.0, 1.0, float("inf")], encoding="ascii")
+    ('▁▂ █', '_#!')
     """
-    blocks = _BLOCKS if literal(_BLOCKS, encoding) == _BLOCKS else _PLAIN_BLOCKS
+    *blocks, broken = _BLOCKS if literal(_BLOCKS, encoding) == _BLOCKS else _PLAIN_BLOCKS
     length = min(len(values), width)
     if not length:
         return ""
@@ -182,9 +214,13 @@ def sparkline(values: Sequence[float], width: int = 12, encoding: str = "utf-8")
     known = [[v for v in part if math.isfinite(v)] for part in parts]
     means = [sum(part) / len(part) if part else math.nan for part in known]
     finite = [m for m in means if math.isfinite(m)]
-    if not finite:
+    bad = [2 * sum(map(math.isinf, part)) > len(part) for part in parts]
+    if not finite and not any(bad):
         return ""
-    low, high = min(finite), max(finite)
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     top = len(blocks) - 1
     scale = top / (high - low) if high > low else 0.0
-    return "".join(" " if math.isnan(m) else blocks[round((m - low) * scale)] for m in means)
+    return "".join(
+        broken if infinite else " " if math.isnan(m) else blocks[round((m - low) * scale)]
+        for m, infinite in zip(means, bad, strict=True)
+    )

@@ -168,7 +168,7 @@ def choose_formats(
 def recipe(
     trace: Trace, layers: Sequence[LayerFormats], rule: ScaleRule, options: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The format table as plain values, for YAML and JSON.
+    """The format table as plain values, for TOML and JSON.
 
     Args:
         trace: what it was made from; its fingerprint goes in.

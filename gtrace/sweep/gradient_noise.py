@@ -45,6 +45,7 @@ _SUMMARIES = (
     "--noise if the training accumulates micro-batches"
 )
 _NEURAL = "gradients of layer outputs belong to single samples, so averaging over workers does not reduce their noise"
+_MADE = "noise is estimated from gradients alone: what an optimizer makes of them carries over from step to step"
 
 
 class _Replicas(NamedTuple):
@@ -121,7 +122,7 @@ class Yardstick:
             return {"from": sources}
         infos = self._infos.values()
         if any(info.kind != "weight" for info in infos):
-            return {"from": [], "why": _NEURAL}
+            return {"from": [], "why": _NEURAL if any(info.kind == "neural" for info in infos) else _MADE}
         return {"from": [], "why": _SUMMARIES if any(info.sketches for info in infos) else _ALONE}
 
     def noise(self, name: str, step: int) -> Noise | None:

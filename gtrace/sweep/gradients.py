@@ -9,7 +9,7 @@ import math
 import operator
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from gtrace.kernels.compare import weighted_sums
 from gtrace.kernels.norms import count_nonfinite, power_sum
 from gtrace.metrics import Blocks, WeightedSums, update_weights
 from gtrace.noise import Noise, added
+from gtrace.settings import KINDS
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.gradient_noise import Yardstick, stream
 from gtrace.sweep.jobs import Totals
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
     from gtrace.types import SummarySpec
 
 
-Kind: TypeAlias = Literal["weight", "neural"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind: TypeAlias = Literal["weight", "neural", "update", "outer", "momentum"]
 #: values of one step that are held while other steps are held too
 _PIECE = 1 << 17
 
@@ -125,13 +125,14 @@ class PartialSketch:
 
 
 def _choose_kind(trace: Trace, kind: Kind | None) -> Kind:
-    kinds = {info.kind for info in trace.tensors}
+    there = {info.kind for info in trace.tensors}
+    kinds = [known for known in KINDS if known in there]
     if kind is None:
-        return "neural" if kinds == {"neural"} else "weight"
+        return cast("Kind", kinds[0] if kinds else "weight")
     if kind not in KINDS:
         raise UsageError(f"--kind: '{kind}' is unknown; {suggest(kind, KINDS)}")
     if kinds and kind not in kinds:
-        raise UsageError(f"--kind: the trace holds no {kind} gradients, only {' and '.join(sorted(kinds))} ones")
+        raise UsageError(f"--kind: the trace has no {KINDS[kind]}, only {' and '.join(map(KINDS.__getitem__, kinds))}")
     return kind
 
 
@@ -153,7 +154,7 @@ class Gradients:
     Args:
         trace: it may hold several streams, one per optimizer; each tensor is read from its own.
         globs: only tensors whose name matches one of these; None for all.
-        kind: only gradients of this kind; None for gradients of weights if there are any.
+        kind: only this kind; None for the first of :data:`gtrace.settings.KINDS` that the trace has.
         chunk: elements that are summarized at a time.
 
     Attributes:
@@ -176,7 +177,8 @@ class Gradients:
         self._streams = {info.name: stream(info) for info in self.infos}
         self._sketched = {info.name: bool(info.sketches) for info in self.infos}
         self._sizes = {info.name: info.size for info in self.infos}
-        recorded = any(info.kind == SECOND_MOMENT for info in trace.tensors)
+        # They are the divisors of gradients, not of what an optimizer made of them.
+        recorded = self.kind == "weight" and any(info.kind == SECOND_MOMENT for info in trace.tensors)
         moments = {info.name: SecondMoments(trace, info) for info in self.infos if recorded}
         self.moments = {name: found for name, found in moments.items() if found.steps}
         self._present = {name: frozenset(steps) for name, steps in self.steps.items()}

@@ -125,7 +125,6 @@ class Block:
 
     rows: list[Row]
     times: list[Timing]
-    warnings: list[str] = field(default_factory=list)
     details: list[Detail] = field(default_factory=list)
     tables: list[RowTable] = field(default_factory=list)
     values: int = 0

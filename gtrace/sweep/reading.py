@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import shutil
 import sqlite3
-from contextlib import closing, contextmanager
+import tempfile
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -12,38 +17,71 @@ import numpy as np
 
 from gtrace.errors import TraceError, printable
 from gtrace.sweep.schema import COLUMNS, FORMAT, KEY, MEASURED, OF_CODEC, TABLES, TEXTS, VERSION
+from gtrace.trace.files import check_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
 
 #: length of the longest text that is read from a file
 MAX_TEXT = 1 << 26
+#: characters of a name or a warning, and warnings, that are read
+MAX_NAME, MAX_WARNINGS = 4096, 10_000
 # How a journal ends that names a super-journal, which SQLite deletes after the rollback; one database needs none.
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
+def reading(path: Path, *, locked: bool = False) -> Iterator[sqlite3.Connection]:
     """A connection that reads a result file and turns its errors into one line; the folder stays as it was.
 
+    A file that no sweep is writing is read without locks, logs or rollbacks. What a killed writer left beside it is
+    applied to a copy.
+
+    Args:
+        path: the file.
+        locked: the caller holds its lock, so no other sweep is writing it.
+
     Raises:
-        TraceError: the file, or one beside it, is not a result file, is damaged, or could do harm.
+        TraceError: the file, or one beside it, is not a result file, is damaged, or could do harm; or the disk has no
+            room for the copy.
     """
     if not path.is_file():
         raise TraceError(f"{path}: no such file; `gtrace sweep TRACE` makes one")
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{_mode(path)}", uri=True)) as sql:
+        with ExitStack() as stack:
+            place, mode = path.resolve(), "mode=ro&immutable=1"
+            left = _left_beside(place)
+            if not locked and is_owned(place):
+                mode = "mode=ro"
+            elif left:
+                place = _copied(place, left, stack.enter_context(tempfile.TemporaryDirectory(prefix="gtrace-")))
+                mode = "mode=rw"
+            sql = stack.enter_context(closing(sqlite3.connect(f"{place.as_uri()}?{mode}", uri=True)))
             restrict(sql)
             yield sql
     except (OSError, sqlite3.Error, ValueError, RecursionError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise TraceError(
+                f"{path}: a killed sweep left a log beside it, and {tempfile.gettempdir()} has no room for a copy; "
+                "resume the sweep, or set TMPDIR"
+            ) from None
         reason = "nested too deep" if isinstance(error, RecursionError) else printable(str(error))
         raise TraceError(
             f"{path}: not a gtrace sweep, or a damaged one ({reason}); run the sweep again with --force"
         ) from None
+
+
+def is_owned(path: Path) -> bool:
+    """Whether a sweep is writing the file, see :func:`gtrace.sweep.store.own`."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno == errno.EWOULDBLOCK
+    return False
 
 
 def restrict(sql: sqlite3.Connection) -> None:
@@ -53,38 +91,37 @@ def restrict(sql: sqlite3.Connection) -> None:
     sql.execute("PRAGMA cell_size_check=ON")
 
 
-def check_journal(path: Path) -> bool:
-    """Whether a rollback journal is beside a result file.
+def _left_beside(path: Path) -> list[Path]:
+    """The log and the journal that a killed writer left, if they hold anything.
 
     Raises:
-        ValueError: gtrace did not write that journal.
+        ValueError: gtrace did not write them.
     """
-    journal = path.with_name(path.name + "-journal")
-    if journal.is_symlink() or (journal.exists() and not journal.is_file()):
-        raise ValueError(f"{journal.name} is not a regular file")
-    if not journal.exists():
-        return False
-    with journal.open("rb") as file:
-        file.seek(max(0, journal.stat().st_size - len(_SUPER_JOURNAL)))
-        if file.read() == _SUPER_JOURNAL:
-            raise ValueError(f"{journal.name} names another file that would be deleted")
-    return True
+    left = []
+    for file in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-journal")):
+        if file.is_symlink() or (file.exists() and not file.is_file()):
+            raise ValueError(f"{file.name} is not a regular file")
+        if not file.exists() or not file.stat().st_size:
+            continue
+        with file.open("rb") as opened:
+            opened.seek(max(0, file.stat().st_size - len(_SUPER_JOURNAL)))
+            if opened.read() == _SUPER_JOURNAL and file.name.endswith("-journal"):
+                raise ValueError(f"{file.name} names another file that would be deleted")
+        left.append(file)
+    return left
 
 
-def _mode(path: Path) -> str:
-    if check_journal(path):
-        # A writer that was killed while it closed left a journal; only a connection that may write can roll it back.
-        return "mode=rw"
-    with path.open("rb") as file:
-        versions = file.read(20)[18:]
-    # A file in write-ahead mode without a log has no writer; opening it normally would create a log that stays.
-    without_log = versions == b"\2\2" and not path.with_name(path.name + "-wal").exists()
-    return "mode=ro&immutable=1" if without_log else "mode=ro"
+def _copied(path: Path, left: list[Path], folder: str) -> Path:
+    check_room(folder, sum(file.stat().st_size for file in (path, *left)))
+    for file in (path, *left):
+        shutil.copyfile(file, Path(folder, file.name))
+    return Path(folder, path.name)
 
 
 def content_bytes(path: Path) -> int:
-    """Bytes of a result file and its log: an upper bound on its rows and texts."""
-    files = (path, path.with_name(path.name + "-wal"))
+    """Bytes of a result file, its log and its journal: an upper bound on its rows and texts."""
+    place = path.resolve()
+    files = [place.with_name(place.name + end) for end in ("", "-wal", "-journal")]
     return sum(file.stat().st_size for file in files if file.exists())
 
 
@@ -182,13 +219,17 @@ def check_detail(what: str, value: Any) -> None:
         ValueError: it does not.
     """
     kind = what.partition(" ")[0]
-    if kind not in ("levels", "density", "convergence", "noise", "samples", "cost"):
+    if kind not in ("levels", "density", "convergence", "noise", "samples", "cost", "exchange"):
         return
     fine = isinstance(value, dict)
     if fine and kind in ("samples", "cost"):
         own = ("signal",) if kind == "samples" else ("variance", "lost", *(("growth",) if "growth" in value else ()))
         fine = _numbers(value.get("gram")) > 0 and _numbers([value.get(name) for name in own]) == len(own)
         fine = fine and isinstance(value.get("from" if kind == "samples" else "unbiased"), (str, bool))
+    elif fine and kind == "exchange":
+        fine = all(isinstance(value.get(name), str) for name in ("codec", "exchange", "source"))
+        names = ("ranks", "error", "energy", "size", "sent", "across")
+        fine = fine and _numbers([value.get(name) for name in names]) == len(names)
     elif fine and kind == "levels":
         fine = isinstance(value.get("law"), str) and _numbers(value.get("levels")) > 0
     elif fine and kind == "density":
@@ -248,6 +289,16 @@ def read_rows(sql: sqlite3.Connection, limit: int) -> dict[str, NDArray[Any]]:
         else:
             whole[name] = values
     return {name: _typed(name, whole.get(name), count) for name in COLUMNS}
+
+
+def read_warnings(sql: sqlite3.Connection, limit: int) -> tuple[str, ...]:
+    """The warnings in order, and how many more there are; ``limit`` as for the rows."""
+    query = "SELECT CAST(substr(text, 1, ?) AS TEXT) FROM warnings WHERE text NOT NULL ORDER BY text LIMIT ?"
+    lines = [text for (text,) in bounded(sql.execute(query, (MAX_NAME, MAX_WARNINGS)), limit)]
+    (count,) = sql.execute("SELECT count(*) FROM (SELECT 1 FROM warnings LIMIT ?)", (limit,)).fetchone()
+    if count > len(lines) >= MAX_WARNINGS:
+        lines.append(f"{count - len(lines):,} more warnings are left out; the table warnings of the file has them all")
+    return tuple(lines)
 
 
 def read_times(sql: sqlite3.Connection, limit: int) -> dict[str, NDArray[Any]]:
@@ -314,6 +365,8 @@ def _named(
         wanted = (int if name == "bits" else str, NoneType)
         if not all(isinstance(row[k], wanted) for row in found):
             raise ValueError(f"{table} holds a {name} of another type")
+        if name in ("text", "codec", "method") and any(row[k] and len(row[k]) > MAX_NAME for row in found):
+            raise ValueError(f"{table} holds a {name} of more than {MAX_NAME} characters")
     columns = [np.array([*(row[k] for row in found), None], dtype=object) for k in range(1, 1 + len(names))]
     known = np.array([*(row[0] for row in found), np.nan], dtype=np.float64)
     # NaN is sorted behind every number.

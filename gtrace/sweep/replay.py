@@ -32,7 +32,7 @@ from gtrace.sweep.rows import (
     relate_to_noise,
     spec_name,
 )
-from gtrace.sweep.schema import EXPECTATION
+from gtrace.sweep.schema import EXPECTATION, NONFINITE
 from gtrace.sweep.sources import Sample, source_of
 from gtrace.sweep.store import RowTable
 
@@ -122,20 +122,19 @@ class Replay:
         step = job.steps[index]
         look = self._fits.look(index)
         reference, bad = look.reference, look.nonfinite
-        note, warnings = None, []
+        note = None
         if bad:
             taken = "taken as zero" if settings.nonfinite == "zero" else "skipped"
             where = f"{job.tensor} at step {step}: {bad} of {reference.size} gradients are not finite"
             if settings.nonfinite == "error":
                 raise TraceError(f"{where}; pass --nonfinite skip or zero, or sweep other --steps")
-            warnings.append(f"{where}; {taken}")
-            note = f"{bad} non-finite, {taken}"
+            note = f"{bad}{NONFINITE}{taken}"
         common: Row = {"tensor": job.tensor, "step": step, "n": reference.size, "note": note}
         if bad and settings.nonfinite == "skip":
             skipped = [
                 {**common, **self._identities[id(codec)], "draw": draw} for codec, draws in wanted for draw in draws
             ]
-            return Block(skipped, [], warnings)
+            return Block(skipped, [])
         common["energy"], common["mean_abs"] = reference.energy, reference.mean_abs
         self._window = self._ending(index) if index in self._ends else None
         rows: list[Row] = []
@@ -155,7 +154,7 @@ class Replay:
             relate_to_noise(rows, tables, wanted, noise)
             details.append((job.tensor, step, NOISE, noise._asdict()))
         self._fits.end()
-        return Block(rows, times, warnings, details, tables)
+        return Block(rows, times, details, tables)
 
     def _tables(self, group: Group, index: int, look: Seen, common: Row, times: list[Timing]) -> Iterator[RowTable]:
         """The rows of codecs that go through a step together: their expectations, and each draw."""

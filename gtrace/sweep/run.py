@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,6 +43,7 @@ from gtrace.sweep.rows import identity
 from gtrace.sweep.schema import EXPECTATION, OF_CODEC
 from gtrace.sweep.store import ResultStore, SweepResult
 from gtrace.trace import open_trace
+from gtrace.trace.choose import part_of
 from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
@@ -259,7 +260,13 @@ class _Sweep:
         """Warnings on how far the errors can be trusted, a line each."""
         found = []
         world = self._trace.attrs.get("world_size")
-        if isinstance(world, int) and world > 1 and any(info.stage == "reduced" for info in self._trace.tensors):
+        swept = {(info.kind, info.name) for info in self.gradients.infos}
+        parts = {(one.name, part_of(one)) for one in self._trace.tensors if (one.kind, one.name) in swept}
+        most = max(Counter(name for name, part in parts if part).values(), default=0)
+        if most > 1:
+            found.append(f"rows are about 1 of {most} parts of each sharded tensor; the others are on other ranks")
+        weights = self.gradients.kind == "weight" and isinstance(world, int) and world > 1
+        if weights and any(info.stage == "reduced" for info in self.gradients.infos):
             averages = f"gradients are averages over {world} processes"
             noisier = "those that each of them would send have more noise, so errors on the wire will be larger"
             found.append(f"{averages}; {noisier} (capture --local records them)")
@@ -301,9 +308,9 @@ class _Sweep:
             bare.append((replace(job, sketched=bool(one.sketches), sample=sample_of(one), shape=shape), one))
         jobs = []
         for job, tensor_info in bare:
-            if gradients.kind == "weight" and not job.sketched and job.sample is None:
+            if gradients.kind in ("weight", "update", "outer") and not job.sketched and job.sample is None:
                 # Existing and new rows make one sweep. Gradients of outputs belong to other samples
-                # at each step, so they have no sum.
+                # at each step, so they have no sum; momentum is a sum already.
                 job = replace(job, windows=windows_of(job.steps, self._steps | there[job.tensor]))
             # A codec may allocate among all tensors for its own rows, and among some for those of a plan.
             for among in dict.fromkeys(item.among for item in self.asked[job.tensor]):
@@ -389,7 +396,7 @@ def run_sweep(trace: Trace | str | os.PathLike[str], codecs: Sequence[TableLike]
 
             def sink(block: Block) -> None:
                 nonlocal count, done
-                store.add(block.rows, block.times, block.warnings, block.details, block.tables)
+                store.add(block.rows, block.times, details=block.details, tables=block.tables)
                 count += 1
                 done += block.values
                 if asked.progress is not None:

@@ -12,9 +12,11 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from gtrace.metrics import Comparison
+from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Iterable
 
 FORMAT = "gtrace-sweep"
 VERSION = 1
@@ -24,6 +26,9 @@ TABLES = ("meta", "warnings", "details", "texts", "codecs", "cells", "spent")
 
 #: draw number of a row of expectations
 EXPECTATION = -1
+
+#: in the note of a row whose gradient holds NaN or infinity, between their number and what was done
+NONFINITE = " non-finite, "
 
 #: Columns of a row: name -> (SQL type, unit or meaning). REAL columns hold NULL for "not measured".
 COLUMNS: dict[str, tuple[str, str]] = {
@@ -126,3 +131,26 @@ def create(sql: sqlite3.Connection) -> None:
     for statement in (_REST + _NAMES + _CELLS + _VIEWS).split(";"):
         if statement.strip():
             sql.execute(statement)
+
+
+def nonfinite_line(noted: Iterable[tuple[str, int, object]]) -> tuple[str, ...]:
+    """One warning that counts all gradients with NaN or infinity, of the (tensor, step, note) of rows; or none.
+
+    >>> nonfinite_line([("w", 3, None), ("w", 4, "2 non-finite, skipped"), ("b", 4, None)])
+    ('NaN or infinity in the gradients of 1 of 2 tensors, at 1 of 2 steps, first at step 4: skipped',)
+    """
+    tensors, steps = set(), set()
+    bad: dict[tuple[str, int], str] = {}
+    for tensor, step, note in noted:
+        if tensor != WHOLE_MODEL:
+            tensors.add(tensor)
+            steps.add(step)
+            if isinstance(note, str) and NONFINITE in note:
+                bad[tensor, step] = note.partition(NONFINITE)[2].partition(";")[0]
+    if not bad:
+        return ()
+    which = f"{len({tensor for tensor, _ in bad})} of {len(tensors)} tensor{'s' * (len(tensors) != 1)}"
+    times = {step for _, step in bad}
+    when = f"{len(times)} of {len(steps)} step{'s' * (len(steps) != 1)}, first at step {min(times)}"
+    done = " or ".join(sorted(set(bad.values())))
+    return (f"NaN or infinity in the gradients of {which}, at {when}: {done}",)

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import sqlite3
+import time
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -17,17 +18,28 @@ import numpy as np
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.sweep.reading import (
-    bounded,
     check_ends,
     content_bytes,
     read_details,
     read_meta,
     read_rows,
     read_times,
+    read_warnings,
     reading,
     restrict,
 )
-from gtrace.sweep.schema import EXPECTATION, FORMAT, KEY, MEASURED, OF_CODEC, ROWS, TEXTS, VERSION, create
+from gtrace.sweep.schema import (
+    EXPECTATION,
+    FORMAT,
+    KEY,
+    MEASURED,
+    OF_CODEC,
+    ROWS,
+    TEXTS,
+    VERSION,
+    create,
+    nonfinite_line,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,6 +48,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+#: attempts to lock a file, and seconds between them
+_TRIES, _PAUSE = 5, 0.02
 # File systems without such locks (some network ones) are written to without.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -63,19 +77,30 @@ def own(path: Path) -> Iterator[bool]:
         descriptor, new = os.open(path, flags), False
     _owned.add(descriptor)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno == errno.EWOULDBLOCK:
-                raise _taken(path) from None
-            if error.errno not in _NO_LOCKS:
-                raise
+        if not _locked(descriptor):
+            raise _taken(path)
         if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
             raise _taken(path)
         yield new
     finally:
         _owned.discard(descriptor)
         os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return True
+            if error.errno != errno.EWOULDBLOCK:
+                raise
+            # Readers look whether a sweep owns the file, and let go at once.
+            time.sleep(_PAUSE)
+        else:
+            return True
+    return False
 
 
 #: files that this process owns
@@ -146,7 +171,9 @@ class SweepResult:
             keep &= np.fromiter((value in wanted for value in self.columns[column].tolist()), np.bool_, len(self))
         if keep.all():
             return self
-        return replace(self, columns={name: column[keep] for name, column in self.columns.items()})
+        columns = {name: column[keep] for name, column in self.columns.items()}
+        others = [text for text in self.warnings if text not in _of_rows(self.columns)]
+        return replace(self, columns=columns, warnings=(*_of_rows(columns), *others))
 
     def __len__(self) -> int:
         return len(self.columns["tensor"])
@@ -181,6 +208,11 @@ class RowTable(NamedTuple):
 
     identities: Sequence[Mapping[str, Any]]
     columns: dict[str, Any]
+
+
+def _of_rows(columns: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+    """The warnings that rows say by themselves."""
+    return nonfinite_line(zip(*(columns[name].tolist() for name in ("tensor", "step", "note")), strict=True))
 
 
 def _plain(value: Any) -> Any:
@@ -242,6 +274,16 @@ class ResultStore:
             return cls(connection, path, owner.pop_all())
 
     @classmethod
+    @contextmanager
+    def reopen(cls, path: Path) -> Iterator[ResultStore]:
+        """Open a sweep that is there, to add to it."""
+        store = cls.create(path, {}, cls._fingerprint(path) or "", force=False)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    @classmethod
     def _start(cls, path: Path, provenance: Mapping[str, Any], fingerprint: str) -> sqlite3.Connection:
         connection = cls._connect(path)
         meta = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "provenance": provenance}
@@ -262,7 +304,7 @@ class ResultStore:
 
     @staticmethod
     def _fingerprint(path: Path) -> str | None:
-        with reading(path) as sql:
+        with reading(path, locked=True) as sql:
             meta = read_meta(sql, path)
             check_ends(sql, content_bytes(path))
         value = meta.get("fingerprint")
@@ -450,10 +492,10 @@ class ResultStore:
             sql.execute("BEGIN")
             limit = content_bytes(path)
             columns = read_rows(sql, limit)
-            warnings = sql.execute("SELECT CAST(text AS TEXT) FROM warnings WHERE text NOT NULL ORDER BY text")
-            lines = tuple(text for (text,) in bounded(warnings, limit))
+            lines = read_warnings(sql, limit)
             times = read_times(sql, limit)
             details = read_details(sql, limit)
+        lines = (*_of_rows(columns), *lines)
         return SweepResult(columns, meta.get("provenance", {}), lines, times, details, meta.get("selection", {}))
 
 

@@ -24,6 +24,19 @@ if TYPE_CHECKING:
 LOCAL, REDUCED = "local", "reduced"
 
 
+def main_gradient(parameter: torch.Tensor) -> tuple[torch.Tensor | None, str]:
+    """The gradient that Megatron accumulates beside ``grad``, in ``main_grad``, and its stage; None without one."""
+    found = getattr(parameter, "main_grad", None)
+    if not isinstance(found, torch.Tensor) or found.shape != parameter.shape:
+        return None, LOCAL
+    return found, LOCAL if process_place().world_size == 1 else REDUCED
+
+
+def given_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The gradient that an optimizer finds."""
+    return main_gradient(parameter)[0] if parameter.grad is None else parameter.grad
+
+
 @dataclass(slots=True)
 class _Copy:
     """The state of one parameter.

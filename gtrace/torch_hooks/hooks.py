@@ -151,6 +151,12 @@ class TrainingHooks:
         self.steps = 0
         #: seconds that training waited here
         self.seconds = 0.0
+        #: called after each step, and after one that was left out, with the optimizer, its number and the step's; set
+        #: it before ``install``
+        self.after: Callable[[Optimizer | Rounds, int, int], None] | None = None
+        #: called with the numbers of an optimizer and of a step that a gradient scaler left out
+        self.left_out: Callable[[int, int], None] = lambda _stream, _step: None
+        self._ending: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._inside = False
         self._skipped: int | torch.Tensor = 0
         self._wants = wants
@@ -194,6 +200,7 @@ class TrainingHooks:
     def install(self) -> None:
         """Start watching."""
         self._watching = True
+        self._rounds.weights = self.after is not None
         self.modules.install()
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._patch(torch.autograd, "backward", self._watch_backward)
@@ -333,6 +340,8 @@ class TrainingHooks:
         if not self._watches(optimizer) or is_nested(sys._getframe(2), self.evaluation):
             return None
         self._started += 1
+        if self.after is not None:
+            self._guarded(self._watch_end, optimizer)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             if backward_in_progress() >= 0:
@@ -345,6 +354,21 @@ class TrainingHooks:
         if "closure" in kwargs:
             return args, {**kwargs, "closure": watched}
         return (args[0], watched, *args[2:]), kwargs
+
+    def _watch_end(self, optimizer: Optimizer) -> None:
+        """Be called after this optimizer's steps, before the program's own hooks, which may change the weights."""
+        if optimizer in self._ending:
+            return
+        self._ending.add(optimizer)
+        handle = optimizer.register_step_post_hook(self._after_step)
+        optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)
+        self._handles.append(handle)
+
+    @never_compiled
+    def _after_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        stream = self._streams.get(optimizer)
+        if self.after is not None and stream is not None and not is_nested(sys._getframe(2), self.evaluation):
+            self._guarded(self.after, optimizer, stream.number, stream.steps - 1)
 
     def _watches(self, optimizer: object) -> bool:
         return self._only is None or any(optimizer is one for one in self._only)
@@ -372,8 +396,11 @@ class TrainingHooks:
     def _skip(self, optimizer: Optimizer) -> None:
         self._losses.use()
         self._losses.scaler = None
-        self._advance(optimizer)
+        stream, step = self._advance(optimizer)
         self._skipped += 1
+        self.left_out(stream, step)
+        if self.after is not None:
+            self.after(optimizer, stream, step)
         self._consume(optimizer)
         self._announce()
 
@@ -396,6 +423,9 @@ class TrainingHooks:
 
     def _end_round(self) -> None:
         self._guarded(self._take, self._rounds)
+        stream = self._streams.get(self._rounds)
+        if self.after is not None and stream is not None:
+            self._guarded(self.after, self._rounds, stream.number, stream.steps - 1)
         self._guarded(self._announce)
 
     def _announce(self) -> None:
@@ -426,7 +456,10 @@ class TrainingHooks:
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None:
             self._skipped = self._skipped + (found_inf > 0)
-        if not self._wants(stream, step) or (found_inf is not None and found_inf > 0):
+        if not self._wants(stream, step):
+            return
+        if found_inf is not None and found_inf > 0:
+            self.left_out(stream, step)
             return
         groups = optimizer.param_groups
         loss, micro_batches = self._losses.of(groups)

@@ -1,20 +1,24 @@
 """Runs a user's training program in this process, as Python itself would run it.
 
 ``sys.argv``, ``sys.path``, ``__main__``, ``__file__``, relative imports, pickling, spawned workers and exit
-codes are those of ``python SCRIPT`` and ``python -m MODULE``; tracebacks show the program's frames alone.
+codes are those of ``python SCRIPT``, ``python -m MODULE`` and ``python -c CODE``, or those of an installed console
+command; tracebacks show the program's frames alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import pkgutil
+import re
 import runpy
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import BuiltinImporter, SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -35,36 +39,40 @@ _MACHINERY = (
 )
 
 
-#: commands that people type before a script -> what to type here
-_COMMANDS = {
-    "python": "leave python out",
-    "python3": "leave python3 out",
-    "torchrun": "for torchrun write -m torch.distributed.run",
-    "accelerate": "for accelerate write -m accelerate.commands.accelerate_cli",
-}
+#: how much of a command's file says what runs it: its first line, or the second one for a long path
+_HEAD = 1024
 
 
 @dataclass(frozen=True)
 class Program:
-    """What to run: a script (a file, or a folder or zip file with a ``__main__``) or a module; its arguments."""
+    """What to run: a script (a file, or a folder or zip file with a ``__main__``), an installed console command, a
+    module, or code; its arguments.
+    """
 
     target: str
     args: tuple[str, ...] = ()
     is_module: bool = False
+    is_code: bool = False
 
     @property
     def argv(self) -> list[str]:
-        """The arguments after ``python`` on a command line that runs it."""
-        return ["-m", self.target, *self.args] if self.is_module else [self.target, *self.args]
+        """The arguments after ``python`` on a command line that runs it; a command begins with its name."""
+        return [*self._flag, self.target, *self.args]
 
     @property
     def called(self) -> str:
         """The program's name in messages."""
-        return f"-m {self.target}" if self.is_module else self.target
+        return "-c" if self.is_code else " ".join((*self._flag, self.target))
+
+    @property
+    def _flag(self) -> list[str]:
+        return ["-m"] if self.is_module else ["-c"] if self.is_code else []
 
     @property
     def stem(self) -> str:
         """A short name for files made from this program: ``train`` of ``runs/train.py`` or ``pkg.train``."""
+        if self.is_code:
+            return "run"
         if self.is_module:
             return self.target.removesuffix(".__main__").rpartition(".")[2]
         path = os.path.abspath(self.target)
@@ -72,27 +80,73 @@ class Program:
 
     @property
     def folder(self) -> str:
-        """The program's folder (for a module, the current folder)."""
-        return os.getcwd() if self.is_module else os.path.dirname(os.path.abspath(self.target))
+        """The program's folder (for a module, a command or code, the current folder)."""
+        if self.is_module or self.is_code or self.file != self.target:
+            return os.getcwd()
+        return os.path.dirname(os.path.abspath(self.target))
 
-    def check(self) -> None:
-        """Find errors that are visible before running anything.
+    @functools.cached_property
+    def file(self) -> str:
+        """The script: the target itself, or else the file of the command that a shell would find.
 
         Raises:
-            UsageError: the script does not exist.
+            UsageError: there is neither, or this Python does not run the command.
         """
-        if self.is_module or os.path.exists(self.target):
-            return
+        if os.path.isfile(self.target) or os.path.exists(os.path.join(self.target, "__main__.py")):
+            return self.target
+        place = None if os.sep in self.target else shutil.which(self.target)
+        if place is not None:
+            _check_command(self.target, place)
+            return place
+        if os.path.exists(self.target):
+            return self.target
         hint = ""
         if not self.target.endswith(".py") and os.path.exists(self.target + ".py"):
             hint = f"; did you mean {self.target}.py?"
         elif "." in self.target and os.path.exists(self.target.replace(".", os.sep) + ".py"):
             hint = f"; for a module write -m {self.target}"
-        elif self.target in _COMMANDS:
-            hint = f"; {_COMMANDS[self.target]}"
-        elif (place := shutil.which(self.target)) is not None and os.sep not in self.target:
-            hint = f"; it is a command: if it is written in Python, name its file, {place}"
         raise UsageError(f"{self.target}: no such script{hint}")
+
+    def check(self) -> None:
+        """Find errors that are visible before running anything.
+
+        Raises:
+            UsageError: the script or command does not exist, or this Python does not run the command.
+        """
+        if not self.is_module and not self.is_code:
+            _ = self.file
+
+
+def _check_command(name: str, place: str) -> None:
+    """Raise UsageError for a command that is not a script of this Python, or of another one with the same packages."""
+    runs_with = _interpreter(place)
+    if runs_with is None or not re.fullmatch(r"(python|pypy)[\d.]*", os.path.basename(runs_with)):
+        if re.fullmatch(r"python[\d.]*", name):
+            raise UsageError(f"{name}: leave {name} out; write the script, -m MODULE or -c CODE")
+        raise UsageError(f"{name}: {place} is not a Python script; write the script or -m MODULE that it starts")
+    # Not the file behind links: every virtual environment links the same one.
+    prefix = os.path.dirname(os.path.realpath(os.path.dirname(runs_with)))
+    if prefix not in (os.path.realpath(sys.prefix), os.path.dirname(os.path.realpath(os.path.dirname(sys.executable)))):
+        raise UsageError(
+            f"{name}: {place} runs with {runs_with}, and gtrace with {sys.executable}; install both in one environment"
+        )
+
+
+def _interpreter(place: str) -> str | None:
+    """The program that runs a script, by its first line; None for a file without such a line."""
+    try:
+        with open(place, "rb") as file:
+            lines = file.read(_HEAD).decode(errors="replace").splitlines()
+        words = shlex.split(lines[0].removeprefix("#!")) if lines and lines[0].startswith("#!") else []
+        if len(lines) > 1 and lines[1].startswith("'''exec' "):
+            # Installers write this where a path is too long, or has blanks, for the first line.
+            words = shlex.split(lines[1])[1:]
+    except (OSError, ValueError):
+        return None
+    if words and os.path.basename(words[0]) == "env":
+        named = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        return shutil.which(named[0]) if named else None
+    return words[0] if words else None
 
 
 @dataclass(frozen=True)
@@ -119,10 +173,12 @@ def run_program(program: Program) -> Outcome:
         try:
             if program.is_module:
                 runpy.run_module(program.target, run_name="__main__", alter_sys=True)
-            elif pkgutil.get_importer(program.target) is not None:
-                runpy.run_path(os.path.abspath(program.target), run_name="__main__")
+            elif program.is_code:
+                _execute(program.target, "<string>", BuiltinImporter)
+            elif pkgutil.get_importer(program.file) is not None:
+                runpy.run_path(os.path.abspath(program.file), run_name="__main__")
             else:
-                _run_script(program.target)
+                _run_script(program.file)
         except SystemExit as request:
             return Outcome(_exit_code(request))
         except KeyboardInterrupt:
@@ -142,18 +198,21 @@ def _run_script(path: str) -> None:
     full = os.path.join(os.getcwd(), path)  # not normalized: as the interpreter does it
     with io.open_code(full) as file:
         source = file.read()
+    _execute(source, full, SourceFileLoader("__main__", full), __file__=full, __cached__=None)
+
+
+def _execute(source: str | bytes, name: str, loader: object, **attributes: object) -> None:
     module = ModuleType("__main__")
-    module.__file__ = full
-    module.__loader__ = SourceFileLoader("__main__", full)
-    vars(module).update(__builtins__=sys.modules["builtins"], __cached__=None)
+    vars(module).update(__builtins__=sys.modules["builtins"], __loader__=loader, **attributes)
     sys.modules["__main__"] = module
-    exec(compile(source, full, "exec", dont_inherit=True), vars(module))  # noqa: S102
+    exec(compile(source, name, "exec", dont_inherit=True), vars(module))  # noqa: S102
 
 
 @contextlib.contextmanager
 def _as_main_program(program: Program) -> Iterator[None]:
     argv, path, main = sys.argv, sys.path, sys.modules["__main__"]
-    sys.argv = [program.target, *program.args]
+    first = program.target if program.is_module else "-c" if program.is_code else program.file
+    sys.argv = [first, *program.args]
     sys.path = list(path)
     if not sys.flags.safe_path:
         # The first entry is ours (the folder of the command gtrace); the program expects its own there.
@@ -168,9 +227,11 @@ def _as_main_program(program: Program) -> Iterator[None]:
 def _path_entries(program: Program) -> list[str]:
     if program.is_module:
         return [os.getcwd()]
-    if pkgutil.get_importer(program.target) is not None:
+    if program.is_code:
+        return [""]
+    if pkgutil.get_importer(program.file) is not None:
         return []  # runpy puts the folder or zip file there
-    return [os.path.dirname(os.path.realpath(program.target))]
+    return [os.path.dirname(os.path.realpath(program.file))]
 
 
 def _exit_code(request: SystemExit) -> int:

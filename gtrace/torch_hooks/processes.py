@@ -1,22 +1,25 @@
 """This process's place among several training processes, and its end.
 
-It also catches ends that no ``finally`` sees: ``os._exit`` and SIGTERM. Does not import torch.
+It also catches ends that no ``finally`` sees: ``os._exit``, SIGTERM and SIGHUP. Does not import torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import importlib
 import itertools
 import os
 import random
 import signal
+import socket
+import struct
 import sys
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from gtrace.torch_hooks.children import call_after_import
+from gtrace.torch_hooks.children import after_import, call_after_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,8 +130,10 @@ def _process(number: int) -> str:
     return f"{number}@{started}"
 
 
-#: exit code that a shell sees after SIGTERM
-TERMINATED = 128 + signal.SIGTERM
+#: signals that end a program by default and that it may survive for a moment
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+#: seconds that the main thread has to act on such a signal: it does not while it waits in a collective
+_REACTION = 0.5
 
 
 def before_shutdown(finish: Callable[[], object]) -> None:
@@ -139,17 +144,43 @@ def before_shutdown(finish: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def before_abrupt_exit(finish: Callable[[int], int]) -> Iterator[None]:
-    """Inside the block, call ``finish`` before this process ends by ``os._exit`` or SIGTERM.
+def counting_ctrl_c(press: Callable[[int], None]) -> Iterator[list[int]]:
+    """Inside the block, Ctrl-C raises nothing; ``press`` is called with how often it came, the list holds these."""
+    presses: list[int] = []
+    # None is a handler that only C knows, and that cannot be put back.
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in (
+        signal.SIG_IGN,
+        None,
+    ):
+        yield presses
+        return
 
-    Forked children end as they always did. An existing SIGTERM handler, or one that the program
-    installs, stays in charge.
+    def count(_number: int, _frame: FrameType | None) -> None:
+        presses.append(len(presses) + 1)
+        press(len(presses))
+
+    before = signal.signal(signal.SIGINT, count)
+    try:
+        yield presses
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def before_abrupt_exit(finish: Callable[[int], int], hurry: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Inside the block, call ``finish`` before this process ends by ``os._exit``, SIGTERM or SIGHUP.
+
+    Forked children end as they always did. An existing handler of a signal, or one that the program installs, stays in
+    charge. If the main thread is in a call that no signal handler can interrupt, another one does it.
 
     Args:
         finish: called with the exit code; its result is the code for ``os._exit``.
+        hurry: called first at a signal. If it returns True, the end is already under way, and the process ends by the
+            signal when the block does.
     """
-    owner = os.getpid()
-    leave = os._exit
+    owner, leave = os.getpid(), os._exit
+    once, seen = threading.Lock(), threading.Event()
+    late: list[int] = []
 
     def exit_after_finish(status: int) -> None:
         if os.getpid() == owner:
@@ -159,24 +190,92 @@ def before_abrupt_exit(finish: Callable[[int], int]) -> Iterator[None]:
                 leave(status)
         leave(status)
 
-    def terminate(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        try:
-            if os.getpid() == owner:
-                finish(TERMINATED)
-        finally:
-            os.kill(os.getpid(), number)
+    def end(number: int) -> None:
+        if os.getpid() == owner:
+            if hurry() or not once.acquire(blocking=False):
+                late.append(number)
+                return
+            try:
+                finish(128 + number)
+            finally:
+                _die(number)
+        _die(number)
 
-    watches_signal = (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
+    def handle(number: int, _frame: FrameType | None) -> None:
+        seen.set()
+        end(number)
+
+    def watched(number: int) -> None:
+        if signal.getsignal(number) is handle and not seen.wait(_REACTION):
+            end(number)
+
+    def watch() -> None:
+        if threading.current_thread() is threading.main_thread():
+            held.enter_context(_watching(watched))
+
+    main = threading.current_thread() is threading.main_thread()
+    ours = [number for number in _ENDINGS if main and signal.getsignal(number) is signal.SIG_DFL]
     os._exit = exit_after_finish  # type: ignore[assignment]
-    if watches_signal:
-        signal.signal(signal.SIGTERM, terminate)
+    for number in ours:
+        signal.signal(number, handle)
     try:
-        yield
+        # Not earlier: a program that never imports torch has no collectives, and gets no thread.
+        with contextlib.ExitStack() as held, after_import("torch", watch if ours else lambda: None):
+            yield
     finally:
         if os._exit is exit_after_finish:
             os._exit = leave
-        if watches_signal and signal.getsignal(signal.SIGTERM) is terminate:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            if signal.getsignal(number) is handle:
+                signal.signal(number, signal.SIG_DFL)
+        if late and os.getpid() == owner:
+            _die(late[0])
+
+
+def _die(number: int) -> None:
+    """End this process by a signal, from any thread: Python lets only the main one change a handler."""
+    ctypes.CDLL(None).signal(number, 0)  # SIG_DFL
+    os.kill(os.getpid(), number)
+
+
+@contextlib.contextmanager
+def _watching(act: Callable[[int], None]) -> Iterator[None]:
+    """Inside the block, call ``act`` in a thread for each signal that has a handler of Python's, as soon as it comes.
+
+    A handler itself only runs once the main thread is back from C. The program may take the descriptor for itself.
+    """
+    if not hasattr(socket, "SO_PASSCRED"):
+        yield
+        return
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    # A forked child writes its own signals into the same socket; the system says who wrote.
+    here.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    there.setblocking(False)
+
+    def watch() -> None:
+        owner = os.getpid()
+        while True:
+            data, about, *_ = here.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+            writer = _CREDENTIALS.unpack(about[0][2])[0] if about else 0
+            if writer == owner:
+                if data == b"\0":
+                    return
+                act(data[0])
+
+    with here, there:
+        before = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)
+        thread = threading.Thread(target=watch, name="gtrace-signals", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            if (last := signal.set_wakeup_fd(-1)) != there.fileno():
+                signal.set_wakeup_fd(last)
+            there.send(b"\0")
+            thread.join()
+
+
+#: of a process that writes into a socket: its id, its user, its group
+_CREDENTIALS = struct.Struct("3i")

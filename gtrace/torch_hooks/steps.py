@@ -39,7 +39,10 @@ class Rounds:
     def __init__(self, begin: Callable[[], bool], end: Callable[[], None]) -> None:
         #: optimizers by id, in the order of their first steps; a program that drops them gets their memory back
         self.members: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        #: whether to remember weights, too
+        self.weights = False
         self._gradients: dict[int, torch.Tensor] = {}
+        self._before: dict[int, torch.Tensor] = {}
         self._begin = begin
         self._end = end
         self._open: int | None = None
@@ -53,6 +56,10 @@ class Rounds:
     def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """The parameter's gradient at its step in this round."""
         return self._gradients.get(id(parameter))
+
+    def weight(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The parameter as its step in this round found it."""
+        return self._before.get(id(parameter), parameter)
 
     def add(self, optimizer: Optimizer, gradient: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
         """Add an optimizer that steps inside a backward pass.
@@ -73,6 +80,8 @@ class Rounds:
                     value = gradient(parameter)
                     if value is not None:
                         self._gradients[id(parameter)] = value.detach().clone()
+                        if self.weights:
+                            self._before[id(parameter)] = parameter.detach().clone()
 
     def close(self) -> None:
         """End the round: the backward pass is over."""
@@ -80,7 +89,7 @@ class Rounds:
             return
         self._open = None
         self._end()
-        self._gradients = {}
+        self._gradients, self._before = {}, {}
 
 
 @dataclass(slots=True, eq=False)

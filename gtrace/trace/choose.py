@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,13 +10,37 @@ import numpy as np
 
 from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.trace.format import SECOND_MOMENT
+from gtrace.trace.zarr import is_gtrace_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from gtrace.trace.reader import TensorInfo, Trace
+
+
+def newest_trace(folder: Path) -> Path:
+    """The trace of a folder that was written last, also one that is being written.
+
+    Raises:
+        TraceError: there is none.
+    """
+    files = [path for suffix in (".h5", ".hdf5") for path in folder.glob(f"*{suffix}")]
+    traces = [path for path in [*files, *folder.glob("*.zarr")] if path.is_file() or is_gtrace_zarr(path)]
+    if not traces:
+        raise TraceError(f"no trace in {folder.absolute()}: `gtrace capture SCRIPT` makes one, or name a trace")
+    return max(traces, key=_written)
+
+
+def _written(path: Path) -> float:
+    """When a trace was last changed: its rows are in files further down."""
+    changed = [path.stat().st_mtime]
+    for place in path.glob("rank*/*/step/*"):
+        with contextlib.suppress(FileNotFoundError):
+            changed.append(place.stat().st_mtime)
+    return max(changed)
 
 
 def choose_infos(

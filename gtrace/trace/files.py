@@ -32,7 +32,7 @@ _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 def write_file(path: str, *parts: bytes | memoryview) -> None:
-    """Write a file directly in its place; only for files that nobody reads yet."""
+    """Write a file directly in its place; only for files that nobody reads yet. One that fails takes no room."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | _NO_FOLLOW, 0o666)
     try:
         written = os.writev(descriptor, parts)
@@ -41,6 +41,9 @@ def write_file(path: str, *parts: bytes | memoryview) -> None:
             rest = memoryview(b"".join(parts))[written:]
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
+    except BaseException:
+        os.unlink(path)
+        raise
     finally:
         os.close(descriptor)
 
@@ -52,12 +55,27 @@ def write_beside(path: str, *parts: bytes | memoryview) -> None:
     to the disk: this protects against the death of the process, not of the machine.
     """
     beside = path + _PARTIAL
+    write_file(beside, *parts)
     try:
-        write_file(beside, *parts)
         os.replace(beside, path)
     except OSError:
         Path(beside).unlink(missing_ok=True)
         raise
+
+
+def write_over(path: str, data: bytes) -> None:
+    """Replace the content of a small file where it is, if the disk has room for that: for a disk that is full.
+
+    Raises:
+        OSError: there is no file, or no room; it is unchanged.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | _NO_FOLLOW)
+    try:
+        size = os.fstat(descriptor).st_size
+        os.posix_fallocate(descriptor, 0, max(size, len(data)))
+        os.pwrite(descriptor, data.ljust(size), 0)
+    finally:
+        os.close(descriptor)
 
 
 def check_room(folder: str | os.PathLike[str], needed: int) -> None:
@@ -193,6 +211,8 @@ def parse_json(text: str | bytes, where: str) -> object:
 
 def write_error(path: str | os.PathLike[str], error: Exception) -> TraceError:
     """A failure to write as a TraceError with the system's words, also from HDF5's long reports."""
+    if isinstance(error, FileNotFoundError):
+        return TraceError(f"{path}: is gone: it was deleted, moved or replaced while it was being written")
     number = getattr(error, "errno", None)
     if number is None and (code := _HDF5_ERRNO.search(str(error))):
         number = int(code[1])

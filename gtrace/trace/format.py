@@ -20,12 +20,22 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    #: called between pieces of work that take long together; returns whether what can be done later is wanted now
+    Beat = Callable[[], bool]
+
 
 FORMAT = "gtrace"
 VERSION = 1
 
 #: kind of gradient -> name of its groups, the default kind first.
-KINDS = {"weight": "weight_grad", "neural": "neural_grad", "second_moment": "second_moment"}
+KINDS = {
+    "weight": "weight_grad",
+    "neural": "neural_grad",
+    "second_moment": "second_moment",
+    "update": "update",
+    "outer": "outer_grad",
+    "momentum": "momentum",
+}
 #: The kind without gradients: Adam's running means of squared gradients, element by element.
 SECOND_MOMENT = "second_moment"
 
@@ -104,7 +114,7 @@ MAX_TABLE_CHUNK_BYTES = 1024 * 1024
 MAX_METADATA_BYTES = 4 * 1024 * 1024
 
 _RANK = re.compile(r"rank(\d{5,9})")
-_STREAM = re.compile(r"(weight_grad|neural_grad|second_moment)(?:_opt([1-9]\d{0,8}))?")
+_STREAM = re.compile(rf"({'|'.join(KINDS.values())})(?:_opt([1-9]\d{{0,8}}))?")
 
 
 class StreamKey(NamedTuple):
@@ -126,7 +136,7 @@ class StreamKey(NamedTuple):
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Sorts streams: by rank, weight before neural gradients before second moments, by optimizer."""
+        """Sorts streams: by rank, by kind in the order of ``KINDS``, by optimizer."""
         return self.rank, list(KINDS).index(self.kind), self.optimizer
 
     @classmethod
@@ -286,13 +296,18 @@ class StreamSink(Protocol):
         """Make the row durable and then, as the last step, visible."""
 
 
+def go_on() -> bool:
+    """The beat of a caller that waits for the end."""
+    return True
+
+
 class TraceSink(Protocol):
     """Stores a trace."""
 
     def stream(self, key: StreamKey) -> StreamSink:
         """A new stream; called once for each."""
 
-    def close(self, attrs: Mapping[str, Any]) -> None:
+    def close(self, attrs: Mapping[str, Any], beat: Beat = go_on) -> None:
         """Drop uncommitted rows and store the trace's final attributes."""
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import ColumnType, TensorSpec
+    from gtrace.trace.format import Beat, ColumnType, TensorSpec
 
 
 #: The filters that are read, all of them part of the library, and the factor by which each can inflate data at most.
@@ -307,11 +307,11 @@ def _set_attrs(node: h5py.Group | h5py.Dataset, attrs: Mapping[str, Any]) -> Non
             node.attrs[key] = value
 
 
-def write_hdf5(source: TraceSource, path: Path) -> None:
+def write_hdf5(source: TraceSource, path: Path, beat: Beat = layout.go_on) -> None:
     """Write a finished trace into a new file.
 
     Raises:
-        OSError: there is not enough room, or the file cannot be written.
+        OSError: there is not enough room, the file cannot be written, or ``beat`` wants no more.
         TraceError: the trace is damaged.
     """
     # A failed write damages an HDF5 file, and the library may crash the process.
@@ -322,7 +322,7 @@ def write_hdf5(source: TraceSource, path: Path) -> None:
             if stream.steps.size:
                 rank = file.require_group(stream.key.rank_group)
                 rank.attrs["rank"] = stream.key.rank
-                _write_stream(rank.create_group(stream.key.group), stream)
+                _write_stream(rank.create_group(stream.key.group), stream, beat)
 
 
 def _stored_bytes(stream: Stream) -> int:
@@ -339,12 +339,12 @@ def _stored_bytes(stream: Stream) -> int:
     return values + tables * 8 * rows + _ARRAY_BYTES * len(stream.tensors)
 
 
-def _write_stream(group: h5py.Group, stream: Stream) -> None:
+def _write_stream(group: h5py.Group, stream: Stream, beat: Beat) -> None:
     _set_attrs(group, stream.key._asdict())
     scales = {"tensor": _make_scale(group, "tensor", len(stream.tensors))}
     # Dimension scales come first, because other arrays refer to them: ``step``, and each tensor's elements.
     for array in sorted(arrays_of(stream), key=lambda array: array.form.entry != "step"):
-        dataset = _write_array(group, array)
+        dataset = _write_array(group, array, beat)
         if array.form.entry == "step":
             dataset.make_scale("step")
             scales["step"] = dataset
@@ -362,7 +362,7 @@ def _make_scale(group: h5py.Group, name: str, length: int) -> h5py.Dataset:
     return scale
 
 
-def _write_array(group: h5py.Group, array: WholeArray) -> h5py.Dataset:
+def _write_array(group: h5py.Group, array: WholeArray, beat: Beat) -> h5py.Dataset:
     form = array.form
     height, ndim = form.chunks[0], len(form.chunks)
     dataset = group.create_dataset(
@@ -377,6 +377,8 @@ def _write_array(group: h5py.Group, array: WholeArray) -> h5py.Dataset:
     if form.attributes:
         _set_attrs(dataset, form.attributes)
     for number, block in enumerate(array.blocks):
+        if not beat():
+            raise OSError("interrupted")
         start = number * height
         if ndim == 1:
             # Readers count the bytes of tables, so fill values are written too.
@@ -404,16 +406,16 @@ class Hdf5Sink(ZarrSink):
         self._path = path
         self._held = hold(path)
 
-    def close(self, attrs: Mapping[str, Any]) -> None:
+    def close(self, attrs: Mapping[str, Any], beat: Beat = layout.go_on) -> None:
         """Finish the folder, and put a file with the same content in its place.
 
         Raises:
-            TraceError: there is not enough room; the folder stays, with all committed steps.
+            TraceError: there is not enough room, or ``beat`` wants no more; the folder stays, with all committed steps.
         """
         new = beside(self._path, "partial")
         try:
-            super().close(attrs)
-            write_hdf5(open_zarr(self._path), new)
+            super().close(attrs, beat)
+            write_hdf5(open_zarr(self._path), new, beat)
             move_in(new, self._path, force=True)
         except (OSError, RuntimeError) as error:
             failure = write_error(self._path, error)

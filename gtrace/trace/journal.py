@@ -93,12 +93,21 @@ class JournalWriter:
         # A new file instead of truncating the old one: a reader of the old one finds it complete.
         write_beside(self._path, header)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
-        _lock(descriptor, fcntl.LOCK_SH)
+        lock_file(descriptor, fcntl.LOCK_SH)
         self.close()
-        self._descriptor = descriptor
+        self._descriptor, self._inode = descriptor, os.fstat(descriptor).st_ino
         self.first = first
         self._size = len(header)
         self._torn = False
+
+    def check_place(self) -> None:
+        """See that the trace is where it was; otherwise a deleted file would take the rows, or another trace's.
+
+        Raises:
+            FileNotFoundError: it was deleted, moved or replaced.
+        """
+        if os.stat(self._path).st_ino != self._inode:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path)
 
     def append(self, row: int, record: Record, values: Sequence[NDArray[np.float32]]) -> None:
         """Commit a row. It counts once the whole entry is in the file.
@@ -107,10 +116,12 @@ class JournalWriter:
             row: number of the row.
             record: its numbers.
             values: little-endian values of the tensors that are present and ``in_journal``, by index.
+
+        Raises:
+            FileNotFoundError: the trace was deleted, moved or replaced.
         """
-        if self._torn:
-            os.ftruncate(self._descriptor, self._size)
-            self._torn = False
+        self.check_place()
+        self.trim()
         scalars = np.array([record.scalars[name] for name in layout.SCALARS], layout.SCALAR.dtype)
         tables = [np.ascontiguousarray(record.statistics[name], c.dtype) for name, c in self._columns.items()]
         table = b"".join(
@@ -122,6 +133,12 @@ class JournalWriter:
         self._write([memoryview(entry), *(array.view(np.uint8).data for array in values)])
         self._torn = False
         self._size += len(entry) + length
+
+    def trim(self) -> None:
+        """Cut off what an append that failed has left."""
+        if self._torn:
+            os.ftruncate(self._descriptor, self._size)
+            self._torn = False
 
     def _write(self, parts: list[memoryview]) -> None:
         place = self._size
@@ -147,8 +164,8 @@ class JournalWriter:
         self.close()
 
 
-def _lock(descriptor: int, how: int) -> bool:
-    """Take a lock that ends with the process, if the file system has locks; returns whether it was free."""
+def lock_file(descriptor: int, how: int) -> bool:
+    """Take a lock that ends with the process, if the file system has locks; whether it was free."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -165,7 +182,7 @@ def hold(path: str | os.PathLike[str]) -> int | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
-    _lock(descriptor, fcntl.LOCK_SH)
+    lock_file(descriptor, fcntl.LOCK_SH)
     return descriptor
 
 
@@ -176,7 +193,7 @@ def is_held(path: str | os.PathLike[str]) -> bool:
     except OSError:
         return False
     try:
-        return not _lock(descriptor, fcntl.LOCK_EX)
+        return not lock_file(descriptor, fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
 

@@ -2,7 +2,8 @@
 
 No process ever writes into another's group, so nothing has to be merged and every process may die at any moment:
 the trace keeps what each has committed. Only the root's metadata are shared. They change when a process joins and
-when it ends, under a lock that the system releases when its holder dies.
+when it ends, under a lock of this trace alone, which the system releases when its holder dies. Nobody waits long for
+it: a holder may also be stopped.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.trace.files import LOCAL, write_error
-from gtrace.trace.format import StreamKey
-from gtrace.trace.journal import refuse_living
+from gtrace.trace.format import StreamKey, go_on
+from gtrace.trace.journal import being_written, lock_file, refuse_living
 from gtrace.trace.writer import TraceWriter, root_attrs
 from gtrace.trace.zarr import (
     ZarrSink,
@@ -34,12 +36,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from os import PathLike
 
+    from gtrace.trace.format import Beat
+
 #: attribute of the root: a word that all processes of one run share, and no other run has
 RUN = "run"
 #: attribute of the root: expected number of writing processes
 WRITERS = "writers"
 #: attribute of the root: such words of the processes that started the writers, one on each of several machines
 LAUNCHERS = "launchers"
+
+#: seconds to wait for the lock, and between two attempts
+_PATIENCE = 2.0
+_PAUSE = 0.01
+#: traces whose lock could not be had in that time; they are not waited for again
+_late: set[Path] = set()
 
 
 def join_trace(
@@ -74,7 +84,8 @@ def join_trace(
     Raises:
         UsageError: another suffix, no such folder, or attributes that cannot be stored.
         OutputExistsError: something else is there; it is kept.
-        TraceError: the trace cannot be written.
+        TraceError: the trace cannot be written; if another process held its lock for too long, ``__cause__`` is
+            TimeoutError, and another call may succeed.
     """
     place = Path(os.path.realpath(path))
     if place.suffix != ".zarr":
@@ -84,10 +95,10 @@ def join_trace(
     if not place.parent.is_dir():
         raise UsageError(f"{path}: the folder {place.parent} does not exist; create it or choose another place")
     try:
+        prepare_documents()
         with _locked(place):
             if belongs_to(place, run) and not (first and _is_earlier(place, rank, writers)):
                 _reopen(place, writers, launcher)
-                prepare_documents()
             else:
                 if force and not belongs_to(place, run):
                     refuse_living(place)
@@ -140,29 +151,59 @@ class _SharedSink(ZarrSink):
         self._place = path
         self._rank = rank
 
-    def close(self, attrs: Mapping[str, Any]) -> None:
+    def close(self, attrs: Mapping[str, Any], beat: Beat = go_on) -> None:
         """Cut the arrays to the committed rows, store how this part ended, and finish the trace if it was the last."""
         place = str(self._place / StreamKey(self._rank).rank_group)
+        final = {**attrs, "rank": self._rank}
+        # First, as long as there is room: if the disk is full, rows stay in journals.
+        write_json(place, group_document({**final, "status": "writing"}))
         try:
-            self.cut()
+            self.cut(beat)
         except OSError:
-            # The disk is full: rows stay in journals. The attributes of this part may still fit.
-            write_json(place, group_document({**attrs, "rank": self._rank, "status": "interrupted"}))
+            final["status"] = "interrupted"
             raise
-        write_json(place, group_document({**attrs, "rank": self._rank}))
-        with _locked(self._place):
-            _settle(self._place, attrs[RUN], None)
+        finally:
+            write_json(place, group_document(final))
+            with _locked(self._place):
+                _settle(self._place, attrs[RUN], None)
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    # A lock on the folder around the trace leaves no file behind, and stays while the trace is replaced.
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Hold the lock of a trace: a file beside it, since the trace itself may be replaced.
+
+    Raises:
+        TimeoutError: another process has held it for two seconds.
+    """
+    lock, until = path.with_name(f".{path.name}.gtrace-lock"), time.monotonic() + _PATIENCE * (path not in _late)
+    while (descriptor := _take(lock)) is None:
+        if time.monotonic() >= until:
+            _late.add(path)
+            raise TimeoutError("another process of this run, perhaps a stopped one, holds its lock")
+        time.sleep(_PAUSE)
+    _late.discard(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
+        if descriptor >= 0:
+            # Before the lock ends: whoever opened the file meanwhile finds that it is another one.
+            with contextlib.suppress(OSError):
+                os.unlink(lock)
+            os.close(descriptor)
+
+
+def _take(lock: Path) -> int | None:
+    """A descriptor that holds the lock; None if another process has it, -1 if none can be made here."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    except OSError:
+        # No room, or no permission: the trace itself can be finished all the same.
+        return -1
+    with contextlib.suppress(FileNotFoundError):
+        if lock_file(descriptor, fcntl.LOCK_EX) and os.fstat(descriptor).st_ino == os.stat(lock).st_ino:
+            return descriptor
+    os.close(descriptor)
+    return None
 
 
 def _attributes(folder: Path) -> dict[str, Any] | None:
@@ -210,10 +251,13 @@ def _settle(path: Path, run: str, status: Literal["complete", "interrupted"] | N
         return
     known = parts(path)
     ends = {part.get("status") for part in known}
-    done = "writing" not in ends
+    done = ends <= {"complete", "interrupted"}
     if status is None and (not done or len(known) < attrs.get(WRITERS, 1)):
         return
-    worst = "complete" if ends <= {"complete"} and status != "interrupted" else "interrupted"
+    right = done and "interrupted" not in (*ends, status, attrs.get("status"))
+    worst = "complete" if right else "interrupted"
+    if status == "complete" and not done and being_written(path):
+        worst = "writing"  # one of them outlives its launcher, and may reach its end
     shared = {name: attrs[name] for name in (WRITERS, LAUNCHERS) if name in attrs}
     final = {**attrs, **(known[0] if known else {}), **shared, "status": worst}
     final.pop("rank", None)

@@ -29,6 +29,7 @@ from gtrace.trace.format import (
     TensorSpec,
     chunking,
     encode_name,
+    go_on,
     statistics_of,
 )
 from gtrace.trace.journal import refuse_living
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.trace.format import ColumnType, StreamSink, TraceSink
+    from gtrace.trace.format import Beat, ColumnType, StreamSink, TraceSink
 
 
 #: Limit on the bytes of unfinished chunks that a writer holds; tensors beyond it get chunks of one
@@ -459,12 +460,13 @@ class TraceWriter:
             stored = root_attrs(attrs)
             self._attrs |= {key: stored[key] for key in attrs}
 
-    def close(self, status: Status = "complete") -> None:
+    def close(self, status: Status = "complete", beat: Beat = go_on) -> None:
         """Commit the pending step and finish the trace. Closing again does nothing.
 
         Args:
             status: ``interrupted`` if the recorded run did not reach its end; a failed write also makes it
                 ``interrupted``.
+            beat: called between pieces of work; if it returns False, an HDF5 trace stays a folder.
 
         Raises:
             TraceError: the files cannot be written.
@@ -477,7 +479,7 @@ class TraceWriter:
                     if stream.pending is not None:
                         self._commit(key, stream, scalars_of({}))
             finally:
-                self._finish(status)
+                self._finish(status, beat)
 
     def __enter__(self) -> Self:
         return self
@@ -496,10 +498,10 @@ class TraceWriter:
         """Whether there is something to close: a forked child has a copy of a writer, but does not own its files."""
         return not self._closed and os.getpid() == self._pid
 
-    def _finish(self, status: Status) -> None:
+    def _finish(self, status: Status, beat: Beat = go_on) -> None:
         self._closed = True
         with self._storing:
-            self._sink.close({**self._attrs, "status": "interrupted" if self._storing.failed else status})
+            self._sink.close({**self._attrs, "status": "interrupted" if self._storing.failed else status}, beat)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -643,7 +645,7 @@ class MemorySink:
         """A new stream."""
         return self._streams.setdefault(key, _MemoryStreamSink())
 
-    def close(self, attrs: Mapping[str, Any]) -> None:
+    def close(self, attrs: Mapping[str, Any], _beat: Beat = go_on) -> None:
         """Keep the final attributes."""
         self._attrs = attrs
 

@@ -13,6 +13,8 @@ row is complete in one place or the other.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import itertools
 import json
@@ -39,6 +41,7 @@ from gtrace.trace.files import (
     remove,
     write_beside,
     write_file,
+    write_over,
 )
 from gtrace.trace.format import StreamKey
 from gtrace.trace.journal import MAX_BYTES, MOST_ROWS, NAME, JournalRows, JournalWriter, in_journal, parse_journal
@@ -52,7 +55,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.trace.files import Files
-    from gtrace.trace.format import ArrayForm, ColumnType, Record, TensorSpec
+    from gtrace.trace.format import ArrayForm, Beat, ColumnType, Record, TensorSpec
     from gtrace.trace.source import WholeArray
 
 
@@ -553,8 +556,18 @@ def prepare_documents() -> None:
 
 
 def write_json(folder: str, document: Mapping[str, Any]) -> None:
-    """Write a zarr.json into a folder."""
-    write_beside(os.path.join(folder, "zarr.json"), json.dumps(document, allow_nan=False).encode())
+    """Write a zarr.json into a folder; on a full disk in the room of the old one, so that a trace can say how it ended.
+
+    Raises:
+        OSError: it cannot be written; the old one is kept.
+    """
+    path, data = os.path.join(folder, "zarr.json"), json.dumps(document, allow_nan=False).encode()
+    try:
+        write_beside(path, data)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        write_over(path, data)
 
 
 def write_root(folder: str, attributes: Mapping[str, Any], gathered: Mapping[str, Any]) -> None:
@@ -623,7 +636,8 @@ class _Array:
             self.document["codecs"] = [codec for codec in self.document["codecs"] if codec["name"] != "blosc"]
 
     def set_rows(self, rows: int) -> None:
-        os.makedirs(self.folder, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.folder)
         self.document["shape"] = [rows, self.columns][: len(self.chunks)]
         write_json(self.folder, self.document)
 
@@ -731,12 +745,16 @@ class _ZarrStreamSink:
 
     def write_row(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
         self._grow(row)
+        if self._committed and spec.chunk_rows == 1:
+            self._journal.check_place()
         if spec.size:
             self._tensors[spec.index].put_row(row, values)
 
     def discard(self, row: int, specs: Sequence[TensorSpec]) -> None:
         for spec in specs:
             self._tensors[spec.index].discard(row)
+        if self._committed:
+            self._journal.trim()
 
     def commit(self, row: int, record: Record) -> None:
         self._grow(row)
@@ -761,11 +779,12 @@ class _ZarrStreamSink:
         names = [name for name in self._tables if name != "step" and name not in layout.SCALARS]
         return JournalWriter(os.path.join(self._folder, "step"), names, 0)
 
-    def _empty_journal(self) -> None:
+    def _empty_journal(self, beat: Beat = layout.go_on) -> None:
         """Put all committed rows into chunk files."""
         # ``step`` comes last.
         for array in (*self._tensors, *self._tables.values()):
             array.flush()
+            beat()
         self._journal.restart(self._committed)
 
     def _grow(self, row: int) -> None:
@@ -785,16 +804,18 @@ class _ZarrStreamSink:
                 table.columns = count
                 table.set_rows(self._rows)
 
-    def _set_rows(self) -> None:
+    def _set_rows(self, beat: Beat = layout.go_on) -> None:
         for array in (*self._tensors, *self._tables.values()):
             array.set_rows(self._rows)
+            beat()
 
-    def close(self) -> list[_Array]:
+    def close(self, beat: Beat) -> list[_Array]:
         """Cut the arrays to the committed rows; returns them."""
         if self._tables:
-            self._empty_journal()
+            self._journal.check_place()
+            self._empty_journal(beat)
         self._rows = self._committed
-        self._set_rows()
+        self._set_rows(beat)
         if self._tables:
             self._journal.remove()
         return [*self._tensors, *self._tables.values()]
@@ -826,21 +847,17 @@ class ZarrSink:
         made = self._streams[key] = _ZarrStreamSink(self._root, key, plain=self._plain)
         return made
 
-    def close(self, attrs: Mapping[str, Any]) -> None:
+    def close(self, attrs: Mapping[str, Any], beat: Beat = layout.go_on) -> None:
         """Cut the arrays to the committed rows and store the final attributes."""
-        try:
-            gathered = self.cut()
-        except OSError:
-            # The disk is full: rows stay in journals. The trace's attributes may still fit.
-            write_json(self._root, group_document({**attrs, "status": "interrupted"}))
-            raise
-        write_root(self._root, attrs, gathered)
+        # First, as long as there is room: if the disk is full, rows stay in journals.
+        write_json(self._root, group_document({**attrs, "status": "interrupted"}))
+        write_root(self._root, attrs, self.cut(beat))
 
-    def cut(self) -> dict[str, Any]:
+    def cut(self, beat: Beat) -> dict[str, Any]:
         """Cut the arrays to the committed rows; returns the metadata of everything that this sink wrote, by path."""
         gathered: dict[str, Any] = {}
         for key, stream in self._streams.items():
-            gathered |= _gathered(key, stream.close())
+            gathered |= _gathered(key, stream.close(beat))
         return gathered
 
 

@@ -24,9 +24,12 @@ from gtrace.metrics import ratio
 from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.torch_hooks.naming import name_parameters
 from gtrace.training import device, vectors
+from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import NONFINITE, Nonfinite, Tally, without_nonfinite
+from gtrace.training.frames import NOT_FINITE
 from gtrace.training.ranks import Piece, RankCodecs
-from gtrace.training.wire import NOT_FINITE, Collectives
+from gtrace.training.ways import all_reduce, way
+from gtrace.training.wire import Collectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,8 +42,6 @@ if TYPE_CHECKING:
     from gtrace.training.ranks import Values
     from gtrace.training.vectors import Vector
 
-ExchangeKind: TypeAlias = Literal["allgather", "two-shot"]
-EXCHANGES: tuple[ExchangeKind, ...] = get_args(ExchangeKind)
 Levels: TypeAlias = Literal["own", "common"]
 LEVELS: tuple[Levels, ...] = get_args(Levels)
 FORMAT = 1
@@ -83,7 +84,8 @@ class RankOptions:
     Attributes:
         exchange: ``allgather`` sends every rank's payload to all others; ``two-shot`` sends each rank a piece of every
             tensor, which it decodes, averages and encodes once more for all: fewer bytes from three ranks on, and
-            a second error, which is measured. Messages of linear codecs go through all-reduces either way.
+            a second error, which is measured; further ways are those of :mod:`gtrace.training.ways`: ``ring``,
+            ``hierarchical:N`` and ``shared-scale``. Messages of linear codecs go through all-reduces whatever the way.
         levels: ``own``: each rank fits to its own gradient, and its levels travel with its payload; ``common``: when
             the schedule says so, ranks exchange their sketches and all fit to the sum.
         seed: seed of the rounding; ranks and stages have keys of their own.
@@ -97,7 +99,7 @@ class RankOptions:
         UsageError: an unknown choice, or a negative number of steps.
     """
 
-    exchange: ExchangeKind = "allgather"
+    exchange: str = "allgather"
     levels: Levels = "own"
     seed: int = 0
     refit: str | RefitSchedule = DEFAULT_REFIT
@@ -105,7 +107,8 @@ class RankOptions:
     compare_every: int = 100
 
     def __post_init__(self) -> None:
-        for what, allowed in (("exchange", EXCHANGES), ("levels", LEVELS), ("nonfinite", NONFINITE)):
+        way(self.exchange)
+        for what, allowed in (("levels", LEVELS), ("nonfinite", NONFINITE)):
             value = getattr(self, what)
             if value not in allowed:
                 raise UsageError(f"{what}: '{value}' is unknown; {suggest(str(value), allowed)}")
@@ -248,11 +251,10 @@ class RankExchange:
             count = vectors.count_nonfinite(array)
             sent.append(array if count == 0 else self._without_nonfinite(name, array, count))
         averages: list[Vector] = list(values)
-        shot = codecs.all_gather if self.options.exchange == "allgather" else codecs.two_shot
-        for way, linear in ((shot, False), (codecs.all_reduce, True)):
+        for one, linear in ((way(self.options.exchange), False), (all_reduce, True)):
             among = [k for k, piece in enumerate(pieces) if piece.codec.linear is linear]
             if among:
-                found = way([pieces[k] for k in among], [sent[k] for k in among], self.steps)
+                found = wire.run(one(codecs, [pieces[k] for k in among], [sent[k] for k in among], self.steps))
                 for k, average in zip(among, found, strict=True):
                     averages[k] = average
         tally.codec_seconds += time.thread_time() - start
@@ -278,7 +280,12 @@ class RankExchange:
 
         It differs from rank to rank, so a checkpoint needs the state of each.
         """
-        return {"format": FORMAT, "settings": self._settings(), "steps": self.steps, **self._codecs.to_lists()}
+        return {
+            "format": FORMAT,
+            "settings": self._settings(),
+            "steps": self.steps,
+            **as_tensors(self._codecs.to_lists()),
+        }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from a :meth:`state_dict`, with the same settings, rank and number of ranks.
@@ -293,7 +300,7 @@ class RankExchange:
             if theirs.get(name) != value:
                 raise UsageError(f"state: saved with {name} {theirs.get(name)}, and here it is {value}")
         self.steps = int(saved["steps"])
-        self._codecs.load_lists(saved)
+        self._codecs.load_lists(as_arrays({name: saved[name] for name in ("senders", "receivers")}))
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: without the parts that belong to one process."""

@@ -79,6 +79,14 @@ def place_of(values: Vector) -> torch.device | None:
     return None if isinstance(values, np.ndarray) else values.device
 
 
+def placed(values: NDArray[np.float32], place: torch.device | None) -> Vector:
+    """The values on a device; None is the host."""
+    if place is None:
+        return values
+    moved: torch.Tensor = sys.modules["torch"].from_numpy(values).to(place)
+    return moved
+
+
 def count_nonfinite(values: Vector) -> int:
     """Number of NaN or infinite values."""
     if isinstance(values, np.ndarray):

@@ -53,7 +53,7 @@ METHODS = "bf16,qsgdinf,qsgd,nuqsgd,zipml,terngrad,natural"
 SECONDS = 40.0
 #: bytes of gradients that are recorded at most
 BUDGET = 4_000_000_000
-TRACE, SWEEP, PLAN, PAGE, RECORD = "trace.zarr", "sweep.db", "plan.yaml", "report.html", "advice.json"
+TRACE, SWEEP, PLAN, PAGE, RECORD = "trace.zarr", "sweep.db", "plan.toml", "report.html", "advice.json"
 #: seconds that a program may take before its first step, and after the probe has enough
 _START, _GRACE = 600.0, 5.0
 #: link speeds at which a range is looked at before crossovers are searched between them

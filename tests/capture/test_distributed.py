@@ -15,6 +15,7 @@ from helpers_capture import Captured
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import gtrace
 from gtrace.capture.options import parse_steps
 from gtrace.trace import open_trace
 from gtrace.trace.choose import agreement
@@ -123,6 +124,23 @@ def sharded(rank):
     plain(rank, model)
 
 
+def sharded_adam(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = Model()
+    del model.extra
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    plain(rank, model, torch.optim.Adam(model.parameters()))
+
+
+def apart(rank):
+    """Each process goes its own way, as between the outer steps of DiLoCo."""
+    model = Model()
+    del model.extra
+    plain(rank, model)
+
+
 def static(rank):
     plain(rank, trained(static_graph=True, gradient_as_bucket_view=True))
 
@@ -169,9 +187,11 @@ def flat_original(rank):
 
 
 PROGRAMS = (static, own_hook, powersgd, zero_redundancy, flat, flat_original, ddp, views, by_hand, scaled, accumulated)
-PROGRAMS += (accumulated_with_sync, unused, sharded)
+PROGRAMS += (accumulated_with_sync, unused)
 RUNS = {program.__name__: (program, {}) for program in PROGRAMS}
-RUNS |= {"chosen": (ddp, {"policy": parse_steps("1")}), "reduced": (ddp, {"reduced": True})}
+CHANGES = {"kind": "weight,update,outer,momentum", "every": STEPS}
+RUNS |= {program.__name__: (program, CHANGES) for program in (sharded, sharded_adam, apart)}
+RUNS |= {"shared": (ddp, CHANGES), "chosen": (ddp, {"policy": parse_steps("1")}), "reduced": (ddp, {"reduced": True})}
 
 
 def work(rank, port, folder):
@@ -315,6 +335,36 @@ def test_each_process_records_its_shard(run):
     assert {info.module_type for info in trace.tensors} == {"Linear"}
     assert trace.attrs["model"] == "Model"
     assert agreement(trace, "reduced") == (0, 0, None, None)
+
+
+@pytest.mark.capture_case("FSDP2 (fully_shard): --kind update, outer, momentum")
+def test_what_an_optimizer_does_to_a_shard(run):
+    trace, expected = run("sharded"), alone()
+    for info in trace.tensors:
+        assert (info.stage, info.attrs["placements"], info.attrs["place"]) == ("reduced", ["Shard(dim=0)"], [info.rank])
+        whole = [(step[0][info.name] + step[1][info.name]) / 2 for step in expected]
+        # SGD with a rate of 0.1.
+        wanted = {"weight": whole[0], "update": 0.1 * whole[0], "outer": 0.1 * sum(whole)}[info.kind]
+        part = wanted.chunk(2)[info.rank].reshape(-1).numpy()
+        found = trace.read(info.name, 0, rank=info.rank, kind=info.kind)
+        assert np.allclose(found, part, rtol=1e-4, atol=1e-7), info
+    trace = run("sharded_adam")
+    for info in trace.tensors:
+        if info.kind == "momentum":
+            gradients = [trace.read(info.name, step, kind="weight", rank=info.rank) for step in range(2)]
+            found = trace.read(info.name, 1, kind="momentum", rank=info.rank)
+            assert np.allclose(found, 0.1 * gradients[1] + 0.09 * gradients[0], rtol=1e-5, atol=1e-9)
+    result = gtrace.run_sweep(trace, ["qsgd:bits=3"], draws=0, kind="update")
+    assert result["n"].max() == 16, "of 32, on each of two ranks"
+    assert any("1 of 2 parts" in text for text in result.warnings)
+
+
+@pytest.mark.parametrize(("program", "stage"), [("shared", "reduced"), ("apart", "local")])
+def test_whether_processes_share_what_an_optimizer_does(run, program, stage):
+    trace = run(program)
+    assert {info.stage for info in trace.tensors if info.kind != "weight"} == {stage}
+    updates = [trace.read("body.weight", 0, kind="outer", rank=rank).tobytes() for rank in (0, 1)]
+    assert (updates[0] == updates[1]) == (stage == "reduced")
 
 
 @pytest.mark.capture_case("FSDP (FullyShardedDataParallel)")

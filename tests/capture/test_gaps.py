@@ -125,7 +125,7 @@ def test_an_output_that_becomes_unwritable_before_the_first_step(tmp_path, gtrac
     (tmp_path / "out").mkdir()
     script(tmp_path, during)
     ended, _, err = gtrace_here("capture", "-o", "out/run.zarr", "train.py")
-    assert ended == 0
+    assert ended == 2
     assert len(warnings(err)) == 1
     assert "does not exist" in warnings(err)[0]
     assert "nothing was captured" in err

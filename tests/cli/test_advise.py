@@ -62,7 +62,7 @@ def test_a_script_is_stopped_and_the_answer_fits_a_screen(advised):
         assert len(trace.steps("0.weight")) == 32
         assert 0 < trace.attrs["backward_seconds"] < trace.attrs["step_seconds"] < 1
     left = {path.name for path in (advised.folder / "train.advice").iterdir()}
-    assert left == {"trace.zarr", "sweep.db", "plan.yaml", "report.html", "advice.json"}
+    assert left == {"trace.zarr", "sweep.db", "plan.toml", "report.html", "advice.json"}
 
 
 def test_slow_links_want_a_codec_and_fast_ones_none(advised):
@@ -80,7 +80,7 @@ def test_the_trace_of_an_advice_is_advised_on_without_a_capture(advised, call, f
     assert set(found["seconds"]) == {"sweep", "report", "plan"}
     assert found["verdict"]["recommendation"]
     assert {option["name"] for option in found["options"]} >= {"float32", "bf16", "plan"}
-    assert {row.tensor for row in load_plan(folder / "trace.advice" / "plan.yaml").tensors} == TENSORS
+    assert {row.tensor for row in load_plan(folder / "trace.advice" / "plan.toml").tensors} == TENSORS
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_lines_to_paste_work(ddp_model, advised, what):
     verdict = Verdict("compress", "", "", "", "", codec="qsgdinf:bits=4", bits=3.0)
     if what in ("bf16", "float32"):
         verdict = Verdict("do not compress", "", "", "", "", bits={"bf16": 16.0, "float32": 32.0}[what])
-    file = Path(advised.folder / "train.advice" / "plan.yaml")
+    file = Path(advised.folder / "train.advice" / "plan.toml")
     plan = SimpleNamespace(worth=True) if what == "plan" else None
     lines = paste(SimpleNamespace(verdict=verdict, plan=plan, plan_file=file))
     assert bool(lines) == (what != "float32")

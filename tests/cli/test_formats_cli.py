@@ -1,11 +1,11 @@
-"""``gtrace formats`` and ``gtrace info --fit``: tables, JSON, YAML, refusals."""
+"""``gtrace formats`` and ``gtrace info --fit``: tables, JSON, TOML, refusals."""
 
 import json
 import math
+import tomllib
 
 import numpy as np
 import pytest
-import yaml
 from helpers_laws import LAYERS, STEPS, gradient, write_laws
 
 from gtrace.errors import TraceError
@@ -119,20 +119,20 @@ def test_a_tail_that_ends_early_is_told(call, tmp_path):
     assert "octaves below the largest that the law expects" in out
 
 
-def test_formats_as_yaml_and_json_are_the_same(call, trace, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
+def test_formats_as_toml_and_json_are_the_same(call, trace, tmp_path):
+    recipe = tmp_path / "recipe.toml"
     code, out, err = call("formats", trace, "--kind", "neural", "--bits", "6", "-o", recipe, "--json")
     assert (code, err) == (0, f"{recipe}\n")
-    written, told = yaml.safe_load(recipe.read_text()), json.loads(out)
+    written, told = tomllib.loads(recipe.read_text()), json.loads(out)
     assert [layer["tensor"] for layer in written["layers"]] == list(LAYERS)
     assert written["provenance"] == told["provenance"]
-    assert written["layers"][0]["formats"][6] == told["layers"][0]["formats"]["6"]
+    assert written["layers"][0]["formats"]["6"] == told["layers"][0]["formats"]["6"]
     assert written["provenance"]["steps"] == list(STEPS)
     assert list(tmp_path.iterdir()) == [recipe]
 
 
 def test_nothing_is_overwritten_unless_asked(call, trace, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
+    recipe = tmp_path / "recipe.toml"
     recipe.write_text("mine")
     code, out, err = call("formats", trace, "-o", recipe)
     assert (code, out) == (4, "")
@@ -140,7 +140,7 @@ def test_nothing_is_overwritten_unless_asked(call, trace, tmp_path):
     assert recipe.read_text() == "mine"
     code, _, _ = call("formats", trace, "-o", recipe, "--force", "--steps", "0", "--bits", "4")
     assert code == 0
-    assert yaml.safe_load(recipe.read_text())["gtrace_formats"] == 1
+    assert tomllib.loads(recipe.read_text())["gtrace_formats"] == 1
 
 
 @pytest.mark.parametrize("bits", ["2", "9", "x"])

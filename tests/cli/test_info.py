@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -11,8 +12,8 @@ import pytest
 from helpers_trace import SHAPES, STEPS, SUFFIXES, edit_json, gradient, present, write_trace
 from rich.console import Console
 
+from gtrace.cli.history import RunHistory
 from gtrace.cli.info import FEW_ROWS, show
-from gtrace.cli.info import _row as row_of
 from gtrace.report.names import sparkline
 from gtrace.trace import Trace, create_trace, open_trace
 
@@ -26,7 +27,7 @@ def shown(trace, width=200, encoding="utf-8", *, full=True):
     """What a terminal of this width and encoding gets."""
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=file, width=width, highlight=False, legacy_windows=False)
-    show(trace, [row_of(trace, tensor) for tensor in trace.tensors], console, full=full)
+    show(trace, RunHistory(trace, trace.tensors), console, full=full)
     file.flush()
     return file.buffer.getvalue().decode(encoding)
 
@@ -39,12 +40,13 @@ def test_the_table(suffix, info, tmp_path):
     assert (code, err) == (0, "")
     head, table = out.split("\n\n")[:2]
     lines = head.splitlines()
-    assert lines[0] == f"{path}: complete, 4 tensors, 36,225 elements"
+    assert lines[0] == f"{path}: complete, 6 steps, 4 tensors, 36,225 elements"
     assert [line.split(maxsplit=1) for line in lines[1:]] == [
         ["script", "train.py --name 'a b'"],
         ["model", "Net"],
         ["ranks", "1"],
-        ["steps", "6, 0 to 9, loss 2.50 to 0.250"],
+        ["steps", "0 to 9"],
+        ["loss", "2.50 to 0.250  █▄▃▂▁▁"],
         ["errors", "2 while capturing; gradients may be missing"],
         ["noise", "can be estimated, from three consecutive steps"],
     ]
@@ -136,13 +138,15 @@ def test_what_is_not_finite_is_counted(info, tmp_path):
     code, out, _ = info(tmp_path / "run.zarr", "--full")
     assert code == 0
     (line,) = (line for line in out.splitlines() if line.startswith("w "))
-    assert line.split()[4:9] == ["3.00", "3.00", "3.00", "25.0%", "6"]
-    assert "loss 5.00 to 5.00" in out
+    assert line.split()[4:] == ["NaN", "NaN", "3.00", "25.0%", "6", "×××"]
+    assert "loss     5.00, then not finite  ▁××" in out
     first = info(tmp_path / "run.zarr")[1].splitlines()[:3]
     assert first[1:] == [
-        "DIVERGED the loss is not finite from step 1 on",
-        "broken   6 gradient values are not finite, in 1 tensor",
+        "DIVERGED the loss is not finite from step 1 on; last finite loss 5.00 at step 0",
+        "broken   NaN or infinity in the gradients of 1 of 1 tensor, at 3 of 3 steps, first at step 0",
     ]
+    found = json.loads(info(tmp_path / "run.zarr", "--json")[1])["divergence"]
+    assert (found["loss_step"], found["last_loss"], found["gradient_step"], found["values"]) == (1, 5.0, 0, 6)
 
 
 def test_selections(info, tmp_path):
@@ -178,7 +182,8 @@ def test_selections(info, tmp_path):
     out = info(path)[1]
     assert "kind" in out
     assert "optimizer" in out
-    assert "1, 0 to 0 (weight gradients, optimizer 1, rank 0)" in out
+    assert "1 step of each of 2 optimizers, 5 tensors" in out
+    assert "1, 0 to 0 (weight gradients, optimizer 1, rank 0)" in info(path, "--full")[1]
     code, out, err = info(path, "--rank", "3")
     assert (code, out) == (2, "")
     assert "holds no rank 3; it holds weight gradients of optimizer 0 on rank 0" in err
@@ -191,10 +196,34 @@ def test_a_trace_that_is_being_written_and_an_empty_one(info, tmp_path):
     with create_trace(tmp_path / "run.h5") as writer:
         code, out, _ = info(tmp_path / "run.h5")
         assert code == 0
-        assert "interrupted, or still being written, 0 tensors" in out
+        assert "still being written, no steps, 0 tensors" in out
         writer.append(0, "w", [1.0])
         writer.commit(0)
-        assert "1, 0 to 0" in info(tmp_path / "run.h5")[1]
+        assert "still being written, 1 step, 1 tensor, 1 element" in info()[1]
+
+
+def test_a_trace_whose_process_was_killed(info, tmp_path):
+    if (child := os.fork()) == 0:
+        writer = create_trace(tmp_path / "killed.zarr")
+        writer.append(0, "w", [1.0])
+        writer.commit(0)
+        os._exit(1)
+    os.waitpid(child, 0)
+    assert "killed.zarr: not finished: its process was killed, or runs on another machine, 1 step, " in info()[1]
+
+
+def test_the_newest_trace_is_found(info, tmp_path):
+    code, _, err = info()
+    assert (code, err.count("\n")) == (3, 1)
+    assert "no trace in" in err
+    for name in ("old.h5", "new.zarr"):
+        write_trace(tmp_path / name)
+    (tmp_path / "newer.zarr").mkdir()
+    code, out, err = info()
+    assert (code, err) == (0, "taking the newest trace in this folder: new.zarr\n")
+    assert out.startswith("new.zarr: complete")
+    os.utime(tmp_path / "old.h5", (2**33, 2**33))
+    assert info()[1].startswith("old.h5: complete")
 
 
 def test_names_that_would_act_on_a_terminal_are_shown(info, tmp_path):

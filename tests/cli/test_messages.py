@@ -35,13 +35,16 @@ MESSAGES = {
     "check net.sweep.db": (3, SWEEP),
     "info train.py": (3, "train.py is a script, not a trace; record its gradients with gtrace capture train.py."),
     "sweep run.jsonl": (3, "run.jsonl is a run log, not a trace; read it with gtrace report run.jsonl."),
-    "plan p.yaml --max-bits 3": (
+    "plan p.toml --max-bits 3": (
         3,
-        "p.yaml is a plan or a recipe, not a trace; read a plan with gtrace plan show p.yaml.",
+        "p.toml is a plan or a format table, not a trace; read a plan with gtrace plan show p.toml.",
     ),
     "trace export notes.txt": (3, "notes.txt is another file, not a trace; a trace is a folder .zarr or a file .h5."),
     "info folder": (3, f"folder: not a gtrace trace; {TRACE}"),
-    "plan show net.zarr": (3, "net.zarr: is a folder, not a plan; make a plan with gtrace plan TRACE --max-bits 3"),
+    "plan show net.zarr": (
+        3,
+        "net.zarr: is a folder, not a plan; make a plan with gtrace plan TRACE --max-bits 3 -o plan.toml",
+    ),
     "sweep empty.zarr": (3, "empty.zarr: the trace is empty: no gradients were captured into it."),
     # steps and ranges
     "sweep net.zarr --methods qsgd --steps 5-1": (2, "--steps: '5-1' is reversed; write 1-5."),
@@ -115,7 +118,7 @@ def made(tmp_path_factory):
     for name, text in {
         "train.py": "import torch\n",
         "run.jsonl": "{}\n",
-        "p.yaml": "a: 1\n",
+        "p.toml": "a = 1\n",
         "notes.txt": "hi",
     }.items():
         (folder / name).write_text(text)
@@ -135,3 +138,27 @@ def test_a_mistake_is_answered_in_one_line(call, made, monkeypatch, line):
     code, out, err = call(*shlex.split(line))
     assert (code, err, out) == (MESSAGES[line][0], f"gtrace: {MESSAGES[line][1]}\n", "")
     assert sorted(made.rglob("*")) == before
+
+
+_LONG = "9" * 5000
+#: what no person types, as a list of words
+HOSTILE = [
+    ["sweep", "net.zarr", "--methods", "rotate:" * 1000 + "qsgd:bits=3"],
+    ["sweep", "net.zarr", "--methods", f"qsgd:bits={_LONG}"],
+    ["sweep", "net.zarr", "--methods", "qsgd\ud800"],
+    ["sweep", "net.zarr", "--methods", "qsgd\x1b[2J\x9b2J\u202e"],
+    ["sweep", "net.zarr", "--methods", "qsgd", "--bits", _LONG],
+    ["plan", "net.zarr", "--max-bits", f"1e{_LONG}"],
+    ["plan", "net.zarr", "--max-bits", "3", "--weight", f"w=1e{_LONG}"],
+    ["plan", "net.zarr", "--step-time", "1ms", "--cluster", f"8x1e{_LONG}Gbit/s,1ms"],
+    ["info", "net.zarr\udcff\x85"],
+]
+
+
+@pytest.mark.parametrize("words", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_no_person_types_is_answered_in_one_short_line(call, made, monkeypatch, words):
+    monkeypatch.chdir(made)
+    code, out, err = call(*words)
+    assert (code in (2, 3), out, err.count("\n")) == (True, "", 1), err
+    assert err[:-1].isprintable()
+    assert len(err) < 5000

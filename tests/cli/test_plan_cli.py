@@ -54,16 +54,16 @@ def test_layers_of_very_different_scale_come_within_a_percent_of_the_bound(tmp_p
     trace = trace_of_laws(tmp_path / "many.zarr", steps=1, layers=layers)
     for bits in (2.5, 4):
         options = ("--bits", "2-8", "--methods", "qsgdinf", "--max-bits", f"{bits}bits")
-        run("plan", trace, *options, "-o", tmp_path / f"{bits}.yaml")
-        found = load_plan(tmp_path / f"{bits}.yaml")
+        run("plan", trace, *options, "-o", tmp_path / f"{bits}.toml")
+        found = load_plan(tmp_path / f"{bits}.toml")
         assert found.totals.gap < 0.01
         assert found.totals.bits <= bits
         assert all(found.totals.error <= one.error for one in found.uniforms if one.bits <= bits)
 
 
 def test_what_a_plan_expects_is_what_a_sweep_of_it_measures(trace, tmp_path):
-    found = plan(trace, tmp_path / "plan.yaml", "--max-bits", "3")
-    run("sweep", trace, "--plan", tmp_path / "plan.yaml", "-o", tmp_path / "p.sweep.db")
+    found = plan(trace, tmp_path / "plan.toml", "--max-bits", "3")
+    run("sweep", trace, "--plan", tmp_path / "plan.toml", "-o", tmp_path / "p.sweep.db")
     rows = ResultStore.load(tmp_path / "p.sweep.db")
     assert set(rows["codec"]) == {"plan:plan"}
     expected, drawn = rows["draw"] == -1, rows["draw"] == 0
@@ -76,35 +76,35 @@ def test_what_a_plan_expects_is_what_a_sweep_of_it_measures(trace, tmp_path):
 
 
 def test_a_sweep_gives_the_plan_that_its_trace_gives(trace, tmp_path):
-    direct = plan(trace, tmp_path / "a.yaml", "--max-bits", "3bits", "--per-bit", "1")
+    direct = plan(trace, tmp_path / "a.toml", "--max-bits", "3bits", "--per-bit", "1")
     codecs = [f"qsgdinf:bits={bits},bucket_size=512" for bits in range(2, 7)]
     gtrace.run_sweep(trace, codecs, draws=0, output=tmp_path / "s.sweep.db")
-    run("plan", tmp_path / "s.sweep.db", "--max-bits", "3bits", "-o", tmp_path / "b.yaml")
-    again = load_plan(tmp_path / "b.yaml")
+    run("plan", tmp_path / "s.sweep.db", "--max-bits", "3bits", "-o", tmp_path / "b.toml")
+    again = load_plan(tmp_path / "b.toml")
     assert {row.tensor: row.codec for row in again.tensors} == {row.tensor: row.codec for row in direct.tensors}
     assert again.totals.error == pytest.approx(direct.totals.error)
 
 
 def test_float_formats_and_sparsities_are_chosen_tensor_by_tensor(trace, tmp_path):
     formats = ("--methods", "fp:e2m1", "--formats", "e3m2,e2m3,e4m3", "--max-bits", "7bits")
-    run("plan", trace, *formats, "-o", tmp_path / "fp.yaml")
-    assert {row.codec.partition(":")[0] for row in load_plan(tmp_path / "fp.yaml").tensors} <= {"fp", "none"}
+    run("plan", trace, *formats, "-o", tmp_path / "fp.toml")
+    assert {row.codec.partition(":")[0] for row in load_plan(tmp_path / "fp.toml").tensors} <= {"fp", "none"}
     sparse = ("--methods", "prune", "--sparsity", "0.5-0.9:0.1", "--max-bits", "8bits")
-    run("plan", trace, *sparse, "-o", tmp_path / "prune.yaml")
-    assert any(row.codec.startswith("prune") for row in load_plan(tmp_path / "prune.yaml").tensors)
+    run("plan", trace, *sparse, "-o", tmp_path / "prune.toml")
+    assert any(row.codec.startswith("prune") for row in load_plan(tmp_path / "prune.toml").tensors)
 
 
 def test_show_diff_and_json(trace, tmp_path):
-    plan(trace, tmp_path / "a.yaml", "--max-bits", "2.5bits")
+    plan(trace, tmp_path / "a.toml", "--max-bits", "2.5bits")
     plan(trace, tmp_path / "b.json", "--ratio", "7")
-    shown = run("plan", "show", tmp_path / "a.yaml", "--full")
+    shown = run("plan", "show", tmp_path / "a.toml", "--full")
     for word in ("bits per value", "Exchange rate", "conv.weight", "Stability: ", "above the least error"):
         assert word in shown
     assert json.loads(run("plan", "show", tmp_path / "b.json", "--json"))["budget"] == "--ratio 7"
-    assert "tensors differ" in run("plan", "diff", tmp_path / "a.yaml", tmp_path / "b.json")
-    told = json.loads(run("plan", "diff", tmp_path / "a.yaml", tmp_path / "b.json", "--json"))
+    assert "tensors differ" in run("plan", "diff", tmp_path / "a.toml", tmp_path / "b.json")
+    told = json.loads(run("plan", "diff", tmp_path / "a.toml", tmp_path / "b.json", "--json"))
     assert told["same"] + len(told["changed"]) == len(LAYERS)
-    assert "0 tensors differ, 4 are the same" in run("plan", "diff", tmp_path / "a.yaml", tmp_path / "a.yaml")
+    assert "0 tensors differ, 4 are the same" in run("plan", "diff", tmp_path / "a.toml", tmp_path / "a.toml")
 
 
 @pytest.fixture(scope="module")
@@ -131,25 +131,25 @@ def sweep(tmp_path_factory):
 def test_a_plan_from_a_sweep_minimizes_predicted_cost(sweep, tmp_path, monkeypatch):
     # What runs tests in parallel sets it to less, and sentences wrap.
     monkeypatch.setenv("COLUMNS", "200")
-    said = run("plan", sweep, "--max-bits", "2.2", "-o", tmp_path / "cost.yaml")
+    said = run("plan", sweep, "--max-bits", "2.2", "-o", tmp_path / "cost.toml")
     assert said.count("\n") <= 25
-    found = load_plan(tmp_path / "cost.yaml")
+    found = load_plan(tmp_path / "cost.toml")
     assert (found.objective, found.horizon.steps, found.horizon.batch) == ("cost", 300, 64)
     assert found.horizon.equivalent == pytest.approx(64 / (1 + found.totals.error), rel=1e-4)
     assert found.horizon.low <= found.horizon.equivalent <= found.horizon.high
     assert "signsgd, whose cost is not known (it is biased)" in said
     assert f"over 300 steps, {found.uniform.codec} for all costs as if the batch were" in said
-    shown = run("plan", "show", tmp_path / "cost.yaml")
+    shown = run("plan", "show", tmp_path / "cost.toml")
     assert f"as if the batch were {found.horizon.equivalent:.0f} of 64" in shown
-    run("plan", sweep, "--max-bits", "2.2", "--horizon", "5", "-o", tmp_path / "short.yaml")
-    assert load_plan(tmp_path / "short.yaml").horizon.steps == 5
-    error = run("plan", sweep, "--max-bits", "2.2", "--objective", "error", "-o", tmp_path / "error.yaml")
+    run("plan", sweep, "--max-bits", "2.2", "--horizon", "5", "-o", tmp_path / "short.toml")
+    assert load_plan(tmp_path / "short.toml").horizon.steps == 5
+    error = run("plan", sweep, "--max-bits", "2.2", "--objective", "error", "-o", tmp_path / "error.toml")
     assert "of gradient energy" in error
-    assert load_plan(tmp_path / "error.yaml").horizon is None
-    apart = run("plan", "diff", tmp_path / "cost.yaml", tmp_path / "error.yaml")
+    assert load_plan(tmp_path / "error.toml").horizon is None
+    apart = run("plan", "diff", tmp_path / "cost.toml", tmp_path / "error.toml")
     assert "minimizes cost over 300 steps" in apart
     assert "These numbers don't compare" in apart
-    told = json.loads(run("plan", "diff", tmp_path / "cost.yaml", tmp_path / "short.yaml", "--json"))
+    told = json.loads(run("plan", "diff", tmp_path / "cost.toml", tmp_path / "short.toml", "--json"))
     assert [told[side]["objective"] for side in "ab"] == ["cost over 300 steps", "cost over 5 steps"]
 
 
@@ -163,38 +163,38 @@ def test_a_plan_from_a_sweep_minimizes_predicted_cost(sweep, tmp_path, monkeypat
 )
 def test_what_is_about_error_has_no_predicted_cost(sweep, tmp_path, words, message):
     with pytest.raises(GtraceError, match=message) as caught:
-        run("plan", sweep, *words, "-o", tmp_path / "plan.yaml")
+        run("plan", sweep, *words, "-o", tmp_path / "plan.toml")
     assert "\n" not in str(caught.value)
 
 
 def test_without_costs_error_is_minimized_and_said(trace, tmp_path):
-    said = run("plan", trace, *FAST, "--max-bits", "3", "-o", tmp_path / "plan.yaml")
+    said = run("plan", trace, *FAST, "--max-bits", "3", "-o", tmp_path / "plan.toml")
     assert "minimizes error, because predicted costs are not known: a sweep measures them" in said
-    assert load_plan(tmp_path / "plan.yaml").objective == "error"
+    assert load_plan(tmp_path / "plan.toml").objective == "error"
     with pytest.raises(GtraceError, match="gtrace sweep"):
-        run("plan", trace, *FAST, "--max-bits", "3", "--objective", "cost", "-o", tmp_path / "other.yaml")
+        run("plan", trace, *FAST, "--max-bits", "3", "--objective", "cost", "-o", tmp_path / "other.toml")
 
 
 def test_weights_groups_and_a_bound_on_the_error(trace, tmp_path):
-    plain = plan(trace, tmp_path / "a.yaml", "--max-bits", "3bits")
-    (tmp_path / "weights.yaml").write_text("fc.weight: 1.0e+12\n")
-    heavy = plan(trace, tmp_path / "b.yaml", "--max-bits", "3bits", "--weight", tmp_path / "weights.yaml")
+    plain = plan(trace, tmp_path / "a.toml", "--max-bits", "3bits")
+    (tmp_path / "weights.toml").write_text("fc.weight = 1.0e+12\n")
+    heavy = plan(trace, tmp_path / "b.toml", "--max-bits", "3bits", "--weight", tmp_path / "weights.toml")
     bits = [{row.tensor: row.bits for row in one.tensors}["fc.weight"] for one in (plain, heavy)]
     assert bits[1] > bits[0]
-    grouped = plan(trace, tmp_path / "c.yaml", "--max-bits", "3bits", "--group", "g=*.weight")
+    grouped = plan(trace, tmp_path / "c.toml", "--max-bits", "3bits", "--group", "g=*.weight")
     assert len({row.codec for row in grouped.tensors if row.group == "g"}) == 1
-    bounded = plan(trace, tmp_path / "d.yaml", "--max-error", "0.05")
+    bounded = plan(trace, tmp_path / "d.toml", "--max-error", "0.05")
     assert bounded.totals.error <= 0.05
 
 
 def test_a_step_takes_no_longer_than_it_may(trace, tmp_path):
     links = "4x100Mbit/s"
-    found = plan(trace, tmp_path / "a.yaml", "--step-time", "3ms", "--cluster", links)
+    found = plan(trace, tmp_path / "a.toml", "--step-time", "3ms", "--cluster", links)
     # Three others' payloads pass each rank's link.
     taken = 3 * found.totals.bits * found.totals.elements / 1e8
     assert taken == pytest.approx(found.provenance["step_seconds"], rel=5e-6)
     assert 0.9e-3 * 3 < taken <= 3e-3
-    hidden = plan(trace, tmp_path / "b.yaml", "--step-time", "40ms", "--cluster", f"{links},37ms")
+    hidden = plan(trace, tmp_path / "b.toml", "--step-time", "40ms", "--cluster", f"{links},37ms")
     assert hidden.provenance["step_seconds"] <= 40e-3
     assert hidden.totals.bits >= found.totals.bits * 0.99
 
@@ -213,11 +213,11 @@ def test_a_step_takes_no_longer_than_it_may(trace, tmp_path):
         (("--max-bits", "3bits", "--methods", "mcgq"), "no closed form"),
         (("--max-bits", "3bits", "--weight", "nothing*=2"), "no tensor matches"),
         (("--max-bits", "3bits", "--weight", "fc*=-2"), "positive number"),
-        (("--max-bits", "3bits", "--weight", "missing.yaml"), "GLOB=NUMBER"),
+        (("--max-bits", "3bits", "--weight", "missing.toml"), "GLOB=NUMBER"),
         (("--max-bits", "3bits", "--group", "g=nothing*"), "no tensor matches"),
         (("--max-bits", "3bits", "--tensors", "nothing*"), "no tensor matches"),
         (("--max-bits", "3bits", "--steps", "99"), "none of these steps"),
-        (("--max-bits", "3bits", "-o", "plan.txt"), ".yaml or .json"),
+        (("--max-bits", "3bits", "-o", "plan.txt"), ".toml or .json"),
     ],
 )
 def test_mistakes_are_told_in_one_line(trace, tmp_path, monkeypatch, words, message):
@@ -229,28 +229,28 @@ def test_mistakes_are_told_in_one_line(trace, tmp_path, monkeypatch, words, mess
 
 
 def test_a_report_has_a_section_on_a_plan(trace, tmp_path):
-    plan(trace, tmp_path / "plan.yaml", "--max-bits", "3bits")
-    said = run("report", tmp_path / "plan.yaml", "-o", tmp_path / "plan.html")
+    plan(trace, tmp_path / "plan.toml", "--max-bits", "3bits")
+    said = run("report", tmp_path / "plan.toml", "-o", tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     for title in ("Codec of every tensor", "Plans against single codecs", "What changes between budgets"):
         assert title in page
     assert said.startswith("Error drops ")
     assert said.count("\n") <= 25
-    assert figure_names(load_report([tmp_path / "plan.yaml"])) == ["plan-frontier", "plan-bits", "plan-budgets"]
-    assert json.loads(run("report", tmp_path / "plan.yaml", "--json"))["plans"][0]["name"] == "plan"
+    assert figure_names(load_report([tmp_path / "plan.toml"])) == ["plan-frontier", "plan-bits", "plan-budgets"]
+    assert json.loads(run("report", tmp_path / "plan.toml", "--json"))["plans"][0]["name"] == "plan"
 
 
 def test_capture_plan_train_report_in_four_commands(call, tmp_path):
     write_script(tmp_path / "train.py", SCRIPT)
     for words in (
         ("capture", "--steps", "0-3", "train.py"),
-        ("plan", "train.zarr", "--max-bits", "4bits", *FAST, "-o", "plan.yaml"),
-        ("train", "--plan", "plan.yaml", "-o", "run.jsonl", "train.py"),
-        ("report", "plan.yaml", "run.jsonl", "-o", "report.html"),
+        ("plan", "train.zarr", "--max-bits", "4bits", *FAST, "-o", "plan.toml"),
+        ("train", "--plan", "plan.toml", "-o", "run.jsonl", "train.py"),
+        ("report", "plan.toml", "run.jsonl", "-o", "report.html"),
     ):
         done = call(*words)
         assert done.returncode == 0, done.stderr
-    found = load_plan(tmp_path / "plan.yaml")
+    found = load_plan(tmp_path / "plan.toml")
     records = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     assert records[0]["runs"] == ["plan:plan"]
     assert records[0]["plans"][0]["tensors"] == {row.tensor: row.codec for row in found.tensors}

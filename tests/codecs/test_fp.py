@@ -61,7 +61,7 @@ def sent(spec, x, key=KEY):
         ("fp:e3m2,scale=mean,rounding=stochastic", "fp:e3m2,scale=mean,rounding=stochastic", 6),
         ("fp:e4m3fn", "fp:e4m3fn", 8),
         ("fp:mxfp4", "fp:mxfp4", 4),
-        ("fp:mxfp4,block=32,scale=e8m0", "fp:mxfp4", 4),
+        ("fp:mxfp4,block=32,scale=floor", "fp:mxfp4", 4),
         ("fp:nvfp4", "fp:nvfp4", 4),
         ("fp:e2m1,scale=e4m3", "fp:e2m1,scale=e4m3,block=16", 4),
         ("fp:bits=6,block=32", "fp:bits=6,block=32", 6),
@@ -290,7 +290,7 @@ def test_a_payload_is_a_scale_and_n_bits_a_value(bits):
 def test_extreme_values_lose_nothing_to_the_scale():
     tiny, huge = np.float32(1e-45), np.finfo(np.float32).max
     for x in (np.array([tiny, 3 * tiny, -7 * tiny], np.float32), np.array([huge, -huge / 2, huge / 3], np.float32)):
-        for spec in ("fp:e5m2", "fp:e2m5", "fp:e7m0", "fp:e1m6", "fp:mxfp8", "fp:nvfp4", "fp:e2m1,scale=pow2"):
+        for spec in ("fp:e5m2", "fp:e2m5", "fp:e7m0", "fp:e1m6", "fp:mxfp8", "fp:nvfp4", "fp:e2m1,scale=rceil"):
             decoded = sent(spec, x)
             assert np.isfinite(decoded).all()
         # Exact where the format has the digits: the scale costs none, whatever float32 thinks of denormals.
@@ -333,7 +333,7 @@ def test_shared_bytes_that_name_no_format_are_refused(shared):
 
 
 SPECS = st.sampled_from(
-    ["fp:bits=4", "fp:e3m2,rounding=stochastic", "fp:e5m0,scale=error", "fp:mxfp6", "fp:nvfp4", "fp:e2m2,scale=pow2"]
+    ["fp:bits=4", "fp:e3m2,rounding=stochastic", "fp:e5m0,scale=error", "fp:mxfp6", "fp:nvfp4", "fp:e2m2,scale=rceil"]
 )
 
 
@@ -535,9 +535,9 @@ def test_nvfp4_is_the_published_recipe(size):
         assert np.array_equal(sent("fp:nvfp4", x), nvfp4(x))
 
 
-def test_pow2_blocks_never_saturate_and_are_tight():
+def test_rceil_blocks_never_saturate_and_are_tight():
     x = lognormal(32 * 60)
-    c = gtrace.codec("fp:e2m1,scale=pow2")
+    c = gtrace.codec("fp:e2m1,scale=rceil")
     state, _ = fitted(c, x)
     payload = c.encode(state, x, KEY)
     decoded = c.decode(c.shared(state), payload, x.size)
@@ -546,7 +546,7 @@ def test_pow2_blocks_never_saturate_and_are_tight():
     largest = np.abs(x.reshape(-1, 32)).max(axis=1)
     assert ((largest <= 6 * scales) & (largest > 3 * scales)).all()
     exactly = np.repeat(np.float32([6, 12, 0.75]), 32)
-    assert np.array_equal(sent("fp:e2m1,scale=pow2", exactly), exactly)
+    assert np.array_equal(sent("fp:e2m1,scale=rceil", exactly), exactly)
     payload = c.encode(c.init(96), exactly, KEY)
     assert list(payload[ENVELOPE_BYTES : ENVELOPE_BYTES + 3]) == [127, 128, 124]
 

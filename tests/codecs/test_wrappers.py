@@ -10,9 +10,10 @@ import gtrace
 from gtrace import testing
 from gtrace.codecs.base import Codec, parameter_fields
 from gtrace.codecs.levels import QsgdInf
+from gtrace.codecs.rotation import Rotate
 from gtrace.codecs.signs import SignSgd
 from gtrace.codecs.spec import codec_class, parse_spec, register_wrapper, split_specs, wrapper_names
-from gtrace.codecs.wrappers import ErrorFeedback, Momentum, Rotate
+from gtrace.codecs.wrappers import ErrorFeedback, Momentum
 from gtrace.coding import ENVELOPE_BYTES, seal
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elementwise, hadamard

@@ -125,6 +125,23 @@ def test_envelope_round_trip_and_refusals():
         open_envelope(sealed[:10], codec="qsgd", size=7, shared=b"s")
 
 
+def test_a_short_body_of_many_elements_is_padded():
+    about = {"codec": "signsgd", "size": 2**31, "shared": b""}
+    for body in (b"", b"abc", b"\0" * 2019):
+        sealed = seal(body, **about, flags=1)
+        assert 2**31 / 2**20 <= len(sealed) <= 2**31 / 2**20 + 4
+        opened, flags = open_envelope(sealed, **about)
+        assert (bytes(opened), flags) == (body, 1)
+    long = seal(bytes(2024), **about)
+    assert len(long) == 2048
+    bare = seal(b"", codec="signsgd", size=0, shared=b"")
+    with pytest.raises(PayloadError, match="payload of 24 bytes cannot hold 2147483648 elements"):
+        open_envelope(bare[:8] + (2**31).to_bytes(8, "little") + bare[16:], **about)
+    for body in (b"x" + bytes(2040) + (2045).to_bytes(4, "little"), bytes(2044) + (2**20).to_bytes(4, "little")):
+        with pytest.raises(PayloadError, match="padding that no encoder writes"):
+            open_envelope(seal(body, **about, flags=1 << 15), **about)
+
+
 @given(weights, st.integers(0, MAX_LENGTH))
 def test_code_lengths_travel(values, outside):
     lengths = huffman_lengths(np.array(values))

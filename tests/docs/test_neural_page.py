@@ -1,10 +1,10 @@
 """``docs/neural-gradients.md``: its commands run, print what it shows, and its numbers are theirs."""
 
 import re
+import tomllib
 from contextlib import chdir
 
 import pytest
-import yaml
 from helpers_docs import ROOT, blocks, run_command
 
 from gtrace.fitting.magnitudes import LAWS
@@ -42,12 +42,12 @@ def test_commands_print_what_the_page_shows(ran):
 
 
 def test_the_recipe_has_what_the_page_shows(ran):
-    ((shown,),) = (yaml.safe_load(block.text) for block in BLOCKS if block.language == "yaml")
-    layers = yaml.safe_load((ran[0] / "recipe.yaml").read_text())["layers"]
+    (((shown,),),) = (tomllib.loads(block.text).values() for block in BLOCKS if block.language == "toml")
+    layers = tomllib.loads((ran[0] / "recipe.toml").read_text())["layers"]
     (layer,) = [layer for layer in layers if layer["tensor"] == shown["tensor"]]
     assert set(shown) <= set(layer)
-    assert set(shown["formats"][6]) <= set(layer["formats"][6])
-    assert layer["formats"][6]["format"] == shown["formats"][6]["format"]
+    assert set(shown["formats"]["6"]) <= set(layer["formats"]["6"])
+    assert layer["formats"]["6"]["format"] == shown["formats"]["6"]["format"]
 
 
 def test_what_is_said_to_reproduce_does(ran):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from helpers_plan import curves_of_laws
@@ -32,6 +32,7 @@ from gtrace.codecs import codec_names, parse_spec, wrapper_names
 from gtrace.codecs.spec import split_specs
 from gtrace.coding.envelope import open_envelope, seal
 from gtrace.costs import Network
+from gtrace.errors import TraceError
 from gtrace.planning import Budget, make_plan, save_plan
 from gtrace.report.inputs import make_report
 from gtrace.report.render.html import pieces
@@ -42,15 +43,13 @@ from gtrace.schedule import RefitSchedule
 from gtrace.sweep import ResultStore, expand
 from gtrace.testing import fitted
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace.io.foreign import NpyFile, NpzFile, SafetensorsFile
+from gtrace.trace.io.foreign import READERS
+from gtrace.trace.io.guard import Guard
 from gtrace.trace.journal import parse_journal
 from gtrace.trace.sketches import SketchPlan
 from gtrace.types import Key
 from gtrace.units import parse_range, parse_size
 from gtrace_experiments.reproduce.runner import read_result
-
-if TYPE_CHECKING:
-    from gtrace.errors import TraceError
 
 Run = Callable[[bytes], None]
 
@@ -215,10 +214,23 @@ def _file(suffix: str, seeds: tuple[bytes, ...], read: Callable[[Path], object],
     return Target(seeds, run, text)
 
 
-def _close(opened: NpyFile | NpzFile | SafetensorsFile) -> None:
-    for entry in opened.entries:
-        opened.read(entry)
-    opened.close()
+@cache
+def _guard() -> Guard:
+    guard = Guard([_folder()], READERS)
+    atexit.register(guard.__exit__)
+    return guard
+
+
+def _foreign(path: Path) -> None:
+    guard = _guard()
+    try:
+        with guard.open(path, path.suffix) as file:
+            for entry in file.entries:
+                file.read(entry)
+    except TraceError:
+        if not Path(f"/proc/{guard.pid}").exists():
+            _guard.cache_clear()
+        raise
 
 
 def _arrays() -> dict[str, bytes]:
@@ -354,16 +366,14 @@ MAKERS: dict[str, Callable[[], Target]] = {
     "hdf5-attributes": _hdf5_attributes,
     "hdf5-file": lambda: _file(".h5", (_made(".h5").read_bytes(),), _read_all),
     "journal": _journal,
-    "npy": lambda: _file(".npy", (_arrays()["npy"],), lambda path: _close(NpyFile(path))),
-    "npz": lambda: _file(".npz", (_arrays()["npz"],), lambda path: _close(NpzFile(path))),
-    "safetensors": lambda: _file(
-        ".safetensors", (_arrays()["safetensors"],), lambda path: _close(SafetensorsFile(path))
-    ),
+    "npy": lambda: _file(".npy", (_arrays()["npy"],), _foreign),
+    "npz": lambda: _file(".npz", (_arrays()["npz"],), _foreign),
+    "safetensors": lambda: _file(".safetensors", (_arrays()["safetensors"],), _foreign),
     "result-store": lambda: _file(".sweep.db", (_store(),), ResultStore.load),
     "result-texts": _texts,
     "run-log": _runlog,
     "experiment-result": _made_up_result,
-    "plan-yaml": lambda: _plan(".yaml"),
+    "plan-toml": lambda: _plan(".toml"),
     "plan-json": lambda: _plan(".json"),
 }
 

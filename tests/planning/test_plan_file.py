@@ -3,15 +3,16 @@
 import copy
 import dataclasses
 import json
+import time
 
 import pytest
-import yaml
 from helpers_plan import curves_of_laws
 
 from gtrace.codecs import codec
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.planning import Budget, load_plan, make_plan, save_plan
-from gtrace.planning.plan import MAX_BYTES, PlanForecast, to_plain
+from gtrace.planning.plan import PlanForecast, to_plain
+from gtrace.planning.toml import MAX_BYTES, dump, load
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def plan():
     )
 
 
-@pytest.mark.parametrize("suffix", ["yaml", "json"])
+@pytest.mark.parametrize("suffix", ["toml", "json"])
 def test_a_plan_comes_back(tmp_path, plan, suffix):
     path = tmp_path / f"small.{suffix}"
     save_plan(plan, path)
@@ -35,28 +36,20 @@ def test_a_plan_comes_back(tmp_path, plan, suffix):
     assert again.table.choose("new.weight", 10) == codec(plan.default)
 
 
-def test_plans_of_before_predicted_costs_are_read(tmp_path, plan):
-    path = tmp_path / "old.yaml"
-    plain = {**to_plain(plan), "objective": "squared"}
-    assert "horizon" not in plain
-    path.write_text(yaml.safe_dump(plain, sort_keys=False))
-    assert to_plain(load_plan(path)) == to_plain(plan)
-
-
 def test_a_plan_by_cost_comes_back_and_is_worth_what_it_wins_of_the_batch(tmp_path, plan):
     best = dataclasses.replace(plan.uniform, error=0.5, planned=0.2)
     priced = dataclasses.replace(
         plan, objective="cost", horizon=PlanForecast(400, 64.0, 60.0, 40.0, 62.0), uniform=best
     )
-    save_plan(priced, tmp_path / "cost.yaml")
-    assert load_plan(tmp_path / "cost.yaml").horizon == priced.horizon
+    save_plan(priced, tmp_path / "cost.toml")
+    assert load_plan(tmp_path / "cost.toml").horizon == priced.horizon
     assert priced.gain == pytest.approx(1.5 / 1.2 - 1)
     # 90% less of a cost that is nothing is not worth a plan.
     assert not dataclasses.replace(priced, uniform=dataclasses.replace(best, error=0.01, planned=0.001)).worth
 
 
 def test_a_plan_is_not_overwritten_unasked(tmp_path, plan):
-    path = tmp_path / "plan.yaml"
+    path = tmp_path / "plan.toml"
     path.write_text("mine")
     with pytest.raises(OutputExistsError, match="already exists"):
         save_plan(plan, path)
@@ -64,7 +57,7 @@ def test_a_plan_is_not_overwritten_unasked(tmp_path, plan):
     save_plan(plan, path, force=True)
     assert load_plan(path).name == "small"
     with pytest.raises(UsageError, match="does not exist"):
-        save_plan(plan, tmp_path / "nowhere" / "plan.yaml")
+        save_plan(plan, tmp_path / "nowhere" / "plan.toml")
 
 
 def tensor(plain):
@@ -98,8 +91,8 @@ DAMAGE = {
 def test_a_damaged_plan_is_refused_in_one_line(tmp_path, plan, message):
     plain = copy.deepcopy(to_plain(plan))
     DAMAGE[message](plain)
-    path = tmp_path / "plan.yaml"
-    path.write_text(yaml.safe_dump(plain, sort_keys=False))
+    path = tmp_path / "plan.toml"
+    path.write_text(dump(plain))
     with pytest.raises(TraceError, match=message) as caught:
         load_plan(path)
     assert str(caught.value).startswith(str(path))
@@ -110,15 +103,15 @@ def test_a_damaged_plan_is_refused_in_one_line(tmp_path, plan, message):
     ("content", "message"),
     [
         (b"\xff\xfe\x00", "not a text file"),
-        (b"gtrace_plan: [1", "not valid YAML"),
-        (b"gtrace_plan: !!python/object/apply:os.system [true]", "not valid YAML"),
-        (b"- 1\n- 2", "not a plan"),
-        (b"[" * 3000 + b"]" * 3000, "not valid YAML|not a plan"),
+        (b"gtrace_plan = [1", "not valid TOML"),
+        (b"gtrace_plan = 1979-05-27", "a date is not expected here"),
+        (b"- 1\n- 2", "not valid TOML"),
+        (b"[" * 3000 + b"]" * 3000, "not valid TOML"),
         (b"", "not a plan"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):
-    path = tmp_path / "plan.yaml"
+    path = tmp_path / "plan.toml"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=message):
         load_plan(path)
@@ -130,19 +123,57 @@ def test_what_is_too_large_is_not_read(tmp_path):
         file.truncate(MAX_BYTES + 1)
     with pytest.raises(TraceError, match="more than 8 MB"):
         load_plan(path)
-    with pytest.raises(TraceError, match="no such plan"):
-        load_plan(tmp_path / "missing.yaml")
+    with pytest.raises(TraceError, match="no such file"):
+        load_plan(tmp_path / "missing.toml")
     (tmp_path / "bad.json").write_text(json.dumps({"gtrace_plan": 1})[:-1])
     with pytest.raises(TraceError, match="not valid JSON"):
         load_plan(tmp_path / "bad.json")
 
 
-@pytest.mark.parametrize("field", ["name", "totals", "provenance", "gtrace_plan"])
-def test_a_few_bytes_that_stand_for_billions_are_refused_at_once(tmp_path, plan, field):
-    layers = ", ".join(f"&x{k} [{', '.join([f'*x{k - 1}'] * 9)}]" for k in range(1, 14))
-    plain = to_plain(plan)
-    del plain[field]
-    path = tmp_path / "plan.yaml"
-    path.write_text(f"{field}: {{a: [&x0 [1, 1], {layers}]}}\n{yaml.safe_dump(plain, sort_keys=False)}")
-    with pytest.raises(TraceError, match=r"has version|belongs|no 'a'|more than 100000 values"):
+@pytest.mark.parametrize("suffix", [".yaml", ".yml"])
+def test_yaml_is_refused_by_name(tmp_path, plan, suffix):
+    path = tmp_path / f"plan{suffix}"
+    with pytest.raises(UsageError, match="plans are TOML now: run gtrace plan TRACE -o"):
+        save_plan(plan, path)
+    path.write_text("gtrace_plan: 1\n")
+    with pytest.raises(TraceError, match="plans are TOML now: run gtrace plan TRACE -o"):
         load_plan(path)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content", "message"),
+    [
+        (".toml", "a." * 4_000_000 + "a = 1", "more than 32 parts"),
+        (".toml", "a = " + "[" * 100_000, "nested too deep"),
+        (".json", '{"a": ' + "[" * 100 + "]" * 100 + "}", "nested too deep"),
+        (".toml", "a = 0x1" + "0" * 1_000_000, "more than 64 bits"),
+        (".json", '{"a": 1' + "0" * 30 + "}", "more than 64 bits"),
+        (".toml", "a = 1" + "0" * 1_000_000, "Exceeds the limit"),
+        (".json", '{"a": "\\ud800"}', "surrogates not allowed"),
+        (".toml", 'a = {b = """\n""", c = ""}', "over several lines"),
+    ],
+)
+def test_what_would_take_for_ever_or_cannot_be_shown_is_refused_at_once(tmp_path, suffix, content, message):
+    path = tmp_path / f"plan{suffix}"
+    path.write_text(content)
+    began = time.process_time()
+    with pytest.raises(TraceError, match=message) as caught:
+        load_plan(path)
+    assert time.process_time() - began < 2
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"a": [], "b": {}, "c": [[1, 2], [0.1, -3e300]], "d": True, "e": ""},
+        {"t": {"x.y": {"a": 1}, "'\"\\\n\x7f\x85\u202e\U0001f600": {"b": [1]}}, "f": 1.0, "n": 1e-7},
+        {"rows": [{"a": 1, "in": {"6": {"b": {"c": 1}}, "8": {"b": {}}}}, {"a": 2}], "list": [{"a": 1}, {"b": "x"}]},
+    ],
+)
+def test_what_is_written_is_read(tmp_path, value):
+    path = tmp_path / "a.toml"
+    path.write_text(dump(value))
+    assert load(path, "it", "write it") == value
+    assert all(line.isprintable() for line in dump(value).splitlines())

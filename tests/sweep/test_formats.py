@@ -1,14 +1,15 @@
 import json
+import tomllib
 
 import numpy as np
 import pytest
-import yaml
 from helpers_laws import LAYERS, STEPS, gradient, memory_trace
 from scipy.stats import norm
 
 from gtrace.errors import UsageError
 from gtrace.fitting.floats import FloatFormat, candidates, optimal_format, placed_error
 from gtrace.fitting.magnitudes import fit_magnitudes
+from gtrace.planning.toml import dump
 from gtrace.sweep.formats import choose_formats, recipe
 from gtrace.trace import Trace
 from gtrace.trace.choose import choose_infos
@@ -94,8 +95,7 @@ def test_three_bits_have_one_format_and_no_margin():
 def test_the_recipe_is_plain_and_complete(trace):
     layers = choose_formats(trace, choose_infos(trace), frozenset(STEPS), BITS)
     document = recipe(trace, layers, "max", {"bits": list(BITS)})
-    assert yaml.safe_load(yaml.safe_dump(document)) == document
-    json.dumps(document)
+    assert json.loads(json.dumps(document)) == tomllib.loads(dump(document))
     assert document["provenance"]["fingerprint"] == trace.fingerprint
     assert document["provenance"]["bits"] == [4, 6]
     entry = document["layers"][0]

@@ -14,6 +14,7 @@ import gtrace
 from gtrace.cli import main
 from gtrace.errors import OutputExistsError, TraceError
 from gtrace.sweep import ResultStore
+from gtrace.sweep.reading import MAX_NAME, MAX_WARNINGS
 from gtrace.trace import Trace
 
 SPECS = ["qsgdinf:bits=3", "alq:bits=2"]
@@ -209,9 +210,13 @@ def test_a_journal_that_names_another_file_deletes_nothing(path):
     with pytest.raises(OutputExistsError):
         ResultStore.create(torn, {}, "f", force=False)
     assert victim.read_text() == "years of work"
-    # Without the name it is an ordinary journal of a writer that was killed.
+    # Without the name it is an ordinary journal of a writer that was killed, which a copy is rolled back by.
     journal.write_bytes(data)
+    before = contents(path.parent)
     assert len(ResultStore.load(torn)) == 8
+    with pytest.raises(OutputExistsError, match="other data or settings"):
+        ResultStore.create(torn, {}, "f", force=False)
+    assert contents(path.parent) == before
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda p: os.symlink("/dev/zero", p), os.mkdir])
@@ -219,6 +224,34 @@ def test_what_lies_in_the_place_of_a_journal(make, path):
     make(path.with_name(path.name + "-journal"))
     with pytest.raises(TraceError, match="not a regular file"):
         ResultStore.load(path)
+
+
+def test_a_log_that_a_killed_writer_left_is_read_and_stays(path, tmp_path):
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    with closing(sqlite3.connect(path)) as sql, sql:
+        sql.execute("PRAGMA journal_mode=WAL")
+        sql.execute("INSERT INTO warnings VALUES ('in the log')")
+        sql.commit()
+        for end in ("", "-wal", "-shm"):
+            shutil.copy(f"{path}{end}", folder)
+    (tmp_path / "link.sweep.db").symlink_to(folder / path.name)
+    before = contents(folder)
+    for place in (folder / path.name, tmp_path / "link.sweep.db"):
+        assert "in the log" in ResultStore.load(place).warnings
+    assert contents(folder) == before
+
+
+def test_warnings_and_names_without_end_are_cut(path):
+    with closing(sqlite3.connect(path)) as sql, sql:
+        lines = [("a" * 100_000,), *((f"warning {k}",) for k in range(MAX_WARNINGS + 7))]
+        sql.executemany("INSERT INTO warnings VALUES (?)", lines)
+    found = ResultStore.load(path).warnings
+    assert len(found) == MAX_WARNINGS + 1
+    assert max(map(len, found)) == MAX_NAME
+    assert found[-1].startswith("8 more warnings are left out")
+    change(path, f"UPDATE texts SET text = text || '{'x' * MAX_NAME}' WHERE id = 1")
+    refused(path, "texts holds a text of more than 4096 characters")
 
 
 def test_a_file_in_write_ahead_mode_leaves_no_log_behind(path):

@@ -201,7 +201,8 @@ def test_nonfinite_gradients_are_counted_and_not_quantized(tmp_path):
             writer.append(step, "w", g)
             writer.commit(step)
     found = gtrace.run_sweep(path, ["qsgd:bits=3"], jobs=1)
-    assert found.warnings == ("w at step 1: 2 of 100 gradients are not finite; skipped",)
+    (said,) = found.warnings
+    assert said == "NaN or infinity in the gradients of 1 of 1 tensor, at 1 of 2 steps, first at step 1: skipped"
     bad = found["step"] == 1
     assert np.isnan(found["squared_error"][bad]).all()
     assert all("2 non-finite" in note for note in found["note"][bad])

@@ -1,7 +1,11 @@
 """The launcher against Python itself: what a program sees, and how it ends."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
+import textwrap
 import zipfile
 
 import pytest
@@ -35,9 +39,9 @@ LAUNCH = """
     import sys
     from gtrace.torch_hooks.launcher import Program, run_program
 
-    is_module = sys.argv[1] == "-m"
-    target, *args = sys.argv[1 + is_module:]
-    outcome = run_program(Program(target, tuple(args), is_module))
+    is_module, is_code = sys.argv[1] == "-m", sys.argv[1] == "-c"
+    target, *args = sys.argv[1 + is_module + is_code:]
+    outcome = run_program(Program(target, tuple(args), is_module, is_code))
     sys.exit(outcome.exit_code)
     """
 
@@ -125,6 +129,67 @@ def test_the_traceback_of_a_module_is_its_own(tmp_path, launch):
     assert launched.stderr.count("File ") == 2
 
 
+def test_code_sees_what_it_sees_under_python(tmp_path, launch):
+    seen = "sys.argv, sys.path[0], __name__, __spec__, sys.modules['__main__'].f is f"
+    code = f"import sys, json\ndef f(): print({seen})\nf()"
+    assert same(*launch("-c", code, "a", "-b")).stdout == "['-c', 'a', '-b']  __main__ None True\n"
+    assert same(*launch("-c", "1 / 0")).returncode == 1
+
+
+#: How installers begin the file of a command; the second is for paths that are too long for a first line.
+BEGINNINGS = {
+    "a path": "#!{python}\n",
+    "a long path": "#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n",
+    "a name": "#!/usr/bin/env python\n",
+}
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Install a command ``tune`` whose file begins so."""
+    monkeypatch.chdir(tmp_path)
+    folder = os.path.dirname(sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{folder}:{os.environ['PATH']}")
+
+    def install(beginning):
+        path = tmp_path / "bin" / "tune"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(beginning + textwrap.dedent(PROBE))
+        path.chmod(0o755)
+        return path
+
+    return install
+
+
+@pytest.mark.capture_case("installed console commands")
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_an_installed_command_sees_what_it_sees_in_a_shell(beginning, tmp_path, command, launch):
+    (tmp_path / "tune").mkdir()  # a folder of that name, e.g. its source, is no script
+    path = command(BEGINNINGS[beginning].format(python=sys.executable))
+    shell = subprocess.run(["tune", "sft", "--fast"], capture_output=True, text=True, check=True)
+    assert json.loads(shell.stdout)["argv"] == [str(path), "sft", "--fast"]
+    assert launch("tune", "sft", "--fast")[1].stdout == shell.stdout
+    write_script(tmp_path / "tune" / "__main__.py", "print('of the folder')")
+    assert launch("tune")[1].stdout == "of the folder\n"
+
+
+@pytest.mark.parametrize(
+    ("beginning", "message"),
+    [
+        ("#!/opt/other/bin/python3\n", "runs with /opt/other/bin/python3, and gtrace with "),
+        ("#!/bin/bash\n", "is not a Python script; write the script or -m MODULE that it starts"),
+        ("#!/usr/bin/env -S nothing-like-that\n", "is not a Python script"),
+        ("\x7fELF", "is not a Python script"),
+        ("#!", "is not a Python script"),
+    ],
+)
+def test_a_command_of_something_else_is_one_line(beginning, message, command):
+    path = command(beginning)
+    with pytest.raises(UsageError) as caught:
+        Program("tune").check()
+    assert str(caught.value).startswith(f"tune: {path} {message}")
+
+
 def test_spawned_workers_find_the_script(tmp_path, launch):
     write_script(
         tmp_path / "script.py",
@@ -164,8 +229,11 @@ def test_the_interpreter_is_left_as_it_was(tmp_path, monkeypatch):
         (Program("pkg.train"), "pkg.train: no such script; for a module write -m pkg.train"),
         (Program("pkg.nowhere", is_module=True), "-m pkg.nowhere: No module named pkg.nowhere"),
         (Program("nowhere", is_module=True), "-m nowhere: No module named nowhere"),
-        (Program("python", ("train.py",)), "python: no such script; leave python out"),
-        (Program("torchrun", ("train.py",)), "torchrun: no such script; for torchrun write -m torch.distributed.run"),
+        (Program("python3", ("train.py",)), "python3: leave python3 out; write the script, -m MODULE or -c CODE"),
+        (
+            Program("sh"),
+            f"sh: {shutil.which('sh')} is not a Python script; write the script or -m MODULE that it starts",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_the_users_mistake(tmp_path, monkeypatch, program, message):
@@ -188,6 +256,7 @@ def test_what_cannot_be_run_is_the_users_mistake(tmp_path, monkeypatch, program,
         (Program("pkg.train.__main__", is_module=True), "train"),
         (Program("app/"), "app"),
         (Program("train.v2.py"), "train.v2"),
+        (Program("print(1)", is_code=True), "run"),
     ],
 )
 def test_stems_name_files(program, stem):

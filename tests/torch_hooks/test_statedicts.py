@@ -1,45 +1,54 @@
-"""State dicts of torch as a source of gradients."""
+"""State dicts of torch as a source of gradients. One process reads all of them, since torch takes seconds to load."""
 
 import os
 import pickle
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from gtrace.cli.import_ import STATE_DICTS
 from gtrace.errors import TraceError
-from gtrace.torch_hooks.statedicts import OPENERS
-from gtrace.trace import open_trace
-from gtrace.trace.io.importing import ImportRules, import_trace
+from gtrace.trace.io.guard import Guard
 
 
-def imported(source, output, *, force=False, **rules):
-    import_trace([source], output, ImportRules(openers=OPENERS, **rules), force=force)
-    return open_trace(output)
+@pytest.fixture(scope="module")
+def guard(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dicts")
+    with Guard([folder], STATE_DICTS) as guard:
+        guard.folder = folder
+        yield guard
 
 
-def test_gradients_of_a_model(tmp_path):
-    torch.manual_seed(0)
+def write(guard, content):
+    """Save an object, or bytes as they are."""
+    path = guard.folder / "1.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    return path
+
+
+def arrays(guard, content, row=None):
+    """name -> dtype and values."""
+    with guard.open(write(guard, content), ".pt") as file:
+        return {entry.name: (entry.dtype, file.read(entry, row)) for entry in file.entries if entry.is_real}
+
+
+def test_gradients_of_a_model(guard):
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 1))
-    saved = {}
-    (tmp_path / "in").mkdir()
-    for step in (3, 20):
-        model.zero_grad()
-        model(torch.randn(7, 5)).sum().backward()
-        saved[step] = {name: p.grad.clone() for name, p in model.named_parameters()}
-        torch.save(saved[step], tmp_path / f"in/grads_{step}.{'pt' if step == 3 else 'pth'}")
-    with imported(tmp_path / "in", tmp_path / "run.zarr") as trace:
-        for name in saved[3]:
-            assert trace.steps(name).tolist() == [3, 20]
-            for step, grads in saved.items():
-                np.testing.assert_array_equal(trace.read(name, step), grads[name].numpy().ravel())
-        assert {info.name: info.shape for info in trace.tensors} == {
-            name: tuple(p.shape) for name, p in model.named_parameters()
-        }
+    model(torch.randn(7, 5)).sum().backward()
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    found = arrays(guard, grads)
+    assert list(found) == list(grads)
+    for name, grad in grads.items():
+        np.testing.assert_array_equal(found[name][1], grad.numpy())
 
 
-def test_types_layouts_and_nesting(tmp_path):
+def test_types_layouts_and_nesting(guard):
     values = torch.tensor([[1.5, 0.0], [0.0, -2.0]])
     state = {
         "grads": [values.bfloat16(), values.to_sparse(), {"half": values.half()}],
@@ -50,28 +59,24 @@ def test_types_layouts_and_nesting(tmp_path):
         "count": torch.tensor(3),
         "epoch": 4,
     }
-    torch.save(state, tmp_path / "a_1.pt")
-    with imported(tmp_path / "a_1.pt", tmp_path / "run.zarr") as trace:
-        dtypes = {info.name: info.dtype for info in trace.tensors}
-        assert dtypes == {
-            "grads.0": "bfloat16",
-            "grads.1": "float32",
-            "grads.2.half": "float16",
-            "p": "float32",
-            "z": "complex64",
-            "wide": "float32",
-            "fp8": "float8_e5m2",
-        }
-        for name in ("grads.0", "grads.1", "grads.2.half", "fp8", "p"):
-            assert trace.read(name, 1).tolist() == [1.5, 0, 0, -2]
-        assert trace.read("z", 1).tolist() == [1.5, 1.5, 0, 0, 0, 0, -2, -2]
-        assert trace.read("wide", 1).tolist() == [1] * 6
+    found = arrays(guard, state)
+    assert {name: dtype for name, (dtype, _) in found.items()} == {
+        "grads.0": "bfloat16",
+        "grads.1": "float32",
+        "grads.2.half": "float16",
+        "p": "float32",
+        "z": "complex64",
+        "wide": "float32",
+        "fp8": "float8_e5m2",
+    }
+    for name in ("grads.0", "grads.1", "grads.2.half", "fp8", "p"):
+        assert found[name][1].tolist() == [[1.5, 0], [0, -2]]
+    assert found["z"][1].tolist() == [[1.5 + 1.5j, 0], [0, -2 - 2j]]
+    assert found["wide"][1].tolist() == [1] * 6
 
 
-def test_an_axis_of_steps(tmp_path):
-    torch.save({"w": torch.arange(6.0).reshape(3, 2).bfloat16()}, tmp_path / "w.pt")
-    with imported(tmp_path / "w.pt", tmp_path / "run.zarr", step_axis=True) as trace:
-        assert trace.read("w", 2).tolist() == [4, 5]
+def test_an_axis_of_steps(guard):
+    assert arrays(guard, {"w": torch.arange(6.0).reshape(3, 2).bfloat16()}, row=2)["w"][1].tolist() == [4, 5]
 
 
 class Evil:
@@ -84,38 +89,72 @@ class Evil:
         return os.mkdir, (str(self.path),)
 
 
-def test_nothing_in_a_file_is_executed(tmp_path):
-    torch.save({"w": torch.ones(2), "evil": Evil(tmp_path / "owned")}, tmp_path / "1.pt")
-    with pytest.raises(TraceError, match=r"1.pt: holds other objects than tensors, which are never loaded") as caught:
-        imported(tmp_path / "1.pt", tmp_path / "run.zarr")
-    assert "\n" not in str(caught.value)
-    (tmp_path / "2.pt").write_bytes(pickle.dumps(Evil(tmp_path / "owned")))
-    with pytest.raises(TraceError, match=r"not a file of torch\.save"):
-        imported(tmp_path / "2.pt", tmp_path / "run.zarr")
-    assert sorted(os.listdir(tmp_path)) == ["1.pt", "2.pt"]
+class Large:
+    """Takes 4.4 GB when it is unpickled; torch allows it, as it is no code."""
+
+    def __reduce__(self):
+        return bytearray, (4_400_000_000,)
 
 
-def test_damaged_files(tmp_path):
-    torch.save({"w": torch.ones(1000)}, tmp_path / "1.pt")
-    whole = (tmp_path / "1.pt").read_bytes()
-    (tmp_path / "1.pt").write_bytes(whole[:-200])
-    with pytest.raises(TraceError, match="damaged"):
-        imported(tmp_path / "1.pt", tmp_path / "run.zarr")
-    with zipfile.ZipFile(tmp_path / "2.pt", "w") as archive:
+def shared(times):
+    """A list that holds itself 2^times times, by references."""
+    value = [torch.ones(1)]
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+def sparse(size):
+    return torch.sparse_coo_tensor([[5]], [1.0], (size,), check_invariants=True)
+
+
+def without_end(path):
+    """A file of which the last part is gone."""
+    torch.save({"w": torch.ones(1000)}, path)
+    return path.read_bytes()[:-200]
+
+
+def no_state(path):
+    with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x", b"")
-    with pytest.raises(TraceError, match="damaged"):
-        imported(tmp_path / "2.pt", tmp_path / "run.zarr")
-    torch.save({"w": torch.ones(1).expand(2**40)}, tmp_path / "3.pt")
-    with pytest.raises(TraceError, match=r"\(1099511627776,\) cannot be in it"):
-        imported(tmp_path / "3.pt", tmp_path / "run.zarr")
+    return path.read_bytes()
+
+
+HOSTILE = {
+    "code": (lambda path: {"w": torch.ones(2), "e": Evil(path.with_name("owned"))}, "holds other objects than tensors"),
+    "a bare pickle": (lambda path: pickle.dumps(Evil(path.with_name("owned"))), r"not a file of torch\.save"),
+    "no end": (without_end, "damaged"),
+    "no state": (no_state, "damaged"),
+    "one value 2^40 times": (lambda path: torch.ones(1).expand(2**40), r"\(1099511627776,\): declares 4.4 TB"),
+    "a sparse tensor": (lambda path: sparse(2**30), "declares 4.3 GB, but has"),
+    "an object of 4.4 GB": (lambda path: {"w": Large()}, "cannot be read|more memory than its arrays need"),
+    "a list 2^30 times": (lambda path: shared(30), "more references than bytes"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_are_refused_in_one_line(name, guard):
+    make, says = HOSTILE[name]
+    path = write(guard, make(guard.folder / "1.pt"))
+    with pytest.raises(TraceError, match=says) as caught:
+        guard.open(path, ".pt")
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert os.listdir(guard.folder) == ["1.pt"]
+    # What torch takes with its libraries, and 256 MB.
+    status = Path(f"/proc/{guard.pid}/status").read_text()
+    assert int(status.split("VmHWM:")[1].split()[0]) < 700_000
+
+
+def test_damaged_files(guard):
+    whole = write(guard, {"w": torch.ones(1000)}).read_bytes()
     rng = np.random.default_rng(0)
     for _ in range(40):
         data = bytearray(whole)
         data[int(rng.integers(600))] ^= 1 << int(rng.integers(8))
-        (tmp_path / "1.pt").write_bytes(data)
         refused = ""
         try:
-            imported(tmp_path / "1.pt", tmp_path / "run.zarr", force=True).close()
+            arrays(guard, bytes(data))
         except TraceError as error:
             refused = str(error)
         assert "\n" not in refused

@@ -1,12 +1,10 @@
 """A trace that several processes write."""
 
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -14,7 +12,7 @@ import pytest
 import zarr
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
-from gtrace.trace import create_trace, open_trace
+from gtrace.trace import create_trace, open_trace, shared
 from gtrace.trace.choose import agreement
 from gtrace.trace.shared import belongs_to, join_trace, parts, settle
 
@@ -145,7 +143,7 @@ def test_a_part_that_cannot_be_finished_says_so(path, monkeypatch):
     write(first, rank0)
     write(second, rank1)
 
-    def no_room(_sink):
+    def no_room(*_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
@@ -158,21 +156,24 @@ def test_a_part_that_cannot_be_finished_says_so(path, monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["join", "close", "settle"])
-def test_the_root_changes_under_a_lock(path, what):
+def test_the_root_changes_under_a_lock_that_nobody_waits_long_for(path, what, monkeypatch):
+    monkeypatch.setattr(shared, "_PATIENCE", 0.2)
     writer, rank = join(path, 0, 1)
     write(writer, rank)
-    action = {"join": lambda: join(path, 1), "close": writer.close, "settle": lambda: settle(path, "a", "complete")}
-    before = root(path), sorted(os.listdir(path))
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    thread = threading.Thread(target=action[what])
-    thread.start()
-    thread.join(0.3)
-    assert thread.is_alive()
-    assert (root(path), sorted(os.listdir(path))) == before
-    os.close(descriptor)
-    thread.join()
-    assert (root(path), sorted(os.listdir(path))) != before
+    action = {"join": lambda: join(path, 1), "close": writer.close, "settle": lambda: settle(path, "a", "interrupted")}
+    before = root(path)
+    with shared._locked(path):
+        # A trace in the same folder has a lock of its own.
+        join(path.with_name("other.zarr"), 0, 1)[0].close()
+        with pytest.raises(TraceError, match=r"run\.zarr: cannot be written .another process of this run") as failed:
+            action[what]()
+        assert isinstance(failed.value.__cause__, TimeoutError)
+        assert root(path) == before
+    if what == "close":
+        assert parts(path)[0]["status"] == "complete"
+    (action[what] if what == "join" else action["settle"])()
+    assert root(path) != before
+    assert sorted(os.listdir(path.parent)) == ["other.zarr", "run.zarr"]
     writer.close()
 
 

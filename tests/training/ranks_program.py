@@ -1,4 +1,4 @@
-"""Run by test_ranks.py: DDP trainings through codecs among 2 and among 3 ranks, and what was seen of them, as JSON."""
+"""Run by test_ranks.py: trainings through codecs among 2 and 3 ranks, averages among 4, and what was seen, as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import io
 import json
 import pickle
 import sys
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,9 +19,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gtrace
 from gtrace.buckets import as_values
+from gtrace.codecs import codec
+from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions, Receiver, Sender, allocate
 from gtrace.schedule import RefitSchedule
 from gtrace.training import device
+from gtrace.training.frames import lockstep
+from gtrace.training.ranks import Piece, RankCodecs
+from gtrace.training.ways import way
+from gtrace.training.wire import Collectives
 
 STEPS = 4
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
@@ -315,10 +321,48 @@ def resume_report() -> dict[str, Any]:
     return report
 
 
+def ways_report() -> dict[str, bool]:
+    """Every way of averaging between these ranks, against the same among simulated ones."""
+    world, report = dist.get_world_size(), {}
+    options = LinkOptions(RefitSchedule.parse("once"), 5)
+    for spec in ("qsgdinf:bits=3,bucket_size=64", "ef:intn"):
+        whole = [Piece("w", codec(spec), 1000), Piece("b", codec(spec), 10)]
+        for name in ("allgather", "two-shot", "ring", "hierarchical:2", "hierarchical:4", "shared-scale"):
+            if name == "shared-scale" and spec.startswith("ef:"):
+                continue
+            real = Collectives()
+            mine = RankCodecs(CodecTable.of(spec), options, real, common=False)
+            simulated = [RankCodecs(CodecTable.of(spec), options, Place(k, world), common=False) for k in range(world)]
+            equal = True
+            for step in range(2):
+                values = [
+                    [np.random.default_rng([step, k, n]).standard_t(3, n).astype(np.float32) for n in (1000, 10)]
+                    for k in range(world)
+                ]
+                found = real.run(way(name)(mine, whole, values[real.rank], step))
+                wanted, _ = lockstep(
+                    [way(name)(one, whole, own, step) for one, own in zip(simulated, values, strict=True)]
+                )
+                equal &= all(np.array_equal(a, b) for a, b in zip(found, wanted[real.rank], strict=True))
+            equal &= mine.tally.down_squared_error == simulated[real.rank].tally.down_squared_error
+            report[f"{spec} {name}"] = bool(equal)
+    return report
+
+
+class Place(NamedTuple):
+    """One of several simulated ranks."""
+
+    rank: int
+    size: int
+
+
 def main(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{world}", rank=rank, world_size=world)
-    parts = [codecs_report, exact_report]
-    parts += [linear_report] if world == 3 else [rules_report, nonfinite_report, device_report, resume_report]
+    parts = {
+        2: [codecs_report, exact_report, rules_report, nonfinite_report, device_report, resume_report],
+        3: [codecs_report, exact_report, linear_report],
+        4: [ways_report],
+    }[world]
     report = {part.__name__: part() for part in parts}
     with open(f"{folder}/report-{world}-{rank}.json", "w") as file:
         json.dump(report, file)
@@ -331,5 +375,5 @@ if __name__ == "__main__":
     # Forked ranks share what is imported and compiled here, too.
     for spec in (*SPECS[2], "powersgd", "qsgdinf:bits=2"):
         gtrace.training.Exchange(spec).step(0, [{"w": np.linspace(-1, 1, 64, dtype=np.float32)}])
-    for world in SPECS:
+    for world in (*SPECS, 4):
         torch.multiprocessing.start_processes(main, (world, sys.argv[1]), world, start_method="fork")

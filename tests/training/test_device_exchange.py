@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers_training import heavy, rank_codecs, sender, together
+from helpers_training import Place, heavy, rank_codecs, sender
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
@@ -11,8 +11,9 @@ from gtrace.codecs.link import Receiver
 from gtrace.training import device, vectors
 from gtrace.training.compression import read_gradient, write_gradient
 from gtrace.training.exchange import Exchange
+from gtrace.training.frames import NOT_FINITE, lockstep
 from gtrace.training.ranks import Piece
-from gtrace.training.wire import NOT_FINITE
+from gtrace.training.ways import way as way_of
 
 CPU = torch.device("cpu")
 
@@ -97,21 +98,21 @@ TENSORS = [(size, RULES.choose(name, size)) for name, size in zip(NAMES, SIZES, 
 def both_ranks(way, common, kept):
     """What both ranks hold after a step, and their tallies; rank 1 has no values to send for the last two tensors."""
 
-    def work(wire):
-        likes = [vectors.flat(kept(heavy(size, 5 * wire.rank + k)), codec) for k, (size, codec) in enumerate(TENSORS)]
-        values = [*likes[:2], NOT_FINITE, None] if wire.rank == 1 else likes
+    everyone, exchanges = [], []
+    for rank in range(2):
+        likes = [vectors.flat(kept(heavy(size, 5 * rank + k)), codec) for k, (size, codec) in enumerate(TENSORS)]
+        values = [*likes[:2], NOT_FINITE, None] if rank == 1 else likes
         whole = [
             Piece(name, codec, size, vectors.place_of(like))
             for name, (size, codec), like in zip(NAMES, TENSORS, likes, strict=True)
         ]
-        codecs = rank_codecs(wire, RULES, common=common)
-        return getattr(codecs, way)(whole, values, 0), codecs.tally
-
-    return tuple(zip(*together(2, work), strict=True))
+        everyone.append(rank_codecs(Place(rank, 2), RULES, common=common))
+        exchanges.append(way_of(way)(everyone[-1], whole, values, 0))
+    return lockstep(exchanges)[0], [codecs.tally for codecs in everyone]
 
 
 @pytest.mark.parametrize("common", [False, True])
-@pytest.mark.parametrize("way", ["all_gather", "two_shot"])
+@pytest.mark.parametrize("way", ["allgather", "two-shot"])
 def test_ranks_average_tensors_as_they_average_arrays(way, common, on_cpu):
     expected, counted = both_ranks(way, common, lambda values: values)
     found, tallies = both_ranks(way, common, torch.from_numpy)

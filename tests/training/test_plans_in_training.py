@@ -10,7 +10,7 @@ from gtrace.training import State, Study, compress
 
 SPECS = {"fc1.weight": "qsgdinf:bits=3", "fc1.bias": "none", "fc2.weight": "alq:bits=2", "gone": "none"}
 TABLE = CodecTable(
-    codec("qsgdinf:bits=4"), tensors={n: codec(s) for n, s in SPECS.items()}, name="mine", source="dir/p l.yaml"
+    codec("qsgdinf:bits=4"), tensors={n: codec(s) for n, s in SPECS.items()}, name="mine", source="dir/p l.toml"
 )
 
 
@@ -29,7 +29,7 @@ def test_a_study_trains_with_a_plan_beside_a_codec():
     assert runs["plan:mine"].relative_variance > 0
     assert any("1 of its 4 tensors are not in this model, gone" in text for text in study.warnings)
     assert study.describe()["plans"] == [TABLE.describe()]
-    assert "qsgdinf:bits=4 --plan 'dir/p l.yaml' --task digits-mlp" in study.command
+    assert "qsgdinf:bits=4 --plan 'dir/p l.toml' --task digits-mlp" in study.command
     only = Study("digits-mlp", [TABLE], steps=1)
     assert "--codec" not in only.command
 

@@ -1,18 +1,18 @@
-"""How tensors travel between ranks, with threads instead of processes: the same code but for the collective."""
+"""How tensors travel between ranks, side by side in one process: the same code but for the collective."""
 
 import numpy as np
 import pytest
-import torch
-from helpers_training import rank_codecs, sender, together
+from helpers_training import Place, rank_codecs, sender
 
 import gtrace
 from gtrace.codecs.link import Receiver
 from gtrace.coding.sketches import pack_sketch, unpack_sketch
-from gtrace.errors import PayloadError
+from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.pooling import pooled
 from gtrace.training import Exchange
-from gtrace.training.ranks import Piece, split_tensor
-from gtrace.training.wire import NOT_FINITE
+from gtrace.training.frames import NOT_FINITE, lockstep
+from gtrace.training.ranks import Piece
+from gtrace.training.ways import all_reduce, split_tensor, way
 from gtrace.types import Key
 
 SPECS = ("none", "qsgdinf:bits=3", "alq:bits=3", "zipml:bits=3", "mcgq", "ef:topk:ratio=0.05", "signsgd")
@@ -32,14 +32,22 @@ def gradients(rank, step=0, scale=1.0):
     return [(scale * random.standard_t(4, size)).astype(np.float32) for size in SIZES]
 
 
-def exchanged(world, spec, way="all_gather", steps=1, given=gradients, **options):
+def exchanged(world, spec, by="allgather", steps=1, given=gradients, **options):
     """Of each rank the averages of each step, and its codecs."""
 
-    def work(wire):
-        codecs = rank_codecs(wire, spec, **options)
-        return [getattr(codecs, way)(whole(spec), given(wire.rank, step), step) for step in range(steps)], codecs
+    everyone = [rank_codecs(Place(rank, world), spec, **options) for rank in range(world)]
+    results = [([], codecs) for codecs in everyone]
+    for step in range(steps):
+        found, _ = lockstep(
+            [way_of(by)(codecs, whole(spec), given(rank, step), step) for rank, codecs in enumerate(everyone)]
+        )
+        for (averages, _), average in zip(results, found, strict=True):
+            averages.append(average)
+    return results
 
-    return together(world, work)
+
+def way_of(name):
+    return all_reduce if name == "all-reduce" else way(name)
 
 
 def shared_bytes(codecs):
@@ -72,7 +80,7 @@ def test_one_shot_gives_every_rank_the_average_of_all_encodings(spec, world):
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("world", [2, 4])
 def test_two_shots_give_all_ranks_the_same_and_measure_the_second_error(spec, world):
-    results = exchanged(world, spec, "two_shot")
+    results = exchanged(world, spec, "two-shot")
     first = results[0][0][0]
     for averages, _ in results:
         for a, b in zip(averages[0], first, strict=True):
@@ -102,7 +110,7 @@ def test_ranks_and_stages_draw_from_keys_of_their_own(monkeypatch):
         return derive(seed, **of)
 
     monkeypatch.setattr(Key, "derive", watched)
-    exchanged(4, "qsgdinf:bits=2", "two_shot", steps=2)
+    exchanged(4, "qsgdinf:bits=2", "two-shot", steps=2)
     assert len(seen) == len(set(seen)) > 2 * 4 * len(NAMES)
     assert {dict(of[1:])["role"] for of in seen} == {"up", "down"}
 
@@ -169,7 +177,7 @@ def test_ranks_allocate_from_their_own_gradients_or_from_merged_sketches(common,
 
 
 def test_two_shots_allocate_among_pieces_on_the_way_up_and_down():
-    for _, codecs in exchanged(2, MIXED, "two_shot", given=spread):
+    for _, codecs in exchanged(2, MIXED, "two-shot", given=spread):
         for role in ("up", "down"):
             assert max(targets(codecs, role)) - min(targets(codecs, role)) > 0.1
 
@@ -184,40 +192,40 @@ def test_ranks_agree_on_nothing_where_every_payload_has_its_own_scale():
         assert all(np.array_equal(a, b) for a, b in zip(averages, others, strict=True))
 
 
-@pytest.mark.parametrize("way", ["all_gather", "two_shot"])
-def test_what_one_rank_cannot_send(way):
+@pytest.mark.parametrize("by", ["allgather", "two-shot"])
+def test_what_one_rank_cannot_send(by):
     def given(rank, step):
         values = gradients(rank, step)
         return [values[0], NOT_FINITE if rank == 1 else values[1], None]
 
-    for (averages,), _ in exchanged(2, "qsgdinf:bits=4", way, given=given):
+    for (averages,), _ in exchanged(2, "qsgdinf:bits=4", by, given=given):
         assert np.isfinite(averages[0]).all()
         assert np.isnan(averages[1]).all()
         assert not averages[2].any()
 
 
-@pytest.mark.parametrize(("spec", "way"), [("ef:alq:bits=2", "two_shot"), ("powersgd", "all_reduce")])
-def test_states_come_back_from_lists(spec, way):
-    def work(wire):
-        unbroken, first, second = (rank_codecs(wire, spec, refit="0,3") for _ in range(3))
+@pytest.mark.parametrize(("spec", "by"), [("ef:alq:bits=2", "two-shot"), ("powersgd", "all-reduce")])
+def test_states_come_back_from_lists(spec, by):
+    def steps(everyone, numbers):
+        return [
+            lockstep([way_of(by)(one, whole(spec), gradients(k, step), step) for k, one in enumerate(everyone)])[0]
+            for step in numbers
+        ]
 
-        def steps(codecs, numbers):
-            return [getattr(codecs, way)(whole(spec), gradients(wire.rank, step), step) for step in numbers]
-
-        expected = steps(unbroken, range(5))
-        steps(first, range(2))
-        second.load_lists(first.to_lists())
-        return expected[2:], steps(second, range(2, 5)), second
-
-    for expected, found, codecs in together(2, work):
-        np.testing.assert_equal(found, expected)
+    unbroken, first, second = ([rank_codecs(Place(k, 2), spec, refit="0,3") for k in range(2)] for _ in range(3))
+    expected = steps(unbroken, range(5))
+    steps(first, range(2))
+    for before, after in zip(first, second, strict=True):
+        after.load_lists(before.to_lists())
+    np.testing.assert_equal(steps(second, range(2, 5)), expected[2:])
+    for codecs in second:
         if spec == "powersgd":
             assert codecs._senders["up", "fc.weight"].state.shape == (30, 10, 10)
 
 
 def test_linear_codecs_average_what_they_send():
     """Real ranks against the simulated exchange, and with it against the published algorithm."""
-    results = exchanged(4, "powersgd", "all_reduce", steps=3)
+    results = exchanged(4, "powersgd", "all-reduce", steps=3)
     simulated = Exchange("powersgd", 4)
     for step in range(3):
         workers = [
@@ -236,29 +244,103 @@ def test_linear_codecs_average_what_they_send():
 
 @pytest.mark.parametrize("missing", [None, NOT_FINITE])
 def test_what_one_rank_cannot_send_of_a_linear_codec(missing):
-    def work(wire):
-        codecs = rank_codecs(wire, "powersgd")
-        codecs.all_reduce(whole("powersgd"), gradients(wire.rank), 0)
-        before = codecs.to_lists()["senders"]
-        second = gradients(wire.rank, 1)
-        if wire.rank == 1:
-            second[0] = missing
-        averages = codecs.all_reduce(whole("powersgd"), second, 1)
-        return averages, before, codecs.to_lists()["senders"]
+    everyone = [rank_codecs(Place(rank, 3), "powersgd") for rank in range(3)]
 
+    def averaged(given, step):
+        return lockstep(
+            [all_reduce(one, whole("powersgd"), values, step) for one, values in zip(everyone, given, strict=True)]
+        )[0]
+
+    averaged([gradients(rank) for rank in range(3)], 0)
+    firsts = [one.to_lists()["senders"] for one in everyone]
+    second = [gradients(rank, 1) for rank in range(3)]
+    second[1][0] = missing
+    found = averaged(second, 1)
     expected = np.full(SIZES[0], np.nan) if missing else (gradients(0, 1)[0] + gradients(2, 1)[0]) / 2
-    for averages, before, after in together(3, work):
+    for averages, before, one in zip(found, firsts, everyone, strict=True):
+        after = one.to_lists()["senders"]
         np.testing.assert_allclose(averages[0], expected, rtol=1e-6, atol=1e-6)
         assert np.isfinite(averages[1]).all()
         for name in ("q", "residual"):
-            assert torch.equal(before[0][3]["state"][name], after[0][3]["state"][name])
-            assert not torch.equal(before[1][3]["state"][name], after[1][3]["state"][name])
+            assert np.array_equal(before[0][3]["state"][name], after[0][3]["state"][name])
+            assert not np.array_equal(before[1][3]["state"][name], after[1][3]["state"][name])
 
 
 def test_ranks_of_other_models_are_noticed():
-    def work(wire):
-        some = slice(0, 3 - wire.rank)
-        return rank_codecs(wire, "powersgd").all_reduce(whole("powersgd")[some], gradients(0)[some], 0)
-
+    exchanges = [
+        all_reduce(rank_codecs(Place(rank, 2), "powersgd"), whole("powersgd")[:some], gradients(0)[:some], 0)
+        for rank, some in enumerate((3, 2))
+    ]
     with pytest.raises(PayloadError, match="ranks differ in their model"):
-        together(2, work)
+        lockstep(exchanges)
+
+
+WAYS = ("allgather", "two-shot", "ring", "hierarchical:2", "shared-scale")
+
+
+def error_and_codecs(spec, by, world=8):
+    results = exchanged(world, spec, by)
+    averages = [found[0] for found, _ in results]
+    for found in averages[1:]:
+        for a, b in zip(found, averages[0], strict=True):
+            np.testing.assert_array_equal(a, b)
+    exact = [np.mean([gradients(rank)[k] for rank in range(world)], axis=0) for k in range(3)]
+    energy = sum(float(one @ one) for one in exact)
+    error = sum(float(np.sum((a - b) ** 2)) for a, b in zip(averages[0], exact, strict=True))
+    return error / energy, [codecs for _, codecs in results]
+
+
+@pytest.mark.parametrize("by", WAYS[:4])
+def test_nothing_is_lost_on_any_way_without_a_codec(by):
+    assert error_and_codecs("none", by)[0] < 1e-12
+
+
+def test_each_further_encoding_of_a_sum_adds_its_error():
+    spec = "qsgdinf:bits=4,bucket_size=512"
+    exact = sum(float(np.sum(np.mean([gradients(r)[k] for r in range(8)], axis=0) ** 2)) for k in range(3))
+    errors = {}
+    for by in WAYS:
+        errors[by], everyone = error_and_codecs(spec, by)
+        if by in ("allgather", "two-shot"):
+            own = sum(codecs.tally.worker_squared_error for codecs in everyone) / 64
+            down = sum(codecs.tally.down_squared_error for codecs in everyone)
+            assert errors[by] == pytest.approx((own + down) / exact, rel=0.15)
+    assert errors["allgather"] < errors["two-shot"] < errors["hierarchical:2"] < errors["ring"]
+    # The largest of eight norms is larger than each one's own.
+    assert errors["allgather"] < errors["shared-scale"]
+
+
+def test_codes_under_a_common_scale_add_up_to_the_mean_of_what_they_mean():
+    """Sums of integers lose nothing, so the error is that of rounding under the larger scales alone."""
+    error, everyone = error_and_codecs("qsgdinf:bits=4,bucket_size=512", "shared-scale")
+    exact = sum(float(np.sum(np.mean([gradients(r)[k] for r in range(8)], axis=0) ** 2)) for k in range(3))
+    own = sum(codecs.tally.worker_squared_error for codecs in everyone) / 64
+    assert error == pytest.approx(own / exact, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "by", "world", "message"),
+    [
+        ("alq:bits=3", "shared-scale", 2, "has no codes that add up"),
+        ("qsgdinf:bits=15", "shared-scale", 8, "needs 18 bits"),
+        ("none", "hierarchical:3", 4, "not whole nodes"),
+        ("none", "tree", 2, "'tree' is unknown"),
+        ("none", "hierarchical:0", 2, "unknown"),
+    ],
+)
+def test_ways_that_do_not_fit(spec, by, world, message):
+    with pytest.raises(UsageError, match=message):
+        exchanged(world, spec, by)
+
+
+@pytest.mark.parametrize("by", WAYS[1:])
+def test_tensors_that_one_rank_cannot_send_go_to_all(by):
+    def given(rank, step):
+        values = gradients(rank, step)
+        return [values[0], NOT_FINITE if rank == 1 else values[1], None if rank == 0 else values[2]]
+
+    for (averages,), _ in exchanged(4, "qsgdinf:bits=8", by, given=given):
+        exact = np.mean([gradients(rank)[2] for rank in (1, 2, 3)], axis=0)
+        assert np.isfinite(averages[0]).all()
+        assert np.isnan(averages[1]).all()
+        assert np.allclose(averages[2], exact, atol=0.1)

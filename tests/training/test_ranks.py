@@ -16,7 +16,7 @@ import gtrace
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import Message
 from gtrace.errors import PayloadError, UsageError
-from gtrace.training import wire
+from gtrace.training import frames
 
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 
@@ -29,7 +29,7 @@ def reports(tmp_path_factory):
     assert run.returncode == 0, run.stderr[-3000:]
     return {
         world: [json.loads((folder / f"report-{world}-{rank}.json").read_text()) for rank in range(world)]
-        for world in (2, 3)
+        for world in (2, 3, 4)
     }
 
 
@@ -49,6 +49,12 @@ def test_ranks_exchange_the_bytes_that_they_report_and_stay_equal(world, reports
         assert exact["worst_two"] <= (0 if world == 2 else 1e-6)
         assert exact["variance"] <= 1e-12
         assert 1e-7 < exact["bf16"] < 1e-4
+
+
+def test_every_way_of_averaging_is_the_same_between_processes_and_simulated_ranks(reports):
+    for report in reports[4]:
+        assert len(report["ways_report"]) == 11
+        assert all(report["ways_report"].values()), report["ways_report"]
 
 
 def test_two_ranks_follow_rules_and_policies_and_resume(reports):
@@ -119,18 +125,18 @@ def _check_nonfinite(found):
 
 
 def test_frames_come_back_and_damaged_ones_do_not():
-    messages = [Message(b"abc", b""), None, wire.NOT_FINITE, Message(b"x" * 300, b"levels"), Message(b"y", None)]
-    packed = wire.pack(messages)
-    assert wire.unpack(packed, 5) == messages
+    messages = [Message(b"abc", b""), None, frames.NOT_FINITE, Message(b"x" * 300, b"levels"), Message(b"y", None)]
+    packed = frames.pack(messages)
+    assert frames.unpack(packed, 5) == messages
     for bad in (packed[:-1], packed + b"z", packed[:20], b""):
         with pytest.raises(PayloadError, match="differ"):
-            wire.unpack(bad, 5)
+            frames.unpack(bad, 5)
     parts = [b"", b"one", b"three"]
-    assert wire.split(wire.join(parts), 3) == parts
+    assert frames.split(frames.join(parts), 3) == parts
     with pytest.raises(PayloadError, match="announce"):
-        wire.split(wire.join(parts)[:-1], 3)
+        frames.split(frames.join(parts)[:-1], 3)
     with pytest.raises(PayloadError, match="too few"):
-        wire.split(b"ab", 3)
+        frames.split(b"ab", 3)
 
 
 def test_rules_choose_by_the_whole_name_and_by_its_last_part():
@@ -145,7 +151,7 @@ def test_rules_choose_by_the_whole_name_and_by_its_last_part():
 @pytest.mark.parametrize(
     ("codec", "options", "said"),
     [
-        ("alq", {"exchange": "ring"}, "exchange: 'ring' is unknown"),
+        ("alq", {"exchange": "tree"}, "exchange: 'tree' is unknown"),
         ("alq", {"levels": "theirs"}, "levels: 'theirs' is unknown"),
         ("alq", {"nonfinite": "maybe"}, "nonfinite: 'maybe' is unknown"),
         ("alq", {"compare_every": -1}, "compare_every: -1 is below 0"),

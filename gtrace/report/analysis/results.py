@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gtrace.report.analysis.exchanges import ExchangeError
     from gtrace.report.analysis.families import BDRate
     from gtrace.report.analysis.fits import TensorFit
 
@@ -82,6 +83,7 @@ class SweepAnalysis:
         basis: workers, coder and window of the comparison.
         step_at: (families, targets) error of single steps at equal bits, for the same workers.
         coder_leaders: coder -> who leads when every method uses it.
+        exchanges: errors of averages after exchanges; empty unless the sweep measured some.
     """
 
     name: str
@@ -116,6 +118,7 @@ class SweepAnalysis:
     basis: Basis = field(default_factory=Basis)
     step_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     coder_leaders: dict[str, Leader] = field(default_factory=dict)
+    exchanges: tuple[ExchangeError, ...] = ()
 
     @property
     def measured(self) -> bool:

@@ -47,6 +47,8 @@ EXCHANGES: dict[Exchange, str] = {
 }
 
 _PLAIN = ("none", "bf16", "fp16")
+#: kinds that ranks do not exchange at every step
+_APART = ("neural", "outer")
 _LARGEST = 1 << 53
 
 
@@ -131,7 +133,7 @@ def savings_of_sweep(analysis: SweepAnalysis, cluster: Cluster) -> Savings | Non
     Buckets are filled in the reverse of the trace's order. A tensor that was not measured with a codec counts with
     the codec's mean.
     """
-    if analysis.provenance.get("kind") == "neural" or not len(analysis.tensors):
+    if analysis.provenance.get("kind") in _APART or not len(analysis.tensors):
         return None
     sizes, found, notes = _measured(analysis)
     return _savings(analysis.name, cluster, sizes, found, notes)
@@ -168,7 +170,7 @@ def network_model(analysis: SweepAnalysis, cluster: Cluster, drawn: Sequence[str
         cluster: what the page shows first.
         drawn: specs of codecs that the figure shows.
     """
-    if analysis.provenance.get("kind") == "neural" or not len(analysis.tensors):
+    if analysis.provenance.get("kind") in _APART or not len(analysis.tensors):
         return None
     sizes, found, _ = _measured(analysis)
     bucket = assign_buckets(sizes, cluster.bucket_mb)

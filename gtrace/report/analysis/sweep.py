@@ -40,6 +40,7 @@ from gtrace.report.analysis.evidence import (
     compare_layers,
     log_of_mean,
 )
+from gtrace.report.analysis.exchanges import exchanges_of
 from gtrace.report.analysis.families import (
     SUMMED,
     Configuration,
@@ -146,6 +147,7 @@ def analyze(
         warnings=result.warnings,
         provenance=result.provenance,
         fits=read_fits(result),
+        exchanges=exchanges_of(result),
         step_weights=weights,
         per_tensor_bits=single.layer_bits,
         at_layers=_at_layers(ranked_steps, families, len(wanted)),

@@ -11,6 +11,7 @@ import numpy as np
 from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
 from gtrace.report.names import count, listed
+from gtrace.settings import KINDS
 from gtrace.sweep.formats import FormatTrial, LayerFormats
 from gtrace.sweep.laws import (
     ASKED,
@@ -108,7 +109,7 @@ class LawSection:
     @property
     def title(self) -> str:
         """Heading."""
-        return f"Which law do the {self.kind} gradients follow?"
+        return f"Which law do the {KINDS[self.kind]} follow?"
 
     @property
     def sentences(self) -> list[str]:
@@ -145,7 +146,7 @@ def law_sections(trace: Trace) -> tuple[LawSection, ...]:
         TraceError: a gradient is damaged.
     """
     sections = []
-    for kind in ("weight", "neural"):
+    for kind in KINDS:
         infos = [info for info in trace.tensors if info.kind == kind]
         if not all(info.sketches for info in infos):
             sections.append(_section(trace, kind, infos))

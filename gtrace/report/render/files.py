@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import OutputExistsError, UsageError
-from gtrace.planning.plan import PLAN_SUFFIXES
+from gtrace.planning.toml import SUFFIXES as PLAN_SUFFIXES
 from gtrace.report import figures
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX, Report, make_report
 from gtrace.report.names import count, listed

@@ -57,13 +57,22 @@ def to_csv(report: Report) -> str:
 
 
 def csv_text(rows: list[Record]) -> str:
-    """Rows as CSV at full precision, empty for what is not known."""
+    """Rows as CSV at full precision, empty for what is not known.
+
+    A text that a spreadsheet would run as a formula has a ' before it.
+    """
     buffer = io.StringIO()
     if rows:
         writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
+        writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     return buffer.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > 1 and value[0] in "=@+-\t\r":
+        return f"'{value}"
+    return "" if value != value else value
 
 
 def to_json_lines(report: Report) -> str:

@@ -17,6 +17,7 @@ from gtrace.report.analysis.results import MOST_NAMED
 from gtrace.report.names import count
 from gtrace.report.section import FigureSpec, Numbers, Record, Section, flat
 from gtrace.report.sections import charts
+from gtrace.report.sections.exchanges import exchange_sentence, exchange_table
 from gtrace.report.sections.safety import noise_table, safety_json, safety_sentences, safety_table
 from gtrace.report.sections.sweep_tables import (
     choice_table,
@@ -54,6 +55,7 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
         groups = report.groups[place] if report.groups else None
         first, *others = sweep_verdict(analysis)
         others += safety_sentences(analysis)
+        others += exchange_sentence(analysis.exchanges)
         named = [f"{pair.first} has {compared_in_words(pair)}." for pair in pairs or ()]
         made = {key: value for key, value in analysis.provenance.items() if key != "tensors"}
         yield Section(
@@ -118,6 +120,8 @@ def _answers(
         yield equal_bits_table(analysis)
     if analysis.safety.known:
         yield safety_table(analysis, savings)
+    if analysis.exchanges:
+        yield exchange_table(analysis.exchanges)
     if groups:
         yield group_table(groups)
     if analysis.comparisons:

@@ -178,7 +178,7 @@ def format_table(section: LawSection) -> Table:
     ]
     if flushed:
         notes.append(f"*: at some step more than {_MUCH_FLUSHED:.0%} of the non-zero elements become zero.")
-    notes.append("`gtrace plan formats TRACE --full` shows errors, drift, flush and margins; -o writes YAML.")
+    notes.append("`gtrace plan formats TRACE --full` shows errors, drift, flush and margins; -o writes TOML.")
     return Table("Best float format per layer", columns, tuple(rows), tuple(notes))
 
 

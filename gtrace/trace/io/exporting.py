@@ -15,6 +15,7 @@ import numpy as np
 
 from gtrace import __version__
 from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
+from gtrace.settings import KINDS
 from gtrace.trace.choose import choose_infos, choose_steps, steps_of
 from gtrace.trace.files import beside, check_place, clear_leftovers, move_in, remove
 from gtrace.trace.io.foreign import write_safetensors_header
@@ -104,8 +105,8 @@ def export_trace(
         raise UsageError(f"--to {printable(to)}: choose npz, safetensors or parquet")
     choice = choice or ExportChoice()
     kind = choice.kind
-    if kind is None and any(info.kind == "weight" for info in trace.tensors):
-        kind = "weight"
+    if kind is None:
+        kind = next((kind for kind in KINDS if any(info.kind == kind for info in trace.tensors)), None)
     infos = choose_infos(trace, choice.tensors, kind=kind, optimizer=choice.optimizer, rank=choice.rank)
     if not infos:
         raise UsageError(f"{trace.path}: holds no such gradients to export")

@@ -18,7 +18,8 @@ import numpy as np
 from gtrace.errors import TraceError, UsageError, printable
 from gtrace.trace.files import beside, check_place, clear_leftovers, move_in, remove
 from gtrace.trace.format import KINDS
-from gtrace.trace.io.foreign import OPENERS, Entry, TensorFile, ZarrStore, is_zarr, join_name
+from gtrace.trace.io.foreign import READERS, is_zarr, join_name
+from gtrace.trace.io.guard import Guard
 from gtrace.trace.reader import open_trace
 from gtrace.trace.writer import create_trace
 from gtrace.trace.zarr import is_gtrace_zarr
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gtrace.trace.io.guard import Entry, GuardedFile
     from gtrace.trace.writer import TraceWriter
-
-    Opener = Callable[[Path], TensorFile]
 
 
 #: suffix of files with one tensor each; others hold several under their own names
@@ -99,7 +99,10 @@ def find_files(sources: Sequence[Path], suffixes: Collection[str]) -> tuple[list
         root = base or (source if source.is_dir() and not is_zarr(source) else source.parent)
         for path in _walk(source):
             suffix = ZARR if path.is_dir() else path.suffix.lower()
-            if suffix not in suffixes or (path != source and suffix == ZARR and is_gtrace_zarr(path)):
+            trace = suffix == ZARR and is_gtrace_zarr(path)
+            if trace and path == source:
+                raise TraceError(f"{printable(str(path))}: is already a gtrace trace; pass it to gtrace sweep")
+            if trace or suffix not in suffixes:
                 others += 1
                 continue
             inside = PurePosixPath(Path(os.path.relpath(os.path.abspath(path), os.path.abspath(root))).as_posix())
@@ -248,8 +251,6 @@ STEPS_FROM = {
     "none": "a single step, numbered 0",
 }
 _STEP_ARRAYS = ("step", "steps")
-#: Limit on steps along an axis: an array of empty rows can be declared with any length.
-_MOST_STEPS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +300,7 @@ class ImportRules:
         steps: only these, None for all.
         tensors: only tensors with names that match one of these shell patterns.
         kind: ``weight`` or ``neural``.
-        openers: suffix -> function that opens such a file, for further formats.
+        readers: suffix -> ``module:class`` that reads such a file, for further formats.
     """
 
     pattern: str | None = None
@@ -307,18 +308,14 @@ class ImportRules:
     steps: Collection[int] | None = None
     tensors: Sequence[str] = ()
     kind: str = "weight"
-    openers: Mapping[str, Opener] = field(default_factory=dict)
+    readers: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def every_opener(self) -> Mapping[str, Opener]:
-        """All openers, including those of this module."""
-        return {**OPENERS, ZARR: ZarrStore, **self.openers}
+    def every_reader(self) -> Mapping[str, str]:
+        """All readers, including those of gtrace."""
+        return {**READERS, **self.readers}
 
-    def open(self, file: SourceFile) -> contextlib.closing[TensorFile]:
-        """Open a file in a block that closes it."""
-        return contextlib.closing(self.every_opener[file.suffix](file.path))
-
-    def gradients(self, file: SourceFile, opened: TensorFile, *, rows: bool) -> Iterator[tuple[str, Entry]]:
+    def gradients(self, file: SourceFile, opened: GuardedFile, *, rows: bool) -> Iterator[tuple[str, Entry]]:
         """Names and arrays of the chosen tensors in a file."""
         real = [entry for entry in opened.entries if entry.is_real]
         if rows:
@@ -374,39 +371,41 @@ def import_trace(
     if rules.kind not in KINDS:
         raise UsageError(f"kind '{printable(rules.kind)}': choose weight or neural")
     check_place(place, force=force, is_trace=is_gtrace_zarr)
-    found, ignored = find_files([Path(source) for source in sources], rules.every_opener)
+    found, ignored = find_files([Path(source) for source in sources], rules.every_reader)
     if rules.pattern is None:
         placed, numbering = place_by_name(found, step_axis=rules.step_axis)
     else:
         placed, numbering = place_by_pattern(found, rules.pattern)
-    survey = _survey(placed, numbering, rules)
-    provenance = {
-        "sources": [os.fspath(source) for source in sources],
-        "files": len(placed),
-        "steps": sorted(survey.numbering),
-        "pattern": rules.pattern,
-        "numpy": np.__version__,
-    }
-    clear_leftovers(place)
-    folder = beside(place, "import")
-    remove(folder)
-    try:
-        folder.mkdir()
-    except OSError as error:
-        raise TraceError(f"{output}: cannot be written ({error.strerror})") from error
-    new = folder / place.name
-    try:
-        try:
-            with create_trace(new, attrs={"imported": provenance}) as writer:
-                _write(writer, survey, rules, folder, progress)
-        except KeyboardInterrupt:
-            # Finished steps are kept, and the trace is marked as interrupted.
-            move_in(new, place, force=force)
-            raise
-        names, nonfinite = _look(new)
-        move_in(new, place, force=force)
-    finally:
+    used = {file.suffix: rules.every_reader[file.suffix] for file in placed}
+    with Guard([file.path for file in placed], used) as guard:
+        survey = _survey(guard, placed, numbering, rules)
+        provenance = {
+            "sources": [os.fspath(source) for source in sources],
+            "files": len(placed),
+            "steps": sorted(survey.numbering),
+            "pattern": rules.pattern,
+            "numpy": np.__version__,
+        }
+        clear_leftovers(place)
+        folder = beside(place, "import")
         remove(folder)
+        try:
+            folder.mkdir()
+        except OSError as error:
+            raise TraceError(f"{output}: cannot be written ({error.strerror})") from error
+        new = folder / place.name
+        try:
+            try:
+                with create_trace(new, attrs={"imported": provenance}) as writer:
+                    _write(guard, writer, survey, rules, folder, progress)
+            except KeyboardInterrupt:
+                # Finished steps are kept, and the trace is marked as interrupted.
+                move_in(new, place, force=force)
+                raise
+            names, nonfinite = _look(new)
+            move_in(new, place, force=force)
+        finally:
+            remove(folder)
     return Imported(
         output=Path(output),
         steps=tuple(sorted(survey.groups)),
@@ -419,15 +418,15 @@ def import_trace(
     )
 
 
-def _survey(placed: Sequence[SourceFile], numbering: str, rules: ImportRules) -> _Survey:
+def _survey(guard: Guard, placed: Sequence[SourceFile], numbering: str, rules: ImportRules) -> _Survey:
     """Open every file once: find steps and tensors, and check that they fit together."""
     survey = _Survey()
-    shared = _shared_steps(placed, rules)
+    shared = _shared_steps(guard, placed, rules)
     names: dict[SourceFile, tuple[str, ...]] = {}
     # Files of different steps usually have the same names; they are held once.
     same: dict[tuple[str, ...], tuple[str, ...]] = {}
     for file in placed:
-        with rules.open(file) as opened:
+        with guard.open(file.path, file.suffix) as opened:
             rows, how = _rows_of(file, opened, shared.get(file.rank), numbering, rules)
             taken = list(rules.gradients(file, opened, rows=rows is not None))
             entries = {entry.name for _, entry in taken}
@@ -485,17 +484,17 @@ def _note_size(sizes: dict[str, tuple[int, SourceFile]], name: str, size: int, f
     sizes[name] = max(known, size), file
 
 
-def _shared_steps(placed: Sequence[SourceFile], rules: ImportRules) -> dict[int, NDArray[np.int64]]:
+def _shared_steps(guard: Guard, placed: Sequence[SourceFile], rules: ImportRules) -> dict[int, NDArray[np.int64]]:
     """Rank -> the steps of its files with a step axis, if a separate file holds them."""
     out = {}
     for file in placed:
         if rules.step_axis and file.suffix == ".npy" and file.tensor in _STEP_ARRAYS:
-            with rules.open(file) as opened:
+            with guard.open(file.path, file.suffix) as opened:
                 out[file.rank] = _step_numbers(file, opened, opened.entries[0])
     return out
 
 
-def _step_numbers(file: SourceFile, opened: TensorFile, entry: Entry) -> NDArray[np.int64]:
+def _step_numbers(file: SourceFile, opened: GuardedFile, entry: Entry) -> NDArray[np.int64]:
     where = f"{printable(str(file.path))}: its array of steps"
     if entry.is_real or len(entry.shape) != 1:
         raise UsageError(f"{where} must be integers with a single axis")
@@ -506,7 +505,7 @@ def _step_numbers(file: SourceFile, opened: TensorFile, entry: Entry) -> NDArray
 
 
 def _rows_of(
-    file: SourceFile, opened: TensorFile, shared: NDArray[np.int64] | None, numbering: str, rules: ImportRules
+    file: SourceFile, opened: GuardedFile, shared: NDArray[np.int64] | None, numbering: str, rules: ImportRules
 ) -> tuple[dict[int, int] | None, str]:
     """Step -> row of a file with steps along the first axis (None for a single step), and the source of the steps."""
     gradients = [entry for _, entry in rules.gradients(file, opened, rows=True)]
@@ -526,9 +525,9 @@ def _rows_of(
             "choose arrays with --tensors"
         )
     length = gradients[0].shape[0]
-    if length > _MOST_STEPS:
+    if length > opened.stored:
         raise UsageError(
-            f"{printable(str(file.path))}: a first axis of {length} is too long to count steps; {_MOST_STEPS} at most"
+            f"{printable(str(file.path))}: a first axis of {length} is too long to count steps in {opened.stored} bytes"
         )
     if numbers is None:
         return {k: k for k in range(length)}, "axis"
@@ -536,6 +535,7 @@ def _rows_of(
 
 
 def _write(
+    guard: Guard,
     writer: TraceWriter,
     survey: _Survey,
     rules: ImportRules,
@@ -543,16 +543,16 @@ def _write(
     progress: Callable[[int, int], None] | None,
 ) -> None:
     with contextlib.ExitStack() as kept, tempfile.TemporaryDirectory(dir=folder) as scratch:
-        opened_rows: dict[Path, TensorFile] = {}
+        opened_rows: dict[Path, GuardedFile] = {}
         for done, (step, ranks) in enumerate(sorted(survey.groups.items())):
             for rank, files in sorted(ranks.items()):
                 for file, row in files:
                     if row is None:
-                        with rules.open(file) as opened:
+                        with guard.open(file.path, file.suffix) as opened:
                             _append(writer, survey, rules, (step, rank), file, opened, None)
                         continue
                     if file.path not in opened_rows:
-                        opened_rows[file.path] = kept.enter_context(rules.open(file))
+                        opened_rows[file.path] = kept.enter_context(guard.open(file.path, file.suffix))
                         opened_rows[file.path].prepare_rows(Path(tempfile.mkdtemp(dir=scratch)))
                     _append(writer, survey, rules, (step, rank), file, opened_rows[file.path], row)
             # The time of the original run is unknown.
@@ -569,7 +569,7 @@ def _append(
     rules: ImportRules,
     at: tuple[int, int],
     file: SourceFile,
-    opened: TensorFile,
+    opened: GuardedFile,
     row: int | None,
 ) -> None:
     step, rank = at

@@ -1,0 +1,231 @@
+"""What an optimizer does: what one of its steps, or several, take from the weights, and its momentum after a step."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from gtrace.capture.buffers import as_real_dense
+from gtrace.capture.layout import Found, RowLayout
+from gtrace.capture.writer import Row
+from gtrace.torch_hooks.gradients import LOCAL, REDUCED, given_gradient
+from gtrace.torch_hooks.naming import is_sharded, local_part
+from gtrace.torch_hooks.processes import process_place
+from gtrace.torch_hooks.steps import Rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from gtrace.capture.layout import Slot
+    from gtrace.capture.options import CaptureOptions
+    from gtrace.torch_hooks.hooks import OptimizerStep
+
+#: names under which optimizers keep a running mean of gradients: SGD, RMSprop and Muon; Adam and its kin
+_BUFFERS = ("momentum_buffer", "exp_avg")
+#: wrapper that shards, by name: importing the class would cost every other program time
+_SHARDING = "FullyShardedDataParallel"
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A row from before its first step until after its last one.
+
+    Attributes:
+        first: number of its first step, and of the row.
+        last: number of its last step.
+        scalars: of the commit.
+        slots: what it holds.
+        parameters: behind the slots.
+        before: their values when the row was begun, in float32 or float64.
+    """
+
+    first: int
+    last: int
+    scalars: Mapping[str, float]
+    slots: Sequence[Slot] = ()
+    parameters: Sequence[torch.Tensor] = ()
+    before: Sequence[torch.Tensor] = ()
+
+
+class Lent(NamedTuple):
+    """What the recorder lends to :class:`Changes`.
+
+    Attributes:
+        layout: makes a layout for the optimizer of this number.
+        models: the live modules.
+        has_room: whether a row with these slots is within the budget; counts it.
+        submit: takes a row, and the seconds that it took to copy.
+        drop: called with an optimizer's number and the step of a row for which no buffer is free.
+    """
+
+    layout: Callable[[int], RowLayout]
+    models: Callable[[], Sequence[nn.Module]]
+    has_room: Callable[[Sequence[Slot]], bool]
+    submit: Callable[[Row, float], None]
+    drop: Callable[[int, int], None]
+
+
+class Changes:
+    """Records weight updates, outer gradients and momentum buffers.
+
+    An update is w before a step minus w after it: what descent subtracts, so it has the sign of a gradient. An outer
+    gradient is the same over H steps. Each of the two keeps one copy of the weights.
+
+    Args:
+        options: of the capture; ``every`` is H.
+        lent: what the recorder lends.
+    """
+
+    def __init__(self, options: CaptureOptions, lent: Lent) -> None:
+        self.kinds = tuple(kind for kind in ("update", "outer", "momentum") if kind in options.kinds)
+        self._spans = {"update": 1, "outer": options.every or 1, "momentum": 1}
+        self._wait = not options.drop
+        self._reduced = options.reduced
+        self._lent = lent
+        #: (optimizer's number, kind) -> its tensors
+        self.layouts: dict[tuple[int, str], RowLayout] = {}
+        self._begun: dict[tuple[int, str], _Begun] = {}
+        #: optimizer's number -> ids of its parameters that a wrapper keeps equal, or whole, across processes
+        self._shared: dict[int, set[int]] = {}
+        #: kind -> rows so far
+        self.rows = dict.fromkeys(self.kinds, 0)
+
+    def tensors(self) -> dict[str, int]:
+        """Kind -> number of distinct tensors so far."""
+        return {kind: sum(one.tensors for (_, k), one in self.layouts.items() if k == kind) for kind in self.kinds}
+
+    def kept(self) -> Iterator[tuple[str, RowLayout]]:
+        """Kinds with their layouts."""
+        return ((kind, layout) for (_, kind), layout in self.layouts.items())
+
+    def begins(self, stream: int, step: int) -> bool:
+        """Whether an outer gradient can begin at this step, because its first one was left out."""
+        begun = self._begun.get((stream, "outer"))
+        return "outer" in self.kinds and (begun is None or begun.last < step)
+
+    def begin(self, step: OptimizerStep, scalars: Mapping[str, float], *, chosen: bool) -> None:
+        """A step begins: remember the weights that it finds.
+
+        Args:
+            step: the step.
+            scalars: of the commits of its rows.
+            chosen: whether its own row is to be recorded; otherwise only an outer gradient may begin.
+        """
+        for kind in self.kinds if chosen else ("outer",):
+            key = step.stream, kind
+            if key not in self.layouts:
+                self.layouts[key] = self._lent.layout(step.stream)
+                # Nothing may keep the parameters of an optimizer that the program has dropped.
+                weakref.finalize(step.optimizer, self._forget, key).atexit = False
+            if kind == "momentum":
+                self._begun[key] = _Begun(step.step, step.step, scalars)
+            elif kind == "update" or self.begins(step.stream, step.step):
+                first = step.step - step.step % self._spans[kind]
+                self._remember(key, step, _Begun(first, first + self._spans[kind] - 1, scalars))
+
+    def end(self, optimizer: Optimizer | Rounds, stream: int, step: int) -> None:
+        """A step is over, or was left out: record the rows that end with it."""
+        for kind in self.kinds:
+            begun = self._begun.get((stream, kind))
+            if begun is None or begun.last != step:
+                continue
+            slots, values = begun.slots, begun.before
+            if kind == "momentum":
+                found = list(self._momenta(optimizer, stream))
+                slots, values, _ = self.layouts[stream, kind].place(optimizer, found)
+            elif slots:
+                torch._foreach_sub_(list(values), [_own_values(parameter) for parameter in begun.parameters])
+            if slots and self._lent.has_room(slots):
+                self._write(stream, kind, begun, slots, values)
+
+    def _forget(self, key: tuple[int, str]) -> None:
+        self._begun.pop(key, None)
+        self.layouts[key].release()
+
+    def _remember(self, key: tuple[int, str], step: OptimizerStep, begun: _Begun) -> None:
+        """Copy the weights, into the room of an earlier copy if it fits."""
+        found = list(self._weights(step, every=key[1] == "outer"))
+        slots, values, parameters = self.layouts[key].place(step.optimizer, found)
+        earlier = self._begun.pop(key, None)
+        room = () if earlier is None else earlier.before
+        if [(old.shape, old.device) for old in room] != [(value.shape, value.device) for value in values]:
+            room = [torch.empty_like(value, dtype=_precise(value.dtype)) for value in values]
+        if values:
+            torch._foreach_copy_(list(room), list(values))
+        self._begun[key] = _Begun(begun.first, begun.last, begun.scalars, slots, parameters, room)
+
+    def _write(
+        self, stream: int, kind: str, begun: _Begun, slots: Sequence[Slot], values: Sequence[torch.Tensor]
+    ) -> None:
+        started = time.perf_counter()
+        pool = self.layouts[stream, kind].pool
+        buffer = None if pool is None else pool.acquire(wait=self._wait)
+        if buffer is None:
+            self._lent.drop(stream, begun.first)
+            return
+        try:
+            buffer.fill([slot.index for slot in slots], values)
+        except BaseException:
+            buffer.release()
+            raise
+        self.rows[kind] += 1
+        row = Row(stream, begun.first, slots, buffer, 1.0, begun.scalars, kind)
+        self._lent.submit(row, time.perf_counter() - started)
+
+    def _weights(self, step: OptimizerStep, *, every: bool) -> Iterator[Found]:
+        """The weights before a step: of the parameters with a gradient, or of all that can have one."""
+        optimizer = step.optimizer
+        rounds = optimizer if isinstance(optimizer, Rounds) else None
+        for parameter in _parameters(optimizer):
+            gradient = given_gradient(parameter) if rounds is None else rounds.gradient(parameter)
+            if parameter.requires_grad and (every or gradient is not None):
+                weight = parameter if rounds is None else rounds.weight(parameter)
+                yield Found(parameter, local_part(weight.detach()), self._stage(parameter, step.stream))
+
+    def _momenta(self, optimizer: Optimizer | Rounds, stream: int) -> Iterator[Found]:
+        """The optimizer's running means of gradients."""
+        members = optimizer.members.values() if isinstance(optimizer, Rounds) else (optimizer,)
+        for member in members:
+            # ZeroRedundancyOptimizer has the optimizer that it divides among processes.
+            inner: Any = getattr(member, "optim", None)
+            state = getattr(inner if isinstance(inner, torch.optim.Optimizer) else member, "state", {})
+            for parameter in _parameters(member):
+                own = state.get(parameter, {}) if parameter in state else {}
+                mean = next((own[name] for name in _BUFFERS if isinstance(own.get(name), torch.Tensor)), None)
+                if mean is not None:
+                    yield Found(parameter, local_part(mean.detach()), self._stage(parameter, stream))
+
+    def _stage(self, parameter: torch.Tensor, stream: int) -> str:
+        """Whether all processes have the same, or this process its own."""
+        if process_place().world_size == 1:
+            return LOCAL
+        if stream not in self._shared:
+            wrappers = [
+                module
+                for module in self._lent.models()
+                if isinstance(module, DistributedDataParallel) or type(module).__name__ == _SHARDING
+            ]
+            self._shared[stream] = {id(one) for wrapper in wrappers for one in wrapper.parameters()}
+        shared = self._reduced or is_sharded(parameter) or id(parameter) in self._shared[stream]
+        return REDUCED if shared else LOCAL
+
+
+def _parameters(optimizer: Optimizer | Rounds) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _own_values(parameter: torch.Tensor) -> torch.Tensor:
+    return as_real_dense(local_part(parameter.detach()))
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    """A type in which a difference of weights of this type keeps its digits."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,249 @@
+"""What the committed rows of a trace say about a run; no gradient is read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gtrace.report.names import count, number, steps_in_words
+from gtrace.settings import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.trace import TensorInfo, Trace
+    from gtrace.trace.format import StreamKey
+
+#: the status of a trace to which a living process adds steps
+WRITING = "still being written"
+#: a loss that ends this many times above its first value has diverged
+_GREW = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHistory:
+    """One tensor and its gradients over time.
+
+    Attributes:
+        info: the tensor.
+        steps: int64[S], those at which it is present.
+        norms: float64[S], of the finite values; of merged steps the root mean square of their norms.
+        nonfinite: int64[S], number of other values.
+        absmax: largest finite magnitude.
+        zeros: part of the stored values.
+        fewest: elements of the smallest gradient.
+        most: elements of the largest one.
+        stored: elements that are stored of one.
+    """
+
+    info: TensorInfo
+    steps: NDArray[np.int64]
+    norms: NDArray[np.float64]
+    nonfinite: NDArray[np.int64]
+    absmax: float
+    zeros: float
+    fewest: int
+    most: int
+    stored: int
+
+    @classmethod
+    def of(cls, trace: Trace, info: TensorInfo) -> TensorHistory:
+        """Read the numbers that a trace keeps beside a tensor's gradients."""
+        numbers = trace.statistics(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
+        stored, total = numbers["n_valid"], numbers["n_total"]
+        merged = info.merged > 1
+        energies = numbers["norm2"] * (info.size / np.maximum(stored, 1) if merged else 1.0)
+        largest = numbers["absmax"]
+        if "whole_norm2" in numbers:
+            energies = np.where(np.isnan(numbers["whole_norm2"]), energies, numbers["whole_norm2"])
+            largest = np.fmax(largest, numbers["whole_absmax"])
+        return cls(
+            info=info,
+            steps=numbers["step"],
+            norms=np.sqrt(energies),
+            nonfinite=numbers["nonfinite"],
+            absmax=float(largest.max()),
+            zeros=float(numbers["zeros"].sum()) / max(int(stored.sum()), 1),
+            fewest=info.size if merged else int(total.min()),
+            most=info.size if merged else int(total.max()),
+            stored=info.size if merged else int(stored.max()),
+        )
+
+    @property
+    def shown_norms(self) -> list[float]:
+        """The norms, infinite where some values are not finite."""
+        shown: list[float] = np.where(self.nonfinite > 0, np.inf, self.norms).tolist()
+        return shown
+
+    @property
+    def shape(self) -> str:
+        """Shape as text; of a neural gradient with the range of its first axis, which is the batch as a rule."""
+        shape = self.info.shape
+        if self.info.kind == "neural" and shape and self.fewest != self.most:
+            rest = max(math.prod(shape[1:]), 1)
+            whole = self.fewest % rest == self.most % rest == 0
+            batches = f"{self.fewest // rest}-{self.most // rest}" if whole else "?"
+            return "x".join((batches, *map(str, shape[1:])))
+        return "x".join(map(str, shape)) or "scalar"
+
+
+@dataclass(frozen=True)
+class StreamHistory:
+    """Steps and losses of one (rank, kind, optimizer).
+
+    Attributes:
+        key: which one.
+        steps: int64[S].
+        losses: float64[S]; NaN if unknown. Where a loss was finite once and never again, the rest is infinite.
+        times: float64[S], seconds since 1970; NaN if unknown.
+    """
+
+    key: StreamKey
+    steps: NDArray[np.int64]
+    losses: NDArray[np.float64]
+    times: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, trace: Trace, key: StreamKey) -> StreamHistory:
+        """Read the numbers about the steps of a stream."""
+        numbers = trace.scalars(**key._asdict())
+        losses = numbers["loss"]
+        known = np.flatnonzero(np.isfinite(losses))
+        end = known[-1] + 1 if known.size else losses.size
+        # NaN also means that no loss was captured: only behind a finite one it is the loss itself.
+        losses[:end] = np.where(np.isfinite(losses[:end]), losses[:end], np.nan)
+        losses[end:] = np.inf
+        return cls(key, numbers["step"], losses, numbers["time"])
+
+    @property
+    def of_what(self) -> str:
+        """Words for what its gradients are of."""
+        what = KINDS.get(self.key.kind, "second moments")
+        return f"{what}, optimizer {self.key.optimizer}, rank {self.key.rank}"
+
+    @cached_property
+    def finite(self) -> list[tuple[int, float]]:
+        """The steps with a finite loss, and that loss."""
+        there = np.isfinite(self.losses)
+        return list(zip(self.steps[there].tolist(), self.losses[there].tolist(), strict=True))
+
+    @property
+    def broken(self) -> int | None:
+        """The step from which on no loss is finite."""
+        lost = self.steps[np.isinf(self.losses)]
+        return int(lost[0]) if lost.size else None
+
+    def norms(self, tensors: Iterable[TensorHistory]) -> NDArray[np.float64]:
+        """Norms of the whole gradient, float64[S]; infinite where some values are not finite."""
+        energy = np.zeros(self.steps.size)
+        for one in tensors:
+            if (one.info.rank, one.info.kind, one.info.optimizer) == self.key:
+                energy[np.searchsorted(self.steps, one.steps)] += np.square(one.shown_norms)
+        return np.sqrt(energy)
+
+
+class Divergence(NamedTuple):
+    """What is not finite in a run.
+
+    Attributes:
+        loss_step: first step from which on no loss is finite, None if there is none.
+        last_step: last step with a finite loss.
+        last_loss: that loss.
+        gradient_step: first step with NaN or infinity in a gradient, None if there is none.
+        bad_tensors: tensors that have some.
+        bad_steps: steps that have some.
+        values: number of such values.
+    """
+
+    loss_step: int | None
+    last_step: int | None
+    last_loss: float | None
+    gradient_step: int | None
+    bad_tensors: int
+    bad_steps: int
+    values: int
+
+
+class RunHistory:
+    """Some tensors of a trace, and the steps of their streams.
+
+    Args:
+        trace: an open trace.
+        infos: the tensors.
+    """
+
+    def __init__(self, trace: Trace, infos: Iterable[TensorInfo]) -> None:
+        self.tensors = [TensorHistory.of(trace, info) for info in infos]
+        there = {(one.info.rank, one.info.kind, one.info.optimizer) for one in self.tensors}
+        self.streams = [StreamHistory.of(trace, key) for key in trace.streams if key in there or not there]
+
+    @property
+    def steps(self) -> str:
+        """How many steps there are."""
+        return steps_in_words({stream.key: stream.steps.size for stream in self.streams})
+
+    @cached_property
+    def divergence(self) -> Divergence:
+        """What is not finite; of the losses, that of the stream which broke first."""
+        lost = [stream for stream in self.streams if stream.broken is not None]
+        stream = min(lost, key=lambda one: one.broken or 0, default=None)
+        last_step, last_loss = stream.finite[-1] if stream is not None else (None, None)
+        bad = [one for one in self.tensors if one.nonfinite.any()]
+        steps = {step for one in bad for step in one.steps[one.nonfinite > 0].tolist()}
+        return Divergence(
+            loss_step=None if stream is None else stream.broken,
+            last_step=last_step,
+            last_loss=last_loss,
+            gradient_step=min(steps, default=None),
+            bad_tensors=len(bad),
+            bad_steps=len(steps),
+            values=sum(int(one.nonfinite.sum()) for one in bad),
+        )
+
+    def troubles(self) -> list[tuple[str, str]]:
+        """What is wrong with the run itself, each with a word before it."""
+        found, said = self.divergence, []
+        if found.loss_step is not None and found.last_loss is not None:
+            last = f"last finite loss {number(found.last_loss)} at step {found.last_step:,}"
+            said.append(("DIVERGED", f"the loss is not finite from step {found.loss_step:,} on; {last}"))
+        for stream in self.streams if not said else ():
+            losses = [loss for _, loss in stream.finite]
+            if len(losses) > 1 and losses[-1] > _GREW * abs(losses[0]):
+                said.append(("DIVERGED", f"the loss rises from {number(losses[0])} to {number(losses[-1])}"))
+        if found.gradient_step is not None:
+            every = len({step for stream in self.streams for step in stream.steps.tolist()})
+            tensors = f"{found.bad_tensors} of {count(len(self.tensors), 'tensor')}"
+            steps = f"{found.bad_steps:,} of {count(every, 'step')}, first at step {found.gradient_step:,}"
+            said.append(("broken", f"NaN or infinity in the gradients of {tensors}, at {steps}"))
+        return list(dict.fromkeys(said))
+
+
+def energy_shares(tensors: Sequence[TensorHistory]) -> list[float]:
+    """Each tensor's part of the squared norms of all gradients of its kind, over the recorded steps."""
+    energies = [float(np.square(one.norms).sum()) for one in tensors]
+    totals: dict[str, float] = {}
+    for one, energy in zip(tensors, energies, strict=True):
+        totals[one.info.kind] = totals.get(one.info.kind, 0.0) + energy
+    return [
+        energy / totals[one.info.kind] if totals[one.info.kind] else 0.0
+        for one, energy in zip(tensors, energies, strict=True)
+    ]
+
+
+def status_in_words(trace: Trace) -> str:
+    """How the run ended, or that it has not."""
+    from gtrace.trace.io.remote import place_of
+    from gtrace.trace.journal import being_written
+
+    status = trace.attrs.get("status")
+    if status in ("complete", "interrupted"):
+        return str(status)
+    if trace.location is not None and being_written(place_of(trace.location)):
+        return WRITING
+    return "not finished: its process was killed, or runs on another machine"

@@ -1,0 +1,344 @@
+"""A training while it is recorded, read from the rows that are committed so far: ``gtrace info --follow``."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from glob import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.cli.history import WRITING, RunHistory, status_in_words
+from gtrace.errors import TraceError, UsageError, size_text
+from gtrace.report.names import count, literal, number, shorten, sparkline
+from gtrace.trace import open_trace
+from gtrace.trace.choose import choose_infos
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from rich.console import Console, RenderableType
+
+    from gtrace.cli.history import StreamHistory, TensorHistory
+    from gtrace.trace import TensorInfo, Trace
+
+#: Codecs whose errors are predicted, and their bits.
+CODECS, BITS = ("alq", "nuqsgd", "qsgdinf"), 4
+#: Seconds between two looks at least, and for each second of a processor that a look took; between two at the clock.
+_PAUSE, _SHARE, _TICK = 1.0, 20.0, 0.1
+#: Seconds that count of a look at most: the first with predictions loads, and may compile, the kernels.
+_MOST_COST = 0.5
+#: Seconds without a new step after which is asked whether the process still runs.
+_QUIET = 5.0
+#: Recorded steps whose energies and speed count as the present ones.
+_RECENT = 16
+#: Layers that have a line, and values that are read for the predicted errors.
+_LAYERS, _MOST_VALUES = 4, 1 << 22
+_SPARK, _BAR, _NAME = 32, 16, 24
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What is known about a training at one moment.
+
+    Attributes:
+        path: of the trace.
+        head: a line: the step, and how many are recorded at what rate.
+        ended: how the capture ended, empty while it goes on.
+        troubles: what is wrong, each with a word before it.
+        losses: float64[S] as of :class:`StreamHistory`.
+        norms: float64[S] of the whole gradient, infinite where it is not finite.
+        layers: names and shares of the energy, the largest first; the others together are the last.
+        errors: predicted share of the energy that each codec of ``CODECS`` loses, and of which part of the gradient;
+            empty while that is not known.
+        size: bytes on disk.
+    """
+
+    path: str
+    head: str
+    ended: str
+    troubles: list[tuple[str, str]]
+    losses: list[float]
+    norms: list[float]
+    layers: list[tuple[str, float]]
+    errors: dict[str, float] = field(default_factory=dict)
+    size: int = 0
+
+
+class Watch:
+    """Reads a trace again and again.
+
+    Args:
+        path: the trace.
+        asks: after a while without a step, ask the system whether the process that writes it is alive.
+    """
+
+    def __init__(self, path: Path, *, asks: bool) -> None:
+        self._path, self._asks = path, asks
+        self._seen: tuple[int, ...] = (-1,)
+        self._changed = time.monotonic()
+        #: what errors are predicted of next, and of what they are known
+        self._wanted: tuple[int, list[TensorInfo]] = (-1, [])
+        self._predicted = -1
+        self._errors: dict[str, float] = {}
+
+    def look(self) -> Glance:
+        """Read the trace.
+
+        Raises:
+            TraceError: it is not there, or cannot be read at this moment.
+        """
+        from gtrace.capture.summary import disk_usage
+
+        with open_trace(self._path) as trace:
+            # An empty trace has no tensor that could be chosen.
+            run = RunHistory(trace, choose_infos(trace) if trace.tensors else ())
+            seen = tuple(stream.steps.size for stream in run.streams)
+            if seen != self._seen:
+                self._seen, self._changed = seen, time.monotonic()
+            stream = _main_stream(run)
+            if stream is None:
+                return Glance(trace.path, "no step is recorded yet", self._end(trace), [], [], [], [])
+            tensors = [one for one in run.tensors if _is_of(one, stream)]
+            norms = stream.norms(tensors)
+            if (finite := stream.steps[np.isfinite(norms) & (norms > 0)]).size:
+                self._wanted = int(finite[-1]), _largest(tensors, int(finite[-1]))
+            return Glance(
+                path=trace.path,
+                head=f"step {stream.steps[-1]:,}, {run.steps} recorded{_speed(stream)}",
+                ended=self._end(trace),
+                troubles=run.troubles(),
+                losses=stream.losses.tolist(),
+                norms=norms.tolist(),
+                layers=_layers(stream, tensors),
+                errors=self._errors,
+                size=disk_usage(self._path),
+            )
+
+    def _end(self, trace: Trace) -> str:
+        """How the capture ended, empty while it goes on."""
+        quiet = self._asks and time.monotonic() - self._changed > _QUIET
+        if trace.attrs.get("status") == "writing" and not quiet:
+            return ""
+        status = status_in_words(trace)
+        return "" if status == WRITING else status
+
+    def predict(self) -> dict[str, float]:
+        """Expected errors at the last step that was finite, of the tensors with most energy; later looks have them."""
+        step, infos = self._wanted
+        if infos and step != self._predicted:
+            with open_trace(self._path) as trace:
+                self._predicted, self._errors = step, predicted_errors(trace, step, infos)
+        return self._errors
+
+
+def predicted_errors(trace: Trace, step: int, infos: Sequence[TensorInfo]) -> dict[str, float]:
+    """The share of the energy of some tensors at a step that each codec of ``CODECS`` is expected to lose.
+
+    Args:
+        trace: an open trace.
+        step: the step.
+        infos: the tensors.
+    """
+    # The kernels take a second to load.
+    from gtrace.codecs import codec
+    from gtrace.planning.curves import measure
+
+    names = [escape(info.name) for info in infos]
+    try:
+        curves, _ = measure(
+            trace,
+            [codec(name, bits=BITS) for name in CODECS],
+            steps=[step],
+            tensors=names,
+            kind=infos[0].kind,
+            jobs=1,
+        )
+    except UsageError:
+        # A trace of sketches may lack those that a codec needs.
+        return {}
+    energy = np.nansum(curves.energy)
+    lost = np.nansum(curves.error, axis=(0, 1)) / energy if energy > 0 else np.full(len(curves.codecs), math.nan)
+    return dict(zip(CODECS, lost.tolist(), strict=False))
+
+
+def _main_stream(run: RunHistory) -> StreamHistory | None:
+    """Of the first rank that optimizer whose steps went furthest; weights rather than other gradients."""
+    there = [stream for stream in run.streams if stream.steps.size]
+    return min(there, key=lambda one: (one.key.kind != "weight", one.key.rank, -one.steps.size), default=None)
+
+
+def _is_of(tensor: TensorHistory, stream: StreamHistory) -> bool:
+    return (tensor.info.rank, tensor.info.kind, tensor.info.optimizer) == stream.key
+
+
+def _speed(stream: StreamHistory) -> str:
+    """Steps in a second over the last recorded ones."""
+    steps, times = stream.steps[-_RECENT:], stream.times[-_RECENT:]
+    passed = float(times[-1] - times[0])
+    return f", {number((steps[-1] - steps[0]) / passed, 2)} steps/s" if passed > 0 else ""
+
+
+def _layers(stream: StreamHistory, tensors: Sequence[TensorHistory]) -> list[tuple[str, float]]:
+    """Parts of the energy of the last steps by module, the largest first and the others in one."""
+    first = stream.steps[-_RECENT:][0]
+    energies: dict[str, float] = {}
+    for one in tensors:
+        layer = one.info.name.rpartition(".")[0] or one.info.name
+        energies[layer] = energies.get(layer, 0.0) + float(np.square(one.norms[one.steps >= first]).sum())
+    whole = sum(energies.values())
+    if not 0 < whole < math.inf:
+        return []
+    order = sorted(energies, key=lambda name: -energies[name])
+    most = _LAYERS if len(order) > _LAYERS + 1 else len(order)
+    shown = [(name, energies[name] / whole) for name in order[:most]]
+    rest = sum(energies[name] for name in order[most:]) / whole
+    return shown + ([(count(len(order) - most, "other"), rest)] if order[most:] else [])
+
+
+def _largest(tensors: Sequence[TensorHistory], step: int) -> list[TensorInfo]:
+    """The tensors with most energy at a step, as many as can be read quickly."""
+    there = [(one, float(one.norms[one.steps == step][0])) for one in tensors if step in one.steps]
+    chosen: list[TensorInfo] = []
+    values = 0
+    for one, _ in sorted(there, key=lambda pair: -pair[1]):
+        values += one.stored
+        if chosen and values > _MOST_VALUES:
+            break
+        chosen.append(one.info)
+    return chosen
+
+
+def glances(path: Path, ended: Callable[[], bool] | None = None, since: str = "") -> Iterator[Glance | None]:
+    """Look at a trace until its capture has ended; None while it is not there yet or cannot be read.
+
+    Looks take at most a twentieth of one processor's time.
+
+    Args:
+        path: the trace; it need not exist yet.
+        ended: called ten times a second; no look follows once it is true. None if only the trace shows that.
+        since: :func:`identity` of what was at the path before, which is not looked at.
+    """
+    watch = Watch(path, asks=ended is None)
+    ended = ended or (lambda: False)
+    while not ended():
+        begun = time.process_time()
+        found = None
+        if identity(path) != since:
+            # A chunk may be replaced while it is read.
+            with contextlib.suppress(TraceError):
+                found = watch.look()
+        if found is not None and found.ended:
+            yield replace(found, errors=watch.predict())
+            return
+        yield found
+        with contextlib.suppress(TraceError):
+            # Not before: at first the kernels have to be loaded, or compiled.
+            watch.predict()
+        until = time.monotonic() + max(_PAUSE, _SHARE * min(time.process_time() - begun, _MOST_COST))
+        while time.monotonic() < until and not ended():
+            time.sleep(_TICK)
+
+
+def identity(path: Path) -> str:
+    """What tells a trace from a later one at the same path; empty if there is none."""
+    try:
+        about = path.stat()
+    except OSError:
+        return ""
+    return f"{about.st_ino}.{about.st_ctime_ns}"
+
+
+def view(glance: Glance | None, path: str, encoding: str, waited: tuple[float, float] = (0.0, 0.0)) -> RenderableType:
+    """A glance as a few lines of text.
+
+    Args:
+        glance: what is known; None for nothing yet.
+        path: of the trace.
+        encoding: of the terminal.
+        waited: seconds that training waited for capture, and seconds of training.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True, style="dim", width=8)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    if glance is None:
+        table.add_row("trace", f"{literal(path, encoding)}: waiting for the first recorded step")
+        return table
+    table.add_row("trace", Text(f"{literal(path, encoding)}: {glance.head}", "bold"))
+    for word, text in glance.troubles[:2]:
+        table.add_row(Text(word, "bold red"), Text(text, "red"))
+    for word, values in (("loss", glance.losses), ("norm", glance.norms)):
+        known = [value for value in values if math.isfinite(value)]
+        if known:
+            now = number(values[-1]) if math.isfinite(values[-1]) else "NaN"
+            table.add_row(word, f"{now:<9} {sparkline(values, _SPARK, encoding)}  from {number(known[0])}")
+    full, partly = ("█", "░") if literal("█░", encoding) == "█░" else ("#", ".")
+    for place, (name, share) in enumerate(glance.layers):
+        bar = full * round(_BAR * share)
+        short = shorten(literal(name, encoding), _NAME)
+        table.add_row("energy" if not place else "", f"{share:<9.1%} {bar:{partly}<{_BAR}}  {short}")
+    if glance.errors:
+        said = ", ".join(f"{name} {share:.1%}" for name, share in glance.errors.items())
+        table.add_row("error", f"{said} of gradient energy, expected at {BITS} bits")
+    amounts = f"{size_text(glance.size)} on disk"
+    if waited[1] > 0:
+        amounts = f"training waited {waited[0] / waited[1]:.1%} of its time ({waited[0]:.1f} s); {amounts}"
+    table.add_row("capture", f"{glance.ended}; {amounts}" if glance.ended else amounts)
+    return table
+
+
+def line(glance: Glance) -> str:
+    """A glance as one line."""
+    said = [f"{glance.path}: {glance.head}"]
+    for word, values in (("loss", glance.losses), ("norm", glance.norms)):
+        said += [f"{word} {number(values[-1]) if math.isfinite(values[-1]) else 'NaN'}"] if values else []
+    errors = ", ".join(f"{name} {share:.1%}" for name, share in glance.errors.items())
+    said += [f"expected error at {BITS} bits: {errors}"] if errors else []
+    return "; ".join([*said, *(f"{word} {text}" for word, text in glance.troubles), *filter(None, [glance.ended])])
+
+
+def follow(path: Path, console: Console) -> None:
+    """Show a trace until its capture ends: one view on a terminal, else a line whenever there is something new.
+
+    Args:
+        path: the trace.
+        console: where to.
+
+    Raises:
+        TraceError: there is no trace.
+    """
+    from rich.live import Live
+
+    open_trace(path).close()
+    encoding, last = console.encoding or "utf-8", ""
+    drawn = console.is_terminal and not console.is_dumb_terminal
+    with _ends_by_signal(), contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        live = stack.enter_context(Live(console=console, auto_refresh=False)) if drawn else None
+        for glance in glances(path):
+            if glance is None:
+                if not path.exists():
+                    raise TraceError(f"{path}: the trace is gone")
+            elif live is not None:
+                live.update(view(glance, str(path), encoding), refresh=True)
+            elif (said := literal(line(glance), encoding)) != last:
+                print(said, flush=True)
+                last = said
+
+
+@contextlib.contextmanager
+def _ends_by_signal() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that the terminal's cursor comes back."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,391 @@
+"""Methods of short integers and tables: a block over its largest magnitude, rounded to the nearest entry."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from gtrace.codecs.base import parameter
+from gtrace.codecs.coders import OwnCode
+from gtrace.codecs.engine import Composed, method
+from gtrace.codecs.parts import FixedGrid, Nearest, Parts, Scale
+from gtrace.codecs.scales import BlockMax
+from gtrace.errors import PayloadError
+from gtrace.kernels import elementwise as _elementwise
+from gtrace.kernels import rounding as _rounding
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gtrace.codecs.parts import Scaled
+    from gtrace.types import State
+
+_DETTMERS = "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022"
+_BLOCKS = "A float32 scale for each block, then the codes, by the coder."
+#: codes of hivemind's formats, and standard deviations that the uniform ones span
+_CODES, _SPAN = 256, 6
+#: values of which hivemind takes quantiles at once
+_PORTION = 100_000
+
+
+@dataclass(frozen=True)
+class Table(FixedGrid):
+    """Ascending values in units of the block's largest magnitude."""
+
+    unbiased = False
+
+    @property
+    @abstractmethod
+    def entries(self) -> NDArray[np.float32]:
+        """The values, float32[m]."""
+
+    def alphabet(self, state: State) -> int:
+        """One symbol for each."""
+        return self.entries.size
+
+    def values(
+        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
+    ) -> NDArray[np.float32]:
+        """Entries times their block's scale."""
+        out = np.empty(size, np.float32)
+        _rounding.restore(symbols, bucket, scales, self.entries, out)
+        return out
+
+    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
+        """The number of the nearest entry; halfway between two, of the lower one."""
+        codes = np.empty(v.x.size, np.uint16)
+        middles = (self.entries[1:] + self.entries[:-1]) / np.float32(2)
+        _elementwise.round_to_table(v.x, v.bucket, v.scales, middles, codes)
+        return codes
+
+
+@dataclass(frozen=True)
+class Integers(Table):
+    """k / ``steps`` for consecutive integers k, ties to even."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Steps from zero to the block's largest magnitude."""
+
+    @property
+    @abstractmethod
+    def least(self) -> int:
+        """The least integer; the largest is ``steps`` or one less."""
+
+    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
+        """The number of the nearest integer, from the least one."""
+        codes = np.empty(v.x.size, np.uint16)
+        _elementwise.round_to_integers(v.x, v.bucket, v.scales, self.steps, self.least, self.entries.size, codes)
+        return codes
+
+
+@dataclass(frozen=True)
+class Signed8(Integers):
+    """k / 127 for k = -127..127."""
+
+    steps = 127
+    least = -127
+
+    @property
+    def entries(self) -> NDArray[np.float32]:
+        """255: one of the eight-bit codes is unused."""
+        return _integers(self.least, self.steps, self.steps)
+
+
+@dataclass(frozen=True)
+class TwosComplement(Integers):
+    """k / 2^(bits - 1) for k = -2^(bits - 1) .. 2^(bits - 1) - 1; what lies above the largest is cut off."""
+
+    bits: int = parameter(4, "of an integer", minimum=2, maximum=15)
+
+    @property
+    def mark(self) -> int:
+        """The bits, which a decoder checks."""
+        return self.bits
+
+    @property
+    def steps(self) -> int:
+        """Half as many as there are integers."""
+        return 1 << self.bits - 1
+
+    @property
+    def least(self) -> int:
+        """The largest magnitude with a minus."""
+        return -self.steps
+
+    @property
+    def entries(self) -> NDArray[np.float32]:
+        """2^bits of them."""
+        return _integers(self.least, self.steps - 1, self.steps)
+
+
+@cache
+def _integers(least: int, most: int, steps: int) -> NDArray[np.float32]:
+    return (np.arange(least, most + 1) / steps).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Published(Table):
+    """A published table."""
+
+    table: Literal["nf4", "fp4", "dynamic8"] = "nf4"
+
+    @property
+    def entries(self) -> NDArray[np.float32]:
+        """The table of this name."""
+        return _TABLES[self.table]()
+
+
+@cache
+def _normal_float() -> NDArray[np.float32]:
+    """NF4 (QLoRA, appendix E): about the quantiles of a normal law, 7 below zero and 8 above, as published."""
+    below = [1.0, 0.6961928009986877, 0.5250730514526367, 0.39491748809814453, 0.28444138169288635, 0.18477343022823334]
+    above = [0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434]
+    ends = [-0.09105003625154495, 0.0], [0.5626170039176941, 0.7229568362236023, 1.0]
+    return np.array([*(-v for v in below), *ends[0], *above, *ends[1]], np.float32)
+
+
+@cache
+def _float4() -> NDArray[np.float32]:
+    """FP4 of bitsandbytes: 0, a subnormal 1/16, then 2, 3, 4, 6, 8, 12 of 12, with both signs."""
+    magnitudes = np.array([0.0625, 2, 3, 4, 6, 8, 12], np.float32) / np.float32(12)
+    return np.concatenate([-magnitudes[::-1], [np.float32(0)], magnitudes])
+
+
+@cache
+def _dynamic8() -> NDArray[np.float32]:
+    """The signed dynamic tree type: seven decades, the upper ones with more bits for the fraction."""
+    found = [0.0, 1.0]
+    first, last = np.float32(0.1), np.float32(1.0)
+    for decade in range(7):
+        k, count = np.arange((1 << decade) + 1), 1 << decade
+        step = np.float64((last - first) / np.float32(count))
+        # Equal steps in float32 as torch makes them: from both ends, each with one rounding.
+        ends = np.where(2 * k < count, first + step * k, last - step * (count - k)).astype(np.float32)
+        values = (ends[:-1] + ends[1:]) / np.float32(2) * np.float32(10.0 ** (decade - 6))
+        found += [*values.tolist(), *(-values).tolist()]
+    return np.sort(np.array(found, np.float32))
+
+
+_TABLES = {"nf4": _normal_float, "fp4": _float4, "dynamic8": _dynamic8}
+
+
+@dataclass(frozen=True)
+class GroupMax(Scale):
+    """The largest magnitude of each group, in float32."""
+
+    group: int | None = parameter(
+        256, "consecutive values that share a scale; none for the whole tensor", minimum=1, optional=True
+    )
+
+    @property
+    def block_size(self) -> int | None:
+        """Length of a group."""
+        return self.group
+
+    over, measure, head = BlockMax.over, BlockMax.measure, BlockMax.head
+
+
+@dataclass(frozen=True)
+class CodeMeans(Scale):
+    """The mean of the values with each of 256 codes, in float32; 0 for a code that no value has."""
+
+    rule: Literal["uniform", "quantile"] = "uniform"
+
+    @property
+    def whole_tensor(self) -> bool:
+        """The codes belong to all values."""
+        return True
+
+    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+        """The means, float32[256]."""
+        codes = _RULES[self.rule](x)
+        counts = np.maximum(np.bincount(codes, minlength=_CODES), 1)
+        return (np.bincount(codes, x, _CODES) / counts).astype(np.float32)
+
+    def head(self, body: memoryview, size: int) -> int:
+        """All means are sent."""
+        return 4 * _CODES
+
+    def read(self, data: memoryview) -> NDArray[np.float32]:
+        """The means; they may be negative."""
+        means = np.frombuffer(data, "<f4").astype(np.float32)
+        if not np.isfinite(means).all():
+            raise PayloadError("payload holds a mean that is not finite")
+        return means
+
+
+def _uniform_codes(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """128 + round(256 (x - mean) / (6 sigma)), within 0..255."""
+    wide = x.astype(np.float64)
+    wide -= wide.mean() if x.size else 0.0
+    deviation = np.sqrt(np.dot(wide, wide) / max(1, x.size - 1))
+    if deviation:
+        wide *= _CODES / _SPAN / deviation
+    half = _CODES // 2
+    return (np.clip(np.rint(wide), -half, half - 1) + half).astype(np.uint16)
+
+
+def _quantile_codes(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The number of quantiles k / 256 below a value; of a large tensor, quantiles of its portions' quantiles."""
+    if not x.size:
+        return np.empty(0, np.uint16)
+    at = np.linspace(0.0, 1.0, _CODES + 1, dtype=np.float32)
+    portions, rest = divmod(x.size, _PORTION)
+    # Portions of nearly one length.
+    length = x.size if not portions else _PORTION + (rest - 1) // portions + 1
+    wide = x.astype(np.float64)
+    found = np.array([np.quantile(wide[start : start + length], at) for start in range(0, x.size, length)], np.float32)
+    borders = np.quantile(found.astype(np.float64), at)[1:-1].astype(np.float32)
+    return np.searchsorted(borders, x).astype(np.uint16)
+
+
+_RULES = {"uniform": _uniform_codes, "quantile": _quantile_codes}
+
+
+@dataclass(frozen=True)
+class Means(FixedGrid):
+    """The means that :class:`CodeMeans` of the same rule sends."""
+
+    unbiased = False
+
+    rule: Literal["uniform", "quantile"] = "uniform"
+
+    def alphabet(self, state: State) -> int:
+        """256, some of them perhaps unused."""
+        return _CODES
+
+    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
+        """The code of each value."""
+        return _RULES[self.rule](v.x)
+
+    def values(
+        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
+    ) -> NDArray[np.float32]:
+        """The means of the codes."""
+        return scales[symbols]
+
+
+@method
+class Int8(Composed):
+    """Linear codes from -127 to 127, rounded to nearest; the code -128 is not used."""
+
+    name = "int8"
+    parts = Parts(scale=BlockMax(), grid=Signed8(), rounding=Nearest(), coder=OwnCode())
+    summary = "8-bit integers, blocks scaled by their largest magnitude"
+    formula = "Q(v) = a round(127 v / a) / 127, a = the block's largest |v|, ties to even"
+    paper = f"{_DETTMERS} (with linear codes)"
+    corrections = (
+        "the paper's codes are dynamic (an exponent and a fraction); these are linear, as most int8 all-reduces use",
+    )
+    about = (
+        "What fast all-reduces do: eight bits, a scale for each block, rounding to nearest. No entropy code, no "
+        "randomness."
+    )
+    sends = "A float32 scale for each block, then a byte a value, two's complement."
+    behavior = "Error at most 1/254 of the block's largest magnitude. One outlier spoils its block and no other."
+    related = ("minmax", "fp", "qsgdinf")
+
+
+@method
+class IntN(Composed):
+    """Integers in two's complement, rounded to nearest, as ZeRO++ sends gradients in four bits."""
+
+    name = "intn"
+    parts = Parts(scale=GroupMax(), grid=TwosComplement(), rounding=Nearest(), coder=OwnCode(flag=0x100))
+    summary = "small integers, groups scaled by their largest magnitude, rounded to nearest"
+    formula = "Q(v) = a k / h, h = 2^(bits-1), k = min(round(h v / a), h - 1), a = the group's largest |v|"
+    paper = "Wang et al., ZeRO++: Extremely Efficient Collective Communication for Giant Model Training, 2023 (qgZ)"
+    about = "What ZeRO++ and SDP4Bit send: four bits and a scale for each group, rounded to nearest."
+    sends = "A float32 scale for each group, then the codes, by the coder; the envelope's flags name the bits."
+    behavior = (
+        "The largest value of a group is cut by 1/h where it is positive. Nearest rounding is biased: most values of "
+        "a group with an outlier become zero, and averaging over workers does not bring them back."
+    )
+    related = ("int8", "qsgdinf", "rotate")
+
+
+@method
+class Nf4(Composed):
+    """NormalFloat: 16 quantiles of a normal law."""
+
+    name = "nf4"
+    parts = Parts(scale=BlockMax(64), grid=Published("nf4"), rounding=Nearest(), coder=OwnCode())
+    summary = "16 quantiles of a normal law, blocks scaled by their largest magnitude"
+    formula = "Q(v) = a t, t the nearest of 16 numbers to v / a, a = the block's largest |v|"
+    paper = "Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, 2023"
+    about = "The four bits in which weights of language models are often kept, tried on gradients."
+    sends = _BLOCKS
+    behavior = (
+        "Made so that normal values use all codes equally, which is not the least error; the scales cost half a bit."
+    )
+    related = ("fp4", "intn", "eden")
+
+
+@method
+class Fp4(Composed):
+    """bitsandbytes' four-bit float."""
+
+    name = "fp4"
+    parts = Parts(scale=BlockMax(64), grid=Published("fp4"), rounding=Nearest(), coder=OwnCode())
+    summary = "bitsandbytes' table of a four-bit float, blocks scaled by their largest magnitude"
+    formula = "Q(v) = a t, t the nearest to v / a of 0, +-{1/16, 2, 3, 4, 6, 8, 12} / 12; a = the block's largest |v|"
+    paper = "Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, 2023 (FP4 of bitsandbytes)"
+    corrections = ("its two codes of zero are one here",)
+    about = "The float of bitsandbytes. OCP's and NVIDIA's four-bit floats are fp:mxfp4 and fp:nvfp4."
+    sends = _BLOCKS
+    behavior = "Its least magnitude is 1/192 of the block's largest; between that and 1/6 there is nothing."
+    related = ("nf4", "fp", "intn")
+
+
+@method
+class Dynamic8(Composed):
+    """The dynamic tree type of eight bits: seven decades, with more digits in the upper ones."""
+
+    name = "dynamic8"
+    parts = Parts(scale=BlockMax(256), grid=Published("dynamic8"), rounding=Nearest(), coder=OwnCode())
+    summary = "8-bit numbers of seven decades, blocks scaled by their largest magnitude"
+    formula = "Q(v) = a t, t the nearest of 256 numbers to v / a, a = the block's largest |v|"
+    paper = _DETTMERS
+    about = "The eight bits of bitsandbytes' optimizers: coarse near the largest value, exact over many decades."
+    sends = _BLOCKS
+    behavior = "Relative error up to some 1 % near the largest magnitude, more below; hardly anything becomes zero."
+    related = ("int8", "fp", "uniform8")
+
+
+@method
+class Uniform8(Composed):
+    """256 equal steps over six standard deviations, decoded to the mean of their values."""
+
+    name = "uniform8"
+    parts = Parts(scale=CodeMeans("uniform"), grid=Means("uniform"), rounding=Nearest(), coder=OwnCode())
+    summary = "256 equal steps over six deviations, each decoded to the mean of its values"
+    formula = "c = 128 + round(256 (v - mean) / (6 sigma)), within 0..255; Q(v) = the mean of the values with code c"
+    paper = "Ryabinin et al., Distributed Deep Learning in Open Collaborations, 2021 (hivemind, uniform 8-bit)"
+    about = "What hivemind's volunteers send: means as a codebook, so that even outliers keep their sum."
+    sends = "256 means in float32, then the codes, by the coder."
+    behavior = (
+        "Everything beyond three deviations shares two codes, so heavy tails lose most. The codebook costs 8192 bits a "
+        "tensor."
+    )
+    related = ("quantile8", "minmax", "int8")
+
+
+@method
+class Quantile8(Composed):
+    """256 cells with equally many values, decoded to their means."""
+
+    name = "quantile8"
+    parts = Parts(scale=CodeMeans("quantile"), grid=Means("quantile"), rounding=Nearest(), coder=OwnCode())
+    summary = "256 cells of equally many values, each decoded to their mean"
+    formula = "c = number of the quantiles k / 256 below v; Q(v) = the mean of the values with code c"
+    paper = "Ryabinin et al., Distributed Deep Learning in Open Collaborations, 2021 (hivemind, quantile 8-bit)"
+    about = "Codes that are used equally often: no entropy code can shorten them."
+    sends = "256 means in float32, then the codes, by the coder."
+    behavior = "Fine where values are many, coarse in the tails, where the energy is. It sorts, so it is slow."
+    related = ("uniform8", "zipml", "nf4")

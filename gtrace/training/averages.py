@@ -1,0 +1,259 @@
+"""The error of the average that every rank ends with, after exchanges that add and encode again, from a trace."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.link import LinkOptions
+from gtrace.errors import UsageError
+from gtrace.schedule import RefitSchedule
+from gtrace.sweep.gradient_noise import stream
+from gtrace.sweep.gradients import Gradients
+from gtrace.sweep.limits import CHUNK
+from gtrace.training import vectors
+from gtrace.training.frames import lockstep
+from gtrace.training.ranks import Piece, RankCodecs
+from gtrace.training.ways import way
+from gtrace.types import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.codecs import Codec
+    from gtrace.sweep.gradients import Kind
+    from gtrace.trace import TensorInfo, Trace
+
+#: the beginning of keys in a result file's table of details
+EXCHANGE = "exchange"
+#: tensors, the largest, that are measured if nobody chooses
+TENSORS = 4
+#: values of a tensor that are exchanged, the first ones: ranks times ranks messages take long enough
+VALUES = 1 << 16
+#: where the gradients of several ranks come from
+RECORDED, NOISY, COPIES = "recorded ranks", "one rank and its noise", "one rank, the same for all"
+#: with three consecutive steps a, b, c: (a - 2 b + c) / sqrt(6) is their noise, without a steady drift
+_SPREAD = math.sqrt(6.0)
+
+
+class Place(NamedTuple):
+    """One of several simulated ranks."""
+
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """One exchange of one tensor at one step.
+
+    Attributes:
+        codec: its spec.
+        exchange: the way, see :mod:`gtrace.training.ways`.
+        ranks: their number.
+        energy: ||mean of the ranks' gradients||^2.
+        error: ||what every rank ends with - that mean||^2.
+        size: number of values.
+        sent: bytes that a rank sends, on average.
+        across: the part of them that leaves its node; all of them unless the exchange knows nodes.
+        source: where the ranks' gradients come from.
+    """
+
+    codec: str
+    exchange: str
+    ranks: int
+    energy: float
+    error: float
+    size: int
+    sent: float
+    across: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is exchanged among how many ranks.
+
+    Attributes:
+        codecs: what encodes. Those that keep a memory are left out, because one step says nothing about them, and
+            linear ones, which are averaged before they are decoded.
+        exchanges: names of ways.
+        ranks: numbers of ranks.
+        seed: seed of noise and rounding.
+
+    Raises:
+        UsageError: an unknown exchange, fewer than two ranks, or no codec that encodes what it is given alone.
+    """
+
+    codecs: tuple[Codec, ...]
+    exchanges: tuple[str, ...]
+    ranks: tuple[int, ...]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.exchanges:
+            way(name)
+        if min(self.ranks) < 2:
+            raise UsageError(f"--ranks: {min(self.ranks)} cannot exchange anything; name 2 or more")
+        able = tuple(codec for codec in self.codecs if not (codec.stateful or codec.linear or codec.declared))
+        if not able:
+            raise UsageError("--exchange: all of these codecs keep a memory, or are averaged before decoding")
+        if any(codec.needs is not None and codec.needs.scope == "model" for codec in able):
+            raise UsageError("--exchange: ranks exchange tensor by tensor; leave out scope=model")
+        object.__setattr__(self, "codecs", able)
+
+
+def measure_averages(
+    trace: Trace,
+    plan: Plan,
+    *,
+    steps: Sequence[int] | None = None,
+    globs: Sequence[str] | None = None,
+    kind: Kind | None = None,
+    done: Container[tuple[str, int, str]] = (),
+    work: Callable[[int, int], None] | None = None,
+) -> Iterator[tuple[str, int, str, dict[str, Any]]]:
+    """Exchange gradients among simulated ranks, by the code that real ranks run.
+
+    The ranks are those of the trace if it has so many. Otherwise each gets the gradient of the first one plus noise of
+    its own: the noise of three consecutive steps, with a random sign for each value. Codecs are fitted to what they
+    encode. Of a large tensor the first values are exchanged.
+
+    Args:
+        trace: an open trace with values.
+        plan: what is exchanged.
+        steps: steps; None for one in the middle of training that has neighbors.
+        globs: tensors; None for the largest.
+        kind: of gradients, as for a sweep.
+        done: (tensor, step, what) of what need not be measured again.
+        work: called with the values exchanged so far and in all.
+
+    Yields:
+        (tensor, step, what, :class:`Average` as a dictionary), details of a result file. Combinations that do not fit
+        together (codes that do not add up, ranks that are not whole nodes) are left out.
+
+    Raises:
+        UsageError: nothing to measure.
+    """
+    gradients = Gradients(trace, globs, kind, CHUNK)
+    infos = [info for info in gradients.infos if not info.sketches]
+    if not infos:
+        raise UsageError("--exchange: the trace holds sketches, which cannot be encoded; capture without --sketch")
+    if globs is None:
+        infos = sorted(infos, key=lambda info: -info.size)[:TENSORS]
+    places = [(info, step) for info in infos for step in _chosen(gradients, info, steps)]
+    each = [(count, codec, name) for count in plan.ranks for codec in plan.codecs for name in plan.exchanges]
+    whole = sum(min(VALUES, info.size) * count for info, _ in places for count, _, _ in each)
+    ready = 0
+    for info, step in places:
+        given = RankGradients(trace, info, step, plan.seed)
+        for count, codec, name in each:
+            what = f"{EXCHANGE} {name} {count} {codec}"
+            if (info.name, step, what) not in done:
+                found = _averaged(codec, name, info, given, count)
+                if found is not None:
+                    yield info.name, step, what, asdict(found)
+            ready += min(VALUES, info.size) * count
+            if work is not None:
+                work(ready, whole)
+
+
+def _chosen(gradients: Gradients, info: TensorInfo, steps: Sequence[int] | None) -> list[int]:
+    """The steps of a tensor that were asked for; otherwise the middle one of those with neighbors, or of all."""
+    there = gradients.steps[info.name]
+    if steps is not None:
+        return sorted(set(there).intersection(steps))
+    known = set(there)
+    middles = [step for step in there if {step - 1, step + 1} <= known] or list(there)
+    return [middles[len(middles) // 2]]
+
+
+class RankGradients:
+    """Gradients of a tensor at a step for any number of ranks.
+
+    Args:
+        trace: an open trace.
+        info: the tensor.
+        step: the step.
+        seed: seed of the noise.
+    """
+
+    def __init__(self, trace: Trace, info: TensorInfo, step: int, seed: int) -> None:
+        def read(one: TensorInfo, at: int) -> NDArray[np.float32]:
+            values = trace.read(one.name, at, **stream(one))[:VALUES]
+            return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+
+        same = (info.kind, info.name, info.optimizer)
+        self._recorded = [
+            read(one, step)
+            for one in trace.tensors
+            if (one.kind, one.name, one.optimizer) == same
+            and one.stage == "local"
+            and step in trace.steps(one.name, **stream(one))
+        ]
+        place = stream(info)
+        self._first = self._recorded[0] if self._recorded else read(info, step)
+        self._noise: NDArray[np.float32] | None = None
+        if {step - 1, step + 1} <= set(trace.steps(info.name, **place).tolist()):
+            before, after = (read(info, other) for other in (step - 1, step + 1))
+            noise = (before - 2 * self._first + after) / np.float32(_SPREAD)
+            # The average of some ranks has so much less noise than one of them.
+            world = trace.attrs.get("world_size")
+            more = math.sqrt(world) if info.stage == "reduced" and isinstance(world, int) and world > 1 else 1.0
+            self._noise = noise * np.float32(more)
+        self._name, self._step, self.seed = info.name, step, seed
+
+    def source(self, ranks: int) -> str:
+        """Where the gradients of so many ranks come from."""
+        if len(self._recorded) >= ranks:
+            return RECORDED
+        return COPIES if self._noise is None else NOISY
+
+    def of(self, ranks: int) -> list[NDArray[np.float32]]:
+        """float32[n] of each rank; the first ones are the same for any number."""
+        if len(self._recorded) >= ranks:
+            return self._recorded[:ranks]
+        if self._noise is None:
+            return [self._first] * ranks
+        return [self._first + self._sign(rank) * self._noise for rank in range(ranks)]
+
+    def _sign(self, rank: int) -> NDArray[np.float32]:
+        key = Key.derive(self.seed, tensor=self._name, step=self._step, worker=rank, role="noise")
+        signs = np.random.default_rng(list(key)).integers(0, 2, self._first.size, np.int8)
+        return (1 - 2 * signs).astype(np.float32)
+
+
+def _averaged(codec: Codec, name: str, info: TensorInfo, given: RankGradients, ranks: int) -> Average | None:
+    values = given.of(ranks)
+    size = values[0].size
+    options = LinkOptions(RefitSchedule.parse("once"), given.seed, vectors.ENGINE)
+    shape = info.shape if math.prod(info.shape) == size else None
+    whole = [Piece(info.name, codec, size, None, shape)]
+    everyone = [RankCodecs(CodecTable.of(codec), options, Place(rank, ranks), common=False) for rank in range(ranks)]
+    chosen = way(name)
+    try:
+        found, sent = lockstep([chosen(one, whole, [own], 0) for one, own in zip(everyone, values, strict=True)])
+    except UsageError:
+        return None
+    mean: NDArray[np.float64] = np.mean(values, axis=0, dtype=np.float64)
+    off = vectors.on_host(found[0][0]) - mean
+    node = int(name.partition(":")[2] or 1)
+    nodes = np.arange(ranks) // node
+    across = sent[nodes[:, None] != nodes[None, :]].sum()
+    return Average(
+        codec=str(codec),
+        exchange=name,
+        ranks=ranks,
+        energy=float(mean @ mean),
+        error=float(off @ off),
+        size=size,
+        sent=float(sent.sum()) / ranks,
+        across=float(across) / ranks,
+        source=given.source(ranks),
+    )

@@ -1,0 +1,380 @@
+"""Ways of averaging among ranks: generators, see :mod:`gtrace.training.frames`.
+
+Each runs on all ranks with the same tensors in the same order, and its result has the same bytes on all. Where a sum is
+encoded again, its error comes on top of that of the workers' own encodings.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import zlib
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+
+import numpy as np
+
+from gtrace.codecs import Composed
+from gtrace.codecs.base import Averaged, advance
+from gtrace.codecs.grids import EqualSteps
+from gtrace.codecs.parts import Parts
+from gtrace.coding import pack_fixed, unpack_fixed, width_for
+from gtrace.errors import UsageError, suggest
+from gtrace.training import vectors
+from gtrace.training.frames import NOT_FINITE, Exchanging, join, pack, split, unpack
+from gtrace.training.ranks import Piece, sendable
+from gtrace.types import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.codecs.base import Rounds
+    from gtrace.training.ranks import RankCodecs, Values
+    from gtrace.training.vectors import Vector
+
+    #: an exchange whose result is float32[n] of each tensor
+    Averaging: TypeAlias = Exchanging[list[Vector]]
+
+#: bits of a sum of codes at most
+_SUM_BITS = 16
+
+
+class Way(Protocol):
+    """A way of averaging."""
+
+    def __call__(self, codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+        """The averages of tensors.
+
+        Args:
+            codecs: this rank's.
+            whole: the tensors.
+            values: the values of each to send.
+            step: number of the step.
+        """
+
+
+def all_gather(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+    """Send every rank's payloads to all; returns the averages.
+
+    Args:
+        whole: the tensors.
+        values: the values of each to send.
+        step: number of the step.
+    """
+    messages = yield from codecs.encode(whole, values, "up", step)
+    frames = yield [pack(messages)] * codecs.place.size
+    gathered = [codecs.decode(whole, unpack(frame, len(whole)), "up", rank) for rank, frame in enumerate(frames)]
+    codecs.settle(whole, values, gathered[codecs.place.rank], "up")
+    return [piece.mean(arrived) for piece, arrived in zip(whole, zip(*gathered, strict=True), strict=True)]
+
+
+def two_shot(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+    """Each rank sums up a piece of every tensor and sends the average on. Arguments are those of `all_gather`."""
+    rank, size = codecs.place.rank, codecs.place.size
+    averages, pieces, parts, targets = cut_up(whole, values, size)
+    messages = yield from codecs.encode(pieces, parts, "up", step)
+    # Nobody sends a rank its own pieces back, but its memory needs the decoded values.
+    codecs.settle(pieces, parts, codecs.decode(pieces, messages, "up", rank), "up")
+    owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
+    frames = yield [pack([messages[k] for k in chosen]) for chosen in owned]
+    mine = [pieces[k] for k in owned[rank]]
+    gathered = [codecs.decode(mine, unpack(frame, len(mine)), "up", one) for one, frame in enumerate(frames)]
+    sums = [piece.mean(arrived) for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True)]
+    yield from _send_on(codecs, pieces, sums, targets, step)
+    return averages
+
+
+def _send_on(
+    codecs: RankCodecs, pieces: Sequence[Piece], sums: Sequence[Vector], targets: Sequence[Any], step: int
+) -> Exchanging[None]:
+    """Send the averages of this rank's own pieces to all, and write those of all into ``targets``."""
+    rank, size = codecs.place.rank, codecs.place.size
+    owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
+    mine = [pieces[k] for k in owned[rank]]
+    finite: list[Values] = [NOT_FINITE if vectors.count_nonfinite(total) else total for total in sums]
+    onward = pack((yield from codecs.encode(mine, finite, "down", step)))
+    frames = yield [onward] * size
+    for one, frame in enumerate(frames):
+        theirs = [pieces[k] for k in owned[one]]
+        final = codecs.decode(theirs, unpack(frame, len(theirs)), "down", one)
+        for k, piece, array in zip(owned[one], theirs, final, strict=True):
+            targets[k][:] = piece.mean([array])
+        if one == rank:
+            codecs.settle(mine, finite, final, "down")
+
+
+def ring(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+    """A ring all-reduce: each piece's partial sum goes from rank to rank, encoded again each time.
+
+    The last rank on a piece's way sends the average to all. Tensors that a rank cannot send are all-gathered.
+    Arguments are those of `all_gather`.
+    """
+    return (yield from _among_complete(codecs, _ring, whole, values, step))
+
+
+def hierarchical(
+    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, node: int
+) -> Averaging:
+    """Ranks of a node average pieces among themselves, then nodes among each other, then all get all averages.
+
+    Each value is encoded three times (ZeRO++'s qgZ, Wang et al. 2023, with an all-gather behind it). Tensors that a
+    rank cannot send are all-gathered.
+
+    Args:
+        whole, values, step: as for `all_gather`.
+        node: ranks of a node, which follow each other.
+
+    Raises:
+        UsageError: the ranks are not whole nodes.
+    """
+    if codecs.place.size % node:
+        raise UsageError(f"hierarchical:{node}: {codecs.place.size} ranks are not whole nodes of {node}")
+    way = functools.partial(_hierarchical, node=node)
+    return (yield from _among_complete(codecs, way, whole, values, step))
+
+
+def shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+    """All ranks take the largest norm of each bucket, so that codes add without decoding.
+
+    As THC (Li et al. 2024): each rank sends a piece's codes to its owner, who sends their sum to all; both at fixed
+    width. Tensors that a rank cannot send are all-gathered. Arguments are those of `all_gather`.
+
+    Raises:
+        UsageError: a codec without equal steps and a norm for each bucket.
+    """
+    for piece in whole:
+        parts = piece.codec.parts if isinstance(piece.codec, Composed) else Parts()
+        adds = isinstance(parts.grid, EqualSteps) and parts.grid.zero and parts.scale.checks
+        if not adds or parts.scale.quantized(piece.size) < piece.size:
+            raise UsageError(f"shared-scale: {piece.codec} has no codes that add up; take qsgd or qsgdinf")
+    return (yield from _among_complete(codecs, _shared_scale, whole, values, step))
+
+
+def _among_complete(
+    codecs: RankCodecs,
+    way: Callable[[RankCodecs, Sequence[Piece], Any, int], Averaging],
+    whole: Sequence[Piece],
+    values: Sequence[Values],
+    step: int,
+) -> Averaging:
+    """Tensors that all ranks can send go one way; the others are all-gathered."""
+    averages: dict[int, Vector] = {}
+    seen = yield from codecs.seen(values)
+    complete = [k for k, flags in enumerate(seen) if all(flag == 1 for flag in flags)]
+    rest = [k for k in range(len(whole)) if k not in complete]
+    if complete:
+        found = yield from way(codecs, [whole[k] for k in complete], [values[k] for k in complete], step)
+        averages.update(zip(complete, found, strict=True))
+    if rest:
+        found = yield from all_gather(codecs, [whole[k] for k in rest], [values[k] for k in rest], step)
+        averages.update(zip(rest, found, strict=True))
+    return [averages[k] for k in range(len(whole))]
+
+
+def _ring(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], step: int) -> Averaging:
+    rank, size = codecs.place.rank, codecs.place.size
+    averages, pieces, parts, targets = cut_up(whole, values, size)
+    sums = list(parts)
+    for hop in range(size - 1):
+        # The way of a piece ends at its owner, and begins at the rank after it.
+        leaving = [k for k, piece in enumerate(pieces) if piece.owner == (rank - 1 - hop) % size]
+        coming = [k for k, piece in enumerate(pieces) if piece.owner == (rank - 2 - hop) % size]
+        outgoing, incoming = (
+            [replace(pieces[k], name=f"{pieces[k].name}+{hop}") for k in ks] for ks in (leaving, coming)
+        )
+        partial = [sums[k] for k in leaving]
+        messages = yield from codecs.encode(outgoing, partial, "up", step)
+        codecs.settle(outgoing, partial, codecs.decode(outgoing, messages, "up", rank), "down" if hop else "up")
+        frames = yield [pack(messages) if one == (rank + 1) % size else b"" for one in range(size)]
+        before = (rank - 1) % size
+        arrived = codecs.decode(incoming, unpack(frames[before], len(incoming)), "up", before)
+        for k, decoded in zip(coming, arrived, strict=True):
+            sums[k] = sums[k] + decoded
+    mine = [k for k, piece in enumerate(pieces) if piece.owner == rank]
+    yield from _send_on(codecs, pieces, [sums[k] / np.float32(size) for k in mine], targets, step)
+    return averages
+
+
+def _hierarchical(
+    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], step: int, *, node: int
+) -> Averaging:
+    rank, size = codecs.place.rank, codecs.place.size
+    averages, pieces, parts, targets = cut_up(whole, values, size)
+    messages = yield from codecs.encode(pieces, parts, "up", step)
+    codecs.settle(pieces, parts, codecs.decode(pieces, messages, "up", rank), "up")
+    beside = range(rank - rank % node, rank - rank % node + node)
+    place = [[k for k, piece in enumerate(pieces) if piece.owner % node == one % node] for one in range(size)]
+    frames = yield [pack([messages[k] for k in place[one]]) if one in beside else b"" for one in range(size)]
+    mine = [pieces[k] for k in place[rank]]
+    gathered = [codecs.decode(mine, unpack(frames[one], len(mine)), "up", one) for one in beside]
+    sums = [piece.mean(arrived) for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True)]
+    nodes = [replace(piece, name=f"{piece.name}+nodes") for piece in mine]
+    onward = yield from codecs.encode(nodes, sums, "up", step)
+    codecs.settle(nodes, sums, codecs.decode(nodes, onward, "up", rank), "down")
+    own = [[k for k, piece in enumerate(mine) if piece.owner == one] for one in range(size)]
+    frames = yield [pack([onward[k] for k in own[one]]) for one in range(size)]
+    final = [nodes[k] for k in own[rank]]
+    across = range(rank % node, size, node)
+    gathered = [codecs.decode(final, unpack(frames[one], len(final)), "up", one) for one in across]
+    means = [piece.mean(arrived) for piece, arrived in zip(final, zip(*gathered, strict=True), strict=True)]
+    yield from _send_on(codecs, pieces, means, targets, step)
+    return averages
+
+
+def _shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], step: int) -> Averaging:
+    rank, size = codecs.place.rank, codecs.place.size
+    averages, pieces, parts, targets = cut_up(whole, values, size)
+    arrays = [vectors.on_host(part) for part in parts]
+    each = [cast("Composed", piece.codec).parts for piece in pieces]
+    norms = [one.scale.measure(array, State(array.size)) for one, array in zip(each, arrays, strict=True)]
+    frames = yield [join([norm.astype("<f4").tobytes() for norm in norms])] * size
+    asked = [split(frame, len(pieces)) for frame in frames]
+    scales = [np.max([np.frombuffer(one, "<f4") for one in theirs], axis=0) for theirs in zip(*asked, strict=True)]
+    packed = []
+    for piece, one, array, scale in zip(pieces, each, arrays, scales, strict=True):
+        sender = codecs.sender(piece, "up")
+        state = sender.state.with_arrays(scale=scale)
+        codes = one.rounding.symbols(one.grid, state, one.scale.cut(array, state), sender.key(step))
+        codecs.tally.add_sent(array, _added(one, codes.astype(np.int64), 1, scale))
+        packed.append(pack_fixed(codes, width_for(one.grid.alphabet(state))))
+        codecs.tally.payload_bits += 8 * (len(packed[-1]) + scale.nbytes)
+    owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
+    frames = yield [join([packed[k] for k in chosen]) for chosen in owned]
+    mine = owned[rank]
+    sums = [np.zeros(pieces[k].size, np.int64) for k in mine]
+    for frame in frames:
+        for total, k, data in zip(sums, mine, split(frame, len(mine)), strict=True):
+            alphabet = each[k].grid.alphabet(State(0))
+            total += unpack_fixed(data, total.size, width_for(alphabet), alphabet)
+    onward = [pack_fixed(total.astype(np.uint16), _wide(each[k], size)) for total, k in zip(sums, mine, strict=True)]
+    codecs.tally.down_bits += 8 * sum(map(len, onward))
+    frames = yield [join(onward)] * size
+    for chosen, frame in zip(owned, frames, strict=True):
+        for k, data in zip(chosen, split(frame, len(chosen)), strict=True):
+            width = _wide(each[k], size)
+            total = unpack_fixed(data, pieces[k].size, width, 1 << width).astype(np.int64)
+            targets[k][:] = vectors.placed(_added(each[k], total, size, scales[k]), pieces[k].device)
+    return averages
+
+
+def all_reduce(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+    """Tensors of linear codecs, by all-reduces of their messages. Arguments are those of `all_gather`.
+
+    A tensor that one rank cannot send is sent uncompressed by the others, and no memory changes.
+
+    Raises:
+        PayloadError: the ranks' models differ.
+    """
+    size, everyone = codecs.place.size, (yield from codecs.seen(values))
+    averages: dict[int, Vector] = {}
+    runs: dict[int, tuple[Vector, Rounds]] = {}
+    alone: dict[int, NDArray[np.float32]] = {}
+    for k, (piece, array, seen) in enumerate(zip(whole, values, everyone, strict=True)):
+        if 2 in seen or 1 not in seen:
+            averages[k] = piece.mean([NOT_FINITE] if 2 in seen else [])
+        elif 0 in seen:
+            part = vectors.on_host(array) if sendable(array) else np.zeros(piece.size, np.float32)
+            alone[k] = part * np.float32(size / sum(seen))
+            codecs.tally.payload_bits += 32 * piece.size if sendable(array) else 0
+        elif sendable(array):
+            runs[k] = array, codecs.sender(piece, "up").rounds(array, step)
+    found = yield from codecs.mean(alone)
+    means: dict[int, NDArray[np.float32]] = {}
+    while runs:
+        messages: dict[int, NDArray[np.float32]] = {}
+        for k, (array, run) in list(runs.items()):
+            message = advance(run, means.get(k))
+            if isinstance(message, Averaged):
+                found[k] = message.decoded
+                codecs.note(vectors.on_host(array), message.own, "up")
+                del runs[k]
+            else:
+                messages[k] = message
+                codecs.tally.payload_bits += 8 * message.nbytes
+        means = yield from codecs.mean(messages)
+    for k, decoded in found.items():
+        averages[k] = vectors.placed(decoded, whole[k].device)
+    return [averages[k] for k in range(len(whole))]
+
+
+def split_tensor(tensor: Piece, ranks: int) -> list[Piece]:
+    """Pieces of a tensor: whole buckets, nearly as many for each rank; which rank begins depends on the name."""
+    bucket = (tensor.codec.needs.bucket_size if tensor.codec.needs is not None else None) or 1
+    blocks = -(-tensor.size // bucket)
+    parts = max(1, min(ranks, blocks))
+    borders = [min(tensor.size, bucket * (blocks * k // parts)) for k in range(parts + 1)]
+    first = zlib.crc32(tensor.name.encode())
+    return [
+        replace(
+            tensor,
+            name=tensor.name if parts == 1 else f"{tensor.name}[{start}:{stop}]",
+            size=stop - start,
+            shape=None,
+            start=start,
+            owner=(first + k) % ranks,
+        )
+        for k, (start, stop) in enumerate(pairwise(borders))
+    ]
+
+
+def cut_up(
+    whole: Sequence[Piece], values: Sequence[Values], ranks: int
+) -> tuple[list[Vector], list[Piece], list[Any], list[Any]]:
+    """Zeros for the averages; the pieces of all tensors, each one's part of the values, and its target."""
+    averages = [tensor.filled(0.0) for tensor in whole]
+    pieces: list[Piece] = []
+    parts: list[Values] = []
+    targets: list[Any] = []
+    for tensor, array, average in zip(whole, values, averages, strict=True):
+        for piece in split_tensor(tensor, ranks):
+            place = slice(piece.start, piece.start + piece.size)
+            pieces.append(piece)
+            parts.append(array[place] if sendable(array) else array)
+            targets.append(average[place])
+    return averages, pieces, parts, targets
+
+
+def _added(parts: Parts, total: NDArray[np.int64], ranks: int, scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The mean of ``ranks`` values from the sum of their codes: float32[n]."""
+    steps = cast("EqualSteps", parts.grid).intervals
+    each = np.repeat(scales, parts.scale.over(total.size))[: total.size].astype(np.float64)
+    mean: NDArray[np.float32] = ((total - ranks * steps) / (ranks * steps) * each).astype(np.float32)
+    return mean
+
+
+def _wide(parts: Parts, ranks: int) -> int:
+    """Bits of a sum of codes of so many ranks.
+
+    Raises:
+        UsageError: more than 16.
+    """
+    width = width_for(ranks * (parts.grid.alphabet(State(0)) - 1) + 1)
+    if width > _SUM_BITS:
+        raise UsageError(f"shared-scale: a sum of {ranks} codes needs {width} bits; take fewer bits or ranks")
+    return width
+
+
+#: the names of ways that need nothing else
+NAMES = ("allgather", "two-shot", "ring", "shared-scale")
+_WAYS: dict[str, Way] = {
+    "allgather": all_gather,
+    "two-shot": two_shot,
+    "ring": ring,
+    "shared-scale": shared_scale,
+}
+
+
+def way(name: str) -> Way:
+    """The way of a name: one of :data:`NAMES`, or ``hierarchical:N`` with N ranks in a node.
+
+    Raises:
+        UsageError: no such way.
+    """
+    if found := re.fullmatch(r"hierarchical:([1-9][0-9]{0,5})", name):
+        return functools.partial(hierarchical, node=int(found[1]))
+    if name not in _WAYS:
+        raise UsageError(f"exchange: '{name}' is unknown; {suggest(name, (*NAMES, 'hierarchical:8'))}")
+    return _WAYS[name]

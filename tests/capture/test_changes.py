@@ -1,0 +1,237 @@
+"""What an optimizer does: updates, outer gradients and momentum, against weights that the loop itself copies."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from helpers_capture import Captured
+from torch import nn
+
+import gtrace
+from gtrace.capture import record
+from gtrace.capture.options import EveryStep, capture_options
+from gtrace.errors import UsageError
+
+STEPS, SPAN = 6, 2
+KINDS = "update,outer,momentum"
+
+
+class Shrinking(torch.optim.SGD):
+    """Its step goes on after that of its base."""
+
+    def step(self, closure=None):
+        result = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.mul_(0.99)
+        return result
+
+
+def model_of(dtype=torch.float32):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).to(dtype)
+    model[0].bias.requires_grad_(False)
+    return model
+
+
+def groups(model):
+    return [{"params": model[0].parameters(), "lr": 0.2, "momentum": 0.5}, {"params": model[2].parameters()}]
+
+
+def sgd(model, **about):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, **about)
+
+
+MAKERS = {
+    "for-loop": lambda m: sgd(m, foreach=False),
+    "foreach": lambda m: sgd(m, foreach=True),
+    "fused": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, fused=True),
+    "groups": lambda m: torch.optim.SGD(groups(m), lr=0.1, momentum=0.9),
+    "RMSprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=0.01, momentum=0.5),
+    "super": lambda m: Shrinking(m.parameters(), lr=0.1, momentum=0.9),
+    "closure": lambda m: sgd(m),
+    "LBFGS": lambda m: torch.optim.LBFGS([p for p in m.parameters() if p.requires_grad], lr=0.1, max_iter=3),
+    "bfloat16": lambda m: sgd(m),
+    "scaler": lambda m: sgd(m),
+    "scaler, fused": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, fused=True),
+}
+#: steps with an infinite gradient: the first one of an outer gradient, and the last one of another
+BAD = (2, 5)
+
+
+def train(case, seen=None):
+    """Train; ``seen`` gets the weights before each step and at the end, and the momentum after each step."""
+    model = model_of(torch.bfloat16 if case == "bfloat16" else torch.float32)
+    optimizer = MAKERS[case](model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if "scaler" in case else None
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for step in range(STEPS):
+        x = torch.randn(4, 6, dtype=model[0].weight.dtype)
+
+        def closure(x=x, step=step):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            if scaler is not None:
+                loss = scaler.scale(loss * (torch.inf if step in BAD else 1.0))
+            loss.backward()
+            return loss
+
+        if seen is not None:
+            seen.append(({name: p.detach().double().clone() for name, p in named.items()}, {}))
+        if case in ("closure", "LBFGS"):
+            optimizer.step(closure)
+        else:
+            closure()
+            (optimizer.step if scaler is None else lambda: (scaler.step(optimizer), scaler.update()))()
+        if seen is not None:
+            state = {name: optimizer.state[p] for name, p in named.items() if p in optimizer.state}
+            means = {name: own.get("momentum_buffer", own.get("exp_avg")) for name, own in state.items()}
+            seen[-1][1].update((name, mean.detach().clone()) for name, mean in means.items() if mean is not None)
+    if seen is not None:
+        seen.append(({name: p.detach().double().clone() for name, p in named.items()}, {}))
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.capture_case("--kind update, outer, momentum: closures, fused, foreach, groups, GradScaler, bfloat16")
+@pytest.mark.parametrize("case", MAKERS)
+def test_they_are_what_the_loop_sees(case, tmp_path):
+    plain, seen = train(case), []
+    with Captured(tmp_path / "run.zarr", kind=KINDS, every=SPAN, policy=EveryStep(1)) as run:
+        trained = train(case, seen)
+    assert all(torch.equal(a, b) for a, b in zip(plain, trained, strict=True))
+    assert run.said == []
+    bad = BAD if "scaler" in case else ()
+    assert run.summary.skipped_steps == len(bad)
+    trace = run.trace
+    assert trace.attrs["capture"]["skipped"] == ({"0": "2,5"} if bad else {})
+    names = set(seen[0][0])
+    kinds = {"update": 1, "outer": SPAN} | ({} if case == "LBFGS" else {"momentum": 0})
+    assert {info.kind for info in trace.tensors} == set(kinds)
+    for kind, span in kinds.items():
+        assert {info.name for info in trace.tensors if info.kind == kind} == names
+        for name in names:
+            steps = trace.steps(name, kind=kind).tolist()
+            assert steps == [s for s in range(0, STEPS, max(1, span)) if kind == "outer" or s not in bad]
+            for step in steps:
+                before, means = seen[step]
+                wanted = before[name] - seen[step + span][0][name] if span else means[name]
+                found = trace.read(name, step, kind=kind)
+                assert found.tobytes() == wanted.float().numpy().tobytes(), (kind, name, step)
+    assert ("no momentum" in " ".join(run.summary.without)) == (case == "LBFGS")
+
+
+@pytest.mark.capture_case("--kind update, outer: optimizers inside the backward pass")
+def test_optimizers_inside_the_backward_pass(tmp_path):
+    model, seen = model_of(), []
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizers = {p: sgd(nn.ParameterList([p])) for p in trained}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in trained:
+        parameter.register_post_accumulate_grad_hook(step)
+    with Captured(tmp_path / "run.zarr", kind="weight," + KINDS, every=SPAN, policy=EveryStep(1)) as run:
+        for _ in range(STEPS):
+            seen.append(model[2].weight.detach().clone())
+            model(torch.randn(4, 6)).square().mean().backward()
+    seen.append(model[2].weight.detach().clone())
+    for kind, span in (("update", 1), ("outer", SPAN)):
+        for step in range(0, STEPS, span):
+            wanted = (seen[step] - seen[step + span]).numpy()
+            assert run.trace.read("2.weight", step, kind=kind).tobytes() == wanted.tobytes()
+    last = optimizers[model[2].weight].state[model[2].weight]["momentum_buffer"]
+    assert run.trace.read("2.weight", STEPS - 1, kind="momentum").tobytes() == last.numpy().tobytes()
+    assert run.trace.steps("2.weight", kind="weight").size == STEPS
+
+
+def test_an_outer_gradient_ends_before_the_program_averages(tmp_path):
+    """DiLoCo's programs replace the weights in a hook after the last inner step."""
+    model = model_of()
+    optimizer, steps, differences, start = sgd(model), [0], [], [model[2].weight.detach().clone()]
+
+    def synchronize(*_):
+        steps[0] += 1
+        if steps[0] % SPAN == 0:
+            differences.append(start[0] - model[2].weight.detach())
+            with torch.no_grad():
+                model[2].weight.copy_(start[0] - 0.7 * differences[-1])
+            start[0] = model[2].weight.detach().clone()
+
+    optimizer.register_step_post_hook(synchronize)
+    with record(model, optimizer, tmp_path / "run.zarr", kind="outer", every=SPAN):
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
+        assert trace.steps("2.weight").tolist() == [0, 2, 4]
+        for step, wanted in zip((0, 2, 4), differences, strict=True):
+            assert trace.read("2.weight", step).tobytes() == wanted.numpy().tobytes()
+
+
+def test_a_step_that_raises_leaves_no_update(tmp_path):
+    model = model_of()
+    optimizer = sgd(model)
+    fails = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+    with record(model, optimizer, tmp_path / "run.zarr", kind="update"):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            with contextlib.suppress(ZeroDivisionError):
+                optimizer.step()
+            fails.remove()
+    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
+        assert 0 not in trace.steps("2.weight")
+        assert trace.steps("2.weight").size == 2
+
+
+@pytest.mark.parametrize("how", [{"max_elements": 16384}, {"sketch": "l2:512"}, {"budget": 3 * 4 * 40_000}])
+def test_samples_sketches_and_budget_are_those_of_gradients(how, tmp_path):
+    model = nn.Linear(200, 200, bias=False)
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run.zarr", kind="update", steps="0-9", **how) as session:
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(4, 200)).square().mean().backward()
+            optimizer.step()
+    summary = session.finish("complete")
+    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
+        (info,) = trace.tensors
+        assert trace.steps("weight").size == summary.rows == (3 if "budget" in how else 5)
+        assert summary.over_budget == ("budget" in how)
+        assert bool(info.sketches) == ("sketch" in how)
+        assert (info.sample is not None) == ("max_elements" in how)
+        rows = gtrace.run_sweep(trace, ["qsgd:bits=3,bucket_size=512"], draws=0)
+        assert np.isfinite(rows["relative_variance"]).all()
+        assert rows.provenance["kind"] == "update"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kind": "outer"}, "--every 100"),
+        ({"kind": "updates"}, "did you mean update"),
+        ({"kind": "weight,update,"}, "unknown kind ''"),
+        ({"kind": "update", "noise": True}, "add weight to --kind"),
+    ],
+)
+def test_wrong_use(given, said, tmp_path):
+    from gtrace.capture.options import CaptureSettings
+
+    with pytest.raises(UsageError, match=said):
+        capture_options(tmp_path / "run.zarr", CaptureSettings(**given))
+
+
+def test_every_command_takes_the_kind_that_there_is(tmp_path):
+    with Captured(tmp_path / "run.zarr", kind="momentum,outer", every=SPAN, policy=EveryStep(1)):
+        train("for-loop")
+    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
+        first = gtrace.run_sweep(trace, ["qsgd:bits=3"], draws=0)
+        second = gtrace.run_sweep(trace, ["qsgd:bits=3"], draws=0, kind="momentum")
+        assert (first.provenance["kind"], second.provenance["kind"]) == ("outer", "momentum")
+        assert first.provenance["left_out"] == {"momentum": 3}
+        with pytest.raises(UsageError, match="no weight updates, only outer gradients and momentum buffers"):
+            gtrace.run_sweep(trace, ["qsgd:bits=3"], kind="update")

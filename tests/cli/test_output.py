@@ -1,0 +1,57 @@
+"""What comes from files and file names never acts on a terminal or in a spreadsheet."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gtrace.report.render.records import csv_text
+from gtrace.trace import create_trace
+
+#: C1 controls, DEL, overrides of the direction, a tag beyond the basic plane, and a sequence that names the window
+ACTS = "a\x9b31m\x7f\u202eb\x1b]0;x\x07\x85\u2028\u2066\U000e0001"
+FILE = "t\x9b\u202e\x7f"
+COMMANDS = [
+    f"info {FILE}.zarr --json",
+    f"trace check {FILE}.zarr",
+    f"sweep {FILE}.zarr --methods qsgdinf --bits 3",
+    "report --full",
+    f"report {FILE}.sweep.db --json",
+    f"plan {FILE}.zarr --max-bits 3 --json",
+    f"plan show {FILE}.plan.toml --full",
+    f"trace pack {FILE}.zarr -o {FILE}.h5",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("output")
+    with create_trace(folder / f"{FILE}.zarr") as writer:
+        for step in range(2):
+            writer.append(step, ACTS, np.random.default_rng(step).standard_normal(64).astype(np.float32))
+            writer.commit(step)
+    return folder
+
+
+def test_no_command_prints_what_a_terminal_acts_on(call, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for line in COMMANDS:
+        code, out, err = call(*line.split(" "))
+        assert code == 0, (line, err)
+        assert [text for text in (out + err).split("\n") if not text.isprintable()] == [], line
+    assert Path(f"{FILE}.h5").exists()
+
+
+def test_json_says_names_as_they_are(call, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    _, out, _ = call("info", f"{FILE}.zarr", "--json")
+    assert json.loads(out)["tensors"][0]["name"] == ACTS
+
+
+@pytest.mark.parametrize("text", ["=1+1", "@SUM(A1)", "+1", "-1+2", "\t=1", "-", "fc.weight"])
+def test_a_text_is_no_formula_in_a_spreadsheet(text):
+    (row,) = csv.DictReader(io.StringIO(csv_text([{"name": text, "less": -1.5, "none": float("nan")}])))
+    assert row == {"name": text if text in ("-", "fc.weight") else f"'{text}", "less": "-1.5", "none": ""}

@@ -1,0 +1,69 @@
+"""Numbers from the authors' own programs: tests/golden/authors.json says which, and how they were made."""
+
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gtrace
+from gtrace.codecs import block_scales
+from gtrace.codecs.fp import PRESETS
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "authors.json").read_text())
+
+
+def floats(text):
+    return np.frombuffer(base64.b64decode(text), "<f4")
+
+
+def sent(spec, x):
+    c = gtrace.codec(spec)
+    state = c.init(x.size)
+    return c.decode(c.shared(state), c.encode(state, x, (1, 2)), x.size)
+
+
+@pytest.mark.parametrize("case", GOLDEN["eden"]["nmse"])
+def test_eden_has_the_published_error(case):
+    law, bits = case.split()
+    rng, n = np.random.default_rng(11), 1 << 15
+    x = {
+        "normal": rng.normal(size=n),
+        "lognormal": np.exp(rng.normal(size=n)),
+        "student-3": rng.standard_t(3, n),
+    }[law].astype(np.float32)
+    c = gtrace.codec(f"eden:bits={bits}")
+    found = [np.sum((c.simulate(c.init(n), x, (1, key)).values - x) ** 2) / np.sum(x**2) for key in range(20)]
+    assert np.mean(found) == pytest.approx(GOLDEN["eden"]["nmse"][case], rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["nf4", "fp4", "dynamic8"])
+def test_tables_are_those_of_bitsandbytes(name):
+    table = floats(GOLDEN["bitsandbytes"][name])
+    assert np.array_equal(gtrace.codec(name).parts.grid.entries, table)
+    # A block that holds its own largest magnitude arrives as it is.
+    block = np.resize(table, 256).astype(np.float32)
+    assert np.array_equal(sent(f"{name}:block_size=256", block * np.float32(4)), block * np.float32(4))
+
+
+@pytest.mark.parametrize("case", GOLDEN["torchao"]["modes"])
+def test_microscaling_follows_torchao(case):
+    preset, rule = case.split()
+    wanted, x = GOLDEN["torchao"]["modes"][case], floats(GOLDEN["torchao"]["x"]).copy()
+    assert list(block_scales.measure(rule, PRESETS[preset].form, x, 32)) == wanted["scales"]
+    assert np.array_equal(sent(f"fp:{preset},scale={rule}", x), floats(wanted["decoded"]))
+
+
+def test_demo_sends_the_coefficients_that_its_authors_send():
+    golden = GOLDEN["demo"]
+    c = gtrace.codec("ef:decay=0.99:dct:chunk=8:topk:ratio=0.078125,chunk=64")
+    transform = c.inner
+    state = c.init(np.prod(golden["shape"]), tuple(golden["shape"]))
+    for step in golden["steps"]:
+        gradient = floats(step["gradient"]).copy()
+        coefficients = transform.given(c.inner_state(state), c.given(state, gradient))
+        assert transform.inner.parts.grid.positions(coefficients).tolist() == step["sent"]
+        decoded = c.decode(c.shared(state), c.encode(state, gradient, (1, 2)), gradient.size)
+        assert np.count_nonzero(transform.given(c.inner_state(state), decoded) > 1e-6) <= len(step["sent"])
+        state = c.update(state, gradient, decoded)

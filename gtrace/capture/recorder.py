@@ -92,6 +92,8 @@ class Recorder:
         self._over_budget = False
         self._options = options
         self._weights = "weight" in options.kinds
+        #: the program changes its weights without an optimizer
+        self._by_hand = False
         #: elements of a gradient -> bytes that count against the budget
         self._cost = functools.cache(functools.partial(_stored_bytes, plan, options.max_elements))
         self._budget = options.budget
@@ -139,6 +141,9 @@ class Recorder:
         )
         self.hooks.left_out = self._left_out
         self.hooks.clock = StepClock(lambda: self._waiting()[1])
+        self.hooks.by_hand = self._choose_by_hand
+        if options.kinds != ("weight",):
+            self.hooks.without_by_hand()
         self._models = self.hooks.modules.modules if models is None else lambda: list(models)
         lent = Lent(self._layout, self._models, self._has_room, self._submit, self._dropped.add)
         self._changes = Changes(options, lent)
@@ -183,6 +188,7 @@ class Recorder:
     def _let_go(self) -> None:
         """Stop watching, and wait until everything so far is written."""
         try:
+            self.hooks.finish()
             self.abandon()
         finally:
             self._writer.drain()
@@ -241,6 +247,8 @@ class Recorder:
             changes=self._changes.tensors(),
             without=tuple(self._without()),
             lost=getattr(lost, "exit_code", 0),
+            functional=hooks.functional,
+            by_hand=self._by_hand,
             counts=(tuple(functools.reduce(operator.or_, (self._writer.streams[kind] for kind in KINDS)).values()),),
         )
 
@@ -535,6 +543,10 @@ class Recorder:
                 f"gtrace: step {row.step}: {count} rows written, {size_text(self._writer.stored)} recorded, "
                 f"{self._writer.waiting} waiting, training waited {self._waiting()[0]:.1%} of its time"
             )
+
+    def _choose_by_hand(self) -> None:
+        self._by_hand = True
+        self._news.put("gtrace: no optimizer of torch steps here; recording the gradients after each backward pass")
 
     def _tell_news(self) -> None:
         while not self._news.empty():

@@ -186,6 +186,11 @@ class CaptureSession:
         """Whether this is a forked child of the capturing process, which has a session of its own."""
         return os.getpid() != self._owner
 
+    def hand(self, gradients: Mapping[str, Any], loss: float, lr: float) -> None:
+        """Record gradients that the program hands over; see :func:`gtrace.capture.record_gradients`."""
+        if self._recorder is not None and not self.in_child:
+            self._recorder.hooks.hand(gradients, loss, lr)
+
     def pause(self, patience: float) -> Callable[[], None] | None:
         """Let no row be written until the result is called; None if one takes longer than this many seconds."""
         return (lambda: None) if self._recorder is None else self._recorder.pause(patience)
@@ -312,11 +317,12 @@ def forks_captured(session: CaptureSession) -> Iterator[None]:
     """Inside the block, each forked child that trains records its own steps."""
     global _current  # noqa: PLW0603 - what a process is
     _watch_forks()
-    _current = session
+    before, _current = _current, session
     try:
         yield
     finally:
-        _current = None
+        if _current is session:
+            _current = before
 
 
 @functools.cache
@@ -349,6 +355,11 @@ def _after_fork() -> None:
         call_after_import("torch", functools.partial(_current.start_or_tell, _child.start))
     except Exception as error:  # noqa: BLE001 - the child must live as without capture
         print_line(f"gtrace: warning: capture could not start: {type(error).__name__}: {error}")
+
+
+def current_session() -> CaptureSession | None:
+    """The session that captures this process's program, if there is one."""
+    return _current
 
 
 def end_of_fork(exit_code: int) -> None:

@@ -48,6 +48,8 @@ class CaptureSummary:
         changes: distinct tensors of weight updates, outer gradients and momentum buffers, those that were asked for.
         without: what was asked for besides the gradients and not available, one line each.
         lost: exit code of the error that left no trace, for example because another program has taken its place.
+        functional: calls of ``torch.autograd.grad``, which leaves gradients nowhere.
+        by_hand: the program changes its weights without an optimizer of torch.
         counts: for each process that recorded, the recorded steps of each of its optimizers.
         together: the processes trained together, as the ranks of one process group.
     """
@@ -77,6 +79,8 @@ class CaptureSummary:
     changes: Mapping[str, int] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     lost: int = 0
+    functional: int = 0
+    by_hand: bool = False
     counts: tuple[tuple[int, ...], ...] = ()
     together: bool = False
 

@@ -39,6 +39,8 @@ def result_text(summary: CaptureSummary, path: Path, rank: int | None = None) ->
         parts.append(f"{_counted(summary.dropped)} dropped")
     if summary.unwritten:
         parts.append(f"{_counted(summary.unwritten)} could not be written")
+    if summary.by_hand:
+        parts.append("without an optimizer")
     parts += summary.without
     if summary.errors:
         parts.append(f"{summary.errors} error{'s' * (summary.errors != 1)}")
@@ -51,7 +53,8 @@ def _steps(summary: CaptureSummary) -> str:
     each = span_text([steps for process in counts for steps in process])
     optimizers = span_text([len(process) for process in counts])
     seen, odd = divmod(summary.steps_seen, len(counts[0])) if len({len(process) for process in counts}) == 1 else (0, 1)
-    of = f" of {seen}" if seen and not odd and each != str(seen) else ""
+    single = optimizers == "1" or " " not in each
+    of = f" of {seen}" if seen and single and not odd and each != str(seen) else ""
     steps = "step" if each == "1" and not of else "steps"
     return f"{each}{of} {steps}" + (f" of each of {optimizers} optimizers" if optimizers != "1" else "")
 
@@ -80,8 +83,8 @@ def _waited(summary: CaptureSummary) -> str:
     return f"training waited {milliseconds:.{int(milliseconds < 10)}f} ms ({summary.blocked:.0%})"
 
 
-def _counted(steps: int) -> str:
-    return f"{steps} step{'s' * (steps != 1)}"
+def _counted(number: int, what: str = "step", more: str = "s") -> str:
+    return f"{number} {what}{more * (number != 1)}"
 
 
 def _tensors(summary: CaptureSummary) -> str:
@@ -101,13 +104,7 @@ def _why_nothing(summary: CaptureSummary) -> str:
     if not summary.torch_seen:
         return "it never imported torch"
     if not summary.steps_seen:
-        passes = summary.backward_passes
-        if not passes:
-            return "it took no step of a torch optimizer"
-        return (
-            f"it took no step of a torch optimizer, after {passes} backward pass{'es' * (passes != 1)}; "
-            "where it changes weights itself, it can append each p.grad to a gtrace.create_trace(PATH)"
-        )
+        return _why_no_step(summary)
     if summary.over_budget:
         return "a single step is larger than the budget; give a larger --budget or fewer --tensors"
     if summary.without:
@@ -115,3 +112,20 @@ def _why_nothing(summary: CaptureSummary) -> str:
     if not summary.steps_wanted:
         return f"the script took {_counted(summary.steps_seen)}, and --steps or --every asked for others"
     return f"its {summary.steps_seen} optimizer steps had no gradient of a tensor that was to be recorded"
+
+
+def _why_no_step(summary: CaptureSummary) -> str:
+    passes, calls = summary.backward_passes, summary.functional
+    taken = "it took no step of a torch optimizer"
+    if calls and not passes:
+        return (
+            f"its gradients come from torch.autograd.grad or torch.func.grad ({_counted(calls, 'call')}), which leave "
+            "nothing in p.grad; add `import gtrace` and, in each step, "
+            "`gtrace.record_gradients({name: gradient, ...}, loss=loss)`"
+        )
+    if not passes:
+        return taken
+    return (
+        f"{taken}, and no weight that a backward pass reached changed ({_counted(passes, 'backward pass', 'es')}); "
+        "with other optimizers, call `gtrace.record_gradients({name: gradient, ...}, loss=loss)` in each step"
+    )

@@ -137,7 +137,7 @@ class Recorder:
         self.hooks.left_out = self._left_out
         self.hooks.clock = StepClock(lambda: self._waiting()[1])
         self._models = self.hooks.modules.modules if models is None else lambda: list(models)
-        lent = Lent(self._layout, self._models, self._has_room, self._submit, self._dropped.add)
+        lent = Lent(self._layout, self._models, self._has_room, self._submit, self._leave_out)
         self._changes = Changes(options, lent)
         if self._changes.kinds:
             self.hooks.after = self._end_step
@@ -307,6 +307,12 @@ class Recorder:
         if self._chooses(step):
             self._skipped.add(stream, step)
 
+    def _leave_out(self, stream: int, step: int) -> None:
+        """There is no room for a row."""
+        if not (self._options.drop or self._dropped.count):
+            self.error(TimeoutError("no step was written for a while; steps are left out until the disk goes on"))
+        self._dropped.add(stream, step)
+
     def _layout(self, stream: int) -> RowLayout:
         # The number and not the step, which would keep the optimizer and its parameters alive.
         return RowLayout(functools.partial(self._names, stream=stream), self._keeps, self._options.queue_bytes)
@@ -409,9 +415,7 @@ class Recorder:
         if (slots and buffer is None) or (self.neural is not None and self.neural.dropped):
             if buffer is not None:
                 buffer.release()
-            if not (self._options.drop or self._dropped.count):
-                self.error(TimeoutError("no step was written for a while; steps are left out until the disk goes on"))
-            self._dropped.add(step.stream, step.step)
+            self._leave_out(step.stream, step.step)
             return
         self._bytes += size
         row = self.neural.collect(expected=step.first) if self.neural is not None else None

@@ -145,7 +145,7 @@ class Recorder:
         if options.kinds != ("weight",):
             self.hooks.without_by_hand()
         self._models = self.hooks.modules.modules if models is None else lambda: list(models)
-        lent = Lent(self._layout, self._models, self._has_room, self._submit, self._dropped.add)
+        lent = Lent(self._layout, self._models, self._has_room, self._submit, self._leave_out)
         self._changes = Changes(options, lent)
         if self._changes.kinds:
             self.hooks.after = self._end_step
@@ -328,6 +328,12 @@ class Recorder:
         if self._chooses(step):
             self._skipped.add(stream, step)
 
+    def _leave_out(self, stream: int, step: int) -> None:
+        """There is no room for a row."""
+        if not (self._options.drop or self._dropped.count):
+            self.error(TimeoutError("no step was written for a while; steps are left out until the disk goes on"))
+        self._dropped.add(stream, step)
+
     def _layout(self, stream: int) -> RowLayout:
         # The number and not the step, which would keep the optimizer and its parameters alive.
         return RowLayout(functools.partial(self._names, stream=stream), self._keeps, self._options.queue_bytes)
@@ -428,7 +434,9 @@ class Recorder:
         if slots and layout.pool is not None:
             buffer = layout.pool.acquire(wait=not self._options.drop)
         if (slots and buffer is None) or (self.neural is not None and self.neural.dropped):
-            self._leave_out(step, buffer)
+            if buffer is not None:
+                buffer.release()
+            self._leave_out(step.stream, step.step)
             return
         self._bytes += size
         row = self.neural.collect(expected=step.first) if self.neural is not None else None
@@ -445,13 +453,6 @@ class Recorder:
             self._submit(Row(step.stream, step.step, row.slots, row, step.loss_scale, scalars, "neural"), 0.0)
         # After the others: the first line reports their bytes.
         self._take_moments(step, slots, moments, scalars)
-
-    def _leave_out(self, step: OptimizerStep, buffer: RowBuffer | None) -> None:
-        if buffer is not None:
-            buffer.release()
-        if not (self._options.drop or self._dropped.count):
-            self.error(TimeoutError("no step was written for a while; steps are left out until the disk goes on"))
-        self._dropped.add(step.stream, step.step)
 
     def _take_weights(
         self,

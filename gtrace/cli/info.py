@@ -229,9 +229,9 @@ def _noise(trace: Trace, rows: Sequence[TensorHistory]) -> str:
 def _trainings(trace: Trace) -> list[str]:
     """How the optimizers of the first rank update weights, as far as the trace says."""
     said = []
-    for rank, kind, optimizer in trace.streams:
+    for rank, kind, optimizer in {key.optimizer: key for key in reversed(trace.streams)}.values():
         facts = trace.optimizer_facts(optimizer)
-        if kind != "weight" or rank != trace.streams[0].rank or facts.kind is None:
+        if rank != trace.streams[0].rank or facts.kind is None:
             continue
         rates = [f"{lr:.3g}" for lr in trace.scalars(rank=rank, kind=kind, optimizer=optimizer)["lr"] if lr == lr]
         parts = [facts.kind]

@@ -7,13 +7,16 @@ looks at; once it shows predicted errors, it is stopped and continued by signals
 time and time of a step with the view over those without.
 """
 
+import fcntl
 import os
 import pty
 import signal
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from pathlib import Path
 
@@ -22,11 +25,12 @@ import torch
 from gtrace.capture import record
 from gtrace.cli.live import LiveView
 
-STEPS = 100
+STEPS = 60
 
 
 def main(blocks):
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     os.environ.setdefault("TERM", "xterm")
     kept = os.dup(2)
     torch.manual_seed(0)

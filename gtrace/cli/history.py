@@ -11,6 +11,8 @@ import numpy as np
 
 from gtrace.report.names import count, number, steps_in_words
 from gtrace.settings import KINDS
+from gtrace.trace.io.remote import place_of
+from gtrace.trace.journal import being_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -190,7 +192,7 @@ class RunHistory:
 
     @cached_property
     def divergence(self) -> Divergence:
-        """What is not finite; of the losses, that of the stream which broke first."""
+        """What is not finite; the loss is that of the stream which broke first."""
         lost = [stream for stream in self.streams if stream.broken is not None]
         stream = min(lost, key=lambda one: one.broken or 0, default=None)
         last_step, last_loss = stream.finite[-1] if stream is not None else (None, None)
@@ -238,9 +240,6 @@ def energy_shares(tensors: Sequence[TensorHistory]) -> list[float]:
 
 def status_in_words(trace: Trace) -> str:
     """How the run ended, or that it has not."""
-    from gtrace.trace.io.remote import place_of
-    from gtrace.trace.journal import being_written
-
     status = trace.attrs.get("status")
     if status in ("complete", "interrupted"):
         return str(status)

@@ -164,7 +164,7 @@ class Stochastic(Rounding):
         values = grid.signed_values(found.state)
         width = width_for(values.size)
         packed = bool(width) and coder.is_fixed(flags)
-        # Both see that the bytes hold so many symbols, before memory is taken for them.
+        # Both see that the bytes hold all symbols, before memory is taken for them.
         if packed:
             symbols: NDArray[Any] = checked_fixed(found.coded, found.size, width)
         else:
@@ -383,7 +383,7 @@ class Powers(LevelGrid):
 
 
 @dataclass(frozen=True)
-class Halves(Powers):
+class PowersOfHalf(Powers):
     """0 and powers of 1/2."""
 
     zero: bool = True

@@ -8,11 +8,11 @@ from gtrace.codecs.grids import (
     EqualSteps,
     Exponents,
     FittedPowers,
-    Halves,
     LeastVariance,
     LeastVarianceByGradient,
     Optimal,
     Powers,
+    PowersOfHalf,
     Stochastic,
     Ternary,
 )
@@ -143,7 +143,7 @@ class Luq(Composed):
     """Powers of 1/2 below a tensor's largest magnitude: FP4 with three bits of exponent at four bits."""
 
     name = "luq"
-    parts = levels(Halves(), BucketNorm("linf", None))
+    parts = levels(PowersOfHalf(), BucketNorm("linf", None))
     summary = "powers of 1/2 below the largest magnitude, rounded at random"
     formula = (
         "Q(v) = M sign(v) l, l in {0, 2^-(m-2), ..., 1/2, 1}, m = 2^(bits-1), M = max|v|, rounded stochastically, "

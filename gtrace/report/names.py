@@ -7,6 +7,8 @@ import re
 import unicodedata
 from typing import TYPE_CHECKING
 
+from gtrace.settings import KINDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -121,7 +123,7 @@ def steps_in_words(counts: Mapping[tuple[int, str, int], int]) -> str:
     >>> steps_in_words({(0, "weight", optimizer): 20 for optimizer in range(2)})
     '20 steps of each of 2 optimizers'
     >>> steps_in_words({(rank, kind, 0): n + rank for rank in range(2) for kind, n in (("weight", 9), ("neural", 5))})
-    '9 to 10 steps of weight and 5 to 6 of neural gradients on each of 2 ranks'
+    '9 to 10 steps of weight gradients and 5 to 6 of neural gradients on each of 2 ranks'
     >>> steps_in_words({})
     'no steps'
     """
@@ -138,7 +140,8 @@ def steps_in_words(counts: Mapping[tuple[int, str, int], int]) -> str:
     first, *others = ranges.items()
     said = f"{first[1]} step{'s' * (first[1] != '1')}"
     if len(set(ranges.values())) > 1:
-        said += f" of {first[0]}" + "".join(f" and {steps} of {kind}" for kind, steps in others) + " gradients"
+        said += f" of {KINDS.get(first[0], first[0])}"
+        said += "".join(f" and {steps} of {KINDS.get(kind, kind)}" for kind, steps in others)
     for place, what, between in ((2, "optimizer", "of"), (0, "rank", "on")):
         several = len({stream[place] for stream in counts})
         said += f" {between} each of {several} {what}s" if several > 1 else ""

@@ -27,6 +27,7 @@ from gtrace.torch_hooks.naming import ModuleCollector
 from gtrace.torch_hooks.optimizers import Schedulers
 from gtrace.torch_hooks.processes import process_place
 from gtrace.torch_hooks.steps import Losses, Rounds, Samples, backward_in_progress, grad_scale_of, is_nested
+from gtrace.torch_hooks.times import StepClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -51,6 +52,18 @@ def _skip(code: CodeType) -> None:
         eval_frame.set_code_exec_strategy(code, strategy)
 
 
+#: how often this process was forked from one with hooks
+_forks = 0
+
+
+def _forked() -> None:
+    global _forks  # noqa: PLW0603 - the module's own
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def never_compiled(function: _F) -> _F:
     """The function, and everything that it calls, as plain Python; a compiled region is split at the call."""
 
@@ -73,7 +86,7 @@ def not_compiled_itself(function: _F) -> _F:
     return function
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OptimizerStep:
     """One step of one optimizer, when its gradients are final and its weights are still the old ones.
 
@@ -151,6 +164,7 @@ class TrainingHooks:
         self.steps = 0
         #: seconds that training waited here
         self.seconds = 0.0
+        self.clock = StepClock(lambda: self.seconds)
         #: called after each step, and after one that was left out, with the optimizer, its number and the step's; set
         #: it before ``install``
         self.after: Callable[[Optimizer | Rounds, int, int], None] | None = None
@@ -174,11 +188,12 @@ class TrainingHooks:
         self._only = None if optimizers is None else tuple(optimizers)
         self._streams: weakref.WeakKeyDictionary[Optimizer | Rounds, _Stream] = weakref.WeakKeyDictionary()
         self._next_stream = 0
+        self._last = _Stream(0)
         self._started = 0
         self._losses = Losses()
         self._samples = Samples(self._guarded)
         self.schedulers = Schedulers()
-        self._owner = os.getpid()
+        self._born = _forks
         self._watching = False
         self._handles: list[RemovableHandle] = []
         self._patches: list[tuple[object, str, _Function, _Function]] = []
@@ -210,7 +225,7 @@ class TrainingHooks:
         for kind in (lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler):
             self._patch_after(kind, "__init__", self.schedulers.saw)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
-            self._patch_after(owner, "zero_grad", self._zeroed)
+            self._patch_after(owner, "zero_grad", self._zeroed, self._losses.begun)
         self._patch(torch.nn.utils.clip_grad, "clip_grad_norm_", self._watch_clip)
         # The same function under its other name: pickle looks it up there.
         ours = torch.nn.utils.clip_grad.clip_grad_norm_
@@ -224,6 +239,15 @@ class TrainingHooks:
             self._patch_after(torch.optim.Optimizer, "add_param_group", self._watch_group)
             for optimizer in self._only or ():
                 self._guarded(self._watch_parameters, optimizer.param_groups)
+
+    def adopt(self, earlier: TrainingHooks) -> None:
+        """In a forked child: know the modules, schedulers and parameters that the parent's hooks have seen."""
+        self.modules.adopt(earlier.modules)
+        self.schedulers = earlier.schedulers
+        for parameter, copy in earlier._local.watched():
+            self._local.watch([parameter], strict=copy.strict)
+        if self._micro_batches is not None and earlier._micro_batches is not None:
+            self._micro_batches.watch(parameter for parameter, _ in earlier._micro_batches.watched())
 
     def remove(self) -> None:
         """Stop watching, and restore everything; a wrapper that is itself wrapped stays and does nothing."""
@@ -245,13 +269,15 @@ class TrainingHooks:
         # Never traced itself; a compiled region that calls it calls the original directly.
         self._replace(owner, name, functools.wraps(original)(not_compiled_itself(make(original))))
 
-    def _patch_after(self, owner: object, name: str, then: Callable[..., None]) -> None:
-        """Call ``then`` with the object, the result of its method, and the method's arguments."""
+    def _patch_after(
+        self, owner: object, name: str, then: Callable[..., None], when: Callable[[], bool] = lambda: True
+    ) -> None:
+        """If ``when`` says so, call ``then`` with the object, the result of its method, and the method's arguments."""
 
         def make(original: _Function) -> _Function:
             def method(thing: object, *args: object, **kwargs: object) -> object:
                 result = original(thing, *args, **kwargs)
-                if not torch.compiler.is_compiling():
+                if not torch.compiler.is_compiling() and when():
                     self._guarded(then, thing, result, *args, *kwargs.values())
                 return result
 
@@ -263,9 +289,9 @@ class TrainingHooks:
         self._patches.append((owner, name, vars(owner)[name], ours))
         setattr(owner, name, ours)
 
-    @never_compiled
-    def _guarded(self, function: Callable[..., None], *args: object) -> None:
-        if not self._watching or os.getpid() != self._owner:
+    def _safely(self, function: Callable[..., None], *args: object) -> None:
+        """Call a function; its errors stop nothing. In a forked child, do nothing."""
+        if not self._watching or self._born != _forks:
             return
         outermost, self._inside = not self._inside, True
         started = time.perf_counter()
@@ -278,10 +304,15 @@ class TrainingHooks:
                 self._inside = False
                 self.seconds += time.perf_counter() - started
 
+    _guarded = never_compiled(_safely)
+
     def _watch_backward(self, original: _Function) -> _Function:
         def backward(tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> object:
             if not torch.compiler.is_compiling():
                 self._guarded(self._begin_backward, tensors, grad_tensors)
+                result = original(tensors, grad_tensors, *args, **kwargs)
+                self._guarded(self.clock.backward_ends)
+                return result
             return original(tensors, grad_tensors, *args, **kwargs)
 
         return backward
@@ -289,6 +320,7 @@ class TrainingHooks:
     def _begin_backward(self, tensors: object, gradients: object) -> None:
         self._losses.backward(tensors, gradients)
         self._samples.backward()
+        self.clock.backward_begins()
 
     def _watch_scaler_step(self, original: _Function) -> _Function:
         def step(scaler: GradScaler, optimizer: object, *args: object, **kwargs: object) -> object:
@@ -345,9 +377,9 @@ class TrainingHooks:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             if backward_in_progress() >= 0:
-                self._guarded(self._rounds.add, optimizer, lambda parameter: parameter.grad)
+                self._safely(self._rounds.add, optimizer, lambda parameter: parameter.grad)
             else:
-                self._guarded(self._step, optimizer)
+                self._safely(self._step, optimizer)
             return None
         # With a closure the gradients of this step do not exist yet: its first evaluation makes them.
         watched = self._watch_closure(closure, optimizer)
@@ -429,7 +461,8 @@ class TrainingHooks:
         self._guarded(self._announce)
 
     def _announce(self) -> None:
-        upcoming = [stream.steps for stream in self._streams.values()]
+        one = self._last if len(self._streams) == 1 else None
+        upcoming = [stream.steps for stream in self._streams.values()] if one is None else [one.steps]
         self._local.wanted = any(map(self._chooses, upcoming))
         if self._micro_batches is not None:
             self._micro_batches.wanted = self._local.wanted
@@ -438,11 +471,12 @@ class TrainingHooks:
 
     def _advance(self, optimizer: Optimizer | Rounds) -> tuple[int, int]:
         """Numbers of the optimizer and of its step; counts the step."""
-        if optimizer not in self._streams:
+        stream = self._streams.get(optimizer)
+        if stream is None:
             # A counter and not len(): a deleted optimizer must not pass its number to the next one.
-            self._streams[optimizer] = _Stream(self._next_stream)
+            stream = self._streams[optimizer] = _Stream(self._next_stream)
             self._next_stream += 1
-        stream = self._streams[optimizer]
+        self._last = stream
         stream.steps += 1
         self.steps += 1
         return stream.number, stream.steps - 1

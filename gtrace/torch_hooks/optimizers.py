@@ -30,6 +30,8 @@ _PLANNED = "num_training_steps"
 _SAME = 0.9
 #: different settings of one optimizer that are told apart; a schedule may change them at every step
 _MOST_SETTINGS = 1000
+#: what the facts of a group are made of
+_SETTINGS = ("momentum", "dampening", "weight_decay", "eps", "nesterov", "betas", "decoupled_weight_decay")
 
 
 def kind_of(optimizer: Optimizer | Rounds) -> str:
@@ -159,7 +161,7 @@ class OptimizerHistory:
         self._row: range = range(0)
         self._kind = kind_of(optimizer)
         self._settings: Counter[str] = Counter()
-        self._present: dict[str, Any] | None = None
+        self._values: list[Any] = []
         self._text = ""
         self._batches: Counter[int] = Counter()
         self._tokens = 1
@@ -194,9 +196,10 @@ class OptimizerHistory:
         if samples:
             self._batches[samples] += 1
             self._tokens = tokens
-        found = group_facts(self._kind, group)
-        if found != self._present:
-            self._present, self._text = found, json.dumps(found)
+        values = [group.get(name) for name in _SETTINGS]
+        # A tensor may have another value by now.
+        if values != self._values or any(isinstance(value, torch.Tensor) for value in values):
+            self._values, self._text = values, json.dumps(group_facts(self._kind, group))
         if self._text in self._settings or len(self._settings) < _MOST_SETTINGS:
             self._settings[self._text] += 1
 

@@ -11,7 +11,7 @@ from helpers_capture import Command, but_first_line, run_gtrace, run_python, wri
 
 import gtrace
 from gtrace.capture.summary import CaptureSummary
-from gtrace.cli.capture import _result
+from gtrace.capture.words import result_text
 
 TRAIN = textwrap.dedent("""
     import argparse, torch
@@ -96,7 +96,23 @@ def end_endless(folder, by):
 )
 def test_how_long_training_waited(blocked, waited, span, said):
     summary = CaptureSummary(Path("run.zarr"), rows=3, tensors=4, blocked=blocked, waited=waited, span=span)
-    assert _result(summary, summary.path, None) == f"3 steps captured in run.zarr (4 tensors, 0 bytes, training {said})"
+    assert result_text(summary, summary.path) == f"3 steps captured in run.zarr (4 tensors, 0 bytes, training {said})"
+
+
+@pytest.mark.parametrize(
+    ("counts", "seen", "said"),
+    [
+        (((1,),), 1, "1 step captured in"),
+        (((1,),), 4, "1 of 4 steps captured in"),
+        (((20, 20),), 40, "20 steps of each of 2 optimizers captured in"),
+        (((20, 20),), 80, "20 of 40 steps of each of 2 optimizers captured in"),
+        (((20, 10),), 30, "10 to 20 steps of each of 2 optimizers captured in"),
+        (((3,), (3, 5)), 8, "3 to 5 steps of each of 1 to 2 optimizers captured in each of 2 processes in"),
+    ],
+)
+def test_counts_are_those_of_an_optimizer(counts, seen, said):
+    summary = CaptureSummary(Path("x.zarr"), rows=sum(counts[0]), steps_seen=seen, counts=counts, ranks=len(counts))
+    assert result_text(summary, summary.path).startswith(said)
 
 
 def test_the_short_form(folder, capture):

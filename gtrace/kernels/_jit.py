@@ -24,6 +24,7 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import compile_result
 from numba.core.runtime import _nrt_python as runtime
+from numba.core.types import unliteral
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,7 +58,7 @@ def _name_runtime() -> None:
 
 
 class _Library(JITCodeLibrary):
-    """The code of a kernel or a helper: made into machine code when a pointer into it is asked for, so never a helper."""
+    """The code of a kernel or a helper: machine code once a pointer into it is asked for, so never of a helper."""
 
     _waits = False
 
@@ -124,7 +125,9 @@ def _dispatcher(function: Any) -> Any:
 
     compiled._compiler.compile = compile_whole
     helper: Any = numba.njit(**_POLICY, no_cpython_wrapper=True)(function)
-    compiled.get_call_template, compiled.get_overload = helper.get_call_template, helper.get_overload
+    compiled.get_overload = helper.get_overload
+    # A constant argument is no type of its own, for which all would be compiled again.
+    compiled.get_call_template = lambda types, named: helper.get_call_template(tuple(map(unliteral, types)), named)
     return compiled
 
 

@@ -124,6 +124,8 @@ class Recorder:
         self._named: set[int] = set()
         self._layouts: dict[int, RowLayout] = {}
         self._histories: dict[int, OptimizerHistory] = {}
+        #: streams -> whether their optimizer had several groups of parameters at the first recorded step
+        self._several: dict[int, bool] = {}
         self._recorded: set[int] = set()
         self._bytes = 0
         self._first: float | None = None
@@ -502,15 +504,17 @@ class Recorder:
         self, step: OptimizerStep, slots: Sequence[Slot], parameters: Sequence[torch.Tensor]
     ) -> dict[int, dict[str, float]]:
         """Numbers besides the gradients, by the slots' index."""
-        if not (self._options.optimizer_state or self._options.noise):
+        groups = step.optimizer.param_groups
+        # A stream has the numbers of its first step.
+        several = self._several.setdefault(step.stream, len(groups) > 1)
+        if not (several or self._options.optimizer_state or self._options.noise):
             return {}
         found: dict[int, dict[str, float]] = {slot.index: {} for slot in slots}
         if self._options.optimizer_state:
             for slot, value in zip(slots, second_moments(step.optimizer, parameters), strict=True):
                 found[slot.index]["second_moment"] = value
                 self._moments += not math.isnan(value)
-        groups = step.optimizer.param_groups
-        if len(groups) > 1:
+        if several:
             rates = {id(parameter): _rates(group) for group in groups for parameter in group["params"]}
             for slot, parameter in zip(slots, parameters, strict=True):
                 found[slot.index] |= rates[id(parameter)]

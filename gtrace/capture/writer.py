@@ -110,7 +110,7 @@ class Row:
         """Whether a later row of the stream can be written with this one."""
         slab = self.buffer.slab
         alike = slab is not None and later.buffer.slab is slab and later.slots is self.slots
-        return alike and not (self.numbers or later.numbers)
+        return alike and self.numbers.keys() == later.numbers.keys()
 
 
 def _wake() -> None:
@@ -335,9 +335,14 @@ class AsyncWriter:
             [row.step for row in run],
             {slot.name: values[:, slab.parts[slot.index]] for slot in run[0].slots},
             {name: [row.scalars.get(name, math.nan) for row in run] for name in names},
-            run[0].kind,
-            run[0].stream,
-            self._rank,
+            {
+                slot.name: {what: [row.numbers[slot.index][what] for row in run] for what in run[0].numbers[slot.index]}
+                for slot in run[0].slots
+                if slot.index in run[0].numbers
+            },
+            kind=run[0].kind,
+            optimizer=run[0].stream,
+            rank=self._rank,
         )
 
     def _close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:

@@ -83,8 +83,8 @@ class Process:
 
     @property
     def said(self) -> str:
-        """What it printed."""
-        return self._said.read_text()
+        """What it printed; nothing if it was ended before it could."""
+        return self._said.read_text() if self._said.exists() else ""
 
     def send(self, number: int) -> None:
         """Send a signal if it still runs."""
@@ -370,9 +370,9 @@ class Run:
                 self.faults.append(f"exit code {process.code}: {process.said[-300:]}")
         for rank in self.ranks:
             # Once the trace is closed, Ctrl-C is Python's again.
-            said = self.processes[rank].said
-            if "Traceback" in said.partition(" captured ")[0]:
-                self.faults.append(said[-500:])
+            failure = self.processes[rank].said.partition("Traceback")[2]
+            if "/gtrace/" in failure:
+                self.faults.append(failure[-500:])
         if self.way == "deleted":
             if self.trace.exists():
                 self.faults.append("the deleted trace is there again")

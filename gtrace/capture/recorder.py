@@ -173,7 +173,7 @@ class Recorder:
                 self._prepare([0])
         except BaseException:
             self._let_go()
-            self._writer.close("interrupted", {})
+            self._writer.close("interrupted", dict)
             raise
 
     def pause(self, patience: float) -> Callable[[], None] | None:
@@ -205,24 +205,7 @@ class Recorder:
             self._report(f"gtrace: note: gradient noise can't be estimated from single steps; {_BURSTS}")
         path, hooks = self._options.path, self.hooks
         blocked, waited, span = self._waiting()
-        outcome: dict[str, object] = {
-            "steps_seen": hooks.steps,
-            "skipped_steps": hooks.skipped_steps,
-            "over_budget": self._over_budget,
-            "skipped": self._skipped.describe(),
-            "dropped": self._dropped.describe(),
-            "unwritten": self._writer.unwritten.describe(),
-            "errors": self.errors,
-            "blocked": round(blocked, 6),
-            "waited": round(waited, 6),
-            "span": round(span, 6),
-        }
-        try:
-            times = {TIMES: found} if (found := self.hooks.clock.describe()) else {}
-            attrs = {"capture": self._options.describe() | outcome, **times, **self.attrs, **self._optimizers()}
-            self._writer.close(status, attrs)
-        except Exception as error:  # noqa: BLE001 - the script is done; its exit code must survive this
-            self.error(error)
+        self._writer.close(status, self._facts)
         lost = self._writer.lost
         rows = max(self._writer.rows.values(), default=0) if lost is None else 0
         return CaptureSummary(
@@ -253,6 +236,24 @@ class Recorder:
             by_hand=self._by_hand,
             counts=(tuple(functools.reduce(operator.or_, (self._writer.streams[kind] for kind in KINDS)).values()),),
         )
+
+    def _facts(self) -> dict[str, object]:
+        """The attributes of the trace at its end; called by the writer's thread when nothing is left to write."""
+        blocked, waited, span = self._waiting()
+        outcome = {
+            "steps_seen": self.hooks.steps,
+            "skipped_steps": self.hooks.skipped_steps,
+            "over_budget": self._over_budget,
+            "skipped": self._skipped.describe(),
+            "dropped": self._dropped.describe(),
+            "unwritten": self._writer.unwritten.describe(),
+            "errors": self.errors,
+            "blocked": round(blocked, 6),
+            "waited": round(waited, 6),
+            "span": round(span, 6),
+        }
+        times = {TIMES: found} if (found := self.hooks.clock.describe()) else {}
+        return {"capture": self._options.describe() | outcome, **times, **self.attrs, **self._optimizers()}
 
     def press(self, times: int) -> None:
         """Answer Ctrl-C while :meth:`finish` waits: the second one drops what is not written."""

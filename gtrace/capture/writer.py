@@ -212,16 +212,16 @@ class AsyncWriter:
         self._queue.put(done.set)
         self._wait(done.wait)
 
-    def close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
+    def close(self, status: Literal["complete", "interrupted"], facts: Callable[[], Mapping[str, object]]) -> None:
         """Set attributes of the trace and finish it, if there is one, and end the thread. Comes after :meth:`drain`.
 
         Args:
             status: how the program ended; a trace that lacks a step is ``interrupted``.
-            attrs: the attributes.
+            facts: gives the attributes; called in the thread when the last row is written.
         """
         if self._thread.ident is None:
             return
-        self._queue.put(lambda: self._close(status, attrs))
+        self._queue.put(lambda: self._close(status, facts))
         self._queue.put(None)
 
         def ended(seconds: float) -> bool:
@@ -246,7 +246,7 @@ class AsyncWriter:
                 self.drop()
             if self._progress != progress:
                 progress, since = self._progress, now
-            elif now - since > (GRACE if self._dropping else PATIENCE):
+            elif now - since > (PATIENCE if math.isinf(self._until) else GRACE):
                 self._on_error(TimeoutError("the disk does not answer; the trace stays as it is"))
                 return
 
@@ -345,13 +345,13 @@ class AsyncWriter:
             rank=self._rank,
         )
 
-    def _close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
+    def _close(self, status: Literal["complete", "interrupted"], facts: Callable[[], Mapping[str, object]]) -> None:
         try:
             if self._trace is None and self.unwritten.count and self.lost is None:
                 # It must say which steps it lacks.
                 self._trace, _ = self._open_trace()
             if self._trace is not None and self.lost is None:
-                self._trace.set_attrs(**attrs)
+                self._trace.set_attrs(**facts())
                 self._trace.close("interrupted" if self.unwritten.count else status, self._beat)
         except Exception as error:  # noqa: BLE001 - the program is done; its exit code must survive this
             self._note(error)

@@ -155,6 +155,7 @@ class _SharedSink(ZarrSink):
         """Cut the arrays to the committed rows, store how this part ended, and finish the trace if it was the last."""
         place = str(self._place / StreamKey(self._rank).rank_group)
         final = {**attrs, "rank": self._rank}
+        self.check_place()
         # First, as long as there is room: if the disk is full, rows stay in journals.
         write_json(place, group_document({**final, "status": "writing"}))
         try:

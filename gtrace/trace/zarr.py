@@ -751,10 +751,14 @@ class _ZarrStreamSink:
 
     def write_rows(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
         self._grow(row + len(values))
-        if self._committed and (spec.chunk_rows == 1 or len(values) > 1):
-            self._journal.check_place()
+        if spec.chunk_rows == 1 or len(values) > 1:
+            self.check_place()
         if spec.size:
             self._tensors[spec.index].put_rows(row, values)
+
+    def check_place(self) -> None:
+        if self._committed:
+            self._journal.check_place()
 
     def discard(self, rows: range, specs: Sequence[TensorSpec]) -> None:
         for array in (*(self._tensors[spec.index] for spec in specs), *self._tables.values()):
@@ -830,7 +834,6 @@ class _ZarrStreamSink:
     def close(self, beat: Beat) -> list[_Array]:
         """Cut the arrays to the committed rows; returns them."""
         if self._tables:
-            self._journal.check_place()
             self._flush(beat)
         self._rows = self._committed
         self._set_rows(beat)
@@ -867,9 +870,15 @@ class ZarrSink:
 
     def close(self, attrs: Mapping[str, Any], beat: Beat = layout.go_on) -> None:
         """Cut the arrays to the committed rows and store the final attributes."""
+        self.check_place()
         # First, as long as there is room: if the disk is full, rows stay in journals.
         write_json(self._root, group_document({**attrs, "status": "interrupted"}))
         write_root(self._root, attrs, self.cut(beat))
+
+    def check_place(self) -> None:
+        """See that the trace is where it was; FileNotFoundError if it was deleted, moved or replaced."""
+        for stream in self._streams.values():
+            stream.check_place()
 
     def cut(self, beat: Beat) -> dict[str, Any]:
         """Cut the arrays to the committed rows; returns the metadata of everything that this sink wrote, by path."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import queue
 import sys
 import time
@@ -91,6 +92,8 @@ class Recorder:
         self._over_budget = False
         self._options = options
         self._weights = "weight" in options.kinds
+        #: the program changes its weights without an optimizer
+        self._by_hand = False
         #: elements of a gradient -> bytes that count against the budget
         self._cost = functools.cache(functools.partial(_stored_bytes, plan, options.max_elements))
         self._budget = options.budget
@@ -113,7 +116,9 @@ class Recorder:
         self._replicated = 0
         #: recorded second moments of an optimizer
         self._moments = 0
-        self._writer = AsyncWriter(lambda: open_trace(self.attrs), self.error, options.max_elements, self._written)
+        self._writer = AsyncWriter(
+            lambda: open_trace(self.attrs), self.error, options.max_elements, self._written, values=plan is None
+        )
         self._parameter_names = Names()
         #: optimizers with named parameters
         self._named: set[int] = set()
@@ -136,6 +141,9 @@ class Recorder:
         )
         self.hooks.left_out = self._left_out
         self.hooks.clock = StepClock(lambda: self._waiting()[1])
+        self.hooks.by_hand = self._choose_by_hand
+        if options.kinds != ("weight",):
+            self.hooks.without_by_hand()
         self._models = self.hooks.modules.modules if models is None else lambda: list(models)
         lent = Lent(self._layout, self._models, self._has_room, self._submit, self._leave_out)
         self._changes = Changes(options, lent)
@@ -166,12 +174,22 @@ class Recorder:
             self._writer.close("interrupted", {})
             raise
 
+    def pause(self, patience: float) -> Callable[[], None] | None:
+        """Let no row be written until the result is called; None if one takes longer than this many seconds."""
+        busy = self._writer.busy
+        return busy.release if busy.acquire(timeout=patience) else None
+
+    def abandon(self) -> None:
+        """Stop watching in a forked child. It has no thread that writes, and the rows so far are its parent's."""
+        self.hooks.remove()
+        if self.neural is not None:
+            self.neural.remove()
+
     def _let_go(self) -> None:
         """Stop watching, and wait until everything so far is written."""
         try:
-            self.hooks.remove()
-            if self.neural is not None:
-                self.neural.remove()
+            self.hooks.finish()
+            self.abandon()
         finally:
             self._writer.drain()
             self._tell_news()
@@ -229,6 +247,9 @@ class Recorder:
             changes=self._changes.tensors(),
             without=tuple(self._without()),
             lost=getattr(lost, "exit_code", 0),
+            functional=hooks.functional,
+            by_hand=self._by_hand,
+            counts=(tuple(functools.reduce(operator.or_, (self._writer.streams[kind] for kind in KINDS)).values()),),
         )
 
     def press(self, times: int) -> None:
@@ -481,6 +502,8 @@ class Recorder:
         self, step: OptimizerStep, slots: Sequence[Slot], parameters: Sequence[torch.Tensor]
     ) -> dict[int, dict[str, float]]:
         """Numbers besides the gradients, by the slots' index."""
+        if not (self._options.optimizer_state or self._options.noise):
+            return {}
         found: dict[int, dict[str, float]] = {slot.index: {} for slot in slots}
         if self._options.optimizer_state:
             for slot, value in zip(slots, second_moments(step.optimizer, parameters), strict=True):
@@ -521,6 +544,10 @@ class Recorder:
                 f"gtrace: step {row.step}: {count} rows written, {size_text(self._writer.stored)} recorded, "
                 f"{self._writer.waiting} waiting, training waited {self._waiting()[0]:.1%} of its time"
             )
+
+    def _choose_by_hand(self) -> None:
+        self._by_hand = True
+        self._news.put("gtrace: no optimizer of torch steps here; recording the gradients after each backward pass")
 
     def _tell_news(self) -> None:
         while not self._news.empty():

@@ -25,7 +25,7 @@ import torch
 from gtrace.capture import record
 from gtrace.cli.live import LiveView
 
-STEPS = 60
+STEPS = 40
 
 
 def main(blocks):

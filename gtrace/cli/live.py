@@ -31,7 +31,7 @@ _PROGRAM = (
 )
 #: Seconds between two reports of how long training waited; that the view gets to start, and to leave the terminal.
 _EVERY, _START, _GRACE = 1.0, 10.0, 2.0
-#: Lets the whole terminal scroll again, and leaves the cursor where it is.
+#: Lets the whole terminal scroll again, and does not move the cursor.
 WHOLE = "\x1b7\x1b[r\x1b8"
 
 

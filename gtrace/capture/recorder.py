@@ -502,14 +502,14 @@ class Recorder:
         self, step: OptimizerStep, slots: Sequence[Slot], parameters: Sequence[torch.Tensor]
     ) -> dict[int, dict[str, float]]:
         """Numbers besides the gradients, by the slots' index."""
-        if not (self._options.optimizer_state or self._options.noise):
+        groups = step.optimizer.param_groups
+        if not (self._options.optimizer_state or self._options.noise or len(groups) > 1):
             return {}
         found: dict[int, dict[str, float]] = {slot.index: {} for slot in slots}
         if self._options.optimizer_state:
             for slot, value in zip(slots, second_moments(step.optimizer, parameters), strict=True):
                 found[slot.index]["second_moment"] = value
                 self._moments += not math.isnan(value)
-        groups = step.optimizer.param_groups
         if len(groups) > 1:
             rates = {id(parameter): _rates(group) for group in groups for parameter in group["params"]}
             for slot, parameter in zip(slots, parameters, strict=True):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: steps before the clock runs: the first ones allocate and compile
 _WARM_UP = 2
+#: each of the first steps is timed, and every 17th later: a prime, because recorded steps are often multiples of others
+_ALL, _SOME = 64, 17
 #: steps that are kept, and steps that wait for a GPU
 _KEPT, _WAITING = 512, 64
 #: DistributedDataParallel times its first ten iterations and every hundredth; it is asked at few steps
@@ -71,12 +73,12 @@ class StepClock:
 
     def backward_begins(self) -> None:
         """A call of ``backward``; one inside of another does not count."""
-        if backward_in_progress() < 0:
+        if self._start is not None and backward_in_progress() < 0:
             self._open = self._mark()
 
     def backward_ends(self) -> None:
         """The call returned."""
-        if backward_in_progress() < 0 and self._open is not None:
+        if self._open is not None and backward_in_progress() < 0:
             self._backward += [self._open, self._mark()]
             self._open = None
 
@@ -87,11 +89,12 @@ class StepClock:
             recorded: whether it is recorded.
             models: the live modules.
         """
-        now = self._mark()
-        if self._start is not None and self._seen >= _WARM_UP:
-            self._intervals.append(_Interval(self._recorded, (self._start, now, *self._backward)))
-        self._start, self._recorded, self._backward, self._open = now, recorded, [], None
         self._seen += 1
+        timed = _WARM_UP <= self._seen <= _ALL or self._seen % _SOME == 0
+        now = self._mark() if timed or self._start is not None else None
+        if self._start is not None and now is not None:
+            self._intervals.append(_Interval(self._recorded, (self._start, now, *self._backward)))
+        self._start, self._recorded, self._backward, self._open = now if timed else None, recorded, [], None
         while self._intervals and _has_passed(self._intervals[0].last):
             self._read(self._intervals.popleft())
         if self._seen in _ASKED or self._seen % _EVERY == 0:

@@ -143,6 +143,13 @@ def before_shutdown(finish: Callable[[], object]) -> None:
     threading._register_atexit(finish)  # type: ignore[attr-defined]
 
 
+def release_signals() -> None:
+    """In a forked child: give back the signals that :func:`before_abrupt_exit` handles for its parent."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if getattr(signal.getsignal(number), "__module__", None) == __name__:
+            signal.signal(number, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def counting_ctrl_c(press: Callable[[int], None]) -> Iterator[list[int]]:
     """Inside the block, Ctrl-C raises nothing; ``press`` is called with how often it came, the list holds these."""

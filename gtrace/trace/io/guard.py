@@ -224,6 +224,7 @@ class GuardedFile:
         self.where = printable(str(path))
         self.stored = stored
         self.entries = entries
+        self._numbers = {entry.name: number for number, entry in enumerate(entries)}
         declared = sum(map(self.declared, range(len(entries))))
         pieces = sum(entry.pieces for entry in entries)
         if declared > _RATIO * stored + _SMALL or pieces > stored:
@@ -245,7 +246,7 @@ class GuardedFile:
         Raises:
             TraceError: the file is damaged, or reading it takes more memory or time than it may.
         """
-        number = self.entries.index(entry)
+        number = self._numbers[entry.name]
         shape = entry.shape if row is None else entry.shape[1:]
         if row is None or entry.by_row:
             return self._shared(number, row, shape, None)

@@ -7,15 +7,23 @@ copy: until then the writer does not read it and the next step does not fill the
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
 import torch
 
 from gtrace.capture.waiting import Returns
+from gtrace.trace.journal import MOST_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+#: limits on the bytes and the rows of a slab, and the least number of slabs in a pool that has room for several rows
+_SLAB_BYTES, _SLAB_ROWS, _FEWEST_SLABS = 32 * 1024 * 1024, 512, 4
 
 
 class CudaRuntime:
@@ -112,15 +120,22 @@ class RowBuffer:
 
     Args:
         pool: the buffer's pool.
-        block: float32 on the host.
+        slab: the memory of several rows.
+        place: number of this one.
         targets: its parts, one per gradient, with its shape.
     """
 
-    def __init__(self, pool: BufferPool, block: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+    def __init__(self, pool: BufferPool, slab: Slab, place: int, targets: list[torch.Tensor]) -> None:
+        self.slab = slab
+        self.place = place
         self.targets = targets
         self._pool = pool
-        self._block = block
         self._arrived: torch.cuda.Event | None = None
+
+    @property
+    def last(self) -> bool:
+        """Whether the slab has no further row."""
+        return self.place == len(self.slab.block) - 1
 
     def fill(self, places: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
         """Copy gradients, directly or through the pool's device.
@@ -131,25 +146,51 @@ class RowBuffer:
         """
         self._arrived, staging = None, self._pool.staging
         if staging is not None and all(gradient.device == staging.device for gradient in gradients):
-            self._arrived = staging.copy(self._block, places, gradients)
+            self._arrived = staging.copy(self.slab.block[self.place], places, gradients)
         else:
-            torch._foreach_copy_([self.targets[place] for place in places], list(gradients))
+            several = self.targets if len(places) == len(self.targets) else [self.targets[place] for place in places]
+            torch._foreach_copy_(several, list(gradients))
 
     def wait(self) -> None:
         """Wait until the copies are complete; called in the writer's thread."""
         if self._arrived is not None:
             self._arrived.synchronize()
+            self._arrived = None
 
     def release(self) -> None:
         """Return the buffer to its pool."""
         self._pool.release(self)
 
 
+class Slab:
+    """Memory for rows one after the other, so that many of them can be read together.
+
+    Args:
+        block: float32[rows, elements] on the host.
+        parts: place of each gradient in a row.
+    """
+
+    def __init__(self, block: torch.Tensor, parts: Sequence[slice]) -> None:
+        self.block = block
+        self.parts = parts
+        #: those that were in use at least once, by place
+        self.rows: list[RowBuffer] = []
+        #: rows handed out, and rows that came back
+        self.taken = self.returned = 0
+
+    def values(self, rows: Sequence[RowBuffer]) -> NDArray[np.float32]:
+        """Some of its rows: (rows, elements); a view if they are consecutive."""
+        places = [row.place for row in rows]
+        together = places == list(range(places[0], places[0] + len(places)))
+        values: NDArray[np.float32] = self.block.numpy()[slice(places[0], places[-1] + 1) if together else places]
+        return values
+
+
 class BufferPool:
     """Reusable buffers for rows of one layout: as many as fit a number of bytes, at least one.
 
-    By default ``acquire`` waits while all are in use: this bounds the memory, and slows training down if the disk
-    cannot keep up.
+    Buffers are handed out slab by slab, in order. By default ``acquire`` waits while all are in use: this bounds the
+    memory, and slows training down if the disk cannot keep up.
 
     Args:
         shapes: shapes of the gradients of a row.
@@ -160,22 +201,50 @@ class BufferPool:
     def __init__(self, shapes: Sequence[tuple[int, ...]], limit: int, staging: Staging | None = None) -> None:
         self.staging = staging
         self._shapes = shapes
-        self._elements = sum(map(math.prod, shapes))
-        self._unborn = max(1, limit // max(1, 4 * self._elements))
+        sizes = [math.prod(shape) for shape in shapes]
+        ends = list(itertools.accumulate(sizes))
+        self._parts = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        self._elements = sum(sizes)
+        row = max(1, 4 * self._elements)
+        self._unborn = max(1, limit // row)
+        rows = max(1, min(_SLAB_ROWS, _SLAB_BYTES // row, self._unborn // _FEWEST_SLABS))
+        # The writer is quickest with rows up to a multiple of 64.
+        self._slab_rows = rows // MOST_ROWS * MOST_ROWS or rows
+        self._slab: Slab | None = None
         self._free: Returns[RowBuffer] = Returns()
 
     def acquire(self, *, wait: bool = True) -> RowBuffer | None:
         """A buffer with arbitrary content; None if all are in use and ``wait`` is off, or the writer does not go on."""
-        buffer = self._free.get(wait=wait and self._unborn == 0)
-        if buffer is not None or self._unborn == 0:
-            return buffer
-        self._unborn -= 1
+        slab = self._slab
+        if slab is None or slab.taken == len(slab.block):
+            slab = self._next_slab(wait=wait)
+            if slab is None:
+                return None
+            self._slab = slab
+        place, slab.taken = slab.taken, slab.taken + 1
+        if place == len(slab.rows):
+            slab.rows.append(RowBuffer(self, slab, place, parts_of(slab.block[place], self._shapes)))
+        return slab.rows[place]
+
+    def _next_slab(self, *, wait: bool) -> Slab | None:
+        """A slab whose rows have all come back, or a new one."""
+        while (buffer := self._free.get(wait=wait and not self._unborn)) is not None:
+            slab = buffer.slab
+            slab.returned += 1
+            if slab.returned == len(slab.block):
+                slab.taken = slab.returned = 0
+                return slab
+        return self._new_slab() if self._unborn else None
+
+    def _new_slab(self) -> Slab:
+        rows = min(self._slab_rows, self._unborn)
+        self._unborn -= rows
         if self.staging is not None:
-            block = self.staging.room(self._elements)
+            block = self.staging.room(rows * self._elements)
         else:
             # Device and dtype are explicit because the script may have set other defaults.
-            block = torch.empty(self._elements, dtype=torch.float32, device="cpu")
-        return RowBuffer(self, block, parts_of(block, self._shapes))
+            block = torch.empty(rows * self._elements, dtype=torch.float32, device="cpu")
+        return Slab(block.view(rows, self._elements), self._parts)
 
     def release(self, buffer: RowBuffer) -> None:
         """Return a buffer."""

@@ -72,6 +72,10 @@ class RowLayout:
         self._names = names
         self._keeps = keeps
         self._queue_bytes = queue_bytes
+        #: the slots of the last row: the same list as long as rows are alike
+        self._usual: list[Slot] = []
+        #: number of slots, and their bytes
+        self._counted = (0, 0)
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Slot | None]] = {}
 
     def release(self) -> None:
@@ -86,7 +90,9 @@ class RowLayout:
 
     def row_bytes(self, cost: Callable[[int], int]) -> int:
         """Bytes of a row with every tensor; ``cost`` maps a number of elements to bytes."""
-        return sum(cost(math.prod(slot.shape)) for slot in self.slots)
+        if self._counted[0] != len(self.slots):
+            self._counted = len(self.slots), sum(cost(math.prod(slot.shape)) for slot in self.slots)
+        return self._counted[1]
 
     def gradients(self, step: OptimizerStep) -> tuple[list[Slot], list[torch.Tensor], list[torch.Tensor]]:
         """The slots of a step's gradients, the gradients as real strided tensors, and the parameters."""
@@ -113,7 +119,9 @@ class RowLayout:
                 slots.append(slot)
                 tensors.append(as_real_dense(tensor))
                 parameters.append(parameter)
-        return slots, tensors, parameters
+        if slots != self._usual:
+            self._usual = slots
+        return self._usual, tensors, parameters
 
     def _knows(self, parameter: torch.Tensor) -> bool:
         # The id of a deleted parameter may now be another's.

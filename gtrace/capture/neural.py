@@ -61,6 +61,9 @@ class NeuralRow:
     slots: Sequence[Slot]
     targets: Sequence[torch.Tensor]
     pool: HostBlocks
+    #: These rows share no memory and wait for no other.
+    slab: None = None
+    last: bool = True
 
     def wait(self) -> None:
         """Nothing to wait for."""

@@ -11,7 +11,7 @@ import math
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -106,13 +106,27 @@ class Row:
     kind: str = "weight"
     numbers: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
+    def goes_with(self, later: Row) -> bool:
+        """Whether a later row of the stream can be written with this one."""
+        slab = self.buffer.slab
+        alike = slab is not None and later.buffer.slab is slab and later.slots is self.slots
+        return alike and self.numbers.keys() == later.numbers.keys()
+
+
+def _wake() -> None:
+    """Nothing but the end of the thread's pause."""
+
+
+#: seconds after which rows are written that are too few to be written together
+_PAUSE = 0.5
+
 
 #: seconds between two looks at the writer's thread
 _LOOK = 0.05
 
 
 class AsyncWriter:
-    """Writes rows in the order in which they arrive, and closes the trace: one thread does all work on files.
+    """Writes rows in order, many small ones together, and closes the trace: one thread does all work on files.
 
     Other threads only wait for it, and never longer than ``PATIENCE`` without progress, so neither Ctrl-C nor a disk
     that does not answer can catch one of them in the middle of a write.
@@ -123,6 +137,7 @@ class AsyncWriter:
         on_error: called with each exception; the thread continues with the next row.
         most: elements to keep of a weight's gradient, in whole blocks; None for all.
         on_row: called in the thread when a row is in the trace.
+        values: the trace keeps the values of all gradients, so rows can be written together.
     """
 
     def __init__(
@@ -131,13 +146,22 @@ class AsyncWriter:
         on_error: Callable[[Exception], None],
         most: int | None = None,
         on_row: Callable[[Row], None] = lambda _row: None,
+        *,
+        values: bool = True,
     ) -> None:
         self._most = most
+        self._values = values and most is None
         self._on_row = on_row
         self._samples: dict[tuple[str, int], BlockSample | None] = {}
         self._open_trace = open_trace
         self._on_error = on_error
-        self._queue: queue.SimpleQueue[Row | Callable[[], None] | None] = queue.SimpleQueue()
+        self._rows: queue.SimpleQueue[Row] = queue.SimpleQueue()
+        #: calls for the thread, each after the rows that came before it; None ends it
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        #: rows that the thread has, and has not written yet
+        self._taken = 0
+        #: streams with a row
+        self._begun: set[tuple[str, int]] = set()
         self._trace: TraceWriter | None = None
         #: Steps that could not be written.
         self.unwritten = Gaps()
@@ -145,6 +169,10 @@ class AsyncWriter:
         self._described: set[tuple[str, int, str]] = set()
         #: rows that are safely in the trace, by kind
         self.rows = Counter[str]()
+        #: the same by kind and optimizer
+        self.streams = defaultdict[str, Counter[int]](Counter)
+        #: held while the thread works on files
+        self.busy = threading.Lock()
         #: why no row can be written any more: there is no trace, or it is gone
         self.lost: Exception | None = None
         self._progress = 0
@@ -152,16 +180,24 @@ class AsyncWriter:
         self._dropping = False
         # A daemon, so that a disk that never answers cannot keep the interpreter; otherwise close() ends it.
         self._thread = threading.Thread(target=self._run, name="gtrace-writer", daemon=True)
-        self._thread.start()
 
     def submit(self, row: Row) -> None:
-        """Queue a row; its buffer returns to its pool when it is written."""
-        self._queue.put(row)
+        """Queue a row; its buffer returns to its pool when it is written.
+
+        The thread begins with it at once if it is the first of its optimizer or its slab is full. Otherwise it sleeps
+        on: to be woken, and to share the interpreter, would cost a small training more than the work itself.
+        """
+        self._rows.put(row)
+        if row.buffer.last or (row.kind, row.stream) not in self._begun:
+            self._begun.add((row.kind, row.stream))
+            self._queue.put(_wake)
+        if self._thread.ident is None:
+            self._thread.start()  # not earlier: most forked children never train
 
     @property
     def waiting(self) -> int:
         """Estimated number of queued rows that are not written yet."""
-        return self._queue.qsize()
+        return self._rows.qsize() + self._taken
 
     @property
     def stored(self) -> int:
@@ -170,6 +206,8 @@ class AsyncWriter:
 
     def drain(self) -> None:
         """Wait until all queued rows are written; call it when none can follow."""
+        if self._thread.ident is None:
+            return
         done = threading.Event()
         self._queue.put(done.set)
         self._wait(done.wait)
@@ -181,6 +219,8 @@ class AsyncWriter:
             status: how the program ended; a trace that lacks a step is ``interrupted``.
             attrs: the attributes.
         """
+        if self._thread.ident is None:
+            return
         self._queue.put(lambda: self._close(status, attrs))
         self._queue.put(None)
 
@@ -220,24 +260,90 @@ class AsyncWriter:
             self._write_all()
 
     def _write_all(self) -> None:
-        while (job := self._queue.get()) is not None:
-            self._progress += 1
-            if not isinstance(job, Row):
-                job()
-                continue
-            written = False
+        job: Callable[[], None] | None = _wake
+        while job is not None:
+            try:
+                job = self._queue.get(timeout=_PAUSE)
+            except queue.Empty:
+                job = _wake
+            with self.busy:
+                for run in self._runs():
+                    self._write_run(run)
+                if job is not None:
+                    job()
+
+    def _runs(self) -> list[list[Row]]:
+        """The rows that have arrived, with those of a stream together that can be written together."""
+        streams: dict[object, list[list[Row]]] = {}
+        self._taken = self._rows.qsize()
+        for _ in range(self._taken):
+            row = self._rows.get()
+            runs = streams.setdefault((row.kind, row.stream), [])
+            if runs and self._values and runs[-1][-1].goes_with(row):
+                runs[-1].append(row)
+            else:
+                runs.append([row])
+        return [run for runs in streams.values() for run in runs]
+
+    def _write_run(self, run: list[Row]) -> None:
+        together = True
+        while run:
+            done, written = 1, False
             try:
                 if self.lost is not None or self._dropping:
-                    self.unwritten.add(job.stream, job.step)
+                    self.unwritten.add(run[0].stream, run[0].step)
+                elif together and (most := self._together(run)) > 1:
+                    done = self._write_several(run[:most])
+                    written = True
                 else:
-                    self._write(job)
+                    self._write(run[0])
                     written = True
             except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
-                self._give_up(job, error)
-            finally:
-                job.buffer.release()
-            if written:
-                self._on_row(job)
+                # One by one, so that as many as possible are written.
+                together = False
+                self._give_up(run[0], error)
+            self._progress += 1
+            self._taken -= done
+            for row in run[:done]:
+                row.buffer.release()
+                if written:
+                    self.rows[row.kind] += 1
+                    self.streams[row.kind][row.stream] += 1
+                    self._on_row(row)
+            run = run[done:]
+
+    def _together(self, run: Sequence[Row]) -> int:
+        """How many of these rows can be written together: 1 if the trace does not have all their tensors yet."""
+        kind, stream = run[0].kind, run[0].stream
+        known = all((kind, stream, slot.name) in self._described for slot in run[0].slots)
+        return self._trace.together(len(run), kind, stream, self._rank) if known and self._trace is not None else 1
+
+    def _write_several(self, run: Sequence[Row]) -> int:
+        """Write rows of one slab together; returns how many."""
+        import numpy as np
+
+        assert self._trace is not None
+        buffers = [row.buffer for row in run]
+        for buffer in buffers:
+            buffer.wait()
+        slab = run[0].buffer.slab
+        values = slab.values(buffers)
+        if any(row.grad_scale != 1.0 for row in run):
+            values = values / np.array([row.grad_scale for row in run], np.float32)[:, None]
+        names = {name for row in run for name in row.scalars}
+        return self._trace.extend(
+            [row.step for row in run],
+            {slot.name: values[:, slab.parts[slot.index]] for slot in run[0].slots},
+            {name: [row.scalars.get(name, math.nan) for row in run] for name in names},
+            {
+                slot.name: {what: [row.numbers[slot.index][what] for row in run] for what in run[0].numbers[slot.index]}
+                for slot in run[0].slots
+                if slot.index in run[0].numbers
+            },
+            kind=run[0].kind,
+            optimizer=run[0].stream,
+            rank=self._rank,
+        )
 
     def _close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
         try:
@@ -284,7 +390,6 @@ class AsyncWriter:
             self._trace.append(row.step, slot.name, gradient, numbers=numbers, **place, **about)
             self._progress += 1
         self._trace.commit(row.step, **{**place, **row.scalars})
-        self.rows[row.kind] += 1
 
     def _cut(
         self, slot: Slot, gradient: NDArray[Any], most: int, about: dict[str, Any], numbers: dict[str, float]

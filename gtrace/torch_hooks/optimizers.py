@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import lr_scheduler
 
+from gtrace.torch_hooks.unstepped import HandedStream, HandStream
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -30,10 +32,14 @@ _PLANNED = "num_training_steps"
 _SAME = 0.9
 #: different settings of one optimizer that are told apart; a schedule may change them at every step
 _MOST_SETTINGS = 1000
+#: what the facts of a group are made of
+_SETTINGS = ("momentum", "dampening", "weight_decay", "eps", "nesterov", "betas", "decoupled_weight_decay")
 
 
 def kind_of(optimizer: Optimizer | Rounds) -> str:
     """The class of torch.optim whose rule an optimizer follows; see ``gtrace.trace.OptimizerFacts``."""
+    if isinstance(optimizer, (HandStream, HandedStream)):
+        return "by hand"
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = next(iter(optimizer.members.values()))
     # ZeroRedundancyOptimizer has the optimizer that it divides among processes.
@@ -159,7 +165,7 @@ class OptimizerHistory:
         self._row: range = range(0)
         self._kind = kind_of(optimizer)
         self._settings: Counter[str] = Counter()
-        self._present: dict[str, Any] | None = None
+        self._values: list[Any] = []
         self._text = ""
         self._batches: Counter[int] = Counter()
         self._tokens = 1
@@ -194,9 +200,10 @@ class OptimizerHistory:
         if samples:
             self._batches[samples] += 1
             self._tokens = tokens
-        found = group_facts(self._kind, group)
-        if found != self._present:
-            self._present, self._text = found, json.dumps(found)
+        values = [group.get(name) for name in _SETTINGS]
+        # A tensor may have another value by now.
+        if values != self._values or any(isinstance(value, torch.Tensor) for value in values):
+            self._values, self._text = values, json.dumps(group_facts(self._kind, group))
         if self._text in self._settings or len(self._settings) < _MOST_SETTINGS:
             self._settings[self._text] += 1
 

@@ -160,6 +160,10 @@ class Losses:
         if self._used:
             self._all, self._since, self._clipped, self._used = _Sum(), {}, [], False
             self._sums = [self._all]
+        if gradients is None and isinstance(tensors, torch.Tensor):
+            if tensors.numel() == 1:
+                self._add(self._value(tensors))
+            return
         roots = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
         given = gradients if isinstance(gradients, (tuple, list)) else (gradients,) * len(roots)
         if not all(isinstance(root, torch.Tensor) and root.numel() == 1 for root in roots):
@@ -167,15 +171,22 @@ class Losses:
         if not all(factor is None or (isinstance(factor, torch.Tensor) and factor.numel() == 1) for factor in given):
             return
         for root, factor in zip(roots, given, strict=True):
-            value = self._value(root) if factor is None else self._value(root) * _number(factor)
-            for one in self._sums:
-                one.total = one.total + value
+            self._add(self._value(root) if factor is None else self._value(root) * _number(factor))
         for one in self._sums:
+            one.count -= len(roots) - 1
+
+    def _add(self, value: float | torch.Tensor) -> None:
+        for one in self._sums:
+            one.total = one.total + value
             one.count += 1
+
+    def begun(self) -> bool:
+        """Whether there was a loss since the last step; :meth:`zeroed` does nothing if not."""
+        return not self._used and bool(self._all.count)
 
     def zeroed(self, parameters: Iterable[torch.Tensor]) -> None:
         """The gradients of these parameters were set to zero or None."""
-        if self._used or not self._all.count:
+        if not self.begun():
             return  # usual: most loops do this after a step
         fresh = _Sum()
         self._since.update((id(parameter), fresh) for parameter in parameters)
@@ -195,7 +206,7 @@ class Losses:
 def _number(tensor: torch.Tensor) -> float | torch.Tensor:
     # Reading a value from another device would make training wait, so a captured step does it later.
     # The copy is needed because a loss may be changed in place after its backward pass.
-    return tensor.item() if tensor.device.type == "cpu" else tensor.detach().to(torch.float32, copy=True).reshape(())
+    return tensor.item() if tensor.is_cpu else tensor.detach().to(torch.float32, copy=True).reshape(())
 
 
 def _parameters(groups: Iterable[Mapping[str, Any]]) -> Iterable[torch.Tensor]:

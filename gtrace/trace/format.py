@@ -16,7 +16,7 @@ import numpy as np
 from gtrace.errors import UsageError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -77,6 +77,9 @@ EXTRAS = dict.fromkeys(
         "whole_nonfinite",
         # sum of the optimizer's running means of squared gradients, before this step
         "second_moment",
+        # learning rate and momentum of the tensor's parameter group, if the optimizer has several groups
+        "group_lr",
+        "group_momentum",
         # steps that the optimizer had done before this one
         "optimizer_step",
         # micro-batches that were accumulated, the sum of their squared norms, and the squared norm of their sum
@@ -280,20 +283,46 @@ class Record(NamedTuple):
     statistics: Mapping[str, NDArray[Any]]
 
 
+class Rows(NamedTuple):
+    """The content of a commit about consecutive rows of a stream.
+
+    Attributes:
+        steps: int64[n], the training steps.
+        scalars: name -> float64[n], for every name in ``format.SCALARS``.
+        statistics: name -> (n, tensors known so far), with the names of :class:`Record`.
+    """
+
+    steps: NDArray[np.int64]
+    scalars: Mapping[str, NDArray[np.float64]]
+    statistics: Mapping[str, NDArray[Any]]
+
+    def each(self) -> Iterator[Record]:
+        """One row after the other."""
+        for row, step in enumerate(self.steps.tolist()):
+            scalars = {name: float(values[row]) for name, values in self.scalars.items()}
+            yield Record(step, scalars, {name: values[row] for name, values in self.statistics.items()})
+
+
 class StreamSink(Protocol):
-    """Stores the rows of a stream. Row ``r`` becomes visible with the call of ``commit``."""
+    """Stores the rows of a stream. They become visible with the call of ``commit``.
+
+    Several rows at once are as many as :func:`gtrace.trace.journal.together` allows.
+    """
 
     def add_tensor(self, spec: TensorSpec) -> None:
         """Make room for a tensor; its index is the next one of the stream."""
 
-    def write_row(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
-        """Take one row: float32, padded with NaN if it is shorter, or bytes; copied or written on return."""
+    def write_rows(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
+        """Take consecutive rows, the first of which is ``row``: (rows, elements), float32 or bytes.
 
-    def discard(self, row: int, specs: Sequence[TensorSpec]) -> None:
-        """Forget these tensors' rows: they will be absent, or written again."""
+        A row that is too short is padded. The values are copied or written on return.
+        """
 
-    def commit(self, row: int, record: Record) -> None:
-        """Make the row durable and then, as the last step, visible."""
+    def discard(self, rows: range, specs: Sequence[TensorSpec]) -> None:
+        """Forget these tensors' rows since the last commit: they will be absent, or written again."""
+
+    def commit(self, row: int, rows: Rows) -> None:
+        """Make these rows, the first of which is ``row``, durable and then, as the last step, visible."""
 
 
 def go_on() -> bool:

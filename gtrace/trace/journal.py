@@ -54,6 +54,19 @@ _FIXED = struct.Struct("<qqQ")
 _BUFFERS = 1024
 
 
+def together(row: int, count: int) -> int:
+    """How many of ``count`` rows, the first of which is ``row``, a writer commits at once.
+
+    Rows up to a multiple of 64 go into chunk files directly, if they do not cross the end of a chunk of ``step``; of
+    others, each goes into the journal.
+
+    >>> together(3, 200), together(1000, 200), together(192, 60)
+    (189, 24, 1)
+    """
+    end = min(row + count, (row // layout.STEP_ROWS + 1) * layout.STEP_ROWS)
+    return max(end // MOST_ROWS * MOST_ROWS - row, 1)
+
+
 def in_journal(spec: TensorSpec) -> bool:
     """Whether rows of this tensor go through the journal: those with several rows in a chunk."""
     return spec.chunk_rows > 1 and spec.size > 0
@@ -96,7 +109,7 @@ class JournalWriter:
         lock_file(descriptor, fcntl.LOCK_SH)
         self.close()
         self._descriptor, self._inode = descriptor, os.fstat(descriptor).st_ino
-        self.first = first
+        self._next = first
         self._size = len(header)
         self._torn = False
 
@@ -113,7 +126,7 @@ class JournalWriter:
         """Commit a row. It counts once the whole entry is in the file.
 
         Args:
-            row: number of the row.
+            row: number of the row; if it does not follow the last one, rows before it are in chunk files.
             record: its numbers.
             values: little-endian values of the tensors that are present and ``in_journal``, by index.
 
@@ -121,6 +134,8 @@ class JournalWriter:
             FileNotFoundError: the trace was deleted, moved or replaced.
         """
         self.check_place()
+        if row != self._next:
+            self.restart(row)
         self.trim()
         scalars = np.array([record.scalars[name] for name in layout.SCALARS], layout.SCALAR.dtype)
         tables = [np.ascontiguousarray(record.statistics[name], c.dtype) for name, c in self._columns.items()]
@@ -133,6 +148,7 @@ class JournalWriter:
         self._write([memoryview(entry), *(array.view(np.uint8).data for array in values)])
         self._torn = False
         self._size += len(entry) + length
+        self._next += 1
 
     def trim(self) -> None:
         """Cut off what an append that failed has left."""

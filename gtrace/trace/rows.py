@@ -86,6 +86,29 @@ def row_statistics(values: NDArray[np.float32]) -> RowStatistics:
     return RowStatistics(norm2, absmax, zeros, nonfinite, checksum(values))
 
 
+def rows_statistics(values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
+    """The fields of :func:`row_statistics` for float32[rows, n], each row contiguous: one array[rows] for each."""
+    count, size = values.shape
+    height = _BLOCK // size if size else 0
+    if count == 1 or height == 0:
+        return tuple(map(np.array, zip(*map(row_statistics, values), strict=True)))
+    norm2, absmax, zeros, nonfinite = np.empty(count), np.empty(count), np.empty(count, np.int64), np.zeros(count)
+    with np.errstate(invalid="ignore"):
+        for top in range(0, count, height):
+            here, block = slice(top, top + height), values[top : top + height]
+            zero = np.equal(block, 0.0, out=_scratch.zero[: block.size].reshape(block.shape))
+            zeros[here] = [np.count_nonzero(row) for row in zero]
+            squares = _scratch.squares[: block.size].reshape(block.shape)
+            squares[...] = block
+            np.multiply(squares, squares, out=squares)
+            norm2[here] = np.add.reduce(squares, axis=1)
+            # The root of the square of a float32 is exact.
+            absmax[here] = np.sqrt(np.maximum.reduce(squares, axis=1))
+    for row in np.flatnonzero(~np.isfinite(norm2)).tolist():
+        norm2[row], absmax[row], zeros[row], nonfinite[row], _ = row_statistics(values[row])
+    return norm2, absmax, zeros, nonfinite, np.array([checksum(row) for row in values])
+
+
 def _sum_of_squares(block: NDArray[np.float32]) -> float:
     squares = _scratch.squares[: block.size]
     # Cast first, then multiply: in one call, numpy would do both through a small buffer.

@@ -184,6 +184,8 @@ def _locked(path: Path) -> Iterator[None]:
     _late.discard(path)
     try:
         yield
+        # A child that is forked meanwhile has the descriptor, too, and would hold the lock as long as it lives.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         if descriptor >= 0:
             # Before the lock ends: whoever opened the file meanwhile finds that it is another one.

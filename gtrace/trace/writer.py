@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import os
@@ -24,7 +25,7 @@ from gtrace.trace.format import (
     SKETCH,
     VALUES,
     VERSION,
-    Record,
+    Rows,
     StreamKey,
     TensorSpec,
     chunking,
@@ -32,8 +33,16 @@ from gtrace.trace.format import (
     go_on,
     statistics_of,
 )
-from gtrace.trace.journal import refuse_living
-from gtrace.trace.rows import SAMPLE, checksum_bytes, row_statistics, row_width, subsample
+from gtrace.trace.journal import refuse_living, together
+from gtrace.trace.rows import (
+    SAMPLE,
+    RowStatistics,
+    checksum_bytes,
+    row_statistics,
+    row_width,
+    rows_statistics,
+    subsample,
+)
 from gtrace.trace.sketches import SketchPlan, SketchRow, values_of
 from gtrace.trace.source import MemoryStream, TraceSource, attribute_fault, table_of
 from gtrace.trace.zarr import ZarrSink, start_folder
@@ -45,7 +54,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.trace.format import Beat, ColumnType, StreamSink, TraceSink
+    from gtrace.trace.format import Beat, ColumnType, Record, StreamSink, TraceSink
 
 
 #: Limit on the bytes of unfinished chunks that a writer holds; tensors beyond it get chunks of one
@@ -169,13 +178,17 @@ class StreamState:
                 self.columns = {**self.columns, what: EXTRAS[what]}
         self.values[index] = statistics
 
+    def tables(self, rows: int = 1) -> dict[str, NDArray[Any]]:
+        """Fill values of each statistic: (rows, tensors)."""
+        return {name: np.full((rows, len(self.specs)), c.fill, c.dtype) for name, c in self.columns.items()}
+
     def statistics(self) -> dict[str, NDArray[Any]]:
-        """One value per tensor and statistic of the pending row."""
-        table = {name: np.full(len(self.specs), c.fill, c.dtype) for name, c in self.columns.items()}
+        """One value per statistic and tensor of the pending row: (1, tensors)."""
+        table = self.tables()
         for index, row in self.values.items():
-            table["present"][index] = 1
+            table["present"][:, index] = 1
             for name, value in row.items():
-                table[name][index] = value
+                table[name][:, index] = value
         return table
 
 
@@ -381,6 +394,75 @@ class TraceWriter:
             about = {"shape": list(shape), "dtype": "float32"} | attrs
             self._append_row(key, step, name, row, row.size if n_total is None else n_total, about, {})
 
+    def together(self, count: int, kind: str = "weight", optimizer: int = 0, rank: int = 0) -> int:
+        """How many of the next ``count`` steps :meth:`extend` commits at once."""
+        with self._lock:
+            return together(self._stream(self._key(kind, optimizer, rank)).rows, count)
+
+    def extend(
+        self,
+        steps: Sequence[int],
+        tensors: Mapping[str, NDArray[np.float32]],
+        scalars: Mapping[str, Sequence[float]],
+        about: Mapping[str, Mapping[str, Sequence[float]]],
+        *,
+        kind: str = "weight",
+        optimizer: int = 0,
+        rank: int = 0,
+    ) -> int:
+        """Append and commit several steps, each with the same tensors; many small ones cost little more than one.
+
+        Args:
+            steps: the training steps, ascending, after those before.
+            tensors: name -> float32 (steps, elements), each row contiguous, of tensors that the stream has already.
+            scalars: see ``commit``; one number per step, NaN if unknown.
+            about: name -> number of ``append`` -> one per step; of all tensors that have any.
+            kind: see ``append``.
+            optimizer: see ``append``.
+            rank: see ``append``.
+
+        Returns:
+            how many of the steps, from the first on, are committed: as many as :meth:`together` says.
+
+        Raises:
+            UsageError: a wrong argument; nothing was committed.
+            TraceError: the files cannot be written; nothing was committed.
+        """
+        with self._lock:
+            key = self._key(kind, optimizer, rank)
+            stream = self._stream(key)
+            if any(a >= b for a, b in itertools.pairwise(steps)) or not tensors.keys() <= stream.specs.keys():
+                raise UsageError(f"{self.path}: steps must ascend, and their tensors need an earlier append")
+            self._begin(key, stream, steps[0])
+            stream.pending = None
+            part = slice(0, together(stream.rows, len(steps)))
+            numbers = {name: np.full(part.stop, math.nan) for name in SCALARS}
+            numbers |= {name: np.array(values[part], np.float64) for name, values in scalars.items()}
+            found = {name: (stream.specs[name], values[part]) for name, values in tensors.items()}
+            table = stream.tables(part.stop)
+            for name, (spec, values) in found.items():
+                if spec.sketched or values.shape != (part.stop, spec.size):
+                    raise other_size(name, steps[0], values.shape[1], spec.size)
+                table["present"][:, spec.index] = 1
+                for what, column in zip(RowStatistics._fields, rows_statistics(values), strict=True):
+                    table[what][:, spec.index] = column
+                for what, given in about.get(name, {}).items():
+                    if what not in table:
+                        raise UsageError(f"tensor '{printable(name)}': the first step of its stream had no '{what}'")
+                    table[what][:, spec.index] = given[part]
+            sink, rows = self._sink_of(key, stream), range(stream.rows, stream.rows + part.stop)
+            with self._storing:
+                try:
+                    for spec, values in found.values():
+                        sink.write_rows(spec, rows.start, values)
+                    sink.commit(rows.start, Rows(np.array(steps[part], np.int64), numbers, table))
+                except Exception:
+                    sink.discard(rows, [spec for spec, _ in found.values()])
+                    raise
+            stream.last_step, stream.rows = int(steps[part.stop - 1]), rows.stop
+            self.stored += sum(values.nbytes for _, values in found.values())
+            return part.stop
+
     def commit(
         self,
         step: int,
@@ -447,7 +529,7 @@ class TraceWriter:
                     stream.pending, stream.values = None, {}
                     if stream.sink is not None:
                         with self._storing:
-                            stream.sink.discard(stream.rows, begun)
+                            stream.sink.discard(range(stream.rows, stream.rows + 1), begun)
 
     def set_attrs(self, **attrs: object) -> None:
         """Set attributes of the trace that become known later; ``close`` stores them.
@@ -584,15 +666,16 @@ class TraceWriter:
             stream.specs[spec.name] = spec
             self._open_bytes += open_chunk_bytes(spec)
         with self._storing:
-            self._sink_of(key, stream).write_row(spec, stream.rows, values)
+            self._sink_of(key, stream).write_rows(spec, stream.rows, values[None])
         self.stored += values.nbytes
         stream.add(spec.index, spec.name, statistics)
 
     def _commit(self, key: StreamKey, stream: StreamState, scalars: Mapping[str, float]) -> None:
         assert stream.pending is not None
-        record = Record(stream.pending, scalars, stream.statistics())
+        numbers = {name: np.array([value]) for name, value in scalars.items()}
+        rows = Rows(np.array([stream.pending], np.int64), numbers, stream.statistics())
         with self._storing:
-            self._sink_of(key, stream).commit(stream.rows, record)
+            self._sink_of(key, stream).commit(stream.rows, rows)
         stream.last_step, stream.pending = stream.pending, None
         stream.rows += 1
         stream.values = {}
@@ -609,16 +692,17 @@ class _MemoryStreamSink:
     def add_tensor(self, spec: TensorSpec) -> None:
         self.specs.append(spec)
 
-    def write_row(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
-        self.rows[spec.index, row] = values.copy()
-        self.rows[spec.index, row].flags.writeable = False
+    def write_rows(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
+        for number, one in enumerate(values, row):
+            self.rows[spec.index, number] = one.copy()
+            self.rows[spec.index, number].flags.writeable = False
 
-    def discard(self, row: int, specs: Sequence[TensorSpec]) -> None:
-        for spec in specs:
+    def discard(self, rows: range, specs: Sequence[TensorSpec]) -> None:
+        for spec, row in itertools.product(specs, rows):
             self.rows.pop((spec.index, row), None)
 
-    def commit(self, row: int, record: Record) -> None:
-        self.records.append(record)
+    def commit(self, row: int, rows: Rows) -> None:
+        self.records.extend(rows.each())
 
     def source(self, key: StreamKey) -> MemoryStream:
         records = self.records

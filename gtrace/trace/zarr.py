@@ -4,11 +4,12 @@ The reader checks metadata and sizes before it decodes anything, supports few co
 shard is one file with many chunks and an index of them at its end (codec ``sharding_indexed``): for each chunk in
 C order its offset and length as little-endian uint64, then the CRC-32C of the index.
 
-The writer takes metadata from zarr-python, and encodes and places chunk files itself. A commit appends one entry
-to the stream's journal, so it costs one system call, whatever the number of tensors. Every 64 rows the journal is
-emptied into chunk files. Such a file is replaced as a whole, by one with the same rows and perhaps
-new ones; the chunk of ``step`` is replaced last, and then the journal. Wherever a writer is killed, each committed
-row is complete in one place or the other.
+The writer takes metadata from zarr-python, and encodes and places chunk files itself. A commit of one row appends an
+entry to the stream's journal, so it costs one system call, whatever the number of tensors. Every 64th row goes into
+chunk files with all that the journal has; so do many rows that are committed at once, without the journal. Such a
+file is replaced as a whole, by one with the same rows and perhaps new ones; the chunk of ``step`` is replaced last.
+The next row that needs a journal starts a new one. Wherever a writer is killed, each committed row is complete in one
+place or the other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import os
 import struct
 from operator import floordiv, mod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numcodecs.blosc import BITSHUFFLE, Blosc
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.trace.files import Files
-    from gtrace.trace.format import ArrayForm, Beat, ColumnType, Record, TensorSpec
+    from gtrace.trace.format import ArrayForm, Beat, ColumnType, Rows, TensorSpec
     from gtrace.trace.source import WholeArray
 
 
@@ -68,9 +69,9 @@ PIPELINES = (
     ("bytes", "zstd"),
     ("bytes", "zstd", "crc32c"),
 )
-_CHUNK_KEYS = {"name": "default", "configuration": {"separator": "."}}
 _SHARDS = "sharding_indexed"
-_INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+_LITTLE = {"endian": "little"}
+_INDEX_CODECS = [{"name": "bytes", "configuration": _LITTLE}, {"name": "crc32c"}]
 #: limit on chunks in a shard: its index then has 1 MiB
 _MOST_CHUNKS = 65536
 #: offset and length of a missing chunk in the index of a shard
@@ -186,12 +187,6 @@ def is_gtrace_zarr(path: Path) -> bool:
     return attrs is not None and attrs.get("format") == layout.FORMAT
 
 
-def _configuration(codec: object) -> Mapping[str, Any]:
-    """The configuration of a codec or a grid; empty if that is not an object."""
-    found = codec.get("configuration") if isinstance(codec, dict) else None
-    return found if isinstance(found, dict) else {}
-
-
 class _ArrayFile:
     """One array, perhaps a forged one: its checked metadata and its chunks."""
 
@@ -199,60 +194,53 @@ class _ArrayFile:
         self._files = files
         self.folder = folder
         self.attrs: dict[str, Any] = document["attributes"]
-        if document.get("node_type") != "array":
-            self._reject("is a group, not an array")
-        grid, dtype = document.get("chunk_grid"), document.get("data_type")
-        codecs: Any = document.get("codecs")
-        if not isinstance(grid, dict) or grid.get("name") != "regular":
-            self._reject("needs a regular chunk grid")
-        if document.get("chunk_key_encoding") != _CHUNK_KEYS:
-            self._reject("chunk keys other than c.0.0 are not read")
-        if document.get("storage_transformers"):
-            self._reject("storage transformers are not read")
-        if not isinstance(dtype, str) or dtype not in _TYPES:
-            self._reject(f"data type {printable(str(dtype)[:80])} does not occur in a trace")
-        shape, outer = document.get("shape"), _configuration(grid).get("chunk_shape")
-        if not layout.are_lengths(shape) or not layout.are_lengths(outer, 1) or len(shape) != len(outer):
-            self._reject("its shape and chunk shape do not fit together")
-        self.shape, self.chunks, self.dtype = tuple(shape), tuple(outer), _TYPES[dtype]
+        shape, outer, self.dtype, codecs = self._declared(document)
+        self.shape, self.chunks = tuple(shape), tuple(outer)
         #: chunks of a shard along each axis, None without shards
         self._counts: tuple[int, ...] | None = None
+        if self._names(codecs) == (_SHARDS,):
+            inner, codecs = self._shard(codecs[0].get("configuration"))
+            self.chunks, self._counts = tuple(inner), tuple(map(floordiv, outer, inner))
         self._pipeline = self._names(codecs)
-        if self._pipeline == (_SHARDS,):
-            codecs = self._shard(_configuration(codecs[0]))
-            self._pipeline = self._names(codecs)
-        if self._pipeline not in PIPELINES:
-            shown = printable(", ".join(self._pipeline)[:120])
-            self._reject(f"codecs {shown} are not among those that are read")
-        if _configuration(codecs[0]).get("endian", "little") != "little":
-            self._reject("numbers are not little-endian")
+        if self._pipeline not in PIPELINES or codecs[0].get("configuration", {"endian": "little"}) != _LITTLE:
+            raise self._fault(f"codecs {printable(str(codecs)[:120])} are not read")
         self._bytes = math.prod(self.chunks) * self.dtype.itemsize
         if self._bytes > most_bytes:
-            self._reject(f"chunks of {self._bytes} bytes; at most {most_bytes} are read")
+            raise self._fault(f"chunks of {self._bytes} bytes; at most {most_bytes} are read")
         # The index of the last shard; replaced as a whole, so that several threads may read.
         self._last: tuple[str, NDArray[np.uint64]] | None = None
 
-    def _reject(self, why: str) -> NoReturn:
-        raise TraceError(f"{os.path.join(self.folder, 'zarr.json')}: {why}; damaged or foreign")
+    def _fault(self, why: str) -> TraceError:
+        return TraceError(f"{os.path.join(self.folder, 'zarr.json')}: {why}; damaged or foreign")
 
-    def _names(self, codecs: object) -> tuple[str, ...]:
-        if not isinstance(codecs, list) or not all(isinstance(codec, dict) for codec in codecs):
-            self._reject("no list of codecs")
-        return tuple(str(codec.get("name"))[:40] for codec in codecs)
+    def _declared(self, document: dict[str, Any]) -> tuple[list[int], list[int], np.dtype[Any], list[Any]]:
+        """Shape, shape of a chunk or shard, type and codecs, if all else is as in every trace."""
+        match document:
+            case {
+                "node_type": "array",
+                "shape": shape,
+                "data_type": str(dtype),
+                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": outer}},
+                "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+                "codecs": [*codecs],
+            } if dtype in _TYPES and not document.get("storage_transformers"):
+                if layout.are_lengths(shape) and layout.are_lengths(outer, 1) and len(shape) == len(outer):
+                    return shape, outer, _TYPES[dtype], codecs
+        raise self._fault("its node type, data type, shape, chunks or codecs are not those of an array in a trace")
 
-    def _shard(self, configuration: Mapping[str, Any]) -> Any:
-        """Set the shape of the chunks in a shard; returns their codecs."""
-        if not isinstance(configuration.get("index_codecs"), list):
-            self._reject("lacks a configuration of its shards")
-        if configuration["index_codecs"] != _INDEX_CODECS or configuration.get("index_location", "end") != "end":
-            self._reject("the index of a shard must be little-endian, at the end, with codecs bytes and crc32c")
-        outer, inner = self.chunks, configuration.get("chunk_shape")
-        if not layout.are_lengths(inner, 1) or len(inner) != len(outer) or any(map(mod, outer, inner)):
-            self._reject("its chunks do not divide their shard")
-        self.chunks, self._counts = tuple(inner), tuple(map(floordiv, outer, inner))
-        if math.prod(self._counts) > _MOST_CHUNKS:
-            self._reject(f"shards of {math.prod(self._counts)} chunks; at most {_MOST_CHUNKS} are read")
-        return configuration.get("codecs")
+    def _names(self, codecs: list[Any]) -> tuple[str, ...]:
+        return tuple(str(codec.get("name"))[:40] if isinstance(codec, dict) else "" for codec in codecs)
+
+    def _shard(self, configuration: Any) -> tuple[list[int], list[Any]]:
+        """Shape and codecs of the chunks in a shard."""
+        match configuration:
+            case {"chunk_shape": inner, "codecs": [*codecs], "index_codecs": index} if index == _INDEX_CODECS:
+                place, outer = configuration.get("index_location", "end"), self.chunks
+                if place == "end" and layout.are_lengths(inner, 1) and len(inner) == len(outer):
+                    counts = math.prod(map(floordiv, outer, inner))
+                    if counts <= _MOST_CHUNKS and not any(map(mod, outer, inner)):
+                        return inner, codecs
+        raise self._fault("its shards are not those of a trace")
 
     def _file(self, place: tuple[int, ...]) -> str:
         """The file that holds a chunk."""
@@ -565,7 +553,7 @@ def write_json(folder: str, document: Mapping[str, Any]) -> None:
     try:
         write_beside(path, data)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not os.path.exists(path):
             raise
         write_over(path, data)
 
@@ -658,19 +646,31 @@ class _OpenRows(_Array):
     block = -1
     _dirty = False
     _rows: NDArray[Any] = np.empty((0, 0))
+    #: the first row of the last call, and the row of chunks that it was added to, once that is full
+    _first = -1
+    _earlier: tuple[int, NDArray[Any]] | None = None
 
-    def put_row(self, row: int, values: NDArray[Any]) -> None:
-        block, offset = divmod(row, self.chunks[0])
-        if block != self.block or self.columns > self._rows.shape[1]:
-            self._make_room(block)
-        self._rows[offset, : values.size] = values
-        self._dirty = True
+    def put_rows(self, row: int, values: NDArray[Any]) -> None:
+        """Take rows; those before ``row`` are committed."""
+        self._first, self._earlier = row, None
+        height = self.chunks[0]
+        while len(values):
+            block, offset = divmod(row, height)
+            if block != self.block or self.columns > self._rows.shape[1]:
+                self._make_room(block)
+            part = values[: height - offset]
+            self._rows[offset : offset + len(part), : part.shape[1]] = part
+            self._dirty = True
+            row, values = row + len(part), values[len(part) :]
 
     def _make_room(self, block: int) -> None:
         width = self.chunks[1] if len(self.chunks) == 2 else 1
         shape = (self.chunks[0], -(-self.columns // width) * width)
         if block != self.block:
             self.flush()
+            if self._first > self.block * self.chunks[0] and self._first // self.chunks[0] == self.block:
+                # It has committed rows: needed again if those of this call are discarded.
+                self._earlier, self._rows = (self.block, self._rows), np.empty((0, 0))
             self.block = block
             # One buffer for all chunks: fresh memory costs more than the work on it.
             self._rows = self._rows if self._rows.shape == shape else np.empty(shape, self.column.dtype)
@@ -683,9 +683,14 @@ class _OpenRows(_Array):
         values: NDArray[Any] = self._rows[row % self.chunks[0]]
         return values
 
-    def discard(self, row: int) -> None:
-        if row // self.chunks[0] == self.block:
-            self._rows[row % self.chunks[0]] = self.column.fill
+    def discard(self, rows: range) -> None:
+        block, offset = divmod(rows.start, self.chunks[0])
+        if self._earlier is not None and self._first == rows.start:
+            (self.block, self._rows), self._earlier = self._earlier, None
+        elif block < self.block:
+            self.block, self._dirty = -1, False
+        if block == self.block:
+            self._rows[offset : offset + len(rows)] = self.column.fill
             self._dirty = True
 
     def flush(self) -> None:
@@ -703,18 +708,19 @@ class _LongRows(_Array):
     A writer that dies in between leaves files that nobody reads.
     """
 
-    def put_row(self, row: int, values: NDArray[Any]) -> None:
-        """Write one row; chunks beyond the last byte of a sketch are not written."""
+    def put_rows(self, row: int, values: NDArray[Any]) -> None:
+        """Write rows; chunks beyond the last byte of a sketch are not written."""
         length = self.chunks[1]
-        end = values.size if self.column.dtype == layout.BYTES else self.columns
-        for part, start in enumerate(range(0, end, length)):
-            piece = np.ascontiguousarray(values[start : start + length], self.column.dtype)
-            if piece.size < length:
-                piece = np.concatenate((piece, np.full(length - piece.size, self.column.fill, self.column.dtype)))
-            write_file(self.place(row, part), *self.encode(piece))
+        end = values.shape[1] if self.column.dtype == layout.BYTES else self.columns
+        for number, one in enumerate(values, row):
+            for part, start in enumerate(range(0, end, length)):
+                piece = np.ascontiguousarray(one[start : start + length], self.column.dtype)
+                if piece.size < length:
+                    piece = np.concatenate((piece, np.full(length - piece.size, self.column.fill, self.column.dtype)))
+                write_file(self.place(number, part), *self.encode(piece))
 
-    def discard(self, row: int) -> None:
-        for part in range(-(-self.columns // self.chunks[1])):
+    def discard(self, rows: range) -> None:
+        for row, part in itertools.product(rows, range(-(-self.columns // self.chunks[1]))):
             Path(self.place(row, part)).unlink(missing_ok=True)
 
     def flush(self) -> None:
@@ -743,52 +749,64 @@ class _ZarrStreamSink:
         self._specs.append(spec)
         self._tensors.append(array)
 
-    def write_row(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
-        self._grow(row)
-        if self._committed and spec.chunk_rows == 1:
+    def write_rows(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
+        self._grow(row + len(values))
+        if self._committed and (spec.chunk_rows == 1 or len(values) > 1):
             self._journal.check_place()
         if spec.size:
-            self._tensors[spec.index].put_row(row, values)
+            self._tensors[spec.index].put_rows(row, values)
 
-    def discard(self, row: int, specs: Sequence[TensorSpec]) -> None:
-        for spec in specs:
-            self._tensors[spec.index].discard(row)
+    def discard(self, rows: range, specs: Sequence[TensorSpec]) -> None:
+        for array in (*(self._tensors[spec.index] for spec in specs), *self._tables.values()):
+            array.discard(rows)
         if self._committed:
             self._journal.trim()
 
-    def commit(self, row: int, record: Record) -> None:
-        self._grow(row)
-        self._make_tables(record.statistics)
-        # Chunks of every table end at multiples of 64 rows, so none stays unwritten.
-        if self._journal.first < row and (row % MOST_ROWS == 0 or self._journal.full):
-            self._empty_journal()
-        present = np.flatnonzero(record.statistics["present"]).tolist()
-        short = [self._tensors[index] for index in present if in_journal(self._specs[index])]
-        self._journal.append(row, record, [array.open_row(row) for array in short if isinstance(array, _OpenRows)])
-        self._committed = row + 1
-        for name, values in record.statistics.items():
-            self._tables[name].put_row(row, values)
-        for name, value in record.scalars.items():
+    def commit(self, row: int, rows: Rows) -> None:
+        end = row + len(rows.steps)
+        self._grow(end)
+        self._make_tables(rows.statistics)
+        # Made with the first rows even if they need none: it shows that the writer lives.
+        journal = self._journal
+        if end % MOST_ROWS:
+            if journal.full:
+                self._flush()
+                journal.restart(row)
+            record = next(rows.each())
+            present = np.flatnonzero(record.statistics["present"]).tolist()
+            short = [self._tensors[index] for index in present if in_journal(self._specs[index])]
+            journal.append(row, record, [array.open_row(row) for array in short if isinstance(array, _OpenRows)])
+            self._put_tables(row, rows)
+        else:
+            journal.check_place()
+            # Chunks of every table end at multiples of 64 rows, so none stays unwritten.
+            self._put_tables(row, rows)
+            self._flush()
+        self._committed = end
+
+    def _put_tables(self, row: int, rows: Rows) -> None:
+        for name, table in rows.statistics.items():
+            self._tables[name].put_rows(row, table)
+        for name, values in rows.scalars.items():
             # A missing chunk reads as NaN: values that a run never records cost no file.
-            if not np.isnan(value) or self._tables[name].block >= 0:
-                self._tables[name].put_row(row, np.array([value]))
-        self._tables["step"].put_row(row, np.array([record.step]))
+            if not np.isnan(values).all() or self._tables[name].block >= 0:
+                self._tables[name].put_rows(row, values[:, None])
+        self._tables["step"].put_rows(row, rows.steps[:, None])
 
     @functools.cached_property
     def _journal(self) -> JournalWriter:
         names = [name for name in self._tables if name != "step" and name not in layout.SCALARS]
         return JournalWriter(os.path.join(self._folder, "step"), names, 0)
 
-    def _empty_journal(self, beat: Beat = layout.go_on) -> None:
-        """Put all committed rows into chunk files."""
+    def _flush(self, beat: Beat = layout.go_on) -> None:
+        """Put all rows into chunk files."""
         # ``step`` comes last.
         for array in (*self._tensors, *self._tables.values()):
             array.flush()
             beat()
-        self._journal.restart(self._committed)
 
-    def _grow(self, row: int) -> None:
-        if row >= self._rows:
+    def _grow(self, rows: int) -> None:
+        if rows > self._rows:
             self._rows *= 2
             self._set_rows()
 
@@ -813,7 +831,7 @@ class _ZarrStreamSink:
         """Cut the arrays to the committed rows; returns them."""
         if self._tables:
             self._journal.check_place()
-            self._empty_journal(beat)
+            self._flush(beat)
         self._rows = self._committed
         self._set_rows(beat)
         if self._tables:

@@ -103,8 +103,10 @@ def test_the_next_row_waits_for_the_copy_of_the_one_before(pool):
     assert same(values(other), row(5.0))
 
 
-def test_a_row_without_some_gradients_and_a_buffer_that_is_used_again(pool):
+def test_a_row_without_some_gradients_and_a_buffer_that_is_used_again():
+    pool = BufferPool(SHAPES, 1, Staging(CPU, LateRuntime(), SHAPES))
     buffer = pool.acquire()
+    assert pool.acquire(wait=False) is None
     buffer.fill([0, 1], row(1.0))
     buffer.wait()
     buffer.release()
@@ -112,6 +114,25 @@ def test_a_row_without_some_gradients_and_a_buffer_that_is_used_again(pool):
     buffer.fill([1], row(7.0)[1:])
     buffer.wait()
     assert torch.equal(buffer.targets[1], row(7.0)[1])
+
+
+def test_rows_one_after_the_other_share_memory_until_all_of_them_are_back():
+    pool = BufferPool(SHAPES, 8 * 40)  # eight rows in four slabs
+    rows = [pool.acquire() for _ in range(8)]
+    assert pool.acquire(wait=False) is None
+    assert [buffer.last for buffer in rows] == [False, True] * 4
+    for number, buffer in enumerate(rows):
+        buffer.fill([1], row(number)[1:])
+    one, other = rows[2:4]
+    assert one.slab is other.slab
+    values = one.slab.values([one, other])
+    assert values.base is not None
+    assert values[:, one.slab.parts[1]].tolist() == [[3.0] * 4, [4.0] * 4]
+    assert one.slab.values([other, one])[:, one.slab.parts[1]].tolist() == [[4.0] * 4, [3.0] * 4]
+    rows[2].release()
+    assert pool.acquire(wait=False) is None
+    rows[3].release()
+    assert [pool.acquire(wait=False) for _ in range(3)] == [rows[2], rows[3], None]
 
 
 def test_gradients_that_are_elsewhere_are_copied_at_once():

@@ -140,6 +140,7 @@ def test_a_header_of_something_else(change, writer, tmp_path):
     ids=["another row", "a step below 0", "a table of another length"],
 )
 def test_a_table_that_contradicts_itself_though_its_checksum_is_right(row, about, writer, tmp_path):
+    writer._next = row
     writer.append(row, about, values(0, 2))
     assert parse(content(tmp_path)) == ([], ["here: checksum mismatch at row 0; damaged from there on"])
 

@@ -86,7 +86,7 @@ class Changes:
 
     def __init__(self, options: CaptureOptions, lent: Lent) -> None:
         self.kinds = tuple(kind for kind in ("update", "outer", "momentum") if kind in options.kinds)
-        self._spans = {"update": 1, "outer": options.every or 1, "momentum": 1}
+        self._spans: dict[str, int] = {"update": 1, "outer": options.every or 1, "momentum": 1}
         self._wait = not options.drop
         self._reduced = options.reduced
         self._lent = lent
@@ -96,7 +96,7 @@ class Changes:
         #: optimizer's number -> ids of its parameters that a wrapper keeps equal, or whole, across processes
         self._shared: dict[int, set[int]] = {}
         #: kind -> rows so far
-        self.rows = dict.fromkeys(self.kinds, 0)
+        self.rows: dict[str, int] = dict.fromkeys(self.kinds, 0)
 
     def tensors(self) -> dict[str, int]:
         """Kind -> number of distinct tensors so far."""

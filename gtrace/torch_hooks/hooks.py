@@ -421,7 +421,8 @@ class TrainingHooks:
             return
         self._ending.add(optimizer)
         handle = optimizer.register_step_post_hook(self._after_step)
-        optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)
+        hooks: Any = optimizer._optimizer_step_post_hooks  # an OrderedDict
+        hooks.move_to_end(handle.id, last=False)
         self._handles.append(handle)
 
     @never_compiled

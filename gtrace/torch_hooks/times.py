@@ -113,10 +113,11 @@ class StepClock:
         return about | self.exchange
 
     def _mark(self) -> Mark:
-        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if not in_use or torch.cuda.is_current_stream_capturing():
             return time.perf_counter(), self._waited()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()  # type: ignore[no-untyped-call]
+        event.record()
         return event
 
     def _read(self, interval: _Interval) -> None:
@@ -148,4 +149,4 @@ def _between(first: Mark, last: Mark) -> float | None:
         return last[0] - first[0] - (last[1] - first[1])
     if isinstance(first, tuple) or isinstance(last, tuple) or first.device != last.device:
         return None
-    return float(first.elapsed_time(last)) / 1e3  # type: ignore[no-untyped-call]
+    return float(first.elapsed_time(last)) / 1e3

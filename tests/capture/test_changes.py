@@ -49,7 +49,8 @@ MAKERS = {
     "fused": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, fused=True),
     "groups": lambda m: torch.optim.SGD(groups(m), lr=0.1, momentum=0.9),
     "RMSprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=0.01, momentum=0.5),
-    "super": lambda m: Shrinking(m.parameters(), lr=0.1, momentum=0.9),
+    # torch watches the step of a class once there is an object of it.
+    "super": lambda m: sgd(m) and Shrinking(m.parameters(), lr=0.1, momentum=0.9),
     "closure": lambda m: sgd(m),
     "LBFGS": lambda m: torch.optim.LBFGS([p for p in m.parameters() if p.requires_grad], lr=0.1, max_iter=3),
     "bfloat16": lambda m: sgd(m),

@@ -256,7 +256,7 @@ class Run:
                 self.processes.append(
                     self._starter.start(self.folder, f"said{rank}", arguments, fresh=self._fresh, limit=limit, **more)
                 )
-            self._wait(self._begun, "no step is committed")
+            self._wait(self._begun, "no step is committed", 10 * HUNG)
             seconds = self._interrupt()
             for process in self.processes:
                 if process.left():

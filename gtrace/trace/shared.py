@@ -21,6 +21,7 @@ from gtrace.trace.format import StreamKey, go_on
 from gtrace.trace.journal import being_written, lock_file, refuse_living
 from gtrace.trace.writer import TraceWriter, root_attrs
 from gtrace.trace.zarr import (
+    WRITERS,
     ZarrSink,
     group_document,
     make_group,
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 #: attribute of the root: a word that all processes of one run share, and no other run has
 RUN = "run"
-#: attribute of the root: expected number of writing processes
-WRITERS = "writers"
 #: attribute of the root: such words of the processes that started the writers, one on each of several machines
 LAUNCHERS = "launchers"
 

@@ -480,11 +480,13 @@ def open_zarr(path: Path | str, tolerate: Callable[[TraceError], None] = refuse,
             f"{root}: not a gtrace trace{why}; make one with gtrace capture SCRIPT, or gtrace trace import FILES"
         )
     check_root(root, attrs)
-    streams = []
+    streams, ends = [], []
     for rank in files.folders(root):
         place = os.path.join(root, rank)
-        if not rank.startswith("rank") or read_group(files, place, tolerate) is None:
+        part = read_group(files, place, tolerate) if rank.startswith("rank") else None
+        if part is None:
             continue
+        ends.append(part.get("status"))
         for group in files.folders(place):
             key, folder = StreamKey.parse(rank, group), os.path.join(place, group)
             try:
@@ -492,9 +494,14 @@ def open_zarr(path: Path | str, tolerate: Callable[[TraceError], None] = refuse,
                     streams.append(ZarrStream(files, folder, key, tolerate))
             except TraceError as error:
                 tolerate(error)
+    if attrs.get("status") == "writing" and ends == ["complete"] * len(ends) and len(ends) == attrs.get(WRITERS):
+        # The last process to end could not have the lock of the root in time; it did write its own part.
+        attrs = {**attrs, "status": "complete"}
     return TraceSource(root, attrs, streams)
 
 
+#: attribute of the root: expected number of writing processes
+WRITERS = "writers"
 _LEVEL = 5
 #: length with which arrays are declared at first
 _FIRST_ROWS = 1024

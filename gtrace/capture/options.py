@@ -406,9 +406,7 @@ def _check_place(path: Path, *, force: bool, run: str | None, first: bool) -> No
     if run is not None and attrs.get("run") == run and not earlier:
         return  # another process of this run was quicker
     if not force:
-        raise OutputExistsError(
-            f"{path} already exists. Use --force (force=True) to replace it or choose another place."
-        )
+        raise OutputExistsError(f"{path} already exists; pass force=True to replace it, or choose another place")
     if path.is_dir() and any(path.iterdir()) and attrs.get("format") != "gtrace":
         raise OutputExistsError(
             f"{path}: is a folder but not a trace, so it is kept; delete it yourself or choose another place"

@@ -82,7 +82,7 @@ def main(args: Sequence[str] | None = None) -> Any:
         _say(f"{' '.join(error.format_message().split())}{where}", stderr)
         code = error.exit_code
     except GtraceError as error:
-        _say(str(error), stderr)
+        _say(str(error).replace("pass force=True to", "use --force to"), stderr)
         code = error.exit_code
     except _ReaderWentAwayError:
         code = _stop_printing()

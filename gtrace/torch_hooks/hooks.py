@@ -190,7 +190,9 @@ class TrainingHooks:
         #: finds steps without an optimizer; None once one has stepped
         self._unstepped: Unstepped | None = None
         if self._only is None:
-            self._unstepped = Unstepped(self._may_want, self._own_gradient, self._take_by_hand, self._choose_by_hand)
+            self._unstepped = Unstepped(
+                self._may_want, self._own_gradient, self._take_by_hand, self._choose_by_hand, self.modules.modules
+            )
         #: called once, when it is certain that the program changes its weights without an optimizer
         self.by_hand: Callable[[], None] = lambda: None
         self._handed: HandedStream | None = None

@@ -40,13 +40,12 @@ class HandStream:
         entry = self._parameters.get(id(parameter))
         return entry is not None and entry[0]() is parameter
 
-    def add(self, parameters: Iterable[torch.Tensor]) -> None:
+    def add(self, leaves: Iterable[_Leaf]) -> None:
         """Add parameters, and forget those that are gone."""
-        new = [one for one in parameters if not self.holds(one)]
+        new = {id(leaf.parameter): leaf for leaf in leaves if not self.holds(leaf.parameter)}
         if new:
-            variables = {id(value): name for name, value in list(vars(sys.modules["__main__"]).items())}
             self._parameters = {key: one for key, one in self._parameters.items() if one[0]() is not None}
-            self._parameters |= {id(one): (TensorWeakRef(one), variables.get(id(one), "")) for one in new}
+            self._parameters |= {key: (TensorWeakRef(leaf.parameter), leaf.name) for key, leaf in new.items()}
 
 
 class HandedStream:
@@ -87,6 +86,7 @@ class _Leaf:
         place: its memory.
         largest: place of the element with the largest gradient among some, None if all of these are zero.
         value: that element.
+        name: of the program's variable, while it held the parameter; empty without one, and for weights of modules.
     """
 
     parameter: torch.Tensor
@@ -95,6 +95,7 @@ class _Leaf:
     place: int
     largest: torch.Tensor
     value: torch.Tensor
+    name: str = ""
 
     def changed(self) -> bool:
         """Whether the parameter has other values."""
@@ -126,6 +127,7 @@ class HandStep:
         micro_batches: number of these.
         clip_norm: what ``clip_grad_norm_`` measured.
         lr: the learning rate, if the program says it.
+        parameters: kept while the step waits.
     """
 
     stream: HandStream = field(default_factory=HandStream)
@@ -134,6 +136,7 @@ class HandStep:
     micro_batches: int = 0
     clip_norm: float = math.nan
     lr: float = math.nan
+    parameters: Sequence[torch.Tensor] = ()
 
 
 class Unstepped:
@@ -152,6 +155,7 @@ class Unstepped:
         gradient: a parameter's gradient right after the backward pass.
         take: called with each step.
         chosen: called once, when it is certain that no optimizer steps.
+        owners: the modules that may own parameters; kept until then, so that there are names for what waits.
     """
 
     def __init__(
@@ -160,6 +164,7 @@ class Unstepped:
         gradient: Callable[[torch.Tensor], torch.Tensor | None],
         take: Callable[[HandStep], None],
         chosen: Callable[[], None],
+        owners: Callable[[], Sequence[object]],
     ) -> None:
         self._wanted = wanted
         self._gradient = gradient
@@ -167,6 +172,8 @@ class Unstepped:
         self.losses = Losses()
         self._take = take
         self._chosen = chosen
+        self._owners = owners
+        self._kept: Sequence[object] = ()
         self._sure = False
         self._streams: list[HandStream] = []
         self._waiting: list[HandStep] = []
@@ -176,6 +183,8 @@ class Unstepped:
         self._leaves: dict[int, _Leaf] = {}
         #: the program makes new parameters at each step, in the order of the old ones
         self._replaces = False
+        #: no module has parameters, once it is known: a search through all objects takes some hundredths of a second
+        self._bare: bool | None = None
 
     @torch.no_grad()
     def begin(self, roots: object, factors: object = None, inputs: object = None) -> None:
@@ -195,11 +204,22 @@ class Unstepped:
         if backward_in_progress() >= 0:
             return
         reached, self._reached = self._reached, {}
+        if not self._sure and not self._kept:
+            self._kept = self._owners()
         gradients = {key: self._gradient(parameter) for key, parameter in reached.items()}
         copies = self._wanted(len(self._waiting)) and (self._sure or _bytes(gradients.values()) <= _WAITING_BYTES)
         for key, gradient in gradients.items():
             if gradient is not None:
                 self._leaves[key] = _look_at(reached[key], gradient, copies)
+        self._name()
+
+    def _name(self) -> None:
+        """Later the variables may hold other tensors."""
+        bare = [leaf for leaf in self._leaves.values() if not leaf.name and not _is_weight(leaf)]
+        if bare:
+            variables = {id(value): name for name, value in list(vars(sys.modules["__main__"]).items())}
+            for leaf in bare:
+                leaf.name = variables.get(id(leaf.parameter), "")
 
     @torch.no_grad()
     def zeroed(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -247,7 +267,11 @@ class Unstepped:
         if any(_is_weight(leaf) or id(leaf.parameter) in reached for leaf in leaves):
             return False
         shapes = [leaf.parameter.shape for leaf in leaves]
-        self._replaces = shapes == [parameter.shape for parameter in reached.values()] and _has_no_module()
+        if shapes != [parameter.shape for parameter in reached.values()]:
+            return False
+        if self._bare is None:
+            self._bare = _has_no_module()
+        self._replaces = self._bare
         return self._replaces
 
     def _complete(self, changed: Sequence[_Leaf]) -> None:
@@ -258,11 +282,12 @@ class Unstepped:
         if stream is None:
             stream = HandStream()
             self._streams.append(stream)
-        stream.add(parameters)
+        stream.add(changed)
         gradients = {id(leaf.parameter): leaf.gradient for leaf in changed if leaf.gradient is not None}
         groups = stream.param_groups
         self.losses.use()
         step = HandStep(stream, gradients, *self.losses.of(groups), self.losses.clip_norm(groups))
+        step.parameters = parameters
         self._leaves = {}
         if self._sure:
             self._take(step)
@@ -279,6 +304,7 @@ class Unstepped:
         waiting, self._waiting = self._waiting, []
         for step in waiting:
             self._take(step)
+        self._kept = ()
 
 
 def _look_at(parameter: torch.Tensor, gradient: torch.Tensor, copies: bool) -> _Leaf:

@@ -259,9 +259,7 @@ def check_place(path: Path, *, force: bool, is_trace: Callable[[Path], bool]) ->
     if not os.path.lexists(path):
         return
     if not force:
-        raise OutputExistsError(
-            f"{path} already exists. Use --force (force=True) to replace it or choose another place."
-        )
+        raise OutputExistsError(f"{path} already exists; pass force=True to replace it, or choose another place")
     if path.is_file():
         return
     if not path.is_dir():

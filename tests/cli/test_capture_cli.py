@@ -178,9 +178,7 @@ def test_an_existing_trace_stays_and_the_script_does_not_run(folder, capture):
     before = {path: path.stat().st_mtime_ns for path in (folder / "train.zarr").rglob("*")}
     code, out, err = capture("train.py", "--steps", "2")
     assert (code, out) == (4, "")
-    assert err == (
-        "gtrace: train.zarr already exists. Use --force (force=True) to replace it or choose another place.\n"
-    )
+    assert err == ("gtrace: train.zarr already exists; use --force to replace it, or choose another place\n")
     assert {path: path.stat().st_mtime_ns for path in (folder / "train.zarr").rglob("*")} == before
     assert capture("--force", "train.py", "--steps", "2")[0] == 0
     assert gtrace.open_trace("train.zarr").steps("0.bias").tolist() == [0, 1]

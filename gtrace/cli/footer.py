@@ -11,6 +11,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from gtrace.cli.watch import glances, view
 
 #: How far the view steps back behind the training.
 _NICE = 5
+#: Seconds between two looks at whether the capture is over.
+_TICK = 0.5
 #: Lines of the view at most.
 _MOST_LINES = 12
 
@@ -103,6 +107,12 @@ class Reports:
             return True
         return not said
 
+    def end_with_it(self) -> None:
+        """End this process soon after the capture, whatever it does at that moment: it may compile kernels."""
+        while not self.ended():
+            time.sleep(_TICK)
+        os.kill(os.getpid(), signal.SIGTERM)
+
 
 def main(argument: str) -> None:
     """Show a capture until it or its process ends."""
@@ -116,9 +126,15 @@ def main(argument: str) -> None:
         footer.close()
         os.kill(os.getpid(), signal.SIGSTOP)
 
+    def leave(_number: int, _frame: object) -> None:
+        # Not by an exception, which could come in the middle of clearing the lines.
+        footer.close()
+        os._exit(0)
+
     signal.signal(signal.SIGTSTP, stop)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, lambda *_: sys.exit())
+        signal.signal(number, leave)
+    threading.Thread(target=reports.end_with_it, daemon=True).start()
     try:
         _show(Path(about["path"]), about["since"], reports, footer)
     finally:

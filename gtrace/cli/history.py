@@ -190,7 +190,7 @@ class RunHistory:
     @property
     def steps(self) -> str:
         """How many steps there are."""
-        counts = {stream.key: stream.steps.size for stream in self.streams}
+        counts: dict[tuple[int, str, int], int] = {stream.key: stream.steps.size for stream in self.streams}
         return steps_in_words(counts, together=self._together)
 
     @cached_property

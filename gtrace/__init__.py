@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gtrace import capture, codecs, fitting, training
+    from gtrace.capture import record_gradients
     from gtrace.codecs import codec, codec_names
     from gtrace.planning import load_plan
     from gtrace.sketch import MomentSketch
@@ -26,8 +27,10 @@ _HOMES = {
     "codec": "gtrace.codecs",
     "codec_names": "gtrace.codecs",
     "create_trace": "gtrace.trace",
+    "load_ipython_extension": "gtrace.cli.notebook",
     "load_plan": "gtrace.planning",
     "open_trace": "gtrace.trace",
+    "record_gradients": "gtrace.capture",
     "run_sweep": "gtrace.sweep",
     "sketch_trace": "gtrace.trace",
 }
@@ -57,6 +60,7 @@ __all__ = [
     "fitting",
     "load_plan",
     "open_trace",
+    "record_gradients",
     "run_sweep",
     "sketch_trace",
     "training",

@@ -268,7 +268,7 @@ def check_refusals(c: Codec, values: NDArray[np.float32], seed: int = 0) -> None
 
 
 #: bytes that are not a number of a gradient: NaN, infinity, the largest float32
-_FORGED = (np.nan, np.inf, np.finfo(np.float32).max)
+_FORGED = np.array([np.nan, np.inf, np.finfo(np.float32).max], "<f4")
 #: elements that a short body may claim: more than it could hold, and more than its length rules out
 _CLAIMED = (2**31, 2**24)
 
@@ -283,7 +283,7 @@ def check_forged(c: Codec, seed: int = 0, size: int = 50) -> None:
         c.encode(state, values, Key.derive(seed, tensor="forged")), codec=c.wire_name, size=size, shared=shared
     )
     for place, number in itertools.product(range(0, min(len(body), 64), 2), _FORGED):
-        other = bytes(body[:place]) + np.float32(number).tobytes() + bytes(body[place + 4 :])
+        other = bytes(body[:place]) + number.tobytes() + bytes(body[place + 4 :])
         decoded = _taken(c, shared, seal(other, codec=c.wire_name, size=size, shared=shared, flags=flags), size)
         assert decoded is None or np.isfinite(decoded).all(), f"{c}: {number} at byte {place} of a body was decoded"
     for claimed, other in itertools.product(_CLAIMED, (b"", bytes(body), bytes(64), b"\xff" * 64, rng.bytes(64))):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -121,13 +121,6 @@ class Vote(Memory):
 
     def aggregate(self, decoded):
         return np.sign(np.sum(np.sign(decoded), axis=0)).astype(np.float32)
-
-
-class Place(NamedTuple):
-    """One of several simulated ranks."""
-
-    rank: int
-    size: int
 
 
 def rank_codecs(place, codec, *, seed=3, refit="once", common=False):

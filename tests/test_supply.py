@@ -1,15 +1,23 @@
 """What the package never does, whatever it is given: run data as code, build SQL from data, use the network."""
 
 import ast
+import ctypes
+import errno
+import importlib.util
+import json
 import os
 import socket
 import stat
 import sys
+import tomllib
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 
 import pytest
 from helpers_trace import write_trace
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import gtrace
 import gtrace_experiments
@@ -19,6 +27,7 @@ from gtrace.runlog import RunLogWriter
 from gtrace.training import checkpoint
 
 PACKAGE = Path(gtrace.__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS = Path(gtrace_experiments.__file__).parent
 
 #: call -> files that may make it, and why
@@ -144,6 +153,10 @@ class Network:
 
 @pytest.fixture
 def network(monkeypatch):
+    return watched(monkeypatch)
+
+
+def watched(monkeypatch):
     found = Network()
     for name in ("connect", "connect_ex", "bind", "sendto"):
         # Local sockets, as between the processes of a pool, have a path for an address.
@@ -158,30 +171,72 @@ def network(monkeypatch):
     return found
 
 
-def test_no_command_uses_the_network(network, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+COMMANDS = [
+    "capture train.py -o mine.zarr",
+    "info run.zarr",
+    "check run.zarr",
+    "sweep run.zarr --methods qsgdinf,alq --bits 3",
+    "report run.sweep.db -o page.html",
+    "report run.sweep.db -o table.csv",
+    "plan run.zarr --max-bits 3",
+    "pack run.zarr -o run.h5",
+    "sketch run.zarr -o small.zarr",
+    "export run.zarr --to npz -o all",
+    "import all -o again.zarr",
+    "formats run.zarr --bits 5 -o formats.toml",
+    "codecs alq",
+    "train --task digits-mlp --codec qsgdinf --steps 1 --workers 2 -o log.jsonl",
+]
+TRAIN = """
+import torch
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    model(torch.ones(4, 3)).square().mean().backward()
+    optimizer.step()
+"""
+#: of <linux/sched.h>
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+
+
+def test_every_main_command_runs_in_a_network_namespace_that_reaches_nothing(tmp_path):
     write_trace(tmp_path / "run.zarr")
-    commands = [
-        "info run.zarr",
-        "check run.zarr",
-        "sweep run.zarr --methods qsgdinf,alq --bits 3",
-        "report run.sweep.db -o page.html",
-        "report run.sweep.db -o table.csv",
-        "pack run.zarr -o run.h5",
-        "sketch run.zarr -o small.zarr",
-        "export run.zarr --to npz -o all",
-        "import all -o again.zarr",
-        "formats run.zarr --bits 5 -o formats.toml",
-        "codecs alq",
-        "train --task digits-mlp --codec qsgdinf --steps 1 --workers 2 -o log.jsonl",
-    ]
+    (tmp_path / "train.py").write_text(TRAIN)
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.write(writing, json.dumps(run_without_network(tmp_path)).encode())
+        except BaseException as error:  # noqa: BLE001 - raised by the parent
+            os.write(writing, json.dumps(repr(error)).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        found = json.loads(told.read())
+    os.waitpid(child, 0)
+    assert isinstance(found, dict), found
+    assert found["used"] == []
+    assert {command: code for command, code in found["ended"].items() if code} == {}
+    if not found["alone"]:
+        pytest.skip("this system permits no network namespace; only the guard around sockets was tried")
+    assert found["reached"] == errno.ENETUNREACH
+
+
+def run_without_network(folder):
+    """How each command ended, in this process, which leaves the network for good."""
+    os.chdir(folder)
+    libc = ctypes.CDLL(None)
+    alone = not libc.unshare(CLONE_NEWNET) or not libc.unshare(CLONE_NEWUSER | CLONE_NEWNET)
+    with socket.socket() as tried:
+        reached = tried.connect_ex(("127.0.0.1", 9))
+    found = watched(pytest.MonkeyPatch())
     ended = {}
-    for command in commands:
-        with pytest.raises(SystemExit) as end:
-            main(command.split())
-        ended[command] = end.value.code
-    assert network.used == []
-    assert {command: code for command, code in ended.items() if code} == {}
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        for command in COMMANDS:
+            try:
+                main(command.split())
+            except SystemExit as end:
+                ended[command] = end.code
+    return {"alone": alone, "reached": reached, "used": found.used, "ended": ended}
 
 
 def test_the_guard_sees_who_uses_the_network(network):
@@ -216,6 +271,37 @@ def test_unfinished_files_follow_no_link_and_folders_for_the_time_being_are_priv
     )
     gtrace.run_sweep(gtrace.trace.Trace.from_arrays({"w": [1.0, -2.0]}), ["qsgdinf:bits=3"])
     assert [stat.S_IMODE(mode) for path, mode in seen if "gtrace-" in str(path)] == [0o700]
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022])
+def test_what_is_written_has_the_permissions_of_the_umask(umask, tmp_path):
+    """Nobody sees more of a file, finished or not, than its owner's umask says, and no less."""
+    modes = {}
+    real = os.open
+
+    def noted(path, flags, mode=0o777, **how):
+        descriptor = real(path, flags, mode, **how)
+        if flags & os.O_CREAT and str(path).startswith(str(tmp_path)):
+            modes[path] = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        return descriptor
+
+    before = os.umask(umask)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "open", noted)
+            write_trace(tmp_path / "run.zarr")
+            write_trace(tmp_path / "run.h5")
+            put(tmp_path / "page.html", b"page")
+            RunLogWriter(tmp_path / "log.jsonl", {}).close()
+            checkpoint.save(tmp_path / "checkpoint", {"step": 1})
+            with gtrace.open_trace(tmp_path / "run.zarr") as trace:
+                gtrace.run_sweep(trace, ["qsgdinf:bits=3"], output=tmp_path / "run.sweep.db")
+    finally:
+        os.umask(before)
+    assert any(path.endswith((".new", "~")) or "/." in path for path in map(str, modes)), modes
+    assert set(modes.values()) == {0o666 & ~umask}
+    for path in tmp_path.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~umask, path
 
 
 def test_only_the_standard_library_s_and_known_packages_are_imported():
@@ -260,3 +346,27 @@ def test_only_the_standard_library_s_and_known_packages_are_imported():
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found.add(node.module.split(".")[0])
     assert found - set(sys.stdlib_module_names) - known == set()
+
+
+def test_the_list_of_materials_is_that_of_the_pins():
+    spec = importlib.util.spec_from_file_location("sbom", ROOT / "benchmarks" / "sbom.py")
+    sbom = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sbom)
+    written = json.loads(sbom.FILE.read_text())
+    assert written == sbom.made(), "run python benchmarks/sbom.py"
+    listed = {f"{part['name']}=={part['version']}": part["scope"] for part in written["components"]}
+    assert set(listed) == set((ROOT / "constraints.txt").read_text().split())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [Requirement(text) for text in project["dependencies"]]
+    pins = {canonicalize_name(name): (version, listed[f"{name}=={version}"]) for name, version in map(parted, listed)}
+    for one in needed:
+        version, scope = pins[canonicalize_name(one.name)]
+        assert scope == "required"
+        assert one.specifier.contains(version)
+    bounded = {one.name for one in needed if "<" in str(one.specifier)}
+    assert bounded == {"click", "h5py", "numpy", "zarr"}, "say why in pyproject.toml"
+
+
+def parted(pin):
+    name, _, version = pin.partition("==")
+    return name, version

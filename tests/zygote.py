@@ -12,12 +12,13 @@ import runpy
 import socket
 import sys
 
-import torch  # noqa: F401 - what all of them import
+import torch  # what all of them import
 
 import gtrace.capture.session
 import gtrace.cli
 import gtrace.sweep
 import gtrace.training  # noqa: F401
+from gtrace.trace.zarr import prepare_documents
 
 
 def asked(requests):
@@ -44,6 +45,8 @@ def asked(requests):
 
 
 if __name__ == "__main__":
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the first optimizer imports more of torch than all else
+    prepare_documents()
     gc.freeze()
     arguments = asked(socket.socket(fileno=int(sys.argv[1])))
     if arguments is not None:

@@ -1,6 +1,9 @@
 """Record the gradients of a training run: from the command line, or around your own loop::
 
-    with gtrace.capture.record(model, optimizer, "run.zarr"):
+    with gtrace.capture("run.zarr"):
+        train()
+
+    with gtrace.capture.record(model, optimizer, "run.zarr"):  # only these
         train(model, optimizer)
 
 Importing this imports neither torch nor numpy.
@@ -9,23 +12,36 @@ Importing this imports neither torch nor numpy.
 from __future__ import annotations
 
 import contextlib
+import math
+import secrets
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gtrace.capture.options import CaptureOptions, CaptureSettings, capture_options
-from gtrace.capture.session import CaptureSession
+from gtrace.capture.session import CaptureSession, captured, current_session
 from gtrace.capture.summary import CaptureSummary
 from gtrace.torch_hooks.processes import first_of_launch, launch_token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from torch import nn
     from torch.optim import Optimizer
 
-__all__ = ["CaptureOptions", "CaptureSession", "CaptureSettings", "CaptureSummary", "capture_options", "record"]
+__all__ = [
+    "CaptureOptions",
+    "CaptureSession",
+    "CaptureSettings",
+    "CaptureSummary",
+    "capture_options",
+    "record",
+    "record_gradients",
+]
 
 
 @contextlib.contextmanager
@@ -54,11 +70,58 @@ def record(
     session = CaptureSession(options)
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     session.start(optimizers, [model])
-    try:
+    with _finished(session):
         yield session
-        session.finish("complete")
+
+
+@contextlib.contextmanager
+def _finished(session: CaptureSession) -> Iterator[None]:
+    try:
+        yield
+        session.settle("complete")
     except BaseException:
-        session.finish("interrupted")
+        session.settle("interrupted")
         raise
     if session.pressed:
         signal.raise_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def _everything(path: str | Path, **settings: Any) -> Iterator[CaptureSession]:
+    run = launch_token() or secrets.token_hex(8)
+    options = capture_options(Path(path), CaptureSettings(**settings), run=run, first=first_of_launch())
+    session = CaptureSession(options)
+    session.start()
+    with _finished(session), captured(session, options, {}):
+        yield session
+
+
+class _Callable(ModuleType):
+    """This module, which can be called."""
+
+    def __call__(self, path: str | Path, **settings: Any) -> AbstractContextManager[CaptureSession]:
+        """Record the gradients of everything that trains inside the block, as ``gtrace capture`` does.
+
+        Also without an optimizer, and in processes that are forked or launched; see :func:`record` for the arguments
+        and errors.
+        """
+        return _everything(path, **settings)
+
+
+sys.modules[__name__].__class__ = _Callable
+
+
+def record_gradients(gradients: Mapping[str, Any], *, loss: float = math.nan, lr: float = math.nan) -> None:
+    """Hand the gradients of one step to the capture of this program; without a capture nothing happens.
+
+    For programs whose gradients are in no parameter's ``grad``: ``torch.func.grad``, ``torch.autograd.grad``, other
+    libraries. Steps count from 0. From the first call on, only what is handed over is recorded.
+
+    Args:
+        gradients: name of a tensor -> its gradient, a tensor or array of any shape; it is copied.
+        loss: of the step.
+        lr: its learning rate.
+    """
+    session = current_session()
+    if session is not None:
+        session.hand(gradients, loss, lr)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _WARM_UP = 2
 #: ``trace.optimizer.CUT``, whose module imports numpy: the program must import that first
 _CUT = "cut"
+#: ``trace.times.TIMES``, likewise
+_TIMES = "times"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,8 @@ def run_probe(message: str) -> int:
         timings = stopwatch.timings
         session.note({_CUT: stopwatch.cut})
         if timings.step is not None:
-            session.note({"step_seconds": timings.step, "backward_seconds": timings.backward})
+            about = {"step": timings.step, "backward": timings.backward, "steps": timings.timed}
+            session.note({_TIMES: {name: value for name, value in about.items() if value is not None}})
         status: Literal["complete", "interrupted"] = "interrupted" if exit_code else "complete"
         session.finish(status)
         session.settle(status)

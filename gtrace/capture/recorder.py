@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import queue
 import sys
 import time
@@ -26,9 +27,11 @@ from gtrace.settings import KINDS
 from gtrace.torch_hooks.hooks import TrainingHooks
 from gtrace.torch_hooks.naming import Names
 from gtrace.torch_hooks.optimizers import OptimizerHistory
+from gtrace.torch_hooks.times import StepClock
 from gtrace.trace.format import SECOND_MOMENT
 from gtrace.trace.optimizer import OPTIMIZERS
 from gtrace.trace.rows import BLOCK
+from gtrace.trace.times import TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -89,6 +92,8 @@ class Recorder:
         self._over_budget = False
         self._options = options
         self._weights = "weight" in options.kinds
+        #: the program changes its weights without an optimizer
+        self._by_hand = False
         #: elements of a gradient -> bytes that count against the budget
         self._cost = functools.cache(functools.partial(_stored_bytes, plan, options.max_elements))
         self._budget = options.budget
@@ -119,6 +124,8 @@ class Recorder:
         self._named: set[int] = set()
         self._layouts: dict[int, RowLayout] = {}
         self._histories: dict[int, OptimizerHistory] = {}
+        #: streams -> whether their optimizer had several groups of parameters at the first recorded step
+        self._several: dict[int, bool] = {}
         self._recorded: set[int] = set()
         self._bytes = 0
         #: rows that the budget takes, once it is known
@@ -137,8 +144,12 @@ class Recorder:
             noise=options.noise,
         )
         self.hooks.left_out = self._left_out
+        self.hooks.clock = StepClock(lambda: self._waiting()[1])
+        self.hooks.by_hand = self._choose_by_hand
+        if options.kinds != ("weight",):
+            self.hooks.without_by_hand()
         self._models = self.hooks.modules.modules if models is None else lambda: list(models)
-        lent = Lent(self._layout, self._models, self._has_room, self._submit, self._dropped.add)
+        lent = Lent(self._layout, self._models, self._has_room, self._submit, self._leave_out)
         self._changes = Changes(options, lent)
         if self._changes.kinds:
             self.hooks.after = self._end_step
@@ -164,15 +175,25 @@ class Recorder:
                 self._prepare([0])
         except BaseException:
             self._let_go()
-            self._writer.close("interrupted", {})
+            self._writer.close("interrupted", dict)
             raise
+
+    def pause(self, patience: float) -> Callable[[], None] | None:
+        """Let no row be written until the result is called; None if one takes longer than this many seconds."""
+        busy = self._writer.busy
+        return busy.release if busy.acquire(timeout=patience) else None
+
+    def abandon(self) -> None:
+        """Stop watching in a forked child. It has no thread that writes, and the rows so far are its parent's."""
+        self.hooks.remove()
+        if self.neural is not None:
+            self.neural.remove()
 
     def _let_go(self) -> None:
         """Stop watching, and wait until everything so far is written."""
         try:
-            self.hooks.remove()
-            if self.neural is not None:
-                self.neural.remove()
+            self.hooks.finish()
+            self.abandon()
         finally:
             self._writer.drain()
             self._tell_news()
@@ -186,23 +207,7 @@ class Recorder:
             self._report(f"gtrace: note: gradient noise can't be estimated from single steps; {_BURSTS}")
         path, hooks = self._options.path, self.hooks
         blocked, waited, span = self._waiting()
-        outcome: dict[str, object] = {
-            "steps_seen": hooks.steps,
-            "skipped_steps": hooks.skipped_steps,
-            "over_budget": self._over_budget,
-            "skipped": self._skipped.describe(),
-            "dropped": self._dropped.describe(),
-            "unwritten": self._writer.unwritten.describe(),
-            "errors": self.errors,
-            "blocked": round(blocked, 6),
-            "waited": round(waited, 6),
-            "span": round(span, 6),
-        }
-        try:
-            attrs = {"capture": self._options.describe() | outcome, **self.attrs, **self._optimizers()}
-            self._writer.close(status, attrs)
-        except Exception as error:  # noqa: BLE001 - the script is done; its exit code must survive this
-            self.error(error)
+        self._writer.close(status, self._facts)
         lost = self._writer.lost
         rows = max(self._writer.rows.values(), default=0) if lost is None else 0
         return CaptureSummary(
@@ -229,7 +234,28 @@ class Recorder:
             changes=self._changes.tensors(),
             without=tuple(self._without()),
             lost=getattr(lost, "exit_code", 0),
+            functional=hooks.functional,
+            by_hand=self._by_hand,
+            counts=(tuple(functools.reduce(operator.or_, (self._writer.streams[kind] for kind in KINDS)).values()),),
         )
+
+    def _facts(self) -> dict[str, object]:
+        """The attributes of the trace at its end; called by the writer's thread when nothing is left to write."""
+        blocked, waited, span = self._waiting()
+        outcome = {
+            "steps_seen": self.hooks.steps,
+            "skipped_steps": self.hooks.skipped_steps,
+            "over_budget": self._over_budget,
+            "skipped": self._skipped.describe(),
+            "dropped": self._dropped.describe(),
+            "unwritten": self._writer.unwritten.describe(),
+            "errors": self.errors,
+            "blocked": round(blocked, 6),
+            "waited": round(waited, 6),
+            "span": round(span, 6),
+        }
+        times = {TIMES: found} if (found := self.hooks.clock.describe()) else {}
+        return {"capture": self._options.describe() | outcome, **times, **self.attrs, **self._optimizers()}
 
     def press(self, times: int) -> None:
         """Answer Ctrl-C while :meth:`finish` waits: the second one drops what is not written."""
@@ -299,14 +325,21 @@ class Recorder:
         if self._first is None:
             self._first = self._last
         # All optimizers follow one policy, each with its own steps.
-        if not self._chooses(step) and not (self._changes.kinds and self._changes.begins(stream, step)):
-            return False
-        self._wanted += 1
-        return True
+        chosen = self._chooses(step) or (bool(self._changes.kinds) and self._changes.begins(stream, step))
+        if stream == 0:
+            self.hooks.clock.step(recorded=chosen, models=self._models)
+        self._wanted += chosen
+        return chosen
 
     def _left_out(self, stream: int, step: int) -> None:
         if self._chooses(step):
             self._skipped.add(stream, step)
+
+    def _leave_out(self, stream: int, step: int) -> None:
+        """There is no room for a row."""
+        if not (self._options.drop or self._dropped.count):
+            self.error(TimeoutError("no step was written for a while; steps are left out until the disk goes on"))
+        self._dropped.add(stream, step)
 
     def _layout(self, stream: int) -> RowLayout:
         # The number and not the step, which would keep the optimizer and its parameters alive.
@@ -406,17 +439,14 @@ class Recorder:
         scalars = {"time": time.time(), "loss": step.loss, "lr": step.lr, "clip_norm": step.clip_norm}
         if step.micro_batches:
             scalars["micro_batches"] = step.micro_batches
-        if self._changes.kinds:
-            self._changes.begin(step, scalars, chosen=chosen)
+        self._changes.begin(step, scalars, chosen=chosen)
         buffer = None
         if slots and layout.pool is not None:
             buffer = layout.pool.acquire(wait=not self._options.drop)
         if (slots and buffer is None) or (self.neural is not None and self.neural.dropped):
             if buffer is not None:
                 buffer.release()
-            if not (self._options.drop or self._dropped.count):
-                self.error(TimeoutError("no step was written for a while; steps are left out until the disk goes on"))
-            self._dropped.add(step.stream, step.step)
+            self._leave_out(step.stream, step.step)
             return
         self._bytes += size
         row = self.neural.collect(expected=step.first) if self.neural is not None else None
@@ -430,7 +460,7 @@ class Recorder:
                 self._names(step.optimizer, step.stream)
             if step.loss_scale != 1.0:
                 scalars = {**scalars, "grad_scale": step.loss_scale}
-                self._submit(Row(step.stream, step.step, row.slots, row, step.loss_scale, scalars, "neural"), 0.0)
+            self._submit(Row(step.stream, step.step, row.slots, row, step.loss_scale, scalars, "neural"), 0.0)
         if moments:
             # After the others: the first line reports their bytes.
             self._take_moments(step, slots, moments, scalars)
@@ -483,13 +513,20 @@ class Recorder:
         self, step: OptimizerStep, slots: Sequence[Slot], parameters: Sequence[torch.Tensor]
     ) -> dict[int, dict[str, float]]:
         """Numbers besides the gradients, by the slots' index."""
-        if not (self._options.optimizer_state or self._options.noise):
+        groups = step.optimizer.param_groups
+        # A stream has the numbers of its first step.
+        several = self._several.setdefault(step.stream, len(groups) > 1)
+        if not (several or self._options.optimizer_state or self._options.noise):
             return {}
         found: dict[int, dict[str, float]] = {slot.index: {} for slot in slots}
         if self._options.optimizer_state:
             for slot, value in zip(slots, second_moments(step.optimizer, parameters), strict=True):
                 found[slot.index]["second_moment"] = value
                 self._moments += not math.isnan(value)
+        if several:
+            rates = {id(parameter): _rates(group) for group in groups for parameter in group["params"]}
+            for slot, parameter in zip(slots, parameters, strict=True):
+                found[slot.index] |= rates[id(parameter)]
         if self._options.noise:
             for slot, parameter in zip(slots, parameters, strict=True):
                 seen = step.replicas(parameter)
@@ -520,6 +557,10 @@ class Recorder:
                 f"gtrace: step {row.step}: {count} rows written, {size_text(self._writer.stored)} recorded, "
                 f"{self._writer.waiting} waiting, training waited {self._waiting()[0]:.1%} of its time"
             )
+
+    def _choose_by_hand(self) -> None:
+        self._by_hand = True
+        self._news.put("gtrace: no optimizer of torch steps here; recording the gradients after each backward pass")
 
     def _tell_news(self) -> None:
         while not self._news.empty():
@@ -568,6 +609,12 @@ class Recorder:
 
     def _keeps(self, entry: ParameterName) -> bool:
         return self.selection.keeps(entry.name, entry.aliases)
+
+
+def _rates(group: Mapping[str, Any]) -> dict[str, float]:
+    """Learning rate and momentum of a parameter group at a step; Adam's momentum is its first beta."""
+    momentum = group.get("momentum", group.get("betas", (math.nan,))[0])
+    return {"group_lr": float(group.get("lr", math.nan)), "group_momentum": float(momentum)}
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -17,7 +19,7 @@ from gtrace.capture.options import CaptureSettings, capture_options
 from gtrace.capture.summary import CaptureSummary, all_parts
 from gtrace.capture.writer import quiet_logs
 from gtrace.errors import GtraceError, UsageError
-from gtrace.torch_hooks.children import children_call
+from gtrace.torch_hooks.children import call_after_import, children_call
 from gtrace.torch_hooks.launcher import hide_machinery
 from gtrace.torch_hooks.processes import (
     Place,
@@ -26,12 +28,12 @@ from gtrace.torch_hooks.processes import (
     counting_ctrl_c,
     launch_token,
     process_place,
+    release_signals,
     spans_machines,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from torch import nn
@@ -77,6 +79,8 @@ class CaptureSession:
         self._recorder: Recorder | None = None
         self._summary: CaptureSummary | None = None
         self._owner = os.getpid()
+        #: of the parent, in a forked child; kept, because files that it has open must not be closed here
+        self._inherited: Recorder | None = None
         #: Ctrl-C came while the trace was being finished, which went on
         self.pressed = False
         self._finishing = threading.RLock()
@@ -103,14 +107,16 @@ class CaptureSession:
                 report=self._report,
             )
             recorder.install()
+            if self._inherited is not None:
+                recorder.hooks.adopt(self._inherited.hooks)
         self._recorder = recorder
 
-    def start_or_tell(self) -> None:
+    def start_or_tell(self, start: Callable[[], None] | None = None) -> None:
         """Install the hooks in a program that must not notice; if that fails, it runs without capture."""
         if self.in_child:
             return
         try:
-            self.start()
+            (start or self.start)()
         except Exception as error:  # noqa: BLE001 - the program's import of torch must succeed
             self._broken = True
             self._say(f"gtrace: warning: capture could not start: {type(error).__name__}: {error}")
@@ -119,7 +125,7 @@ class CaptureSession:
         """Remove the hooks, write queued rows, close the trace and return the summary.
 
         Ctrl-C does not interrupt it: the first one says how many steps are still to be written, the second one drops
-        them. In a forked child of the capturing process this does nothing: the child does not own the trace.
+        them. In a forked child this does nothing: its own session does.
 
         Args:
             status: whether the run ended normally; stored in the trace.
@@ -177,8 +183,25 @@ class CaptureSession:
 
     @property
     def in_child(self) -> bool:
-        """Whether this is a forked child of the capturing process; it does not own the trace."""
+        """Whether this is a forked child of the capturing process, which has a session of its own."""
         return os.getpid() != self._owner
+
+    def hand(self, gradients: Mapping[str, Any], loss: float, lr: float) -> None:
+        """Record gradients that the program hands over; see :func:`gtrace.capture.record_gradients`."""
+        if self._recorder is not None and not self.in_child:
+            self._recorder.hooks.hand(gradients, loss, lr)
+
+    def pause(self, patience: float) -> Callable[[], None] | None:
+        """Let no row be written until the result is called; None if one takes longer than this many seconds."""
+        return (lambda: None) if self._recorder is None else self._recorder.pause(patience)
+
+    def successor(self) -> CaptureSession:
+        """In a forked child: stop watching for the parent, and return the child's own session."""
+        own = CaptureSession(replace(self._options, first=False), self._attrs, launched=True, status=self._status)
+        own._inherited = self._recorder or self._inherited
+        if self._recorder is not None:
+            self._recorder.abandon()
+        return own
 
     def _report(self, text: str) -> None:
         """Report progress; only the first of several processes does."""
@@ -265,47 +288,136 @@ def git_commit(folder: str) -> str | None:
     return answer.stdout.strip() or None
 
 
-def captured(options: CaptureOptions, attrs: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Inside the block, launched Python processes record into the same trace, each under its own rank.
+@contextlib.contextmanager
+def captured(session: CaptureSession, options: CaptureOptions, attrs: Mapping[str, Any]) -> Iterator[None]:
+    """Inside the block, processes that are launched or forked record into the same trace, each under its own rank.
 
     Args:
-        options: options of the launching process.
+        session: of this process.
+        options: its options.
         attrs: attributes of the trace.
     """
     settings = {field.name: getattr(options, field.name) for field in fields(CaptureSettings)}
     message = {"path": str(options.path), "run": options.run, "settings": settings, "attrs": dict(attrs)}
-    return children_call(__name__, message)
+    with children_call(__name__, message), forks_captured(session):
+        yield
+
+
+#: the session whose forked children are captured, None outside of a capture
+_current: CaptureSession | None = None
+#: the forked child that this process is
+_child: _Child | None = None
+#: seconds that a fork may wait for a row that is being written, and what lets the next one be written
+_PATIENCE = 2.0
+_resume: Callable[[], None] | None = None
+
+
+@contextlib.contextmanager
+def forks_captured(session: CaptureSession) -> Iterator[None]:
+    """Inside the block, each forked child that trains records its own steps."""
+    global _current  # noqa: PLW0603 - what a process is
+    _watch_forks()
+    before, _current = _current, session
+    try:
+        yield
+    finally:
+        if _current is session:
+            _current = before
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)
+
+
+def _before_fork() -> None:
+    """Wait until the row that is being written is done: a child would inherit the locks of the thread that writes."""
+    global _resume  # noqa: PLW0603 - what a process is
+    _resume = None if _current is None else _current.pause(_PATIENCE)
+
+
+def _after_fork_in_parent() -> None:
+    if _resume is not None:
+        _resume()
+
+
+def _after_fork() -> None:
+    """Give a forked child a session of its own. Most children never train, so this must be quick."""
+    global _current, _child  # noqa: PLW0603 - what a process is
+    if _current is None:
+        return
+    try:
+        release_signals()
+        _current = _current.successor()
+        if _resume is None:
+            raise TimeoutError("this child was forked while its parent wrote a step")
+        _child = _Child(_current)
+        call_after_import("torch", functools.partial(_current.start_or_tell, _child.start))
+    except Exception as error:  # noqa: BLE001 - the child must live as without capture
+        print_line(f"gtrace: warning: capture could not start: {type(error).__name__}: {error}")
+
+
+def current_session() -> CaptureSession | None:
+    """The session that captures this process's program, if there is one."""
+    return _current
+
+
+def end_of_fork(exit_code: int) -> None:
+    """Finish the capture of a forked child that ends as its parent's program would."""
+    if _child is not None:
+        _child.leave(exit_code)
 
 
 def start(message: Mapping[str, Any]) -> None:
     """Record in this process until it ends; called when it has imported torch. Never stops the process."""
+    global _current  # noqa: PLW0603 - what a process is
     try:
-        _Child(message).start()
+        child = _Child(_launched_session(message))
+        child.start()
+        _watch_forks()
+        _current = child.session
     except Exception as error:  # noqa: BLE001 - the program's import of torch must succeed
         print_line(f"gtrace: warning: capture could not start: {type(error).__name__}: {error}")
 
 
+def _launched_session(message: Mapping[str, Any]) -> CaptureSession:
+    run = message["run"]
+    launcher = None
+    token = launch_token() if spans_machines() else None
+    if token not in (None, run):
+        # Every machine has its own launching process, and all of them write one trace.
+        run, launcher = token, run
+    settings = CaptureSettings(**message["settings"])
+    options = capture_options(Path(message["path"]), settings, run=run, launcher=launcher)
+    return CaptureSession(options, message["attrs"], launched=True, status=True)
+
+
 class _Child:
-    def __init__(self, message: Mapping[str, Any]) -> None:
-        run = message["run"]
-        launcher = None
-        token = launch_token() if spans_machines() else None
-        if token not in (None, run):
-            # Every machine has its own launching process, and all of them write one trace.
-            run, launcher = token, run
-        settings = CaptureSettings(**message["settings"])
-        options = capture_options(Path(message["path"]), settings, run=run, launcher=launcher)
-        self._session = CaptureSession(options, message["attrs"], launched=True, status=True)
+    """The end of a captured process that was launched or forked, whichever way it ends."""
+
+    def __init__(self, session: CaptureSession) -> None:
+        self.session = session
         self._failed = False
         #: by a signal or os._exit
         self._leaves = False
         self._exits = contextlib.ExitStack()
 
     def start(self) -> None:
-        self._session.start()
-        self._exits.enter_context(before_abrupt_exit(self._leave, self._session.hurry))
+        self.session.start()
+        self._exits.enter_context(before_abrupt_exit(self.leave, self.session.hurry))
         sys.excepthook = self._watch_excepthook(sys.excepthook)
         before_shutdown(self._end)
+        self._watch_multiprocessing()
+
+    def _watch_multiprocessing(self) -> None:
+        """Its processes print what ends them themselves, so that no excepthook sees it."""
+        util = importlib.import_module("multiprocessing.util")
+        util.register_after_fork(self, _Child._watch_multiprocessing)  # the registry is emptied before the target runs
+        util.Finalize(None, self._look_at_error, exitpriority=0)
+
+    def _look_at_error(self) -> None:
+        error = sys.exc_info()[1]
+        self._failed = self._failed or not (error is None or (isinstance(error, SystemExit) and not error.code))
 
     def _watch_excepthook(self, original: Any) -> Any:
         def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -317,13 +429,19 @@ class _Child:
 
         return excepthook
 
-    def _leave(self, exit_code: int) -> int:
-        self._failed, self._leaves = self._failed or exit_code != 0, True
+    def leave(self, exit_code: int) -> int:
+        """The process ends by a signal or ``os._exit``."""
+        # A pool ends its workers by SIGTERM, and a program its daemons.
+        process = importlib.import_module("multiprocessing").current_process()
+        expected = exit_code == 128 + signal.SIGTERM and process.daemon
+        self._failed, self._leaves = self._failed or (exit_code != 0 and not expected), True
         self._end()
         return exit_code
 
     def _end(self) -> None:
-        summary = self._session.finish("interrupted" if self._failed else "complete")
+        if self.session.in_child:
+            return
+        summary = self.session.finish("interrupted" if self._failed else "complete")
         if summary.complaints and summary.rows:
             print_line(f"gtrace: warning: {'; '.join(summary.complaints)}")
         multiprocessing = sys.modules.get("multiprocessing.util")

@@ -48,6 +48,10 @@ class CaptureSummary:
         changes: distinct tensors of weight updates, outer gradients and momentum buffers, those that were asked for.
         without: what was asked for besides the gradients and not available, one line each.
         lost: exit code of the error that left no trace, for example because another program has taken its place.
+        functional: calls of ``torch.autograd.grad``, which leaves gradients nowhere.
+        by_hand: the program changes its weights without an optimizer of torch.
+        counts: for each process that recorded, the recorded steps of each of its optimizers.
+        together: the processes trained together, as the ranks of one process group.
     """
 
     path: Path
@@ -75,6 +79,10 @@ class CaptureSummary:
     changes: Mapping[str, int] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     lost: int = 0
+    functional: int = 0
+    by_hand: bool = False
+    counts: tuple[tuple[int, ...], ...] = ()
+    together: bool = False
 
 
 def disk_usage(path: Path) -> int:
@@ -109,9 +117,13 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
 
     with open_trace(path) as trace:
         counts = {kind: Counter[int]() for kind in (*KINDS, SECOND_MOMENT)}
+        each: dict[int, Counter[int]] = {}
         for key in trace.streams:
-            counts[key.kind][key.rank] += trace.scalars(**key._asdict())["step"].size
-        tensors = trace.tensors
+            size = trace.scalars(**key._asdict())["step"].size
+            counts[key.kind][key.rank] += size
+            if size and key.kind in KINDS:
+                each[key.rank] = each.get(key.rank, Counter()) | Counter({key.optimizer: size})
+        tensors, together = trace.tensors, trace.attrs.get("world_size", 1) != 1
     rows = functools.reduce(operator.or_, (counts[kind] for kind in KINDS))
     rows = Counter({rank: count for rank, count in rows.items() if count})
     if not rows or (len(rows) == 1 and own.rows):
@@ -140,6 +152,8 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
         errors=sum(int(outcome.get("errors", 0)) for outcome in outcomes),
         over_budget=any(outcome.get("over_budget") for outcome in outcomes),
         complaints=(),
+        counts=tuple(tuple(each[rank].values()) for rank in sorted(rows)),
+        together=together,
     )
 
 

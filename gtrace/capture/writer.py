@@ -11,7 +11,7 @@ import math
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -110,7 +110,7 @@ class Row:
         """Whether a later row of the stream can be written with this one."""
         slab = self.buffer.slab
         alike = slab is not None and later.buffer.slab is slab and later.slots is self.slots
-        return alike and not (self.numbers or later.numbers)
+        return alike and self.numbers.keys() == later.numbers.keys()
 
 
 def _wake() -> None:
@@ -171,6 +171,10 @@ class AsyncWriter:
         self._described: set[tuple[str, int, str]] = set()
         #: rows that are safely in the trace, by kind
         self.rows = Counter[str]()
+        #: the same by kind and optimizer
+        self.streams = defaultdict[str, Counter[int]](Counter)
+        #: held while the thread works on files
+        self.busy = threading.Lock()
         #: why no row can be written any more: there is no trace, or it is gone
         self.lost: Exception | None = None
         self._progress = 0
@@ -178,7 +182,6 @@ class AsyncWriter:
         self._dropping = False
         # A daemon, so that a disk that never answers cannot keep the interpreter; otherwise close() ends it.
         self._thread = threading.Thread(target=self._run, name="gtrace-writer", daemon=True)
-        self._thread.start()
 
     def submit(self, row: Row) -> None:
         """Queue a row; its buffer returns to its pool when it is written.
@@ -190,6 +193,8 @@ class AsyncWriter:
         if row.buffer.last or (row.kind, row.stream) not in self._begun:
             self._begun.add((row.kind, row.stream))
             self._queue.put(_wake)
+        if self._thread.ident is None:
+            self._thread.start()  # not earlier: most forked children never train
 
     @property
     def waiting(self) -> int:
@@ -203,18 +208,22 @@ class AsyncWriter:
 
     def drain(self) -> None:
         """Wait until all queued rows are written; call it when none can follow."""
+        if self._thread.ident is None:
+            return
         done = threading.Event()
         self._queue.put(done.set)
         self._wait(done.wait)
 
-    def close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
+    def close(self, status: Literal["complete", "interrupted"], facts: Callable[[], Mapping[str, object]]) -> None:
         """Set attributes of the trace and finish it, if there is one, and end the thread. Comes after :meth:`drain`.
 
         Args:
             status: how the program ended; a trace that lacks a step is ``interrupted``.
-            attrs: the attributes.
+            facts: gives the attributes; called in the thread when the last row is written.
         """
-        self._queue.put(lambda: self._close(status, attrs))
+        if self._thread.ident is None:
+            return
+        self._queue.put(lambda: self._close(status, facts))
         self._queue.put(None)
 
         def ended(seconds: float) -> bool:
@@ -239,7 +248,7 @@ class AsyncWriter:
                 self.drop()
             if self._progress != progress:
                 progress, since = self._progress, now
-            elif now - since > (GRACE if self._dropping else PATIENCE):
+            elif now - since > (PATIENCE if math.isinf(self._until) else GRACE):
                 self._on_error(TimeoutError("the disk does not answer; the trace stays as it is"))
                 return
 
@@ -259,11 +268,12 @@ class AsyncWriter:
                 job = self._queue.get(timeout=_PAUSE)
             except queue.Empty:
                 job = _wake
-            for runs in self._runs():
-                for run in runs:
-                    self._write_run(run, wait=job is _wake and run is runs[-1])
-            if job is not None:
-                job()
+            with self.busy:
+                for runs in self._runs():
+                    for run in runs:
+                        self._write_run(run, wait=job is _wake and run is runs[-1])
+                if job is not None:
+                    job()
 
     def _runs(self) -> list[list[list[Row]]]:
         """The rows that have arrived: for each stream, those together that can be written together."""
@@ -306,6 +316,7 @@ class AsyncWriter:
                 row.buffer.release()
                 if written:
                     self.rows[row.kind] += 1
+                    self.streams[row.kind][row.stream] += 1
                     self._on_row(row)
             run = run[done:]
 
@@ -337,18 +348,23 @@ class AsyncWriter:
             [row.step for row in run],
             {slot.name: values[:, slab.parts[slot.index]] for slot in run[0].slots},
             {name: [row.scalars.get(name, math.nan) for row in run] for name in names},
-            run[0].kind,
-            run[0].stream,
-            self._rank,
+            {
+                slot.name: {what: [row.numbers[slot.index][what] for row in run] for what in run[0].numbers[slot.index]}
+                for slot in run[0].slots
+                if slot.index in run[0].numbers
+            },
+            kind=run[0].kind,
+            optimizer=run[0].stream,
+            rank=self._rank,
         )
 
-    def _close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
+    def _close(self, status: Literal["complete", "interrupted"], facts: Callable[[], Mapping[str, object]]) -> None:
         try:
             if self._trace is None and self.unwritten.count and self.lost is None:
                 # It must say which steps it lacks.
                 self._trace, _ = self._open_trace()
             if self._trace is not None and self.lost is None:
-                self._trace.set_attrs(**attrs)
+                self._trace.set_attrs(**facts())
                 self._trace.close("interrupted" if self.unwritten.count else status, self._beat)
         except Exception as error:  # noqa: BLE001 - the program is done; its exit code must survive this
             self._note(error)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from gtrace.capture.options import CaptureSettings, capture_options
+from gtrace.cli.live import live_view
 from gtrace.cli.options import Command, options
-from gtrace.errors import EXIT_OK, EXIT_USAGE, GtraceError, ScriptError, UsageError, size_text
+from gtrace.errors import EXIT_OK, EXIT_USAGE, GtraceError, ScriptError, UsageError
 from gtrace.settings import nested, option
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from gtrace.capture.session import CaptureSession
     from gtrace.capture.summary import CaptureSummary
     from gtrace.torch_hooks.launcher import Outcome, Program
-
-#: Seconds of training below which its share that capture took is shown in milliseconds, too.
-_SHORT = 1.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,6 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
         return run_program(program).exit_code
 
     from gtrace.capture.session import CaptureSession, captured, git_commit, print_line
-    from gtrace.cli.live import live_view
     from gtrace.torch_hooks.children import after_import
     from gtrace.torch_hooks.processes import before_abrupt_exit
 
@@ -103,7 +100,7 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
         before_abrupt_exit(leave, session.hurry),
     ):
         try:
-            with after_import("torch", session.start_or_tell), captured(chosen, attrs):
+            with after_import("torch", session.start_or_tell), captured(session, chosen, attrs):
                 outcome = run_program(program)
             return _conclude(program, outcome, session, shown, say)
         except BaseException:
@@ -116,18 +113,21 @@ def _conclude(
     program: Program, outcome: Outcome, session: CaptureSession, path: Path, say: Callable[[str], None]
 ) -> int:
     """Finish the trace, say what came of it, and give the exit code."""
+    from gtrace.capture.session import end_of_fork
+    from gtrace.capture.words import result_text
     from gtrace.torch_hooks.processes import launched_place
 
     place = launched_place()
     status: Literal["complete", "interrupted"] = "interrupted" if outcome.exit_code else "complete"
-    summary = session.finish(status)
     if session.in_child:
+        end_of_fork(outcome.exit_code)
         return outcome.exit_code
+    summary = session.finish(status)
     if place.rank is None:
         summary = session.settle(status)
     with contextlib.suppress(Exception):  # it may be anything by now; the interpreter flushes it at its end, too
         sys.stdout.flush()
-    result = _result(summary, path, place.rank if place.world_size > 1 else None)
+    result = result_text(summary, path, place.rank if place.world_size > 1 else None)
     if outcome.exit_code and not outcome.interrupted:
         failed = f"{program.called} failed with exit code {outcome.exit_code}; {result}"
         if place.rank is None:
@@ -145,81 +145,6 @@ def _conclude(
     if place.rank is not None:
         return EXIT_OK
     return EXIT_USAGE if not summary.rows and not summary.errors else summary.lost
-
-
-def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:
-    if not summary.rows:
-        return f"nothing was captured{f' on rank {rank}' if rank else ''}: {_why_nothing(summary)}"
-    parts = [
-        _tensors(summary),
-        size_text(summary.bytes),
-        _waited(summary),
-    ]
-    if summary.optimizers > 1:
-        parts.insert(0, f"{summary.optimizers} optimizers")
-    if summary.skipped_steps:
-        parts.append(f"{_counted(summary.skipped_steps)} skipped by the gradient scaler")
-    if summary.over_budget:
-        parts.append("stopped at the budget")
-    if summary.dropped:
-        parts.append(f"{_counted(summary.dropped)} dropped")
-    if summary.unwritten:
-        parts.append(f"{_counted(summary.unwritten)} could not be written")
-    parts += summary.without
-    if summary.errors:
-        parts.append(f"{summary.errors} error{'s' * (summary.errors != 1)}")
-    rows = f"{summary.rows}" if summary.fewest_rows in (0, summary.rows) else f"{summary.fewest_rows} to {summary.rows}"
-    seen = "" if summary.steps_seen in (0, summary.rows) else f" of {summary.steps_seen}"
-    where = "" if rank is None else f" on rank {rank}"
-    if summary.ranks > 1:
-        where = f" on each of {summary.ranks} ranks"
-    steps = "step" if rows == "1" and not seen else "steps"
-    return f"{rows}{seen} {steps} captured{where} in {path} ({', '.join(parts)})"
-
-
-def _waited(summary: CaptureSummary) -> str:
-    """How long training waited; of a short run the share says little, since the first step takes longest."""
-    if summary.span >= _SHORT:
-        return f"training waited {summary.blocked:.1%} of its time"
-    milliseconds = 1e3 * summary.waited
-    return f"training waited {milliseconds:.{int(milliseconds < 10)}f} ms ({summary.blocked:.0%})"
-
-
-def _counted(steps: int) -> str:
-    return f"{steps} step{'s' * (steps != 1)}"
-
-
-def _tensors(summary: CaptureSummary) -> str:
-    found = [f"{summary.tensors} weight"] if summary.tensors else []
-    if summary.neural_rows:
-        few = f" at {summary.neural_rows} steps" if summary.neural_rows != summary.rows else ""
-        found.append(f"{summary.neural_tensors} neural{few}")
-    found += [f"{tensors} {kind}" for kind, tensors in summary.changes.items() if tensors]
-    if len(found) == 1 and summary.tensors:
-        return f"{summary.tensors} tensor{'s' * (summary.tensors != 1)}"
-    return f"{' and '.join(found)} tensors"
-
-
-def _why_nothing(summary: CaptureSummary) -> str:
-    if summary.errors:
-        return "see the warnings above"
-    if not summary.torch_seen:
-        return "it never imported torch"
-    if not summary.steps_seen:
-        passes = summary.backward_passes
-        if not passes:
-            return "it took no step of a torch optimizer"
-        return (
-            f"it took no step of a torch optimizer, after {passes} backward pass{'es' * (passes != 1)}; "
-            "where it changes weights itself, it can append each p.grad to a gtrace.create_trace(PATH)"
-        )
-    if summary.over_budget:
-        return "a single step is larger than the budget; give a larger --budget or fewer --tensors"
-    if summary.without:
-        return "; ".join(summary.without)
-    if not summary.steps_wanted:
-        return f"the script took {_counted(summary.steps_seen)}, and --steps or --every asked for others"
-    return f"its {summary.steps_seen} optimizer steps had no gradient of a tensor that was to be recorded"
 
 
 def _next(summary: CaptureSummary, path: Path) -> str:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.console import FEW_ROWS, TensorColumn, name_columns, print_columns, stdout_console
-from gtrace.cli.info import SPARK_WIDTH
+from gtrace.cli.console import FEW_ROWS, SPARK_WIDTH, TensorColumn, name_columns, print_columns, stdout_console
 from gtrace.cli.options import pick, print_json
 from gtrace.fitting.magnitudes import LAWS
 from gtrace.report.names import count, literal, number, sparkline

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.report.names import count, number, steps_in_words
+from gtrace.capture.words import span_text
+from gtrace.report.names import count, number
 from gtrace.settings import KINDS
+from gtrace.trace.io.remote import place_of
+from gtrace.trace.journal import being_written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -179,6 +182,7 @@ class RunHistory:
     """
 
     def __init__(self, trace: Trace, infos: Iterable[TensorInfo]) -> None:
+        self._together = trace.attrs.get("world_size", 1) != 1
         self.tensors = [TensorHistory.of(trace, info) for info in infos]
         there = {(one.info.rank, one.info.kind, one.info.optimizer) for one in self.tensors}
         self.streams = [StreamHistory.of(trace, key) for key in trace.streams if key in there or not there]
@@ -186,11 +190,12 @@ class RunHistory:
     @property
     def steps(self) -> str:
         """How many steps there are."""
-        return steps_in_words({stream.key: stream.steps.size for stream in self.streams})
+        counts = {stream.key: stream.steps.size for stream in self.streams}
+        return steps_in_words(counts, together=self._together)
 
     @cached_property
     def divergence(self) -> Divergence:
-        """What is not finite; of the losses, that of the stream which broke first."""
+        """What is not finite; the loss is that of the stream which broke first."""
         lost = [stream for stream in self.streams if stream.broken is not None]
         stream = min(lost, key=lambda one: one.broken or 0, default=None)
         last_step, last_loss = stream.finite[-1] if stream is not None else (None, None)
@@ -224,6 +229,40 @@ class RunHistory:
         return list(dict.fromkeys(said))
 
 
+def steps_in_words(counts: Mapping[tuple[int, str, int], int], *, together: bool = True) -> str:
+    """Recorded steps of every (rank, kind, optimizer), as the last line of a capture counts them.
+
+    Args:
+        counts: the steps of each.
+        together: the processes train together, as ranks.
+
+    >>> steps_in_words({(0, "weight", optimizer): 20 for optimizer in range(2)})
+    '20 steps of each of 2 optimizers'
+    >>> steps_in_words({(rank, kind, 0): n + rank for rank in range(2) for kind, n in (("weight", 9), ("neural", 5))})
+    '9 to 10 steps of weight gradients and 5 to 6 of neural gradients on each of 2 ranks'
+    >>> steps_in_words({})
+    'no steps'
+    """
+    kinds: dict[str, list[int]] = {}
+    for (_, kind, _), steps in counts.items():
+        kinds.setdefault(kind, []).append(steps)
+    # Second moments come with the gradients of the same steps.
+    kinds = {kind: found for kind, found in kinds.items() if kind in KINDS} or kinds
+    spans = {kind: span_text(found) for kind, found in kinds.items()}
+    if not spans:
+        return "no steps"
+    first, *others = spans.items()
+    said = f"{first[1]} step{'s' * (first[1] != '1')}"
+    if len(set(spans.values())) > 1:
+        said += f" of {KINDS.get(first[0], first[0])}"
+        said += "".join(f" and {steps} of {KINDS.get(kind, kind)}" for kind, steps in others)
+    for place, between in ((2, "of each of {} optimizers"), (0, "on each of {} ranks")):
+        several = len({stream[place] for stream in counts})
+        between = between if together or place else "in each of {} processes"
+        said += f" {between.format(several)}" if several > 1 else ""
+    return said
+
+
 def energy_shares(tensors: Sequence[TensorHistory]) -> list[float]:
     """Each tensor's part of the squared norms of all gradients of its kind, over the recorded steps."""
     energies = [float(np.square(one.norms).sum()) for one in tensors]
@@ -238,9 +277,6 @@ def energy_shares(tensors: Sequence[TensorHistory]) -> list[float]:
 
 def status_in_words(trace: Trace) -> str:
     """How the run ended, or that it has not."""
-    from gtrace.trace.io.remote import place_of
-    from gtrace.trace.journal import being_written
-
     status = trace.attrs.get("status")
     if status in ("complete", "interrupted"):
         return str(status)

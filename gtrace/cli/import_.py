@@ -47,7 +47,7 @@ class ImportSettings:
 @click.argument("sources", metavar="SOURCE...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @options(ImportSettings)
 def command(settings: ImportSettings, sources: tuple[Path, ...]) -> None:
-    """Make a trace of the gradients in SOURCE: files or folders of .npy, .npz, .safetensors and .pt, Zarr stores.
+    """Make a trace of the gradients in SOURCE: files or folders of .npy, .npz, .safetensors, .pt and HDF5, Zarr stores.
 
     The step is the number of a file or folder, e.g. grads/step_000100.safetensors. What was found is printed.
 

@@ -10,30 +10,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.text import Text
 
 from gtrace.cli.console import (
     FEW_ROWS,
+    SPARK_WIDTH,
     WHOLE_NAME,
     TensorColumn,
     name_columns,
     print_columns,
     stdout_console,
 )
+from gtrace.cli.history import RunHistory, energy_shares, status_in_words
 from gtrace.cli.options import STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
-from gtrace.errors import UsageError
+from gtrace.errors import UsageError, printable
 from gtrace.report.names import count, literal, number, sparkline
 from gtrace.settings import KINDS, option
+from gtrace.trace import open_trace
+from gtrace.trace.choose import agreement, choose_infos, newest_trace, part_of
+from gtrace.trace.sketches import sketch_name
+from gtrace.trace.times import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
 
-    from gtrace.cli.history import RunHistory, StreamHistory, TensorHistory
+    from gtrace.cli.history import StreamHistory, TensorHistory
     from gtrace.trace import Trace
 
-#: Blocks of a line over steps.
-SPARK_WIDTH = 16
 #: Streams that are shown without --full.
 _FEW_STREAMS = 3
 
@@ -69,10 +74,6 @@ def command(settings: InfoSettings, trace: Path | str | None) -> None:
     Without TRACE, the newest one in this folder is taken. No gradient is read, so this takes no longer for a large
     trace; --fit reads those of some steps.
     """
-    from gtrace.cli.history import RunHistory
-    from gtrace.trace import open_trace
-    from gtrace.trace.choose import choose_infos
-
     if settings.steps is not None and not settings.fit:
         raise UsageError("--steps: says at which steps laws are fitted; pass --fit with it")
     trace = trace or _newest()
@@ -95,8 +96,6 @@ def command(settings: InfoSettings, trace: Path | str | None) -> None:
 
 def _newest() -> Path:
     """The trace of this folder that was written last, which is said."""
-    from gtrace.trace.choose import newest_trace
-
     path = newest_trace(Path())
     click.echo(f"taking the newest trace in this folder: {path}", err=True)
     return path
@@ -114,9 +113,6 @@ def _follow(settings: InfoSettings, trace: Path | str) -> None:
 
 def _document(trace: Trace, run: RunHistory) -> dict[str, Any]:
     """Everything as JSON values."""
-    from gtrace.trace.choose import agreement
-    from gtrace.trace.sketches import sketch_name
-
     return {
         **pick(trace, "path", "status", "fingerprint"),
         "attrs": dict(trace.attrs),
@@ -163,10 +159,6 @@ def show(trace: Trace, run: RunHistory, console: Console, *, full: bool) -> None
         console: where to.
         full: every tensor and stream; otherwise those with most of the gradient's energy, in 25 lines of 80 characters.
     """
-    from rich.text import Text
-
-    from gtrace.cli.history import energy_shares
-
     encoding, rows = console.encoding or "utf-8", run.tensors
     for head, text in _lines(trace, run, encoding, full=full):
         style = "bold red" if head.isupper() else "dim"
@@ -237,9 +229,9 @@ def _noise(trace: Trace, rows: Sequence[TensorHistory]) -> str:
 def _trainings(trace: Trace) -> list[str]:
     """How the optimizers of the first rank update weights, as far as the trace says."""
     said = []
-    for rank, kind, optimizer in trace.streams:
+    for rank, kind, optimizer in {key.optimizer: key for key in reversed(trace.streams)}.values():
         facts = trace.optimizer_facts(optimizer)
-        if kind != "weight" or rank != trace.streams[0].rank or facts.kind is None:
+        if rank != trace.streams[0].rank or facts.kind is None:
             continue
         rates = [f"{lr:.3g}" for lr in trace.scalars(rank=rank, kind=kind, optimizer=optimizer)["lr"] if lr == lr]
         parts = [facts.kind]
@@ -265,8 +257,6 @@ def _trainings(trace: Trace) -> list[str]:
 
 
 def _lines(trace: Trace, run: RunHistory, encoding: str, *, full: bool) -> list[tuple[str, str]]:
-    from gtrace.cli.history import status_in_words
-
     attrs, rows = trace.attrs, run.tensors
     amounts = f"{count(len(rows), 'tensor')}, {count(sum(row.stored for row in rows), 'element')}"
     lines = [("", f"{trace.path}: {status_in_words(trace)}, {run.steps}, {amounts}"), *run.troubles()]
@@ -278,10 +268,10 @@ def _lines(trace: Trace, run: RunHistory, encoding: str, *, full: bool) -> list[
     lines.append(("ranks", "; ".join([str(len({stream.key.rank for stream in run.streams})), *_agreements(trace)])))
     lines += _steps(run, encoding, full=full)
     lines += [("training", text) for text in _trainings(trace)[: None if full else _FEW_STREAMS]]
+    if times := str(StepTimes.of(attrs)):
+        lines.append(("time", times))
     sketched = next((row.info for row in rows if row.info.sketches), None)
     if sketched is not None:
-        from gtrace.trace.sketches import sketch_name
-
         names = ", ".join(sketch_name(spec) for spec in sketched.sketches)
         large = count(sum(bool(row.info.sketches) for row in rows), "tensor")
         lines.append(("sketch", f"{names} of {large}; no values, so sweeps give expectations only"))
@@ -317,9 +307,6 @@ def _steps(run: RunHistory, encoding: str, *, full: bool) -> list[tuple[str, str
 
 
 def _agreements(trace: Trace) -> list[str]:
-    from gtrace.errors import printable
-    from gtrace.trace.choose import agreement, part_of
-
     said = []
     cut = {(info.kind, info.optimizer, info.name) for info in trace.tensors if part_of(info)}
     if cut:

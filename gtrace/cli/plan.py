@@ -49,6 +49,9 @@ BUCKETS = "128,1024,8192"
 #: steps of a trace that are looked at, spread over all of them
 MOST_STEPS = 32
 
+#: the trace's attributes among what is known about the curves
+_ATTRS = "trace_attrs"
+
 
 @dataclass(frozen=True)
 class PlanSettings:
@@ -170,6 +173,10 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
     check_suffix(path)
     check_output(path, force=settings.force)
     curves, outlook, about, warnings = _curves(trace, settings)
+    attrs = about.pop(_ATTRS)
+    if isinstance(asked, TimeLimit):
+        asked, line = asked.timed(attrs)
+        warnings += [line] if line else []
     goal = choose_goal(settings.goal, curves, outlook, error=isinstance(asked, Budget) and asked.kind == "error")
     for text in [*warnings, *goal.notes]:
         echo(f"gtrace: {text}", err=True)
@@ -216,7 +223,11 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook,
         from gtrace.sweep import ResultStore
 
         result = ResultStore.load(trace).selected
-        provenance = {"sweep": str(trace), "trace_fingerprint": result.provenance.get("trace_fingerprint", "")}
+        provenance = {
+            "sweep": str(trace),
+            "trace_fingerprint": result.provenance.get("trace_fingerprint", ""),
+            _ATTRS: result.provenance.get("trace_attrs", {}),
+        }
         noise = settings.goal.noise
         outlook = outlook_on(result, np.unique(result["step"]), noise.batch, noise.horizon)
         return curves_of(_chosen_rows(result, settings)), outlook, provenance, []
@@ -225,7 +236,7 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook,
 
     codecs = _codecs(settings)
     with open_trace(trace) as opened:
-        steps = choose_steps(opened, choose_infos(opened), settings.steps, MOST_STEPS)
+        steps = choose_steps(opened, choose_infos(opened, kind=settings.kind), settings.steps, MOST_STEPS)
         curves, warnings = measure(
             opened,
             codecs,
@@ -234,7 +245,7 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook,
             **arguments(settings, "measure"),
         )
         outlook = Outlook(f"a sweep measures them: gtrace sweep {trace}")
-        about = {"trace": str(trace), "trace_fingerprint": opened.fingerprint}
+        about = {"trace": str(trace), "trace_fingerprint": opened.fingerprint, _ATTRS: opened.attrs}
         return curves, outlook, about, [f"warning: {text}" for text in warnings]
 
 

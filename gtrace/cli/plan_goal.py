@@ -18,7 +18,7 @@ from gtrace.settings import nested, option
 from gtrace.units import parse_bits, parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -117,11 +117,25 @@ class TimeLimit:
         cluster = chosen_cluster(settings.cluster.cluster)
         if cluster is None:
             raise UsageError(f"{said}: needs the machines, e.g. --cluster 8x25Gbit/s,{limit / 2 * 1e3:g}ms.")
+        return cls(said, limit, cluster, settings.exchange)
+
+    def timed(self, attrs: Mapping[str, Any]) -> tuple[TimeLimit, str]:
+        """The limit with the compute time that a trace measured unless the cluster has one, and a line that says so.
+
+        Args:
+            attrs: of the trace.
+
+        Raises:
+            UsageError: computing alone takes longer.
+        """
+        from gtrace.trace.times import StepTimes
+
+        cluster, line = StepTimes.of(attrs).applied(self.cluster)
         computing = cluster.step_time or 0.0
-        if computing >= limit:
-            raise UsageError(f"{said}: computing alone takes {computing:g} s ({cluster}); allow more.")
+        if computing >= self.limit:
+            raise UsageError(f"{self.said}: computing alone takes {computing:g} s ({cluster}); allow more.")
         # A cluster always computes something.
-        return cls(said, limit, replace(cluster, step_time=computing or _INSTANT), settings.exchange)
+        return replace(self, cluster=replace(cluster, step_time=computing or _INSTANT)), line
 
     def budget(self, sizes: NDArray[np.int64]) -> Budget:
         """The bits per value that take as long if all tensors have the same.

@@ -110,8 +110,6 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
     if text is not None and settings.ranks is not None:
         raise UsageError(f"--ranks {settings.ranks}: --cluster {text} already says how many ranks; leave one out.")
     cluster = chosen_cluster(text)
-    if text is not None and cluster is not None and cluster.step_time is None:
-        echo(f"gtrace: --cluster {text} has no compute time, so no step times; add it: {text},180ms", err=True)
     if settings.figure is not None:
         _draw(settings.figure, settings, list(results), cluster)
     else:
@@ -128,12 +126,18 @@ def _draw(figure: str, settings: ReportSettings, results: list[Path], cluster: C
 
 
 def _report(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> Report:
-    from gtrace.report.inputs import Asked, load_report
+    from gtrace.report.inputs import Asked, load_report, with_times
 
     ranks = settings.ranks or (None if cluster is None else cluster.ranks)
     asked = {**arguments(settings, "report"), **arguments(settings.noise, "report")}
     report = load_report(results, asked=Asked(cluster=cluster, workers=ranks, **asked))
-    if settings.cluster.cluster is not None and cluster is not None and cluster.step_time and not report.savings:
+    text = settings.cluster.cluster
+    if text is not None and cluster is not None and cluster.step_time is None:
+        said = dict.fromkeys(with_times(sweep, cluster)[1] for sweep in report.sweeps)
+        missing = f"--cluster {text} has no compute time, so no step times; add it: {text},180ms"
+        for line in filter(None, said) if any(said) else (missing,):
+            echo(f"gtrace: {line}", err=True)
+    if text is not None and cluster is not None and cluster.step_time and not report.savings:
         raise UsageError(
             "--cluster: these results hold no gradients of weights that went through a codec; pass a .sweep.db or a "
             "run log of gtrace train."

@@ -214,9 +214,9 @@ def _exchange(
     from gtrace.report.sections.exchanges import exchange_sentence, exchange_table
     from gtrace.sweep.store import ResultStore
     from gtrace.trace import open_trace
-    from gtrace.training.averages import Plan, measure_averages
+    from gtrace.training.averages import ExchangePlan, measure_averages
 
-    plan = Plan(
+    plan = ExchangePlan(
         tuple(one for one in codecs if isinstance(one, Codec)),
         tuple(words(settings.exchange or "")),
         settings.ranks or _RANKS,

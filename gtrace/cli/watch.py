@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import sys
 import time
@@ -12,8 +13,13 @@ from glob import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
+from gtrace.capture.summary import disk_usage
 from gtrace.cli.history import WRITING, RunHistory, status_in_words
+from gtrace.cli.live import identity
 from gtrace.errors import TraceError, UsageError, size_text
 from gtrace.report.names import count, literal, number, shorten, sparkline
 from gtrace.trace import open_trace
@@ -53,7 +59,7 @@ class Glance:
         ended: how the capture ended, empty while it goes on.
         troubles: what is wrong, each with a word before it.
         losses: float64[S] as of :class:`StreamHistory`.
-        norms: float64[S] of the whole gradient, infinite where it is not finite.
+        norms: float64[S] of the whole gradient, infinite if some values are not finite.
         layers: names and shares of the energy, the largest first; the others together are the last.
         errors: predicted share of the energy that each codec of ``CODECS`` loses, and of which part of the gradient;
             empty while that is not known.
@@ -94,8 +100,6 @@ class Watch:
         Raises:
             TraceError: it is not there, or cannot be read at this moment.
         """
-        from gtrace.capture.summary import disk_usage
-
         with open_trace(self._path) as trace:
             # An empty trace has no tensor that could be chosen.
             run = RunHistory(trace, choose_infos(trace) if trace.tensors else ())
@@ -169,7 +173,7 @@ def predicted_errors(trace: Trace, step: int, infos: Sequence[TensorInfo]) -> di
 
 
 def _main_stream(run: RunHistory) -> StreamHistory | None:
-    """Of the first rank that optimizer whose steps went furthest; weights rather than other gradients."""
+    """The first rank's optimizer with most steps; weights rather than other gradients."""
     there = [stream for stream in run.streams if stream.steps.size]
     return min(there, key=lambda one: (one.key.kind != "weight", one.key.rank, -one.steps.size), default=None)
 
@@ -246,15 +250,6 @@ def glances(path: Path, ended: Callable[[], bool] | None = None, since: str = ""
             time.sleep(_TICK)
 
 
-def identity(path: Path) -> str:
-    """What tells a trace from a later one at the same path; empty if there is none."""
-    try:
-        about = path.stat()
-    except OSError:
-        return ""
-    return f"{about.st_ino}.{about.st_ctime_ns}"
-
-
 def view(glance: Glance | None, path: str, encoding: str, waited: tuple[float, float] = (0.0, 0.0)) -> RenderableType:
     """A glance as a few lines of text.
 
@@ -264,16 +259,14 @@ def view(glance: Glance | None, path: str, encoding: str, waited: tuple[float, f
         encoding: of the terminal.
         waited: seconds that training waited for capture, and seconds of training.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True, style="dim", width=8)
     table.add_column(no_wrap=True, overflow="ellipsis")
+    shown = shorten(literal(os.path.basename(path), encoding), _NAME)
     if glance is None:
-        table.add_row("trace", f"{literal(path, encoding)}: waiting for the first recorded step")
+        table.add_row("trace", f"{shown}: waiting for the first recorded step")
         return table
-    table.add_row("trace", Text(f"{literal(path, encoding)}: {glance.head}", "bold"))
+    table.add_row("trace", Text(f"{shown}: {glance.head}", "bold"))
     for word, text in glance.troubles[:2]:
         table.add_row(Text(word, "bold red"), Text(text, "red"))
     for word, values in (("loss", glance.losses), ("norm", glance.norms)):
@@ -316,8 +309,6 @@ def follow(path: Path, console: Console) -> None:
     Raises:
         TraceError: there is no trace.
     """
-    from rich.live import Live
-
     open_trace(path).close()
     encoding, last = console.encoding or "utf-8", ""
     drawn = console.is_terminal and not console.is_dumb_terminal

@@ -11,7 +11,22 @@ from gtrace.codecs.base import (
 from gtrace.codecs.casts import Bf16, Fp16, Identity, MinMax
 from gtrace.codecs.engine import Composed, level_grid, method
 from gtrace.codecs.fp import Fp
-from gtrace.codecs.levels import Alq, AlqG, AlqGN, AlqN, Amq, AmqN, Luq, Natural, Nuqsgd, Qsgd, QsgdInf, TernGrad, ZipMl
+from gtrace.codecs.levels import (
+    Alq,
+    AlqG,
+    AlqGN,
+    AlqN,
+    Amq,
+    AmqN,
+    Ecq,
+    Luq,
+    Natural,
+    Nuqsgd,
+    Qsgd,
+    QsgdInf,
+    TernGrad,
+    ZipMl,
+)
 from gtrace.codecs.mcgq import Mcgq
 from gtrace.codecs.plugins import load_plugin
 from gtrace.codecs.powersgd import PowerSgd
@@ -48,6 +63,7 @@ __all__ = [
     "Dgc",
     "Dropping",
     "Dynamic8",
+    "Ecq",
     "Eden",
     "EfSignSgd",
     "EncodedPart",

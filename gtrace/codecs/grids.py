@@ -15,6 +15,7 @@ from gtrace.coding import MAX_LENGTH, check_symbol, checked_fixed, fixed_size, p
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting import alq_levels, amq_levels, amq_multiplier, expected_variance, moment_mixture, optimal_levels
+from gtrace.fitting.entropy import MOST, entropy_levels, spaced_levels
 from gtrace.kernels import rounding as _rounding
 from gtrace.kernels import symbols as _symbols
 from gtrace.kernels.codes import TALLIES
@@ -164,7 +165,7 @@ class Stochastic(Rounding):
         values = grid.signed_values(found.state)
         width = width_for(values.size)
         packed = bool(width) and coder.is_fixed(flags)
-        # Both see that the bytes hold so many symbols, before memory is taken for them.
+        # Both see that the bytes hold all symbols, before memory is taken for them.
         if packed:
             symbols: NDArray[Any] = checked_fixed(found.coded, found.size, width)
         else:
@@ -383,7 +384,7 @@ class Powers(LevelGrid):
 
 
 @dataclass(frozen=True)
-class Halves(Powers):
+class PowersOfHalf(Powers):
     """0 and powers of 1/2."""
 
     zero: bool = True
@@ -556,3 +557,45 @@ class FittedPowers(Fitted):
         if not (fitted.size == 1 and 0 < fitted[0] < 1):
             raise PayloadError("shared bytes do not hold a multiplier between 0 and 1")
         return super().with_fitted(state, self.narrowed(amq_levels(float(fitted[0]), self.bits, self.zero)))
+
+
+@dataclass(frozen=True)
+class EntropySpaced(LevelGrid):
+    """Spaced levels of least error whose symbols have a given entropy; until the first fit equal steps of 1/4.
+
+    The state holds ``levels`` (float32[m]) and ``spacing`` (float32[2], step and exponent).
+    """
+
+    adaptive: ClassVar[bool] = True
+
+    bits: float = parameter(3.0, "entropy of the symbols, a value", minimum=0.5, maximum=8)
+
+    def levels(self, state: State) -> NDArray[np.float32]:
+        """The fitted magnitudes, float32[m]."""
+        fitted = state.arrays.get("levels")
+        return _equal_steps(4, zero=True) if fitted is None else fitted
+
+    def fit(self, state: State, summary: MomentSketch) -> State:
+        """Fit to the summary; if it has no weight, the levels stay."""
+        if not summary.sums.size:
+            return state
+        spacing: NDArray[np.float32] = summary.remember(
+            (self.bits, "spacing"), lambda: np.array(entropy_levels(summary, self.bits), np.float32)
+        )
+        return self._spaced(state, spacing)
+
+    def fitted(self, state: State) -> NDArray[np.float32] | None:
+        """Step and exponent; None before the first fit."""
+        return state.arrays.get("spacing")
+
+    def with_fitted(self, state: State, fitted: NDArray[np.float32]) -> State:
+        """The receiver's levels."""
+        good = fitted.size == 2 and np.isfinite(fitted).all() and 0 < fitted[0] < 1 and fitted[1] > 0
+        if not good or fitted[0] * MOST < 1:
+            raise PayloadError("shared bytes do not hold a step and an exponent")
+        return self._spaced(state, fitted)
+
+    def _spaced(self, state: State, spacing: NDArray[np.float32]) -> State:
+        step, exponent = spacing.astype(np.float64).tolist()
+        levels = np.unique(spaced_levels(step, exponent).astype(np.float32))
+        return state.with_arrays(levels=levels[(levels == 0) | (levels >= _TINY)], spacing=spacing)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from gtrace.codecs.coders import SharedCode
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.grids import (
+    EntropySpaced,
     EqualSteps,
     Exponents,
     FittedPowers,
-    Halves,
     LeastVariance,
     LeastVarianceByGradient,
     Optimal,
     Powers,
+    PowersOfHalf,
     Stochastic,
     Ternary,
 )
@@ -143,7 +144,7 @@ class Luq(Composed):
     """Powers of 1/2 below a tensor's largest magnitude: FP4 with three bits of exponent at four bits."""
 
     name = "luq"
-    parts = levels(Halves(), BucketNorm("linf", None))
+    parts = levels(PowersOfHalf(), BucketNorm("linf", None))
     summary = "powers of 1/2 below the largest magnitude, rounded at random"
     formula = (
         "Q(v) = M sign(v) l, l in {0, 2^-(m-2), ..., 1/2, 1}, m = 2^(bits-1), M = max|v|, rounded stochastically, "
@@ -285,6 +286,30 @@ class AmqN(Composed):
     sends = _FITTED
     behavior = "Near amq and alq-n at equal measured bits."
     related = ("amq", "alq-n")
+
+
+@method
+class Ecq(Composed):
+    """Levels of least error at a given entropy: what scalar quantizers without bias can do at measured bits."""
+
+    name = "ecq"
+    parts = levels(EntropySpaced(), BucketNorm("linf"))
+    summary = "levels of least error at a given entropy, buckets scaled by their largest magnitude"
+    formula = (
+        "Q(v) = max|v_b| sign(v) l, l in {0, (k d)^g, 1}, rounded stochastically; d and g minimize the error at an "
+        "entropy of bits"
+    )
+    paper = "gtrace; entropy-constrained quantization: Chou, Lookabaugh and Gray, 1989, here without bias"
+    about = (
+        "Other fitted levels minimize error at a number of levels; this one at bits as they are sent. Two numbers "
+        "describe its levels, so that they cost nothing."
+    )
+    sends = _FITTED
+    behavior = (
+        "A little less error than equal steps at equal bits, more so for heavy tails, and never more on the data that "
+        "it was fitted to. bits=2.5 is as good as any."
+    )
+    related = ("qsgdinf", "zipml", "eden")
 
 
 @method

@@ -75,7 +75,9 @@ class FadingResidual(Residual):
         maximum=1.0,
     )
     decay: float = parameter(1.0, "what is added of e, as DeMo's and SparseLoCo's momentum", minimum=0.0, maximum=1.0)
-    reset: int | None = parameter(None, "forget e after so many steps; none for never", minimum=1, optional=True)
+    reset: int | None = parameter(
+        None, "number of steps after which e is forgotten; none for never", minimum=1, optional=True
+    )
     memory_bits: int | None = parameter(
         None, "bits in which e is kept, rounded to nearest in groups of 256; none for float32", minimum=2, maximum=8
     )

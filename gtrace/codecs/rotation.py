@@ -17,22 +17,21 @@ from gtrace.codecs.base import Codec, CodedBits, Measured, Simulated, checked_va
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.parts import FLOAT32_MAX
 from gtrace.codecs.spec import register_wrapper
-from gtrace.codecs.wrappers import Wrapper
-from gtrace.coding import ENVELOPE_BYTES, CodedBlock, decode_block, open_envelope, seal, tally
+from gtrace.codecs.wrappers import Coordinates
+from gtrace.coding import ENVELOPE_BYTES, CodedBlock, decode_block, tally
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import hadamard as _hadamard
 from gtrace.kernels.counter import fill_uniform
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.codecs.base import Rounds
     from gtrace.types import State
 
 _SEED = struct.Struct("<I")
+#: deviations by which no random number of values falls short
+_SURE = 8.0
 
 
 def block_parameter(default: int) -> Any:
@@ -63,7 +62,7 @@ def _words(seed: int, purpose: bytes = b"") -> tuple[np.uint64, np.uint64]:
 
 @register_wrapper
 @dataclass(frozen=True)
-class Rotate(Wrapper):
+class Rotate(Coordinates):
     """A seeded randomized Hadamard rotation around any codec: ``rotate:qsgdinf:bits=3``.
 
     Values are rotated in blocks, encoded, decoded and rotated back. Every encoding has its own rotation, with its
@@ -91,75 +90,32 @@ class Rotate(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Around a stateful codec the rotation is always the same.
-        object.__setattr__(self, "deterministic", self.inner.deterministic and self.inner.stateful)
         check_block(self)
         # With a stateless codec inside, every worker rotates by signs of its own, so sums of payloads mean nothing.
         object.__setattr__(self, "linear", self.inner.linear and self.inner.stateful)
 
     @property
-    def wire_name(self) -> str:
-        """The wrapper's own name: a receiver that does not rotate back must refuse the payload."""
-        return self.name
+    def random(self) -> bool:
+        """Around a stateful codec the rotation is always the same."""
+        return not self.inner.stateful
 
-    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
-        """The rotated values of a stateful codec; other codecs are fitted the same in every rotation."""
-        return self._rotated(checked_values(state, values), 0)
+    @property
+    def sends_number(self) -> bool:
+        """The seed of a random rotation."""
+        return self.random
 
-    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """The seed if one is needed, then the body of the inner payload of the rotated values."""
-        x = checked_values(state, values)
-        seed = 0 if self.inner.stateful else key[1] & 0xFFFFFFFF
-        inner_shared = self.shared(state)
-        payload = self.inner.encode(self.inner_state(state), self._rotated(x, seed), _inner_key(key))
-        body, flags = open_envelope(payload, codec=self.inner.wire_name, size=x.size, shared=inner_shared)
-        head = b"" if self.inner.stateful else _SEED.pack(seed)
-        return seal(head + body, codec=self.name, size=x.size, shared=inner_shared, flags=flags)
+    def number(self, state: State, key: tuple[int, int]) -> int:
+        """The rotation's seed."""
+        return key[1] & 0xFFFFFFFF if self.random else 0
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
-        """Undo :meth:`encode`."""
-        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
-        seed, head = 0, 0
-        if not self.inner.stateful:
-            if len(body) < _SEED.size:
-                raise PayloadError("payload is too short for the seed of its rotation")
-            (seed,) = _SEED.unpack_from(body)
-            head = _SEED.size
-        wrapped = seal(bytes(body[head:]), codec=self.inner.wire_name, size=size, shared=shared, flags=flags)
-        return self._rotated(self.inner.decode(shared, wrapped, size), seed, back=True)
+    def inner_key(self, key: tuple[int, int]) -> tuple[int, int]:
+        """Another key for the inner codec: a second rotation must not undo the first one's signs."""
+        digest = hashlib.blake2b(struct.pack("<QQ", *key), digest_size=16, person=b"rotated").digest()
+        return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
-    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """The inner codec's result for the rotated values; its payload and the seed are sent."""
-        x = checked_values(state, values)
-        seed, head = (0, 0) if self.inner.stateful else (key[1] & 0xFFFFFFFF, _SEED.size)
-        found = self.inner.simulate(self.inner_state(state), self._rotated(x, seed), _inner_key(key))
-        coded = found.coded and CodedBits(*(bits + 8 * head / max(1, x.size) for bits in found.coded))
-        return Simulated(self._rotated(found.values, seed, back=True), found.payload_bytes + head, coded)
-
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
-        """Update the inner codec, in its own coordinates."""
-        if not self.inner.stateful:
-            return state
-        return super().update(state, values, self._rotated(decoded, 0))
-
-    def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
-        """The inner codec's rounds, rotated back at the end; all workers rotate by the same signs."""
-        ended = yield from super().rounds(state, values, key)
-        decoded, own = (self._rotated(array, 0, back=True) for array in (ended.decoded, ended.own))
-        return ended._replace(decoded=decoded, own=own)
-
-    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        """The mean: a vote over signs means nothing once they are rotated back."""
-        return Codec.aggregate(self, decoded)
-
-    def _rotated(self, x: NDArray[np.float32], seed: int, *, back: bool = False) -> NDArray[np.float32]:
-        return rotated(x, self.block, seed, back=back)
-
-
-def _inner_key(key: tuple[int, int]) -> tuple[int, int]:
-    """Another key for the inner codec: a second rotation must not undo the first one's signs."""
-    digest = hashlib.blake2b(struct.pack("<QQ", *key), digest_size=16, person=b"rotated").digest()
-    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+    def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
+        """Rotated by a seed, or rotated back."""
+        return rotated(x, self.block, number, back=back)
 
 
 @cache
@@ -219,7 +175,7 @@ class Eden(Composed):
     )
     behavior = (
         "Relative error 0.57, 0.13, 0.036, 0.0096 at 1 to 4 bits on any gradient. A sparse or heavy-tailed gradient, "
-        "which fitted levels take advantage of, is no easier than a normal one."
+        "which fitted levels take advantage of, is as hard as a normal one."
     )
     related = ("rotate", "zipml", "signsgd")
     unbiased = True
@@ -247,6 +203,10 @@ class Eden(Composed):
         """Undo :meth:`write`."""
         if shared or len(body) < _SEED.size:
             raise PayloadError("payload is too short for the seed of its rotation, or has shared bytes")
+        # The scales of at least so long a tensor: seen before memory is taken for its values.
+        least = size if self.bits >= 1 else self.bits * size - _SURE * math.sqrt(size)
+        if len(body) < 4 * (least // self.block):
+            raise PayloadError(f"payload of {len(body)} bytes is too short for the scales of {size} values")
         (seed,) = _SEED.unpack_from(body)
         kept, tables = self._shares(size, seed)
         lengths = _piece_lengths(size if kept is None else kept.size, self.block)

@@ -103,7 +103,7 @@ class LargestOfChunks(Largest):
     """The largest magnitudes of the tensor, or of each chunk of it."""
 
     chunk: int | None = parameter(
-        None, "choose in each chunk of so many values; none for the whole tensor", minimum=1, optional=True
+        None, "choose in each chunk of this length; none for the whole tensor", minimum=1, optional=True
     )
 
     def positions(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -158,7 +158,7 @@ def _values_codec(spec: str) -> Codec:
 
 
 @dataclass(frozen=True)
-class Chosen(Rounding):
+class ChosenValues(Rounding):
     """The grid's choice of values, as they are or through a codec of their own."""
 
     values: str | None = parameter(
@@ -281,7 +281,7 @@ class TopK(Composed):
     """The k largest magnitudes exactly, the rest zero."""
 
     name = "topk"
-    parts = Parts(grid=LargestOfChunks(), rounding=Chosen(), coder=IndexValue())
+    parts = Parts(grid=LargestOfChunks(), rounding=ChosenValues(), coder=IndexValue())
     summary = "the largest magnitudes exactly, the rest zero"
     formula = "Q(v_i) = v_i for the k largest |v_i|, else 0; k = max(1, round(ratio n))"
     paper = "Alistarh et al., The Convergence of Sparsified Gradient Methods, 2018"
@@ -303,7 +303,7 @@ class MemSgd(Composed):
     """Top-k with memory: what is not sent is added to the next gradient."""
 
     name = "mem-sgd"
-    parts = Parts(memory=Residual(), grid=LargestOfChunks(), rounding=Chosen(), coder=IndexValue())
+    parts = Parts(memory=Residual(), grid=LargestOfChunks(), rounding=ChosenValues(), coder=IndexValue())
     summary = "the largest magnitudes exactly, the rest kept for the next step"
     formula = "p = v + e; Q(p_i) = p_i for the k largest |p_i|, else 0; e <- p - Q(p)"
     paper = "Stich, Cordonnier and Jaggi, Sparsified SGD with Memory, 2018"
@@ -325,7 +325,7 @@ class Dropping(Composed):
     """A threshold on the magnitudes, from all of them or from a sample, with memory."""
 
     name = "dropping"
-    parts = Parts(memory=Residual(), grid=Threshold(), rounding=Chosen(), coder=IndexValue())
+    parts = Parts(memory=Residual(), grid=Threshold(), rounding=ChosenValues(), coder=IndexValue())
     summary = "magnitudes from a threshold on exactly, the rest kept for the next step"
     formula = "p = v + e; Q(p_i) = p_i where |p_i| >= t, else 0; t = the ratio's quantile; e <- p - Q(p)"
     paper = "Aji and Heafield, Sparse Communication for Distributed Gradient Descent, 2017"
@@ -632,7 +632,7 @@ class Dgc(Composed):
     """
 
     name = "dgc"
-    parts = Parts(memory=Velocity(), grid=WarmingUp(0.001), rounding=Chosen(), coder=IndexValue())
+    parts = Parts(memory=Velocity(), grid=WarmingUp(0.001), rounding=ChosenValues(), coder=IndexValue())
     summary = "the largest sums of momentum exactly, the rest kept; warm-up, clipping, factor masking"
     formula = "u <- beta u + clip(v); e <- e + u; send e_i for the k largest |e_i|, and set their e_i and u_i to 0"
     paper = "Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training, 2018"

@@ -33,7 +33,7 @@ _PORTION = 100_000
 
 
 @dataclass(frozen=True)
-class Table(FixedGrid):
+class Entries(FixedGrid):
     """Ascending values in units of the block's largest magnitude."""
 
     unbiased = False
@@ -64,7 +64,7 @@ class Table(FixedGrid):
 
 
 @dataclass(frozen=True)
-class Integers(Table):
+class Integral(Entries):
     """k / ``steps`` for consecutive integers k, ties to even."""
 
     @property
@@ -85,7 +85,7 @@ class Integers(Table):
 
 
 @dataclass(frozen=True)
-class Signed8(Integers):
+class Signed8(Integral):
     """k / 127 for k = -127..127."""
 
     steps = 127
@@ -98,7 +98,7 @@ class Signed8(Integers):
 
 
 @dataclass(frozen=True)
-class TwosComplement(Integers):
+class TwosComplement(Integral):
     """k / 2^(bits - 1) for k = -2^(bits - 1) .. 2^(bits - 1) - 1; what lies above the largest is cut off."""
 
     bits: int = parameter(4, "of an integer", minimum=2, maximum=15)
@@ -130,7 +130,7 @@ def _integers(least: int, most: int, steps: int) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True)
-class Published(Table):
+class Published(Entries):
     """A published table."""
 
     table: Literal["nf4", "fp4", "dynamic8"] = "nf4"
@@ -304,7 +304,7 @@ class IntN(Composed):
     about = "What ZeRO++ and SDP4Bit send: four bits and a scale for each group, rounded to nearest."
     sends = "A float32 scale for each group, then the codes, by the coder; the envelope's flags name the bits."
     behavior = (
-        "The largest value of a group is cut by 1/h where it is positive. Nearest rounding is biased: most values of "
+        "The largest value of a group is cut by 1/h if it is positive. Nearest rounding is biased: most values of "
         "a group with an outlier become zero, and averaging over workers does not bring them back."
     )
     related = ("int8", "qsgdinf", "rotate")

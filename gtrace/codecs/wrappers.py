@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from gtrace.buckets import as_values
-from gtrace.codecs.base import Codec, Simulated, checked_values
+from gtrace.codecs.base import Codec, CodedBits, Simulated, checked_values
 from gtrace.codecs.engine import assembled
 from gtrace.codecs.memory import UNITS, Accumulated, FadingResidual, MomentumSum
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register_wrapper
-from gtrace.errors import UsageError
+from gtrace.coding import open_envelope, seal
+from gtrace.errors import PayloadError, UsageError
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 W = TypeVar("W", bound="type[Wrapper]")
 #: prefix of the names of the inner codec's arrays in the wrapper's state
 INNER = "inner."
+_NUMBER = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -273,3 +277,97 @@ class Momentum(MemoryWrapper):
     related = ("signum", "dgc")
     unbiased = False
     stateful = True
+
+
+@dataclass(frozen=True)
+class Coordinates(Wrapper):
+    """Other coordinates around any codec: values are turned, encoded, decoded and turned back.
+
+    Which coordinates follows from a number of 32 bits, which begins the payload unless a receiver knows it.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "deterministic", self.inner.deterministic and not self.random)
+
+    @property
+    def random(self) -> bool:
+        """Whether every encoding has coordinates of its own."""
+        return False
+
+    @property
+    def sends_number(self) -> bool:
+        """Whether a receiver must be told the number."""
+        return True
+
+    @abstractmethod
+    def number(self, state: State, key: tuple[int, int]) -> int:
+        """The number of the coordinates, below 2^32."""
+
+    @abstractmethod
+    def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
+        """float32[n] in the coordinates of a number, or back from there.
+
+        Raises:
+            PayloadError: no coordinates of so many values have this number.
+        """
+
+    def inner_key(self, key: tuple[int, int]) -> tuple[int, int]:
+        """The key of the codec inside."""
+        return key
+
+    @property
+    def wire_name(self) -> str:
+        """The wrapper's own name: a receiver that does not turn back must refuse the payload."""
+        return self.name
+
+    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+        """The values in the coordinates that a stateful codec inside always has."""
+        return self.turned(checked_values(state, values), self._fixed(state))
+
+    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+        """The number if it is sent, then the inner body."""
+        x, number, shared = checked_values(state, values), self.number(state, key), self.shared(state)
+        payload = self.inner.encode(self.inner_state(state), self.turned(x, number), self.inner_key(key))
+        body, flags = open_envelope(payload, codec=self.inner.wire_name, size=x.size, shared=shared)
+        head = _NUMBER.pack(number) if self.sends_number else b""
+        return seal(head + body, codec=self.name, size=x.size, shared=shared, flags=flags)
+
+    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+        """Undo :meth:`encode`."""
+        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
+        number, head = 0, 0
+        if self.sends_number:
+            if len(body) < _NUMBER.size:
+                raise PayloadError("payload is too short for the number of its coordinates")
+            (number,), head = _NUMBER.unpack_from(body), _NUMBER.size
+        inner = seal(bytes(body[head:]), codec=self.inner.wire_name, size=size, shared=shared, flags=flags)
+        return self.turned(self.inner.decode(shared, inner, size), number, back=True)
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """The inner codec's result in these coordinates, turned back."""
+        x, number = checked_values(state, values), self.number(state, key)
+        found = self.inner.simulate(self.inner_state(state), self.turned(x, number), self.inner_key(key))
+        head = _NUMBER.size if self.sends_number else 0
+        coded = found.coded and CodedBits(*(bits + 8 * head / max(1, x.size) for bits in found.coded))
+        return Simulated(self.turned(found.values, number, back=True), found.payload_bytes + head, coded)
+
+    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+        """Update the inner codec, in its own coordinates."""
+        if not self.inner.stateful:
+            return state
+        return super().update(state, values, self.turned(decoded, self._fixed(state)))
+
+    def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
+        """The inner codec's rounds, turned back at the end; all workers have the same coordinates."""
+        ended = yield from super().rounds(state, values, key)
+        number = self._fixed(state)
+        decoded, own = (self.turned(array, number, back=True) for array in (ended.decoded, ended.own))
+        return ended._replace(decoded=decoded, own=own)
+
+    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """The mean: a vote over signs means nothing once they are turned back."""
+        return Codec.aggregate(self, decoded)
+
+    def _fixed(self, state: State) -> int:
+        return 0 if self.random else self.number(state, (0, 0))

@@ -44,7 +44,7 @@ def open_envelope(payload: bytes, *, codec: str, size: int, shared: bytes) -> tu
         shared: the shared bytes that the receiver holds.
 
     Raises:
-        PayloadError: too short, also for so many elements, not a gtrace payload, of another codec, size or shared
+        PayloadError: too short, also for its number of elements, not a gtrace payload, of another codec, size or shared
             state, or damaged.
     """
     if len(payload) < ENVELOPE_BYTES:

@@ -307,7 +307,7 @@ class SketchLaw:
         """See :meth:`Law.areas`."""
         sums = np.empty((points.size, 2))
         _descent.hinges(self._table, self._zeros, points, sums)
-        return sums[:, 1]
+        return np.ascontiguousarray(sums[:, 1])
 
     def spikes(self) -> Floats | None:
         """See :meth:`Law.spikes`; values that float32 cannot distinguish count as one."""

@@ -2,12 +2,17 @@
 
 A process that finds all its kernels in the cache compiles nothing. It loads their machine code alone. numba itself
 would also load what compiling needs, and rebuild the intermediate code of each kernel, which takes most of the time.
+
+A kernel is optimized and becomes machine code once, together with its helpers. numba would also do both with each
+helper on its own, which takes as long again, and with each wrapper that lets C or Python call one.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,11 +21,13 @@ import numba
 from llvmlite import binding as llvm
 from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import compile_result
 from numba.core.runtime import _nrt_python as runtime
+from numba.core.types import unliteral
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 F = TypeVar("F", bound="Callable[..., Any]")
 #: nothing calls kernels from C
@@ -50,22 +57,96 @@ def _name_runtime() -> None:
         llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
+class _Library(JITCodeLibrary):
+    """The code of a kernel or a helper: machine code once a pointer into it is asked for, so never of a helper."""
+
+    _waits = False
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        # What a helper needs before it is part of a kernel: references that cancel each other go, variables become
+        # registers.
+        ll_module.data_layout = self._codegen._data_layout
+        for function in ll_module.functions:
+            passes, builder = self._codegen._function_pass_manager(opt=1)
+            passes.run(function, builder)
+
+    def _optimize_final_module(self) -> None:
+        """Wait, see :meth:`get_pointer_to_function`."""
+
+    def _finalize_final_module(self) -> None:
+        self._waits = self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        self._ensure_finalized()  # type: ignore[no-untyped-call]
+        if self._waits:
+            if name not in (function.name for function in self.get_defined_functions()):
+                return 0
+            self._waits = False
+            super()._optimize_final_module()  # type: ignore[no-untyped-call]
+            super()._finalize_final_module()  # type: ignore[no-untyped-call]
+        address: int = super().get_pointer_to_function(name)  # type: ignore[no-untyped-call]
+        return address
+
+
+@contextmanager
+def _whole(dispatcher: Any) -> Iterator[None]:
+    """Compile with :class:`_Library`; numba's lock is held.
+
+    The compiler makes millions of objects and no garbage worth collecting; looking for it takes a quarter of the time.
+    """
+    context = dispatcher.targetctx
+    codegen, collects = context.codegen(), gc.isenabled()
+    set_env = codegen.set_env
+    codegen._library_class = _Library
+    codegen.set_env = lambda name, value: codegen._engine.is_symbol_defined(name) and set_env(name, value)
+    context.create_cfunc_wrapper = lambda *_: None
+    gc.disable()
+    try:
+        yield
+    finally:
+        del codegen._library_class, codegen.set_env, context.create_cfunc_wrapper
+        if collects:
+            gc.enable()
+
+
+def _dispatcher(function: Any) -> Any:
+    """What numba makes of a function for Python; kernels that call it get a form of it that has no machine code."""
+    compiled: Any = numba.njit(**_POLICY)(function)
+    if compiled is function:  # compilation is switched off
+        return function
+    compile_plain = compiled._compiler.compile
+
+    def compile_whole(*signature: Any) -> Any:
+        with _whole(compiled):
+            result = compile_plain(*signature)
+        for environment in result._find_referenced_environments():
+            result.codegen.set_env(environment.env_name, environment)
+        return result
+
+    compiled._compiler.compile = compile_whole
+    helper: Any = numba.njit(**_POLICY, no_cpython_wrapper=True)(function)
+    compiled.get_overload = helper.get_overload
+    # A constant argument is no type of its own, for which all would be compiled again.
+    compiled.get_call_template = lambda types, named: helper.get_call_template(tuple(map(unliteral, types)), named)
+    return compiled
+
+
 class _MachineCode(CompileResultCacheImpl):
-    """Stores machine code beside its intermediate code, and reads the latter only if another kernel is compiled."""
+    """Stores machine code alone: other kernels are compiled from the source of what they call."""
 
     def reduce(self, result: Any) -> tuple[Any, ...]:
-        (name, _, (code, intermediate)), *rest = result._reduce()
-        module = result.library._get_module_for_linking()
+        (name, _, (code, _)), *rest = result._reduce()
+        module = result.library._final_module
         values = [*module.functions, *module.global_variables]
         defined = {value.name for value in values if not value.is_declaration}
         needed = {value.name for value in values if value.is_declaration and not value.name.startswith("llvm.")}
         # Environments hold Python objects. Helpers of numba that were compiled in have empty ones, which nothing reads,
         # but loading them would load numba's modules.
         rest[-1] = [environment for environment in rest[-1] if environment.consts]
-        return name, code, intermediate, defined, needed, rest
+        return name, code, defined, needed, rest
 
     def rebuild(self, target_context: Any, stored: tuple[Any, ...]) -> Any:
-        name, code, intermediate, defined, needed, rest = stored
+        name, code, defined, needed, rest = stored
         described, environment, signature, _, _, _, reload_init, environments = rest
         _name_runtime()
         if reload_init or not all(map(llvm.address_of_symbol, needed)):
@@ -76,7 +157,6 @@ class _MachineCode(CompileResultCacheImpl):
         library.enable_object_caching()
         library._set_compiled_object(code)
         library._finalize_final_module()
-        library._get_module_for_linking = cache(lambda: llvm.parse_bitcode(intermediate))
         codegen._engine._defined_symbols |= defined
         entry = target_context.get_executable(library, described, environment)
         for other in environments:
@@ -111,7 +191,7 @@ def jit(function: F) -> F:
 
     Division by zero follows IEEE instead of raising: a check in the loop would stop vectorization.
     """
-    compiled: Any = numba.njit(**_POLICY)(function)
+    compiled = _dispatcher(function)
     if compiled is function:  # compilation is switched off
         return function
     before = config.CACHE_DIR
@@ -147,5 +227,5 @@ def jit_slp(function: F) -> F:
 
 def inline(function: F) -> F:
     """A helper that kernels call; it is compiled into them and never on its own."""
-    compiled: F = numba.njit(**_POLICY)(function)
+    compiled: F = _dispatcher(function)
     return compiled

@@ -147,7 +147,7 @@ def candidates(table: Floats, size: int) -> Floats:
         else:
             count = _insert(out, count, means[k])
             k += 1
-    return out[: _insert(out, count, 1.0)].copy()
+    return out[: _insert(out, count, 1.0)]
 
 
 @inline
@@ -479,11 +479,18 @@ def _narrow(table: Floats, zeros: float, levels: Floats, mirrored: bool, limit: 
         if not choose_near(points, areas, mirrored, levels):
             scale *= 0.5
         if grids.size:
-            grids[count] = levels
+            _copy(levels, grids[count])
         count += 1
         if scale < NARROWEST:
             break
     return count
+
+
+@inline
+def _copy(values: Floats, out: Floats) -> None:
+    """An assignment of a slice takes ten times as long to compile: it names the shapes that differ."""
+    for k in range(values.size):
+        out[k] = values[k]
 
 
 @jit
@@ -533,13 +540,19 @@ def fit_sets(
     if size:
         points = candidates(table, size)
         if mirrored:
-            points = points[points > 0.0].copy()
+            positive = 0
+            while points[positive] <= 0.0:
+                positive += 1
+            points = points[positive:]
         areas = np.empty(points.size)
         k = -1
         for i in range(points.size):
             k = find_near(table, points[i], k)
             areas[i] = _area(table, k, points[i], zeros)
-        came = best_before(points, areas, mirrored, min(counts.max(), points.size))
+        most = 0
+        for c in range(counts.size):
+            most = max(most, counts[c])
+        came = best_before(points, areas, mirrored, min(most, points.size))
     rounds, sweeps = 0, 0
     start = 0
     for c in range(counts.size):
@@ -547,19 +560,20 @@ def fit_sets(
             sizes[c] = min(counts[c], points.size)
             chosen = np.empty(sizes[c], np.int64)
             _trace(came, chosen)
-            levels[start : start + sizes[c]] = points[chosen]
+            for j in range(sizes[c]):
+                levels[start + j] = points[chosen[j]]
         own = levels[start : start + sizes[c]]
         record = grids[: grids.shape[0] if c == 0 else 0, : own.size]
         most = 0 if own.size == (1 if mirrored else 2) else limit
         if record.size:
-            record[0] = own
+            _copy(own, record[0])
         done = 1 + _narrow(table, zeros, own, mirrored, most, record[1:])
-        swept = 0
+        swept, before = 0, np.empty(own.size)
         for _ in range(min(most, POLISH)):
-            before = own.copy()
+            _copy(own, before)
             sweep(table, zeros, own, mirrored)
             if record.size:
-                record[done + swept] = own
+                _copy(own, record[done + swept])
             swept += 1
             if largest_move(before, own, mirrored) <= SETTLED:
                 break

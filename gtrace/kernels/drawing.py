@@ -196,8 +196,8 @@ def _prepare(
     for k in range(m):
         values[m - 1 - k] = -own[k]
     padded, width = _padded(own)
-    stops[: padded.size] = padded
-    widths[: padded.size] = width
+    for k in range(padded.size):
+        stops[k], widths[k] = padded[k], width[k]
     if rule[KIND] == SEARCH:
         _fill_table(own, table, deep)
 
@@ -364,7 +364,8 @@ def draw_levels(
                 at = end
             # Values that are not rounded, and those of wide codecs, are pairs of their own.
             alone = p if rules[c, WIDE] else max(p, rounded)
-            q[max(0, split - p) : stop - p] = x[max(p, split) : stop]
+            for i in range(max(p, split), stop):
+                q[i - p] = x[i]
             ends[c], zeros = _single(q[alone - p : stop - p], bits, counts, ends[c])
             sums[c, ZEROS] += zeros
             _add_chunk(gb, qb, db, wb, start + p, lanes[c])

@@ -176,8 +176,10 @@ def counts(x: Singles, total: float, starts: Floats, samples: float, xi: float, 
         size = min(x.size - p, _BLOCK)
         xb, ob, before = x[p : p + size], out[p : p + size], starts[p // CHAIN :]
         if size < _BLOCK:
-            padded[:size] = xb
-            after[: before.size] = before
+            for i in range(size):
+                padded[i] = xb[i]
+            for i in range(before.size):
+                after[i] = before[i]
             _running_sums(padded, after, sums)
         else:
             _running_sums(xb, before, sums)

@@ -438,7 +438,10 @@ def exchange(short: Ints, long: Ints, steps: int) -> Ints:
     for i in range(min(short.size, long.size - ahead)):
         if short[i] <= long[i + ahead]:
             at = i
-    return np.concatenate((long[: at + ahead + 1], short[at + 1 :]))
+    path = np.empty(steps + 1, np.int64)
+    for i in range(path.size):
+        path[i] = long[i] if i <= at + ahead else short[i - ahead]
+    return path
 
 
 @inline
@@ -504,7 +507,8 @@ def first_points(x: Points, w: Floats, nodes: Floats, weight: Floats, low: float
     first = np.empty(count + 4, np.int64)
     first[0] = 0
     first[1] = start
-    first[2 : count + 2] = cuts[:count]
+    for i in range(count):
+        first[i + 2] = cuts[i]
     first[count + 2] = stop
     first[count + 3] = x.size
     return first

@@ -413,7 +413,8 @@ def restore_packed(data: Bytes, width: int, bucket: int, scales: Singles, values
         groups = -(-size // 8)
         source = data[p * width // 8 :]
         if source.size < groups * width + SLACK:  # words would reach beyond the end
-            last[: source.size] = source
+            for i in range(source.size):
+                last[i] = source[i]
             source = last
         _look_up_packed(source, width, table, found[: 8 * groups])
         if not _scaled(found[:size], p, bucket, scales, out):

@@ -20,6 +20,7 @@ from gtrace.report.analysis.traces import TraceSummary, summarize_trace
 from gtrace.report.names import number
 from gtrace.runlog import read_runlog
 from gtrace.sweep.store import ResultStore, SweepResult
+from gtrace.trace.times import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,10 +197,18 @@ def _in_words(elements: int) -> str:
 def _savings(
     sweeps: Sequence[SweepAnalysis], runs: Sequence[RunLogAnalysis], cluster: Cluster | None
 ) -> tuple[Savings, ...]:
-    if cluster is None or cluster.step_time is None:
+    if cluster is None:
         return ()
-    found = [*(savings_of_sweep(s, cluster) for s in sweeps), *(savings_of_runs(log, cluster) for log in runs)]
+    found = [savings_of_sweep(s, with_times(s, cluster)[0]) for s in sweeps if with_times(s, cluster)[0].step_time]
+    if cluster.step_time is not None:
+        found += [savings_of_runs(log, cluster) for log in runs]
     return tuple(one for one in found if one is not None)
+
+
+def with_times(sweep: SweepAnalysis, cluster: Cluster) -> tuple[Cluster, str]:
+    """A cluster with the times that the capture of a sweep's trace measured; see :meth:`StepTimes.applied`."""
+    attrs = sweep.provenance.get("trace_attrs")
+    return StepTimes.of(attrs if isinstance(attrs, dict) else {}).applied(cluster)
 
 
 def load_report(paths: Sequence[Path], title: str | None = None, *, asked: Asked = Asked()) -> Report:

@@ -8,7 +8,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 #: Shown for a value that was not measured or cannot be compared.
 MISSING = "–"
@@ -113,36 +113,6 @@ def count(value: float, noun: str, plural: str | None = None) -> str:
     ('1 step', '1,200 steps')
     """
     return f"{value:,.0f} {noun if value == 1 else plural or noun + 's'}"
-
-
-def steps_in_words(counts: Mapping[tuple[int, str, int], int]) -> str:
-    """Recorded steps of every (rank, kind, optimizer): how many each has, and what there are several of.
-
-    >>> steps_in_words({(0, "weight", optimizer): 20 for optimizer in range(2)})
-    '20 steps of each of 2 optimizers'
-    >>> steps_in_words({(rank, kind, 0): n + rank for rank in range(2) for kind, n in (("weight", 9), ("neural", 5))})
-    '9 to 10 steps of weight and 5 to 6 of neural gradients on each of 2 ranks'
-    >>> steps_in_words({})
-    'no steps'
-    """
-    kinds: dict[str, list[int]] = {}
-    for (_, kind, _), steps in counts.items():
-        kinds.setdefault(kind, []).append(steps)
-    # Second moments come with the gradients of the same steps.
-    kinds = {kind: found for kind, found in kinds.items() if kind != "second_moment"} or kinds
-    ranges = {
-        kind: " to ".join(f"{n:,}" for n in dict.fromkeys((min(found), max(found)))) for kind, found in kinds.items()
-    }
-    if not ranges:
-        return "no steps"
-    first, *others = ranges.items()
-    said = f"{first[1]} step{'s' * (first[1] != '1')}"
-    if len(set(ranges.values())) > 1:
-        said += f" of {first[0]}" + "".join(f" and {steps} of {kind}" for kind, steps in others) + " gradients"
-    for place, what, between in ((2, "optimizer", "of"), (0, "rank", "on")):
-        several = len({stream[place] for stream in counts})
-        said += f" {between} each of {several} {what}s" if several > 1 else ""
-    return said
 
 
 def listed(items: Iterable[str], limit: int = 6) -> str:

@@ -226,14 +226,24 @@ class _Sweep:
         self._limits = Limits(self.gradients.infos, self.codecs, options.draws, options.chunk)
         self._limits.check()
 
-    def fingerprint(self) -> str:
-        """The sweep's identity. Codecs, steps and draws only extend a sweep; anything that changes rows changes it."""
+    def fingerprint(self, trace: str | None = None) -> str:
+        """The sweep's identity. Codecs, steps and draws only extend a sweep; anything that changes rows changes it.
+
+        Args:
+            trace: fingerprint of the trace at another length; None for the one that it has.
+        """
         settings, options = self.settings, self._options
         whole = any(scope_of(item) == "model" or item.allocates for item in self.codecs)
         tensors = list(options.tensors or ()) if whole else None
-        about = [self._trace.fingerprint, settings.seed, settings.refit, settings.nonfinite, tensors]
+        about = [trace or self._trace.fingerprint, settings.seed, settings.refit, settings.nonfinite, tensors]
         about += [] if self.gradients.kind == "weight" else [self.gradients.kind]
         return hashlib.blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
+
+    def earlier(self, provenance: Mapping[str, Any]) -> str:
+        """The identity of a sweep with this provenance if it was made when the trace was shorter."""
+        found = provenance.get("trace_steps")
+        lengths = {key: n for key, n in found.items() if isinstance(n, int)} if isinstance(found, dict) else {}
+        return self.fingerprint(self._trace.fingerprint_of(lengths))
 
     def provenance(self, trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
         """The provenance in the result file."""
@@ -242,6 +252,7 @@ class _Sweep:
             "command": list(self._options.command),
             "trace": str(trace) if isinstance(trace, (str, os.PathLike)) else self._trace.fingerprint,
             "trace_fingerprint": self._trace.fingerprint,
+            "trace_steps": self._trace.lengths,
             "trace_attrs": self._trace.attrs,
             "kind": gradients.kind,
             "stages": sorted({info.stage for info in gradients.infos}),
@@ -383,7 +394,9 @@ def run_sweep(trace: Trace | str | os.PathLike[str], codecs: Sequence[TableLike]
             output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gtrace-"))) / "sweep.db"
         path = Path(output)
         runner = sweep.runner(stack)
-        store = ResultStore.create(path, sweep.provenance(trace), sweep.fingerprint(), force=asked.force)
+        store = ResultStore.create(
+            path, sweep.provenance(trace), sweep.fingerprint(), force=asked.force, earlier=sweep.earlier
+        )
         try:
             store.add((), warnings=sweep.cautions())
             store.check_plans({str(c): c.digest for c in sweep.able if isinstance(c, CodecTable)})
@@ -424,9 +437,20 @@ def _learning(trace: Trace) -> dict[str, Any]:
     return {"last": int(steps[-1])} | ({"lr": mean} if mean > 0 else {})
 
 
+#: steps whose noise depends on steps that may come after them
+_LATE = 2
+
+
 def _done(store: ResultStore, sweep: _Sweep) -> Done:
     """The rows that are done. A row that lacks a wanted best variance is not."""
     done = store.done()
+    if store.grown:
+        # Noise at a tensor's last steps was estimated without the steps that came after them.
+        swept: dict[str, set[int]] = defaultdict(set)
+        for tensor, step, *_ in done:
+            swept[tensor].add(step)
+        late = {tensor: sorted(steps)[-_LATE:] for tensor, steps in swept.items()}
+        done = {key: window for key, window in done.items() if key[1] not in late[key[0]]}
     if not sweep.settings.optimal:
         return done
     levels = {

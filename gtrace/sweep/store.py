@@ -42,7 +42,7 @@ from gtrace.sweep.schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -234,12 +234,29 @@ class ResultStore:
         self._connection = connection
         self._owner = owner
         self.path = path
+        #: the trace has more steps than when the rows that are here were measured
+        self.grown = False
         self._statements: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
         self._number_texts()
 
     @classmethod
-    def create(cls, path: Path, provenance: Mapping[str, Any], fingerprint: str, *, force: bool) -> ResultStore:
+    def create(
+        cls,
+        path: Path,
+        provenance: Mapping[str, Any],
+        fingerprint: str,
+        *,
+        force: bool,
+        earlier: Callable[[Mapping[str, Any]], str] = lambda _: "",
+    ) -> ResultStore:
         """Open ``path`` for writing: resume it when its fingerprint is the same; with ``force`` start over.
+
+        Args:
+            path: the file.
+            provenance: of a new sweep, or of one whose trace has grown.
+            fingerprint: the sweep's identity.
+            force: replace what is there.
+            earlier: provenance of the sweep that is there -> what its identity was if its trace has grown since.
 
         Raises:
             OutputExistsError: something else is at ``path`` and ``force`` is off, or another sweep is writing it.
@@ -252,11 +269,16 @@ class ResultStore:
             new = owner.enter_context(own(path))
             if not new:
                 try:
-                    found = cls._fingerprint(path)
+                    found, before = cls._identity(path)
                 except TraceError:
-                    found = None
-                if found == fingerprint and not force:
-                    return cls(cls._connect(path), path, owner.pop_all())
+                    found, before = None, {}
+                grown = found is not None and found != fingerprint and not force and found == earlier(before)
+                if (found == fingerprint or grown) and not force:
+                    store = cls(cls._connect(path), path, owner.pop_all())
+                    if grown:
+                        store.grown = True
+                        store._note(fingerprint=fingerprint, provenance=provenance)
+                    return store
                 if not force:
                     why = "holds a sweep of other data or settings" if found else "is not a sweep"
                     raise OutputExistsError(
@@ -277,7 +299,7 @@ class ResultStore:
     @contextmanager
     def reopen(cls, path: Path) -> Iterator[ResultStore]:
         """Open a sweep that is there, to add to it."""
-        store = cls.create(path, {}, cls._fingerprint(path) or "", force=False)
+        store = cls.create(path, {}, cls._identity(path)[0] or "", force=False)
         try:
             yield store
         finally:
@@ -303,12 +325,13 @@ class ResultStore:
         return connection
 
     @staticmethod
-    def _fingerprint(path: Path) -> str | None:
+    def _identity(path: Path) -> tuple[str | None, dict[str, Any]]:
+        """Fingerprint and provenance of the sweep that is there."""
         with reading(path, locked=True) as sql:
             meta = read_meta(sql, path)
             check_ends(sql, content_bytes(path))
         value = meta.get("fingerprint")
-        return value if isinstance(value, str) else None
+        return value if isinstance(value, str) else None, meta.get("provenance", {})
 
     def done(self) -> dict[tuple[str, int, str, int], int | None]:
         """Key (tensor, step, codec, draw) of each stored row -> steps in the window that ends with it."""
@@ -322,8 +345,11 @@ class ResultStore:
 
     def select(self, selection: Mapping[str, Any]) -> None:
         """Remember what was asked for last: that is what reports show."""
+        self._note(selection=selection)
+
+    def _note(self, **facts: Any) -> None:
         with _writing(self.path), self._connection as sql:
-            sql.execute("INSERT OR REPLACE INTO meta VALUES ('selection', ?)", (json.dumps(selection),))
+            sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", [(k, json.dumps(v)) for k, v in facts.items()])
 
     def check_plans(self, digests: Mapping[str, str]) -> None:
         """Refuse to add rows of a plan to those of another plan of the same name.

@@ -79,6 +79,10 @@ class _Accumulated(ABC):
             handle.remove()
         self._handles = []
 
+    def watched(self) -> list[tuple[torch.Tensor, Any]]:
+        """The parameters that are watched and still exist, with their states."""
+        return list(self._known.items())
+
     def _entry(self, parameter: Any, make: type[Any]) -> Any:
         """The state of a parameter; None for one that is not watched.
 

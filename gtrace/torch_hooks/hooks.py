@@ -27,6 +27,8 @@ from gtrace.torch_hooks.naming import ModuleCollector
 from gtrace.torch_hooks.optimizers import Schedulers
 from gtrace.torch_hooks.processes import launched_place, process_place
 from gtrace.torch_hooks.steps import Losses, Rounds, Samples, backward_in_progress, grad_scale_of, is_nested
+from gtrace.torch_hooks.times import StepClock
+from gtrace.torch_hooks.unstepped import HandedStream, HandStep, HandStream, Unstepped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -163,6 +165,7 @@ class TrainingHooks:
         self.steps = 0
         #: seconds that training waited here
         self.seconds = 0.0
+        self.clock = StepClock(lambda: self.seconds)
         #: called after each step, and after one that was left out, with the optimizer, its number and the step's; set
         #: it before ``install``
         self.after: Callable[[Optimizer | Rounds, int, int], None] | None = None
@@ -184,6 +187,15 @@ class TrainingHooks:
         self.repeating = False
         self.evaluation: CodeType | None = None
         self._only = None if optimizers is None else {id(optimizer): optimizer for optimizer in optimizers}
+        #: finds steps without an optimizer; None once one has stepped
+        self._unstepped: Unstepped | None = None
+        if self._only is None:
+            self._unstepped = Unstepped(self._may_want, self._own_gradient, self._take_by_hand, self._choose_by_hand)
+        #: called once, when it is certain that the program changes its weights without an optimizer
+        self.by_hand: Callable[[], None] = lambda: None
+        self._handed: HandedStream | None = None
+        #: calls of ``torch.autograd.grad``, which leave no gradients behind
+        self.functional = 0
         self._streams: weakref.WeakKeyDictionary[Optimizer | Rounds, _Stream] = weakref.WeakKeyDictionary()
         self._next_stream = 0
         self._last = _Stream(0)
@@ -218,6 +230,9 @@ class TrainingHooks:
         self.modules.install()
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._patch(torch.autograd, "backward", self._watch_backward)
+        if hasattr(torch.autograd, "_engine_run_backward"):
+            # And not ``grad`` itself: torch.compile knows that by its identity.
+            self._patch(torch.autograd, "_engine_run_backward", self._watch_engine)
         self._patch_after(GradScaler, "scale", lambda scaler, result, loss: self._losses.scaled(scaler, loss, result))
         self._patch(GradScaler, "step", self._watch_scaler_step)
         # The other two do not call the __init__ of the first.
@@ -238,6 +253,15 @@ class TrainingHooks:
             self._patch_after(torch.optim.Optimizer, "add_param_group", self._watch_group)
             for optimizer in (self._only or {}).values():
                 self._guarded(self._watch_parameters, optimizer.param_groups)
+
+    def adopt(self, earlier: TrainingHooks) -> None:
+        """In a forked child: know the modules, schedulers and parameters that the parent's hooks have seen."""
+        self.modules.adopt(earlier.modules)
+        self.schedulers = earlier.schedulers
+        for parameter, copy in earlier._local.watched():
+            self._local.watch([parameter], strict=copy.strict)
+        if self._micro_batches is not None and earlier._micro_batches is not None:
+            self._micro_batches.watch(parameter for parameter, _ in earlier._micro_batches.watched())
 
     def remove(self) -> None:
         """Stop watching, and restore everything; a wrapper that is itself wrapped stays and does nothing."""
@@ -298,16 +322,31 @@ class TrainingHooks:
 
     def _watch_backward(self, original: _Function) -> _Function:
         def backward(tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> object:
-            if not torch.compiler.is_compiling():
-                self._guarded(self._begin_backward, tensors, grad_tensors)
-            return original(tensors, grad_tensors, *args, **kwargs)
+            if torch.compiler.is_compiling():
+                return original(tensors, grad_tensors, *args, **kwargs)
+            self._guarded(self._begin_backward, tensors, grad_tensors, kwargs.get("inputs"))
+            result = original(tensors, grad_tensors, *args, **kwargs)
+            self._guarded(self.clock.backward_ends)
+            if self._unstepped is not None:
+                self._guarded(self._unstepped.end)
+            return result
 
         return backward
 
-    def _begin_backward(self, tensors: object, gradients: object) -> None:
+    def _watch_engine(self, original: _Function) -> _Function:
+        def run(*args: object, **kwargs: object) -> object:
+            self.functional += not kwargs.get("accumulate_grad")
+            return original(*args, **kwargs)
+
+        return run
+
+    def _begin_backward(self, tensors: object, gradients: object, inputs: object) -> None:
+        if self._unstepped is not None:
+            self._unstepped.begin(tensors, gradients, inputs)
         self._losses.backward(tensors, gradients)
         if self._samples.waits:
             self._samples.backward()
+        self.clock.backward_begins()
 
     def _watch_scaler_step(self, original: _Function) -> _Function:
         def step(scaler: GradScaler, optimizer: object, *args: object, **kwargs: object) -> object:
@@ -320,10 +359,11 @@ class TrainingHooks:
         return step
 
     def _zeroed(self, owner: Optimizer | torch.nn.Module, *_: object) -> None:
-        if isinstance(owner, torch.nn.Module):
-            self._losses.zeroed(owner.parameters())
-        else:
-            self._losses.zeroed(parameter for group in owner.param_groups for parameter in group["params"])
+        groups = [{"params": owner.parameters()}] if isinstance(owner, torch.nn.Module) else owner.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        self._losses.zeroed(parameters)
+        if self._unstepped is not None:
+            self._unstepped.zeroed(parameters)
 
     def _watch_clip(self, original: _Function) -> _Function:
         def clip_grad_norm_(parameters: Iterable[torch.Tensor], *args: object, **kwargs: object) -> object:
@@ -333,6 +373,8 @@ class TrainingHooks:
             several = (parameters,) if isinstance(parameters, torch.Tensor) else tuple(parameters)
             norm = original(several or parameters, *args, **kwargs)
             self._guarded(self._losses.clipped, several, norm)
+            if self._unstepped is not None:
+                self._guarded(self._unstepped.clipped, several, norm)
             return norm
 
         return clip_grad_norm_
@@ -356,8 +398,9 @@ class TrainingHooks:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self._watches(optimizer) or is_nested(sys._getframe(2), self.evaluation):
+        if self._handed is not None or not self._watches(optimizer) or is_nested(sys._getframe(2), self.evaluation):
             return None
+        self._unstepped = None
         self._started += 1
         if self.after is not None:
             self._guarded(self._watch_end, optimizer)
@@ -412,7 +455,66 @@ class TrainingHooks:
         self.evaluation = watched.__code__
         return functools.wraps(closure, updated=())(watched)
 
+    def without_by_hand(self) -> None:
+        """Record steps of optimizers only."""
+        self._unstepped = None
+
+    def finish(self) -> None:
+        """The program is over: what it did after its last backward pass may be a step."""
+        if self._unstepped is not None:
+            self._guarded(self._unstepped.finish)
+
+    def hand(self, gradients: Mapping[str, Any], loss: float, lr: float) -> None:
+        """The program hands over the gradients of a step; from the first one on nothing else is recorded."""
+        self._guarded(self._take_handed, gradients, loss, lr)
+
+    def _may_want(self, waiting: int) -> bool:
+        return any(map(self._chooses, [stream.steps for stream in self._streams.values()] or [waiting]))
+
+    def _own_gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        if self._reduced or process_place().world_size == 1:
+            return parameter.grad
+        return self._local.gradient(parameter, 1.0)[0]
+
+    def _choose_by_hand(self) -> None:
+        self.by_hand()
+
+    def _take_by_hand(self, found: HandStep) -> None:
+        """Take a step without an optimizer; its gradients are this process's own unless a wrapper averages them."""
+        self._take_own(found.stream, lambda parameter: found.gradients.get(id(parameter)), found)
+
+    def _take_handed(self, gradients: Mapping[str, Any], loss: float, lr: float) -> None:
+        self._unstepped = None
+        if self._handed is None:
+            self._handed = HandedStream()
+        self._handed.put(gradients)
+        self._take_own(self._handed, self._handed.gradient, HandStep(loss=float(loss), lr=float(lr)))
+
+    def _take_own(
+        self,
+        optimizer: HandStream | HandedStream,
+        gradient: Callable[[torch.Tensor], torch.Tensor | None],
+        found: HandStep,
+    ) -> None:
+        stream, step = self._advance(optimizer)
+        if self._wants(stream, step):
+            self._on_step(
+                OptimizerStep(
+                    optimizer=optimizer,
+                    stream=stream,
+                    step=step,
+                    loss=found.loss,
+                    micro_batches=found.micro_batches,
+                    lr=found.lr,
+                    grad_scale=1.0,
+                    clip_norm=found.clip_norm,
+                    gradient=lambda parameter: (gradient(parameter), LOCAL),
+                )
+            )
+        self._announce()
+
     def _skip(self, optimizer: Optimizer) -> None:
+        self._unstepped = None
         self._losses.use()
         self._losses.scaler = None
         stream, step = self._advance(optimizer)

@@ -116,6 +116,11 @@ class ModuleCollector:
             nn.Module.__setstate__ = self._original  # type: ignore[method-assign]
         self._handles = []
 
+    def adopt(self, earlier: ModuleCollector) -> None:
+        """Know the modules that another collector has seen."""
+        for module in earlier.modules():
+            self._saw(module, "", None)
+
     def modules(self) -> list[nn.Module]:
         """The collected modules that are still alive, in the order in which they were first seen."""
         alive = (reference() for reference in list(self._modules.values()))

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import lr_scheduler
 
+from gtrace.torch_hooks.unstepped import HandedStream, HandStream
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -36,6 +38,8 @@ _SETTINGS = ("momentum", "dampening", "weight_decay", "eps", "nesterov", "betas"
 
 def kind_of(optimizer: Optimizer | Rounds) -> str:
     """The class of torch.optim whose rule an optimizer follows; see ``gtrace.trace.OptimizerFacts``."""
+    if isinstance(optimizer, (HandStream, HandedStream)):
+        return "by hand"
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = next(iter(optimizer.members.values()))
     # ZeroRedundancyOptimizer has the optimizer that it divides among processes.

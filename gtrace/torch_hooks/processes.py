@@ -143,6 +143,13 @@ def before_shutdown(finish: Callable[[], object]) -> None:
     threading._register_atexit(finish)  # type: ignore[attr-defined]
 
 
+def release_signals() -> None:
+    """In a forked child: give back the signals that :func:`before_abrupt_exit` handles for its parent."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if getattr(signal.getsignal(number), "__module__", None) == __name__:
+            signal.signal(number, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def counting_ctrl_c(press: Callable[[int], None]) -> Iterator[list[int]]:
     """Inside the block, Ctrl-C raises nothing; ``press`` is called with how often it came, the list holds these."""
@@ -178,46 +185,25 @@ def before_abrupt_exit(finish: Callable[[int], int], hurry: Callable[[], bool] =
         hurry: called first at a signal. If it returns True, the end is already under way, and the process ends by the
             signal when the block does.
     """
-    owner, leave = os.getpid(), os._exit
-    once, seen = threading.Lock(), threading.Event()
-    late: list[int] = []
+    ends, leave = _Ends(finish, hurry), os._exit
 
     def exit_after_finish(status: int) -> None:
-        if os.getpid() == owner:
+        if ends.here():
             try:
                 status = finish(status)
             finally:
                 leave(status)
         leave(status)
 
-    def end(number: int) -> None:
-        if os.getpid() == owner:
-            if hurry() or not once.acquire(blocking=False):
-                late.append(number)
-                return
-            try:
-                finish(128 + number)
-            finally:
-                _die(number)
-        _die(number)
-
-    def handle(number: int, _frame: FrameType | None) -> None:
-        seen.set()
-        end(number)
-
-    def watched(number: int) -> None:
-        if signal.getsignal(number) is handle and not seen.wait(_REACTION):
-            end(number)
-
     def watch() -> None:
         if threading.current_thread() is threading.main_thread():
-            held.enter_context(_watching(watched))
+            held.enter_context(_watching(ends.see))
 
     main = threading.current_thread() is threading.main_thread()
     ours = [number for number in _ENDINGS if main and signal.getsignal(number) is signal.SIG_DFL]
     os._exit = exit_after_finish  # type: ignore[assignment]
     for number in ours:
-        signal.signal(number, handle)
+        signal.signal(number, ends.handle)
     try:
         # Not earlier: a program that never imports torch has no collectives, and gets no thread.
         with contextlib.ExitStack() as held, after_import("torch", watch if ours else lambda: None):
@@ -226,10 +212,46 @@ def before_abrupt_exit(finish: Callable[[int], int], hurry: Callable[[], bool] =
         if os._exit is exit_after_finish:
             os._exit = leave
         for number in ours:
-            if signal.getsignal(number) is handle:
+            if signal.getsignal(number) == ends.handle:
                 signal.signal(number, signal.SIG_DFL)
-        if late and os.getpid() == owner:
-            _die(late[0])
+        if ends.late and ends.here():
+            _die(ends.late[0])
+
+
+class _Ends:
+    """Ends a process by a signal, once, from whichever thread comes first."""
+
+    def __init__(self, finish: Callable[[int], int], hurry: Callable[[], bool]) -> None:
+        self._finish, self._hurry = finish, hurry
+        self._owner = os.getpid()
+        self._once, self._seen = threading.Lock(), threading.Event()
+        #: signals that came when the end was already under way
+        self.late: list[int] = []
+
+    def here(self) -> bool:
+        """Whether this is the process, and not a forked child of it."""
+        return os.getpid() == self._owner
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        """The signal handler."""
+        self._seen.set()
+        self._end(number)
+
+    def see(self, number: int) -> None:
+        """A signal has come; called in another thread than the main one."""
+        if signal.getsignal(number) == self.handle and not self._seen.wait(_REACTION):
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        if self.here():
+            if self._hurry() or not self._once.acquire(blocking=False):
+                self.late.append(number)
+                return
+            try:
+                self._finish(128 + number)
+            finally:
+                _die(number)
+        _die(number)
 
 
 def _die(number: int) -> None:

@@ -77,6 +77,9 @@ EXTRAS = dict.fromkeys(
         "whole_nonfinite",
         # sum of the optimizer's running means of squared gradients, before this step
         "second_moment",
+        # learning rate and momentum of the tensor's parameter group, if the optimizer has several groups
+        "group_lr",
+        "group_momentum",
         # steps that the optimizer had done before this one
         "optimizer_step",
         # micro-batches that were accumulated, the sum of their squared norms, and the squared norm of their sum

@@ -253,12 +253,26 @@ class Trace:
         times, losses and the backend. So a repeated run with the same gradients has the same
         fingerprint.
         """
+        return self.fingerprint_of(self.lengths)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Rank, kind and optimizer of a stream, in one text -> number of its steps."""
+        return {" ".join(map(str, key)): int(stream.steps.size) for key, stream in self._streams.items()}
+
+    def fingerprint_of(self, lengths: Mapping[str, int]) -> str:
+        """The :attr:`fingerprint` that this trace had when it was shorter.
+
+        Args:
+            lengths: its :attr:`lengths` then.
+        """
         digest = hashlib.blake2b(f"gtrace trace {VERSION}\n".encode(), digest_size=16)
         for key, stream in self._streams.items():
-            if not stream.steps.size:
+            steps = stream.steps[: lengths.get(" ".join(map(str, key)), 0)]
+            if not steps.size:
                 continue
-            digest.update(json.dumps([*key, stream.steps.tolist()]).encode())
-            present, crc = stream.statistic("present"), stream.statistic("crc32c")
+            digest.update(json.dumps([*key, steps.tolist()]).encode())
+            present, crc = (stream.statistic(name)[: steps.size] for name in ("present", "crc32c"))
             for spec in stream.tensors:
                 described = [
                     spec.name,
@@ -270,7 +284,7 @@ class Trace:
                 there = present[:, spec.index] != 0
                 digest.update(np.where(there, crc[:, spec.index], 0).astype("<u4").tobytes())
                 if key.kind == "neural":
-                    found = stream.lengths(spec, there)
+                    found = stream.lengths(spec, np.flatnonzero(there))
                     digest.update(b"".join(found[which].astype("<i8").tobytes() for which in sorted(found)))
         return digest.hexdigest()
 

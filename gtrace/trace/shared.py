@@ -155,6 +155,7 @@ class _SharedSink(ZarrSink):
         """Cut the arrays to the committed rows, store how this part ended, and finish the trace if it was the last."""
         place = str(self._place / StreamKey(self._rank).rank_group)
         final = {**attrs, "rank": self._rank}
+        self.check_place()
         # First, as long as there is room: if the disk is full, rows stay in journals.
         write_json(place, group_document({**final, "status": "writing"}))
         try:
@@ -184,6 +185,8 @@ def _locked(path: Path) -> Iterator[None]:
     _late.discard(path)
     try:
         yield
+        # A child that is forked meanwhile has the descriptor, too, and would hold the lock as long as it lives.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         if descriptor >= 0:
             # Before the lock ends: whoever opened the file meanwhile finds that it is another one.

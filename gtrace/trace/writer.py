@@ -404,6 +404,8 @@ class TraceWriter:
         steps: Sequence[int],
         tensors: Mapping[str, NDArray[np.float32]],
         scalars: Mapping[str, Sequence[float]],
+        about: Mapping[str, Mapping[str, Sequence[float]]],
+        *,
         kind: str = "weight",
         optimizer: int = 0,
         rank: int = 0,
@@ -414,6 +416,7 @@ class TraceWriter:
             steps: the training steps, ascending, after those before.
             tensors: name -> float32 (steps, elements), each row contiguous, of tensors that the stream has already.
             scalars: see ``commit``; one number per step, NaN if unknown.
+            about: name -> number of ``append`` -> one per step; of all tensors that have any.
             kind: see ``append``.
             optimizer: see ``append``.
             rank: see ``append``.
@@ -443,6 +446,10 @@ class TraceWriter:
                 table["present"][:, spec.index] = 1
                 for what, column in zip(RowStatistics._fields, rows_statistics(values), strict=True):
                     table[what][:, spec.index] = column
+                for what, given in about.get(name, {}).items():
+                    if what not in table:
+                        raise UsageError(f"tensor '{printable(name)}': the first step of its stream had no '{what}'")
+                    table[what][:, spec.index] = given[part]
             sink, rows = self._sink_of(key, stream), range(stream.rows, stream.rows + part.stop)
             with self._storing:
                 try:

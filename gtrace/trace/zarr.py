@@ -24,7 +24,7 @@ import os
 import struct
 from operator import floordiv, mod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numcodecs.blosc import BITSHUFFLE, Blosc
@@ -69,9 +69,9 @@ PIPELINES = (
     ("bytes", "zstd"),
     ("bytes", "zstd", "crc32c"),
 )
-_CHUNK_KEYS = {"name": "default", "configuration": {"separator": "."}}
 _SHARDS = "sharding_indexed"
-_INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+_LITTLE = {"endian": "little"}
+_INDEX_CODECS = [{"name": "bytes", "configuration": _LITTLE}, {"name": "crc32c"}]
 #: limit on chunks in a shard: its index then has 1 MiB
 _MOST_CHUNKS = 65536
 #: offset and length of a missing chunk in the index of a shard
@@ -187,12 +187,6 @@ def is_gtrace_zarr(path: Path) -> bool:
     return attrs is not None and attrs.get("format") == layout.FORMAT
 
 
-def _configuration(codec: object) -> Mapping[str, Any]:
-    """The configuration of a codec or a grid; empty if that is not an object."""
-    found = codec.get("configuration") if isinstance(codec, dict) else None
-    return found if isinstance(found, dict) else {}
-
-
 class _ArrayFile:
     """One array, perhaps a forged one: its checked metadata and its chunks."""
 
@@ -200,60 +194,53 @@ class _ArrayFile:
         self._files = files
         self.folder = folder
         self.attrs: dict[str, Any] = document["attributes"]
-        if document.get("node_type") != "array":
-            self._reject("is a group, not an array")
-        grid, dtype = document.get("chunk_grid"), document.get("data_type")
-        codecs: Any = document.get("codecs")
-        if not isinstance(grid, dict) or grid.get("name") != "regular":
-            self._reject("needs a regular chunk grid")
-        if document.get("chunk_key_encoding") != _CHUNK_KEYS:
-            self._reject("chunk keys other than c.0.0 are not read")
-        if document.get("storage_transformers"):
-            self._reject("storage transformers are not read")
-        if not isinstance(dtype, str) or dtype not in _TYPES:
-            self._reject(f"data type {printable(str(dtype)[:80])} does not occur in a trace")
-        shape, outer = document.get("shape"), _configuration(grid).get("chunk_shape")
-        if not layout.are_lengths(shape) or not layout.are_lengths(outer, 1) or len(shape) != len(outer):
-            self._reject("its shape and chunk shape do not fit together")
-        self.shape, self.chunks, self.dtype = tuple(shape), tuple(outer), _TYPES[dtype]
+        shape, outer, self.dtype, codecs = self._declared(document)
+        self.shape, self.chunks = tuple(shape), tuple(outer)
         #: chunks of a shard along each axis, None without shards
         self._counts: tuple[int, ...] | None = None
+        if self._names(codecs) == (_SHARDS,):
+            inner, codecs = self._shard(codecs[0].get("configuration"))
+            self.chunks, self._counts = tuple(inner), tuple(map(floordiv, outer, inner))
         self._pipeline = self._names(codecs)
-        if self._pipeline == (_SHARDS,):
-            codecs = self._shard(_configuration(codecs[0]))
-            self._pipeline = self._names(codecs)
-        if self._pipeline not in PIPELINES:
-            shown = printable(", ".join(self._pipeline)[:120])
-            self._reject(f"codecs {shown} are not among those that are read")
-        if _configuration(codecs[0]).get("endian", "little") != "little":
-            self._reject("numbers are not little-endian")
+        if self._pipeline not in PIPELINES or codecs[0].get("configuration", {"endian": "little"}) != _LITTLE:
+            raise self._fault(f"codecs {printable(str(codecs)[:120])} are not read")
         self._bytes = math.prod(self.chunks) * self.dtype.itemsize
         if self._bytes > most_bytes:
-            self._reject(f"chunks of {self._bytes} bytes; at most {most_bytes} are read")
+            raise self._fault(f"chunks of {self._bytes} bytes; at most {most_bytes} are read")
         # The index of the last shard; replaced as a whole, so that several threads may read.
         self._last: tuple[str, NDArray[np.uint64]] | None = None
 
-    def _reject(self, why: str) -> NoReturn:
-        raise TraceError(f"{os.path.join(self.folder, 'zarr.json')}: {why}; damaged or foreign")
+    def _fault(self, why: str) -> TraceError:
+        return TraceError(f"{os.path.join(self.folder, 'zarr.json')}: {why}; damaged or foreign")
 
-    def _names(self, codecs: object) -> tuple[str, ...]:
-        if not isinstance(codecs, list) or not all(isinstance(codec, dict) for codec in codecs):
-            self._reject("no list of codecs")
-        return tuple(str(codec.get("name"))[:40] for codec in codecs)
+    def _declared(self, document: dict[str, Any]) -> tuple[list[int], list[int], np.dtype[Any], list[Any]]:
+        """Shape, shape of a chunk or shard, type and codecs, if all else is as in every trace."""
+        match document:
+            case {
+                "node_type": "array",
+                "shape": shape,
+                "data_type": str(dtype),
+                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": outer}},
+                "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+                "codecs": [*codecs],
+            } if dtype in _TYPES and not document.get("storage_transformers"):
+                if layout.are_lengths(shape) and layout.are_lengths(outer, 1) and len(shape) == len(outer):
+                    return shape, outer, _TYPES[dtype], codecs
+        raise self._fault("its node type, data type, shape, chunks or codecs are not those of an array in a trace")
 
-    def _shard(self, configuration: Mapping[str, Any]) -> Any:
-        """Set the shape of the chunks in a shard; returns their codecs."""
-        if not isinstance(configuration.get("index_codecs"), list):
-            self._reject("lacks a configuration of its shards")
-        if configuration["index_codecs"] != _INDEX_CODECS or configuration.get("index_location", "end") != "end":
-            self._reject("the index of a shard must be little-endian, at the end, with codecs bytes and crc32c")
-        outer, inner = self.chunks, configuration.get("chunk_shape")
-        if not layout.are_lengths(inner, 1) or len(inner) != len(outer) or any(map(mod, outer, inner)):
-            self._reject("its chunks do not divide their shard")
-        self.chunks, self._counts = tuple(inner), tuple(map(floordiv, outer, inner))
-        if math.prod(self._counts) > _MOST_CHUNKS:
-            self._reject(f"shards of {math.prod(self._counts)} chunks; at most {_MOST_CHUNKS} are read")
-        return configuration.get("codecs")
+    def _names(self, codecs: list[Any]) -> tuple[str, ...]:
+        return tuple(str(codec.get("name"))[:40] if isinstance(codec, dict) else "" for codec in codecs)
+
+    def _shard(self, configuration: Any) -> tuple[list[int], list[Any]]:
+        """Shape and codecs of the chunks in a shard."""
+        match configuration:
+            case {"chunk_shape": inner, "codecs": [*codecs], "index_codecs": index} if index == _INDEX_CODECS:
+                place, outer = configuration.get("index_location", "end"), self.chunks
+                if place == "end" and layout.are_lengths(inner, 1) and len(inner) == len(outer):
+                    counts = math.prod(map(floordiv, outer, inner))
+                    if counts <= _MOST_CHUNKS and not any(map(mod, outer, inner)):
+                        return inner, codecs
+        raise self._fault("its shards are not those of a trace")
 
     def _file(self, place: tuple[int, ...]) -> str:
         """The file that holds a chunk."""
@@ -566,7 +553,7 @@ def write_json(folder: str, document: Mapping[str, Any]) -> None:
     try:
         write_beside(path, data)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not os.path.exists(path):
             raise
         write_over(path, data)
 
@@ -764,10 +751,14 @@ class _ZarrStreamSink:
 
     def write_rows(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
         self._grow(row + len(values))
-        if self._committed and (spec.chunk_rows == 1 or len(values) > 1):
-            self._journal.check_place()
+        if spec.chunk_rows == 1 or len(values) > 1:
+            self.check_place()
         if spec.size:
             self._tensors[spec.index].put_rows(row, values)
+
+    def check_place(self) -> None:
+        if self._committed:
+            self._journal.check_place()
 
     def discard(self, rows: range, specs: Sequence[TensorSpec]) -> None:
         for array in (*(self._tensors[spec.index] for spec in specs), *self._tables.values()):
@@ -843,7 +834,6 @@ class _ZarrStreamSink:
     def close(self, beat: Beat) -> list[_Array]:
         """Cut the arrays to the committed rows; returns them."""
         if self._tables:
-            self._journal.check_place()
             self._flush(beat)
         self._rows = self._committed
         self._set_rows(beat)
@@ -880,9 +870,15 @@ class ZarrSink:
 
     def close(self, attrs: Mapping[str, Any], beat: Beat = layout.go_on) -> None:
         """Cut the arrays to the committed rows and store the final attributes."""
+        self.check_place()
         # First, as long as there is room: if the disk is full, rows stay in journals.
         write_json(self._root, group_document({**attrs, "status": "interrupted"}))
         write_root(self._root, attrs, self.cut(beat))
+
+    def check_place(self) -> None:
+        """See that the trace is where it was; FileNotFoundError if it was deleted, moved or replaced."""
+        for stream in self._streams.values():
+            stream.check_place()
 
     def cut(self, beat: Beat) -> dict[str, Any]:
         """Cut the arrays to the committed rows; returns the metadata of everything that this sink wrote, by path."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from gtrace.sweep.gradient_noise import stream
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.limits import CHUNK
 from gtrace.training import vectors
-from gtrace.training.frames import lockstep
+from gtrace.training.frames import SimulatedRank, lockstep
 from gtrace.training.ranks import Piece, RankCodecs
 from gtrace.training.ways import way
 from gtrace.types import Key
@@ -40,13 +40,6 @@ VALUES = 1 << 16
 RECORDED, NOISY, COPIES = "recorded ranks", "one rank and its noise", "one rank, the same for all"
 #: with three consecutive steps a, b, c: (a - 2 b + c) / sqrt(6) is their noise, without a steady drift
 _SPREAD = math.sqrt(6.0)
-
-
-class Place(NamedTuple):
-    """One of several simulated ranks."""
-
-    rank: int
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +70,7 @@ class Average:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExchangePlan:
     """What is exchanged among how many ranks.
 
     Attributes:
@@ -111,7 +104,7 @@ class Plan:
 
 def measure_averages(
     trace: Trace,
-    plan: Plan,
+    plan: ExchangePlan,
     *,
     steps: Sequence[int] | None = None,
     globs: Sequence[str] | None = None,
@@ -121,9 +114,9 @@ def measure_averages(
 ) -> Iterator[tuple[str, int, str, dict[str, Any]]]:
     """Exchange gradients among simulated ranks, by the code that real ranks run.
 
-    The ranks are those of the trace if it has so many. Otherwise each gets the gradient of the first one plus noise of
+    The ranks are those of the trace if it has enough. Otherwise each gets the gradient of the first one plus noise of
     its own: the noise of three consecutive steps, with a random sign for each value. Codecs are fitted to what they
-    encode. Of a large tensor the first values are exchanged.
+    encode. Large tensors exchange their first values only.
 
     Args:
         trace: an open trace with values.
@@ -210,7 +203,7 @@ class RankGradients:
         self._name, self._step, self.seed = info.name, step, seed
 
     def source(self, ranks: int) -> str:
-        """Where the gradients of so many ranks come from."""
+        """Where the gradients of this number of ranks come from."""
         if len(self._recorded) >= ranks:
             return RECORDED
         return COPIES if self._noise is None else NOISY
@@ -235,7 +228,8 @@ def _averaged(codec: Codec, name: str, info: TensorInfo, given: RankGradients, r
     options = LinkOptions(RefitSchedule.parse("once"), given.seed, vectors.ENGINE)
     shape = info.shape if math.prod(info.shape) == size else None
     whole = [Piece(info.name, codec, size, None, shape)]
-    everyone = [RankCodecs(CodecTable.of(codec), options, Place(rank, ranks), common=False) for rank in range(ranks)]
+    places = [SimulatedRank(rank, ranks) for rank in range(ranks)]
+    everyone = [RankCodecs(CodecTable.of(codec), options, place, common=False) for place in places]
     chosen = way(name)
     try:
         found, sent = lockstep([chosen(one, whole, [own], 0) for one, own in zip(everyone, values, strict=True)])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Exchanging: TypeAlias = Generator["list[bytes] | NDArray[np.float32]", Any, T]
+
+
+class SimulatedRank(NamedTuple):
+    """One of several ranks of one process."""
+
+    rank: int
+    size: int
 
 
 def lockstep(exchanges: Sequence[Exchanging[T]]) -> tuple[list[T], NDArray[np.int64]]:

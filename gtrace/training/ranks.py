@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _SUM_BITS = 16
 
 
-class Place(Protocol):
+class RankPlace(Protocol):
     """Where a rank stands among the others."""
 
     @property
@@ -107,7 +107,7 @@ class RankCodecs:
         allocates: tensors share something out among themselves, and must be exchanged in one call.
     """
 
-    def __init__(self, rules: CodecTable, options: LinkOptions, place: Place, *, common: bool) -> None:
+    def __init__(self, rules: CodecTable, options: LinkOptions, place: RankPlace, *, common: bool) -> None:
         self.tally = Tally()
         self.allocates = any(codec.allocates for codec in rules.codecs)
         self._options, self.place, self._common = options, place, common

@@ -346,7 +346,7 @@ def _added(parts: Parts, total: NDArray[np.int64], ranks: int, scales: NDArray[n
 
 
 def _wide(parts: Parts, ranks: int) -> int:
-    """Bits of a sum of codes of so many ranks.
+    """Bits of a sum of codes of these ranks.
 
     Raises:
         UsageError: more than 16.

@@ -32,6 +32,7 @@ from gtrace.sweep.quick import BITS, quick_steps
 from gtrace.sweep.run import expand
 from gtrace.torch_hooks.launcher import Program
 from gtrace.trace import open_trace
+from gtrace.trace.times import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -347,10 +348,10 @@ def _tail(text: str, lines: int = 20) -> str:
 
 
 def _recorded(trace: Trace) -> ProbeTimings:
-    """What a trace says about the time of steps: what a probe measured, or the times of its recorded steps."""
-    step, backward = (_positive(trace.attrs.get(name)) for name in ("step_seconds", "backward_seconds"))
-    if step is not None:
-        return ProbeTimings(step, backward)
+    """What a trace says about the time of steps: what capture measured, or the times of its recorded steps."""
+    times = StepTimes.of(trace.attrs)
+    if times.step is not None:
+        return ProbeTimings(times.step, times.backward, times.steps, ranks=1 if times.exposed else times.ranks)
     key = trace.streams[0]
     scalars = trace.scalars(**key._asdict())
     if "time" not in scalars:

@@ -21,6 +21,7 @@ def test_its_python_runs(tmp_path, monkeypatch, capsys):
         exec(compile(code, "docs/capture.md", "exec"), {"__name__": "docs"})
     assert capsys.readouterr().out.splitlines() == [
         "SGD 0.9 32 100",
+        "[ 0  5 10 15] (1,)",
         "0 Linear [512 512 160] 300",
         "1 ReLU [512 512 160] 300",
         "2 Linear [160 160  50] 160",

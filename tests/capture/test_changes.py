@@ -172,6 +172,44 @@ def test_an_outer_gradient_ends_before_the_program_averages(tmp_path):
             assert trace.read("2.weight", step).tobytes() == wanted.numpy().tobytes()
 
 
+@pytest.mark.capture_case("main_grad without grad (Megatron)")
+def test_gradients_that_are_kept_beside_grad(tmp_path):
+    class Main(torch.optim.Optimizer):
+        """Its gradients are where Megatron accumulates them."""
+
+        def __init__(self, parameters):
+            super().__init__(parameters, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self):
+            for parameter in self.param_groups[0]["params"]:
+                parameter -= 0.1 * parameter.main_grad
+
+    def accumulate(parameter):
+        parameter.main_grad += parameter.grad
+        parameter.grad = None
+
+    model, seen = nn.Linear(6, 2), []
+    for parameter in model.parameters():
+        parameter.main_grad = torch.zeros_like(parameter)
+        parameter.register_post_accumulate_grad_hook(accumulate)
+    optimizer = Main(model.parameters())
+    with record(model, optimizer, tmp_path / "run.zarr", kind="weight,update"):
+        for _ in range(3):
+            for parameter in model.parameters():
+                parameter.main_grad.zero_()
+            for _ in range(2):
+                model(torch.randn(4, 6)).square().mean().backward()
+            seen.append((model.weight.main_grad.clone(), model.weight.detach().clone()))
+            optimizer.step()
+    seen.append((None, model.weight.detach().clone()))
+    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
+        for step in range(3):
+            assert trace.read("weight", step).tobytes() == seen[step][0].numpy().tobytes()
+            update = seen[step][1] - seen[step + 1][1]
+            assert trace.read("weight", step, kind="update").tobytes() == update.numpy().tobytes()
+
+
 def test_a_step_that_raises_leaves_no_update(tmp_path):
     model = model_of()
     optimizer = sgd(model)

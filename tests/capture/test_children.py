@@ -109,7 +109,7 @@ def test_an_end_that_no_finally_sees(code, status, process):
     process.train()
     assert os._exit is not leave
     child = process.ends[0].__self__
-    codes.append(child._leave(code))
+    codes.append(child.leave(code))
     assert codes == [code]
     assert process.status == status
     # What comes afterwards changes nothing.

@@ -19,6 +19,7 @@ import gtrace
 from gtrace.capture.options import parse_steps
 from gtrace.trace import open_trace
 from gtrace.trace.choose import agreement
+from gtrace.trace.times import StepTimes
 
 STEPS = 3
 
@@ -134,6 +135,13 @@ def sharded_adam(rank):
     plain(rank, model, torch.optim.Adam(model.parameters()))
 
 
+def timed(rank):
+    model = trained()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(2):
+        plain(rank, model, optimizer)
+
+
 def apart(rank):
     """Each process goes its own way, as between the outer steps of DiLoCo."""
     model = Model()
@@ -187,7 +195,7 @@ def flat_original(rank):
 
 
 PROGRAMS = (static, own_hook, powersgd, zero_redundancy, flat, flat_original, ddp, views, by_hand, scaled, accumulated)
-PROGRAMS += (accumulated_with_sync, unused)
+PROGRAMS += (accumulated_with_sync, unused, timed)
 RUNS = {program.__name__: (program, {}) for program in PROGRAMS}
 CHANGES = {"kind": "weight,update,outer,momentum", "every": STEPS}
 RUNS |= {program.__name__: (program, CHANGES) for program in (sharded, sharded_adam, apart)}
@@ -357,6 +365,14 @@ def test_what_an_optimizer_does_to_a_shard(run):
     result = gtrace.run_sweep(trace, ["qsgd:bits=3"], draws=0, kind="update")
     assert result["n"].max() == 16, "of 32, on each of two ranks"
     assert any("1 of 2 parts" in text for text in result.warnings)
+
+
+@pytest.mark.capture_case("DDP: time of the exchange, from its own clock")
+def test_time_of_the_exchange(run):
+    times = StepTimes.of(run("timed").attrs)
+    assert times.ranks == 2
+    assert 0 < times.exposed <= times.communication < 60
+    assert times.computing == pytest.approx(max(0.0, times.step - times.exposed)) or times.step <= times.exposed
 
 
 @pytest.mark.parametrize(("program", "stage"), [("shared", "reduced"), ("apart", "local")])

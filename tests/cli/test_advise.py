@@ -60,7 +60,8 @@ def test_a_script_is_stopped_and_the_answer_fits_a_screen(advised):
     with open_trace(advised.folder / "train.advice" / "trace.zarr") as trace:
         assert trace.steps("0.weight").tolist()[:12] == [0, 1, 2, 3, 8, 9, 10, 11, 21, 22, 23, 24]
         assert len(trace.steps("0.weight")) == 32
-        assert 0 < trace.attrs["backward_seconds"] < trace.attrs["step_seconds"] < 1
+        times = trace.attrs["times"]
+        assert 0 < times["backward"] < times["step"] < 1
     left = {path.name for path in (advised.folder / "train.advice").iterdir()}
     assert left == {"trace.zarr", "sweep.db", "plan.toml", "report.html", "advice.json"}
 

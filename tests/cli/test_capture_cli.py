@@ -11,7 +11,7 @@ from helpers_capture import Command, but_first_line, run_gtrace, run_python, wri
 
 import gtrace
 from gtrace.capture.summary import CaptureSummary
-from gtrace.cli.capture import _result
+from gtrace.capture.words import result_text
 
 TRAIN = textwrap.dedent("""
     import argparse, torch
@@ -96,7 +96,23 @@ def end_endless(folder, by):
 )
 def test_how_long_training_waited(blocked, waited, span, said):
     summary = CaptureSummary(Path("run.zarr"), rows=3, tensors=4, blocked=blocked, waited=waited, span=span)
-    assert _result(summary, summary.path, None) == f"3 steps captured in run.zarr (4 tensors, 0 bytes, training {said})"
+    assert result_text(summary, summary.path) == f"3 steps captured in run.zarr (4 tensors, 0 bytes, training {said})"
+
+
+@pytest.mark.parametrize(
+    ("counts", "seen", "said"),
+    [
+        (((1,),), 1, "1 step captured in"),
+        (((1,),), 4, "1 of 4 steps captured in"),
+        (((20, 20),), 40, "20 steps of each of 2 optimizers captured in"),
+        (((20, 20),), 80, "20 of 40 steps of each of 2 optimizers captured in"),
+        (((20, 10),), 30, "10 to 20 steps of each of 2 optimizers captured in"),
+        (((3,), (3, 5)), 8, "3 to 5 steps of each of 1 to 2 optimizers captured in each of 2 processes in"),
+    ],
+)
+def test_counts_are_those_of_an_optimizer(counts, seen, said):
+    summary = CaptureSummary(Path("x.zarr"), rows=sum(counts[0]), steps_seen=seen, counts=counts, ranks=len(counts))
+    assert result_text(summary, summary.path).startswith(said)
 
 
 def test_the_short_form(folder, capture):
@@ -272,36 +288,67 @@ def test_exit_codes(folder, capture, end, code, message):
     assert gtrace.open_trace("ending.zarr").steps("0.bias").size == 4
 
 
-@pytest.mark.capture_case("no optimizer at all")
 def test_scripts_that_train_nothing(folder, capture):
     heavy = 'import sys; print(sorted({"torch", "numpy", "zarr"} & set(sys.modules)))'
     write_script(folder / "idle.py", heavy)
     write_script(folder / "still.py", "import torch\nprint(torch.ones(2).sum().item())\n")
     assert capture("still.py") == (2, "2.0\n", "gtrace: nothing was captured: it took no step of a torch optimizer\n")
-    write_script(
-        folder / "bare.py",
-        """
-        import torch
-        w = torch.ones(2, requires_grad=True)
-        for _ in range(3):
-            w.grad = None
-            w.square().sum().backward()
-            w.data.add_(w.grad, alpha=-0.1)
-        """,
+    passes = (
+        "import torch\nw = torch.ones(2, requires_grad=True)\nfor _ in range(3):\n    w.square().sum().backward()\n"
     )
-    assert capture("bare.py") == (
+    write_script(folder / "passes.py", passes)
+    code, _, err = capture("passes.py")
+    assert code == 2
+    assert "nothing was captured: it took no step of a torch optimizer, and no weight that a backward pass" in err
+    functional = """
+        import torch
+        w = torch.ones(2)
+        for _ in range(3):
+            w = w - 0.1 * torch.func.grad(lambda w: w.square().sum())(w)
+        """
+    write_script(folder / "functional.py", functional)
+    assert capture("functional.py") == (
         2,
         "",
         (
-            "gtrace: nothing was captured: it took no step of a torch optimizer, after 3 backward passes; where it "
-            "changes weights itself, it can append each p.grad to a gtrace.create_trace(PATH)\n"
+            "gtrace: nothing was captured: its gradients come from torch.autograd.grad or torch.func.grad (3 calls), "
+            "which leave nothing in p.grad; add `import gtrace` and, in each step, "
+            "`gtrace.record_gradients({name: gradient, ...}, loss=loss)`\n"
         ),
     )
     # In a process of its own: here torch is imported already. There the script's own setup of torch takes effect.
     result = run_python("-m", "gtrace", "capture", "idle.py", cwd=folder)
     assert (result.returncode, result.stdout) == (2, "[]\n")
     assert result.stderr == "gtrace: nothing was captured: it never imported torch\n"
-    assert sorted(path.suffix for path in folder.iterdir()) == [".py"] * 4
+    assert sorted(path.suffix for path in folder.iterdir()) == [".py"] * 5
+
+
+@pytest.mark.capture_case("no optimizer: new parameters at each step")
+def test_a_program_that_makes_new_parameters_at_each_step(folder, capture):
+    source = """
+        import torch
+        w = torch.ones(2, requires_grad=True)
+        for _ in range(3):
+            w.square().sum().backward()
+            print(w.grad.tolist())
+            w = (w - 0.25 * w.grad).detach().requires_grad_()
+        """
+    write_script(folder / "bare.py", source)
+    # In a process of its own: here other tests have left modules.
+    done = run_python("-m", "gtrace", "capture", "bare.py", cwd=folder)
+    chosen, _, last = done.stderr.splitlines()
+    assert chosen == "gtrace: no optimizer of torch steps here; recording the gradients after each backward pass"
+    assert last.startswith("gtrace: 3 steps captured in bare.zarr (1 tensor")
+    assert "without an optimizer" in last
+    trace = gtrace.open_trace(folder / "bare.zarr")
+    assert [str(trace.read("w", step).tolist()) for step in range(3)] == done.stdout.splitlines()
+
+
+@pytest.mark.capture_case("python -c")
+def test_code(folder, capture):
+    assert capture("-c", TRAIN, "--steps", "2")[:2] == (0, "trained 2 the script's own\n")
+    assert gtrace.open_trace("run.zarr").steps("0.bias").tolist() == [0, 1]
+    assert capture("-c", "-m", "x")[2] == "gtrace: -m and -c exclude each other\n"
 
 
 @pytest.mark.parametrize(

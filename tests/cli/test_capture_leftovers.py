@@ -78,7 +78,7 @@ def footprint():
         "environment": {name: os.environ.get(name) for name in ("GTRACE_CAPTURE", "PYTHONPATH")},
         "excepthook": sys.excepthook,
         "leave": os._exit,
-        "sigterm": signal.getsignal(signal.SIGTERM),
+        "signals": [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)],
         "filters": [one for one in warnings.filters if "global hooks" in str(one[1])],
         "argv": sys.argv,
         "main": sys.modules["__main__"],

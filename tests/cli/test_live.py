@@ -18,7 +18,7 @@ import pytest
 from helpers_capture import Command, environment, write_script
 
 from gtrace.cli import watch
-from gtrace.cli.live import LiveView
+from gtrace.cli.live import WHOLE, LiveView
 from gtrace.trace import create_trace
 
 #: What the view writes: its lines with the cursor put back, and the room that it makes for them.
@@ -29,7 +29,11 @@ SCRIPT = """
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    print("\\033[32mbegin", sys.stdout.isatty(), "\\033[0m")
+    try:
+        children = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        children = "no child"
+    print("\\033[32mbegin", sys.stdout.isatty(), children, "\\033[0m")
     for step in range(5000):
         optimizer.zero_grad()
         model(torch.randn(4, 8)).square().mean().backward()
@@ -86,7 +90,7 @@ def test_the_view_is_below_the_output_and_leaves_it_whole(tmp_path, terminal):
     assert b"\x1b[r" in view[-1]
     rest = ROOM.sub(b"", DRAWN.sub(b"", data)).decode().replace("\r\n", "\n")
     rest = re.sub(r"gtrace: (recording|note).*\n|gtrace: \d+ .*\n", "", rest)
-    assert re.fullmatch(r"\x1b\[32mbegin True \x1b\[0m\n(\r +\d%)+\nend\n", rest), rest
+    assert re.fullmatch(r"\x1b\[32mbegin True no child \x1b\[0m\n(\r +\d%)+\nend\n", rest), rest
 
 
 def test_the_view_ends_with_a_training_that_is_killed(tmp_path, terminal):
@@ -98,6 +102,17 @@ def test_the_view_ends_with_a_training_that_is_killed(tmp_path, terminal):
         command.end(signal.SIGKILL)
         # Up to the end of the last process that has the terminal open.
         assert b"\x1b[r" in read_until(ours)
+
+
+def test_a_view_that_was_killed_gives_the_terminal_back(tmp_path, terminal, monkeypatch):
+    ours, theirs = terminal
+    with open(theirs, "w") as errors:
+        monkeypatch.setattr(sys, "stderr", errors)
+        view = LiveView(tmp_path / "run.zarr", lambda: (0.0, 0.0), print)
+        read_until(ours, b"waiting for the first")
+        os.kill(view.pid, signal.SIGKILL)
+        view.close()
+    assert read_until(ours).endswith(WHOLE.encode())
 
 
 def test_without_a_terminal_one_line_says_so(tmp_path, capfd):

@@ -5,7 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gtrace.codecs.casts import Bf16, Fp16, Int8
+from gtrace.codecs.casts import Bf16, Fp16
+from gtrace.codecs.tables import Int8
 from gtrace.coding import ENVELOPE_BYTES, seal
 from gtrace.errors import PayloadError
 

@@ -105,6 +105,38 @@ def test_results_resume_and_extend(trace, tmp_path, result):
     assert seen == [], "a finished row was computed again"
 
 
+def test_a_sweep_continues_when_its_trace_has_grown(tmp_path):
+    """Rows are those of one sweep of the whole trace, and what was measured is not measured again."""
+    gradients = np.random.default_rng(0).standard_normal((9, 300)).astype(np.float32) + 0.1
+    path, place = tmp_path / "out.db", tmp_path / "run.zarr"
+    codecs, sizes = ["qsgdinf:bits=3", "alq:bits=2", "ef:topk:ratio=0.1"], []
+    with gtrace.create_trace(place) as writer:
+        for step, values in enumerate(gradients):
+            writer.append(step, "w", values)
+            writer.append(step, "b", values[:20] * 3)
+            writer.commit(step, loss=1.0)
+            if step in (4, 8):
+                report = [0]
+                result = gtrace.run_sweep(
+                    place,
+                    codecs,
+                    jobs=1,
+                    output=path,
+                    noise=False,
+                    progress=lambda _, total, report=report: report.append(total),
+                )
+                sizes.append(report[-1])
+    assert result.provenance["learning"]["last"] == 8
+    whole = gtrace.run_sweep(place, codecs, jobs=1, noise=False)
+    assert rows_of(result) == rows_of(whole)
+    assert sizes[1] < 1.5 * sizes[0]
+    with gtrace.create_trace(tmp_path / "other.zarr") as writer:
+        writer.append(0, "w", gradients[0])
+        writer.commit(0)
+    with pytest.raises(OutputExistsError, match="other data or settings"):
+        gtrace.run_sweep(tmp_path / "other.zarr", codecs[:2], output=path, jobs=1)
+
+
 def test_another_sweep_is_not_overwritten(trace, tmp_path):
     path = tmp_path / "out.db"
     gtrace.run_sweep(trace, ["terngrad"], output=path, jobs=1)

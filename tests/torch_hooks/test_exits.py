@@ -7,14 +7,22 @@ from helpers_capture import run_python, write_script
 from gtrace.torch_hooks.processes import before_abrupt_exit
 
 SCRIPT = """
-    import os, signal, sys, time
+    import ctypes, os, signal, sys, time
+    sys.modules["torch"] = sys  # what watches signals begins with torch
     from gtrace.torch_hooks.processes import before_abrupt_exit
 
     def finish(code):
         print("finish", code, flush=True)
         return 5
 
-    with before_abrupt_exit(finish):
+    def stuck():
+        # As in a collective: no handler of Python's runs any more.
+        lock = ctypes.create_string_buffer(64)
+        for _ in range(2):
+            ctypes.CDLL(None).pthread_mutex_lock(lock)
+
+    late = [False]
+    with before_abrupt_exit(finish, lambda: late[0]):
         {body}
     print("after", flush=True)
     """
@@ -25,9 +33,17 @@ SCRIPT = """
     [
         ("os._exit(3)", 5, ["finish 3"]),
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -signal.SIGTERM, ["finish 143"]),
+        ("os.kill(os.getpid(), signal.SIGHUP); time.sleep(60)", -signal.SIGHUP, ["finish 129"]),
+        ("os.system(f'(sleep 0.2; kill {os.getpid()}) &'); stuck()", -signal.SIGTERM, ["finish 143"]),
+        ("late[0] = True; os.kill(os.getpid(), signal.SIGTERM); print('end', flush=True)", -signal.SIGTERM, ["end"]),
         ("pass", 0, ["after"]),
         ("os._exit(3) if os.fork() == 0 else print(os.wait()[1] >> 8)", 0, ["3", "after"]),
         ("os.kill(os.getpid(), signal.SIGTERM) if os.fork() == 0 else print(os.wait()[1])", 0, ["15", "after"]),
+        (
+            "os.fork() or os.kill(os.getpid(), signal.SIGTERM); os.wait(); time.sleep(0.7)",
+            0,
+            ["after"],
+        ),
         (
             "signal.signal(signal.SIGTERM, lambda *_: print('own')); os.kill(os.getpid(), signal.SIGTERM)",
             0,
@@ -48,7 +64,10 @@ def test_an_error_in_finish_cannot_keep_the_process_alive(tmp_path):
 
 
 def test_everything_is_put_back():
-    before = os._exit, signal.getsignal(signal.SIGTERM)
+    def there():
+        return os._exit, *map(signal.getsignal, (signal.SIGTERM, signal.SIGHUP)), signal.set_wakeup_fd(-1)
+
+    before = there()
     with before_abrupt_exit(lambda code: code):
         assert os._exit is not before[0]
-    assert (os._exit, signal.getsignal(signal.SIGTERM)) == before
+    assert there() == before

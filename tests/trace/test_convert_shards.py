@@ -142,17 +142,23 @@ def _codec(change):
 
 
 FORGED = [
-    (_codec(lambda c: c.update(chunk_shape=[63, 7])), "do not divide"),
-    (_codec(lambda c: c.update(chunk_shape=[64])), "do not divide"),
-    (_codec(lambda c: c.update(chunk_shape="x")), "do not divide"),
-    (_codec(lambda c: c.update(codecs=[{"name": "bytes"}, {"name": "gzip"}])), "not among those"),
-    (_codec(lambda c: c.update(codecs=[{"name": "sharding_indexed"}])), "not among those"),
-    (_codec(lambda c: c.update(index_codecs=[{"name": "bytes"}])), "index of a shard"),
-    (_codec(lambda c: c.update(index_codecs=3)), "lacks a configuration"),
-    (_codec(lambda c: c.update(index_location="start")), "index of a shard"),
-    (_codec(lambda c: c["index_codecs"][0].update(configuration={"endian": "big"})), "little-endian"),
-    (lambda d: d["codecs"][0].update(configuration=3), "lacks a configuration"),
-    (lambda d: d["chunk_grid"]["configuration"].update(chunk_shape=[64 * 2**17, 7]), "shards of"),
+    (_codec(lambda c: c.update(chunk_shape=[63, 7])), "its shards are not those of a trace"),
+    (_codec(lambda c: c.update(chunk_shape=[64])), "its shards are not those of a trace"),
+    (_codec(lambda c: c.update(chunk_shape="x")), "its shards are not those of a trace"),
+    (_codec(lambda c: c.update(codecs=[{"name": "bytes"}, {"name": "gzip"}])), "are not read"),
+    (_codec(lambda c: c.update(codecs=[{"name": "sharding_indexed"}])), "are not read"),
+    (_codec(lambda c: c.update(index_codecs=[{"name": "bytes"}])), "its shards are not those of a trace"),
+    (_codec(lambda c: c.update(index_codecs=3)), "its shards are not those of a trace"),
+    (_codec(lambda c: c.update(index_location="start")), "its shards are not those of a trace"),
+    (
+        _codec(lambda c: c["index_codecs"][0].update(configuration={"endian": "big"})),
+        "its shards are not those of a trace",
+    ),
+    (lambda d: d["codecs"][0].update(configuration=3), "its shards are not those of a trace"),
+    (
+        lambda d: d["chunk_grid"]["configuration"].update(chunk_shape=[64 * 2**17, 7]),
+        "its shards are not those of a trace",
+    ),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 from types import SimpleNamespace
 
@@ -67,6 +68,27 @@ def test_a_trace_that_is_being_written_is_never_replaced(suffix, tmp_path):
         write_steps(second, STEPS[:2])
     with open_trace(path) as trace:
         check_gradients(trace, STEPS[:2])
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
+def test_a_trace_that_is_gone_takes_no_more(how, tmp_path):
+    path = tmp_path / "run.zarr"
+    writer = create_trace(path)
+    write_steps(writer, STEPS[:2])
+    path.rename(tmp_path / "moved.zarr") if how != "deleted" else shutil.rmtree(path)
+    if how == "replaced":
+        with create_trace(path) as second:
+            write_steps(second, STEPS[:3])
+    for action in (lambda: write_steps(writer, STEPS[2:4]), writer.close):
+        with pytest.raises(TraceError, match="is gone: it was deleted, moved or replaced"):
+            action()
+    assert path.exists() == (how == "replaced")
+    for place, count in (("moved.zarr", 2), ("run.zarr", 3)):
+        if (tmp_path / place).exists():
+            with open_trace(tmp_path / place) as trace:
+                check_gradients(trace, STEPS[:count])
+                assert tuple(trace.scalars()["step"]) == STEPS[:count]
+                assert (trace.status == "complete") == (place == "run.zarr")
 
 
 def test_a_link_in_the_place_of_an_unfinished_file_is_not_written_through(tmp_path):

@@ -8,7 +8,7 @@ import io
 import json
 import pickle
 import sys
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions, Receiver, Sender, allocate
 from gtrace.schedule import RefitSchedule
 from gtrace.training import device
-from gtrace.training.frames import lockstep
+from gtrace.training.frames import SimulatedRank, lockstep
 from gtrace.training.ranks import Piece, RankCodecs
 from gtrace.training.ways import way
 from gtrace.training.wire import Collectives
@@ -332,7 +332,8 @@ def ways_report() -> dict[str, bool]:
                 continue
             real = Collectives()
             mine = RankCodecs(CodecTable.of(spec), options, real, common=False)
-            simulated = [RankCodecs(CodecTable.of(spec), options, Place(k, world), common=False) for k in range(world)]
+            places = [SimulatedRank(k, world) for k in range(world)]
+            simulated = [RankCodecs(CodecTable.of(spec), options, place, common=False) for place in places]
             equal = True
             for step in range(2):
                 values = [
@@ -347,13 +348,6 @@ def ways_report() -> dict[str, bool]:
             equal &= mine.tally.down_squared_error == simulated[real.rank].tally.down_squared_error
             report[f"{spec} {name}"] = bool(equal)
     return report
-
-
-class Place(NamedTuple):
-    """One of several simulated ranks."""
-
-    rank: int
-    size: int
 
 
 def main(rank: int, world: int, folder: str) -> None:

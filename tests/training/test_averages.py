@@ -9,7 +9,7 @@ from gtrace.errors import UsageError
 from gtrace.report.analysis.exchanges import exchanges_of
 from gtrace.report.sections.exchanges import exchange_sentence, exchange_table
 from gtrace.sweep.store import ResultStore
-from gtrace.training.averages import COPIES, NOISY, RECORDED, Plan, RankGradients, measure_averages
+from gtrace.training.averages import COPIES, NOISY, RECORDED, ExchangePlan, RankGradients, measure_averages
 
 SIZE = 2000
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 
 
 def measured(path, *names, ranks=(4,), codecs=("none", "qsgdinf:bits=4"), **options):
-    plan = Plan(tuple(map(gtrace.codec, codecs)), names, ranks)
+    plan = ExchangePlan(tuple(map(gtrace.codec, codecs)), names, ranks)
     with gtrace.open_trace(path) as trace:
         return list(measure_averages(trace, plan, **options))
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers_training import Place, heavy, rank_codecs, sender
+from helpers_training import heavy, rank_codecs, sender
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
@@ -11,7 +11,7 @@ from gtrace.codecs.link import Receiver
 from gtrace.training import device, vectors
 from gtrace.training.compression import read_gradient, write_gradient
 from gtrace.training.exchange import Exchange
-from gtrace.training.frames import NOT_FINITE, lockstep
+from gtrace.training.frames import NOT_FINITE, SimulatedRank, lockstep
 from gtrace.training.ranks import Piece
 from gtrace.training.ways import way as way_of
 
@@ -106,7 +106,7 @@ def both_ranks(way, common, kept):
             Piece(name, codec, size, vectors.place_of(like))
             for name, (size, codec), like in zip(NAMES, TENSORS, likes, strict=True)
         ]
-        everyone.append(rank_codecs(Place(rank, 2), RULES, common=common))
+        everyone.append(rank_codecs(SimulatedRank(rank, 2), RULES, common=common))
         exchanges.append(way_of(way)(everyone[-1], whole, values, 0))
     return lockstep(exchanges)[0], [codecs.tally for codecs in everyone]
 

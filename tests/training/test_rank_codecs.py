@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers_training import Place, rank_codecs, sender
+from helpers_training import rank_codecs, sender
 
 import gtrace
 from gtrace.codecs.link import Receiver
@@ -10,7 +10,7 @@ from gtrace.coding.sketches import pack_sketch, unpack_sketch
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.pooling import pooled
 from gtrace.training import Exchange
-from gtrace.training.frames import NOT_FINITE, lockstep
+from gtrace.training.frames import NOT_FINITE, SimulatedRank, lockstep
 from gtrace.training.ranks import Piece
 from gtrace.training.ways import all_reduce, split_tensor, way
 from gtrace.types import Key
@@ -35,7 +35,7 @@ def gradients(rank, step=0, scale=1.0):
 def exchanged(world, spec, by="allgather", steps=1, given=gradients, **options):
     """Of each rank the averages of each step, and its codecs."""
 
-    everyone = [rank_codecs(Place(rank, world), spec, **options) for rank in range(world)]
+    everyone = [rank_codecs(SimulatedRank(rank, world), spec, **options) for rank in range(world)]
     results = [([], codecs) for codecs in everyone]
     for step in range(steps):
         found, _ = lockstep(
@@ -212,7 +212,9 @@ def test_states_come_back_from_lists(spec, by):
             for step in numbers
         ]
 
-    unbroken, first, second = ([rank_codecs(Place(k, 2), spec, refit="0,3") for k in range(2)] for _ in range(3))
+    unbroken, first, second = (
+        [rank_codecs(SimulatedRank(k, 2), spec, refit="0,3") for k in range(2)] for _ in range(3)
+    )
     expected = steps(unbroken, range(5))
     steps(first, range(2))
     for before, after in zip(first, second, strict=True):
@@ -244,7 +246,7 @@ def test_linear_codecs_average_what_they_send():
 
 @pytest.mark.parametrize("missing", [None, NOT_FINITE])
 def test_what_one_rank_cannot_send_of_a_linear_codec(missing):
-    everyone = [rank_codecs(Place(rank, 3), "powersgd") for rank in range(3)]
+    everyone = [rank_codecs(SimulatedRank(rank, 3), "powersgd") for rank in range(3)]
 
     def averaged(given, step):
         return lockstep(
@@ -268,7 +270,7 @@ def test_what_one_rank_cannot_send_of_a_linear_codec(missing):
 
 def test_ranks_of_other_models_are_noticed():
     exchanges = [
-        all_reduce(rank_codecs(Place(rank, 2), "powersgd"), whole("powersgd")[:some], gradients(0)[:some], 0)
+        all_reduce(rank_codecs(SimulatedRank(rank, 2), "powersgd"), whole("powersgd")[:some], gradients(0)[:some], 0)
         for rank, some in enumerate((3, 2))
     ]
     with pytest.raises(PayloadError, match="ranks differ in their model"):

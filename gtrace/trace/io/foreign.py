@@ -1,4 +1,4 @@
-"""Readers of files that hold arrays: ``.npy``, ``.npz``, ``.safetensors`` and Zarr stores.
+"""Readers of files that hold arrays: ``.npy``, ``.npz``, ``.safetensors``, HDF5 and Zarr stores.
 
 They run in the child process of :mod:`gtrace.trace.io.guard`, which bounds what a file can take and turns any exception
 into one line. So they check what makes values wrong, and not what makes reading them expensive.
@@ -156,21 +156,22 @@ class SafetensorsFile(TensorFile):
             raise TraceError(f"{printable(str(path))}: {shown} are not read; save float32")
         entry = Entry(name, tuple(described["shape"]), _SAFETENSORS[described["dtype"]])
         begin, end = described["data_offsets"]
-        if end - begin != entry.size * self._stored(entry).itemsize:
+        if end - begin != entry.size * _stored(entry).itemsize:
             raise ValueError(f"bytes {begin} to {end} cannot hold {list(entry.shape)} of {described['dtype']}")
         return entry
 
-    def _stored(self, entry: Entry) -> np.dtype[Any]:
-        return np.dtype("uint16" if entry.dtype == "bfloat16" else entry.dtype).newbyteorder("<")
-
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
         """An array, or one index of its first axis; bfloat16 as float32."""
-        stored = self._stored(entry)
+        stored = _stored(entry)
         shape = entry.shape if row is None else entry.shape[1:]
         count = math.prod(shape)
         begin = self._start + self._begins[entry.name] + (row or 0) * count * stored.itemsize
         flat = np.frombuffer(self._bytes[begin : begin + count * stored.itemsize], stored)
         return (bfloat16(flat) if entry.dtype == "bfloat16" else flat).reshape(shape)
+
+
+def _stored(entry: Entry) -> np.dtype[Any]:
+    return np.dtype("uint16" if entry.dtype == "bfloat16" else entry.dtype).newbyteorder("<")
 
 
 def _no_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -248,10 +249,53 @@ def _zarr_entry(name: str, array: Any) -> Entry:
     )
 
 
+class Hdf5File(TensorFile):
+    """The data sets of an HDF5 file that hold numbers, except coordinates other than ``step``; no link is followed."""
+
+    def __init__(self, path: Path) -> None:
+        import h5py
+
+        self._file = h5py.File(path, "r", locking=False)
+        if '"gtrace"' in str(self._file.attrs.get("metadata")):
+            raise TraceError(f"{printable(str(path))}: is already a gtrace trace; pass it to gtrace sweep")
+        found: dict[str, Any] = {}
+        self._file.visititems(lambda name, node: found.setdefault(name, node) and None)
+        self._arrays = {
+            name.replace("/", "."): node
+            for name, node in found.items()
+            if isinstance(node, h5py.Dataset) and node.dtype.kind in "fciub" and (not node.is_scale or name == "step")
+        }
+        elsewhere = [name for name, node in self._arrays.items() if node.is_virtual or node.external]
+        if elsewhere:
+            where = f"{printable(str(path))}: array '{printable(elsewhere[0])}'"
+            raise TraceError(f"{where}: its values are in another file, which is not read; copy them into this one")
+        self.entries = [_hdf5_entry(name, array) for name, array in self._arrays.items()]
+
+    def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
+        """An array, or one index of its first axis."""
+        return np.asarray(self._arrays[entry.name][... if row is None else row])
+
+
+def _hdf5_entry(name: str, array: Any) -> Entry:
+    chunks = array.chunks or array.shape
+    return Entry(
+        name,
+        array.shape,
+        array.dtype.name,
+        # The name of an axis is its label, or that of the coordinates attached to it.
+        tuple(axis.label or (axis[0].name.rpartition("/")[2] if len(axis) else None) for axis in array.dims),
+        pieces=math.prod(-(-length // max(chunk, 1)) for length, chunk in zip(array.shape, chunks, strict=True)),
+        largest=math.prod(chunks) * array.dtype.itemsize,
+        by_row=array.chunks is None or chunks[:1] == (1,),
+    )
+
+
 #: suffix -> the reader of such a file, for :class:`gtrace.trace.io.guard.Guard`
 READERS = {
     ".npy": f"{__name__}:NpyFile",
     ".npz": f"{__name__}:NpzFile",
     ".safetensors": f"{__name__}:SafetensorsFile",
     ".zarr": f"{__name__}:ZarrStore",
+    ".h5": f"{__name__}:Hdf5File",
+    ".hdf5": f"{__name__}:Hdf5File",
 }

@@ -101,7 +101,7 @@ class ReadingLimits:
     wait: float = 10.0
 
     def processor(self, stored: int, declared: int) -> float:
-        """Seconds of processor time for a file of so many bytes."""
+        """Seconds of processor time for a file of this size that declares this much."""
         return self.seconds + stored / 1e6 + declared / 50e6
 
 
@@ -115,6 +115,9 @@ class Guard:
         files: all files and Zarr stores that will be read.
         readers: suffix -> ``module:class`` of what reads such a file, see :mod:`gtrace.trace.io.foreign`.
         limits: for one file.
+
+    Attributes:
+        pid: number of the child process.
     """
 
     def __init__(
@@ -135,14 +138,10 @@ class Guard:
                 # One thread: Landlock binds the thread that asks for it, and those that it starts.
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             )
+        self.pid = self._process.pid
         places = sorted({os.path.realpath(path) for path in files})
         # torch may take long to load from a slow disk.
         self._ask("reading files", 60, readers=dict(readers), places=places)
-
-    @property
-    def pid(self) -> int:
-        """Number of the child process."""
-        return int(self._process.pid)
 
     def open(self, path: Path, suffix: str) -> GuardedFile:
         """Open a file, or a Zarr store.
@@ -418,10 +417,7 @@ def _fill(file: Any, number: int, row: int | None, descriptor: int) -> None:
     entry = file.entries[number]
     shape = entry.shape if row is None else entry.shape[1:]
     try:
-        with mmap.mmap(descriptor, 0) as shared:
-            place = np.frombuffer(shared, entry.read_as).reshape(shape)
-            file.read_into(place, entry, row)
-            del place
+        file.read_into(np.frombuffer(mmap.mmap(descriptor, 0), entry.read_as).reshape(shape), entry, row)
     finally:
         os.close(descriptor)
 

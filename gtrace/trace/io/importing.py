@@ -344,7 +344,7 @@ def import_trace(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Imported:
-    """Make a trace of ``.npy``, ``.npz`` and ``.safetensors`` files and Zarr stores.
+    """Make a trace of ``.npy``, ``.npz``, ``.safetensors`` and HDF5 files and Zarr stores.
 
     All files are checked before anything is written; then one tensor at a time is in memory. float64 is rounded to
     float32, float16 and bfloat16 become float32, complex values pairs of real ones along a last axis of 2. Arrays of

@@ -6,8 +6,10 @@ import os
 import signal
 import time
 import zipfile
+import zlib
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import zarr
@@ -127,6 +129,29 @@ def sizes(shape, chunk):
     return with_metadata(change)
 
 
+def hdf5(fill):
+    def make(path):
+        with h5py.File(path, "w") as file:
+            fill(file)
+
+    return make
+
+
+def virtual(file):
+    """A data set made of one in another file."""
+    layout = h5py.VirtualLayout(shape=(4,), dtype="f4")
+    layout[:] = h5py.VirtualSource("/etc/hostname", "x", shape=(4,))
+    file.create_virtual_dataset("w", layout)
+
+
+def inflating(file):
+    """A chunk of 16 bytes that unpacks to 300 MB."""
+    packer = zlib.compressobj(1)
+    packed = b"".join(packer.compress(bytes(1 << 22)) for _ in range(75)) + packer.flush()
+    made = file.create_dataset("w", shape=(4,), dtype="f4", chunks=(4,), compression="gzip")
+    made.id.write_direct_chunk((0,), packed)
+
+
 HOSTILE = {
     "empty.npy": (b"", "cannot be read"),
     "short.npy": (npy(np.zeros(99))[:-1], "cannot be read"),
@@ -168,6 +193,15 @@ HOSTILE = {
     "large-chunk.zarr": (sizes([1], [2**31]), "declares 8.6 GB"),
     "compressor.zarr": (pickled(compressor={"id": "pickle", "protocol": 5}), "cannot be read .*pickle"),
     "filter.zarr": (pickled(compressor=None, filters=[{"id": "pickle", "protocol": 5}]), "cannot be read .*pickle"),
+    "external.h5": (
+        hdf5(lambda file: file.create_dataset("w", (4,), "f4", external=[("/etc/hostname", 0, 16)])),
+        "array 'w': its values are in another file",
+    ),
+    "virtual.h5": (hdf5(virtual), "array 'w': its values are in another file"),
+    "inflating.h5": (hdf5(inflating), "cannot be read"),
+    "terabytes.h5": (hdf5(lambda file: file.create_dataset("w", (2**40,), "f4", chunks=(2**20,))), "declares 4.4 TB"),
+    "one-value.h5": (hdf5(lambda file: file.create_dataset("w", (2**24,), "f4", chunks=(1,))), "in 16777216 parts"),
+    "trace.h5": (hdf5(lambda file: file.attrs.update(metadata='{"format": "gtrace"}')), "is already a gtrace trace"),
     "no-array.zarr": (with_metadata(lambda document: document.pop("shape")), "cannot be read"),
 }
 
@@ -208,6 +242,18 @@ def test_hostile_files_are_refused_in_one_line(name, guard):
     assert resident(guard.pid) - guard.before < ReadingLimits().memory
     assert time.monotonic() - start < ReadingLimits().seconds
     assert not Path("owned").exists()
+
+
+def test_links_in_hdf5_lead_nowhere(guard):
+    def fill(file):
+        file["w"] = np.arange(4, dtype="f4")
+        file["outside"] = h5py.ExternalLink("/etc/hostname", "x")
+        file["soft"] = h5py.SoftLink("/nowhere")
+        file["again"] = file["/"]
+
+    assert [values.tolist() for values in read_all(guard, write(guard.folder / "links.h5", hdf5(fill)))] == [
+        [0, 1, 2, 3]
+    ]
 
 
 def test_an_axis_of_a_million_empty_steps(tmp_path):

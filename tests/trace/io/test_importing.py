@@ -261,6 +261,23 @@ def test_an_xarray_store_with_a_step_coordinate(version, chunk, imported, tmp_pa
     check_trace(tmp_path / "run.zarr", STEPS)
 
 
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_an_hdf5_file_with_a_step_coordinate(chunk, imported, tmp_path):
+    import h5py
+
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file["step"], file["row"], file["notes"] = np.array(STEPS), np.zeros(3), "text"
+        file["step"].make_scale("step")
+        file["row"].make_scale("row")
+        for name, shape in SHAPES.items():
+            stacked = np.stack([gradient(name, step, shape) for step in STEPS])
+            made = file.create_dataset(name.replace(".", "/"), data=stacked, chunks=(chunk, *shape), compression="gzip")
+            made.dims[0].attach_scale(file["step"])
+    made = imported("in.h5")
+    assert (made.numbering, made.left_out) == (("array",), ())
+    check_trace(tmp_path / "run.zarr", STEPS)
+
+
 def test_zarr_groups_without_steps(imported, tmp_path):
     import zarr
 

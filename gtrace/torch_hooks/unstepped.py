@@ -1,0 +1,333 @@
+"""Steps that no optimizer of torch takes: a program changes its weights itself, or hands its gradients over."""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.weak import TensorWeakRef
+
+from gtrace.torch_hooks.steps import Losses, backward_in_progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+#: steps, and bytes of gradients, that wait while an optimizer exists that may still step
+_WAITING, _WAITING_BYTES = 20, 256 << 20
+#: elements of a gradient among which the largest is looked for
+_LOOKED_AT = 1024
+
+
+class HandStream:
+    """Parameters that a program changes together; it acts as their optimizer."""
+
+    def __init__(self) -> None:
+        #: id -> the parameter, and the name of its variable in the program, empty without one
+        self._parameters: dict[int, tuple[TensorWeakRef, str]] = {}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """One group with the parameters that still exist."""
+        found = [(one, name) for reference, name in self._parameters.values() if (one := reference()) is not None]
+        return [{"params": [one for one, _ in found], "param_names": [name for _, name in found]}]
+
+    def holds(self, parameter: torch.Tensor) -> bool:
+        """Whether it is one of these."""
+        entry = self._parameters.get(id(parameter))
+        return entry is not None and entry[0]() is parameter
+
+    def add(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Add parameters, and forget those that are gone."""
+        new = [one for one in parameters if not self.holds(one)]
+        if new:
+            variables = {id(value): name for name, value in list(vars(sys.modules["__main__"]).items())}
+            self._parameters = {key: one for key, one in self._parameters.items() if one[0]() is not None}
+            self._parameters |= {id(one): (TensorWeakRef(one), variables.get(id(one), "")) for one in new}
+
+
+class HandedStream:
+    """Gradients that a program hands over by name; it acts as the optimizer of parameters with these names."""
+
+    def __init__(self) -> None:
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._gradients: dict[int, torch.Tensor] = {}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """One group; its parameters have shapes and no values."""
+        return [{"params": [*self._parameters.values()], "param_names": [*self._parameters]}]
+
+    def put(self, gradients: Mapping[str, Any]) -> None:
+        """Take the gradients of the next step: name -> tensor or array."""
+        self._gradients = {}
+        for name, value in gradients.items():
+            gradient = torch.as_tensor(value).detach()
+            known = self._parameters.get(name)
+            if known is None or known.shape != gradient.shape:
+                known = self._parameters[name] = torch.empty(gradient.shape, device="meta")
+            self._gradients[id(known)] = gradient
+
+    def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """The gradient of the present step."""
+        return self._gradients.get(id(parameter))
+
+
+@dataclass(slots=True)
+class _Leaf:
+    """A parameter after a backward pass: what shows later whether the program has changed it.
+
+    Attributes:
+        parameter: it.
+        gradient: a copy, None if the step is not recorded.
+        version: its version counter.
+        place: its memory.
+        largest: place of the element with the largest gradient among some, None if all of these are zero.
+        value: that element.
+    """
+
+    parameter: torch.Tensor
+    gradient: torch.Tensor | None
+    version: int
+    place: int
+    largest: torch.Tensor
+    value: torch.Tensor
+
+    def changed(self) -> bool:
+        """Whether the parameter has other values."""
+        now = self.parameter.detach()
+        if self.parameter._version != self.version or now.data_ptr() != self.place:
+            return True
+        # The counter does not count what is done to ``.data``.
+        return not torch.equal(now.reshape(-1)[self.largest], self.value)
+
+    def is_zero(self) -> bool:
+        """Whether it is known that the gradient is zero."""
+        return self.gradient is not None and not bool(self.gradient.any())
+
+    @property
+    def cleared(self) -> bool:
+        """Whether the gradient was set to zero or None."""
+        gradient = self.parameter.grad
+        return gradient is None or not bool(gradient.any())
+
+
+@dataclass(slots=True)
+class HandStep:
+    """One step without an optimizer.
+
+    Attributes:
+        stream: its parameters.
+        gradients: a parameter's id -> its gradient.
+        loss: sum of the losses behind it.
+        micro_batches: number of these.
+        clip_norm: what ``clip_grad_norm_`` measured.
+        lr: the learning rate, if the program says it.
+    """
+
+    stream: HandStream = field(default_factory=HandStream)
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    loss: float = math.nan
+    micro_batches: int = 0
+    clip_norm: float = math.nan
+    lr: float = math.nan
+
+
+class Unstepped:
+    """Finds the steps of a program that changes its weights itself.
+
+    A step is over when the next backward pass, or the end, finds other weights; its gradients are those after the last
+    backward pass (and ``clip_grad_norm_``) before that. While the weights stay, further backward passes are
+    micro-batches of the step if the gradients stay too, and a new beginning if these were cleared. Parameters that did
+    not change are no part of a step, so several models have steps of their own.
+
+    If an optimizer exists, it may be about to step: an attack on the input, or the inner steps of a meta-learner, may
+    come before. The first steps then wait in memory, and are thrown away when an optimizer steps.
+
+    Args:
+        wanted: whether the next step may be recorded, given the number of those that wait.
+        gradient: a parameter's gradient right after the backward pass.
+        take: called with each step.
+        chosen: called once, when it is certain that no optimizer steps.
+    """
+
+    def __init__(
+        self,
+        wanted: Callable[[int], bool],
+        gradient: Callable[[torch.Tensor], torch.Tensor | None],
+        take: Callable[[HandStep], None],
+        chosen: Callable[[], None],
+    ) -> None:
+        self._wanted = wanted
+        self._gradient = gradient
+        #: of these steps: those of optimizers have their own, as before
+        self.losses = Losses()
+        self._take = take
+        self._chosen = chosen
+        self._sure = False
+        self._streams: list[HandStream] = []
+        self._waiting: list[HandStep] = []
+        #: the parameters that the present backward pass reaches
+        self._reached: dict[int, torch.Tensor] = {}
+        #: of the step so far
+        self._leaves: dict[int, _Leaf] = {}
+        #: the program makes new parameters at each step, in the order of the old ones
+        self._replaces = False
+
+    @torch.no_grad()
+    def begin(self, roots: object, factors: object = None, inputs: object = None) -> None:
+        """A backward pass begins."""
+        reached = {id(leaf): leaf for leaf in leaves_below(roots if inputs is None else inputs)}
+        if backward_in_progress() >= 0:
+            self._reached |= reached  # of a checkpoint inside another pass
+            return
+        if self._leaves:
+            self._judge(reached)
+        self._reached = reached
+        self.losses.backward(roots, factors)
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """A backward pass is over."""
+        if backward_in_progress() >= 0:
+            return
+        reached, self._reached = self._reached, {}
+        gradients = {key: self._gradient(parameter) for key, parameter in reached.items()}
+        copies = self._wanted(len(self._waiting)) and (self._sure or _bytes(gradients.values()) <= _WAITING_BYTES)
+        for key, gradient in gradients.items():
+            if gradient is not None:
+                self._leaves[key] = _look_at(reached[key], gradient, copies)
+
+    @torch.no_grad()
+    def zeroed(self, parameters: Sequence[torch.Tensor]) -> None:
+        """The gradients of these parameters were set to zero or None: usual before, after and between steps."""
+        if any(leaf.changed() for leaf in self._leaves.values()):
+            self._judge({})
+        self.losses.zeroed(parameters)
+
+    @torch.no_grad()
+    def clipped(self, parameters: Sequence[torch.Tensor], norm: torch.Tensor) -> None:
+        """``clip_grad_norm_`` has changed the gradients of these parameters."""
+        self.losses.clipped(parameters, norm)
+        for parameter in parameters:
+            leaf = self._leaves.get(id(parameter))
+            gradient = self._gradient(parameter)
+            if leaf is not None and leaf.gradient is not None and gradient is not None:
+                leaf.gradient = gradient.clone()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """The program is over."""
+        if self._leaves:
+            self._judge({}, ends=True)
+        if self._waiting:
+            self._choose()
+
+    def _judge(self, reached: Mapping[int, torch.Tensor], *, ends: bool = False) -> None:
+        """Whether the step is over, now that a pass begins that reaches these parameters, or the program ends."""
+        leaves = list(self._leaves.values())
+        changed = [leaf for leaf in leaves if leaf.changed()]
+        kept = {id(leaf) for leaf in leaves} - {id(leaf) for leaf in changed}
+        if any(id(leaf) in kept and _is_weight(leaf) for leaf in leaves) and not any(map(_is_weight, changed)):
+            changed = []  # an input that an attack changes
+        if not changed and (self._replaces if ends else self._are_replaced(leaves, reached)):
+            changed = leaves
+        if changed:
+            # A gradient of zeros changes nothing, and is a gradient.
+            still = [leaf for leaf in leaves if id(leaf) in kept and leaf.is_zero()]
+            self._complete([*changed, *still])
+        elif all(leaf.cleared for leaf in leaves):
+            self._leaves = {}
+
+    def _are_replaced(self, leaves: Sequence[_Leaf], reached: Mapping[int, torch.Tensor]) -> bool:
+        """Whether the pass has new parameters instead of all the old ones, none of which a module owns."""
+        if any(_is_weight(leaf) or id(leaf.parameter) in reached for leaf in leaves):
+            return False
+        shapes = [leaf.parameter.shape for leaf in leaves]
+        self._replaces = shapes == [parameter.shape for parameter in reached.values()] and _has_no_module()
+        return self._replaces
+
+    def _complete(self, changed: Sequence[_Leaf]) -> None:
+        parameters = [leaf.parameter for leaf in changed]
+        stream = next((one for one in self._streams if any(map(one.holds, parameters))), None)
+        if stream is None and self._replaces and self._streams:
+            stream = self._streams[-1]
+        if stream is None:
+            stream = HandStream()
+            self._streams.append(stream)
+        stream.add(parameters)
+        gradients = {id(leaf.parameter): leaf.gradient for leaf in changed if leaf.gradient is not None}
+        groups = stream.param_groups
+        self.losses.use()
+        step = HandStep(stream, gradients, *self.losses.of(groups), self.losses.clip_norm(groups))
+        self._leaves = {}
+        if self._sure:
+            self._take(step)
+            return
+        self._waiting.append(step)
+        size = sum(_bytes(one.gradients.values()) for one in self._waiting)
+        if len(self._waiting) >= _WAITING or size >= _WAITING_BYTES or not _optimizer_exists():
+            self._choose()
+
+    def _choose(self) -> None:
+        if not self._sure:
+            self._sure = True
+            self._chosen()
+        waiting, self._waiting = self._waiting, []
+        for step in waiting:
+            self._take(step)
+
+
+def _look_at(parameter: torch.Tensor, gradient: torch.Tensor, copies: bool) -> _Leaf:
+    own = parameter.detach().reshape(-1)
+    some = (
+        gradient.detach().to_dense().reshape(-1) if gradient.layout != torch.strided else gradient.detach().reshape(-1)
+    )
+    stride = max(1, some.numel() // _LOOKED_AT)
+    if own.numel() == 0:
+        largest = torch.zeros(0, dtype=torch.int64, device=own.device)
+    else:
+        largest = some[::stride].abs().argmax().reshape(1) * stride
+        if stride > 1 and own.device.type == "cpu" and not some[largest]:
+            largest = some.abs().argmax().reshape(1)  # most rows of an embedding are zero
+    copy = gradient.detach().clone() if copies else None
+    return _Leaf(parameter, copy, parameter._version, parameter.data_ptr(), largest, own[largest])
+
+
+def leaves_below(roots: object) -> list[torch.Tensor]:
+    """The parameters that get a gradient if a backward pass starts at these tensors."""
+    given = roots if isinstance(roots, (tuple, list)) else (roots,)
+    tensors = [one for one in given if isinstance(one, torch.Tensor)]
+    found = {id(one): one for one in tensors if one.grad_fn is None and one.requires_grad}
+    pending = [one.grad_fn for one in tensors if one.grad_fn is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            found[id(variable)] = variable
+        for below, _ in reversed(node.next_functions):  # so that parameters come in the order of their use
+            if below is not None and below not in seen:
+                seen.add(below)
+                pending.append(below)
+    return list(found.values())
+
+
+def _is_weight(leaf: _Leaf) -> bool:
+    return isinstance(leaf.parameter, torch.nn.Parameter)
+
+
+def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors if one is not None)
+
+
+# type() and not isinstance(): some objects compute their __class__, and warn or raise when asked.
+def _optimizer_exists() -> bool:
+    return any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())
+
+
+def _has_no_module() -> bool:
+    return not any(issubclass(type(thing), torch.nn.Parameter) for thing in gc.get_objects())

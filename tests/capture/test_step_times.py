@@ -1,0 +1,140 @@
+"""What capture says about the time of steps, of which it takes none."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from helpers_capture import Captured
+from torch import nn
+
+from gtrace.capture.options import EveryStep
+from gtrace.costs import parse_cluster
+from gtrace.torch_hooks.times import StepClock
+from gtrace.trace.times import StepTimes
+
+FORWARD, BACKWARD, AFTER = 0.004, 0.006, 0.002
+
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(_, x):
+        time.sleep(FORWARD)
+        return x.clone()
+
+    @staticmethod
+    def backward(_, gradient):
+        time.sleep(BACKWARD)
+        return gradient
+
+
+def train(steps, groups=None):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(groups(model) if groups else model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        Slow.apply(model(torch.randn(4, 3))).square().sum().backward()
+        time.sleep(AFTER)
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.capture_case("times of steps and backward passes")
+@pytest.mark.parametrize(("every", "recorded"), [(5, False), (1, True)])
+def test_times_of_steps(every, recorded, tmp_path):
+    with Captured(tmp_path / "run.zarr", policy=EveryStep(every)) as run:
+        train(12)
+    times = StepTimes.of(run.trace.attrs)
+    # Sleeping takes at least as long; how much longer depends on the machine.
+    assert times.backward >= BACKWARD
+    assert times.after_backward >= AFTER
+    assert times.step >= FORWARD + BACKWARD + AFTER
+    assert times.step >= times.backward + times.after_backward + 0.9 * FORWARD
+    assert times.recorded == recorded
+    assert times.steps == (10 if recorded else 8)
+    cluster, said = times.applied(parse_cluster("8x25Gbit/s"))
+    assert (cluster.step_time, cluster.backward_time) == (times.step, times.backward)
+    assert "measured during capture" in said
+
+
+def test_what_capture_itself_takes_does_not_count():
+    taken = [0.0]
+    clock = StepClock(lambda: taken[0])
+    for _ in range(6):
+        time.sleep(0.01)
+        taken[0] += 0.01
+        clock.step(recorded=False, models=list)
+    assert clock.describe()["step"] < 0.009
+
+
+class _Event:
+    """An event of a GPU that is always one step behind."""
+
+    now = 0.0
+    made = ()
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+        self.device = "cuda:0"
+
+    def record(self):
+        self.at = _Event.now
+        _Event.made = (*_Event.made, self)
+
+    def query(self):
+        return self is not _Event.made[-1]
+
+    def elapsed_time(self, other):
+        return 1e3 * (other.at - self.at)
+
+
+def test_a_gpu_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    clock = StepClock(float)
+    for _ in range(8):
+        _Event.now += 0.5
+        clock.backward_begins()
+        _Event.now += 0.25
+        clock.backward_ends()
+        _Event.now += 0.125
+        clock.step(recorded=False, models=list)
+    assert clock.describe() == {
+        "step": 0.875,
+        "steps": 5,
+        "recorded": False,
+        "backward": 0.25,
+        "after_backward": 0.125,
+    }
+
+
+@pytest.mark.parametrize("found", [None, [], {"step": -1}, {"step": "1"}, {"step": True}, {"step": float("nan")}])
+def test_wrong_times_count_as_unknown(found):
+    times = StepTimes.of({"times": found, "world_size": "2"})
+    assert (times.step, times.ranks, str(times)) == (None, 1, "")
+    cluster = parse_cluster("8x25Gbit/s")
+    assert times.applied(cluster) == (cluster, "")
+
+
+def test_the_users_own_time_counts():
+    cluster = parse_cluster("8x25Gbit/s,180ms")
+    assert StepTimes(step=0.1).applied(cluster) == (cluster, "")
+    exchanged = StepTimes(step=0.1, backward=0.07, communication=0.03, exposed=0.02, ranks=2)
+    found, said = exchanged.applied(parse_cluster("8x25Gbit/s"))
+    assert (found.step_time, found.backward_time) == (pytest.approx(0.08), pytest.approx(0.05))
+    assert "20 ms of it after the backward pass" in said
+
+
+@pytest.mark.capture_case("learning rate and momentum of each parameter group")
+def test_rates_of_groups(tmp_path):
+    def groups(model):
+        return [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.4, "momentum": 0.5}]
+
+    with Captured(tmp_path / "run.zarr") as run:
+        train(3, groups)
+    for name, lr, momentum in (("weight", 0.1, 0.9), ("bias", 0.4, 0.5)):
+        numbers = run.trace.statistics(name)
+        assert numbers["group_lr"].tolist() == pytest.approx([lr, lr / 2, lr / 4])
+        assert np.all(numbers["group_momentum"] == momentum)

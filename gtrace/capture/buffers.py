@@ -137,6 +137,11 @@ class RowBuffer:
         """Whether the slab has no further row."""
         return self.place == len(self.slab.block) - 1
 
+    @property
+    def several(self) -> bool:
+        """Whether the slab has as many rows as the trace takes together."""
+        return len(self.slab.block) >= MOST_ROWS
+
     def fill(self, places: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
         """Copy gradients, directly or through the pool's device.
 
@@ -173,7 +178,6 @@ class Slab:
     def __init__(self, block: torch.Tensor, parts: Sequence[slice]) -> None:
         self.block = block
         self.parts = parts
-        #: those that were in use at least once, by place
         self.rows: list[RowBuffer] = []
         #: rows handed out, and rows that came back
         self.taken = self.returned = 0
@@ -221,10 +225,8 @@ class BufferPool:
             if slab is None:
                 return None
             self._slab = slab
-        place, slab.taken = slab.taken, slab.taken + 1
-        if place == len(slab.rows):
-            slab.rows.append(RowBuffer(self, slab, place, parts_of(slab.block[place], self._shapes)))
-        return slab.rows[place]
+        slab.taken += 1
+        return slab.rows[slab.taken - 1]
 
     def _next_slab(self, *, wait: bool) -> Slab | None:
         """A slab whose rows have all come back, or a new one."""
@@ -244,7 +246,16 @@ class BufferPool:
         else:
             # Device and dtype are explicit because the script may have set other defaults.
             block = torch.empty(rows * self._elements, dtype=torch.float32, device="cpu")
-        return Slab(block.view(rows, self._elements), self._parts)
+        slab = Slab(block.view(rows, self._elements), self._parts)
+        # All views at once: one by one they would cost more than the copies.
+        parts = [
+            slab.block[:, part].unflatten(1, shape).unbind() if shape else slab.block[:, part.start].unbind()
+            for part, shape in zip(self._parts, self._shapes, strict=True)
+        ]
+        slab.rows = [
+            RowBuffer(self, slab, place, list(targets)) for place, targets in enumerate(zip(*parts, strict=True))
+        ]
+        return slab
 
     def release(self, buffer: RowBuffer) -> None:
         """Return a buffer."""

@@ -103,7 +103,8 @@ class RowLayout:
                 if gradient is None:
                     gradient, stage = main_gradient(parameter)
                 if gradient is not None:
-                    found.append(Found(parameter, local_part(gradient), stage))
+                    own = gradient if type(gradient) is torch.Tensor else local_part(gradient)
+                    found.append(Found(parameter, own, stage))
         return self.place(step.optimizer, found)
 
     def place(

@@ -64,6 +64,7 @@ class NeuralRow:
     #: These rows share no memory and wait for no other.
     slab: None = None
     last: bool = True
+    several: bool = False
 
     def wait(self) -> None:
         """Nothing to wait for."""

@@ -128,6 +128,8 @@ class Recorder:
         self._several: dict[int, bool] = {}
         self._recorded: set[int] = set()
         self._bytes = 0
+        #: rows that the budget takes, once it is known
+        self._room: int | None = None
         self._first: float | None = None
         self._last = 0.0
         self._scan = models is None
@@ -136,7 +138,7 @@ class Recorder:
             self._take_step,
             self.error,
             optimizers,
-            self._prepare,
+            None if options.kind == "weight" else self._prepare,
             lambda step: self._records is not False and self._chooses(step),
             reduced=options.reduced,
             noise=options.noise,
@@ -311,9 +313,11 @@ class Recorder:
             self._alone = sharers == 1 or self._options.reduced
             if self._budget is not None:
                 self._budget //= max(1, sharers)
+                self._room = None
         if not self._records:
             return False
-        self._tell_news()
+        if not self._news.empty():
+            self._tell_news()
         history = self._histories.get(stream)
         if history is not None:
             history.look(step)
@@ -321,7 +325,7 @@ class Recorder:
         if self._first is None:
             self._first = self._last
         # All optimizers follow one policy, each with its own steps.
-        chosen = self._chooses(step) or self._changes.begins(stream, step)
+        chosen = self._chooses(step) or (bool(self._changes.kinds) and self._changes.begins(stream, step))
         if stream == 0:
             self.hooks.clock.step(recorded=chosen, models=self._models)
         self._wanted += chosen
@@ -376,12 +380,15 @@ class Recorder:
     def _chooses(self, step: int) -> bool:
         if self._writer.lost is not None or self._over_budget:
             return False
-        return self._options.policy.wants(step, self._capacity())
+        return self._options.policy.wants(step, sys.maxsize if self._budget is None else self._capacity())
 
     def _capacity(self) -> int:
+        """Rows that the budget takes. Their size changes with new names, and with every gradient of an output."""
         if self._budget is None:
             return sys.maxsize
-        return self._budget // max(1, self._row_bytes())
+        if self._room is None or self.neural is not None:
+            self._room = self._budget // max(1, self._row_bytes())
+        return self._room
 
     def _row_bytes(self) -> int:
         """Bytes of a step that records every tensor."""
@@ -454,8 +461,9 @@ class Recorder:
             if step.loss_scale != 1.0:
                 scalars = {**scalars, "grad_scale": step.loss_scale}
             self._submit(Row(step.stream, step.step, row.slots, row, step.loss_scale, scalars, "neural"), 0.0)
-        # After the others: the first line reports their bytes.
-        self._take_moments(step, slots, moments, scalars)
+        if moments:
+            # After the others: the first line reports their bytes.
+            self._take_moments(step, slots, moments, scalars)
 
     def _take_weights(
         self,
@@ -578,6 +586,7 @@ class Recorder:
         return lambda row: f"{start}{size_text(row)}{copied}{end} ({size_text(row * steps)} of the {budget} budget)"
 
     def _names(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, ParameterName]:
+        self._room = None
         # If two models share names, one gets its class in front: the order of module names decides which, and
         # not the model whose step happens to be recorded first.
         if self.neural is not None and self.neural.first_model is not None:

@@ -160,6 +160,8 @@ class AsyncWriter:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         #: rows that the thread has, and has not written yet
         self._taken = 0
+        #: rows that wait for others to be written with
+        self._kept: list[Row] = []
         #: streams with a row
         self._begun: set[tuple[str, int]] = set()
         self._trace: TraceWriter | None = None
@@ -267,26 +269,29 @@ class AsyncWriter:
             except queue.Empty:
                 job = _wake
             with self.busy:
-                for run in self._runs():
-                    self._write_run(run)
+                for runs in self._runs():
+                    for run in runs:
+                        self._write_run(run, wait=job is _wake and run is runs[-1])
                 if job is not None:
                     job()
 
-    def _runs(self) -> list[list[Row]]:
-        """The rows that have arrived, with those of a stream together that can be written together."""
+    def _runs(self) -> list[list[list[Row]]]:
+        """The rows that have arrived: for each stream, those together that can be written together."""
         streams: dict[object, list[list[Row]]] = {}
-        self._taken = self._rows.qsize()
-        for _ in range(self._taken):
-            row = self._rows.get()
+        rows, self._kept = self._kept + [self._rows.get() for _ in range(self._rows.qsize())], []
+        self._taken = len(rows)
+        for row in rows:
             runs = streams.setdefault((row.kind, row.stream), [])
             if runs and self._values and runs[-1][-1].goes_with(row):
                 runs[-1].append(row)
             else:
                 runs.append([row])
-        return [run for runs in streams.values() for run in runs]
+        return list(streams.values())
 
-    def _write_run(self, run: list[Row]) -> None:
+    def _write_run(self, run: list[Row], *, wait: bool) -> None:
+        """Write rows; with ``wait``, those that came just now and are too few wait for others to be written with."""
         together = True
+        latest = time.time() - _PAUSE if wait else math.inf
         while run:
             done, written = 1, False
             try:
@@ -295,6 +300,9 @@ class AsyncWriter:
                 elif together and (most := self._together(run)) > 1:
                     done = self._write_several(run[:most])
                     written = True
+                elif together and most == 1 and self._may_wait(run[0], latest):
+                    self._kept += run
+                    return
                 else:
                     self._write(run[0])
                     written = True
@@ -311,6 +319,11 @@ class AsyncWriter:
                     self.streams[row.kind][row.stream] += 1
                     self._on_row(row)
             run = run[done:]
+
+    def _may_wait(self, row: Row, latest: float) -> bool:
+        """Whether a row came later than ``latest``, and its slab has room for as many as can be written together."""
+        known = (row.kind, row.stream, row.slots[0].name) in self._described
+        return known and self._values and row.scalars["time"] > latest and row.buffer.several
 
     def _together(self, run: Sequence[Row]) -> int:
         """How many of these rows can be written together: 1 if the trace does not have all their tensors yet."""

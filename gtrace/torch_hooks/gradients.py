@@ -68,6 +68,11 @@ class _Accumulated(ABC):
         self._known: Any = WeakTensorKeyDictionary()
         self._handles: list[Any] = []
 
+    @property
+    def watching(self) -> bool:
+        """Whether any parameter is watched."""
+        return bool(self._handles)
+
     def remove(self) -> None:
         """Stop to watch."""
         for handle in self._handles:

@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients, MicroBatches
 from gtrace.torch_hooks.naming import ModuleCollector
 from gtrace.torch_hooks.optimizers import Schedulers
-from gtrace.torch_hooks.processes import process_place
+from gtrace.torch_hooks.processes import launched_place, process_place
 from gtrace.torch_hooks.steps import Losses, Rounds, Samples, backward_in_progress, grad_scale_of, is_nested
 from gtrace.torch_hooks.times import StepClock
 from gtrace.torch_hooks.unstepped import HandedStream, HandStep, HandStream, Unstepped
@@ -154,7 +154,7 @@ class TrainingHooks:
         on_step: Callable[[OptimizerStep], None],
         on_error: Callable[[Exception], None],
         optimizers: Iterable[Optimizer] | None = None,
-        upcoming: Callable[[Iterable[int]], None] = lambda _steps: None,
+        upcoming: Callable[[Iterable[int]], None] | None = None,
         chooses: Callable[[int], bool] = lambda _step: True,
         *,
         reduced: bool = False,
@@ -186,7 +186,7 @@ class TrainingHooks:
         #: A closure is evaluated once more within a step: its gradients belong to no step.
         self.repeating = False
         self.evaluation: CodeType | None = None
-        self._only = None if optimizers is None else tuple(optimizers)
+        self._only = None if optimizers is None else {id(optimizer): optimizer for optimizer in optimizers}
         #: finds steps without an optimizer; None once one has stepped
         self._unstepped: Unstepped | None = None
         if self._only is None:
@@ -206,6 +206,7 @@ class TrainingHooks:
         self._samples = Samples(self._guarded)
         self.schedulers = Schedulers()
         self._born = _forks
+        self._launched = launched_place().world_size
         self._watching = False
         self._handles: list[RemovableHandle] = []
         self._patches: list[tuple[object, str, _Function, _Function]] = []
@@ -252,7 +253,7 @@ class TrainingHooks:
             self._micro_batches.wanted = self._chooses(0)
         if not self._reduced or self._micro_batches is not None:
             self._patch_after(torch.optim.Optimizer, "add_param_group", self._watch_group)
-            for optimizer in self._only or ():
+            for optimizer in (self._only or {}).values():
                 self._guarded(self._watch_parameters, optimizer.param_groups)
 
     def adopt(self, earlier: TrainingHooks) -> None:
@@ -345,7 +346,8 @@ class TrainingHooks:
         if self._unstepped is not None:
             self._unstepped.begin(tensors, gradients, inputs)
         self._losses.backward(tensors, gradients)
-        self._samples.backward()
+        if self._samples.waits:
+            self._samples.backward()
         self.clock.backward_begins()
 
     def _watch_scaler_step(self, original: _Function) -> _Function:
@@ -434,7 +436,7 @@ class TrainingHooks:
             self._guarded(self.after, optimizer, stream.number, stream.steps - 1)
 
     def _watches(self, optimizer: object) -> bool:
-        return self._only is None or any(optimizer is one for one in self._only)
+        return self._only is None or id(optimizer) in self._only
 
     def _watch_closure(self, closure: _Function, optimizer: Optimizer) -> _Function:
         taken = False
@@ -535,7 +537,8 @@ class TrainingHooks:
 
     def _consume(self, optimizer: Optimizer) -> None:
         """Mark the gradients as used; the next backward pass starts a new step."""
-        self._local.consume(optimizer)
+        if self._local.watching:
+            self._local.consume(optimizer)
         if self._micro_batches is not None:
             self._micro_batches.consume(optimizer)
 
@@ -557,7 +560,8 @@ class TrainingHooks:
         if self._micro_batches is not None:
             self._micro_batches.wanted = self._local.wanted
         self._samples.stepped(self._local.wanted)
-        self._upcoming(upcoming)
+        if self._upcoming is not None:
+            self._upcoming(upcoming)
 
     def _advance(self, optimizer: Optimizer | Rounds) -> tuple[int, int]:
         """Numbers of the optimizer and of its step; counts the step."""
@@ -616,7 +620,9 @@ class TrainingHooks:
         self, optimizer: Optimizer | Rounds, scale: float
     ) -> Callable[[torch.Tensor], tuple[torch.Tensor | None, str]]:
         """A function that returns a step's gradients; ``scale`` is the extra factor on those of the backward pass."""
-        stage = LOCAL if process_place().world_size == 1 else REDUCED
+        made = torch.distributed.is_available() and torch.distributed.is_initialized()
+        world = torch.distributed.get_world_size() if made else self._launched
+        stage = LOCAL if world == 1 else REDUCED
         if isinstance(optimizer, Rounds):
             return lambda parameter: (optimizer.gradient(parameter), stage)
         if stage == LOCAL or self._reduced:

@@ -158,11 +158,16 @@ class Losses:
         """A backward pass starts. It starts at a loss if it starts at a single number, or at a multiple of one."""
         self.passes += 1
         if self._used:
-            self._all, self._since, self._clipped, self._used = _Sum(), {}, [], False
-            self._sums = [self._all]
+            self._all.total, self._all.count, self._used = 0.0, 0, False
+            if self._since:
+                self._since, self._sums = {}, [self._all]
+            if self._clipped:
+                self._clipped = []
         if gradients is None and isinstance(tensors, torch.Tensor):
+            # The usual case: what happens at every step of a small model has to be quick.
             if tensors.numel() == 1:
-                self._add(self._value(tensors))
+                usual = tensors.is_cpu and self._unscaled is None
+                self._add(tensors.item() if usual else self._value(tensors))
             return
         roots = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
         given = gradients if isinstance(gradients, (tuple, list)) else (gradients,) * len(roots)
@@ -244,9 +249,16 @@ class Samples:
     def stepped(self, wanted: bool) -> None:
         """A step is over; whether the next one is recorded. Its count stays until the next forward or backward pass."""
         self._used = True
+        if not (wanted or self._open):
+            return
         self._wanted += wanted
         self._open = wanted and (self._wanted <= _COUNTED or self._wanted % _COUNTED == 0) and not _has_compiled()
         self._listen(self._open)
+
+    @property
+    def waits(self) -> bool:
+        """Whether :meth:`backward` has something to do."""
+        return self._used or self._open
 
     def backward(self) -> None:
         """A backward pass begins; what a forward pass after it reads are further samples of the same step."""

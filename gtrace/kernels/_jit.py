@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 #: nothing calls kernels from C
 _POLICY: Any = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+#: nor helpers from Python
+_HELPER: Any = {**_POLICY, "no_cpython_wrapper": True}
 
 
 @cache
@@ -67,7 +69,7 @@ class _Library(JITCodeLibrary):
         # registers.
         ll_module.data_layout = self._codegen._data_layout
         for function in ll_module.functions:
-            passes, builder = self._codegen._function_pass_manager(opt=1)
+            passes, builder = self._codegen._function_pass_manager(opt=1)  # type: ignore[no-untyped-call]
             passes.run(function, builder)
 
     def _optimize_final_module(self) -> None:
@@ -79,7 +81,8 @@ class _Library(JITCodeLibrary):
     def get_pointer_to_function(self, name: str) -> int:
         self._ensure_finalized()  # type: ignore[no-untyped-call]
         if self._waits:
-            if name not in (function.name for function in self.get_defined_functions()):
+            functions = self.get_defined_functions()  # type: ignore[no-untyped-call]
+            if name not in (function.name for function in functions):
                 return 0
             self._waits = False
             super()._optimize_final_module()  # type: ignore[no-untyped-call]
@@ -124,9 +127,9 @@ def _dispatcher(function: Any) -> Any:
         return result
 
     compiled._compiler.compile = compile_whole
-    helper: Any = numba.njit(**_POLICY, no_cpython_wrapper=True)(function)
+    helper: Any = numba.njit(**_HELPER)(function)
     compiled.get_overload = helper.get_overload
-    # A constant argument is no type of its own, for which all would be compiled again.
+    # numba would compile a helper again for each constant among its arguments.
     compiled.get_call_template = lambda types, named: helper.get_call_template(tuple(map(unliteral, types)), named)
     return compiled
 

@@ -362,7 +362,7 @@ def _named(
     query = f"SELECT id, {', '.join(names)} FROM {table} ORDER BY id"  # noqa: S608
     found = list(bounded(sql.execute(query), limit))
     for k, name in enumerate(names, 1):
-        wanted = (int if name == "bits" else str, NoneType)
+        wanted = (int | float if name == "bits" else str, NoneType)
         if not all(isinstance(row[k], wanted) for row in found):
             raise ValueError(f"{table} holds a {name} of another type")
         if name in ("text", "codec", "method") and any(row[k] and len(row[k]) > MAX_NAME for row in found):

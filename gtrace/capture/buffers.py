@@ -249,7 +249,7 @@ class BufferPool:
         slab = Slab(block.view(rows, self._elements), self._parts)
         # All views at once: one by one they would cost more than the copies.
         parts = [
-            slab.block[:, part].unflatten(1, shape).unbind() if shape else slab.block[:, part.start].unbind()
+            (slab.block[:, part].view(rows, *shape) if shape else slab.block[:, part.start]).unbind()
             for part, shape in zip(self._parts, self._shapes, strict=True)
         ]
         slab.rows = [

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gtrace.capture.waiting import GRACE, PATIENCE
 
@@ -336,11 +336,11 @@ class AsyncWriter:
         import numpy as np
 
         assert self._trace is not None
-        buffers = [row.buffer for row in run]
+        buffers = [cast("RowBuffer", row.buffer) for row in run]
         for buffer in buffers:
             buffer.wait()
-        slab = run[0].buffer.slab
-        values = slab.values(buffers)
+        slab = buffers[0].slab
+        values: NDArray[Any] = slab.values(buffers)
         if any(row.grad_scale != 1.0 for row in run):
             values = values / np.array([row.grad_scale for row in run], np.float32)[:, None]
         names = {name for row in run for name in row.scalars}

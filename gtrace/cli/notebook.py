@@ -46,7 +46,7 @@ def _run_cell(shell: Any, line: str, cell: str) -> None:
         return  # --help, or a mistake
     path, settings = chosen
     arguments = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
-    block = _told(shell, lambda: capture(path, **arguments))
+    block = _told(shell, lambda: capture(path, **arguments))  # type: ignore[operator]
     with block as session:
         done = shell.run_cell(cell)
         status = "complete" if done.success else "interrupted"

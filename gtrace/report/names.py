@@ -176,7 +176,8 @@ def sparkline(values: Sequence[float], width: int = 12, encoding: str = "utf-8")
     >>> sparkline([1.0, 2.0, float("nan"), 8.0]), sparkline([0.0, 1.0, float("inf")], encoding="ascii")
     ('▁▂ █', '_#!')
     """
-    *blocks, broken = _BLOCKS if literal(_BLOCKS, encoding) == _BLOCKS else _PLAIN_BLOCKS
+    marks = _BLOCKS if literal(_BLOCKS, encoding) == _BLOCKS else _PLAIN_BLOCKS
+    blocks, broken = marks[:-1], marks[-1]
     length = min(len(values), width)
     if not length:
         return ""

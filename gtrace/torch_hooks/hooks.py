@@ -13,7 +13,7 @@ import sys
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch._C._dynamo import eval_frame
@@ -495,10 +495,11 @@ class TrainingHooks:
 
     def _take_own(
         self,
-        optimizer: HandStream | HandedStream,
+        acting: HandStream | HandedStream,
         gradient: Callable[[torch.Tensor], torch.Tensor | None],
         found: HandStep,
     ) -> None:
+        optimizer = cast("Rounds", acting)  # it has parameter groups, and nothing else is asked of it
         stream, step = self._advance(optimizer)
         if self._wants(stream, step):
             self._on_step(

@@ -332,7 +332,7 @@ class Run:
         return seconds
 
     def _hit(self, victim: Process, running: list[Process]) -> None:
-        """What happens to one process or all while they train; takes those away from ``running`` that stand still."""
+        """What happens to one process or all while they train; takes those away from ``running`` that are stopped."""
         if self.way == "kill -9":
             victim.send(signal.SIGKILL)
             self._wait(victim.ended, "survives kill -9")
@@ -423,11 +423,11 @@ class Run:
                 self.faults.append(f"rank {rank}: steps are missing in between")
             return
         own = {part.get("rank", 0): part for part in parts(self.trace)} if self.trace.suffix == ".zarr" else {}
-        told = own.get(rank, trace.attrs).get("capture", {}).get("unwritten", {}).get("0")
+        listed = own.get(rank, trace.attrs).get("capture", {}).get("unwritten", {}).get("0")
         said = self.processes[rank].said
         if self.way == "full disk" and ("could not be written" in said or "nothing was captured" in said):
             return  # not even that had room
-        named = parse_steps(told) if told else None
+        named = parse_steps(listed) if listed else None
         # The step that a signal cuts short may have been written down and not taken.
         for step in sorted(set(range(taken - 1)) - set(steps)):
             if named is None or not named.wants(step, sys.maxsize):

@@ -29,7 +29,7 @@ WARM_UP = 5
 
 
 def mlp():
-    """Two linear layers, 64 to 128 to 10, on batches of 256, SGD with momentum: a step takes less than a millisecond."""
+    """Two linear layers, 64 to 128 to 10, on batches of 256, SGD with momentum: steps below a millisecond."""
     import torch
     from torch import nn
 

@@ -110,7 +110,7 @@ class Row:
         """Whether a later row of the stream can be written with this one."""
         slab = self.buffer.slab
         same = slab is not None and later.buffer.slab is slab and later.slots is self.slots
-        return alike and self.numbers.keys() == later.numbers.keys()
+        return same and self.numbers.keys() == later.numbers.keys()
 
 
 def _wake() -> None:

@@ -1,8 +1,9 @@
 """What capture costs a training run: blocked time, CPU time and wall time against the same run without it.
 
-    python benchmarks/capture_overhead.py [--pairs N] [--scale F] [--json]
+    python benchmarks/capture_overhead.py [--pairs N] [--scale F] [--model NAME] [--json]
 
-Two models: the CNN of ``samples/digits_cnn.py`` and a transformer with 3.7 million parameters. Each is trained with all
+Three models: an MLP with four tensors, the CNN of ``samples/digits_cnn.py`` and a transformer with 3.7 million
+parameters. Each is trained with all
 steps captured, and every tenth one, in a process of its own; there, stretches of some seconds without and with capture
 take turns, so that both see the same machine. Torch computes in one thread. Prints the Markdown table of
 docs/capture-overhead.md, which says what its columns mean. Traces go to a temporary folder, in BENCH_DIR where that is
@@ -23,8 +24,19 @@ import time
 from pathlib import Path
 
 #: model -> steps of a stretch, chosen to take one to some seconds on an idle machine
-STEPS = {"cnn": 300, "transformer": 20}
+STEPS = {"mlp": 600, "cnn": 300, "transformer": 20}
 WARM_UP = 5
+
+
+def mlp():
+    """Two linear layers, 64 to 128 to 10, on batches of 256, SGD with momentum: steps below a millisecond."""
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    inputs, labels = torch.randn(256, 64), torch.randint(10, (256,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return model, optimizer, lambda: nn.functional.cross_entropy(model(inputs), labels)
 
 
 def cnn():
@@ -63,7 +75,7 @@ def transformer():
     return model, optimizer, lambda: torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets)
 
 
-MODELS = {"cnn": cnn, "transformer": transformer}
+MODELS = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
 
 
 def asleep():
@@ -180,9 +192,9 @@ def row(name, steps, every, cores, pairs):
     }
 
 
-def rows(pairs, scale):
+def rows(pairs, scale, models):
     """A line for each model, distance of captured steps and number of cores."""
-    for name, steps in STEPS.items():
+    for name, steps in ((model, STEPS[model]) for model in models):
         for cores in (2, 1):
             if len(os.sched_getaffinity(0)) < cores:
                 continue
@@ -194,6 +206,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=3, help="pairs of stretches for each row (default 3)")
     parser.add_argument("--scale", type=float, default=1.0, help="times as many steps")
+    parser.add_argument("--model", action="append", choices=STEPS, help="only this one; may be repeated")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -206,7 +219,7 @@ def main():
         print(f"{os.cpu_count()} cores, load {load:.1f} at the start, {args.pairs} pairs of stretches per row\n")
         print("| model | parameters | cores | captured steps | step | blocked | asleep | thread | CPU | wall |")
         print("|---|---|---|---|---|---|---|---|---|---|")
-    for line in rows(args.pairs, args.scale):
+    for line in rows(args.pairs, args.scale, args.model or STEPS):
         if args.json:
             print(json.dumps(line), flush=True)
             continue

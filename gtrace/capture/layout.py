@@ -72,7 +72,7 @@ class RowLayout:
         self._names = names
         self._keeps = keeps
         self._queue_bytes = queue_bytes
-        #: the slots of the last row: the same list as long as rows are alike
+        #: the slots of the last row: the same list as long as rows have the same tensors
         self._usual: list[Slot] = []
         #: number of slots, and their bytes
         self._counted = (0, 0)

@@ -109,8 +109,8 @@ class Row:
     def goes_with(self, later: Row) -> bool:
         """Whether a later row of the stream can be written with this one."""
         slab = self.buffer.slab
-        alike = slab is not None and later.buffer.slab is slab and later.slots is self.slots
-        return alike and self.numbers.keys() == later.numbers.keys()
+        same = slab is not None and later.buffer.slab is slab and later.slots is self.slots
+        return same and self.numbers.keys() == later.numbers.keys()
 
 
 def _wake() -> None:

@@ -9,13 +9,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 268,
-    "lines": 70_300,
-    "functions of one statement": 1_096,
+    "files": 291,
+    "lines": 76_600,
+    "functions of one statement": 1_221,
     "of these below 100 lines, codecs and commands aside": 3,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,
-    "imports inside functions": 244,
+    "imports inside functions": 245,
     "cycles inside packages": 0,
     "class names used twice": 0,
     "definitions of encode and decode in codecs": 10,

@@ -419,15 +419,18 @@ class Recorder:
             self._histories[step.stream] = history
         history.note(step.step, step.optimizer.param_groups[0], step.samples, step.tokens)
 
-    @torch.no_grad()
-    def _take(self, step: OptimizerStep) -> None:
-        self._note(step)
+    def _layout_of(self, step: OptimizerStep) -> RowLayout:
         layout = self._layouts.get(step.stream)
         if layout is None:
             layout = self._layouts[step.stream] = self._layout(step.stream)
             # Some programs create an optimizer for each of thousands of tasks.
             weakref.finalize(step.optimizer, layout.release).atexit = False
-        chosen = self._chooses(step.step)
+        return layout
+
+    @torch.no_grad()
+    def _take(self, step: OptimizerStep) -> None:
+        self._note(step)
+        layout, chosen = self._layout_of(step), self._chooses(step.step)
         slots, gradients, parameters = layout.gradients(step) if self._weights and chosen else ([], [], [])
         size = sum(self._cost(gradient.numel()) for gradient in gradients)
         moments = moments_of(step.optimizer, parameters) if self._options.second_moments else []

@@ -41,12 +41,12 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def _run_cell(shell: Any, line: str, cell: str) -> None:
-    chosen = _told(shell, lambda: _read.main(shlex.split(line), prog_name=_read.name, standalone_mode=False))
+    chosen = _reported(shell, lambda: _read.main(shlex.split(line), prog_name=_read.name, standalone_mode=False))
     if not isinstance(chosen, tuple):
         return  # --help, or a mistake
     path, settings = chosen
     arguments = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
-    block = _told(shell, lambda: capture(path, **arguments))  # type: ignore[operator]
+    block = _reported(shell, lambda: capture(path, **arguments))  # type: ignore[operator]
     with block as session:
         done = shell.run_cell(cell)
         status = "complete" if done.success else "interrupted"
@@ -54,7 +54,7 @@ def _run_cell(shell: Any, line: str, cell: str) -> None:
     print_line(f"gtrace: {result_text(session.settle(status), path)}")
 
 
-def _told(shell: Any, function: Callable[[], Any]) -> Any:
+def _reported(shell: Any, function: Callable[[], Any]) -> Any:
     try:
         return function()
     except click.ClickException as error:

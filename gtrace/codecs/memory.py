@@ -70,7 +70,7 @@ class FadingResidual(Residual):
 
     beta: float = parameter(
         0.0,
-        "e <- beta e + (1 - beta) (what was lost): a moving average of errors, as in LoCo",
+        "e <- beta e + (1 - beta) (what was lost): a moving average of errors (LoCo)",
         minimum=0.0,
         maximum=1.0,
     )

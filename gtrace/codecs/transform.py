@@ -1,4 +1,4 @@
-"""The discrete cosine transform as a prefix: any codec on the coefficients of tiles, as in DeMo."""
+"""The discrete cosine transform as a prefix: any codec on the coefficients of tiles, DeMo's for one."""
 
 from __future__ import annotations
 

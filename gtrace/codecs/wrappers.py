@@ -297,7 +297,7 @@ class Coordinates(Wrapper):
 
     @property
     def sends_number(self) -> bool:
-        """Whether a receiver must be told the number."""
+        """Whether a receiver needs the number in the payload."""
         return True
 
     @abstractmethod

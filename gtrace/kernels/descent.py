@@ -510,6 +510,41 @@ def distinct_levels(levels: Floats, mirrored: bool) -> int:
     return count
 
 
+@inline
+def _polish(table: Floats, zeros: float, levels: Floats, mirrored: bool, limit: int, grids: Floats) -> int:
+    """Sweeps of descent until levels settle; how many. Each is recorded in ``grids`` if that is not empty."""
+    before = np.empty(levels.size)
+    for swept in range(limit):
+        _copy(levels, before)
+        sweep(table, zeros, levels, mirrored)
+        if grids.size:
+            _copy(levels, grids[swept])
+        if largest_move(before, levels, mirrored) <= SETTLED:
+            return swept + 1
+    return limit
+
+
+@inline
+def _starts(table: Floats, zeros: float, size: int, counts: Ints, mirrored: bool) -> tuple[Floats, NDArray[np.int32]]:
+    """The candidates, and how the best grids among them came about; empty for a size of 0."""
+    if not size:
+        return np.empty(0), np.empty((0, 0), np.int32)
+    points = candidates(table, size)
+    if mirrored:
+        positive = 0
+        while points[positive] <= 0.0:
+            positive += 1
+        points = points[positive:]
+    areas = np.empty(points.size)
+    k, most = -1, 0
+    for i in range(points.size):
+        k = find_near(table, points[i], k)
+        areas[i] = _area(table, k, points[i], zeros)
+    for c in range(counts.size):
+        most = max(most, counts[c])
+    return points, best_before(points, areas, mirrored, min(most, points.size))
+
+
 @jit
 def fit_sets(
     table: Floats, zeros: float, size: int, counts: Ints, mirrored: bool, limit: int, levels: Floats, grids: Floats
@@ -535,24 +570,7 @@ def fit_sets(
         and from sweeps.
     """
     sizes = counts.copy()
-    points = np.empty(0)
-    came = np.empty((0, 0), np.int32)
-    if size:
-        points = candidates(table, size)
-        if mirrored:
-            positive = 0
-            while points[positive] <= 0.0:
-                positive += 1
-            points = points[positive:]
-        areas = np.empty(points.size)
-        k = -1
-        for i in range(points.size):
-            k = find_near(table, points[i], k)
-            areas[i] = _area(table, k, points[i], zeros)
-        most = 0
-        for c in range(counts.size):
-            most = max(most, counts[c])
-        came = best_before(points, areas, mirrored, min(most, points.size))
+    points, came = _starts(table, zeros, size, counts, mirrored)
     rounds, sweeps = 0, 0
     start = 0
     for c in range(counts.size):
@@ -568,15 +586,7 @@ def fit_sets(
         if record.size:
             _copy(own, record[0])
         done = 1 + _narrow(table, zeros, own, mirrored, most, record[1:])
-        swept, before = 0, np.empty(own.size)
-        for _ in range(min(most, POLISH)):
-            _copy(own, before)
-            sweep(table, zeros, own, mirrored)
-            if record.size:
-                _copy(own, record[done + swept])
-            swept += 1
-            if largest_move(before, own, mirrored) <= SETTLED:
-                break
+        swept = _polish(table, zeros, own, mirrored, min(most, POLISH), record[done:])
         if c == 0:
             rounds, sweeps = done, swept
         sizes[c] = distinct_levels(own, mirrored)

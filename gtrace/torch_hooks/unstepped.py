@@ -145,7 +145,7 @@ class Unstepped:
     A step is over when the next backward pass, or the end, finds other weights; its gradients are those after the last
     backward pass (and ``clip_grad_norm_``) before that. While the weights stay, further backward passes are
     micro-batches of the step if the gradients stay too, and a new beginning if these were cleared. Parameters that did
-    not change are no part of a step, so several models have steps of their own.
+    not change do not belong to a step, so several models have steps of their own.
 
     If an optimizer exists, it may be about to step: an attack on the input, or the inner steps of a meta-learner, may
     come before. The first steps then wait in memory, and are thrown away when an optimizer steps.

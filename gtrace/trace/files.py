@@ -64,7 +64,7 @@ def write_beside(path: str, *parts: bytes | memoryview) -> None:
 
 
 def write_over(path: str, data: bytes) -> None:
-    """Replace the content of a small file where it is, if the disk has room for that: for a disk that is full.
+    """Replace the content of a small file in its place, if the disk has room for that: for a disk that is full.
 
     Raises:
         OSError: there is no file, or no room; it is unchanged.

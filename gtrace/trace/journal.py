@@ -114,7 +114,7 @@ class JournalWriter:
         self._torn = False
 
     def check_place(self) -> None:
-        """See that the trace is where it was; otherwise a deleted file would take the rows, or another trace's.
+        """See that the trace is in its place; otherwise a deleted file would take the rows, or another trace's.
 
         Raises:
             FileNotFoundError: it was deleted, moved or replaced.

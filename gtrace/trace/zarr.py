@@ -214,7 +214,7 @@ class _ArrayFile:
         return TraceError(f"{os.path.join(self.folder, 'zarr.json')}: {why}; damaged or foreign")
 
     def _declared(self, document: dict[str, Any]) -> tuple[list[int], list[int], np.dtype[Any], list[Any]]:
-        """Shape, shape of a chunk or shard, type and codecs, if all else is as in every trace."""
+        """Shape, shape of a chunk or shard, type and codecs, if all else is what every trace has."""
         match document:
             case {
                 "node_type": "array",
@@ -883,7 +883,7 @@ class ZarrSink:
         write_root(self._root, attrs, self.cut(beat))
 
     def check_place(self) -> None:
-        """See that the trace is where it was; FileNotFoundError if it was deleted, moved or replaced."""
+        """See that the trace is in its place; FileNotFoundError if it was deleted, moved or replaced."""
         for stream in self._streams.values():
             stream.check_place()
 

@@ -42,8 +42,8 @@ def lockstep(exchanges: Sequence[Exchanging[T]]) -> tuple[list[T], NDArray[np.in
         exchanges: one for each rank; all yield the same kinds in the same order.
 
     Returns:
-        the result of each, and int64[ranks, ranks], the bytes that each rank (row) sent to each. A mean counts as in a
-        ring: 2 (M - 1) / M of the values go to the next rank.
+        the result of each, and int64[ranks, ranks], the bytes that each rank (row) sent to each. A mean counts like a
+        ring's: 2 (M - 1) / M of the values go to the next rank.
     """
     ranks = len(exchanges)
     results: dict[int, T] = {}

@@ -47,7 +47,7 @@ _SUM_BITS = 16
 
 
 class RankPlace(Protocol):
-    """Where a rank stands among the others."""
+    """A rank among the others."""
 
     @property
     def rank(self) -> int:

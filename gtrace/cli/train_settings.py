@@ -174,8 +174,8 @@ class TrainSettings(RunSettings, CodecChoice):
         only="script",
         advanced=True,
         call=("script",),
-        choices=("allgather", "two-shot"),
-        help="Between the ranks of a SCRIPT: every payload to all, or to the rank that sums a piece up.",
+        metavar="WAY",
+        help="Between the ranks of a SCRIPT: allgather, two-shot, ring, hierarchical:RANKS_OF_A_NODE, shared-scale.",
     )
     levels: str = option(
         "own",

@@ -14,7 +14,7 @@ import click
 from gtrace.cli.completion import complete_codec
 from gtrace.cli.console import echo, plain_table
 from gtrace.cli.options import JSON, PLUGIN, Command, load_plugins, options, pick, print_json
-from gtrace.errors import GtraceError
+from gtrace.errors import GtraceError, printable
 from gtrace.settings import option
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def command(settings: CodecsSettings, name: str | None) -> None:
     load_plugins(settings.plugin)
     if name:
         found = describe(name.rstrip(":"))
-        print_json(found) if settings.as_json else echo(_page(found))
+        print_json(found) if settings.as_json else click.echo(_page(found))
         return
     described = _all()
     print_json(described) if settings.as_json else _list(described)
@@ -208,7 +208,7 @@ def _page(item: dict[str, Any]) -> str:
         "SEE ALSO": text(", ".join(f"gtrace codecs {name}" for name in item["see"])) if item["see"] else [],
         "PAPER": text(item["paper"]),
     }
-    shown = [[click.style(head, bold=True), *lines] for head, lines in sections.items() if lines]
+    shown = [[click.style(head, bold=True), *map(printable, lines)] for head, lines in sections.items() if lines]
     return "\n\n".join("\n".join(lines) for lines in shown)
 
 

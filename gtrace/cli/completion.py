@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import click
 
-#: how a codec's class, and a prefix's in ``wrappers.py``, says its name
-_NAME = re.compile(r'^    name = "([\w-]+)"$', re.MULTILINE)
-_PREFIXES = "wrappers.py"
+#: how a codec's class says its name, after the decorators, by which a prefix differs
+_NAME = re.compile(r'^((?:@[^\n]*\n)+)class (?:(?!^class ).)*?^    name = "([\w-]+)"$', re.MULTILINE | re.DOTALL)
+_PREFIXES = ("@prefix\n", "@register_wrapper\n")
 
 
 def built_in() -> tuple[list[str], list[str]]:
@@ -24,8 +24,8 @@ def built_in() -> tuple[list[str], list[str]]:
     prefixes: list[str] = []
     for file in (resources.files("gtrace") / "codecs").iterdir():
         if file.name.endswith(".py"):
-            found = prefixes if file.name == _PREFIXES else codecs
-            found += _NAME.findall(file.read_text(encoding="utf-8"))
+            for decorators, name in _NAME.findall(file.read_text(encoding="utf-8")):
+                (prefixes if decorators.startswith(_PREFIXES) else codecs).append(name)
     return sorted(codecs), sorted(prefixes)
 
 

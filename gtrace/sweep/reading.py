@@ -397,7 +397,9 @@ def _typed(name: str, values: NDArray[Any] | None, count: int) -> NDArray[Any]:
     if name in KEY:
         return _integers(name, values)
     values = values.astype(np.float64, copy=False)
-    return values if kind == "REAL" or np.isnan(values).any() else _integers(name, values)
+    # Nominal bits are mostly integers; some codecs take others.
+    kept = kind == "REAL" or np.isnan(values).any() or (name == "bits" and (values % 1).any())
+    return values if kept else _integers(name, values)
 
 
 def _integers(name: str, values: NDArray[Any]) -> NDArray[np.int64]:

@@ -125,5 +125,5 @@ def test_after_kill_9_every_committed_step_is_right(suffix, tmp_path):
                 assert np.array_equal(opened.read("0.weight", step), np.repeat(ramp.reshape(rows, 50).sum(axis=0), 3))
         weights = opened.steps("0.weight").tolist()
         assert weights == list(range(len(weights)))
-        assert abs(len(weights) - len(steps)) <= 1
+        assert abs(len(weights) - len(steps)) <= 64  # rows of a second may be written together
         assert opened.status == "interrupted"

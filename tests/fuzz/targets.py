@@ -107,7 +107,7 @@ def _decoder(name: str) -> Target:
 
 def _envelope() -> Target:
     body = b"body" * 5
-    seeds = (seal(body, codec="qsgd", size=9, shared=b"s"), seal(b"", codec="qsgd", size=2**63, shared=b""))
+    seeds = (seal(body, codec="qsgd", size=9, shared=b"s"), seal(b"", codec="qsgd", size=2**36, shared=b""))
     return Target(seeds, lambda data: open_envelope(data, codec="qsgd", size=9, shared=b"s") and None)
 
 

@@ -39,6 +39,10 @@ SPECS = [
 NOT_IN_PARTS = ("topk", "randomk", "terngrad:clip=2.5,bucket_size=256", "fp:nvfp4", "fp:e3m2,block=48")
 
 
+#: codes that are made for all symbols of a tensor
+OWN_CODE = ("int8", "intn", "minmax", "nf4", "fp4", "dynamic8", "uniform8", "quantile8", "eden")
+
+
 def with_buckets(spec):
     """Buckets that divide the chunk, where there are any."""
     item = gtrace.codec(spec)
@@ -77,7 +81,7 @@ def compared(whole, found):
 def test_every_codec_draws_the_same_in_chunks(trace):
     specs = list(map(with_buckets, SPECS))
     split = {spec for spec in specs if draw_obstacle(gtrace.codec(spec), CHUNK) is None}
-    others = ("mcgq", "int8", "minmax", "rotate:qsgd:bucket_size=256")
+    others = ("mcgq", *OWN_CODE, "rotate:qsgd:bucket_size=256")
     whole = {str(gtrace.codec(spec)) for spec in (*NOT_IN_PARTS, *others)}
     assert {spec for spec in specs if not gtrace.codec(spec).stateful} - split == whole
     whole = list(gtrace.run_sweep(trace, sorted(split), jobs=1).rows())

@@ -120,7 +120,8 @@ def test_defaults_hold_what_default_codecs_need():
     needed = {
         item.needs
         for item in expand("all", {"bits": list(range(2, 9))})
-        if gtrace.codecs.expecting(item) and item.needs is not None
+        # luq has one scale for a tensor, so that a sketch of its own would serve nothing else.
+        if gtrace.codecs.expecting(item) and item.needs is not None and item.name != "luq"
     }
     assert needed == set(SketchPlan.parse(DEFAULT_SKETCHES).specs)
 

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,7 +22,12 @@ FORKED = multiprocessing.get_context("fork")
 def apart(function):
     """Call a function in a process without the threads of a test runner; with processes, sweeps have no other."""
     here, there = FORKED.Pipe()
-    process = FORKED.Process(target=lambda: there.send(function()))
+
+    def run():
+        assert len(sys._current_frames()) == 1, threading.enumerate()
+        there.send(function())
+
+    process = FORKED.Process(target=run)
     process.start()
     there.close()
     found = here.recv()

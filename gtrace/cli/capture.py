@@ -35,7 +35,9 @@ class CaptureTarget:
         None, names=("-o", "--output"), help="Trace to write, .zarr or .h5.  [default: SCRIPT.zarr]"
     )
     is_module: bool = option(False, names=("-m",), help="SCRIPT is the name of a module, like python -m.")
-    is_code: bool = option(False, advanced=True, names=("-c",), help="SCRIPT is code, like python -c; the trace is run.zarr.")
+    is_code: bool = option(
+        False, advanced=True, names=("-c",), help="SCRIPT is code, like python -c; the trace is run.zarr."
+    )
     live: bool = option(False, help="Show loss, norm, energy by layer and overhead below the script's output.")
     settings: CaptureSettings = nested(CaptureSettings)
 

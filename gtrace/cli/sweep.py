@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gtrace.codecs.assignment import TableLike
     from gtrace.sweep import SweepResult
     from gtrace.sweep.gradients import Kind
+    from gtrace.training.averages import ExchangePlan
 
 #: numbers of ranks of --exchange
 _RANKS = (8, 64)
@@ -169,6 +170,7 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
     path = settings.output or Path(f"{stem_of(trace)}.sweep.db")
     chosen = _Choice.of(settings)
     codecs = _codecs(settings, chosen)
+    exchanges = _exchanges(settings, codecs)
     globs = None if settings.tensors is None else words(settings.tensors)
     with open_trace(trace) as opened:
         steps = quick_steps(opened, globs, settings.kind) if chosen.few_steps else settings.steps
@@ -191,16 +193,27 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
             work=progress,
             **arguments(settings, "sweep"),
         )
-    if settings.exchange:
+    if exchanges is not None:
         with work_progress("exchanges", quiet=settings.as_json) as progress:
-            result = _exchange(settings, trace, codecs, globs, path, progress)
+            result = _exchange(settings, trace, exchanges, globs, path, progress)
     _show(result.selected, path, settings)
+
+
+def _exchanges(settings: SweepSettings, codecs: list[TableLike]) -> ExchangePlan | None:
+    """What is exchanged, checked before anything is measured; None without ``--exchange``."""
+    if not settings.exchange:
+        return None
+    from gtrace.codecs import Codec
+    from gtrace.training.averages import ExchangePlan
+
+    able = tuple(one for one in codecs if isinstance(one, Codec))
+    return ExchangePlan(able, tuple(words(settings.exchange)), settings.ranks or _RANKS, seed=settings.seed)
 
 
 def _exchange(
     settings: SweepSettings,
     trace: Path | str,
-    codecs: list[TableLike],
+    plan: ExchangePlan,
     globs: list[str] | None,
     path: Path,
     progress: Any,
@@ -208,20 +221,12 @@ def _exchange(
     """Measure exchanges, add them to the results and print them."""
     from rich.console import Console
 
-    from gtrace.codecs import Codec
-    from gtrace.report.analysis.exchanges import exchanges_of
     from gtrace.report.render.text import print_table
-    from gtrace.report.sections.exchanges import exchange_sentence, exchange_table
+    from gtrace.report.sections.exchanges import exchanges_shown
     from gtrace.sweep.store import ResultStore
     from gtrace.trace import open_trace
-    from gtrace.training.averages import ExchangePlan, measure_averages
+    from gtrace.training.averages import measure_averages
 
-    plan = ExchangePlan(
-        tuple(one for one in codecs if isinstance(one, Codec)),
-        tuple(words(settings.exchange or "")),
-        settings.ranks or _RANKS,
-        seed=settings.seed,
-    )
     with open_trace(trace) as opened, ResultStore.reopen(path) as store:
         for row in measure_averages(
             opened, plan, steps=settings.steps, globs=globs, kind=settings.kind, done=store.details(), work=progress
@@ -229,9 +234,8 @@ def _exchange(
             store.add([], details=[row])
     result = ResultStore.load(path)
     if not settings.as_json:
-        print_table(
-            exchange_table(exchanges_of(result)), exchange_sentence(exchanges_of(result)), Console(highlight=False)
-        )
+        table, sentences = exchanges_shown(result)
+        print_table(table, sentences, Console(highlight=False))
     return result
 
 

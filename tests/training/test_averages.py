@@ -92,22 +92,13 @@ def test_what_cannot_be_exchanged(folder, options, message):
 
 def test_a_sweep_keeps_exchanges_and_a_report_shows_them(folder, tmp_path, capsys):
     path = tmp_path / "out.db"
-    command = [
-        "sweep",
-        str(folder / "noisy.zarr"),
-        "--methods",
-        "fp:mxfp8,alq",
-        "--bits",
-        "3",
-        "-o",
-        str(path),
-        "--json",
-    ]
+    command = ["sweep", str(folder / "noisy.zarr"), "--methods", "fp:mxfp8,alq", "--bits", "3"]
     exchange = ["--exchange", "allgather,ring,shared-scale", "--ranks", "32"]
     for _ in range(2):
         with pytest.raises(SystemExit) as end:
             main([*command, *exchange, "-o", str(path)])
         assert end.value.code == 0
+        assert "Where sums happen" in capsys.readouterr().out
     found = exchanges_of(ResultStore.load(path))
     assert [(one.codec, one.exchange) for one in found] == [
         ("alq:bits=3", "allgather"),
@@ -119,6 +110,10 @@ def test_a_sweep_keeps_exchanges_and_a_report_shows_them(folder, tmp_path, capsy
     assert said.startswith(("Between 32 ranks fp:mxfp8 loses", "Between 32 ranks alq:bits=3 loses"))
     table = exchange_table(found)
     assert [column.heading for column in table.columns] == ["codec", "ranks", "allgather", "ring"]
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--exchange", "tree", "-o", str(tmp_path / "other.db")])
+    assert end.value.code == 2
+    assert not (tmp_path / "other.db").exists()
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(["report", str(path), "--full"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gtrace.report.analysis.exchanges import exchanges_of
 from gtrace.report.names import count, number
 from gtrace.report.section import NOTHING, Cell, Column, Table
 
@@ -11,10 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gtrace.report.analysis.exchanges import ExchangeError
+    from gtrace.sweep import SweepResult
 
 #: ways in the order of their error
 _ORDER = ("allgather", "shared-scale", "two-shot", "hierarchical", "ring")
 _MANY = 10.0
+
+
+def exchanges_shown(result: SweepResult) -> tuple[Table, list[str]]:
+    """The table of a sweep's exchanges, and what it says."""
+    found = exchanges_of(result)
+    return exchange_table(found), exchange_sentence(found)
 
 
 def exchange_sentence(found: Sequence[ExchangeError]) -> list[str]:

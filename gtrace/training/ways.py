@@ -73,8 +73,22 @@ def all_gather(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Valu
 
 def two_shot(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
     """Each rank sums up a piece of every tensor and sends the average on. Arguments are those of `all_gather`."""
+    averages, pieces, parts, targets = cut_up(whole, values, codecs.place.size)
+    sums = yield from first_shot(codecs, pieces, parts, step)
+    yield from _send_on(codecs, pieces, sums, targets, step)
+    return averages
+
+
+def first_shot(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Values], step: int) -> Averaging:
+    """Send every piece to its owner; returns the averages of this rank's own pieces, in order.
+
+    Args:
+        codecs: this rank's.
+        pieces: pieces of tensors.
+        parts: the values of each to send.
+        step: number of the step.
+    """
     rank, size = codecs.place.rank, codecs.place.size
-    averages, pieces, parts, targets = cut_up(whole, values, size)
     messages = yield from codecs.encode(pieces, parts, "up", step)
     # Nobody sends a rank its own pieces back, but its memory needs the decoded values.
     codecs.settle(pieces, parts, codecs.decode(pieces, messages, "up", rank), "up")
@@ -82,9 +96,7 @@ def two_shot(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values
     frames = yield [pack([messages[k] for k in chosen]) for chosen in owned]
     mine = [pieces[k] for k in owned[rank]]
     gathered = [codecs.decode(mine, unpack(frame, len(mine)), "up", one) for one, frame in enumerate(frames)]
-    sums = [piece.mean(arrived) for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True)]
-    yield from _send_on(codecs, pieces, sums, targets, step)
-    return averages
+    return [piece.mean(arrived) for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True)]
 
 
 def _send_on(

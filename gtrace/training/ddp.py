@@ -33,7 +33,7 @@ from gtrace.training.exchange import NONFINITE, Nonfinite, Tally, without_nonfin
 from gtrace.training.frames import NOT_FINITE
 from gtrace.training.fsdp import ShardedGroup, groups_in, meeting
 from gtrace.training.ranks import Piece, RankCodecs
-from gtrace.training.ways import all_reduce, first_shot, way
+from gtrace.training.ways import all_reduce, way
 from gtrace.training.wire import Collectives
 
 if TYPE_CHECKING:
@@ -330,7 +330,8 @@ class RankExchange:
         """
         codecs, pieces = self._codecs, _placed(pieces, values)
         with self._counted(codecs):
-            averages = self._wire.run(first_shot(codecs, pieces, self._sendable(codecs, pieces, values), self.steps))
+            sent = self._sendable(codecs, pieces, values)
+            averages = self._wire.run(way(self.options.exchange)(codecs, pieces, sent, self.steps, scattered=True))
         codecs.tally.float32_bits += 32 * sum(map(len, values))
         if self._compares and self._between is None:
             self._compare(values, averages, [piece.owner == self._wire.rank for piece in pieces])

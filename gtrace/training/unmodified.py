@@ -87,7 +87,9 @@ class ScriptTraining:
         self._arrived: dict[int, Tally] = {}
         self._step: OptimizerStep | None = None
         self._pending = Tally()
+        #: of the step whose record comes next, and of the one that the optimizer has not begun
         self._comparison: AllReduceComparison | None = None
+        self._compared: AllReduceComparison | None = None
         self._cpu = 0.0
 
     def start(self) -> None:
@@ -187,7 +189,7 @@ class ScriptTraining:
             self._wrapped[parameter] = state
         self._arrived.setdefault(id(state), Tally()).add(state.last)
         if state.comparison is not None:
-            self._comparison = state.comparison
+            self._compared = state.comparison
             self.summary.comparisons.append(state.comparison)
 
     @never_compiled
@@ -214,6 +216,7 @@ class ScriptTraining:
             state = self._wrapped.get(parameter)
             if state is not None:
                 self._pending.add(self._arrived.pop(id(state), Tally()))
+                self._comparison, self._compared = self._compared or self._comparison, None
                 self.summary.exchanged = True
             elif is_dense(parameter):
                 ours[self._names[parameter]] = parameter

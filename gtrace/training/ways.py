@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     #: an exchange whose result is float32[n] of each tensor
     Averaging: TypeAlias = Exchanging[list[Vector]]
+    #: pieces, their values and the step -> averages of some of them
+    Half: TypeAlias = Callable[[RankCodecs, Sequence[Piece], Any, int], Averaging]
 
 #: bits of a sum of codes at most
 _SUM_BITS = 16
@@ -45,7 +47,15 @@ _SUM_BITS = 16
 class Way(Protocol):
     """A way of averaging."""
 
-    def __call__(self, codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+    def __call__(
+        self,
+        codecs: RankCodecs,
+        whole: Sequence[Piece],
+        values: Sequence[Values],
+        step: int,
+        *,
+        scattered: bool = False,
+    ) -> Averaging:
         """The averages of tensors.
 
         Args:
@@ -53,17 +63,16 @@ class Way(Protocol):
             whole: the tensors.
             values: the values of each to send.
             step: number of the step.
+            scattered: the tensors are pieces with owners, and each owner gets the averages of its own, in order.
         """
 
 
-def all_gather(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
-    """Send every rank's payloads to all; returns the averages.
-
-    Args:
-        whole: the tensors.
-        values: the values of each to send.
-        step: number of the step.
-    """
+def all_gather(
+    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, scattered: bool = False
+) -> Averaging:
+    """Send every rank's payloads to all, or to the owner; returns the averages. Arguments are those of `Way`."""
+    if scattered:
+        return (yield from _first_shot(codecs, whole, values, step))
     messages = yield from codecs.encode(whole, values, "up", step)
     frames = yield [pack(messages)] * codecs.place.size
     gathered = [codecs.decode(whole, unpack(frame, len(whole)), "up", rank) for rank, frame in enumerate(frames)]
@@ -71,23 +80,29 @@ def all_gather(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Valu
     return [piece.mean(arrived) for piece, arrived in zip(whole, zip(*gathered, strict=True), strict=True)]
 
 
-def two_shot(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
-    """Each rank sums up a piece of every tensor and sends the average on. Arguments are those of `all_gather`."""
+def two_shot(
+    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, scattered: bool = False
+) -> Averaging:
+    """Each rank sums up a piece of every tensor and sends the average on. Arguments are those of `Way`."""
+    return (yield from _form(_first_shot, scattered)(codecs, whole, values, step))
+
+
+def _form(half: Half, scattered: bool) -> Half:
+    """Averages of pieces at their owners, or of whole tensors: cut into pieces that their owners then send on."""
+    return half if scattered else functools.partial(_cut_and_sent_on, half=half)
+
+
+def _cut_and_sent_on(
+    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Any], step: int, *, half: Half
+) -> Averaging:
     averages, pieces, parts, targets = cut_up(whole, values, codecs.place.size)
-    sums = yield from first_shot(codecs, pieces, parts, step)
-    yield from _send_on(codecs, pieces, sums, targets, step)
+    means = yield from half(codecs, pieces, parts, step)
+    yield from _send_on(codecs, pieces, means, targets, step)
     return averages
 
 
-def first_shot(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Values], step: int) -> Averaging:
-    """Send every piece to its owner; returns the averages of this rank's own pieces, in order.
-
-    Args:
-        codecs: this rank's.
-        pieces: pieces of tensors.
-        parts: the values of each to send.
-        step: number of the step.
-    """
+def _first_shot(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Values], step: int) -> Averaging:
+    """Send every piece to its owner; returns the averages of this rank's own pieces, in order."""
     rank, size = codecs.place.rank, codecs.place.size
     messages = yield from codecs.encode(pieces, parts, "up", step)
     # Nobody sends a rank its own pieces back, but its memory needs the decoded values.
@@ -118,25 +133,33 @@ def _send_on(
             codecs.settle(mine, finite, final, "down")
 
 
-def ring(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+def ring(
+    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, scattered: bool = False
+) -> Averaging:
     """A ring all-reduce: each piece's partial sum goes from rank to rank, encoded again each time.
 
     The last rank on a piece's way sends the average to all. Tensors that a rank cannot send are all-gathered.
-    Arguments are those of `all_gather`.
+    Arguments are those of `Way`.
     """
-    return (yield from _among_complete(codecs, _ring, whole, values, step))
+    return (yield from _among_complete(codecs, _form(_ring, scattered), whole, values, step, scattered))
 
 
 def hierarchical(
-    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, node: int
+    codecs: RankCodecs,
+    whole: Sequence[Piece],
+    values: Sequence[Values],
+    step: int,
+    *,
+    node: int,
+    scattered: bool = False,
 ) -> Averaging:
     """Ranks of a node average pieces among themselves, then nodes among each other, then all get all averages.
 
-    Each value is encoded three times (ZeRO++'s qgZ, Wang et al. 2023, with an all-gather behind it). Tensors that a
+    Each value is encoded three times; scattered, it is encoded twice (ZeRO++'s qgZ, Wang et al. 2023). Tensors that a
     rank cannot send are all-gathered.
 
     Args:
-        whole, values, step: as for `all_gather`.
+        codecs, whole, values, step, scattered: as for `Way`.
         node: ranks of a node, which follow each other.
 
     Raises:
@@ -144,15 +167,17 @@ def hierarchical(
     """
     if codecs.place.size % node:
         raise UsageError(f"hierarchical:{node}: {codecs.place.size} ranks are not whole nodes of {node}")
-    way = functools.partial(_hierarchical, node=node)
-    return (yield from _among_complete(codecs, way, whole, values, step))
+    half = functools.partial(_hierarchical, node=node)
+    return (yield from _among_complete(codecs, _form(half, scattered), whole, values, step, scattered))
 
 
-def shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+def shared_scale(
+    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, scattered: bool = False
+) -> Averaging:
     """All ranks take the largest norm of each bucket, so that codes add without decoding.
 
     As THC (Li et al. 2024): each rank sends a piece's codes to its owner, who sends their sum to all; both at fixed
-    width. Tensors that a rank cannot send are all-gathered. Arguments are those of `all_gather`.
+    width. Tensors that a rank cannot send are all-gathered. Arguments are those of `Way`.
 
     Raises:
         UsageError: a codec without equal steps and a norm for each bucket.
@@ -162,33 +187,28 @@ def shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Va
         adds = isinstance(parts.grid, EqualSteps) and parts.grid.zero and parts.scale.checks
         if not adds or parts.scale.quantized(piece.size) < piece.size:
             raise UsageError(f"shared-scale: {piece.codec} has no codes that add up; take qsgd or qsgdinf")
-    return (yield from _among_complete(codecs, _shared_scale, whole, values, step))
+    way = _shared_scale_means if scattered else _shared_scale
+    return (yield from _among_complete(codecs, way, whole, values, step, scattered))
 
 
 def _among_complete(
-    codecs: RankCodecs,
-    way: Callable[[RankCodecs, Sequence[Piece], Any, int], Averaging],
-    whole: Sequence[Piece],
-    values: Sequence[Values],
-    step: int,
+    codecs: RankCodecs, way: Half, whole: Sequence[Piece], values: Sequence[Values], step: int, scattered: bool
 ) -> Averaging:
-    """Tensors that all ranks can send go one way; the others are all-gathered."""
+    """Tensors that all ranks can send go one way; the others are all-gathered, or go to their owners."""
     averages: dict[int, Vector] = {}
     seen = yield from codecs.seen(values)
     complete = [k for k, flags in enumerate(seen) if all(flag == 1 for flag in flags)]
     rest = [k for k in range(len(whole)) if k not in complete]
-    if complete:
-        found = yield from way(codecs, [whole[k] for k in complete], [values[k] for k in complete], step)
-        averages.update(zip(complete, found, strict=True))
-    if rest:
-        found = yield from all_gather(codecs, [whole[k] for k in rest], [values[k] for k in rest], step)
-        averages.update(zip(rest, found, strict=True))
-    return [averages[k] for k in range(len(whole))]
+    for among, one in ((complete, way), (rest, functools.partial(all_gather, scattered=scattered))):
+        if among:
+            found = yield from one(codecs, [whole[k] for k in among], [values[k] for k in among], step)
+            kept = [k for k in among if not scattered or whole[k].owner == codecs.place.rank]
+            averages.update(zip(kept, found, strict=True))
+    return [averages[k] for k in sorted(averages)]
 
 
-def _ring(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], step: int) -> Averaging:
+def _ring(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int) -> Averaging:
     rank, size = codecs.place.rank, codecs.place.size
-    averages, pieces, parts, targets = cut_up(whole, values, size)
     sums = list(parts)
     for hop in range(size - 1):
         # The way of a piece ends at its owner, and begins at the rank after it.
@@ -205,16 +225,13 @@ def _ring(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], 
         arrived = codecs.decode(incoming, unpack(frames[before], len(incoming)), "up", before)
         for k, decoded in zip(coming, arrived, strict=True):
             sums[k] = sums[k] + decoded
-    mine = [k for k, piece in enumerate(pieces) if piece.owner == rank]
-    yield from _send_on(codecs, pieces, [sums[k] / np.float32(size) for k in mine], targets, step)
-    return averages
+    return [total / np.float32(size) for total, piece in zip(sums, pieces, strict=True) if piece.owner == rank]
 
 
 def _hierarchical(
-    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], step: int, *, node: int
+    codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int, *, node: int
 ) -> Averaging:
     rank, size = codecs.place.rank, codecs.place.size
-    averages, pieces, parts, targets = cut_up(whole, values, size)
     messages = yield from codecs.encode(pieces, parts, "up", step)
     codecs.settle(pieces, parts, codecs.decode(pieces, messages, "up", rank), "up")
     beside = range(rank - rank % node, rank - rank % node + node)
@@ -231,14 +248,14 @@ def _hierarchical(
     final = [nodes[k] for k in own[rank]]
     across = range(rank % node, size, node)
     gathered = [codecs.decode(final, unpack(frames[one], len(final)), "up", one) for one in across]
-    means = [piece.mean(arrived) for piece, arrived in zip(final, zip(*gathered, strict=True), strict=True)]
-    yield from _send_on(codecs, pieces, means, targets, step)
-    return averages
+    return [piece.mean(arrived) for piece, arrived in zip(final, zip(*gathered, strict=True), strict=True)]
 
 
-def _shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], step: int) -> Averaging:
-    rank, size = codecs.place.rank, codecs.place.size
-    averages, pieces, parts, targets = cut_up(whole, values, size)
+def _sums_of_codes(
+    codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int
+) -> Exchanging[tuple[list[NDArray[np.int64]], list[Parts], list[NDArray[np.float32]]]]:
+    """The sums of codes of this rank's own pieces; every piece's parts and scales."""
+    size = codecs.place.size
     arrays = [vectors.on_host(part) for part in parts]
     each = [cast("Composed", piece.codec).parts for piece in pieces]
     norms = [one.scale.measure(array, State(array.size)) for one, array in zip(each, arrays, strict=True)]
@@ -255,12 +272,30 @@ def _shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[V
         codecs.tally.payload_bits += 8 * (len(packed[-1]) + scale.nbytes)
     owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
     frames = yield [join([packed[k] for k in chosen]) for chosen in owned]
-    mine = owned[rank]
+    mine = owned[codecs.place.rank]
     sums = [np.zeros(pieces[k].size, np.int64) for k in mine]
     for frame in frames:
         for total, k, data in zip(sums, mine, split(frame, len(mine)), strict=True):
             alphabet = each[k].grid.alphabet(State(0))
             total += unpack_fixed(data, total.size, width_for(alphabet), alphabet)
+    return sums, each, scales
+
+
+def _shared_scale_means(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int) -> Averaging:
+    sums, each, scales = yield from _sums_of_codes(codecs, pieces, parts, step)
+    mine = [k for k, piece in enumerate(pieces) if piece.owner == codecs.place.rank]
+    return [
+        vectors.placed(_added(each[k], total, codecs.place.size, scales[k]), pieces[k].device)
+        for k, total in zip(mine, sums, strict=True)
+    ]
+
+
+def _shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], step: int) -> Averaging:
+    size = codecs.place.size
+    averages, pieces, parts, targets = cut_up(whole, values, size)
+    sums, each, scales = yield from _sums_of_codes(codecs, pieces, parts, step)
+    owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
+    mine = owned[codecs.place.rank]
     onward = [pack_fixed(total.astype(np.uint16), _wide(each[k], size)) for total, k in zip(sums, mine, strict=True)]
     codecs.tally.down_bits += 8 * sum(map(len, onward))
     frames = yield [join(onward)] * size
@@ -273,7 +308,7 @@ def _shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[V
 
 
 def all_reduce(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
-    """Tensors of linear codecs, by all-reduces of their messages. Arguments are those of `all_gather`.
+    """Tensors of linear codecs, by all-reduces of their messages. Arguments are those of `Way`.
 
     A tensor that one rank cannot send is sent uncompressed by the others, and no memory changes.
 

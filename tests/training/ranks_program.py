@@ -43,7 +43,7 @@ class Counted:
 
     def __enter__(self) -> Self:
         def counted(out: torch.Tensor, given: torch.Tensor, outs: Any = None, ins: Any = None, **kwargs: Any) -> Any:
-            rank, world = dist.get_rank(), dist.get_world_size()
+            rank, world = dist.get_rank(kwargs["group"]), dist.get_world_size(kwargs["group"])
             own = ins[rank] if ins is not None else given.numel() // world
             self.bytes += (given.numel() - own) * given.element_size()
             return self._original(out, given, outs, ins, **kwargs)
@@ -79,7 +79,7 @@ class Training:
 
     def __init__(self, spec: str | gtrace.training.State = "", **options: Any) -> None:
         self.model = model()
-        self.wrapped = DistributedDataParallel(self.model, bucket_cap_mb=0.004)
+        self.wrapped = self.wrap(self.model)
         self.state = spec
         if isinstance(spec, str):
             self.state = gtrace.training.State(spec or "none", model=self.model, **options)
@@ -87,6 +87,9 @@ class Training:
             self.wrapped.register_comm_hook(self.state, gtrace.training.ddp_comm_hook)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self._seen: list[str] = []
+
+    def wrap(self, inner: nn.Module) -> DistributedDataParallel:
+        return DistributedDataParallel(inner, bucket_cap_mb=0.004)
 
     def step(self, number: int, poison: bool = False) -> list[torch.Tensor]:
         random = torch.Generator().manual_seed(1000 * number + dist.get_rank())

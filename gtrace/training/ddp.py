@@ -414,7 +414,14 @@ class RankExchange:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: without the parts that belong to one process."""
-        ours = {"on_step": None, "_names": {}, "_named": [], "_namer": Names(), "_models": [], "_sharded": []}
+        ours: dict[str, Any] = {
+            "on_step": None,
+            "_names": {},
+            "_named": [],
+            "_namer": Names(),
+            "_models": [],
+            "_sharded": [],
+        }
         return {**vars(self), **ours}
 
     def _connect(self, group: dist.ProcessGroup | None, replicas: dist.ProcessGroup | None = None) -> None:

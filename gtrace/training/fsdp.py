@@ -1,4 +1,4 @@
-"""Gradients of ``fully_shard`` (FSDP2) through codecs, in place of its reduce-scatter and of HSDP's all-reduce.
+"""Gradients of ``fully_shard`` (FSDP2) through codecs, instead of its reduce-scatter and of HSDP's all-reduce.
 
 torch hands over one buffer for each group of parameters. It has a block for each rank, with that rank's chunk of every
 gradient, padded to equal length. Each chunk is a piece with a codec state of its own; its owner averages it.
@@ -7,6 +7,7 @@ gradient, padded to equal length. Each chunk is a piece with a codec state of it
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
+class ShardedGradient:
     """How a gradient is cut: along one dimension into equal chunks, of which the last ones may be shorter or empty.
 
     Attributes:
@@ -118,7 +119,7 @@ class ShardedGroup:
 
     def __init__(self, group: Any, exchange: ChunkExchange) -> None:
         self._group, self._exchange = group, exchange
-        self._known: list[Chunks] = []
+        self._known: list[ShardedGradient] = []
         #: what waits while a program accumulates gradients without its replicas
         self._partial: torch.Tensor | None = None
         self._replicas = 1
@@ -170,7 +171,7 @@ class ShardedGroup:
                 "call set_reduce_scatter_unused_params(True) on their module"
             )
         output_tensor.zero_()
-        each = list(zip(chunks, blocks.split(widths, 1), output_tensor.split(widths), strict=True))
+        each = list(zip(chunks, torch.split(blocks, widths, 1), torch.split(output_tensor, widths), strict=True))
         self._average_whole([one for one in each if one[0].codec.linear])
         self._average_chunks([one for one in each if not one[0].codec.linear])
         if op == dist.ReduceOp.SUM:
@@ -178,7 +179,7 @@ class ShardedGroup:
         elif op != dist.ReduceOp.AVG:
             output_tensor.mul_(group.size() / self._group.gradient_divide_factor)
 
-    def _average_whole(self, each: Sequence[tuple[Chunks, torch.Tensor, torch.Tensor]]) -> None:
+    def _average_whole(self, each: Sequence[tuple[ShardedGradient, torch.Tensor, torch.Tensor]]) -> None:
         """Factors of a matrix are those of the whole one."""
         if each:
             names, shapes = [one.name for one, _, _ in each], [one.shape for one, _, _ in each]
@@ -187,7 +188,7 @@ class ShardedGroup:
             for (one, _, target), mean in zip(each, means, strict=True):
                 target[: one.size(one.own)] = one.cut(torch.as_tensor(mean))
 
-    def _average_chunks(self, each: Sequence[tuple[Chunks, torch.Tensor, torch.Tensor]]) -> None:
+    def _average_chunks(self, each: Sequence[tuple[ShardedGradient, torch.Tensor, torch.Tensor]]) -> None:
         items = [(piece, part, target) for one, part, target in each for piece in one.pieces()]
         if items:
             pieces = [piece for piece, _, _ in items]
@@ -211,7 +212,7 @@ class ShardedGroup:
             self._partial = reduced.clone()
             reduced.zero_()
             return
-        parts = reduced.split([one.padded for one in self._known])
+        parts = torch.split(reduced, [one.padded for one in self._known])
         pieces, targets = [], []
         for one, part, sharded in zip(self._known, parts, self._trained(), strict=True):
             for piece in one.pieces():
@@ -229,14 +230,14 @@ class ShardedGroup:
     def _trained(self) -> list[Any]:
         return [one for one in self._group.fsdp_params if one.sharded_param.requires_grad]
 
-    def _chunks(self, ranks: dist.ProcessGroup) -> list[Chunks]:
+    def _chunks(self, ranks: dist.ProcessGroup) -> list[ShardedGradient]:
         """Those of a step in which every parameter has a gradient; a program may freeze some between steps."""
         trained = self._trained()
         if len(trained) != len(self._known):
             # Gathered parameters take the place of sharded ones in their modules.
             held = [getattr(one._module_info.module, one._module_info.param_name) for one in trained]
             self._known = [
-                Chunks(
+                ShardedGradient(
                     name,
                     self._exchange.rules.choose(name, one._orig_size.numel()),
                     tuple(one._orig_size),
@@ -263,7 +264,8 @@ def groups_in(model: nn.Module) -> Iterator[Any]:
     """
     for module in model.modules():
         if hasattr(module, "set_custom_reduce_scatter"):
-            state: Any = module._get_fsdp_state()
+            sharded: Any = module
+            state = sharded._get_fsdp_state()
             if not hasattr(state, "_fsdp_param_groups"):
                 raise UsageError(f"fully_shard: torch {torch.__version__} is too old; codecs need 2.13")
             yield from state._fsdp_param_groups
@@ -271,9 +273,8 @@ def groups_in(model: nn.Module) -> Iterator[Any]:
 
 def _leave_replicas_out(group: Any) -> None:
     """Keep torch from averaging among replicas: its hook runs after that average, unless it knows of no replicas."""
-    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
-
     before = group.mesh_info
-    group.mesh_info = FSDPMeshInfo(before.mesh, before.shard_mesh_dim, before.replicate_mesh_dim)
+    kind = sys.modules[type(before).__module__].FSDPMeshInfo
+    group.mesh_info = kind(before.mesh, before.shard_mesh_dim, before.replicate_mesh_dim)
     if group.post_forward_mesh_info == before:
         group.post_forward_mesh_info = group.mesh_info

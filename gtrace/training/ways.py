@@ -209,7 +209,7 @@ def _among_complete(
 
 def _ring(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int) -> Averaging:
     rank, size = codecs.place.rank, codecs.place.size
-    sums = list(parts)
+    sums: list[Any] = list(parts)
     for hop in range(size - 1):
         # The way of a piece ends at its owner, and begins at the rank after it.
         leaving = [k for k, piece in enumerate(pieces) if piece.owner == (rank - 1 - hop) % size]

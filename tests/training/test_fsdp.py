@@ -10,7 +10,7 @@ import torch
 
 import gtrace
 from gtrace.errors import UsageError
-from gtrace.training.fsdp import Chunks
+from gtrace.training.fsdp import ShardedGradient
 
 PROGRAM = Path(__file__).with_name("fsdp_program.py")
 ELEMENTS = 24 * 60 + 60 + 60 * 6 + 6
@@ -100,7 +100,7 @@ def test_compiled_models_train_as_others(reports):
 )
 def test_chunks_of_a_buffer_are_the_rows_that_torch_gives_each_rank(shape, dim, ranks, sizes):
     whole = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
-    each = [Chunks("w", gtrace.codec("none"), shape, dim, ranks, rank) for rank in range(ranks)]
+    each = [ShardedGradient("w", gtrace.codec("none"), shape, dim, ranks, rank) for rank in range(ranks)]
     wanted = [part.reshape(-1) for part in whole.chunk(ranks, dim)]
     wanted += [torch.zeros(0)] * (ranks - len(wanted))
     blocks = torch.stack([torch.nn.functional.pad(part, (0, each[0].padded - len(part))) for part in wanted])

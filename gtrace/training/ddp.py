@@ -244,10 +244,12 @@ class RankExchange:
         """This rank's parts of the parameters that ``fully_shard`` gathers and this state averages."""
         return [parameter for group in self._sharded for parameter in group.parameters]
 
-    def names_of(self, parameters: Sequence[torch.Tensor]) -> list[str]:
-        """Names of parameters, by their places in the models."""
-        found = self._namer.of([{"params": list(parameters)}], self._models)
-        return [found[id(parameter)].name for parameter in parameters]
+    def name_groups(self) -> None:
+        """Name the parameters of all groups, by their places in the models."""
+        held = [(group, group.held) for group in self._sharded]
+        found = self._namer.of([{"params": [one for _, some in held for one in some]}], self._models)
+        for group, some in held:
+            group.names = [found[id(one)].name for one in some]
 
     def exchange_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Handle a bucket in the communication hook: returns its buffer, with averages instead of gradients."""
@@ -401,7 +403,7 @@ class RankExchange:
         """
         if self._key() not in saved:
             theirs = ", ".join(map(str, saved))
-            raise UsageError(f"state: saved by {theirs}, and this is {self._key()}; resume with as many ranks")
+            raise UsageError(f"state: saved by {theirs}, and this is {self._key()}")
         (found,) = saved[self._key()]
         if found["format"] != FORMAT:
             raise UsageError(f"state: its format is {found['format']}, and this gtrace reads {FORMAT}")
@@ -447,8 +449,9 @@ class RankExchange:
         return bool(self.options.compare_every) and self.steps % self.options.compare_every == 0
 
     def _name(self, parameters: Sequence[torch.Tensor]) -> None:
+        found = self._namer.of([{"params": list(parameters)}], self._models)
         self._named += parameters
-        self._names.update(zip(map(id, parameters), self.names_of(parameters), strict=True))
+        self._names.update({key: entry.name for key, entry in found.items()})
 
     @contextlib.contextmanager
     def _counted(self, codecs: RankCodecs) -> Iterator[None]:
@@ -487,7 +490,8 @@ class RankExchange:
 
     @staticmethod
     def _key() -> str:
-        return f"rank {dist.get_rank()} of {dist.get_world_size()}"
+        # A checkpoint without it is refused by torch, which names it.
+        return f"rank {dist.get_rank()} of {dist.get_world_size()} (resume with as many ranks)"
 
     def _settings(self) -> dict[str, Any]:
         options = self.options

@@ -102,8 +102,8 @@ class ChunkExchange(Protocol):
     def average_replicas(self, pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Vector]:
         """The average of each piece among the ranks that own it."""
 
-    def names_of(self, parameters: Sequence[torch.Tensor]) -> list[str]:
-        """Their names."""
+    def name_groups(self) -> None:
+        """Set the ``names`` of all groups."""
 
     def end_with_backward(self) -> None:
         """End the step when this backward pass ends."""
@@ -115,10 +115,14 @@ class ShardedGroup:
     Args:
         group: torch's group of parameters that are gathered and reduced together.
         exchange: the codecs.
+
+    Attributes:
+        names: names of its parameters; empty before the first step.
     """
 
     def __init__(self, group: Any, exchange: ChunkExchange) -> None:
         self._group, self._exchange = group, exchange
+        self.names: list[str] = []
         self._known: list[ShardedGradient] = []
         #: what waits while a program accumulates gradients without its replicas
         self._partial: torch.Tensor | None = None
@@ -134,6 +138,12 @@ class ShardedGroup:
     def parameters(self) -> list[torch.Tensor]:
         """This rank's parts of the parameters, which an optimizer updates."""
         return [one.sharded_param for one in self._group.fsdp_params]
+
+    @property
+    def held(self) -> list[torch.Tensor]:
+        """The same parameters as their modules hold them now, which may be gathered."""
+        infos = [one._module_info for one in self._group.fsdp_params]
+        return [getattr(info.module, info.param_name) for info in infos]
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for a buffer; torch calls this."""
@@ -234,18 +244,19 @@ class ShardedGroup:
         """Those of a step in which every parameter has a gradient; a program may freeze some between steps."""
         trained = self._trained()
         if len(trained) != len(self._known):
-            # Gathered parameters take the place of sharded ones in their modules.
-            held = [getattr(one._module_info.module, one._module_info.param_name) for one in trained]
+            if not self.names:
+                self._exchange.name_groups()
+            names = dict(zip(map(id, self._group.fsdp_params), self.names, strict=True))
             self._known = [
                 ShardedGradient(
-                    name,
-                    self._exchange.rules.choose(name, one._orig_size.numel()),
+                    names[id(one)],
+                    self._exchange.rules.choose(names[id(one)], one._orig_size.numel()),
                     tuple(one._orig_size),
                     one.fsdp_placement.dim,
                     ranks.size(),
                     ranks.rank(),
                 )
-                for name, one in zip(self._exchange.names_of(held), trained, strict=True)
+                for one in trained
             ]
         return self._known
 

@@ -55,6 +55,8 @@ def write_beside(path: str, *parts: bytes | memoryview) -> None:
     to the disk: this protects against the death of the process, not of the machine.
     """
     beside = path + _PARTIAL
+    # A new file: in a folder that others may write to, a link of this name could lead anywhere.
+    Path(beside).unlink(missing_ok=True)
     write_file(beside, *parts)
     try:
         os.replace(beside, path)

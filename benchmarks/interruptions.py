@@ -475,6 +475,7 @@ class Run:
         """Look at codes, words and the trace; steps in the trace, and steps that were taken."""
         from gtrace.trace import open_trace
         from gtrace.trace.check import check_trace, repair_trace
+        from gtrace.trace.shared import parts
 
         for process in self.processes:
             if process.code not in self._codes() and not (self.way == "kill -9" and process.code == -signal.SIGKILL):
@@ -513,7 +514,8 @@ class Run:
             # Ctrl-C may also have come before the program was over.
             early = self.way == "Ctrl-C" and not all(_ANSWERED.search(process.said) for process in self.processes)
             if trace.status != expected and not early:
-                self.faults.append(f"status {trace.status} instead of {expected}")
+                found = [part.get("status") for part in parts(self.trace)] if self.trace.suffix == ".zarr" else []
+                self.faults.append(f"status {trace.status} instead of {expected}: {trace.attrs['status']} of {found}")
         return kept, taken
 
     def _codes(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The interruptions in short: one of each way, in both formats, with one process and with four; a few kills of others."""
+"""The interruptions in short: one of each way, in both formats, with one process and with four; kills of others."""
 
 import json
 from pathlib import Path

@@ -108,6 +108,8 @@ def check_codec(c: Codec | type[Codec], *, seed: int = 0, draws: int = 24, spike
     for name in ("heavy", "normal", "one outlier", "zero bucket", "constant"):
         with _reported(f"{c}: closed forms on {name}"):
             check_expectation(c, name, found[name], seed, draws)
+    with _reported(f"{c}: several steps"):
+        check_steps(c, found["normal"], seed)
     with _reported(f"{c}: mean of several workers"):
         check_mean(c, "heavy", heavy, seed, draws)
         check_workers(c, heavy, seed, draws)
@@ -204,6 +206,24 @@ def check_round_trip(
     following = c.update(state, values, decoded)
     assert following.size == state.size, f"{where}: update changed the size"
     assert following.shape == shape, f"{where}: update lost the shape; use state.with_arrays"
+
+
+def check_steps(c: Codec, values: NDArray[np.float32], seed: int = 0, steps: int = 4) -> None:
+    """What a receiver ends with at every step is what ``simulate`` says; both sides survive as plain arrays."""
+    random = np.random.default_rng(seed)
+    state, held = c.init(values.size), State(values.size)
+    for step in range(steps):
+        gradient = values + np.float32(0.1) * random.permutation(values)
+        if c.needs is not None:
+            state = refitted(c, state, MomentSketch.from_spec(c.view(state, gradient), c.needs), step)
+        key = Key.derive(seed, tensor="steps", step=step)
+        simulated = c.simulate(state, gradient, key)
+        payload = c.encode(state, gradient, key)
+        received, held = c.receive(held, c.shared(state), payload)
+        assert np.array_equal(simulated.values, received), f"{c}: at step {step} simulate and a receiver differ"
+        state = State.from_arrays(c.update(state, gradient, received).to_arrays())
+        held = State.from_arrays(held.to_arrays())
+        assert held.size == values.size, f"{c}: a receiver's memory changed its size"
 
 
 def check_rounds(

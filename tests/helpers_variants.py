@@ -142,4 +142,7 @@ VARIANTS = [
     "minmax:bits=3",
     "minmax:bits=16",
     "ef:minmax:bits=2",
+    "ef21:topk:ratio=0.05",
+    "ef21:momentum=0.9:intn",
+    "ef21:rotate:nf4",
 ]

@@ -129,6 +129,20 @@ class Memory(Word):
         """The arrays of the next step, after the values of ``given`` for ``x`` arrived as ``decoded``."""
         return {}
 
+    def received(
+        self, arrays: Mapping[str, NDArray[Any]], values: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], dict[str, NDArray[Any]]]:
+        """What a receiver ends with after a payload of these values, float32[n], and what it keeps.
+
+        A receiver's ``arrays`` are those that it kept last, none at first. A sender's hold the same, so it knows what
+        arrives without asking.
+        """
+        return values, {}
+
+    def inside(self, arrays: Mapping[str, NDArray[Any]], received: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Undo :meth:`received` with a sender's arrays: the values of the payload, up to rounding."""
+        return received
+
 
 @dataclass(frozen=True)
 class Scale(Word):

@@ -77,11 +77,16 @@ def two_shot(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values
     averages, pieces, parts, targets = cut_up(whole, values, size)
     messages = yield from codecs.encode(pieces, parts, "up", step)
     # Nobody sends a rank its own pieces back, but its memory needs the decoded values.
-    codecs.settle(pieces, parts, codecs.decode(pieces, messages, "up", rank), "up")
+    own = codecs.decode(pieces, messages, "up", rank)
+    codecs.settle(pieces, parts, own, "up")
     owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
     frames = yield [pack([messages[k] for k in chosen]) for chosen in owned]
     mine = [pieces[k] for k in owned[rank]]
-    gathered = [codecs.decode(mine, unpack(frame, len(mine)), "up", one) for one, frame in enumerate(frames)]
+    # A receiver takes each message once: it may add it to what it holds.
+    gathered = [
+        [own[k] for k in owned[rank]] if one == rank else codecs.decode(mine, unpack(frame, len(mine)), "up", one)
+        for one, frame in enumerate(frames)
+    ]
     sums = [piece.mean(arrived) for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True)]
     yield from _send_on(codecs, pieces, sums, targets, step)
     return averages
@@ -187,7 +192,8 @@ def _ring(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], 
         )
         partial = [sums[k] for k in leaving]
         messages = yield from codecs.encode(outgoing, partial, "up", step)
-        codecs.settle(outgoing, partial, codecs.decode(outgoing, messages, "up", rank), "down" if hop else "up")
+        own = codecs.decode(outgoing, messages, "up", rank)
+        codecs.settle(outgoing, partial, own, "up", counted="down" if hop else "up")
         frames = yield [pack(messages) if one == (rank + 1) % size else b"" for one in range(size)]
         before = (rank - 1) % size
         arrived = codecs.decode(incoming, unpack(frames[before], len(incoming)), "up", before)
@@ -204,21 +210,33 @@ def _hierarchical(
     rank, size = codecs.place.rank, codecs.place.size
     averages, pieces, parts, targets = cut_up(whole, values, size)
     messages = yield from codecs.encode(pieces, parts, "up", step)
-    codecs.settle(pieces, parts, codecs.decode(pieces, messages, "up", rank), "up")
+    decoded = codecs.decode(pieces, messages, "up", rank)
+    codecs.settle(pieces, parts, decoded, "up")
     beside = range(rank - rank % node, rank - rank % node + node)
     place = [[k for k, piece in enumerate(pieces) if piece.owner % node == one % node] for one in range(size)]
     frames = yield [pack([messages[k] for k in place[one]]) if one in beside else b"" for one in range(size)]
     mine = [pieces[k] for k in place[rank]]
-    gathered = [codecs.decode(mine, unpack(frames[one], len(mine)), "up", one) for one in beside]
+    gathered = [
+        [decoded[k] for k in place[rank]]
+        if one == rank
+        else codecs.decode(mine, unpack(frames[one], len(mine)), "up", one)
+        for one in beside
+    ]
     sums = [piece.mean(arrived) for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True)]
     nodes = [replace(piece, name=f"{piece.name}+nodes") for piece in mine]
     onward = yield from codecs.encode(nodes, sums, "up", step)
-    codecs.settle(nodes, sums, codecs.decode(nodes, onward, "up", rank), "down")
+    decoded = codecs.decode(nodes, onward, "up", rank)
+    codecs.settle(nodes, sums, decoded, "up", counted="down")
     own = [[k for k, piece in enumerate(mine) if piece.owner == one] for one in range(size)]
     frames = yield [pack([onward[k] for k in own[one]]) for one in range(size)]
     final = [nodes[k] for k in own[rank]]
     across = range(rank % node, size, node)
-    gathered = [codecs.decode(final, unpack(frames[one], len(final)), "up", one) for one in across]
+    gathered = [
+        [decoded[k] for k in own[rank]]
+        if one == rank
+        else codecs.decode(final, unpack(frames[one], len(final)), "up", one)
+        for one in across
+    ]
     means = [piece.mean(arrived) for piece, arrived in zip(final, zip(*gathered, strict=True), strict=True)]
     yield from _send_on(codecs, pieces, means, targets, step)
     return averages

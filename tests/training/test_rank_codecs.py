@@ -15,7 +15,16 @@ from gtrace.training.ranks import Piece
 from gtrace.training.ways import all_reduce, split_tensor, way
 from gtrace.types import Key
 
-SPECS = ("none", "qsgdinf:bits=3", "alq:bits=3", "zipml:bits=3", "mcgq", "ef:topk:ratio=0.05", "signsgd")
+SPECS = (
+    "none",
+    "qsgdinf:bits=3",
+    "alq:bits=3",
+    "zipml:bits=3",
+    "mcgq",
+    "ef:topk:ratio=0.05",
+    "ef21:topk:ratio=0.05",
+    "signsgd",
+)
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
 NAMES = ("conv.weight", "fc.weight", "fc.bias")
 SIZES = (20_000, 3_000, 10)
@@ -204,7 +213,9 @@ def test_what_one_rank_cannot_send(by):
         assert not averages[2].any()
 
 
-@pytest.mark.parametrize(("spec", "by"), [("ef:alq:bits=2", "two-shot"), ("powersgd", "all-reduce")])
+@pytest.mark.parametrize(
+    ("spec", "by"), [("ef:alq:bits=2", "two-shot"), ("ef21:topk", "ring"), ("powersgd", "all-reduce")]
+)
 def test_states_come_back_from_lists(spec, by):
     def steps(everyone, numbers):
         return [
@@ -295,6 +306,16 @@ def error_and_codecs(spec, by, world=8):
 @pytest.mark.parametrize("by", WAYS[:4])
 def test_nothing_is_lost_on_any_way_without_a_codec(by):
     assert error_and_codecs("none", by)[0] < 1e-12
+
+
+@pytest.mark.parametrize("by", WAYS[:4])
+def test_on_every_way_each_message_changes_an_estimate_once(by):
+    """Gradients that stay: what is sent a quarter at a time adds up to them, on every rank."""
+    results = exchanged(4, "ef21:topk:ratio=0.25", by, steps=24, given=lambda rank, _step: gradients(rank))
+    for k in range(len(NAMES)):
+        exact = np.mean([gradients(rank)[k] for rank in range(4)], axis=0)
+        for averages, _ in results:
+            assert averages[-1][k] == pytest.approx(exact, abs=1e-5)
 
 
 def test_each_further_encoding_of_a_sum_adds_its_error():

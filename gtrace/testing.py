@@ -232,7 +232,7 @@ def check_rounds(
     """A linear codec's rounds: alone as encode and decode; together the same for all, and the mean of their parts."""
     key = Key.derive(seed, tensor="rounds")
     state, _ = fitted(c, values, shape=shape)
-    alone, sent = _in_rounds(c, [state], [values], key)
+    alone, sent = in_rounds(c, [state], [values], key)
     payload = c.encode(state, values, key)
     scale = 1e-5 * float(np.abs(values).max(initial=0.0))
     decoded = c.decode(c.shared(state), payload, values.size)
@@ -240,7 +240,7 @@ def check_rounds(
     assert len(payload) - ENVELOPE_BYTES >= sent, f"{c}: the payload is shorter than what one worker sends in rounds"
     random = np.random.default_rng(seed)
     others = [random.permutation(values) for _ in range(workers)]
-    ended, _ = _in_rounds(c, [state] * workers, others, key)
+    ended, _ = in_rounds(c, [state] * workers, others, key)
     first = ended[0].decoded
     assert all(np.array_equal(one.decoded, first) for one in ended), f"{c}: workers decoded different gradients"
     mean = np.mean([one.own for one in ended], axis=0, dtype=np.float64)
@@ -248,7 +248,7 @@ def check_rounds(
     assert all(one.state.shape == shape for one in ended), f"{c}: rounds lost the shape"
 
 
-def _in_rounds(
+def in_rounds(
     c: Codec, states: list[State], tensors: list[NDArray[np.float32]], key: Key
 ) -> tuple[list[Averaged], int]:
     """How the rounds of some workers end, and how many bytes the first of them sent."""

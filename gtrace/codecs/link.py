@@ -250,6 +250,10 @@ class Sender:
         """The key of a step's randomness."""
         return Key.derive(self._options.seed, tensor=self._tensor, step=step, worker=self._worker, role=self._role)
 
+    def common_number(self, step: int) -> int:
+        """32 bits for what all workers do in the same way at a step, e.g. a rotation under which codes add up."""
+        return Key.derive(self._options.seed, tensor=self._tensor, step=step, role="sample").low & 0xFFFFFFFF
+
     def to_arrays(self) -> dict[str, Any]:
         """The state, as plain numbers and arrays."""
         return {

@@ -167,6 +167,11 @@ class Scale(Word):
         """Parts of a tensor must be a multiple of this length; None if a scale needs the whole tensor."""
         return 1
 
+    @property
+    def shares(self) -> bool:
+        """Whether workers can take the largest of their scales, so that codes mean the same to all."""
+        return False
+
     def over(self, size: int) -> int:
         """Number of values that share a scale, at least 1, of ``size``."""
         return max(1, size)
@@ -241,6 +246,14 @@ class Grid(Word):
     def mark(self) -> int:
         """Flags of the envelope by which a decoder recognizes payloads of a grid with other settings."""
         return 0
+
+    @property
+    def integers(self) -> NDArray[np.int64] | None:
+        """Integers that symbols stand for and that add up over workers, int64[m]; None if sums mean nothing.
+
+        They ascend from 0 to g; k stands for 2 k / g - 1 in units of the scale.
+        """
+        return None
 
     def alphabet(self, state: State) -> int:
         """Number of symbols."""

@@ -333,9 +333,10 @@ def test_each_further_encoding_of_a_sum_adds_its_error():
     assert errors["allgather"] < errors["shared-scale"]
 
 
-def test_codes_under_a_common_scale_add_up_to_the_mean_of_what_they_mean():
+@pytest.mark.parametrize("spec", ["qsgdinf:bits=4,bucket_size=512", "qsgdinf:bits=3,zero=false", "thc:bits=3"])
+def test_codes_under_a_common_scale_add_up_to_the_mean_of_what_they_mean(spec):
     """Sums of integers lose nothing, so the error is that of rounding under the larger scales alone."""
-    error, everyone = error_and_codecs("qsgdinf:bits=4,bucket_size=512", "shared-scale")
+    error, everyone = error_and_codecs(spec, "shared-scale")
     exact = sum(float(np.sum(np.mean([gradients(r)[k] for r in range(8)], axis=0) ** 2)) for k in range(3))
     own = sum(codecs.tally.worker_squared_error for codecs in everyone) / 64
     assert error == pytest.approx(own / exact, rel=0.1)
@@ -346,6 +347,7 @@ def test_codes_under_a_common_scale_add_up_to_the_mean_of_what_they_mean():
     [
         ("alq:bits=3", "shared-scale", 2, "has no codes that add up"),
         ("qsgdinf:bits=15", "shared-scale", 8, "needs 18 bits"),
+        ("qsgdinf:clip=2", "shared-scale", 2, "take qsgd, qsgdinf or thc"),
         ("none", "hierarchical:3", 4, "not whole nodes"),
         ("none", "tree", 2, "'tree' is unknown"),
         ("none", "hierarchical:0", 2, "unknown"),

@@ -28,7 +28,7 @@ from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import NONFINITE, Nonfinite, Tally, without_nonfinite
 from gtrace.training.frames import NOT_FINITE
 from gtrace.training.ranks import Piece, RankCodecs
-from gtrace.training.ways import all_reduce, way
+from gtrace.training.ways import averaging, way
 from gtrace.training.wire import Collectives
 
 if TYPE_CHECKING:
@@ -250,13 +250,7 @@ class RankExchange:
             pieces.append(Piece(name, self.rules.choose(name, len(array)), len(array), place, shape))
             count = vectors.count_nonfinite(array)
             sent.append(array if count == 0 else self._without_nonfinite(name, array, count))
-        averages: list[Vector] = list(values)
-        for one, linear in ((way(self.options.exchange), False), (all_reduce, True)):
-            among = [k for k, piece in enumerate(pieces) if piece.codec.linear is linear]
-            if among:
-                found = wire.run(one(codecs, [pieces[k] for k in among], [sent[k] for k in among], self.steps))
-                for k, average in zip(among, found, strict=True):
-                    averages[k] = average
+        averages = wire.run(averaging(codecs, way(self.options.exchange), pieces, sent, self.steps))
         tally.codec_seconds += time.thread_time() - start
         tally.wire_seconds += wire.seconds - waited
         tally.wire_bytes += wire.sent - before

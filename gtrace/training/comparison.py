@@ -202,7 +202,7 @@ class Study:
             "lr": settings.lr,
             "refit": str(settings.refit),
             "nonfinite": settings.nonfinite,
-            "kind": settings.kind,
+            "kind": "outer" if settings.joint else settings.kind,
             "shadow": settings.shadow,
             "measure": settings.measure,
             "layers": settings.layers if settings.kind == "neural" else None,

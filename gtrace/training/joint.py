@@ -18,6 +18,7 @@ from gtrace.training import vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import Bad, Tally, without_nonfinite
 from gtrace.training.frames import NOT_FINITE, SimulatedRank, lockstep
+from gtrace.training.outer import OuterNesterov
 from gtrace.training.ranks import Piece, RankCodecs
 from gtrace.training.ways import all_gather, averaging, served
 
@@ -41,8 +42,6 @@ T = TypeVar("T")
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 #: share of the new gradient in EF21-SGDM's momentum: 0.9 of the old one stays, as in SGD with momentum 0.9
 _ETA = 0.1
-#: DiLoCo's outer learning rate and Nesterov momentum, the best of its section 3
-OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
 
 
 class JointOptimizer(ABC):
@@ -290,48 +289,6 @@ class Ef21Sgdm(JointOptimizer):
         average = yield from self._coded(momentum)
         for name, weight in self.weights.items():
             weight.sub_(average[name], alpha=lr / _ETA)
-
-
-class OuterNesterov:
-    """DiLoCo's outer optimizer (Douillard et al. 2023, Algorithm 1): SGD with Nesterov momentum on averaged changes.
-
-    With the weights a that all ranks had H steps ago and each one's weights w now, it gets the average d of a - w:
-    m <- 0.9 m + d, and all go on from a - 0.7 (d + 0.9 m).
-
-    Attributes:
-        anchors: name -> the common weights at the beginning of a round; empty between rounds.
-        momentum: name -> m.
-    """
-
-    def __init__(self) -> None:
-        self.anchors: Tensors = {}
-        self.momentum: Tensors = {}
-
-    def begin(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Remember common weights, unless a round has begun."""
-        if not self.anchors:
-            self.anchors = {name: weight.detach().to(torch.float32, copy=True) for name, weight in weights.items()}
-
-    def change(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
-        """What this rank's steps took from the weights: the outer gradient, float32."""
-        return {name: anchor - weights[name].detach() for name, anchor in self.anchors.items()}
-
-    def end(self, weights: Mapping[str, torch.Tensor], average: Mapping[str, torch.Tensor]) -> None:
-        """End the round: write the new common weights."""
-        for name, anchor in self.anchors.items():
-            mean = average[name].to(anchor.device)
-            momentum = self.momentum.setdefault(name, torch.zeros_like(anchor))
-            momentum.mul_(OUTER_MOMENTUM).add_(mean)
-            weights[name].detach().copy_(anchor - OUTER_LR * (mean + OUTER_MOMENTUM * momentum))
-        self.anchors = {}
-
-    def state_dict(self) -> dict[str, Tensors]:
-        """Momentum, and anchors within a round."""
-        return {"anchors": self.anchors, "momentum": self.momentum}
-
-    def load_state_dict(self, saved: Mapping[str, Tensors]) -> None:
-        """Undo :meth:`state_dict`."""
-        self.anchors, self.momentum = copy.deepcopy(saved["anchors"]), copy.deepcopy(saved["momentum"])
 
 
 class LocalSteps(JointOptimizer):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.families import Configuration, Family
 
 RotationVerdict = Literal["rotate", "leave", "same"]
-#: what stands for a codec that rotates where a sweep has none
+#: the codec that is compared if none of a sweep rotates
 _KNOWN = "eden"
 #: its bits, in steps of a half
 _BITS = tuple(k / 2 for k in range(2, 17))

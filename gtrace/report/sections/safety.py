@@ -73,7 +73,7 @@ def over_noise_sentence(analysis: SweepAnalysis) -> list[str]:
 
 
 def least_over_noise(analysis: SweepAnalysis) -> list[float]:
-    """Of each configuration the least ||g|| / ||Q(g) - g|| over steps, for the workers of the comparison.
+    """The least ||g|| / ||Q(g) - g|| over steps of each configuration, for the workers of the comparison.
 
     NaN without an error, and for a codec that has none.
     """

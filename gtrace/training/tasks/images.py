@@ -224,16 +224,30 @@ class _Block(nn.Module):
         return functional.relu(y + functional.pad(shortcut, (0, 0, 0, 0, 0, self._more)))
 
 
-class _ResNet8(nn.Module):
-    def __init__(self) -> None:
+class ResNet(nn.Module):
+    """The residual networks of CIFAR: three stages of width 16, 32 and 64, 6 ``blocks`` + 2 layers in all.
+
+    Args:
+        channels: of an image.
+        blocks: of each stage; 1 makes ResNet-8, 5 ResNet-32, 18 ResNet-110.
+    """
+
+    def __init__(self, channels: int = 1, blocks: int = 1) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 16, 3, 1, 1, bias=False)
+        self.conv1 = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
-        self.blocks = nn.Sequential(_Block(16, 16, 1), _Block(16, 32, 2), _Block(32, 64, 2))
+        stages = ((16, 16, 1), (16, 32, 2), (32, 64, 2))
+        self.blocks = nn.Sequential(
+            *(
+                _Block(outputs if k else inputs, outputs, 1 if k else stride)
+                for inputs, outputs, stride in stages
+                for k in range(blocks)
+            )
+        )
         self.fc = nn.Linear(64, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, 1, 28, 28) to scores (N, 10)."""
+        """(N, channels, H, W) to scores (N, 10)."""
         y: torch.Tensor = self.fc(self.blocks(functional.relu(self.bn1(self.conv1(x)))).mean((2, 3)))
         return y
 
@@ -246,7 +260,7 @@ class FashionResNet8(_Fashion):
 
     def model(self) -> nn.Module:
         """A fresh network."""
-        return _ResNet8()
+        return ResNet()
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         """SGD with momentum and weight decay (ALQ, Table 3)."""

@@ -100,9 +100,9 @@ def command(settings: ReproduceSettings, names: tuple[str, ...]) -> None:
         if result is None:
             status_line(f"{name}: {experiment.title}")
             if context.folder is not None and context.full is not None:
-                hours = estimate(experiment, context) / 3600
+                hours = estimate(experiment, context) / 3600 if context.full.task else 0.0
                 echo(
-                    f"{name}: {context.full.data}: about {_long(hours)} of one core in all; what is done is kept in "
+                    f"{name}: {context.full.data}: {_long(hours)} of one core in all; what is done is kept in "
                     f"{context.folder}, and the same command goes on from there",
                     err=True,
                 )
@@ -128,8 +128,8 @@ def command(settings: ReproduceSettings, names: tuple[str, ...]) -> None:
 def _long(hours: float) -> str:
     """Hours as a person says them."""
     if hours < 1:
-        return f"{max(1, round(60 * hours))} min"
-    return f"{hours:.0f} h" if hours < 100 else f"{hours / 24:,.0f} days"
+        return f"about {60 * hours:.0f} min" if hours else "some minutes"
+    return f"about {hours:.0f} h" if hours < 100 else f"about {hours / 24:,.0f} days"
 
 
 def _list(experiments: Sequence[Experiment], *, as_json: bool) -> None:

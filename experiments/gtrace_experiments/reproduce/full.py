@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import UsageError, suggest
+from gtrace_experiments.reproduce.datasets import REAL
 
 if TYPE_CHECKING:
     from gtrace.training import Task
@@ -21,7 +22,7 @@ class Full:
     """An experiment at the size of its paper.
 
     Attributes:
-        task: class in :mod:`gtrace_experiments.reproduce.tasks`.
+        task: class in :mod:`gtrace_experiments.reproduce.tasks`; empty for linear models.
         data: network and data in words, with what still differs from the paper.
         steps: of the optimizer.
         settings: further settings of the study that replace the miniature's.
@@ -109,6 +110,9 @@ FULL: dict[str, Full] = {
     ),
     "mqgrad-fig4": _MQGRAD,
     "mqgrad-tables1-3": _MQGRAD,
+    "zipml-fig4": Full("", "; ".join(REAL.values()), 0),
+    "zipml-fig6": Full("", REAL[784], 0),
+    "zipml-fig9": Full("", REAL[784], 0),
     "zipml-fig7b": Full(
         "CifarCNN", "a network of five layers on CIFAR-10, batches of 128, 64 epochs", 25_000, {"batch_size": 128}
     ),

@@ -65,7 +65,7 @@ REASONS: dict[str, Reason] = {
     ),
     "lognormal-fig3": Reason(
         OTHERWISE,
-        "Eq. (4) takes a quotient with 2^M - 1 for a cell's mean of 1 / x: up to twice too large with few mantissa bits",
+        "Eq. (4) takes a quotient by 2^M - 1 as a cell's mean of 1 / x: up to twice off with few mantissa bits",
     ),
     "lognormal-fig5": Reason(
         SMALL, "80 % and the threshold are; at 85 % seeds lie further apart than the claim is large"

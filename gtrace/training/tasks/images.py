@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 VARIABLE = "GTRACE_FASHION_MNIST"
 _INSTALLED = Path("/usr/share/datasets/fashion-mnist")
 #: dimensions and their sizes -> the first bytes of such a file (IDX format, bytes)
-_IMAGES, _LABELS = 0x00000803, 0x00000801
+IMAGES, LABELS = 0x00000803, 0x00000801
 _TEST_BATCH = 500
 
 
@@ -180,8 +180,8 @@ class _Fashion(_Images):
         folder = fashion_folder()
         self._train, self._test = (
             (
-                torch.from_numpy(read_idx(folder / f"{part}-images-idx3-ubyte.gz", _IMAGES).copy()),
-                torch.from_numpy(read_idx(folder / f"{part}-labels-idx1-ubyte.gz", _LABELS).astype(np.int64)),
+                torch.from_numpy(read_idx(folder / f"{part}-images-idx3-ubyte.gz", IMAGES).copy()),
+                torch.from_numpy(read_idx(folder / f"{part}-labels-idx1-ubyte.gz", LABELS).astype(np.int64)),
             )
             for part in ("train", "t10k")
         )

@@ -275,7 +275,7 @@ class Eden(Composed):
             counts = size * kept * share * odds
             # Every level has a code: of a short tensor nobody knows beforehand which ones do not occur.
             blocks.append(CodedBlock.of(counts, np.maximum(counts, 1.0), coder=self.coder))
-        head = 8.0 * (_SEED.size * len(blocks) + 4 * _piece_lengths(round(size * kept), self.block).size)
+        head = 8.0 * (_SEED.size * len(blocks) + 4 * piece_lengths(round(size * kept), self.block).size)
         each = zip(*((b.bits, b.fixed, b.entropy, b.huffman) for b in blocks), strict=True)
         sent, fixed, entropy, huffman = ((head + sum(lengths)) / max(1, size) for lengths in each)
         return Expectation(

@@ -33,7 +33,7 @@ from gtrace.training.exchange import NONFINITE, Nonfinite, Tally, without_nonfin
 from gtrace.training.frames import NOT_FINITE
 from gtrace.training.fsdp import ShardedGroup, groups_in, meeting
 from gtrace.training.ranks import Piece, RankCodecs
-from gtrace.training.ways import all_reduce, way
+from gtrace.training.ways import averaging, way
 from gtrace.training.wire import Collectives
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ class RankExchange:
         settings: fields of :class:`~gtrace.training.ddp.RankOptions` that differ from ``options``.
 
     Attributes:
+        group: the ranks; None for the default group.
         steps: number of completed steps.
         tally: this rank's tally, summed over the steps.
         last: tally of the last step.
@@ -417,6 +418,7 @@ class RankExchange:
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: without the parts that belong to one process."""
         ours: dict[str, Any] = {
+            "group": None,
             "on_step": None,
             "_names": {},
             "_named": [],
@@ -431,7 +433,7 @@ class RankExchange:
         options = self.options
         links = LinkOptions(options.schedule, options.seed, vectors.ENGINE)
         common = options.levels == "common"
-        self._wire = Collectives(group)
+        self.group, self._wire = group, Collectives(group)
         self._between: RankCodecs | None = None
         first = 0
         if replicas is not None:
@@ -465,14 +467,8 @@ class RankExchange:
 
     def _average(self, codecs: RankCodecs, pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Vector]:
         sent = self._sendable(codecs, pieces, values)
-        averages: list[Vector] = list(values)
-        for one, linear in ((way(self.options.exchange), False), (all_reduce, True)):
-            among = [k for k, piece in enumerate(pieces) if piece.codec.linear is linear]
-            if among:
-                exchange = one(codecs, [pieces[k] for k in among], [sent[k] for k in among], self.steps)
-                for k, average in zip(among, cast("Collectives", codecs.place).run(exchange), strict=True):
-                    averages[k] = average
-        return averages
+        exchange = averaging(codecs, way(self.options.exchange), pieces, sent, self.steps)
+        return cast("Collectives", codecs.place).run(exchange)
 
     def _sendable(self, codecs: RankCodecs, pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Values]:
         """The values to encode, after what the policy says of those that are not finite."""
@@ -552,5 +548,16 @@ def ddp_comm_hook(state: RankExchange, bucket: GradBucket) -> torch.futures.Futu
     return state.exchange_bucket(bucket)
 
 
+def keep_own(_state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook that sends nothing: each rank keeps its own gradient."""
+    buffer = bucket.buffer()
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+        devices=[buffer.device] if buffer.device.type == "cuda" else None
+    )
+    future.set_result(buffer)
+    return future
+
+
 # torch compares the annotations themselves, not their text.
-ddp_comm_hook.__annotations__.update(bucket=GradBucket, **{"return": torch.futures.Future[torch.Tensor]})
+for _hook in (ddp_comm_hook, keep_own):
+    _hook.__annotations__.update(bucket=GradBucket, **{"return": torch.futures.Future[torch.Tensor]})

@@ -1,7 +1,8 @@
 """A codec in a training program that knows nothing of it.
 
 Where ``DistributedDataParallel`` or ``fully_shard`` averages gradients between ranks, the codec takes its place, and
-bytes travel. Everywhere else gradients go through the codec just before the optimizer uses them.
+bytes travel. Everywhere else gradients go through the codec just before the optimizer uses them. With ``every`` each
+process uses its own gradients, and what several steps change goes through the codec.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gtrace.codecs import Identity
@@ -30,16 +31,17 @@ from gtrace.torch_hooks.naming import Names, local_part
 from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, process_place, seed_libraries
 from gtrace.torch_hooks.steps import Rounds, grad_scale_of, is_nested
 from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
-from gtrace.training.ddp import AllReduceComparison, RankExchange, ddp_comm_hook
+from gtrace.training.ddp import AllReduceComparison, RankExchange, ddp_comm_hook, keep_own
 from gtrace.training.exchange import Exchange, Tally
 from gtrace.training.fsdp import meeting
+from gtrace.training.outer import ProgramRounds
 from gtrace.training.scriptlog import ScriptLog, ScriptOptions, ScriptSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
-    from torch.optim import Optimizer
+    from torch.distributed import ProcessGroup
 
 _WARNINGS = 3
 
@@ -71,9 +73,13 @@ class ScriptTraining:
             self._rules, options.workers, seed=options.seed, refit=options.refit, nonfinite=options.nonfinite
         )
         self._hooks = TrainingHooks(lambda _stream, _step: True, self._told_step, self._told_error, reduced=True)
+        self._rounds: ProgramRounds | None = None
+        if options.every and not options.watched:
+            self._rounds = ProgramRounds(options, options.every, self._rules, self._warn_once)
+            self._hooks.after = self._after_step
         self._log = ScriptLog(options, self._rules, on_record, self._warn)
         self._handle: Any = None
-        self._patches: list[tuple[type, str, Any, Any]] = []
+        self._patches: list[tuple[Any, str, Any, Any]] = []
         self._call_off: Callable[[], None] = lambda: None
         self._owner = os.getpid()
         #: number of each optimizer, and how many times its gradients went through the codec
@@ -100,6 +106,10 @@ class ScriptTraining:
         if not self._options.watched:
             self._patch(DistributedDataParallel, "__init__", self._watch_wrapper)
             self._patch(DistributedDataParallel, "register_comm_hook", self._watch_registration)
+        if self._rounds is not None:
+            self._patch(Optimizer, "state_dict", self._rounds.saving)
+            self._patch(Optimizer, "load_state_dict", self._rounds.loading)
+        elif not self._options.watched:
             self._call_off = call_after_import("torch.distributed.fsdp", self._watch_sharding)
 
     def finish(self) -> ScriptSummary:
@@ -146,7 +156,7 @@ class ScriptTraining:
     def _exchange_between_ranks(self, wrapper: DistributedDataParallel) -> None:
         state = self._between_ranks(wrapper.process_group.size(), wrapper.process_group, model=wrapper.module)
         register = next(original for _, name, original, _ in self._patches if name == "register_comm_hook")
-        register(wrapper, state, ddp_comm_hook)
+        register(wrapper, state, ddp_comm_hook if self._rounds is None else keep_own)
         for parameter in wrapper.parameters():
             self._wrapped[parameter] = state
 
@@ -202,7 +212,12 @@ class ScriptTraining:
 
     def _compress(self, optimizer: Optimizer) -> None:
         """Put what the codec makes of them instead of the gradients, unless ranks have done so."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        parameters = [
+            p
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None or (self._rounds is not None and p.requires_grad)
+        ]
         number, count = self._counts.get(optimizer, (self.summary.optimizers, 0))
         self._counts[optimizer] = number, count + 1
         self.summary.optimizers = max(self.summary.optimizers, number + 1)
@@ -210,6 +225,15 @@ class ScriptTraining:
         if self._options.watched:
             bits = 32 * sum(local_part(parameter).numel() for parameter in parameters)
             self._pending.add(Tally(payload_bits=bits, float32_bits=bits))
+            return
+        if self._rounds is not None:
+            if not (number or count or process_place().rank):
+                self._say(
+                    f"gtrace: --every {self._options.every} changes the training: each process steps on its own "
+                    f"gradients, and every {self._options.every} steps the weights move by the averaged change, with "
+                    "DiLoCo's outer Nesterov momentum"
+                )
+            self._rounds.begin(optimizer, *self._in_rounds(parameters))
             return
         ours: dict[str, torch.Tensor] = {}
         for parameter in parameters:
@@ -246,6 +270,39 @@ class ScriptTraining:
             self._warn(f"step {count}, {bad.tensor}: {bad.count} gradient values are not finite")
         self._pending.add(exchanged.tally)
 
+    def _in_rounds(self, parameters: Sequence[torch.Tensor]) -> tuple[dict[str, torch.Tensor], ProcessGroup | None]:
+        """The parameters that local steps change, and the group of those that ranks have in common."""
+        common = {self._names[p]: p for p in parameters if p in self._wrapped}
+        if common:
+            return common, self._wrapped[next(iter(common.values()))].group
+        world = process_place().world_size
+        if world > 1:
+            self._warn_once(
+                f"{world} processes train together, and not through DistributedDataParallel: the program goes on "
+                "averaging gradients at each step, and what --every sends between processes is not saved"
+            )
+        return {self._names[p]: p for p in parameters}, None
+
+    def _after_step(self, stepped: Optimizer | Rounds, _stream: int, _step: int) -> None:
+        """An optimizer has stepped, or a gradient scaler has left the step out."""
+        rounds = self._rounds
+        if rounds is None:
+            return
+        for optimizer in stepped.members.values() if isinstance(stepped, Rounds) else (stepped,):
+            if optimizer not in self._counts:
+                self._compress(optimizer)
+            parameters, group = self._in_rounds(
+                [p for one in optimizer.param_groups for p in one["params"] if p in self._names]
+            )
+            self._exchanging = True
+            tally = rounds.end(optimizer, parameters, group)
+            self._exchanging = False
+            self._pending.add(tally)
+            self.summary.exchanged |= group is not None
+            if rounds.comparison is not None:
+                self._comparison = rounds.comparison
+                self.summary.comparisons.append(rounds.comparison)
+
     def _name(self, optimizer: Optimizer, parameters: list[torch.Tensor], number: int) -> None:
         if all(parameter in self._names for parameter in parameters):
             return
@@ -272,6 +329,9 @@ class ScriptTraining:
             self._step = step
 
     def _told_error(self, error: Exception) -> None:
+        if self._exchanging:
+            # Ranks that went on would train apart.
+            raise error
         self._warn(f"{type(error).__name__}: {error}")
 
     def _flush(self) -> None:

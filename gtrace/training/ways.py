@@ -356,7 +356,7 @@ def cut_up(
 
 
 def _integers(parts: Parts) -> NDArray[np.int64]:
-    """The integers that codes stand for, of a grid that :func:`shared_scale` takes."""
+    """The integers that codes mean, of a grid that :func:`shared_scale` takes."""
     return cast("NDArray[np.int64]", parts.grid.integers)
 
 

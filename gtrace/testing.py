@@ -384,20 +384,16 @@ def _error_deviation(c: Codec, state: State, exact: NDArray[np.float64], workers
         return 0.0
     levels = magnitudes.levels(state).astype(np.float64)
     grid = levels if magnitudes.zero else np.concatenate([-levels[:1], levels])
-    variance = 0.0
-    size = c.needs.bucket_size or max(1, exact.size)
-    for start in range(0, exact.size, size):
-        bucket = exact[start : start + size]
-        scale = float(bucket_scales(bucket.astype(np.float32), c.needs.norm, None)[0])
-        r = np.abs(bucket) / (scale or 1.0)
-        k = np.clip(np.searchsorted(grid, r, side="right") - 1, 0, grid.size - 2)
-        up, down = grid[k + 1] - r, r - grid[k]
-        # Second and fourth moments of one worker's rounding error, and of the mean of several.
-        second = up * down
-        fourth = second * (up * up - second + down * down)
-        mean_fourth = (fourth + 3 * (workers - 1) * second**2) / workers**3
-        variance += scale**4 * float(np.sum(mean_fourth - (second / workers) ** 2))
-    return math.sqrt(variance)
+    scales = bucket_scales(exact.astype(np.float32), c.needs.norm, c.needs.bucket_size).astype(np.float64)
+    scale = np.repeat(scales, c.needs.bucket_size or exact.size)[: exact.size]
+    r = np.abs(exact) / np.where(scale, scale, 1.0)
+    k = np.clip(np.searchsorted(grid, r, side="right") - 1, 0, grid.size - 2)
+    up, down = grid[k + 1] - r, r - grid[k]
+    # Second and fourth moments of one worker's rounding error, and of the mean of several.
+    second = up * down
+    fourth = second * (up * up - second + down * down)
+    mean_fourth = (fourth + 3 * (workers - 1) * second**2) / workers**3
+    return math.sqrt(float(np.sum(scale**4 * (mean_fourth - (second / workers) ** 2))))
 
 
 def check_mean(c: Codec, name: str, values: NDArray[np.float32], seed: int = 0, draws: int = 24) -> None:

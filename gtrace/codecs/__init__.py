@@ -31,7 +31,7 @@ from gtrace.codecs.mcgq import Mcgq
 from gtrace.codecs.plugins import load_plugin
 from gtrace.codecs.powersgd import PowerSgd
 from gtrace.codecs.prune import Prune, TopKPrune
-from gtrace.codecs.rotation import Eden, Rotate
+from gtrace.codecs.rotation import Eden, Rotate, expected_on_any
 from gtrace.codecs.signs import EfSignSgd, OneBit, SignSgd, Signum
 from gtrace.codecs.sparse import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK
 from gtrace.codecs.spec import (
@@ -104,6 +104,7 @@ __all__ = [
     "codec",
     "codec_class",
     "codec_names",
+    "expected_on_any",
     "expecting",
     "level_grid",
     "load_plugin",

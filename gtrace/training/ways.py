@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     #: an exchange whose result is float32[n] of each tensor
     Averaging: TypeAlias = Exchanging[list[Vector]]
+    #: averages, pieces of all tensors, each one's part of the values, and its target among the averages
+    Cut: TypeAlias = tuple[list[Vector], list[Piece], list[Any], list[Any]]
 
 #: bits of a sum of codes at most
 _SUM_BITS = 16
@@ -72,8 +74,20 @@ def all_gather(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Valu
 
 def two_shot(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
     """Each rank sums up a piece of every tensor and sends the average on. Arguments are those of `all_gather`."""
+    return (yield from _two_shot(codecs, cut_up(whole, values, codecs.place.size), step))
+
+
+def served(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+    """Two shots of whole tensors: each has one rank as its server. Arguments are those of `all_gather`."""
+    size = codecs.place.size
+    averages, pieces, parts, targets = cut_up(whole, values, 1)
+    pieces = [replace(piece, owner=zlib.crc32(piece.name.encode()) % size) for piece in pieces]
+    return (yield from _two_shot(codecs, (averages, pieces, parts, targets), step))
+
+
+def _two_shot(codecs: RankCodecs, cut: Cut, step: int) -> Averaging:
+    averages, pieces, parts, targets = cut
     rank, size = codecs.place.rank, codecs.place.size
-    averages, pieces, parts, targets = cut_up(whole, values, size)
     messages = yield from codecs.encode(pieces, parts, "up", step)
     # Nobody sends a rank its own pieces back, but its memory needs the decoded values.
     own = codecs.decode(pieces, messages, "up", rank)
@@ -338,9 +352,7 @@ def split_tensor(tensor: Piece, ranks: int) -> list[Piece]:
     ]
 
 
-def cut_up(
-    whole: Sequence[Piece], values: Sequence[Values], ranks: int
-) -> tuple[list[Vector], list[Piece], list[Any], list[Any]]:
+def cut_up(whole: Sequence[Piece], values: Sequence[Values], ranks: int) -> Cut:
     """Zeros for the averages; the pieces of all tensors, each one's part of the values, and its target."""
     averages = [tensor.filled(0.0) for tensor in whole]
     pieces: list[Piece] = []
@@ -388,6 +400,19 @@ _WAYS: dict[str, Way] = {
     "ring": ring,
     "shared-scale": shared_scale,
 }
+
+
+def averaging(
+    codecs: RankCodecs, chosen: Way, whole: Sequence[Piece], values: Sequence[Values], step: int
+) -> Averaging:
+    """The averages of tensors by the chosen way; those of linear codecs by all-reduces, whatever the way."""
+    averages: dict[int, Vector] = {}
+    for one, linear in ((chosen, False), (all_reduce, True)):
+        among = [k for k, piece in enumerate(whole) if piece.codec.linear is linear]
+        if among:
+            found = yield from one(codecs, [whole[k] for k in among], [values[k] for k in among], step)
+            averages.update(zip(among, found, strict=True))
+    return [averages[k] for k in range(len(whole))]
 
 
 def way(name: str) -> Way:

@@ -10,10 +10,10 @@ import pytest
 
 import gtrace
 from gtrace import testing
-from gtrace.codecs import block_scales
+from gtrace.codecs import block_scales, expected_on_any
 from gtrace.codecs.fp import PRESETS
 from gtrace.codecs.thc import lookup_table
-from gtrace.coding import open_envelope, unpack_fixed
+from gtrace.coding import ENVELOPE_BYTES, open_envelope, unpack_fixed
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "authors.json").read_text())
 
@@ -40,6 +40,26 @@ def test_eden_has_the_published_error(case):
     c = gtrace.codec(f"eden:bits={bits}")
     found = [np.sum((c.simulate(c.init(n), x, (1, key)).values - x) ** 2) / np.sum(x**2) for key in range(20)]
     assert np.mean(found) == pytest.approx(GOLDEN["eden"]["nmse"][case], rel=0.01)
+
+
+@pytest.mark.parametrize("size", [100, 5_000, 1 << 15])
+@pytest.mark.parametrize("spec", ["eden:bits=1", "eden:bits=2.5", "eden:bits=4", "eden:bits=3,coder=fixed"])
+def test_what_eden_is_expected_to_do_to_any_values_it_does(spec, size):
+    c, rng = gtrace.codec(spec), np.random.default_rng(3)
+    expected = expected_on_any(c, size)
+    for x in (rng.normal(size=size), rng.standard_t(3, size)):
+        x = x.astype(np.float32)
+        found = [c.simulate(c.init(size), x, (1, key)) for key in range(20)]
+        error = np.mean([np.sum((one.values - x) ** 2) / np.sum(x**2) for one in found])
+        # A hundred values are not quite normal after a rotation.
+        assert error == pytest.approx(expected.squared_error, rel=0.03 if size > 100 else 0.25)
+        bits = [8 * (one.payload_bytes - ENVELOPE_BYTES) / size for one in found]
+        assert np.mean(bits) == pytest.approx(expected.bits_payload, abs=0.01 + 8 / size)
+        assert found[0].coded.entropy <= expected.bits_entropy + 0.01
+
+
+def test_other_codecs_depend_on_the_values():
+    assert expected_on_any(gtrace.codec("qsgdinf"), 100) is None
 
 
 @pytest.mark.parametrize("name", ["nf4", "fp4", "dynamic8"])

@@ -328,10 +328,10 @@ def ways_report() -> dict[str, bool]:
     """Every way of averaging between these ranks, against the same among simulated ones."""
     world, report = dist.get_world_size(), {}
     options = LinkOptions(RefitSchedule.parse("once"), 5)
-    for spec in ("qsgdinf:bits=3,bucket_size=64", "ef21:intn", "thc:block=64"):
+    for spec in ("qsgdinf:bits=3,bucket_size=64", "ef21:intn", "ef:thc:block=64"):
         whole = [Piece("w", codec(spec), 1000), Piece("b", codec(spec), 10)]
         for name in ("allgather", "two-shot", "ring", "hierarchical:2", "hierarchical:4", "shared-scale"):
-            if spec.startswith("ef21:" if name == "shared-scale" else "thc"):
+            if spec.startswith("ef21:" if name == "shared-scale" else "ef:thc"):
                 continue
             real = Collectives()
             mine = RankCodecs(CodecTable.of(spec), options, real, common=False)

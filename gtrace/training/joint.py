@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Adam's, which the two of one bit keep
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
-#: share of the new gradient in EF21-SGDM's momentum: 0.9 of the old one stays, as in SGD with momentum 0.9
+#: share of the new gradient in EF21-SGDM's momentum; of the old one 0.9 stays, like SGD's with momentum 0.9
 _ETA = 0.1
 
 

@@ -127,7 +127,7 @@ class RunResult:
 
 
 class _Update(NamedTuple):
-    """What a step of all workers' weights was, and what was measured of it in so many seconds of CPU time."""
+    """A step of the weights: its costs, bad gradients, and what was measured in these seconds of CPU time."""
 
     tally: Tally
     bad: Sequence[Bad]

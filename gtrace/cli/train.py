@@ -13,6 +13,7 @@ from gtrace.cli.options import Command, all_fields, codec_with, load_plugins, op
 from gtrace.cli.train_settings import CompareSettings, RunSettings, TrainSettings
 from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
+from gtrace.trackers import check_tracker
 from gtrace.training.tasks import require_torch
 
 if TYPE_CHECKING:
@@ -135,6 +136,8 @@ def chosen_codecs(settings: RunSettings, specs: Sequence[str], sparsity: float |
     """
     # Whatever can be wrong in the arguments is said before torch takes its seconds to load.
     load_plugins(settings.codecs.plugin)
+    if settings.to is not None:
+        check_tracker(settings.to)
     RefitSchedule.parse(settings.refit)
     planned = _planned(settings.plans)
     feedback = settings.codecs.error_feedback

@@ -10,6 +10,7 @@ from gtrace.cli.completion import complete_spec, complete_specs, complete_task
 from gtrace.cli.options import JSON, CodecSettings
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace.settings import nested, option
+from gtrace.trackers import TO_HELP
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +80,7 @@ class RunSettings:
     )
     cluster: ClusterSettings = nested(ClusterSettings)
     output: Path | None = option(None, names=("-o", "--output"), help="Run log.  [default: NAME-CODEC.jsonl]")
+    to: str | None = option(None, call=("script",), metavar="TRACKER", help=TO_HELP)
     force: bool = option(False, help="Replace an existing run log.")
     codecs: CodecSettings = nested(CodecSettings)
     batch_size: int | None = option(

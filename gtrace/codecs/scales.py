@@ -48,6 +48,10 @@ class BucketNorm(Scale):
     def checks(self) -> bool:
         return self.clip is None
 
+    @property
+    def shares(self) -> bool:
+        return self.clip is None and self.tail == "quantized"
+
     def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
         """Clip if asked for; with ``tail=exact`` a short last bucket becomes the tail."""
         if self.clip is not None:

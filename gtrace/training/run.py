@@ -333,7 +333,7 @@ class TrainingRun:
             bad = found + bad
         for name, parameter in self._named:
             averaged = exchanged.gradients.get(name)
-            parameter.grad = None if averaged is None else torch.from_numpy(averaged)
+            parameter.grad = None if averaged is None else torch.from_numpy(averaged).to(parameter.device)
         norm = None if clip is None else torch.nn.utils.clip_grad_norm_((p for _, p in self._named), clip)
         update = _Update(tally, bad)
         if measurement is not None:
@@ -377,7 +377,7 @@ class TrainingRun:
                     self.result.shadow.add(errors)
                     self.result.shadow.seconds += time.process_time() - start
             losses.append(loss.item())
-            gradients.append({name: p.grad.numpy() for name, p in self._named if p.grad is not None})
+            gradients.append({name: p.grad.cpu().numpy() for name, p in self._named if p.grad is not None})
         return losses, gradients, errors
 
     def _noise_costs(
@@ -412,11 +412,7 @@ class TrainingRun:
         return every is not None and step % every == 0 and self._codec != Identity()
 
     def _learning_rate(self, step: int) -> float:
-        if self._task.recipe.decay == "none":
-            return self._settings.lr
-        if self._task.recipe.decay == "drop":
-            return self._settings.lr * (0.1 if 4 * step >= 3 * self._settings.steps else 1.0)
-        return self._settings.lr * (1 + math.cos(math.pi * step / self._settings.steps)) / 2
+        return self._task.recipe.rate(self._settings.lr, step, self._settings.steps)
 
     def _test(self) -> Evaluation:
         if self._joint is not None:

@@ -15,6 +15,7 @@ import torch
 from gtrace import __version__
 from gtrace.errors import GtraceError
 from gtrace.runlog import RunLogWriter, read_runlog
+from gtrace.trackers import Tracking, of_record
 from gtrace.training.ddp import RankOptions
 from gtrace.training.exchange import Tally
 
@@ -46,6 +47,7 @@ class ScriptOptions(RankOptions):
         table: what ``CodecTable.describe`` says of a table; None if there is one codec.
         plan: the file that it is from.
         watched: the gradients are left as they are, and the log has losses alone: the baseline.
+        to: a tracker for the numbers of each step.
     """
 
     log: str
@@ -60,6 +62,7 @@ class ScriptOptions(RankOptions):
     table: dict[str, Any] | None = None
     plan: str = ""
     watched: bool = False
+    to: str | None = None
 
 
 @dataclass(slots=True)
@@ -119,6 +122,7 @@ class ScriptLog:
         self._label = {"run": str(rules), "seed": options.seed}
         self._loss = math.nan
         self._has_loss = False
+        self._tracking = None if options.to is None else Tracking(options.to, lambda error: warn(str(error)))
 
     def step(
         self,
@@ -156,11 +160,16 @@ class ScriptLog:
         if not summary.rank:
             self._begin(tensors, summary)
             self._append(record)
+            if self._tracking is not None:
+                norm = {"norm": math.sqrt(tally.energy)} if tally.energy else {}
+                self._tracking.log(of_record({**record, **norm}))
         if self._on_record is not None:
             self._on_record(record)
 
     def close(self, summary: ScriptSummary) -> Path | None:
         """End the log; returns its path."""
+        if self._tracking is not None:
+            self._tracking.close()
         if self._writer is None:
             return None
         for text in summary.warnings:

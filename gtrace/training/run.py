@@ -301,6 +301,7 @@ class TrainingRun:
             "lr": lr,
             **tally.record(),
             "relative_variance": variances[0],
+            "worker_variance": variances[1],
             "seconds": seconds,
             **chosen,
         }

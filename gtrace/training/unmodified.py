@@ -316,9 +316,10 @@ class ScriptTraining:
     def _flush(self) -> None:
         """Write the record of the step before; a line search may have evaluated more gradients since."""
         step, tally = self._step, self._pending
-        self._step, self._pending = None, Tally()
         if step is None:
+            # What a step cost that was left out before the first one counts with that.
             return
+        self._step, self._pending = None, Tally()
         now = time.process_time()
         seconds = now - self._cpu if self._cpu else float("nan")
         self._cpu = now

@@ -212,6 +212,21 @@ def test_ef21_with_momentum_and_plain_sgd_is_ef21_sgdm(count):
     np.testing.assert_allclose(x, twin, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("method", ["onebit-adam", "zeroone-adam"])
+def test_a_weight_without_a_gradient_stays_where_it_is(method):
+    workers = workers_of(METHODS[method][0], 2)
+    before = workers.models[0].weight.detach().clone()
+    for step in range(STEPS):
+        for worker, model in enumerate(workers.models):
+            for p in model.parameters():
+                p.grad = gradient(step, worker, p.shape)
+            model.weight.grad[:, 3] = 0
+        workers.step(LR, last=step == STEPS - 1)
+    moved = (workers.models[0].weight.detach() - before).abs()
+    assert moved[:, 3].max() == 0
+    assert moved[:, :3].min() > 0
+
+
 def test_costs_are_those_of_what_travels():
     count, size = 4, 16 * 4 + 4
     workers = workers_of(lambda *a: OneBitAdam(*a, warmup=1), count)

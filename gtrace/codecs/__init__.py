@@ -44,8 +44,9 @@ from gtrace.codecs.spec import (
     wrapper_names,
 )
 from gtrace.codecs.tables import Dynamic8, Fp4, Int8, IntN, Nf4, Quantile8, Uniform8
+from gtrace.codecs.thc import Thc
 from gtrace.codecs.transform import Dct
-from gtrace.codecs.wrappers import Accumulate, ErrorFeedback, Momentum
+from gtrace.codecs.wrappers import Accumulate, Ef21, ErrorFeedback, Momentum
 
 __all__ = [
     "Accumulate",
@@ -65,6 +66,7 @@ __all__ = [
     "Dynamic8",
     "Ecq",
     "Eden",
+    "Ef21",
     "EfSignSgd",
     "EncodedPart",
     "ErrorFeedback",
@@ -94,6 +96,7 @@ __all__ = [
     "Signum",
     "TensorSums",
     "TernGrad",
+    "Thc",
     "TopK",
     "TopKPrune",
     "Uniform8",

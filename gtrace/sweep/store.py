@@ -41,6 +41,7 @@ from gtrace.sweep.schema import (
     create,
     nonfinite_line,
 )
+from gtrace.tabular import Tabular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -136,8 +137,8 @@ _DISK = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SweepResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class SweepResult(Tabular):
     """Rows of a sweep as columns.
 
     Attributes:
@@ -189,8 +190,16 @@ class SweepResult:
         for values in zip(*self.columns.values(), strict=True):
             yield dict(zip(names, values, strict=True))
 
+    def __repr__(self) -> str:
+        codecs, tensors, steps = (len(set(self[name].tolist())) for name in ("codec", "tensor", "step"))
+        return f"<SweepResult: {len(self)} rows, {codecs} codecs on {tensors} tensors at {steps} steps>"
+
+    def frame_columns(self) -> dict[str, NDArray[Any]]:
+        """The rows, as in ``columns``."""
+        return self.columns
+
     def to_pandas(self) -> Any:
-        """A pandas DataFrame; pandas is not a dependency, so install it first.
+        """The rows as a pandas DataFrame; :meth:`to_dataframe` takes polars as well.
 
         Raises:
             ImportError: pandas is not installed.

@@ -2,15 +2,18 @@
 
 import base64
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gtrace
+from gtrace import testing
 from gtrace.codecs import block_scales, expected_on_any
 from gtrace.codecs.fp import PRESETS
-from gtrace.coding import ENVELOPE_BYTES
+from gtrace.codecs.thc import lookup_table
+from gtrace.coding import ENVELOPE_BYTES, open_envelope, unpack_fixed
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "authors.json").read_text())
 
@@ -74,6 +77,41 @@ def test_microscaling_follows_torchao(case):
     wanted, x = GOLDEN["torchao"]["modes"][case], floats(GOLDEN["torchao"]["x"]).copy()
     assert list(block_scales.measure(rule, PRESETS[preset].form, x, 32)) == wanted["scales"]
     assert np.array_equal(sent(f"fp:{preset},scale={rule}", x), floats(wanted["decoded"]))
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_nvfp4_with_nvidias_rotation_has_the_codes_of_torchao(rounding):
+    golden = GOLDEN["nvfp4"]
+    x = np.frombuffer(bytes.fromhex(golden["x"]), np.int8).astype(np.float32)
+    c = gtrace.codec(f"rotate:block=16,signs=fixed:fp:nvfp4,rounding={rounding},coder=fixed")
+    body, _ = open_envelope(c.encode(c.init(x.size), x, (1, 2)), codec=c.name, size=x.size, shared=b"")
+    # The tensor's scale, the blocks', the codes; no seed.
+    assert bytes(body[4:20]).hex() == golden["scales"]
+    codes, wanted = unpack_fixed(body[20:], x.size, 4, 16), [int(digit, 16) for digit in golden["codes"]]
+    if rounding == "nearest":
+        assert codes.tolist() == wanted
+    else:
+        # The last three bits are the magnitude; the other neighbor is one further at most.
+        assert np.abs(codes.astype(int) % 8 - np.array(wanted) % 8).max() == 1
+
+
+def test_powersgd_takes_the_steps_of_torchs_hook():
+    golden, workers = GOLDEN["powersgd"], range(2)
+    k = np.arange(1, 1 + math.prod(golden["shape"]))
+    c = gtrace.codec("powersgd:rank=2")
+    states = [c.init(k.size, tuple(golden["shape"])) for _ in workers]
+    states = [state.with_arrays(q=floats(golden["start"]).reshape(-1, 2)) for state in states]
+    for step, wanted in enumerate(golden["steps"]):
+        given = [(k * k * (31 + 17 * step + 5 * worker) % 2003 - 1001) / 1000 for worker in workers]
+        ended, _ = testing.in_rounds(c, states, [one.astype(np.float32) for one in given], (1, 2))
+        states = [one.state for one in ended]
+        assert ended[0].decoded == pytest.approx(floats(wanted), abs=1e-5)
+
+
+@pytest.mark.parametrize("case", GOLDEN["thc"]["tables"])
+def test_thc_has_its_authors_tables(case):
+    count, top, share = map(int, case.split())
+    assert " ".join(map(str, lookup_table(count, top, 1 / share))) == GOLDEN["thc"]["tables"][case]
 
 
 def test_demo_sends_the_coefficients_that_its_authors_send():

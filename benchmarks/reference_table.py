@@ -5,8 +5,8 @@
 Trains four models for 142 steps each and captures four of them: a CNN on the UCI digits, a ResNet-8 on Fashion-MNIST,
 a character transformer of two blocks on Shakespeare's sonnets, and a GPT of four blocks on the same text. Then it
 sweeps every family of codecs that keeps no memory between steps, and some behind a rotation, and writes
-benchmarks/results/reference-table.json, which docs/error-at-equal-bits.md shows. Traces and sweeps that are
-in the folder already are kept.
+benchmarks/results/reference-table.json, which docs/error-at-equal-bits.md shows. Traces and rows that are in
+the folder already are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gtrace.codecs import split_specs
 from gtrace.fitting.entropy import least_error
 from gtrace.report.analysis.equal_bits import at_bits
 from gtrace.report.analysis.sweep import analyze
-from gtrace.sweep import ResultStore, expand
+from gtrace.sweep import expand
 from gtrace.training.tasks import load_task
 from gtrace.training.tasks.text import LENGTH, CharTransformer
 
@@ -163,7 +163,8 @@ def entropy_of(path):
     """
     bits = [*range(2, 11)]
     codecs = [*(f"qsgdinf:bits={b}" for b in bits), *(f"ecq:bits={b / 2:g}" for b in range(1, 17))]
-    result = gtrace.run_sweep(path, codecs, refit="each", noise=False, optimal=False, jobs=1)
+    output = path.with_suffix(".levels.sweep.db")
+    result = gtrace.run_sweep(path, codecs, output=output, refit="each", noise=False, optimal=False, jobs=1)
     cells: dict[tuple[str, int], dict[str, list[float]]] = {}
     wanted = ("tensor", "step", "codec", "draw", "n", "energy", "squared_error", "bits_huffman")
     for tensor, step, spec, draw, n, energy, error, sent in zip(*(result[c].tolist() for c in wanted), strict=True):
@@ -200,9 +201,7 @@ def measure(name, folder):
     started = time.process_time()
     if not path.exists():
         capture(name, path)
-    if not sweep.exists():
-        gtrace.run_sweep(path, codecs(), output=sweep, noise=False, optimal=False, jobs=1)
-    result = ResultStore.load(sweep)
+    result = gtrace.run_sweep(path, codecs(), output=sweep, noise=False, optimal=False, jobs=1)
     errors, biased = errors_of(result, name)
     with gtrace.open_trace(path) as trace:
         found = {

@@ -24,6 +24,7 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from gtrace.cli import gtrace
 from gtrace.cli.groups import every_command
 from gtrace.codecs import Codec, codec, codec_class, codec_names, parameter_fields, wrapper_names
+from gtrace.report.names import number
 from gtrace.sweep.schema import COLUMNS
 
 if TYPE_CHECKING:
@@ -193,17 +194,19 @@ def equal_bits(part: str) -> str:
         if part == "leaders":
             for coder, said in coders.items():
                 places = range(len(bits))
-                rows.append((name, said, *(_leader(one["errors"][coder], one["biased"], k) for k in places)))
+                rows.append((f"`{name}`", said, *(_leader(one["errors"][coder], one["biased"], k) for k in places)))
         elif part == "rotation":
             for row in one["rotation"]:
+                if row["plain"] is None or row["plain"] > 1:
+                    continue
                 gain = f"{row['rotate']} of {row['tensors']}"
                 errors = (_share(row[key]) for key in ("plain", "rotated", "mixed"))
-                rows.append((name, f"{row['bits']:g}", gain, f"{row['energy']:.0%}", *errors))
+                rows.append((f"`{name}`", f"{row['bits']:g}", gain, f"{row['energy']:.0%}", *errors))
         else:
             for row in one["entropy"]:
                 if row["ecq"] is not None:
                     errors = (_share(row[key]) for key in ("qsgdinf", "ecq", "bound"))
-                    rows.append((name, f"{row['bits']:g}", *errors, f"{row['ecq'] / row['qsgdinf'] - 1:+.1%}"))
+                    rows.append((f"`{name}`", f"{row['bits']:g}", *errors, f"{row['ecq'] / row['qsgdinf'] - 1:+.1%}"))
     heads = {
         "leaders": ("trace", "coder", *bits),
         "rotation": ("trace", "bits", "tensors that gain", "their energy", "not rotated", "rotated", "where it pays"),
@@ -214,7 +217,8 @@ def equal_bits(part: str) -> str:
 
 def _leader(errors: dict[str, list[float | None]], biased: Sequence[str], place: int) -> str:
     """The codec without bias that has the least error, and the one with a bias if that has less."""
-    known = sorted((row[place], label) for label, row in errors.items() if row[place] is not None)
+    # An error above 1 is more than sending nothing loses.
+    known = sorted((row[place], label) for label, row in errors.items() if row[place] is not None and row[place] < 1)
     plain = next((one for one in known if one[1] not in biased), None)
     said = "–" if plain is None else f"**`{plain[1]}`** {_share(plain[0])}"
     return said if not known or known[0] == plain else f"{said}; biased: `{known[0][1]}` {_share(known[0][0])}"
@@ -224,7 +228,8 @@ def _families(one: dict[str, Any], coders: dict[str, str], bits: Sequence[str]) 
     """Every family of a trace under every coder, by its error at three bits with Huffman codes."""
     every = dict.fromkeys(label for errors in one["errors"].values() for label in errors)
     none = [None] * len(bits)
-    order = sorted(every, key=lambda label: [v or math.inf for v in one["errors"]["huffman"].get(label, none)][::-1])
+    huffman = {label: [v or math.inf for v in one["errors"]["huffman"].get(label, none)] for label in every}
+    order = sorted(every, key=lambda label: (huffman[label][2], huffman[label][1], huffman[label][3]))
     steps = ", ".join(map(str, one["steps"]))
     about = f"{one['about']}: {one['parameters']:,} parameters in {one['tensors']} tensors, steps {steps}"
     rows = [
@@ -242,7 +247,7 @@ def _families(one: dict[str, Any], coders: dict[str, str], bits: Sequence[str]) 
 
 
 def _share(error: float | None) -> str:
-    return "–" if error is None else f"{100 * error:.3g}%" if error < 10 else "above 1000%"
+    return "–" if error is None else f"{number(100 * error)}%" if error < 10 else ">1000%"
 
 
 PARTS = {

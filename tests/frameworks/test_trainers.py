@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gtrace
 from gtrace.errors import UsageError
 from gtrace.sweep import EXPECTATION
+from gtrace.trackers import KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CODEC, LR, STEPS = "qsgdinf:bits=4", 0.5, 4
@@ -192,15 +193,25 @@ def case(program, *packages, name):
     )
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        case(lightning, "lightning", name="Lightning"),
-        case(transformers, "transformers", "accelerate", name="Hugging Face Trainer"),
-        case(accelerate, "accelerate", name="Accelerate"),
-        case(torchtitan, name="torchtitan's names in a loop, without the package"),
-    ],
-)
+PROGRAMS = [
+    case(lightning, "lightning", name="Lightning"),
+    case(transformers, "transformers", "accelerate", name="Hugging Face Trainer"),
+    case(accelerate, "accelerate", name="Accelerate"),
+    case(torchtitan, name="torchtitan's names in a loop, without the package"),
+]
+
+
+def test_the_page_lists_every_trainer_and_tracker_with_its_versions():
+    rows = [
+        line[2:-2].split(" | ") for line in (ROOT / "docs/frameworks.md").read_text().splitlines() if line[:2] == "| "
+    ]
+    trainers = {f"{program.id}: capture, codec, numbers in a logger" for program in PROGRAMS}
+    assert {row[0] for row in rows[1:]} == trainers | {f"--to {package}" for package in KINDS}
+    assert {row[-1] for row in rows[1:]} == {"works"}
+    assert all(row[1].startswith("torch ") for row in rows[1:])
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_captured_swept_and_trained_with_a_codec(program, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pieces = Pieces()

@@ -98,6 +98,13 @@ class RunSettings:
         call=("study",),
         help="Learning rate at the start of a task.  [default: the task's]",
     )
+    every: int | None = option(
+        None,
+        call=("study", "script"),
+        minimum=1,
+        metavar="H",
+        help="Workers step alone, and every H steps what their weights changed goes through the codec (DiLoCo).",
+    )
     seed: int = option(
         0,
         advanced=True,
@@ -237,7 +244,8 @@ class CompareSettings(RunSettings):
         call=("study",),
         metavar="NAME",
         show_default=False,
-        help="sgd, momentum, nesterov, adam, amsgrad or adamw.  [default: the task's]",
+        help="sgd, momentum, nesterov, adam, amsgrad, adamw; or one that exchanges by itself: onebit-adam, "
+        "zeroone-adam (both with :warmup=N) or ef21-sgdm.  [default: the task's]",
     )
     clip: float | None = option(
         None,

@@ -48,15 +48,21 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
     network = None if settings.network is None else parse_network(settings.network)
     weights = [] if settings.weights is None else words(settings.weights)
     neural = settings.kind == "neural"
-    if neural and settings.cluster.cluster is not None:
-        raise UsageError("--cluster: neural gradients do not travel between workers; use --kind weight.")
-    cluster = None if neural else chosen_cluster(settings.cluster.cluster, timed=True)
-    task = settings.task or DEFAULT_TASK
     from gtrace.training.policies import FIXED, PolicySpec
-    from gtrace.training.settings import run_name
+    from gtrace.training.settings import joint_name, run_name
+
+    joint = joint_name(settings.optimizer, settings.every)
+    if (neural or joint) and settings.cluster.cluster is not None:
+        raise UsageError(
+            "--cluster: neural gradients do not travel between workers; use --kind weight."
+            if neural
+            else f"--cluster: is for gradients that are exchanged at every step; leave out {joint}."
+        )
+    cluster = None if neural or joint else chosen_cluster(settings.cluster.cluster, timed=True)
+    task = settings.task or DEFAULT_TASK
 
     choosing = [PolicySpec.parse(text) for text in settings.policies or (FIXED,)]
-    named = file_name(run_name(chosen[0], choosing[0])) if len(chosen) == len(choosing) == 1 else "compare"
+    named = file_name(run_name(chosen[0], choosing[0], joint=joint)) if len(chosen) == len(choosing) == 1 else "compare"
     if weights:
         named = "-".join([*([] if named == "none" else [named]), "weights", *weights])
     path = settings.output or Path(f"{task}-{'neural-' * neural}{named}.jsonl")

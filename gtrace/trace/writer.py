@@ -16,7 +16,7 @@ import numpy as np
 
 from gtrace import __version__
 from gtrace.errors import UsageError, printable, suggest
-from gtrace.trace.files import Storing, write_error
+from gtrace.trace.files import HDF5_SUFFIXES, Storing, write_error
 from gtrace.trace.format import (
     EXTRAS,
     FORMAT,
@@ -801,7 +801,7 @@ def create_trace(
         if place.suffix == ".zarr":
             start_folder(place, start, force=force)
             sink = ZarrSink(place)
-        elif place.suffix in (".h5", ".hdf5"):
+        elif place.suffix in HDF5_SUFFIXES:
             from gtrace.trace.hdf5 import Hdf5Sink
 
             sink = Hdf5Sink(place, start, force=force)

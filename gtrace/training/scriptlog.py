@@ -38,6 +38,8 @@ class ScriptOptions(RankOptions):
         codec: spec of the codec; for a table its name.
         rules: (pattern, spec) for some tensors.
         min_size: tensors with fewer elements go uncompressed.
+        every: steps that each process makes alone between exchanges of what its weights changed, see
+            :class:`gtrace.training.outer.OuterRounds`; None to exchange gradients at every step.
         workers: number of separately keyed encodings of the same gradient that are averaged.
         argv: the program, for the log.
         launch: a word of this launch, so that its processes do not overwrite each other's logs.
@@ -52,6 +54,7 @@ class ScriptOptions(RankOptions):
     codec: str
     rules: tuple[tuple[str, str], ...] = ()
     min_size: int = 0
+    every: int | None = None
     workers: int = 1
     argv: tuple[str, ...] = ()
     launch: str = ""
@@ -227,7 +230,7 @@ class ScriptLog:
         words = ["gtrace", "train", *(("--plan", options.plan) if options.plan else ("--codec", options.codec))]
         for pattern, spec in options.rules:
             words += ["--rule", f"{pattern}={spec}"]
-        names = ("min_size", "workers", "seed", "refit", "nonfinite", "exchange", "levels", "compare_every")
+        names = ("every", "min_size", "workers", "seed", "refit", "nonfinite", "exchange", "levels", "compare_every")
         for name in names:
             if getattr(options, name) != getattr(default, name):
                 words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
@@ -250,7 +253,8 @@ class ScriptLog:
             "plans": [table] if self._rules.tensors else None,
             "refit": str(options.refit),
             "nonfinite": options.nonfinite,
-            "kind": "weight",
+            "kind": "outer" if options.every else "weight",
+            "every": options.every,
             "parameters": sum(tensors.values()),
             "tensors": dict(tensors),
             "launch": options.launch,

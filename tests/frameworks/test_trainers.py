@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers_capture import run_python, write_script
 from helpers_docs import ROOT, blocks
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -206,6 +207,7 @@ def test_the_page_lists_every_trainer_and_tracker_with_its_versions():
         line[2:-2].split(" | ") for line in (ROOT / "docs/frameworks.md").read_text().splitlines() if line[:2] == "| "
     ]
     trainers = {f"{program.id}: capture, codec, numbers in a logger" for program in PROGRAMS}
+    trainers |= {"Lightning, ddp: payloads between ranks"}
     assert {row[0] for row in rows[1:]} == trainers | {f"--to {package}" for package in KINDS}
     assert {row[-1] for row in rows[1:]} == {"works"}
     assert all(row[1].startswith("torch ") for row in rows[1:])
@@ -271,3 +273,51 @@ def test_a_codec_between_processes_is_refused_by_hugging_face():
         TransformersCallback(codec=CODEC).on_train_begin(SimpleNamespace(world_size=2), None, None, optimizer=None)
     with pytest.raises(UsageError, match=r"name a trace to write, e.g. 'run.zarr', a codec"):
         TransformersCallback()
+
+
+RANKS = """
+    import sys
+    import torch
+    import lightning.pytorch as pl
+    from gtrace.trainers.lightning import LightningCallback
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(6, 3)
+
+        def training_step(self, batch, _):
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.5)
+
+        def on_before_optimizer_step(self, _):
+            torch.save(self.net.weight.grad, f"averaged{self.global_step}-{self.global_rank}.pt")
+
+    torch.manual_seed(0)
+    data = torch.utils.data.DataLoader(torch.randn(16, 6), batch_size=4)
+    pl.Trainer(
+        max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[LightningCallback("run.zarr", codec="qsgdinf:bits=2")],
+    ).fit(Module(), data)
+    """
+
+
+@pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed")
+@pytest.mark.framework_case("Lightning, ddp: payloads between ranks", packages=("lightning",))
+def test_payloads_travel_between_the_ranks_of_lightning(tmp_path):
+    write_script(tmp_path / "train.py", RANKS)
+    done = run_python("train.py", cwd=tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr
+    trace = gtrace.open_trace(tmp_path / "run.zarr")
+    assert {info.rank for info in trace.tensors} == {0, 1}
+    (name,) = {info.name for info in trace.tensors if info.name.endswith("weight")}
+    for step in range(2):
+        ours, theirs = (torch.load(tmp_path / f"averaged{step}-{rank}.pt").flatten().numpy() for rank in (0, 1))
+        assert np.array_equal(ours, theirs)
+        exact = [trace.read(name, step, rank=rank) for rank in (0, 1)]
+        assert not np.allclose(exact[0], exact[1])
+        error = np.square(ours - np.mean(exact, axis=0)).sum() / np.square(np.mean(exact, axis=0)).sum()
+        assert 1e-4 < error < 1

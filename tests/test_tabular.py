@@ -115,7 +115,12 @@ def test_a_notebook_shows_the_answer_first_and_nothing_acts(values, name):
     if name != "sweep":
         assert html.escape(NAME.replace("\x1b", "\\x1b"), quote=False).replace('"', "&#34;") in body
     first = re.sub(r"<[^>]+>", " ", body).split()
-    starts = {"sweep": "gtrace report: sweep", "trace": "(in memory):", "verdict": "Recommendation", "plan": "Plan mine"}
+    starts = {
+        "sweep": "gtrace report: sweep",
+        "trace": "(in memory):",
+        "verdict": "Recommendation",
+        "plan": "Plan mine",
+    }
     assert " ".join(first).startswith(starts[name])
     if name in ("sweep", "verdict"):
         assert [line for line, _ in Verdict.lines.fget(values["verdict"])] == re.findall(r"<tr><th>(\w+)</th>", body)

@@ -1,31 +1,37 @@
-"""Interrupts captures in every way, at moments drawn at random, and checks what is left.
+"""Interrupts gtrace's commands in every way, at moments drawn at random, and checks what is left.
 
-    python benchmarks/interruptions.py [--runs 500] [--seed 0] [--fresh 10] [-o FILE.json]
+    python benchmarks/interruptions.py [--runs 500] [--minutes M] [--seed 0] [--ways "kill -9"] [-o FILE.json]
 
-Each run is one process or four that train a small network under ``gtrace capture``, every step recorded, and write down
-a digest of each gradient themselves. After the first commit something happens: kill -9 of one process, SIGTERM to all,
+Half of the runs are captures: one process or four that train a small network, every step recorded, and write down a
+digest of each gradient themselves. After the first commit something happens: kill -9 of some processes, SIGTERM to all,
 Ctrl-C once or twice while the last steps are being written, SIGSTOP of one process, a full disk, or the trace is
 deleted. Where processes are left, they then come to their own end. A run is right if
 
 - every step in the trace has the values that the program wrote down, and the trace names those that are missing
-  (after kill -9 the last ones are missing);
+  (after kill -9 the last ones are missing); after kill -9, `repair` makes a trace without faults of the same steps;
 - status, exit code and the last words are those that the documentation promises;
 - every process that can end does so within two seconds of the last signal, or of its own end, and none is left. After
   one Ctrl-C it may take as long as writing takes. Seconds in which a process was ready and others had the cores do not
   count.
 
-Processes are forked from one that has imported torch and opened no trace; every tenth run (``--fresh``) starts an
-interpreter for each. Prints a table, and with ``-o`` stores it with the seconds of every run.
+The other half are sweep, report, plan, train and import. Each is killed at a random moment and started again, until a
+run comes to its end; or its disk becomes full, or its trace is deleted. Such a run is right if each output is absent or
+whole after each kill, and if in the end the folder holds what an undisturbed run leaves: the same files, rows, losses.
+
+Processes are forked from one that has imported torch and opened no trace; every fiftieth run (``--fresh``) starts an
+interpreter for each. Adds its counts to those of other seeds in FILE.json, and prints the table of all.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import ctypes
 import gc
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -37,9 +43,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WAYS = ("kill -9", "SIGTERM", "Ctrl-C", "SIGSTOP", "full disk", "deleted")
 #: seconds in which a process ends, and after which one that does not has hung
@@ -68,6 +80,17 @@ while steps and not os.path.exists(f"{folder}/stop"):
     steps -= 1
 os.close(os.open(f"{folder}/over{rank}", os.O_WRONLY | os.O_CREAT))
 """
+INPUTS = ("run.zarr", "run.sweep.db", "grads")
+SUFFIXES = (".zarr", ".h5")
+#: output of a command -> the command
+COMMANDS = {
+    "out.db": "sweep run.zarr --methods qsgdinf:bits=3,alq:bits=2 --jobs 1 -o out.db",
+    "page.html": "report run.sweep.db -o page.html --force",
+    "plan.toml": "plan run.zarr --max-bits 3 --methods qsgdinf --bits 2-3 -o plan.toml --force",
+    "log.jsonl": "train --task digits-mlp --codec qsgdinf:bits=3 --steps 12 --workers 1 -o log.jsonl",
+    "new.zarr": "trace import grads -o new.zarr",
+    "new.h5": "trace import grads -o new.h5",
+}
 #: what it says to Ctrl-C while it finishes a trace
 _ANSWERED = re.compile("gtrace: (writing the last|closing) ")
 _DIGEST = hashlib.blake2b().digest_size
@@ -110,30 +133,37 @@ class Process:
         return found
 
     def left(self) -> bool:
-        """Whether anything of its group still runs."""
-        try:
-            os.killpg(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        os.killpg(self.pid, signal.SIGKILL)
-        return True
+        """Whether anything of its group still runs after a moment."""
+        end = time.monotonic() + PROMISED
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < end:
+                # What its end left to this process, which stands in for that of an orphan.
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(-self.pid, os.WNOHANG)
+                os.killpg(self.pid, 0)
+                time.sleep(_LOOK)
+            os.killpg(self.pid, signal.SIGKILL)
+            return True
+        return False
 
 
 class Starter:
     """Starts processes: forked ones, which become children of this process, or new interpreters."""
 
-    def __init__(self) -> None:
+    def __init__(self, undisturbed: Path) -> None:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, __file__, "--serve", str(theirs.fileno()), str(os.getpid())]
+        command = [sys.executable, __file__, "--serve", str(theirs.fileno()), str(os.getpid()), str(undisturbed)]
         with theirs:
             self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        self._ours.recv(1)
 
     def start(self, folder: Path, name: str, arguments: list[str], rank: int | None = None, **more: Any) -> Process:
         """Start one in ``folder``; its words go to ``NAME.txt`` there."""
         place = {} if rank is None else {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
         said = folder / f"{name}.txt"
-        request = {"folder": str(folder), "said": str(said), "env": place, "args": arguments, "limit": None} | more
+        about = {"folder": str(folder), "said": str(said), "env": place, "args": arguments}
+        request = about | {"limit": None, "short": True} | more
         if request.pop("fresh", False):
             with open(said, "w") as words:
                 process = subprocess.Popen(
@@ -150,25 +180,50 @@ class Starter:
         self._ours.send(json.dumps(request).encode())
         return Process(int(self._ours.recv(64)), said)
 
+    def time(self, folder: Path, output: str) -> float:
+        """Seconds of an undisturbed command in ``folder``, which then has its output."""
+        place = folder / output
+        (shutil.rmtree if place.is_dir() else Path.unlink)(place) if place.exists() else None
+        began = time.monotonic()
+        process = self.start(folder, "../said", COMMANDS[output].split())
+        while not process.ended():
+            time.sleep(_LOOK / 4)
+        if process.code != 0:
+            raise RuntimeError(f"{output}: {process.said}")
+        return time.monotonic() - began
+
     def close(self) -> None:
         """End the server."""
         self._ours.close()
         self._server.wait()
 
 
-def serve(descriptor: int, parent: int) -> bool:
-    """Fork a process for each request, with ``parent`` as its parent; True in those."""
+def serve(descriptor: int, parent: int, undisturbed: str) -> dict[str, Any] | None:
+    """Run what needs no torch in a folder, then fork a process for each request, with this parent.
+
+    Returns:
+        In such a process its request, in this one None at the end.
+    """
     import torch
-    import zarr  # noqa: F401 - what all of them import
 
     import gtrace.capture.recorder
     import gtrace.capture.session
     import gtrace.trace.hdf5
-    import gtrace.trace.shared  # noqa: F401
+    import gtrace.trace.shared
+    import gtrace.training  # noqa: F401 - what all of them import
+    from gtrace.cli import main as run
 
+    os.chdir(undisturbed)
+    make_inputs()
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+        for line in COMMANDS.values():
+            with contextlib.suppress(SystemExit):
+                if not line.startswith("train"):
+                    run(line.split())
     torch.optim.SGD([torch.zeros(1)], lr=1.0)  # imports more of torch than all else
     gc.freeze()  # pages that are not touched are not copied
     requests = socket.socket(fileno=descriptor)
+    requests.send(b".")
     while message := requests.recv(1 << 16):
         if (between := os.fork()) == 0:
             if (pid := os.fork()) != 0:
@@ -178,10 +233,10 @@ def serve(descriptor: int, parent: int) -> bool:
             # A launch is known by the parent of its processes.
             while os.getppid() != parent:
                 time.sleep(0.001)
-            become(json.loads(message))
-            return True
+            become(request := json.loads(message))
+            return request
         os.waitpid(between, 0)
-    return False
+    return None
 
 
 def become(request: dict[str, Any]) -> None:
@@ -200,13 +255,67 @@ def become(request: dict[str, Any]) -> None:
     sys.argv, sys.path[0] = ["gtrace", *request["args"]], request["folder"]
 
 
+def make_inputs() -> None:
+    """A small trace, its sweep, and arrays to import, in this folder."""
+    import gtrace
+
+    os.mkdir("grads")
+    with gtrace.create_trace("run.zarr") as writer:
+        for step in range(6):
+            values = np.random.default_rng(step).standard_normal(500).astype(np.float32)
+            np.savez(f"grads/step_{step}.npz", w=values, b=values[:50])
+            writer.append(step, "w", values)
+            writer.append(step, "b", values[:50])
+            writer.commit(step, loss=1 / (1 + step))
+    gtrace.run_sweep("run.zarr", ["qsgdinf:bits=3", "nuqsgd:bits=3"], output="run.sweep.db", jobs=1)
+
+
+def end_of(request: dict[str, Any]) -> None:
+    """Run the command; a short end leaves out that modules are taken apart, which costs most of a small command."""
+    code: Any = 0
+    try:
+        runpy.run_module("gtrace", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code or 0
+        if not request["short"]:
+            raise
+    if request["short"]:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(code)
+
+
 class Result(NamedTuple):
-    """One run: how long its processes took to end, steps in the trace and taken, and what is wrong, if anything."""
+    """One run.
+
+    Attributes:
+        seconds: that its processes took to end.
+        kills: processes that were killed.
+        late: how many of them after they had written something; captures after a step was committed.
+        kept: steps in the trace.
+        taken: steps that were taken.
+        wrong: what is wrong, if anything.
+    """
 
     seconds: float
-    kept: int
-    taken: int
-    wrong: str
+    kills: int = 0
+    late: int = 0
+    kept: int = 0
+    taken: int = 0
+    wrong: str = ""
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, size: int) -> Iterator[bool]:
+    """A disk of ``size`` bytes at ``place``; False if this account can't mount one."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+    mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 class Run:
@@ -238,24 +347,24 @@ class Run:
         self.processes: list[Process] = []
         self.faults: list[str] = []
         self.presses = 0
+        self.kills = 0
 
     def done(self) -> Result:
         """Start it, interrupt it, and look at what is left."""
-        limit = None
-        mounted = False
-        if self.way == "full disk":
-            command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(self.disk)]
-            mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
-            limit = None if mounted else 150_000
+        if self.way != "full disk":
+            return self._done(None)
+        with small_disk(self.disk, DISK) as mounted:
+            return self._done(None if mounted else 150_000)
+
+    def _done(self, limit: int | None) -> Result:
         try:
             steps = {"Ctrl-C": self._rng.randrange(20, 300), "full disk": 60}.get(self.way, -1)
             count = 4 if self._several else 1
+            how = {"fresh": self._fresh, "limit": limit, "short": self.way == "kill -9"}
             for rank in range(count):
                 arguments = ["capture", *self._options, "-o", str(self.trace), "train.py", str(steps), str(self.folder)]
-                more = {"rank": rank} if self._several else {}
-                self.processes.append(
-                    self._starter.start(self.folder, f"said{rank}", arguments, fresh=self._fresh, limit=limit, **more)
-                )
+                more = how | ({"rank": rank} if self._several else {})
+                self.processes.append(self._starter.start(self.folder, f"said{rank}", arguments, **more))
             self._wait(self._begun, "no step is committed", 10 * HUNG)
             seconds = self._interrupt()
             for process in self.processes:
@@ -267,9 +376,7 @@ class Run:
                 if not process.ended():
                     os.killpg(process.pid, signal.SIGKILL)
                     os.waitpid(process.pid, 0)
-            if mounted:
-                subprocess.run(["umount", str(self.disk)], check=True)
-        return Result(round(seconds, 3), kept, taken, "; ".join(self.faults))
+        return Result(round(seconds, 3), self.kills, self.kills, kept, taken, "; ".join(self.faults))
 
     def _begun(self) -> bool:
         """Whether a step is committed, in the journal or in chunks; of every rank if the trace is to be deleted."""
@@ -312,12 +419,12 @@ class Run:
     def _interrupt(self) -> float:
         """Do it; seconds until everything had ended that can."""
         running = list(self.processes)
-        victim = self._rng.choice([self.processes[rank] for rank in self.ranks])
+        victims = self._rng.sample([self.processes[rank] for rank in self.ranks], self._rng.randint(1, len(self.ranks)))
         if self.way in ("Ctrl-C", "full disk"):
             self._over(running)
         else:
             time.sleep(self._rng.uniform(0, 0.4))
-            self._hit(victim, running)
+            self._hit(victims, running)
         if self.way == "Ctrl-C":
             self._press(running)
         elif self.way not in ("SIGTERM", "full disk"):
@@ -325,23 +432,26 @@ class Run:
             self._over(running)
         seconds = self._end(running)
         if self.way == "SIGSTOP":
-            victim.send(signal.SIGCONT)
-            self._wait(victim.ended, "hangs after SIGCONT")
+            victims[0].send(signal.SIGCONT)
+            self._wait(victims[0].ended, "hangs after SIGCONT")
         if seconds > PROMISED and self.presses != 1:
             self.faults.append(f"takes {seconds:.1f} s to end")
         return seconds
 
-    def _hit(self, victim: Process, running: list[Process]) -> None:
-        """What happens to one process or all while they train; takes those away from ``running`` that are stopped."""
+    def _hit(self, victims: list[Process], running: list[Process]) -> None:
+        """What happens to some processes while they train; takes those away from ``running`` that are stopped."""
         if self.way == "kill -9":
-            victim.send(signal.SIGKILL)
-            self._wait(victim.ended, "survives kill -9")
+            for victim in victims:
+                victim.send(signal.SIGKILL)
+                self._wait(victim.ended, "survives kill -9")
+                self.kills += victim.code == -signal.SIGKILL
+                time.sleep(self._rng.uniform(0, 0.05))
         elif self.way == "SIGTERM":
             for process in running:
                 process.send(signal.SIGTERM)
         elif self.way == "SIGSTOP":
-            victim.send(signal.SIGSTOP)
-            running.remove(victim)
+            victims[0].send(signal.SIGSTOP)
+            running.remove(victims[0])
             other = ["capture", "-o", str(self.disk / "other.zarr"), "train.py", "5", str(self.disk)]
             bystander = self._starter.start(self.folder, "other", other)
             if self._end([bystander]) > 2 * PROMISED or bystander.code != 0:
@@ -364,6 +474,8 @@ class Run:
     def _compare(self) -> tuple[int, int]:
         """Look at codes, words and the trace; steps in the trace, and steps that were taken."""
         from gtrace.trace import open_trace
+        from gtrace.trace.check import check_trace, repair_trace
+        from gtrace.trace.shared import parts
 
         for process in self.processes:
             if process.code not in self._codes() and not (self.way == "kill -9" and process.code == -signal.SIGKILL):
@@ -380,6 +492,10 @@ class Run:
                 self.faults.append("nobody says that the trace is gone")
             return 0, 0
         kept = taken = 0
+        if self.way == "kill -9" and self.kills == len(self.processes):
+            repair_trace(self.trace)
+            if not check_trace(self.trace).clean:
+                self.faults.append("faults after repair")
         with open_trace(self.trace) as trace:
             for rank in self.ranks:
                 log = self.folder / f"log{rank}"
@@ -398,7 +514,8 @@ class Run:
             # Ctrl-C may also have come before the program was over.
             early = self.way == "Ctrl-C" and not all(_ANSWERED.search(process.said) for process in self.processes)
             if trace.status != expected and not early:
-                self.faults.append(f"status {trace.status} instead of {expected}")
+                found = [part.get("status") for part in parts(self.trace)] if self.trace.suffix == ".zarr" else []
+                self.faults.append(f"status {trace.status} instead of {expected}: {trace.attrs['status']} of {found}")
         return kept, taken
 
     def _codes(self) -> tuple[int, ...]:
@@ -435,46 +552,217 @@ class Run:
                 return
 
 
+class Chain:
+    """A command that is interrupted until one run of it comes to its end.
+
+    Args:
+        starter: starts its processes.
+        folder: an empty folder.
+        way: ``kill -9``, or for a sweep ``full disk`` and ``deleted``.
+        output: a key of ``COMMANDS``.
+        undisturbed: the folder that undisturbed runs left, and the seconds that the command took.
+        rng: decides when.
+        fresh: start interpreters instead of forking.
+    """
+
+    def __init__(
+        self,
+        starter: Starter,
+        folder: Path,
+        way: str,
+        output: str,
+        undisturbed: tuple[Path, float],
+        rng: random.Random,
+        *,
+        fresh: bool,
+    ) -> None:
+        self._starter, self._folder, self._way, self._output = starter, folder, way, output
+        (self._undisturbed, self._seconds), self._rng, self._fresh = undisturbed, rng, fresh
+        self._disk = folder / "disk"
+        self._disk.mkdir()
+        self._faults: list[str] = []
+
+    def done(self) -> Result:
+        """Start it, interrupt it, and look at what is left."""
+        if self._way != "full disk":
+            return self._done(None)
+        used = sum(4096 + path.stat().st_size for name in INPUTS for path in (self._undisturbed / name).rglob("*"))
+        room = int(self._rng.uniform(0.1, 0.9) * (self._undisturbed / self._output).stat().st_size)
+        with small_disk(self._disk, used + room) as mounted:
+            return self._done(None if mounted else room)
+
+    def _done(self, limit: int | None) -> Result:
+        for name in INPUTS:
+            copy = shutil.copytree if (self._undisturbed / name).is_dir() else shutil.copy
+            copy(self._undisturbed / name, self._disk / name)
+        wanted = contents(self._undisturbed / self._output)
+        kills = late = 0
+        while (process := self._interrupted(kills, limit)).code == -signal.SIGKILL:
+            kills += 1
+            late += len(list(self._disk.iterdir())) > len(INPUTS)
+            found = contents(self._disk / self._output)
+            if not set(found) <= set(wanted):
+                self._faults.append(f"other contents after kill {kills}")
+            if found and "import" in COMMANDS[self._output]:
+                break  # it was killed after its work
+        if self._way == "kill -9":
+            expected, words = (0, -signal.SIGKILL), ""
+        elif self._way == "deleted":
+            expected, words = (0, 3), "" if process.code == 0 else "is gone"
+        else:
+            expected, words = (3,), "cannot be written"
+        if process.code not in expected or words not in process.said or "Traceback" in process.said:
+            self._faults.append(f"exit code {process.code}: {process.said[-300:]}")
+        found, more = contents(self._disk / self._output), self._leftovers()
+        if not set(found) <= set(wanted) or (process.code == 0 and (found != wanted or more)):
+            self._faults.append(f"the end differs: {len(found)} of {len(wanted)} parts, {more}")
+        return Result(0, kills, late, wrong="; ".join(self._faults))
+
+    def _leftovers(self) -> list[str]:
+        """Names that an undisturbed run does not leave."""
+        return [path.name for path in self._disk.iterdir() if path.name not in (*INPUTS, self._output)]
+
+    def _interrupted(self, kills: int, limit: int | None) -> Process:
+        """Start it once, with more time after every kill, and interrupt it if it has not ended by then."""
+        words = COMMANDS[self._output].split()
+        process = self._starter.start(self._disk, "../said", words, fresh=self._fresh, limit=limit)
+        end = time.monotonic() + HUNG
+        if self._way != "full disk":
+            end = time.monotonic() + self._rng.uniform(0, 1.3 + 0.1 * kills) * self._seconds
+        while not process.ended() and time.monotonic() < end:
+            time.sleep(_LOOK / 4)
+        if self._way == "deleted":
+            shutil.rmtree(self._disk / "run.zarr")
+            end = time.monotonic() + HUNG
+            while not process.ended() and time.monotonic() < end:
+                time.sleep(_LOOK)
+        process.send(signal.SIGKILL)
+        while not process.ended():
+            time.sleep(_LOOK / 4)
+        if process.left():
+            self._faults.append("a process is left")
+        return process
+
+
+def contents(path: Path) -> list[str]:
+    """The parts of an output that are the same in every run; none if there is none.
+
+    Raises:
+        AssertionError, TraceError: half an output is there.
+    """
+    from gtrace.planning import load_plan
+    from gtrace.sweep import ResultStore
+    from gtrace.trace import open_trace
+
+    if not path.exists():
+        return []
+    if path.suffix == ".db":
+        return [repr(row) for row in ResultStore.load(path).rows()]
+    if path.suffix == ".html":
+        text = path.read_text()
+        assert text.rstrip().endswith("</html>"), "half a page"
+        return [text]
+    if path.suffix == ".toml":
+        return [repr(load_plan(path).tensors)]
+    if path.suffix == ".jsonl":
+        records = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        return [f"{record['run']} {record['step']} {record['loss']}" for record in records if "step" in record]
+    with open_trace(path) as trace:
+        return [trace.fingerprint]
+
+
+class Counted(NamedTuple):
+    """What is stored of the runs of one kind; what it counts is that of ``Result``."""
+
+    seed: int
+    command: str
+    way: str
+    processes: int
+    suffix: str
+    fresh: bool
+    runs: int = 0
+    right: int = 0
+    kills: int = 0
+    late: int = 0
+    kept: int = 0
+    taken: int = 0
+    seconds: float = 0.0
+
+    def plus(self, result: Result) -> Counted:
+        """With one run more."""
+        more = {name: getattr(self, name) + getattr(result, name) for name in ("kills", "late", "kept", "taken")}
+        seconds = max(self.seconds, result.seconds)
+        return self._replace(runs=self.runs + 1, right=self.right + (not result.wrong), seconds=seconds, **more)
+
+
+def table(stored: list[dict[str, Any]]) -> str:
+    """Markdown of what is stored, a row for each command and way."""
+    lines = [
+        "| command | what happens | runs | right | processes killed | after their first write | longest end |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for kind in dict.fromkeys((row["command"], row["way"]) for row in stored):
+        rows = [Counted(**row) for row in stored if (row["command"], row["way"]) == kind]
+        runs, right, kills, late = (sum(getattr(row, name) for row in rows) for name in Counted._fields[6:10])
+        longest = max(row.seconds for row in rows)
+        cells = [*kind, f"{runs:,}", f"{right:,}", *((f"{kills:,}", f"{late:,}") if kills else ("", ""))]
+        lines.append(f"| {' | '.join(cells)} | {f'{longest:.2f} s' if longest else ''} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     """Print the table; 1 if a run was wrong."""
-    parser = argparse.ArgumentParser(description="Interrupt captures at random moments and check what is left.")
-    parser.add_argument("--runs", type=int, default=500, help="spread over ways, formats and numbers of processes")
+    parser = argparse.ArgumentParser(description="Interrupt commands at random moments and check what is left.")
+    parser.add_argument("--runs", type=int, default=500, help="spread over commands, ways, formats and processes")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--fresh", type=int, default=10, help="start interpreters in every n-th run, 0 for never")
+    parser.add_argument("--fresh", type=int, default=50, help="start interpreters in every n-th run, 0 for never")
     parser.add_argument("--ways", nargs="+", default=WAYS)
     parser.add_argument("-o", "--output", type=Path, help="JSON to write; runs of other seeds that are there are kept")
     choice = parser.parse_args()
-    kinds = [(way, suffix, count) for count in (1, 4) for suffix in (".zarr", ".h5") for way in choice.ways]
-    starter, faults = Starter(), []
+    captures = [("capture", way, count, suffix) for count in (1, 4) for suffix in SUFFIXES for way in choice.ways]
+    others = [(output, "kill -9", 1, "") for output in COMMANDS]
+    others += [("out.db", way, 1, "") for way in ("full disk", "deleted")]
+    others = [kind for kind in others if kind[1] in choice.ways]
     stored = json.loads(choice.output.read_text()) if choice.output and choice.output.exists() else []
-    rows = [row for row in stored if row["seed"] != choice.seed]
-    for number in range(choice.runs):
-        # A stride, so that a few runs have all ways, both formats, and one process as well as four.
-        way, suffix, count = kinds[5 * number % len(kinds)]
-        fresh = bool(choice.fresh) and number % choice.fresh == choice.fresh - 1
-        rng = random.Random(f"{choice.seed} {number}")
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            result = Run(starter, Path(folder), way, suffix, count, rng, fresh=fresh).done()
-        about = {"seed": choice.seed, "run": number, "way": way, "suffix": suffix, "processes": count, "fresh": fresh}
-        rows.append(about | result._asdict())
-        if result.wrong:
-            faults.append(f"run {number}, {way}, {suffix}, {count}: {result.wrong}")
-            print(faults[-1], flush=True)
-        if choice.output:
-            choice.output.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-    starter.close()
-    print("| what happens | runs | right | steps in traces | steps missing | longest end |\n|---|--:|--:|--:|--:|--:|")
-    for way in choice.ways:
-        found = [row for row in rows if row["way"] == way]
-        right = sum(not row["wrong"] for row in found)
-        kept, taken = (sum(row[name] for row in found) for name in ("kept", "taken"))
-        longest = max((row["seconds"] for row in found), default=0.0)
-        print(f"| {way} | {len(found)} | {right} | {kept:,} | {taken - kept:,} | {longest:.2f} s |")
-    return 1 if faults else 0
+    stored = [row for row in stored if row["seed"] != choice.seed]
+    counts: dict[Any, Counted] = {}
+    with tempfile.TemporaryDirectory(prefix="gtrace-interruptions-") as scratch:
+        undisturbed = Path(scratch) / "undisturbed"
+        undisturbed.mkdir()
+        starter = Starter(undisturbed)
+        seconds = {output: starter.time(undisturbed, output) for output in COMMANDS}
+        end = time.monotonic() + 60 * choice.minutes
+        for number in range(choice.runs):
+            if time.monotonic() > end:
+                break
+            # A stride, so that a few runs have all ways, both formats, and one process as well as four.
+            half = number // 2
+            kinds, place = (others, half) if number % 2 else (captures, 5 * half)
+            output, way, count, suffix = kinds[place % len(kinds)]
+            fresh = bool(choice.fresh) and number % choice.fresh == choice.fresh - 1
+            rng = random.Random(f"{choice.seed} {number}")
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                if output == "capture":
+                    result = Run(starter, Path(folder), way, suffix, count, rng, fresh=fresh).done()
+                else:
+                    before = undisturbed, seconds[output]
+                    result = Chain(starter, Path(folder), way, output, before, rng, fresh=fresh).done()
+            command = COMMANDS.get(output, output).removeprefix("trace ").partition(" ")[0]
+            kind = choice.seed, command, way, count, suffix, fresh
+            counts[kind] = counts.get(kind, Counted(*kind)).plus(result)
+            if result.wrong:
+                print(f"run {number}, {output}, {way}, {suffix}, {count}: {result.wrong}", flush=True)
+            rows = [*stored, *(row._asdict() for row in counts.values())]
+            if choice.output:
+                choice.output.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+        starter.close()
+    print(table(rows))
+    return int(any(row.right < row.runs for row in counts.values()))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] != ["--serve"]:
         sys.exit(main())
-    if serve(int(sys.argv[2]), int(sys.argv[3])):
-        runpy.run_module("gtrace", run_name="__main__", alter_sys=True)
+    if (request := serve(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])) is not None:
+        end_of(request)

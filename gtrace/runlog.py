@@ -50,10 +50,10 @@ import itertools
 import json
 import math
 import os
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
-from gtrace.trace.files import parse_json
+from gtrace.trace.files import parse_json, write_beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,19 +83,9 @@ class RunLogWriter:
         if path.exists() and not force:
             raise OutputExistsError(f"{path} already exists. Use --force to replace it or choose another path.")
         self.path = path
-        beside = path.with_name(f".{path.name}.{os.getpid()}.new")
-        self._file: TextIO
         try:
-            # A new file: in a folder that others may write to, a link of this name could lead anywhere.
-            beside.unlink(missing_ok=True)
-            self._file = beside.open("x", encoding="utf-8")
-            try:
-                self.write("study", version=VERSION, **study)
-                os.replace(beside, path)
-            except BaseException:
-                self._file.close()
-                beside.unlink()
-                raise
+            write_beside(str(path), _line("study", version=VERSION, **study).encode())
+            self._file = path.open("a", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{path}: cannot be written ({error.strerror}); choose another path") from None
 
@@ -133,9 +123,8 @@ class RunLogWriter:
         Raises:
             TraceError: the disk is full or failed; earlier records are kept.
         """
-        line = json.dumps({"type": kind, **{name: _plain(value) for name, value in fields.items()}}, allow_nan=False)
         try:
-            self._file.write(line + "\n")
+            self._file.write(_line(kind, **fields))
             self._file.flush()
         except OSError as error:
             raise TraceError(f"{self.path}: cannot be written any further ({error.strerror})") from None
@@ -143,6 +132,10 @@ class RunLogWriter:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _line(kind: str, /, **fields: Any) -> str:
+    return json.dumps({"type": kind, **{name: _plain(value) for name, value in fields.items()}}, allow_nan=False) + "\n"
 
 
 def read_runlog(path: Path) -> list[dict[str, Any]]:

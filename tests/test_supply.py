@@ -260,7 +260,7 @@ def test_unfinished_files_follow_no_link_and_folders_for_the_time_being_are_priv
     ):
         victim.write_text("years of work")
         path = tmp_path / f"out{k}"
-        path.with_name(f".{path.name}.{os.getpid()}.new").symlink_to(victim)
+        path.with_name(f"{path.name}.partial").symlink_to(victim)
         write(path)
         assert victim.read_text() == "years of work"
         assert not path.is_symlink()
@@ -299,7 +299,7 @@ def test_what_is_written_has_the_permissions_of_the_umask(umask, tmp_path):
                 gtrace.run_sweep(trace, ["qsgdinf:bits=3"], output=tmp_path / "run.sweep.db")
     finally:
         os.umask(before)
-    assert any(path.endswith((".new", "~")) or "/." in path for path in map(str, modes)), modes
+    assert any(path.endswith((".partial", "~")) or "/." in path for path in map(str, modes)), modes
     assert set(modes.values()) == {0o666 & ~umask}
     for path in tmp_path.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~umask, path

@@ -29,6 +29,7 @@ from gtrace.sweep.reading import (
     restrict,
 )
 from gtrace.sweep.schema import (
+    ALIASES,
     EXPECTATION,
     FORMAT,
     KEY,
@@ -180,7 +181,8 @@ class SweepResult(Tabular):
         return len(self.columns["tensor"])
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        return self.columns[name]
+        """A column; ``vnmse``, as papers call it, is ``relative_variance``."""
+        return self.columns[ALIASES.get(name, name)]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows as dictionaries, in the order of the columns."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, suggest
+from gtrace.trace.files import HDF5_SUFFIXES
 from gtrace.trace.format import SECOND_MOMENT
 from gtrace.trace.zarr import is_gtrace_zarr
 
@@ -27,7 +28,7 @@ def newest_trace(folder: Path) -> Path:
     Raises:
         TraceError: there is none.
     """
-    files = [path for suffix in (".h5", ".hdf5") for path in folder.glob(f"*{suffix}")]
+    files = [path for suffix in HDF5_SUFFIXES for path in folder.glob(f"*{suffix}")]
     traces = [path for path in [*files, *folder.glob("*.zarr")] if path.is_file() or is_gtrace_zarr(path)]
     if not traces:
         raise TraceError(f"no trace in {folder.absolute()}: `gtrace capture SCRIPT` makes one, or name a trace")

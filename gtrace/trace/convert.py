@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError, suggest
-from gtrace.trace.files import beside, check_place, move_in, remove
+from gtrace.trace.files import HDF5_SUFFIXES, beside, check_place, move_in, remove
 from gtrace.trace.format import SECOND_MOMENT, SKETCH
 from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.reader import Trace, open_source, open_trace
@@ -50,7 +50,7 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
     elif out is None:
         raise UsageError(f"{path}: is not on this machine and can only be read; -o NAME.zarr packs it here")
     target = Path(os.path.realpath(place if out is None else out))
-    if target.suffix not in (".zarr", ".h5", ".hdf5"):
+    if target.suffix not in (".zarr", *HDF5_SUFFIXES):
         raise UsageError(f"{target}: the name of a trace must end in .zarr, .h5 or .hdf5")
     source = open_source(place)
     try:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
+#: what the name of an HDF5 trace ends in
+HDF5_SUFFIXES = (".h5", ".hdf5")
 _PARTIAL = ".partial"
 #: the part of an address such as s3://bucket/run.zarr that looks like a folder if it is taken for a path
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
@@ -55,6 +57,8 @@ def write_beside(path: str, *parts: bytes | memoryview) -> None:
     to the disk: this protects against the death of the process, not of the machine.
     """
     beside = path + _PARTIAL
+    # A new file: in a folder that others may write to, a link of this name could lead anywhere.
+    Path(beside).unlink(missing_ok=True)
     write_file(beside, *parts)
     try:
         os.replace(beside, path)
@@ -210,13 +214,18 @@ def parse_json(text: str | bytes, where: str) -> object:
 
 
 def write_error(path: str | os.PathLike[str], error: Exception) -> TraceError:
-    """A failure to write as a TraceError with the system's words, also from HDF5's long reports."""
+    """A failure to write as a TraceError with the system's words."""
     if isinstance(error, FileNotFoundError):
         return TraceError(f"{path}: is gone: it was deleted, moved or replaced while it was being written")
+    return TraceError(f"{path}: cannot be written ({words_of(error) or 'the library that writes it failed'})")
+
+
+def words_of(error: Exception) -> str | None:
+    """The system's words for a failure, also from HDF5's long reports; None if it was not the system's."""
     number = getattr(error, "errno", None)
     if number is None and (code := _HDF5_ERRNO.search(str(error))):
         number = int(code[1])
-    return TraceError(f"{path}: cannot be written ({os.strerror(number) if number else printable(str(error))})")
+    return os.strerror(number) if number else None
 
 
 class Storing:

@@ -18,7 +18,7 @@ import numpy as np
 
 from gtrace.errors import TraceError, printable
 from gtrace.trace import format as layout
-from gtrace.trace.files import beside, check_room, move_in, parse_json, remove, write_error
+from gtrace.trace.files import beside, check_room, move_in, parse_json, remove, words_of, write_error
 from gtrace.trace.format import DIMENSION_SUFFIX, StreamKey
 from gtrace.trace.journal import hold
 from gtrace.trace.sketches import stored_bytes
@@ -50,11 +50,13 @@ _COPIED = re.compile(r"[a-z][a-z0-9_]*")
 
 @contextmanager
 def _reported(where: str) -> Iterator[None]:
-    """Turn HDF5's errors on damaged files into one error that names the place."""
+    """Turn HDF5's errors on damaged files into one error that names the place, without HDF5's words."""
     try:
         yield
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise TraceError(f"{where}: cannot be read ({printable(str(error))}); the trace is damaged") from None
+    except TraceError:
+        raise
+    except Exception as error:  # noqa: BLE001 - damaged bytes make the library raise anything
+        raise TraceError(f"{where}: cannot be read: {words_of(error) or 'truncated or damaged'}") from None
 
 
 def _children(group: h5py.Group, where: str) -> list[str]:
@@ -169,16 +171,16 @@ class Hdf5Stream(Stream):
         self._file_bytes = file_bytes
         self._group = group
         self._tensors: dict[int, _Dataset] = {}
-        names = _children(group, where)
-        if "step" in names:
+        self._names = _children(group, where)
+        if "step" in self._names:
             steps = self._table("step", 1, layout.STEP)
             count = steps.shape[0]
             self.steps = self._committed(steps.where, steps.read(slice(0, count), "steps"))
-        self._accept(self._find(names))
+        self._accept(self._find())
         self._find_present()
 
-    def _find(self, names: list[str]) -> Iterator[TensorSpec]:
-        for entry in names:
+    def _find(self) -> Iterator[TensorSpec]:
+        for entry in self._names:
             place = f"{self.where}/{printable(entry)}"
             try:
                 with _reported(place):
@@ -197,7 +199,7 @@ class Hdf5Stream(Stream):
     def _dataset(self, entry: str, ndim: int, column: ColumnType, most_bytes: int) -> _Dataset:
         where = f"{self.where}/{printable(entry)}"
         with _reported(where):
-            if entry not in self._group:
+            if entry not in self._names:
                 raise TraceError(f"{where}: missing; the trace is damaged")
             node = self._group[entry]
             return _Dataset(node, where, column, ndim, most_bytes=most_bytes, file_bytes=self._file_bytes)
@@ -207,7 +209,7 @@ class Hdf5Stream(Stream):
 
     def has(self, name: str) -> bool:
         """Whether it has this (step, tensor) array."""
-        return name in self._group
+        return name in self._names
 
     def scalar(self, name: str) -> NDArray[np.float64]:
         """One of the numbers about the steps."""
@@ -259,7 +261,7 @@ def open_hdf5(
         TraceError: it is not a trace, or it is damaged in a way that is not tolerated.
     """
     with ExitStack() as held:
-        try:
+        with _reported(str(path)):
             if stream is None:
                 size = os.path.getsize(path)
                 file = h5py.File(path, "r", locking=False)
@@ -267,10 +269,7 @@ def open_hdf5(
                 held.enter_context(stream)
                 size = stream.seek(0, os.SEEK_END)
                 file = h5py.File(stream, "r")
-        except (OSError, RuntimeError) as error:
-            raise TraceError(f"{path}: not an HDF5 file, truncated or damaged ({printable(str(error))})") from None
-        held.enter_context(file)
-        with _reported(str(path)):
+            held.enter_context(file)
             attrs = _read_json(file, layout.METADATA, str(path))
             check_root(str(path), attrs)
             streams = []

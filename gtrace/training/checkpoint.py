@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from gtrace.errors import TraceError
+from gtrace.trace.files import write_beside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,17 +39,12 @@ def save(path: Path, content: dict[str, Any]) -> None:
     Raises:
         TraceError: it cannot be written; the previous one is kept.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    data = io.BytesIO()
+    torch.save(content, data)
     try:
-        # A new file: in a folder that others may write to, a link of this name could lead anywhere.
-        beside.unlink(missing_ok=True)
-        with beside.open("xb") as file:
-            torch.save(content, file)
-        os.replace(beside, path)
+        write_beside(str(path), data.getbuffer())
     except OSError as error:
         raise TraceError(f"{path}: the checkpoint cannot be written ({error.strerror})") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def load(path: Path) -> dict[str, Any]:

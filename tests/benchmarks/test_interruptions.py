@@ -1,5 +1,6 @@
-"""The interruptions in short: one of each way, in both formats, with one process and with four."""
+"""The interruptions in short: one of each way, in both formats, with one process and with four; kills of others."""
 
+import json
 from pathlib import Path
 
 from helpers_capture import run_python
@@ -8,7 +9,11 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "interruptions.py"
 
 
 def test_one_of_each(tmp_path):
-    done = run_python(SCRIPT, "--runs", 6, "--fresh", 0, "--seed", 7, cwd=tmp_path, timeout=400)
+    done = run_python(SCRIPT, "--runs", 16, "--fresh", 0, "--seed", 7, "-o", "counts.json", cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line.split("|")[2:4] for line in done.stdout.splitlines()[-6:]]
-    assert [[int(cell) for cell in row] for row in rows] == [[1, 1]] * 6
+    found = json.loads((tmp_path / "counts.json").read_text())
+    ways = {"kill -9", "SIGTERM", "Ctrl-C", "SIGSTOP", "full disk", "deleted"}
+    others = {(name, "kill -9") for name in ("sweep", "report", "plan", "train", "import")}
+    others |= {("sweep", "full disk"), ("sweep", "deleted")}
+    assert {(row["command"], row["way"]) for row in found} == {("capture", way) for way in ways} | others
+    assert sum(row["late"] for row in found) > 2

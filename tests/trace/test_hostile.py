@@ -65,7 +65,7 @@ def test_what_is_no_trace(tmp_path):
     refused(tmp_path / "no.zarr", "no such trace")
     refused(tmp_path, "not a gtrace trace")
     (tmp_path / "text.h5").write_text("hello")
-    refused(tmp_path / "text.h5", "not an HDF5 file")
+    refused(tmp_path / "text.h5", "cannot be read: truncated or damaged")
     (tmp_path / "old.zarr").mkdir()
     (tmp_path / "old.zarr" / ".zgroup").write_text('{"zarr_format": 2}')
     refused(tmp_path / "old.zarr", "Zarr format 2")

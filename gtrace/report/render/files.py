@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from gtrace.report.render.latex import to_latex
 from gtrace.report.render.markdown import to_markdown
 from gtrace.report.render.records import csv_tables, csv_text, to_csv, to_json_lines, to_parquet
 from gtrace.report.sections import draw, figure_names, figure_specs
+from gtrace.trace.files import write_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -205,14 +205,7 @@ def check_page(path: Path, *, force: bool) -> None:
 
 def put(path: Path, data: bytes) -> None:
     """Write beside the place and move in, so that a reader never sees half a file."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        # A new file: in a folder that others may write to, a link of this name could lead anywhere.
-        beside.unlink(missing_ok=True)
-        with beside.open("xb") as file:
-            file.write(data)
-        os.replace(beside, path)
+        write_beside(str(path), data)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror}); choose another -o") from None
-    finally:
-        beside.unlink(missing_ok=True)

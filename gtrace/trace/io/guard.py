@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from gtrace.errors import GtraceError, TraceError, UsageError, printable, size_text
+from gtrace.trace.files import HDF5_SUFFIXES, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -409,8 +410,9 @@ def _load_readers(named: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, s
 def _reason(where: str, error: Exception) -> str:
     if isinstance(error, GtraceError):
         return str(error)
-    known = isinstance(error, OSError) and error.strerror
-    lines = str(known or error).strip().splitlines() or [type(error).__name__]
+    known = words_of(error)
+    own = "truncated or damaged" if where.endswith(HDF5_SUFFIXES) else str(error).strip()
+    lines = (known or own).splitlines() or [type(error).__name__]
     return f"{printable(where)}: cannot be read ({printable(lines[0])[:200]}){'' if known else '; damaged or foreign'}"
 
 

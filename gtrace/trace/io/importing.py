@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, printable
-from gtrace.trace.files import beside, check_place, clear_leftovers, move_in, remove
+from gtrace.trace.files import HDF5_SUFFIXES, beside, check_place, clear_leftovers, move_in, remove
 from gtrace.trace.format import KINDS
 from gtrace.trace.io.foreign import READERS, is_zarr, join_name
 from gtrace.trace.io.guard import Guard
@@ -365,7 +365,7 @@ def import_trace(
         OutputExistsError: something is at ``output``.
     """
     place = Path(os.path.realpath(output))
-    if place.suffix not in (ZARR, ".h5", ".hdf5"):
+    if place.suffix not in (ZARR, *HDF5_SUFFIXES):
         raise UsageError(f"{output}: the name of a trace must end in .zarr, .h5 or .hdf5")
     rules = rules or ImportRules()
     if rules.kind not in KINDS:

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from gtrace.errors import TraceError, UsageError, printable
 from gtrace.trace import format as layout
+from gtrace.trace.files import HDF5_SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,7 +38,6 @@ _PACKAGES = {
     "https": "aiohttp",
     "sftp": "paramiko",
 }
-_SUFFIXES_HDF5 = (".h5", ".hdf5")
 #: block size for reading an HDF5 file; the rest of each block is kept for the next read
 _BLOCK_BYTES = 1024 * 1024
 
@@ -72,8 +72,8 @@ def stem_of(path: str | os.PathLike[str]) -> str:
 def is_hdf5(place: Path | str) -> bool:
     """Whether the name of a trace means a single file."""
     if isinstance(place, Path):
-        return place.suffix in _SUFFIXES_HDF5
-    return urlsplit(place).path.lower().endswith(_SUFFIXES_HDF5)
+        return place.suffix in HDF5_SUFFIXES
+    return urlsplit(place).path.lower().endswith(HDF5_SUFFIXES)
 
 
 class RemoteFiles:

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from gtrace import capture, codecs, fitting, training
     from gtrace.capture import record_gradients
     from gtrace.codecs import codec, codec_names
+    from gtrace.codecs.single import compress
     from gtrace.planning import load_plan
     from gtrace.sketch import MomentSketch
     from gtrace.sweep import SweepResult, run_sweep
+    from gtrace.sweep.run import run_sweep as sweep
     from gtrace.trace import Trace, TraceWriter, create_trace, open_trace, sketch_trace
 
 __version__ = "0.1.0"
@@ -26,6 +28,7 @@ _HOMES = {
     "TraceWriter": "gtrace.trace",
     "codec": "gtrace.codecs",
     "codec_names": "gtrace.codecs",
+    "compress": "gtrace.codecs.single",
     "create_trace": "gtrace.trace",
     "load_ipython_extension": "gtrace.cli.notebook",
     "load_plan": "gtrace.planning",
@@ -41,6 +44,7 @@ _MODULES = (
     "errors",
     "fitting",
     "report",
+    "sweep",
     "testing",
     "training",
     "types",
@@ -56,6 +60,7 @@ __all__ = [
     "codec",
     "codec_names",
     "codecs",
+    "compress",
     "create_trace",
     "fitting",
     "load_plan",
@@ -63,6 +68,7 @@ __all__ = [
     "record_gradients",
     "run_sweep",
     "sketch_trace",
+    "sweep",
     "training",
 ]
 

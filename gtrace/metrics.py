@@ -36,7 +36,9 @@ class Comparison:
     """
 
     squared_error: float = measured("||Q(g) - g||^2, expected or realized")
-    relative_variance: float = measured("squared_error / energy")
+    relative_variance: float = measured(
+        "squared_error / energy, the vNMSE of EDEN, QUIVER and DynamiQ; vnmse is another name of this column"
+    )
     mean_abs_error: float = measured("mean |Q(g) - g|")
     mean_relative_error: float = measured("mean |Q(g) - g| / |g| over non-zero g")
     cosine: float = measured("cosine of Q(g) and g")

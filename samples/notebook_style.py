@@ -45,8 +45,7 @@ for tensor in trace.tensors:
     print(f"{tensor.name:10} {tensor.shape}  steps {trace.steps(tensor.name)}")
 
 # %% Measure codecs on it: each at several bits, on every tensor and step.
-codecs = [f"{name}:bits={bits}" for name in ("qsgdinf", "nuqsgd", "alq") for bits in (2, 3, 4, 5)]
-result = gtrace.run_sweep(trace, codecs)
+result = gtrace.sweep(trace, "qsgdinf,nuqsgd,alq", bits=range(2, 6))
 print(f"{len(result)} rows; columns such as {', '.join(list(result.columns)[:6])}")
 
 # %% Which codec has the least error at two measured bits?

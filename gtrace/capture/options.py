@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gtrace.errors import OutputExistsError, UsageError, suggest
 from gtrace.settings import KINDS, documented, option
 from gtrace.torch_hooks.processes import launched_place
+from gtrace.trackers import TO_HELP, check_tracker
 from gtrace.units import parse_size, step_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+    from gtrace.trackers import Tracker
 
 
 DEFAULT_BUDGET = 4_000_000_000
@@ -259,6 +262,7 @@ class CaptureSettings:
         maximum=10,
         help="Width of a sketch's bins: 2^N in an octave; 10 loses nothing.  [default: 6]",
     )
+    to: str | Tracker | None = option(None, type=str, metavar="TRACKER", help=TO_HELP)
     force: bool = option(False, help="Replace an existing trace.")
 
 
@@ -341,6 +345,8 @@ def capture_options(
     if given.max_elements is not None and given.max_elements < 1:
         raise UsageError(f"--max-elements: needs a number of 1 or more, not {given.max_elements}")
     _check_sketch(given.sketch, given.sketch_mantissa)
+    if isinstance(given.to, str):
+        check_tracker(given.to)
     size = parse_size(given.budget, "--budget") if isinstance(given.budget, str) else given.budget
     if size is None and isinstance(policy, AutomaticSteps):
         size = DEFAULT_BUDGET

@@ -29,9 +29,11 @@ from gtrace.torch_hooks.naming import Names
 from gtrace.torch_hooks.optimizers import OptimizerHistory
 from gtrace.torch_hooks.times import StepClock
 from gtrace.trace.format import SECOND_MOMENT
+from gtrace.trace.numbers import numbers_of
 from gtrace.trace.optimizer import OPTIMIZERS
 from gtrace.trace.rows import BLOCK
 from gtrace.trace.times import TIMES
+from gtrace.trackers import Tracking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from gtrace.torch_hooks.naming import ParameterName
     from gtrace.torch_hooks.steps import Rounds
     from gtrace.trace import SketchPlan, TraceWriter
+    from gtrace.trace.format import Rows, StreamKey
 
 _MOST_WARNINGS = 3
 #: optimizers whose settings are followed
@@ -117,8 +120,15 @@ class Recorder:
         #: recorded second moments of an optimizer
         self._moments = 0
         self._writer = AsyncWriter(
-            lambda: open_trace(self.attrs), self.error, options.max_elements, self._written, values=plan is None
+            lambda: self._followed(*open_trace(self.attrs)),
+            self.error,
+            options.max_elements,
+            self._written,
+            values=plan is None,
         )
+        self._tracking = None if options.to is None else Tracking(options.to, self.error)
+        #: committed rows whose numbers go to the tracker; from the training's own thread, as the news
+        self._commits: queue.SimpleQueue[tuple[StreamKey, Sequence[str], Rows]] = queue.SimpleQueue()
         self._parameter_names = Names()
         #: optimizers with named parameters
         self._named: set[int] = set()
@@ -197,6 +207,8 @@ class Recorder:
         finally:
             self._writer.drain()
             self._tell_news()
+            if self._tracking is not None:
+                self._tracking.close()
 
     def finish(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
         """Stop watching, finish the trace, and return the summary."""
@@ -316,8 +328,7 @@ class Recorder:
                 self._room = None
         if not self._records:
             return False
-        if not self._news.empty():
-            self._tell_news()
+        self._tell_news()
         history = self._histories.get(stream)
         if history is not None:
             history.look(step)
@@ -565,9 +576,17 @@ class Recorder:
         self._by_hand = True
         self._news.put("gtrace: no optimizer of torch steps here; recording the gradients after each backward pass")
 
+    def _followed(self, trace: TraceWriter, rank: int) -> tuple[TraceWriter, int]:
+        """The trace, of which the first rank's numbers go to the tracker."""
+        if self._tracking is not None and not rank:
+            trace.follower = lambda *commit: self._commits.put(commit)
+        return trace, rank
+
     def _tell_news(self) -> None:
         while not self._news.empty():
             self._report(self._news.get())
+        while self._tracking is not None and not self._commits.empty():
+            self._tracking.log(numbers_of(*self._commits.get()))
 
     def _predictor(self, seconds: float) -> Callable[[int], str]:
         """A function from a step's bytes to a line about budget and steps; ``seconds`` is the time of copying it.

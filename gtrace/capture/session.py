@@ -297,7 +297,9 @@ def captured(session: CaptureSession, options: CaptureOptions, attrs: Mapping[st
         options: its options.
         attrs: attributes of the trace.
     """
-    settings = {field.name: getattr(options, field.name) for field in fields(CaptureSettings)}
+    # A tracker of the program's own is in this process alone.
+    shared = options if isinstance(options.to, str) else replace(options, to=None)
+    settings = {field.name: getattr(shared, field.name) for field in fields(CaptureSettings)}
     message = {"path": str(options.path), "run": options.run, "settings": settings, "attrs": dict(attrs)}
     with children_call(__name__, message), forks_captured(session):
         yield

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 _NAME_WIDTH, WHOLE_NAME = 20, 48
 #: Rows of a table that is printed without --full.
 FEW_ROWS = 8
-#: Blocks of a line over steps.
-SPARK_WIDTH = 16
 _GAP = 2
 #: Columns of a pipe, which has no width to respect: whoever reads it wants every column.
 _PIPE_WIDTH = 100_000

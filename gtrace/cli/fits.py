@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.console import FEW_ROWS, SPARK_WIDTH, TensorColumn, name_columns, print_columns, stdout_console
+from gtrace.cli.console import FEW_ROWS, TensorColumn, name_columns, print_columns, stdout_console
 from gtrace.cli.options import pick, print_json
 from gtrace.fitting.magnitudes import LAWS
-from gtrace.report.names import count, literal, number, sparkline
+from gtrace.report.analysis.history import spark
+from gtrace.report.names import count, literal, number
 from gtrace.sweep.formats import FormatTrial
 from gtrace.sweep.laws import follow_laws, judge, verdict_sentences
 from gtrace.trace.choose import choose_steps
@@ -86,7 +87,7 @@ def print_fits(
         *(TensorColumn(f"KS {name}", [_three(mean[name]) for mean in means], _RANKS.get(name, 7)) for name in LAWS),
         TensorColumn("mu log2", [number(_mean(layer.mu_log2)) for layer in layers], 3),
         TensorColumn("sigma log2", [number(_mean(layer.sigma_log2)) for layer in layers], 1),
-        TensorColumn("sigma over steps", [_spark(layer.sigma_log2, encoding) for layer in layers], 3, right=False),
+        TensorColumn("sigma over steps", [spark(one.sigma_log2.tolist(), encoding) for one in layers], 3, right=False),
         *(
             TensorColumn(f"FP{bits} max", [str(found.formats[k].format) if found else "-" for found in formats], 2)
             for k, bits in enumerate(_BITS)
@@ -131,7 +132,3 @@ def _finite(values: NDArray[np.float64]) -> list[float]:
 def _mean(values: NDArray[np.float64]) -> float:
     known = _finite(values)
     return sum(known) / len(known) if known else math.nan
-
-
-def _spark(values: NDArray[np.float64], encoding: str) -> str:
-    return sparkline(values.tolist(), SPARK_WIDTH, encoding)

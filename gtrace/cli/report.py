@@ -14,6 +14,7 @@ from gtrace.cli.console import echo, wide_console
 from gtrace.cli.options import Command, HorizonSettings, arguments, options, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import nested, option
+from gtrace.trackers import check_tracker
 
 if TYPE_CHECKING:
     from gtrace.costs import Cluster
@@ -69,6 +70,12 @@ class ReportSettings:
         metavar="N",
         help="Compare codecs for the average of N workers' gradients, if there is no --cluster.",
     )
+    to: str | None = option(
+        None,
+        metavar="TRACKER",
+        help="Send the numbers of every step to a tracker instead: tensorboard[:FOLDER], wandb[:PROJECT], "
+        "mlflow[:EXPERIMENT] or trackio[:PROJECT].",
+    )
     cluster: ClusterSettings = nested(ClusterSettings)
     noise: HorizonSettings = nested(HorizonSettings)
     full: bool = option(False, help="Print every table and note, not only the answer; --group and --pair do, too.")
@@ -101,9 +108,13 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
       gtrace report a.sweep.db --figure rate-distortion -o rate.pdf
       gtrace report a.sweep.db --pair alq:bits=3 zipml:bits=3
       gtrace report a.sweep.db --horizon 20000
+      gtrace report run.zarr a.sweep.db run.jsonl --to tensorboard:runs
       gtrace report a.sweep.db --ranks 64 --coder entropy
       gtrace report a.sweep.db --cluster 8x25Gbit/s,180ms,latency=20us
     """
+    if settings.to is not None:
+        _send(settings.to, list(results))
+        return
     if settings.figure is not None and (settings.as_json or settings.pairs or settings.groups):
         raise UsageError("--figure draws one figure alone: leave out --json, --pair and --group")
     text = settings.cluster.cluster
@@ -114,6 +125,16 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
         _draw(settings.figure, settings, list(results), cluster)
     else:
         _write(settings, list(results), cluster)
+
+
+def _send(to: str, results: list[Path]) -> None:
+    """The numbers of the results, step by step, to a tracker."""
+    check_tracker(to)
+    from gtrace.report.names import count
+    from gtrace.report.render.records import send_results
+
+    for path, sent in send_results(_given(results), to).items():
+        echo(f"{path}: {count(sent, 'set')} of numbers sent to {to}")
 
 
 def _draw(figure: str, settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> None:

@@ -13,6 +13,7 @@ from gtrace.cli.train import chosen_codecs
 from gtrace.cli.train_settings import DEFAULT_TASK, CompareSettings, SeedsSettings
 from gtrace.errors import UsageError
 from gtrace.settings import option
+from gtrace.training.settings import JOINT
 from gtrace.training.tasks import describe_task, task_names
 
 
@@ -63,6 +64,8 @@ def compare(settings: CompareSettings, codecs: tuple[str, ...]) -> None:
       gtrace study compare --weights optimal5,uniform5 --task fashion-cnn
       gtrace study compare minmax --policy mqgrad --policy adaptive --network 10MB/s,topology=ps --down same
       gtrace study compare qsgdinf:bits=3 --plan plan.toml --task digits-cnn
+      gtrace study compare --optimizer onebit-adam --task digits-mlp
+      gtrace study compare eden:bits=2 --every 16 --task char-transformer
     """
     _run(settings, codecs)
 
@@ -90,7 +93,8 @@ def _run(settings: CompareSettings, codecs: tuple[str, ...]) -> None:
     check_task(settings.task)
     specs = split_specs(",".join(codecs)) if codecs else []
     if not specs and not settings.plans:
-        if settings.weights is None:
+        own = JOINT.get(settings.optimizer.partition(":")[0])
+        if own is None and settings.weights is None:
             raise UsageError("name at least one codec, e.g. gtrace study compare qsgdinf:bits=3,alq:bits=3.")
-        specs = ["none"]
+        specs = ["none" if own is None else own.codec]
     run_task(settings, chosen_codecs(settings, specs, settings.sparsity))

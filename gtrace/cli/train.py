@@ -13,6 +13,7 @@ from gtrace.cli.options import Command, all_fields, codec_with, load_plugins, op
 from gtrace.cli.train_settings import CompareSettings, RunSettings, TrainSettings
 from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
+from gtrace.trackers import check_tracker
 from gtrace.training.tasks import require_torch
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def command(settings: TrainSettings, script: str | None, args: tuple[str, ...]) 
 
     A SCRIPT runs unchanged. Each gradient goes through the codec before the optimizer uses it; between the ranks of
     DistributedDataParallel payloads are exchanged instead of gradients. With --baseline it runs without the codec, too,
-    and the end compares the losses. Options come before SCRIPT.
+    and the end compares the losses. With --every H each rank steps alone, and every H steps what its weights changed
+    is exchanged. Options come before SCRIPT.
 
     A task is trained with the codec on every worker's gradients and, beside it, without. Each worker's gradient travels
     as bytes, is decoded from them alone, and one optimizer step with the average follows. gtrace study has more options
@@ -61,6 +63,7 @@ def command(settings: TrainSettings, script: str | None, args: tuple[str, ...]) 
       gtrace train --plan plan.toml train.py
       gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py
       gtrace train --codec qsgdinf:bits=4 --baseline train.py --epochs 3
+      gtrace train --codec eden:bits=2 --every 16 train.py
       gtrace train --compare alq:bits=3,qsgdinf:bits=4 --seeds 5 train.py
       gtrace train --codec alq --bits 3 --task digits-cnn --workers 8 --cluster 8x1Gbit/s,20ms
       gtrace train --codec minmax --policy mqgrad --network 10MB/s
@@ -94,6 +97,8 @@ def _train_script(settings: TrainSettings, script: str, args: tuple[str, ...]) -
             "gtrace.training.MQGrad for the bits"
         )
     refuse(settings, "task", f"is for built-in tasks; {script} has its own")
+    if settings.every is not None and settings.cluster.cluster is not None:
+        raise UsageError("--cluster: is for gradients that are exchanged at every step; leave out --every.")
     require_torch()
     from gtrace.cli.train_script import compare_script, run_script
 
@@ -131,6 +136,8 @@ def chosen_codecs(settings: RunSettings, specs: Sequence[str], sparsity: float |
     """
     # Whatever can be wrong in the arguments is said before torch takes its seconds to load.
     load_plugins(settings.codecs.plugin)
+    if settings.to is not None:
+        check_tracker(settings.to)
     RefitSchedule.parse(settings.refit)
     planned = _planned(settings.plans)
     feedback = settings.codecs.error_feedback

@@ -309,7 +309,7 @@ def _lines(summary: ScriptSummary, setup: dict[str, Any]) -> list[str]:
         f"({tally.ratio:.1f} times smaller than float32, {tally.ratio / 2:.1f} than bf16), "
         f"{size_text(round(each))} a step"
         + (" from each rank" if summary.exchanged else "")
-        + f", relative variance {variance:.3g} of one gradient"
+        + f", relative variance {variance:.3g} of one {'outer gradient' if setup['every'] else 'gradient'}"
     ]
     if summary.exchanged:
         lines.append(
@@ -386,6 +386,7 @@ def _as_dict(summary: ScriptSummary, setup: dict[str, Any], savings: Savings | N
     return {
         "output": None if summary.log is None else str(summary.log),
         "codec": setup["codec"],
+        "every": setup["every"],
         **pick(summary, "steps", "optimizers", "world_size"),
         "exchange": setup["exchange"] if summary.exchanged else None,
         "workers": setup["workers"],

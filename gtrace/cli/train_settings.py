@@ -10,6 +10,7 @@ from gtrace.cli.completion import complete_spec, complete_specs, complete_task
 from gtrace.cli.options import JSON, CodecSettings
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace.settings import nested, option
+from gtrace.trackers import TO_HELP
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +80,7 @@ class RunSettings:
     )
     cluster: ClusterSettings = nested(ClusterSettings)
     output: Path | None = option(None, names=("-o", "--output"), help="Run log.  [default: NAME-CODEC.jsonl]")
+    to: str | None = option(None, call=("script",), metavar="TRACKER", help=TO_HELP)
     force: bool = option(False, help="Replace an existing run log.")
     codecs: CodecSettings = nested(CodecSettings)
     batch_size: int | None = option(
@@ -95,6 +97,13 @@ class RunSettings:
         advanced=True,
         call=("study",),
         help="Learning rate at the start of a task.  [default: the task's]",
+    )
+    every: int | None = option(
+        None,
+        call=("study", "script"),
+        minimum=1,
+        metavar="H",
+        help="Workers step alone, and every H steps what their weights changed goes through the codec (DiLoCo).",
     )
     seed: int = option(
         0,
@@ -235,7 +244,8 @@ class CompareSettings(RunSettings):
         call=("study",),
         metavar="NAME",
         show_default=False,
-        help="sgd, momentum, nesterov, adam, amsgrad or adamw.  [default: the task's]",
+        help="sgd, momentum, nesterov, adam, amsgrad, adamw; or one that exchanges by itself: onebit-adam, "
+        "zeroone-adam (both with :warmup=N) or ef21-sgdm.  [default: the task's]",
     )
     clip: float | None = option(
         None,

@@ -15,6 +15,7 @@ from gtrace.cli.train_settings import DEFAULT_TASK
 from gtrace.cli.train_tables import print_seeds, print_table, summarize
 from gtrace.costs import parse_network
 from gtrace.errors import UsageError
+from gtrace.trackers import Tracking, of_record
 from gtrace.training.tasks import describe_task
 
 if TYPE_CHECKING:
@@ -47,15 +48,21 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
     network = None if settings.network is None else parse_network(settings.network)
     weights = [] if settings.weights is None else words(settings.weights)
     neural = settings.kind == "neural"
-    if neural and settings.cluster.cluster is not None:
-        raise UsageError("--cluster: neural gradients do not travel between workers; use --kind weight.")
-    cluster = None if neural else chosen_cluster(settings.cluster.cluster, timed=True)
-    task = settings.task or DEFAULT_TASK
     from gtrace.training.policies import FIXED, PolicySpec
-    from gtrace.training.settings import run_name
+    from gtrace.training.settings import joint_name, run_name
+
+    joint = joint_name(settings.optimizer, settings.every)
+    if (neural or joint) and settings.cluster.cluster is not None:
+        raise UsageError(
+            "--cluster: neural gradients do not travel between workers; use --kind weight."
+            if neural
+            else f"--cluster: is for gradients that are exchanged at every step; leave out {joint}."
+        )
+    cluster = None if neural or joint else chosen_cluster(settings.cluster.cluster, timed=True)
+    task = settings.task or DEFAULT_TASK
 
     choosing = [PolicySpec.parse(text) for text in settings.policies or (FIXED,)]
-    named = file_name(run_name(chosen[0], choosing[0])) if len(chosen) == len(choosing) == 1 else "compare"
+    named = file_name(run_name(chosen[0], choosing[0], joint=joint)) if len(chosen) == len(choosing) == 1 else "compare"
     if weights:
         named = "-".join([*([] if named == "none" else [named]), "weights", *weights])
     path = settings.output or Path(f"{task}-{'neural-' * neural}{named}.jsonl")
@@ -74,13 +81,17 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
     )
     if not settings.force and study.can_resume(path):
         echo(f"gtrace: {path}: continues after the interruption", err=True)
+    tracking = None if settings.to is None else Tracking(settings.to, lambda error: echo(f"gtrace: {error}", err=True))
     try:
         with step_progress("train", quiet=settings.as_json) as show:
-            study.run(path, force=settings.force, on_record=_following(study, show))
+            study.run(path, force=settings.force, on_record=_following(study, show, tracking))
     except KeyboardInterrupt:
         if study.results[0].steps:
             _show(study, path, cluster, as_json=settings.as_json)
         raise
+    finally:
+        if tracking is not None:
+            tracking.close()
     _show(study, path, cluster, as_json=settings.as_json)
 
 
@@ -167,16 +178,20 @@ def _changes(run: Logged) -> list[list[int]]:
     return found
 
 
-def _following(study: Study, show: Callable[..., None] | None) -> Callable[[dict[str, Any]], None] | None:
-    """What keeps a bar and the losses beside it up to date; None without a bar."""
-    if show is None:
+def _following(
+    study: Study, show: Callable[..., None] | None, tracking: Tracking | None
+) -> Callable[[dict[str, Any]], None] | None:
+    """What keeps a tracker, and a bar and the losses beside it, up to date; None without either."""
+    if show is None and tracking is None:
         return None
     losses: dict[str, float] = {}
     shown_seed = [study.settings.seed]
     total = study.settings.steps * len(study.seeds)
 
     def update(record: dict[str, Any]) -> None:
-        if record["type"] == "step":
+        if tracking is not None:
+            tracking.log(of_record(record))
+        if show is not None and record["type"] == "step":
             if record["seed"] != shown_seed[0]:
                 shown_seed[0] = record["seed"]
                 losses.clear()

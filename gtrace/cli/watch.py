@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gtrace.capture.summary import disk_usage
-from gtrace.cli.history import WRITING, RunHistory, status_in_words
 from gtrace.cli.live import identity
 from gtrace.errors import TraceError, UsageError, size_text
+from gtrace.report.analysis.history import WRITING, RunHistory, status_in_words
 from gtrace.report.names import count, literal, number, shorten, sparkline
 from gtrace.trace import open_trace
 from gtrace.trace.choose import choose_infos
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from gtrace.cli.history import StreamHistory, TensorHistory
+    from gtrace.report.analysis.history import StreamHistory, TensorHistory
     from gtrace.trace import TensorInfo, Trace
 
 #: Codecs whose errors are predicted, and their bits.

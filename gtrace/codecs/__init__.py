@@ -31,7 +31,7 @@ from gtrace.codecs.mcgq import Mcgq
 from gtrace.codecs.plugins import load_plugin
 from gtrace.codecs.powersgd import PowerSgd
 from gtrace.codecs.prune import Prune, TopKPrune
-from gtrace.codecs.rotation import Eden, Rotate
+from gtrace.codecs.rotation import Eden, Rotate, expected_on_any
 from gtrace.codecs.signs import EfSignSgd, OneBit, SignSgd, Signum
 from gtrace.codecs.sparse import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK
 from gtrace.codecs.spec import (
@@ -44,8 +44,9 @@ from gtrace.codecs.spec import (
     wrapper_names,
 )
 from gtrace.codecs.tables import Dynamic8, Fp4, Int8, IntN, Nf4, Quantile8, Uniform8
+from gtrace.codecs.thc import Thc
 from gtrace.codecs.transform import Dct
-from gtrace.codecs.wrappers import Accumulate, ErrorFeedback, Momentum
+from gtrace.codecs.wrappers import Accumulate, Ef21, ErrorFeedback, Momentum
 
 __all__ = [
     "Accumulate",
@@ -65,6 +66,7 @@ __all__ = [
     "Dynamic8",
     "Ecq",
     "Eden",
+    "Ef21",
     "EfSignSgd",
     "EncodedPart",
     "ErrorFeedback",
@@ -94,6 +96,7 @@ __all__ = [
     "Signum",
     "TensorSums",
     "TernGrad",
+    "Thc",
     "TopK",
     "TopKPrune",
     "Uniform8",
@@ -101,6 +104,7 @@ __all__ = [
     "codec",
     "codec_class",
     "codec_names",
+    "expected_on_any",
     "expecting",
     "level_grid",
     "load_plugin",

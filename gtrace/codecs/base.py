@@ -222,6 +222,8 @@ class Codec(ABC):
     stateful: ClassVar[bool] = False
     #: workers average their messages before decoding, see :meth:`rounds`
     linear: ClassVar[bool] = False
+    #: receivers keep a memory, too, see :meth:`receive`
+    both_ends: ClassVar[bool] = False
     #: the method itself reports the payload's length; decoding needs more than these bytes
     declared: ClassVar[bool] = False
     #: the parameter that a word without = sets, e.g. e3m2 in a spec of fp
@@ -355,6 +357,22 @@ class Codec(ABC):
         Raises:
             PayloadError: the bytes are not a valid payload of this codec and size.
         """
+
+    def receive(self, held: State, shared: bytes, payload: bytes) -> tuple[NDArray[np.float32], State]:
+        """:meth:`decode` for a receiver that keeps something from message to message.
+
+        Args:
+            held: what it held before; ``State(size)`` before the first message.
+            shared: as for :meth:`decode`.
+            payload: as for :meth:`decode`.
+
+        Returns:
+            the values that it ends with, float32[size], and what it holds from now on.
+
+        Raises:
+            PayloadError: as :meth:`decode`; nothing of ``held`` changes.
+        """
+        return self.decode(shared, payload, held.size), held
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
         """The decoded payload of :meth:`encode` and its length, for callers that never send it.

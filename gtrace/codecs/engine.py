@@ -104,6 +104,10 @@ class Composed(Codec):
         """The memory before the first step."""
         return State(int(size), self.parts.memory.start(size), shape)
 
+    def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
+        """float32[n] in the coordinates in which it is rounded, those of a 32-bit number, or back from there."""
+        return x
+
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
         """Fit the grid, then the code."""
         return self.parts.coder.fit(self.parts.grid.fit(state, summary), self.parts.grid, summary)

@@ -19,7 +19,7 @@ from gtrace.fitting.entropy import MOST, entropy_levels, spaced_levels
 from gtrace.kernels import rounding as _rounding
 from gtrace.kernels import symbols as _symbols
 from gtrace.kernels.codes import TALLIES
-from gtrace.types import Expectation, SummarySpec
+from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from gtrace.codecs.parts import Opened, Parts, Scaled
     from gtrace.codecs.scales import BucketNorm
     from gtrace.sketch import MomentSketch
-    from gtrace.types import State
 
 #: up to this many magnitudes, counting random thresholds beats a search
 FEW_LEVELS = 32
@@ -246,7 +245,7 @@ class LevelGrid(Grid):
         """The squared error that a parametric law promised; NaN without one."""
         return float("nan")
 
-    def needs(self, parts: Parts) -> SummarySpec:
+    def needs(self, parts: Parts) -> SummarySpec | None:
         """The sketch of r = |v| / scale under these buckets."""
         scale, scope = cast("BucketNorm", parts.scale), _of(parts)[1].scope
         return SummarySpec(scale.norm, scale.bucket_size, scale.tail, scale.clip, scope, self.moments)
@@ -346,6 +345,10 @@ class EqualSteps(LevelGrid):
         if self.steps is not None:
             return self.steps
         return (1 << self.bits - 1) - 1 if self.zero else (1 << self.bits) - 1
+
+    @property
+    def integers(self) -> NDArray[np.int64]:
+        return np.arange(self.alphabet(State(0)))
 
     def levels(self, state: State) -> NDArray[np.float32]:
         return _equal_steps(self.intervals, self.zero)

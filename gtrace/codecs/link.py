@@ -1,8 +1,9 @@
 """The loop of compressed training: fit, send, receive, settle, and allocate among tensors.
 
 A :class:`Sender` is one worker's codec for one tensor and holds the codec's state. A :class:`Receiver` holds only
-the shared bytes that were sent to it, so everything that decoding needs has traveled in a :class:`Message` and is
-counted. Simulated workers, real ranks, neural gradients and hooks into a training loop all use these two.
+what it made of the messages before: shared bytes, and the memory of a codec that sends differences. So everything that
+decoding needs has traveled in a :class:`Message` and is counted. Simulated workers, real ranks, neural gradients and
+hooks into a training loop all use these two.
 
 Values are arrays, or anything that an :class:`Engine` can encode in place.
 """
@@ -46,9 +47,9 @@ class Engine:
         """The payload of ``codec.encode``, with the same bytes for values on any device."""
         return codec.encode(state, values, key)
 
-    def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
-        """What ``codec.decode`` returns, at a place; None is the host."""
-        return codec.decode(shared, payload, size)
+    def receive(self, codec: Codec, held: State, shared: bytes, payload: bytes, place: Any) -> tuple[Any, State]:
+        """What ``codec.receive`` returns, the values at a place; None is the host."""
+        return codec.receive(held, shared, payload)
 
 
 HOST = Engine()
@@ -249,6 +250,10 @@ class Sender:
         """The key of a step's randomness."""
         return Key.derive(self._options.seed, tensor=self._tensor, step=step, worker=self._worker, role=self._role)
 
+    def common_number(self, step: int) -> int:
+        """32 bits for what all workers do in the same way at a step, e.g. a rotation under which codes add up."""
+        return Key.derive(self._options.seed, tensor=self._tensor, step=step, role="sample").low & 0xFFFFFFFF
+
     def to_arrays(self) -> dict[str, Any]:
         """The state, as plain numbers and arrays."""
         return {
@@ -316,26 +321,36 @@ def sharing(items: Iterable[tuple[Codec, T]]) -> Iterable[tuple[Codec, list[T]]]
 
 
 class Receiver:
-    """The other end of one worker's messages for one tensor: knows the codec, the size, and the shared bytes.
+    """The other end of one worker's messages for one tensor: knows the codec, the size, and what arrived before.
 
     Attributes:
         codec: the codec.
-        size: elements of the tensor.
         shared: the latest shared bytes.
+        held: what the codec keeps on this side; it has the tensor's size.
     """
 
     def __init__(self, codec: Codec, size: int, engine: Engine = HOST) -> None:
         self.shared = b""
         self.codec = codec
-        self.size = size
+        self.held = State(size)
         self._engine = engine
 
     def receive(self, message: Message, place: Any = None) -> Any:
-        """Decode to float32[size]: an array, or a tensor on the device ``place``.
+        """The values that arrive, float32[size]: an array, or a tensor on the device ``place``.
 
         Raises:
             PayloadError: the bytes are damaged, or were made with other shared bytes.
         """
         if message.shared is not None:
             self.shared = message.shared
-        return self._engine.decode(self.codec, self.shared, message.payload, self.size, place)
+        values, self.held = self._engine.receive(self.codec, self.held, self.shared, message.payload, place)
+        return values
+
+    def to_arrays(self) -> dict[str, Any]:
+        """What it holds, as plain numbers and arrays."""
+        return {"shared": np.frombuffer(self.shared, np.uint8).copy(), "held": dict(self.held.to_arrays())}
+
+    def load_arrays(self, arrays: Mapping[str, Any]) -> None:
+        """Undo :meth:`to_arrays`."""
+        self.shared = np.asarray(arrays["shared"], np.uint8).tobytes()
+        self.held = State.from_arrays(arrays["held"])

@@ -172,3 +172,39 @@ class MomentumSum(MomentumAverage):
     @property
     def left_out(self) -> float:
         return self.dampening
+
+
+@dataclass(frozen=True)
+class Estimate(Memory):
+    """Both ends follow the gradient: the change of their estimate is sent and added.
+
+    Kept as ``estimate``, float32[n], on both ends; with momentum the sender also keeps ``momentum``, float32[n].
+    """
+
+    keeps: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = False
+
+    momentum: float = parameter(
+        0.0, "share of m that stays; the estimate then follows m instead of the gradient", minimum=0.0, maximum=1.0
+    )
+
+    def given(self, arrays: Arrays, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        return self.inside(arrays, self._followed(arrays, x))
+
+    def after(
+        self, arrays: Arrays, x: NDArray[np.float32], given: NDArray[np.float32], decoded: NDArray[np.float32]
+    ) -> dict[str, NDArray[Any]]:
+        kept: dict[str, NDArray[Any]] = {"estimate": decoded}
+        return {**kept, "momentum": self._followed(arrays, x)} if self.momentum else kept
+
+    def received(
+        self, arrays: Arrays, values: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], dict[str, NDArray[Any]]]:
+        estimate = saturating(values, arrays["estimate"]) if "estimate" in arrays else values
+        return estimate, {"estimate": estimate}
+
+    def inside(self, arrays: Arrays, received: NDArray[np.float32]) -> NDArray[np.float32]:
+        return saturating(received, arrays["estimate"], scale_y=-1.0) if "estimate" in arrays else received
+
+    def _followed(self, arrays: Arrays, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        return averaged(arrays["momentum"], x, self.momentum, self.momentum) if "momentum" in arrays else x

@@ -129,6 +129,20 @@ class Memory(Word):
         """The arrays of the next step, after the values of ``given`` for ``x`` arrived as ``decoded``."""
         return {}
 
+    def received(
+        self, arrays: Mapping[str, NDArray[Any]], values: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], dict[str, NDArray[Any]]]:
+        """What a receiver ends with after a payload of these values, float32[n], and what it keeps.
+
+        A receiver's ``arrays`` are those that it kept last, none at first. A sender's hold the same, so it knows what
+        arrives without asking.
+        """
+        return values, {}
+
+    def inside(self, arrays: Mapping[str, NDArray[Any]], received: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Undo :meth:`received` with a sender's arrays: the values of the payload, up to rounding."""
+        return received
+
 
 @dataclass(frozen=True)
 class Scale(Word):
@@ -152,6 +166,11 @@ class Scale(Word):
     def part_multiple(self) -> int | None:
         """Parts of a tensor must be a multiple of this length; None if a scale needs the whole tensor."""
         return 1
+
+    @property
+    def shares(self) -> bool:
+        """Whether workers can take the largest of their scales, so that codes mean the same to all."""
+        return False
 
     def over(self, size: int) -> int:
         """Number of values that share a scale, at least 1, of ``size``."""
@@ -227,6 +246,14 @@ class Grid(Word):
     def mark(self) -> int:
         """Flags of the envelope by which a decoder recognizes payloads of a grid with other settings."""
         return 0
+
+    @property
+    def integers(self) -> NDArray[np.int64] | None:
+        """Integers that symbols stand for and that add up over workers, int64[m]; None if sums mean nothing.
+
+        They ascend from 0 to g; k stands for 2 k / g - 1 in units of the scale.
+        """
+        return None
 
     def alphabet(self, state: State) -> int:
         """Number of symbols."""

@@ -23,6 +23,7 @@ from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import hadamard as _hadamard
 from gtrace.kernels.counter import fill_uniform
+from gtrace.types import Expectation
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from gtrace.types import State
 
 _SEED = struct.Struct("<I")
+#: the signs of NVIDIA's recipe for NVFP4 (Transformer Engine), before a Hadamard transform of 16 values
+SIGNS = np.array([1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1], np.float32)
 #: deviations by which no random number of values falls short
 _SURE = 8.0
 
@@ -55,6 +58,15 @@ def rotated(x: NDArray[np.float32], block: int, seed: int, *, back: bool = False
     return out
 
 
+def rotated_by_table(x: NDArray[np.float32], block: int, *, back: bool = False) -> NDArray[np.float32]:
+    """float32[n] rotated in blocks by :data:`SIGNS`, repeated, or rotated back."""
+    drawn = np.empty(x.size, np.uint32)
+    _elementwise.fill_words(*_words(0), drawn)
+    # The kernel's own signs of this seed are undone.
+    signs = np.resize(SIGNS, x.size) * np.where(drawn >> 31, np.float32(-1), np.float32(1))
+    return rotated(x, block, 0, back=True) * signs if back else rotated(x * signs, block, 0)
+
+
 def _words(seed: int, purpose: bytes = b"") -> tuple[np.uint64, np.uint64]:
     digest = hashlib.blake2b(_SEED.pack(seed), digest_size=16, person=purpose).digest()
     return np.uint64(int.from_bytes(digest[:8], "little")), np.uint64(int.from_bytes(digest[8:], "little"))
@@ -68,7 +80,8 @@ class Rotate(Coordinates):
     Values are rotated in blocks, encoded, decoded and rotated back. Every encoding has its own rotation, with its
     seed in 32 bits of the payload. A stateful codec inside needs the same coordinates at every step, so around it the
     rotation stays the same and no seed is sent; it is better to keep memory outside:
-    ``ef:rotate:signsgd``. ``rotate:signsgd:scale=energy`` is DRIVE with Hadamard rotations.
+    ``ef:rotate:signsgd``. ``rotate:signsgd:scale=energy`` is DRIVE with Hadamard rotations, and
+    ``rotate:block=16,signs=fixed:fp:nvfp4,rounding=stochastic`` NVIDIA's recipe for gradients in NVFP4.
     """
 
     name = "rotate"
@@ -82,22 +95,25 @@ class Rotate(Coordinates):
         "a tensor is not padded to a power of two: it is rotated in blocks, and a rest in smaller powers of two",
     )
     about = "Spreads outliers over a block, after which values are nearly normal and coarse grids and signs fit."
-    sends = "The rotation's seed (u32) if one is needed, then the body of the payload of the codec inside."
+    sends = "The rotation's seed (u32) if signs are drawn, then the body of the payload of the codec inside."
     behavior = "Helps codecs whose scale an outlier spoils; hurts sparsifiers, as nothing is sparse afterwards."
     related = ("signsgd", "qsgdinf", "minmax")
 
     block: int = block_parameter(1024)
+    signs: str = parameter(
+        "random", "drawn for every encoding, or the 16 of NVIDIA's recipe, repeated", choices=("random", "fixed")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_block(self)
-        # With a stateless codec inside, every worker rotates by signs of its own, so sums of payloads mean nothing.
-        object.__setattr__(self, "linear", self.inner.linear and self.inner.stateful)
+        # Where every worker rotates by signs of its own, sums of payloads mean nothing.
+        object.__setattr__(self, "linear", self.inner.linear and not self.random)
 
     @property
     def random(self) -> bool:
-        """Around a stateful codec the rotation is always the same."""
-        return not self.inner.stateful
+        """With fixed signs, and around a stateful codec, the rotation is always the same."""
+        return self.signs == "random" and not self.inner.stateful
 
     @property
     def sends_number(self) -> bool:
@@ -114,7 +130,9 @@ class Rotate(Coordinates):
         return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
     def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
-        """Rotated by a seed, or rotated back."""
+        """Rotated by a seed, or by the fixed signs, or rotated back."""
+        if self.signs == "fixed":
+            return rotated_by_table(x, self.block, back=back)
         return rotated(x, self.block, number, back=back)
 
 
@@ -209,7 +227,7 @@ class Eden(Composed):
             raise PayloadError(f"payload of {len(body)} bytes is too short for the scales of {size} values")
         (seed,) = _SEED.unpack_from(body)
         kept, tables = self._shares(size, seed)
-        lengths = _piece_lengths(size if kept is None else kept.size, self.block)
+        lengths = piece_lengths(size if kept is None else kept.size, self.block)
         ends = np.cumsum([_SEED.size, 4 * lengths.size, _SEED.size * (len(tables) - 1)])
         if len(body) < ends[-1] or flags >> len(tables):
             raise PayloadError(f"payload of {len(body)} bytes is too short for its scales, or has unknown flags")
@@ -234,9 +252,40 @@ class Eden(Composed):
         each = zip(*((b.bits, b.fixed, b.entropy, b.huffman) for b in blocks), strict=True)
         bits = Measured(*(float(sum(lengths)) for lengths in each))
         kept, _ = self._shares(x.size, seed)
-        decoded = self._restored(scales, _piece_lengths(rounded.size, self.block), rounded, kept, seed, x.size)
+        decoded = self._restored(scales, piece_lengths(rounded.size, self.block), rounded, kept, seed, x.size)
         size = ENVELOPE_BYTES + head + sum(block.size for block in blocks)
         return Simulated(decoded, size, CodedBits.of(bits, 8 * head, x.size))
+
+    def expected_on_normal(self, size: int) -> Expectation:
+        """Error and bits of ``size`` values of energy 1, whatever they are, as far as rotated values are normal.
+
+        With D the mean squared error of the nearest level under a standard normal law, the scale that makes the mean
+        right makes the error D / (1 - D) of the energy (Vargaftik et al. 2022, section 3). It is no
+        :meth:`expect`: short and sparse blocks are not normal, and their error is not known beforehand.
+        """
+        coarse, kept = math.floor(self.bits), min(1.0, self.bits)
+        tables = {max(1, coarse): 1 - (self.bits - coarse) if coarse else 1.0}
+        if coarse and self.bits > coarse:
+            tables[coarse + 1] = self.bits - coarse
+        captured, blocks = 0.0, []
+        for bits, share in tables.items():
+            levels = lloyd_max(bits)
+            odds = np.diff(ndtr(np.concatenate([[-np.inf], (levels[1:] + levels[:-1]) / 2, [np.inf]])))
+            captured += share * float(odds @ levels**2)
+            counts = size * kept * share * odds
+            # Every level has a code: of a short tensor nobody knows beforehand which ones do not occur.
+            blocks.append(CodedBlock.of(counts, np.maximum(counts, 1.0), coder=self.coder))
+        head = 8.0 * (_SEED.size * len(blocks) + 4 * piece_lengths(round(size * kept), self.block).size)
+        each = zip(*((b.bits, b.fixed, b.entropy, b.huffman) for b in blocks), strict=True)
+        sent, fixed, entropy, huffman = ((head + sum(lengths)) / max(1, size) for lengths in each)
+        return Expectation(
+            squared_error=1 / (kept * captured) - 1,
+            bits_fixed=fixed,
+            bits_entropy=entropy,
+            bits_huffman=huffman,
+            bits_payload=sent,
+            bits_norms=head / max(1, size),
+        )
 
     def _shares(self, size: int, seed: int) -> tuple[NDArray[np.int64] | None, list[tuple[NDArray[np.float32], Any]]]:
         """Which values are kept, None for all; and each table, float32[2^bits], with those of them that it rounds."""
@@ -257,7 +306,7 @@ class Eden(Composed):
         kept, tables = self._shares(x.size, seed)
         x = x if kept is None else x[kept]
         y = rotated(rotated(x, self.block, seed), self.block, ~seed & 0xFFFFFFFF)
-        lengths = _piece_lengths(y.size, self.block)
+        lengths = piece_lengths(y.size, self.block)
         if not y.size:
             return np.empty(0, np.float32), y, [(table.size, np.empty(0, np.uint16)) for table, _ in tables]
         starts = np.cumsum(lengths) - lengths
@@ -296,12 +345,17 @@ class Eden(Composed):
         return out
 
 
+def expected_on_any(item: Codec, size: int) -> Expectation | None:
+    """What a codec does to ``size`` values of energy 1, if that hardly depends on them; None if it does."""
+    return item.expected_on_normal(size) if isinstance(item, Eden) else None
+
+
 @cache
 def _table(bits: int) -> NDArray[np.float32]:
     return lloyd_max(bits).astype(np.float32)
 
 
-def _piece_lengths(size: int, block: int) -> NDArray[np.int64]:
+def piece_lengths(size: int, block: int) -> NDArray[np.int64]:
     """Lengths of what is rotated together: blocks, then smaller powers of two."""
     whole, rest = divmod(size, block)
     powers = [1 << k for k in reversed(range(block.bit_length())) if rest >> k & 1]

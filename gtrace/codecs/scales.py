@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -46,6 +47,10 @@ class BucketNorm(Scale):
     @property
     def checks(self) -> bool:
         return self.clip is None
+
+    @property
+    def shares(self) -> bool:
+        return self.clip is None and self.tail == "quantized"
 
     def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
         """Clip if asked for; with ``tail=exact`` a short last bucket becomes the tail."""
@@ -135,24 +140,26 @@ class Range(Scale):
 
 
 @dataclass(frozen=True)
-class MeanMagnitude(Scale):
-    """One magnitude for all signs of a tensor, in float32: the mean, which has the least error."""
+class Magnitude(Scale):
+    """One magnitude for all signs of a tensor, in float32; the mean has the least error."""
 
-    @property
-    def kind(self) -> str:
-        """Which magnitude."""
-        return "mean"
+    scale: Literal["mean", "energy", "rms", "none"] = parameter(
+        "mean",
+        "what a sign is multiplied by: the mean magnitude, ||v||_2^2 / ||v||_1 (unbiased under rotations), "
+        "||v||_2 / sqrt(n) (1-bit Adam's), or 1",
+        choices=("mean", "energy", "rms", "none"),
+    )
 
     @property
     def whole_tensor(self) -> bool:
-        return self.kind != "none"
+        return self.scale != "none"
 
     def magnitude(self, norm1: float, energy: float, size: float) -> float:
         """The scale of a tensor that is not zero, rounded to float32."""
-        if self.kind == "none":
+        if self.scale == "none":
             return 1.0
         # Rounding could exceed the largest magnitude, and so the range of float32.
-        value = norm1 / size if self.kind == "mean" else energy / norm1
+        value = {"mean": norm1 / size, "energy": energy / norm1, "rms": math.sqrt(energy / size)}[self.scale]
         return float(np.float32(min(value, float(FLOAT32_MAX))))
 
     def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
@@ -161,7 +168,7 @@ class MeanMagnitude(Scale):
             return whole
         if not x.any():
             return np.empty(0, np.float32)
-        sums = (0.0, 0.0) if self.kind == "none" else (float(power_sum(x, 1)), float(power_sum(x, 2)))
+        sums = (0.0, 0.0) if self.scale == "none" else (float(power_sum(x, 1)), float(power_sum(x, 2)))
         return np.array([self.magnitude(*sums, x.size)], np.float32)
 
     def whole(self, sums: TensorSums) -> NDArray[np.float32] | None:
@@ -170,26 +177,10 @@ class MeanMagnitude(Scale):
         return np.array([self.magnitude(sums.norm1, sums.energy, sums.size)], np.float32)
 
     def head(self, body: memoryview, size: int) -> int:
-        return 4 if len(body) and size and self.kind != "none" else 0
+        return 4 if len(body) and size and self.scale != "none" else 0
 
     def pack(self, scales: NDArray[np.float32]) -> bytes:
-        return b"" if self.kind == "none" else super().pack(scales)
-
-
-@dataclass(frozen=True)
-class Magnitude(MeanMagnitude):
-    """One magnitude for all signs of a tensor, of a chosen kind."""
-
-    scale: Literal["mean", "energy", "none"] = parameter(
-        "mean",
-        "what a sign is multiplied by: the mean magnitude, ||v||_2^2 / ||v||_1 (unbiased under rotations), or 1",
-        choices=("mean", "energy", "none"),
-    )
-
-    @property
-    def kind(self) -> str:
-        """Which magnitude."""
-        return self.scale
+        return b"" if self.scale == "none" else super().pack(scales)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from gtrace.codecs.coders import Bit
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.memory import UNITS, MomentumAverage, Residual
 from gtrace.codecs.parts import FixedGrid, Nearest, Parts, Rounding
-from gtrace.codecs.scales import Magnitude, MeanMagnitude, TwoMeans
+from gtrace.codecs.scales import Magnitude, TwoMeans
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.types import Expectation, SummarySpec
@@ -67,17 +67,17 @@ class Sign(FixedGrid):
         return SummarySpec("none", None) if self.expects(parts) else None
 
     def expects(self, parts: Parts) -> bool:
-        return isinstance(parts.scale, MeanMagnitude) and not parts.memory.keeps
+        return isinstance(parts.scale, Magnitude) and not parts.memory.keeps
 
     def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
         """||v||_2^2 - 2 s ||v||_1 + n s^2, of which the zeros' coins are not bias."""
         n, energy = sketch.size, sketch.energy
         if not energy:
             return Expectation(0.0, sparsity=1.0, bits_fixed=0.0, bits_entropy=0.0, bits_huffman=0.0, bits_payload=0.0)
-        magnitude, scale = _norm1(sketch), cast("MeanMagnitude", parts.scale)
+        magnitude, scale = _norm1(sketch), cast("Magnitude", parts.scale)
         s = scale.magnitude(magnitude, energy, n)
         error = max(0.0, energy - 2 * s * magnitude + n * s * s)
-        head = 0.0 if scale.kind == "none" else 32.0 / n
+        head = 0.0 if scale.scale == "none" else 32.0 / n
         return Expectation(
             squared_error=error,
             bias=math.sqrt(max(0.0, error - sketch.zeros * s * s)),
@@ -92,7 +92,7 @@ class Sign(FixedGrid):
 
     def weighted_error(self, parts: Parts, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
         """sum w v^2 - 2 s sum w |v| + s^2 sum w, with the scale of the values themselves."""
-        scale = cast("MeanMagnitude", parts.scale)
+        scale = cast("Magnitude", parts.scale)
         s = scale.magnitude(_norm1(sketch), sketch.energy, sketch.size) if sketch.energy else 0.0
         weight = float(weighted.sums[:, 3].sum()) + weighted.zero_weight
         return max(0.0, weighted.energy - 2 * s * _norm1(weighted) + weight * s * s)
@@ -160,7 +160,7 @@ class EfSignSgd(Composed):
     """Scaled signs with error feedback."""
 
     name = "ef-signsgd"
-    parts = Parts(memory=Residual(), scale=MeanMagnitude(), grid=Sign(), rounding=Coin(), coder=Bit())
+    parts = Parts(memory=Residual(), scale=Magnitude(), grid=Sign(), rounding=Coin(), coder=Bit())
     summary = "signs and the mean magnitude, with error feedback"
     formula = "p = v + e; Q = (||p||_1 / n) sign(p); e <- p - Q"
     paper = "Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019"

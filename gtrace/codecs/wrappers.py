@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from gtrace.buckets import as_values
 from gtrace.codecs.base import Codec, CodedBits, Simulated, checked_values
 from gtrace.codecs.engine import assembled
-from gtrace.codecs.memory import UNITS, Accumulated, FadingResidual, MomentumSum
+from gtrace.codecs.memory import UNITS, Accumulated, Estimate, FadingResidual, MomentumSum
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register_wrapper
 from gtrace.coding import open_envelope, seal
@@ -39,7 +39,8 @@ class Wrapper(Codec):
     """A codec around another codec or wrapper.
 
     The first field is the inner codec; a wrapper's own parameters follow it. ``name``, ``unbiased``, ``stateful``,
-    ``deterministic``, ``linear`` and ``declared`` are facts of the instance, because they depend on what is inside.
+    ``deterministic``, ``linear``, ``both_ends`` and ``declared`` are facts of the instance, because they depend on what
+    is inside.
     """
 
     inner: Codec
@@ -51,7 +52,9 @@ class Wrapper(Codec):
         object.__setattr__(self, "unbiased", type(self).unbiased and self.inner.unbiased)
         object.__setattr__(self, "stateful", type(self).stateful or self.inner.stateful)
         object.__setattr__(self, "deterministic", self.inner.deterministic)
-        object.__setattr__(self, "linear", self.inner.linear)
+        object.__setattr__(self, "both_ends", type(self).both_ends or self.inner.both_ends)
+        # A change of a worker's own estimate means nothing to the others.
+        object.__setattr__(self, "linear", self.inner.linear and not self.both_ends)
         object.__setattr__(self, "declared", self.inner.declared)
 
     def __str__(self) -> str:
@@ -106,6 +109,10 @@ class Wrapper(Codec):
         """The wrapper's own arrays for the next step, after the values of ``given`` arrived as ``decoded``."""
         return {}
 
+    def inside(self, state: State, received: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the inner codec's receiver ended with when this one's ended with ``received``, float32[n]."""
+        return received
+
     def view(self, state: State, values: ArrayLike) -> ArrayLike:
         """The values that the inner codec is fitted to."""
         return self.inner.view(self.inner_state(state), self.given(state, values))
@@ -122,7 +129,8 @@ class Wrapper(Codec):
         """Update the inner codec and the wrapper."""
         given = self.given(state, values)
         own = self.remembered(state, values, given, decoded)
-        return self.with_inner(state, self.inner.update(self.inner_state(state), given, decoded)).with_arrays(**own)
+        inner = self.inner.update(self.inner_state(state), given, self.inside(state, decoded))
+        return self.with_inner(state, inner).with_arrays(**own)
 
     def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
         """The inner codec's rounds for :meth:`given`."""
@@ -148,8 +156,13 @@ class Wrapper(Codec):
         return self.inner.shared(self.inner_state(state))
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
-        """Decode with the inner codec; a receiver needs no memory."""
-        return self.inner.decode(shared, payload, size)
+        """A first payload's values."""
+        return self.receive(State(size), shared, payload)[0]
+
+    def receive(self, held: State, shared: bytes, payload: bytes) -> tuple[NDArray[np.float32], State]:
+        """Receive with the inner codec."""
+        values, inner = self.inner.receive(self.inner_state(held), shared, payload)
+        return values, self.with_inner(held, inner)
 
     def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
         """Aggregate as the inner codec does."""
@@ -196,6 +209,28 @@ class MemoryWrapper(Wrapper):
     ) -> dict[str, NDArray[Any]]:
         """The memory's next arrays."""
         return self.parts.memory.after(state.arrays, as_values(values), given, decoded)
+
+    def inside(self, state: State, received: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The payload's values, without what the memory adds at the receiver."""
+        return self.parts.memory.inside(state.arrays, received)
+
+    def receive(self, held: State, shared: bytes, payload: bytes) -> tuple[NDArray[np.float32], State]:
+        """The inner codec's values, and what the memory makes of them."""
+        values, held = super().receive(held, shared, payload)
+        values, kept = self.parts.memory.received(held.arrays, values)
+        return values, held.with_arrays(**kept)
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """The inner codec's result for :meth:`given`, as a receiver's memory completes it."""
+        found = super().simulate(state, values, key)
+        return found._replace(values=self.parts.memory.received(state.arrays, found.values)[0])
+
+
+def _check_ends(codec: Wrapper) -> None:
+    """Raise :class:`UsageError` around a memory of both ends: rounding would part what the two hold."""
+    if codec.inner.both_ends:
+        prefix = type(codec).name
+        raise UsageError(f"codec '{codec}': {prefix}: cannot go around ef21:; put ef21: first")
 
 
 def prefix(cls: W) -> W:
@@ -279,6 +314,52 @@ class Momentum(MemoryWrapper):
     stateful = True
 
 
+@prefix
+class Ef21(MemoryWrapper):
+    """EF21 around any codec: ``ef21:topk:ratio=0.01``; with ``momentum=`` EF21-SGDM.
+
+    Worker and receiver keep the same estimate of the worker's gradient; only its change is sent. The sender's state
+    holds ``estimate`` (float32[n], once something arrived), ``momentum`` (float32[n], if asked for, once a gradient was
+    sent) and the inner codec's arrays; a receiver holds ``estimate``. Payloads are the inner codec's.
+    """
+
+    name = "ef21"
+    parts = Parts(memory=Estimate())
+    summary = "only the change of an estimate that both ends keep is encoded"
+    formula = "m <- momentum m + (1 - momentum) v; g <- g + Q(m - g), on the worker and on the receiver, who uses g"
+    paper = (
+        "Richtarik, Sokolov and Fatkhullin, EF21: A New, Simpler, Theoretically Better, and Practically Faster Error "
+        "Feedback, 2021; momentum: Fatkhullin, Tyurin and Richtarik, Momentum Provably Improves Error Feedback!, 2023"
+    )
+    corrections = (
+        "g starts at zero and m at the first gradient: the papers choose g at the start, exactly for instance, and m "
+        "as a mean over a first batch",
+        "workers' estimates are averaged whatever the codec inside would do: a vote over them means nothing",
+    )
+    about = (
+        "Error feedback without a residual: both ends follow the gradient, and what is sent shrinks as the estimate "
+        "catches up."
+    )
+    sends = "The payload of the codec inside, for the change."
+    behavior = (
+        "Suits codecs that never send more than they are given (top-k, nearest rounding): an unbiased codec with few "
+        "bits adds more to the estimate than it corrects. With noisy gradients the estimate lags; momentum averages "
+        "the noise first. Receivers need memory for every worker and tensor."
+    )
+    related = ("ef", "momentum", "topk")
+    unbiased = False
+    stateful = True
+    both_ends = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_ends(self)
+
+    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """The mean of the estimates."""
+        return Codec.aggregate(self, decoded)
+
+
 @dataclass(frozen=True)
 class Coordinates(Wrapper):
     """Other coordinates around any codec: values are turned, encoded, decoded and turned back.
@@ -286,8 +367,11 @@ class Coordinates(Wrapper):
     Which coordinates follows from a number of 32 bits, which begins the payload unless a receiver knows it.
     """
 
+    receive = Codec.receive
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_ends(self)
         object.__setattr__(self, "deterministic", self.inner.deterministic and not self.random)
 
     @property
@@ -354,9 +438,11 @@ class Coordinates(Wrapper):
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
         """Update the inner codec, in its own coordinates."""
-        if not self.inner.stateful:
-            return state
-        return super().update(state, values, self.turned(decoded, self._fixed(state)))
+        return super().update(state, values, decoded) if self.inner.stateful else state
+
+    def inside(self, state: State, received: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The values in the coordinates of the codec inside."""
+        return self.turned(received, self._fixed(state))
 
     def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
         """The inner codec's rounds, turned back at the end; all workers have the same coordinates."""

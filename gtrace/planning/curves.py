@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gtrace.codecs import codec, expected_on_any
 from gtrace.errors import UsageError
 from gtrace.noise import cost, predict
 from gtrace.sweep import EXPECTATION
@@ -228,6 +229,8 @@ def measure(
 ) -> tuple[Curves, list[str]]:
     """The curves of a trace from closed forms: nothing is encoded. The second result is a list of warnings.
 
+    Codecs that rotate and then know their error, whatever the values are, need no look at the trace at all.
+
     Args:
         trace: with values or sketches.
         codecs: the options.
@@ -239,6 +242,9 @@ def measure(
         UsageError: a codec without closed forms, or one over the whole model; an unknown tensor or step.
         TraceError: the trace cannot be read.
     """
+    rotated = [item for item in codecs if expected_on_any(item, 1) is not None]
+    # Something must look at the energies.
+    codecs = [item for item in codecs if item not in rotated] or [codec(EXACT)]
     table = _Filled([str(item) for item in codecs])
     noted: list[tuple[str, int, object]] = []
 
@@ -252,7 +258,23 @@ def measure(
             noted.append((row["tensor"], row["step"], row["note"]))
 
     warnings = expectations(trace, codecs, sink, steps=steps, tensors=tensors, **settings)
-    return table.curves([info.name for info in trace.tensors]), [*warnings, *nonfinite_line(noted)]
+    curves = table.curves([info.name for info in trace.tensors])
+    return curves.joined(_on_any(curves, rotated)), [*warnings, *nonfinite_line(noted)]
+
+
+def _on_any(curves: Curves, codecs: Sequence[Codec]) -> Curves:
+    """The curves of codecs whose error is a known part of the energy."""
+    each = [[expected_on_any(item, size) for item in codecs] for size in curves.sizes.tolist()]
+    found = np.array([[(one.bits_payload, one.squared_error) for one in row if one] for row in each])
+    bits, error = found.reshape(len(curves.tensors), 1, len(codecs), 2).transpose(3, 0, 1, 2)
+    cost = np.where(np.isfinite(curves.energy)[:, :, None], bits * curves.sizes[:, None, None], np.nan)
+    lost = error * curves.energy[:, :, None]
+    return replace(
+        curves,
+        codecs=(*map(str, codecs), EXACT),
+        bits=np.concatenate([cost, curves.bits[:, :, -1:]], axis=2),
+        error=np.concatenate([lost, curves.error[:, :, -1:]], axis=2),
+    )
 
 
 def curves_of(result: SweepResult) -> Curves:

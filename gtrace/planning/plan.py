@@ -17,6 +17,7 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.spec import codec as build_codec
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.planning import toml
+from gtrace.tabular import Tabular
 from gtrace.trace.files import write_beside
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class TensorPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Tabular):
     """A codec for every tensor, and why.
 
     Attributes:
@@ -202,6 +203,11 @@ class Plan:
         """The table for training, hooks and sweeps, which accept it instead of a codec."""
         named = {row.tensor: build_codec(row.codec) for row in self.tensors}
         return CodecTable(build_codec(self.default), tensors=named, name=self.name, source=self._source)
+
+    def frame_columns(self) -> dict[str, list[Any]]:
+        """A row for each tensor, with the fields of :class:`TensorPlan` but for its bits at other budgets."""
+        names = [own.name for own in fields(TensorPlan) if own.name != "at_frontier"]
+        return {name: [getattr(row, name) for row in self.tensors] for name in names}
 
     @property
     def _source(self) -> str:

@@ -6,13 +6,13 @@ A section has its words, tables, figures and numbers once, for everything that s
 from __future__ import annotations
 
 import dataclasses
-import html
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from gtrace.report.names import MISSING, number
 from gtrace.report.statistics import Interval
+from gtrace.tabular import Tabular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -279,12 +279,14 @@ class Numbers:
     rows: Mapping[str, list[Record]] = field(default_factory=dict)
 
 
+#: Where the words of a verdict begin.
+ANSWER = 17
 #: What a verdict may say.
 Answer: TypeAlias = Literal["compress", "do not compress", "not measured", "nothing is safe"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Tabular):
     """The answer in four lines, and as numbers.
 
     Attributes:
@@ -321,10 +323,13 @@ class Verdict:
             ("Confidence", self.confidence),
         )
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        rows = "".join(f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in self.lines)
-        return f"<table>{rows}</table>"
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<{ANSWER}}{text}" for name, text in self.lines)
+
+    def frame_columns(self) -> dict[str, list[Any]]:
+        """One row: the fields, and those of the prediction."""
+        row = {own.name: getattr(self, own.name) for own in dataclasses.fields(self) if own.name != "prediction"}
+        return {name: [value] for name, value in (row | (self.prediction or {})).items()}
 
 
 @dataclass(frozen=True, slots=True)

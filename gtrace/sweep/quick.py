@@ -5,19 +5,22 @@ from __future__ import annotations
 import glob
 import os
 import time
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from gtrace.kernels._jit import cache_folder
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.jobs import OVERHEAD
 from gtrace.sweep.limits import CHUNK
 from gtrace.sweep.run import run_sweep
+from gtrace.trace import open_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gtrace.codecs.assignment import TableLike
     from gtrace.sweep.gradients import Kind
+    from gtrace.sweep.store import SweepResult
     from gtrace.trace import TensorInfo, Trace
 
 #: One or two codecs of each family: fixed and fitted levels, sparsifiers, signs with memory, small floats, bf16.
@@ -78,6 +81,14 @@ def _spread(items: Sequence[tuple[int, int]], most: int) -> list[int]:
 def quick_steps(trace: Trace, globs: Sequence[str] | None = None, kind: Kind | None = None) -> tuple[int, ...]:
     """The steps of a trace that a sweep measures when nobody chooses; arguments as of :class:`Gradients`."""
     return representative_steps(sorted(Gradients(trace, globs, kind, CHUNK).all_steps))
+
+
+def quick_sweep(trace: Trace | str | os.PathLike[str], **options: Any) -> SweepResult:
+    """What ``gtrace sweep TRACE`` measures when nobody chooses; arguments as of :func:`run_sweep`."""
+    with ExitStack() as stack:
+        opened = stack.enter_context(open_trace(trace)) if isinstance(trace, (str, os.PathLike)) else trace
+        steps = quick_steps(opened, options.get("tensors"), options.get("kind"))
+    return run_sweep(trace, METHODS, **{"bits": BITS, "steps": steps, "leave_out": True} | options)
 
 
 def announce(

@@ -9,8 +9,9 @@ import os
 import platform
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,9 +30,9 @@ from gtrace.codecs import (
     parse_spec,
     split_specs,
 )
-from gtrace.codecs.assignment import CodecTable, coding_of
+from gtrace.codecs.assignment import CodecTable, HasTable, coding_of
 from gtrace.codecs.plugins import package_versions
-from gtrace.errors import UsageError
+from gtrace.errors import UsageError, suggest
 from gtrace.sweep.engine import Workers, run_jobs
 from gtrace.sweep.fits import Allocation
 from gtrace.sweep.gradients import Gradients
@@ -48,7 +49,7 @@ from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
     import dataclasses
-    from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Mapping, Sequence
 
     from distributed import Client
 
@@ -364,26 +365,54 @@ class _Sweep:
         return Allocation(self.gradients, self.gradients.steps, self._sharing())
 
 
-def run_sweep(trace: Trace | str | os.PathLike[str], codecs: Sequence[TableLike], **options: Any) -> SweepResult:
-    """Run codecs over a trace.
+_SETTINGS = {own.name for own in fields(SweepOptions)}
+
+
+def _named(codecs: str | TableLike | Iterable[TableLike], ranges: Mapping[str, Any]) -> Iterable[Coding]:
+    """The codecs that specs mean over some ranges, then those that are there already."""
+    if isinstance(codecs, str):
+        items: list[TableLike] = [*split_specs(codecs)]
+    else:
+        items = [codecs] if isinstance(codecs, (Codec, CodecTable, HasTable)) else list(codecs)
+    specs = [item for item in items if isinstance(item, str)]
+    parameters = {own.name for name in codec_names() for own in parameter_fields(codec_class(name))}
+    if unknown := ranges.keys() - parameters:
+        name = min(unknown)
+        raise UsageError(
+            f"sweep: '{name}' is neither an option of a sweep nor a codec's parameter; "
+            f"{suggest(name, sorted(_SETTINGS | parameters))}"
+        )
+    several = {name: [v] if isinstance(v, str) or not isinstance(v, Iterable) else [*v] for name, v in ranges.items()}
+    made = expand(specs, several)
+    if "bits" in several and not any("bits" in str(one) for one in made):
+        raise UsageError("sweep: bits: none of these codecs takes it; leave it out")
+    return [*made, *(coding_of(item) for item in items if not isinstance(item, str))]
+
+
+def run_sweep(
+    trace: Trace | str | os.PathLike[str], codecs: str | TableLike | Iterable[TableLike], **options: Any
+) -> SweepResult:
+    """Run codecs over a trace; ``gtrace.sweep(...)`` is this function.
 
     Args:
         trace: an open trace, or the path of one.
-        codecs: codecs or their specs; plans and other tables of codecs, whose rows are called ``plan:NAME``.
+        codecs: specs such as ``"alq,mcgq"``, as text or a list; codecs; plans and other tables of codecs, whose rows
+            are called ``plan:NAME``.
         options: the fields of :class:`~gtrace.sweep.run.SweepOptions`: ``steps``, ``tensors``, ``draws``, ``seed``,
-            ``refit``, ``jobs``, ``output`` and so on.
+            ``refit``, ``jobs``, ``output`` and so on. Any other name is a parameter of codecs with one value or
+            several, e.g. ``bits=range(2, 9)`` or ``ratio=0.01``: specs that have it and do not fix it run with each.
 
     Returns:
         all rows of the store, including those of earlier runs that this one resumed or extended.
 
     Raises:
-        UsageError: an unknown codec, tensor or step; no gradients of this kind; draws of stateful codecs
+        UsageError: an unknown codec, tensor, step or option; no gradients of this kind; draws of stateful codecs
             without consecutive steps; no cluster at ``scheduler``, or one with another gtrace.
         TraceError: the trace cannot be read, here or by a worker.
         OutputExistsError: ``output`` exists, belongs to another sweep, and ``force`` is off.
     """
-    asked = SweepOptions(**options)
-    given = {str(c): c for c in map(coding_of, codecs)}.values()
+    asked = SweepOptions(**{name: options.pop(name) for name in _SETTINGS & options.keys()})
+    given = {str(c): c for c in _named(codecs, options)}.values()
     if not given:
         raise UsageError("sweep: no codec given; name some with --methods, or write all")
     with ExitStack() as stack:

@@ -83,6 +83,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     ),
     "note": ("TEXT", "why a value is missing, or open-loop"),
 }
+#: another name of a column -> its own
+ALIASES = {"vnmse": "relative_variance"}
 KEY = ("tensor", "step", "codec", "draw")
 #: columns that depend on the codec alone
 OF_CODEC = ("method", "bits", "params")

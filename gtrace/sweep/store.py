@@ -29,6 +29,7 @@ from gtrace.sweep.reading import (
     restrict,
 )
 from gtrace.sweep.schema import (
+    ALIASES,
     EXPECTATION,
     FORMAT,
     KEY,
@@ -40,6 +41,7 @@ from gtrace.sweep.schema import (
     create,
     nonfinite_line,
 )
+from gtrace.tabular import Tabular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -135,8 +137,8 @@ _DISK = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SweepResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class SweepResult(Tabular):
     """Rows of a sweep as columns.
 
     Attributes:
@@ -179,7 +181,8 @@ class SweepResult:
         return len(self.columns["tensor"])
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        return self.columns[name]
+        """A column; ``vnmse``, as papers call it, is ``relative_variance``."""
+        return self.columns[ALIASES.get(name, name)]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows as dictionaries, in the order of the columns."""
@@ -187,8 +190,16 @@ class SweepResult:
         for values in zip(*self.columns.values(), strict=True):
             yield dict(zip(names, values, strict=True))
 
+    def __repr__(self) -> str:
+        codecs, tensors, steps = (len(set(self[name].tolist())) for name in ("codec", "tensor", "step"))
+        return f"<SweepResult: {len(self)} rows, {codecs} codecs on {tensors} tensors at {steps} steps>"
+
+    def frame_columns(self) -> dict[str, NDArray[Any]]:
+        """The rows, as in ``columns``."""
+        return self.columns
+
     def to_pandas(self) -> Any:
-        """A pandas DataFrame; pandas is not a dependency, so install it first.
+        """The rows as a pandas DataFrame; :meth:`to_dataframe` takes polars as well.
 
         Raises:
             ImportError: pandas is not installed.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, Typ
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, printable, suggest
+from gtrace.tabular import Tabular
 from gtrace.trace.files import LOCAL
 from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VALUES, VERSION, StreamKey, TensorSpec
 from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of
@@ -163,7 +164,7 @@ class _Decoded(NamedTuple):
     verified: set[int]
 
 
-class Trace:
+class Trace(Tabular):
     """A trace opened for reading: the steps that were committed when it was opened.
 
     Safe to use from several threads. If a name occurs in several places (kinds of gradient, optimizers,
@@ -464,6 +465,22 @@ class Trace:
             if table is not None:
                 out[extra] = table[there, spec.index]
         return out | stream.lengths(spec, there)
+
+    def frame_columns(self) -> dict[str, NDArray[Any]]:
+        """A row for each tensor and step, from the table of contents: where, loss, learning rate, elements, norm."""
+        found: dict[str, list[NDArray[Any]]] = {}
+        for info in self.tensors:
+            where: Where = {"kind": info.kind, "optimizer": info.optimizer, "rank": info.rank}
+            numbers, scalars = self.statistics(info.name, **where), self.scalars(**where)
+            rows = numbers["step"].size
+            place = np.searchsorted(scalars["step"], numbers["step"])
+            columns = {name: np.full(rows, value, object) for name, value in {"tensor": info.name, **where}.items()}
+            columns |= {"step": numbers["step"], "loss": scalars["loss"][place], "lr": scalars["lr"][place]}
+            columns |= {"elements": numbers["n_total"], "norm": np.sqrt(numbers["norm2"])}
+            columns |= {name: numbers[name] for name in ("absmax", "zeros", "nonfinite")}
+            for name, values in columns.items():
+                found.setdefault(name, []).append(values)
+        return {name: np.concatenate(values) for name, values in found.items()}
 
     def close(self) -> None:
         """Close the files; the trace can no longer be read."""

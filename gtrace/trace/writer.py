@@ -48,7 +48,7 @@ from gtrace.trace.source import MemoryStream, TraceSource, attribute_fault, tabl
 from gtrace.trace.zarr import ZarrSink, start_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
     from types import TracebackType
 
@@ -270,6 +270,8 @@ class TraceWriter:
         self.path = path
         #: bytes of values and sketches written so far, before compression
         self.stored = 0
+        #: called with every commit: the stream, its tensors by column, and what the trace keeps beside their gradients
+        self.follower: Callable[[StreamKey, Sequence[str], Rows], None] | None = None
         self._sink = sink
         self._attrs = dict(attrs)
         self._plan = SketchPlan.read(attrs[SKETCH]) if SKETCH in attrs else None
@@ -455,12 +457,14 @@ class TraceWriter:
                 try:
                     for spec, values in found.values():
                         sink.write_rows(spec, rows.start, values)
-                    sink.commit(rows.start, Rows(np.array(steps[part], np.int64), numbers, table))
+                    sink.commit(rows.start, committed := Rows(np.array(steps[part], np.int64), numbers, table))
                 except Exception:
                     sink.discard(rows, [spec for spec, _ in found.values()])
                     raise
             stream.last_step, stream.rows = int(steps[part.stop - 1]), rows.stop
             self.stored += sum(values.nbytes for _, values in found.values())
+            if self.follower is not None:
+                self.follower(key, list(stream.specs), committed)
             return part.stop
 
     def commit(
@@ -679,6 +683,8 @@ class TraceWriter:
         stream.last_step, stream.pending = stream.pending, None
         stream.rows += 1
         stream.values = {}
+        if self.follower is not None:
+            self.follower(key, list(stream.specs), rows)
 
 
 class _MemoryStreamSink:

@@ -68,7 +68,7 @@ class Study:
         weights = [WeightLevels.parse(item) if isinstance(item, str) else item for item in options.weights]
         self.task = load_task(task) if isinstance(task, str) else task
         self.settings = options.settings(self.task.recipe, weights)
-        self._plans = plan_runs(chosen, self.settings.policies, weights, options.kind)
+        self._plans = plan_runs(chosen, self.settings.policies, weights, options.kind, self.settings.joint)
         for plan in self._plans:
             _compile(plan.codec)
         self.seeds = tuple(range(options.seed, options.seed + options.seeds))
@@ -84,7 +84,7 @@ class Study:
         runs = [TrainingRun(self.task, first.codec, settings)]
         # All begin with the same weights, so the initial model is tested only once.
         loss = runs[0].result.first_loss
-        return runs + [TrainingRun(self.task, plan.codec, settings, loss, plan.policy, plan.weights) for plan in others]
+        return runs + [TrainingRun(self.task, plan.codec, settings, loss, *plan[1:]) for plan in others]
 
     @property
     def quantized(self) -> list[dict[str, Any]]:
@@ -202,11 +202,12 @@ class Study:
             "lr": settings.lr,
             "refit": str(settings.refit),
             "nonfinite": settings.nonfinite,
-            "kind": settings.kind,
+            "kind": "outer" if settings.joint else settings.kind,
             "shadow": settings.shadow,
             "measure": settings.measure,
             "layers": settings.layers if settings.kind == "neural" else None,
             "optimizer": settings.optimizer or None,
+            "every": settings.every,
             "clip": settings.clip,
             "network": None if settings.network is None else str(settings.network),
             "policies": [str(policy) for policy in settings.policies],

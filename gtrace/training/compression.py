@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gtrace.errors import UsageError
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace.torch_hooks.naming import local_part, name_parameters
+from gtrace.trackers import Tracking, of_record
 from gtrace.training import device
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import Exchange, Nonfinite, Tally
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gtrace.codecs.assignment import TableLike
+    from gtrace.trackers import Tracker
     from gtrace.training.exchange import Exchanged
     from gtrace.training.vectors import Vector
 
@@ -36,11 +39,12 @@ class Compression:
         tally: bits and errors, summed over the steps.
     """
 
-    def __init__(self, target: Optimizer | nn.Module, exchange: Exchange) -> None:
+    def __init__(self, target: Optimizer | nn.Module, exchange: Exchange, tracking: Tracking | None = None) -> None:
         self.steps = 0
         self.tally = Tally()
         self._target = target
         self._exchange = exchange
+        self._tracking = tracking
         self._names: dict[int, str] = {}
         self._warned = 0
         if isinstance(target, nn.Module):
@@ -62,6 +66,8 @@ class Compression:
     def remove(self) -> None:
         """Leave the gradients of later steps alone."""
         self._handle.remove()
+        if self._tracking is not None:
+            self._tracking.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Steps and codec states, as numbers, text and tensors for ``torch.save``."""
@@ -106,8 +112,13 @@ class Compression:
             else:
                 write_gradient(parameter, decoded)
         self._warn(exchanged)
+        tally = exchanged.tally
+        if self._tracking is not None:
+            about = {"type": "step", "run": str(self._exchange.rules), "seed": 0, "step": self.steps}
+            norm = math.sqrt(tally.energy)
+            self._tracking.log(of_record({**about, **tally.record(), "norm": norm}))
         self.steps += 1
-        self.tally.add(exchanged.tally)
+        self.tally.add(tally)
 
     def _warn(self, exchanged: Exchanged) -> None:
         for item in exchanged.bad[: max(0, _WARNINGS - self._warned)]:
@@ -127,6 +138,7 @@ def compress(
     seed: int = 0,
     refit: str = DEFAULT_REFIT,
     nonfinite: Nonfinite = "skip",
+    to: str | Tracker | None = None,
 ) -> Compression:
     """Replace gradients by their encoded and decoded values, before each optimizer step.
 
@@ -141,6 +153,8 @@ def compress(
         refit: when the codec is fitted to the gradients; steps are those of this compression.
         nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` does not update the tensor
             in this step, ``zero`` sends zeros in their place, ``error`` raises; both others warn.
+        to: a tracker for error, norm and bits per value of each step: ``tensorboard:runs``, or any object with
+            ``log(numbers, step)``. If it fails, training goes on without it, with a warning.
 
     Returns:
         the compression: its ``tally`` counts, its ``remove()`` ends it.
@@ -151,7 +165,12 @@ def compress(
     """
     if not isinstance(optimizer_or_model, (Optimizer, nn.Module)):
         raise UsageError(f"compress: a {type(optimizer_or_model).__name__} is neither an optimizer nor a model")
-    return Compression(optimizer_or_model, Exchange(codec, seed=seed, refit=refit, nonfinite=nonfinite))
+    tracking = None if to is None else Tracking(to, _warn_of_tracker)
+    return Compression(optimizer_or_model, Exchange(codec, seed=seed, refit=refit, nonfinite=nonfinite), tracking)
+
+
+def _warn_of_tracker(error: Exception) -> None:
+    warnings.warn(f"gtrace: {error}", RuntimeWarning, stacklevel=2)
 
 
 def after_closure(

@@ -28,7 +28,7 @@ from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import NONFINITE, Nonfinite, Tally, without_nonfinite
 from gtrace.training.frames import NOT_FINITE
 from gtrace.training.ranks import Piece, RankCodecs
-from gtrace.training.ways import all_reduce, way
+from gtrace.training.ways import averaging, way
 from gtrace.training.wire import Collectives
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ class RankExchange:
         settings: fields of :class:`~gtrace.training.ddp.RankOptions` that differ from ``options``.
 
     Attributes:
+        group: the ranks; None for the default group.
         steps: number of completed steps.
         tally: this rank's tally, summed over the steps.
         last: tally of the last step.
@@ -159,6 +160,7 @@ class RankExchange:
         **settings: Any,
     ) -> None:
         self.options = replace(options or RankOptions(), **settings)
+        self.group = process_group
         self.rules = CodecTable.of(codec, rules, min_size)
         for one in self.rules.codecs:
             if one.needs is not None and one.needs.scope == "model":
@@ -250,13 +252,7 @@ class RankExchange:
             pieces.append(Piece(name, self.rules.choose(name, len(array)), len(array), place, shape))
             count = vectors.count_nonfinite(array)
             sent.append(array if count == 0 else self._without_nonfinite(name, array, count))
-        averages: list[Vector] = list(values)
-        for one, linear in ((way(self.options.exchange), False), (all_reduce, True)):
-            among = [k for k, piece in enumerate(pieces) if piece.codec.linear is linear]
-            if among:
-                found = wire.run(one(codecs, [pieces[k] for k in among], [sent[k] for k in among], self.steps))
-                for k, average in zip(among, found, strict=True):
-                    averages[k] = average
+        averages = wire.run(averaging(codecs, way(self.options.exchange), pieces, sent, self.steps))
         tally.codec_seconds += time.thread_time() - start
         tally.wire_seconds += wire.seconds - waited
         tally.wire_bytes += wire.sent - before
@@ -304,7 +300,7 @@ class RankExchange:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: without the parts that belong to one process."""
-        return {**vars(self), "on_step": None, "_names": {}, "_named": []}
+        return {**vars(self), "group": None, "on_step": None, "_names": {}, "_named": []}
 
     def _settings(self) -> dict[str, Any]:
         options = self.options
@@ -360,5 +356,16 @@ def ddp_comm_hook(state: RankExchange, bucket: GradBucket) -> torch.futures.Futu
     return state.exchange_bucket(bucket)
 
 
+def keep_own(_state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook that sends nothing: each rank keeps its own gradient."""
+    buffer = bucket.buffer()
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+        devices=[buffer.device] if buffer.device.type == "cuda" else None
+    )
+    future.set_result(buffer)
+    return future
+
+
 # torch compares the annotations themselves, not their text.
-ddp_comm_hook.__annotations__.update(bucket=GradBucket, **{"return": torch.futures.Future[torch.Tensor]})
+for _hook in (ddp_comm_hook, keep_own):
+    _hook.__annotations__.update(bucket=GradBucket, **{"return": torch.futures.Future[torch.Tensor]})

@@ -369,7 +369,7 @@ class Exchange:
         return {
             "layout": None if self._layout is None else [[name, list(shape)] for name, shape in self._layout.items()],
             "links": [
-                [name, worker, sender.to_arrays(), np.frombuffer(receiver.shared, np.uint8).copy()]
+                [name, worker, sender.to_arrays(), receiver.to_arrays()]
                 for (name, worker), (sender, receiver) in self._links.items()
             ],
         }
@@ -379,10 +379,10 @@ class Exchange:
         layout = saved["layout"]
         self._layout = None if layout is None else {name: tuple(shape) for name, shape in layout}
         self._links = {}
-        for name, worker, arrays, shared in saved["links"]:
-            sender, receiver = self._link(name, worker, int(arrays["state"]["size"]))
-            sender.load_arrays(arrays)
-            receiver.shared = np.asarray(shared, np.uint8).tobytes()
+        for name, worker, sent, received in saved["links"]:
+            sender, receiver = self._link(name, worker, int(sent["state"]["size"]))
+            sender.load_arrays(sent)
+            receiver.load_arrays(received)
 
     def _link(self, name: str, worker: int, size: int) -> tuple[Sender, Receiver]:
         link = self._links.get((name, worker))

@@ -162,7 +162,7 @@ class LayerCodecs:
         tensor = self._tensors[name]
         fitted = self._fitted or tensor.sender.state
         tensor.sender.state = State(array.size, fitted.arrays, array.shape)
-        tensor.receiver.size = array.size
+        tensor.receiver.held = State(array.size)
         return tensor
 
     def _note(self, tensor: _Layer, values: NDArray[np.float32], step: int) -> None:

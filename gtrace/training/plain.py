@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,12 +33,13 @@ class PlainTraining:
     Attributes:
         model: the model after the steps so far.
         optimizer: its optimizer.
+        steps: how many.
     """
 
     def __init__(self, task: Task, seed: int = 0, batch_size: int | None = None) -> None:
         self._task, self._seed = task, seed
         self._batch_size = task.recipe.batch_size if batch_size is None else batch_size
-        self._step = 0
+        self.steps = 0
         self.model = fresh_model(task, seed)
         self.optimizer = task.optimizer(self.model, task.recipe.lr)
 
@@ -56,23 +57,33 @@ class PlainTraining:
         with one_thread():
             # The first batch comes last, so the optimizer finds its gradient.
             for worker in reversed(range(batches)):
-                with seeded_batch(self._task, self._seed, self._step, worker, self._batch_size) as batch:
+                with seeded_batch(self._task, self._seed, self.steps, worker, self._batch_size) as batch:
                     self.optimizer.zero_grad(set_to_none=True)
                     self._task.loss(self.model, batch).backward()  # type: ignore[no-untyped-call]
                 named = self.model.named_parameters()
-                found.append({name: p.grad.numpy().reshape(-1).copy() for name, p in named if p.grad is not None})
+                found.append({name: p.grad.cpu().numpy().reshape(-1).copy() for name, p in named if p.grad is not None})
             for group in self.optimizer.param_groups:
                 group["lr"] = self._task.recipe.lr if lr is None else lr
             self.optimizer.step()
-        self._step += 1
+        self.steps += 1
         return found[::-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What later steps depend on."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "steps": self.steps}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state_dict`, with the same task, seed and size of batches."""
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.steps = saved["steps"]
 
 
 def fresh_model(task: Task, seed: int) -> nn.Module:
     """The task's model with the initial weights of a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Key.derive(seed, tensor="model", role="sample").low)
-        return task.model()
+        return task.model().to(task.device)
 
 
 @contextlib.contextmanager
@@ -84,7 +95,8 @@ def seeded_batch(task: Task, seed: int, step: int, worker: int, size: int) -> It
     key = Key.derive(seed, tensor="batch", step=step, worker=worker, role="sample")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(key.low)
-        yield task.batch(np.random.default_rng(key), size)
+        inputs, targets = task.batch(np.random.default_rng(key), size)
+        yield inputs.to(task.device), targets.to(task.device)
 
 
 @contextlib.contextmanager

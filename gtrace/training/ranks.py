@@ -140,9 +140,8 @@ class RankCodecs:
         return {
             "senders": [[role, name, str(one.codec), one.to_arrays()] for (role, name), one in self._senders.items()],
             "receivers": [
-                [role, name, rank, str(one.codec), one.size, np.frombuffer(one.shared, np.uint8)]
+                [role, name, rank, str(one.codec), one.to_arrays()]
                 for (role, name, rank), one in self._receivers.items()
-                if one.shared
             ],
         }
 
@@ -152,8 +151,9 @@ class RankCodecs:
         for role, name, spec, arrays in saved["senders"]:
             size = int(arrays["state"]["size"])
             self.sender(Piece(name, build_codec(spec), size), role).load_arrays(arrays)
-        for role, name, sender, spec, size, shared in saved["receivers"]:
-            self._receiver(Piece(name, build_codec(spec), size), role, sender).shared = shared.tobytes()
+        for role, name, sender, spec, arrays in saved["receivers"]:
+            size = int(arrays["held"]["size"])
+            self._receiver(Piece(name, build_codec(spec), size), role, sender).load_arrays(arrays)
 
     def sender(self, piece: Piece, role: Role) -> Sender:
         """This rank's sender of a piece, made when first asked for."""
@@ -255,12 +255,26 @@ class RankCodecs:
             for piece, message in zip(pieces, messages, strict=True)
         ]
 
-    def settle(self, pieces: Sequence[Piece], values: Sequence[Values], arrived: Sequence[Values], role: Role) -> None:
-        """Pass the decoded values of this rank's own messages to its memory, and measure their error."""
+    def settle(
+        self,
+        pieces: Sequence[Piece],
+        values: Sequence[Values],
+        arrived: Sequence[Values],
+        role: Role,
+        *,
+        counted: Role | None = None,
+    ) -> None:
+        """Pass the decoded values of this rank's own messages to its memory, and measure their error.
+
+        Args:
+            pieces, values, role: as for :meth:`encode`.
+            arrived: the decoded values.
+            counted: ``down`` for the error of sums that go up once more; None for ``role``.
+        """
         for piece, array, decoded in zip(pieces, values, arrived, strict=True):
             if sendable(array) and sendable(decoded):
                 self.sender(piece, role).settle(array, decoded)
-                self.note(array, decoded, role)
+                self.note(array, decoded, counted or role)
 
     def note(self, array: Vector, decoded: Vector, role: Role) -> None:
         """Measure the error of values that arrived."""

@@ -10,34 +10,41 @@ import dataclasses
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from gtrace.codecs import Codec, Identity
 from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.link import LinkOptions
 from gtrace.noise import equivalent_batch
+from gtrace.training import vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.curvature import NoiseAhead
 from gtrace.training.exchange import Bad, Exchange, Tally
+from gtrace.training.joint import Ef21Sgdm, JointWorkers, LocalSteps, OneBitAdam, ZeroOneAdam
 from gtrace.training.measure import Measurement
 from gtrace.training.neural import NeuralCompression, ShadowSummary, shadow
 from gtrace.training.plain import fresh_model, seeded_batch
 from gtrace.training.policies import BitControl
-from gtrace.training.settings import down_codec, run_name
+from gtrace.training.settings import JOINT, down_codec, run_name
 from gtrace.training.weights import QuantizedWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
+    from torch import nn
 
     from gtrace.codecs.assignment import Coding
     from gtrace.costs import Network
     from gtrace.training.exchange import Nonfinite
+    from gtrace.training.joint import JointOptimizer
     from gtrace.training.neural import ShadowError
     from gtrace.training.policies import PolicySpec
+    from gtrace.training.ranks import RankCodecs
     from gtrace.training.settings import Kind, StudySettings
     from gtrace.training.tasks import Evaluation, Task
     from gtrace.training.vectors import Vector
@@ -119,6 +126,15 @@ class RunResult:
         return cls(**{**saved, "tally": Tally(**saved["tally"])})
 
 
+class _Update(NamedTuple):
+    """What a step of all workers' weights was, and what was measured of it in so many seconds of CPU time."""
+
+    tally: Tally
+    bad: Sequence[Bad]
+    measured: Mapping[str, float] = MappingProxyType({})
+    seconds: float = 0.0
+
+
 class TrainingRun:
     """One codec's training.
 
@@ -129,6 +145,7 @@ class TrainingRun:
         first_loss: test loss of the untrained model, if another run with the same seed has measured it.
         policy: chooses the codec's bits; None to keep them.
         weights: quantization levels of weights in forward and backward; None for exact weights.
+        joint: how it exchanges anything but gradients; empty if it does not.
 
     Attributes:
         result: the result so far.
@@ -145,14 +162,12 @@ class TrainingRun:
         first_loss: float | None = None,
         policy: PolicySpec | None = None,
         weights: WeightLevels | None = None,
+        joint: str = "",
     ) -> None:
         self._task, self._codec, self._settings = task, codec, settings
         self._model = fresh_model(task, settings.seed)
         self._named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
-        make = _OPTIMIZERS.get(settings.optimizer)
-        self._optimizer = (
-            task.optimizer(self._model, settings.lr) if make is None else make(self._model.parameters(), settings.lr)
-        )
+        self._optimizer = self._own_optimizer(self._model)
         self._neural: NeuralCompression | None = None
         if settings.kind == "neural":
             assert isinstance(codec, Codec), "a study refuses plans of neural gradients"
@@ -165,6 +180,11 @@ class TrainingRun:
                 nonfinite=settings.nonfinite,
                 layers=settings.layers,
             )
+        self._joint: JointWorkers | None = None
+        if joint:
+            rules = CodecTable.of(codec, min_size=settings.min_size)
+            options = LinkOptions(settings.refit, settings.seed, vectors.ENGINE)
+            self._joint = JointWorkers(self._model, settings.workers, self._joint_optimizer, rules, options)
         self._exchange = Exchange(
             # If neural gradients are compressed, weight gradients are averaged exactly.
             CodecTable.of(codec, min_size=settings.min_size) if self._neural is None else Identity(),
@@ -174,6 +194,7 @@ class TrainingRun:
             nonfinite=settings.nonfinite,
             down=down_codec(settings.down) if codec != Identity() else None,
         )
+        self._clip = settings.clip or task.recipe.clip
         self._ahead = NoiseAhead(task, self._model, self._optimizer, settings)
         chooser = None if policy is None else policy.begin(settings.seed)
         self._control: BitControl | None = None
@@ -183,7 +204,7 @@ class TrainingRun:
         self._variances: tuple[list[float], list[float]] = [], []
         self._bad: list[Bad] = []
         self._bad_steps = 0
-        self.result = RunResult(run_name(codec, policy, weights), settings.seed)
+        self.result = RunResult(run_name(codec, policy, weights, joint), settings.seed)
         self.weights = QuantizedWeights(self._model, weights, settings.refit)
         self.label = {"run": self.result.run, "seed": settings.seed}
         self.tensors = {name: p.numel() for name, p in self._named}
@@ -193,6 +214,26 @@ class TrainingRun:
             self._remedy += ", or a codec with less error"
         if weights is not None:
             self._remedy += ", or more levels of weights"
+
+    def _own_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        settings = self._settings
+        known = JOINT.get(settings.method)
+        make = _OPTIMIZERS.get(settings.optimizer if known is None else known.beside)
+        return self._task.optimizer(model, settings.lr) if make is None else make(model.parameters(), settings.lr)
+
+    def _joint_optimizer(self, model: nn.Module, rules: CodecTable, codecs: RankCodecs) -> JointOptimizer:
+        """One worker's optimizer, which exchanges by itself."""
+        settings = self._settings
+        if settings.method == "onebit-adam":
+            return OneBitAdam(model, rules, codecs, warmup=settings.warmup)
+        if settings.method == "zeroone-adam":
+            every = settings.every or JOINT["zeroone-adam"].every or 1
+            # By the end of training the interval has reached its limit.
+            doubling = max(1, (settings.steps - settings.warmup) // every.bit_length())
+            return ZeroOneAdam(model, rules, codecs, warmup=settings.warmup, every=every, doubling=doubling)
+        if settings.method == "ef21-sgdm":
+            return Ef21Sgdm(model, rules, codecs)
+        return LocalSteps(model, rules, codecs, inner=self._own_optimizer(model), every=settings.every or 1)
 
     def advance(self, step: int) -> Iterator[dict[str, Any]]:
         """Make a step, and test the model if that is due; yields the run log's records, warnings among them."""
@@ -232,7 +273,7 @@ class TrainingRun:
         """One step of all workers."""
         start = time.process_time()
         shadowed = self.result.shadow.seconds
-        result, clip = self.result, self._settings.clip or self._task.recipe.clip
+        result = self.result
         lr = self._learning_rate(step)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
@@ -242,30 +283,16 @@ class TrainingRun:
         # One worker's bad batch is not a divergence: that needs every worker's loss to be non-finite.
         loss = _mean([value for value in losses if math.isfinite(value)])
         chosen = {} if self._control is None else self._control.before(step, loss, gradients)
-        every = self._settings.measure
-        measurement = Measurement(self._optimizer, dict(self._named)) if every and step % every == 0 else None
-        exchanged = self._exchange.step(step, gradients, None if measurement is None else measurement.add)
-        tally, bad = exchanged.tally, exchanged.bad
-        if self._neural is not None:
-            tally, found = self._neural.collect()
-            tally.nonfinite += exchanged.tally.nonfinite
-            bad = found + bad
-        for name, parameter in self._named:
-            averaged = exchanged.gradients.get(name)
-            parameter.grad = None if averaged is None else torch.from_numpy(averaged)
-        norm = None if clip is None else torch.nn.utils.clip_grad_norm_((p for _, p in self._named), clip)
-        measured = 0.0 if measurement is None else measurement.seconds
-        if measurement is not None:
-            began = time.process_time()
-            clipped = 1.0 if clip is None or norm is None else min(1.0, clip / (float(norm) + _CLIP_EPSILON))
-            costs = self._noise_costs(step, gradients, exchanged.gradients, clipped)
-            measured += time.process_time() - began
-        self._optimizer.step()
-        seconds = time.process_time() - start - (self.result.shadow.seconds - shadowed) - measured
+        update = self._exchange_and_step(step, gradients) if self._joint is None else self._step_jointly(step, lr)
+        tally, bad = update.tally, update.bad
+        seconds = time.process_time() - start - (self.result.shadow.seconds - shadowed) - update.seconds
         result.steps = step + 1
         result.seconds += seconds
         result.tally.add(tally)
-        for seen, value in zip(self._variances, (tally.relative_variance, tally.worker_variance), strict=True):
+        variances = tally.relative_variance, tally.worker_variance
+        if self._joint is not None and not tally.worker_energy:
+            variances = math.nan, math.nan  # nothing was encoded
+        for seen, value in zip(self._variances, variances, strict=True):
             if math.isfinite(value):
                 seen.append(value)
         result.relative_variance, result.worker_variance = map(_mean, self._variances)
@@ -276,7 +303,7 @@ class TrainingRun:
             "loss": loss,
             "lr": lr,
             **tally.record(),
-            "relative_variance": tally.relative_variance,
+            "relative_variance": variances[0],
             "seconds": seconds,
             **chosen,
         }
@@ -287,12 +314,47 @@ class TrainingRun:
         if self._settings.network is not None:
             record["sim_seconds"] = self._simulated(self._settings.network, tally, seconds)
         yield record
-        if measurement is not None:
-            yield {"type": "measure", **self.label, "step": step, **measurement.fields(), **costs}
+        if update.measured:
+            yield {"type": "measure", **self.label, "step": step, **update.measured}
         for error in errors:
             yield {"type": "shadow", **self.label, "step": step, **dataclasses.asdict(error)}
         yield from map(warning, self._report(bad, step))
         return record
+
+    def _exchange_and_step(self, step: int, gradients: Sequence[Mapping[str, NDArray[np.float32]]]) -> _Update:
+        """Exchange the workers' gradients, and step with the average."""
+        every, clip = self._settings.measure, self._clip
+        measurement = Measurement(self._optimizer, dict(self._named)) if every and step % every == 0 else None
+        exchanged = self._exchange.step(step, gradients, None if measurement is None else measurement.add)
+        tally, bad = exchanged.tally, exchanged.bad
+        if self._neural is not None:
+            tally, found = self._neural.collect()
+            tally.nonfinite += exchanged.tally.nonfinite
+            bad = found + bad
+        for name, parameter in self._named:
+            averaged = exchanged.gradients.get(name)
+            parameter.grad = None if averaged is None else torch.from_numpy(averaged).to(parameter.device)
+        norm = None if clip is None else torch.nn.utils.clip_grad_norm_((p for _, p in self._named), clip)
+        update = _Update(tally, bad)
+        if measurement is not None:
+            began = time.process_time()
+            clipped = 1.0 if clip is None or norm is None else min(1.0, clip / (float(norm) + _CLIP_EPSILON))
+            costs = self._noise_costs(step, gradients, exchanged.gradients, clipped)
+            seconds = measurement.seconds + time.process_time() - began
+            update = _Update(tally, bad, {**measurement.fields(), **costs}, seconds)
+        self._optimizer.step()
+        return update
+
+    def _step_jointly(self, step: int, lr: float) -> _Update:
+        """Let the workers step with their own gradients, and exchange what their optimizer sends."""
+        assert self._joint is not None, "only such a run does this"
+        bad = self._joint.check(step, self._settings.nonfinite)
+        for model in self._joint.models:
+            if self._clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), self._clip)
+        tally = self._joint.step(lr, last=step == self._settings.steps - 1)
+        tally.nonfinite = sum(item.count for item in bad)
+        return _Update(tally, bad)
 
     def _gradients(self, step: int) -> tuple[list[float], list[dict[str, NDArray[np.float32]]], list[ShadowError]]:
         """Loss and gradients of each worker on its own batch, and the first worker's shadow."""
@@ -300,13 +362,14 @@ class TrainingRun:
         losses, gradients = [], []
         errors: list[ShadowError] = []
         for worker in range(settings.workers):
+            model = self._model if self._joint is None else self._joint.models[worker]
             with (
                 seeded_batch(self._task, settings.seed, step, worker, settings.batch_size) as batch,
                 contextlib.nullcontext() if self._neural is None else self._neural.batch(step, worker) as layers,
             ):
-                loss = self._task.loss(self._model, batch)
+                loss = self._task.loss(model, batch)
                 shadowed = worker == 0 and self._has_shadow(step)
-                self._optimizer.zero_grad(set_to_none=True)
+                model.zero_grad(set_to_none=True)
                 loss.backward(retain_graph=shadowed)  # type: ignore[no-untyped-call]
                 if shadowed and self._neural is not None and layers is not None:
                     start = time.process_time()
@@ -314,7 +377,7 @@ class TrainingRun:
                     self.result.shadow.add(errors)
                     self.result.shadow.seconds += time.process_time() - start
             losses.append(loss.item())
-            gradients.append({name: p.grad.numpy() for name, p in self._named if p.grad is not None})
+            gradients.append({name: p.grad.cpu().numpy() for name, p in self._named if p.grad is not None})
         return losses, gradients, errors
 
     def _noise_costs(
@@ -349,13 +412,11 @@ class TrainingRun:
         return every is not None and step % every == 0 and self._codec != Identity()
 
     def _learning_rate(self, step: int) -> float:
-        if self._task.recipe.decay == "none":
-            return self._settings.lr
-        if self._task.recipe.decay == "drop":
-            return self._settings.lr * (0.1 if 4 * step >= 3 * self._settings.steps else 1.0)
-        return self._settings.lr * (1 + math.cos(math.pi * step / self._settings.steps)) / 2
+        return self._task.recipe.rate(self._settings.lr, step, self._settings.steps)
 
     def _test(self) -> Evaluation:
+        if self._joint is not None:
+            self._joint.common_to(self._model)
         self._model.eval()
         with torch.no_grad(), self.weights.in_place():
             found = self._task.evaluate(self._model)
@@ -369,6 +430,7 @@ class TrainingRun:
             "optimizer": self._optimizer.state_dict(),
             "control": None if self._control is None else as_tensors(self._control.state_dict()),
             "exchange": as_tensors(self._exchange.to_arrays()),
+            "joint": None if self._joint is None else self._joint.state_dict(),
             "weights": as_tensors(self.weights.to_arrays()),
             "result": self.result.to_plain(),
             "variances": [list(seen) for seen in self._variances],
@@ -384,6 +446,8 @@ class TrainingRun:
             # Bits come first: the codec's state depends on them.
             self._control.load_state_dict(as_arrays(saved["control"]))
         self._exchange.load_arrays(as_arrays(saved["exchange"]))
+        if self._joint is not None:
+            self._joint.load_state_dict(saved["joint"])
         self.weights.load_arrays(as_arrays(saved["weights"]))
         self.result = RunResult.from_plain(saved["result"])
         for seen, values in zip(self._variances, saved["variances"], strict=True):

@@ -15,6 +15,7 @@ import torch
 from gtrace import __version__
 from gtrace.errors import GtraceError
 from gtrace.runlog import RunLogWriter, read_runlog
+from gtrace.trackers import Tracking, of_record
 from gtrace.training.ddp import RankOptions
 from gtrace.training.exchange import Tally
 
@@ -37,6 +38,8 @@ class ScriptOptions(RankOptions):
         codec: spec of the codec; for a table its name.
         rules: (pattern, spec) for some tensors.
         min_size: tensors with fewer elements go uncompressed.
+        every: steps that each process makes alone between exchanges of what its weights changed, see
+            :class:`gtrace.training.outer.OuterRounds`; None to exchange gradients at every step.
         workers: number of separately keyed encodings of the same gradient that are averaged.
         argv: the program, for the log.
         launch: a word of this launch, so that its processes do not overwrite each other's logs.
@@ -44,12 +47,14 @@ class ScriptOptions(RankOptions):
         table: what ``CodecTable.describe`` says of a table; None if there is one codec.
         plan: the file that it is from.
         watched: the gradients are left as they are, and the log has losses alone: the baseline.
+        to: a tracker for the numbers of each step.
     """
 
     log: str
     codec: str
     rules: tuple[tuple[str, str], ...] = ()
     min_size: int = 0
+    every: int | None = None
     workers: int = 1
     argv: tuple[str, ...] = ()
     launch: str = ""
@@ -57,6 +62,7 @@ class ScriptOptions(RankOptions):
     table: dict[str, Any] | None = None
     plan: str = ""
     watched: bool = False
+    to: str | None = None
 
 
 @dataclass(slots=True)
@@ -116,6 +122,7 @@ class ScriptLog:
         self._label = {"run": str(rules), "seed": options.seed}
         self._loss = math.nan
         self._has_loss = False
+        self._tracking = None if options.to is None else Tracking(options.to, lambda error: warn(str(error)))
 
     def step(
         self,
@@ -153,11 +160,16 @@ class ScriptLog:
         if not summary.rank:
             self._begin(tensors, summary)
             self._append(record)
+            if self._tracking is not None:
+                norm = {"norm": math.sqrt(tally.energy)} if tally.energy else {}
+                self._tracking.log(of_record({**record, **norm}))
         if self._on_record is not None:
             self._on_record(record)
 
     def close(self, summary: ScriptSummary) -> Path | None:
         """End the log; returns its path."""
+        if self._tracking is not None:
+            self._tracking.close()
         if self._writer is None:
             return None
         for text in summary.warnings:
@@ -218,7 +230,7 @@ class ScriptLog:
         words = ["gtrace", "train", *(("--plan", options.plan) if options.plan else ("--codec", options.codec))]
         for pattern, spec in options.rules:
             words += ["--rule", f"{pattern}={spec}"]
-        names = ("min_size", "workers", "seed", "refit", "nonfinite", "exchange", "levels", "compare_every")
+        names = ("every", "min_size", "workers", "seed", "refit", "nonfinite", "exchange", "levels", "compare_every")
         for name in names:
             if getattr(options, name) != getattr(default, name):
                 words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
@@ -241,7 +253,8 @@ class ScriptLog:
             "plans": [table] if self._rules.tensors else None,
             "refit": str(options.refit),
             "nonfinite": options.nonfinite,
-            "kind": "weight",
+            "kind": "outer" if options.every else "weight",
+            "every": options.every,
             "parameters": sum(tensors.values()),
             "tensors": dict(tensors),
             "launch": options.launch,

@@ -35,8 +35,33 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 #: default number of simulated workers; neural gradients stay inside each one
 DEFAULT_WORKERS: dict[Kind, int] = {"weight": 4, "neural": 1}
 
+
+class Joint(NamedTuple):
+    """What a study must know of an optimizer whose step includes the exchange, see :mod:`gtrace.training.joint`.
+
+    Attributes:
+        beside: optimizer of the uncompressed run.
+        codec: what goes through it if nobody names a codec.
+        warms: it begins with exact steps, whose number can be given.
+        every: interval between exchanges that it may reach; None if it exchanges at every step.
+    """
+
+    beside: str
+    codec: str
+    warms: bool = False
+    every: int | None = None
+
+
+#: optimizers whose step includes the exchange; the interval of 0/1 Adam is DeepSpeed's default
+JOINT = {
+    "onebit-adam": Joint("adam", "ef-signsgd:scale=rms", warms=True),
+    "zeroone-adam": Joint("adam", "ef-signsgd:scale=rms", warms=True, every=16),
+    "ef21-sgdm": Joint("momentum", "ef21:topk:ratio=0.01"),
+}
 #: optimizers that the papers train with
-OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw")
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw", *JOINT)
+#: share of the steps that are exact at first: DeepSpeed recommends 15 to 25%
+_WARMUP = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +84,10 @@ class StudyOptions:
         shadow: for kind neural, interval in steps at which the first worker's backward pass also runs exactly, and
             weight gradients are compared; None for never.
         layers: for kind neural, ``inner`` leaves out the gradient that the last layer gets from the loss.
-        optimizer: one of ``OPTIMIZERS`` instead of the task's own.
+        optimizer: one of ``OPTIMIZERS`` instead of the task's own. Those of ``JOINT`` exchange by themselves;
+            ``onebit-adam:warmup=N`` sets the number of exact steps of one that begins with some, by default a fifth.
+        every: steps that each worker makes alone between exchanges of weights, see
+            :class:`gtrace.training.joint.LocalSteps`; for ``zeroone-adam`` the longest interval. None for none.
         clip: largest norm of the averaged gradient, instead of the task's.
         network: adds the duration of a step over it to the records.
         policies: policies for the bits of codecs that have them, as :meth:`PolicySpec.parse` reads it; each such codec
@@ -86,6 +114,7 @@ class StudyOptions:
     shadow: int | None = None
     layers: Layers = "inner"
     optimizer: str = ""
+    every: int | None = None
     clip: float | None = None
     network: Network | None = None
     policies: Sequence[str | PolicySpec] = (FIXED,)
@@ -149,8 +178,7 @@ class StudySettings(StudyOptions):
         self._check_ranges()
         if self.kind not in KINDS:
             raise UsageError(f"kind: '{self.kind}' is unknown; {suggest(str(self.kind), KINDS)}")
-        if self.optimizer and self.optimizer not in OPTIMIZERS:
-            raise UsageError(f"optimizer: '{self.optimizer}' is unknown; {suggest(self.optimizer, OPTIMIZERS)}")
+        self._check_joint()
         for kind, given, text in (
             ("neural", self.shadow is not None, "shadow: compares weight gradients under compressed neural ones"),
             ("weight", self.measure is not None, "measure: is about gradients between workers"),
@@ -164,8 +192,47 @@ class StudySettings(StudyOptions):
         if self.down and self.network is not None and self.network.topology != "ps":
             raise UsageError(f"down: there is no server in a network of topology {self.network.topology}; choose ps")
 
+    @property
+    def method(self) -> str:
+        """The name of the optimizer, without its parameter."""
+        return self.optimizer.partition(":")[0]
+
+    @property
+    def warmup(self) -> int:
+        """Exact steps of an optimizer that begins with some."""
+        given = self.optimizer.partition("warmup=")[2]
+        return int(given) if given else max(1, round(_WARMUP * self.steps))
+
+    @property
+    def joint(self) -> str:
+        """What runs are called that exchange anything but gradients; empty for none."""
+        return joint_name(self.optimizer, self.every)
+
+    def _check_joint(self) -> None:
+        name, colon, parameter = self.optimizer.partition(":")
+        if name and name not in OPTIMIZERS:
+            raise UsageError(f"optimizer: '{name}' is unknown; {suggest(name, OPTIMIZERS)}")
+        known = JOINT.get(name)
+        if colon and not (known is not None and known.warms and re.fullmatch("warmup=[1-9][0-9]{0,8}", parameter)):
+            able = ", ".join(f"{one}:warmup=100" for one in JOINT if JOINT[one].warms)
+            raise UsageError(f"optimizer: '{self.optimizer}' cannot be read; parameters are those of {able}")
+        if self.every is not None and known is not None and known.every is None:
+            raise UsageError(f"every: {name} exchanges at every step; leave one of the two out")
+        if not self.joint:
+            return
+        for given, text in (
+            (self.kind != "weight", "kind neural"),
+            (any(policy.chooses for policy in self.policies), "policy"),
+            (self.down, "down"),
+            (self.measure is not None, "measure"),
+            (self.network is not None, "network"),
+            (self.weights, "weights"),
+        ):
+            if given:
+                raise UsageError(f"{text}: is for gradients that are exchanged at every step; leave out {self.joint}")
+
     def _check_ranges(self) -> None:
-        for name in ("workers", "steps", "batch_size", "eval_every", "shadow", "measure"):
+        for name in ("workers", "steps", "batch_size", "eval_every", "every", "shadow", "measure"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name.replace('_', ' ')}: {value} is below 1")
@@ -192,15 +259,21 @@ class RunPlan(NamedTuple):
         codec: the codec of every worker.
         policy: chooses its bits; None to keep them.
         weights: quantization levels of weights in forward and backward; None for exact weights.
+        joint: how it exchanges anything but gradients, see :attr:`StudySettings.joint`; empty if it does not.
     """
 
     codec: Coding
     policy: PolicySpec | None = None
     weights: WeightLevels | None = None
+    joint: str = ""
 
 
 def plan_runs(
-    codecs: Sequence[Coding], policies: Sequence[PolicySpec], weights: Sequence[WeightLevels], kind: str
+    codecs: Sequence[Coding],
+    policies: Sequence[PolicySpec],
+    weights: Sequence[WeightLevels],
+    kind: str,
+    joint: str = "",
 ) -> list[RunPlan]:
     """The runs: each codec with bits with each policy, the others once; policies in the outer order of the codecs.
 
@@ -234,7 +307,7 @@ def plan_runs(
             plans.setdefault((str(ends[0]) if ends else str(codec), str(policy)), RunPlan(codec, policy))
     plain, *others = plans.values()
     if not weights:
-        return [plain, *others]
+        return [plain, *(plan._replace(joint=joint) for plan in others)]
     return [plain, *(plan._replace(weights=levels) for plan in others or [plain] for levels in weights)]
 
 
@@ -246,8 +319,11 @@ def timed_network(network: Network | None, policies: Sequence[PolicySpec]) -> Ne
     return chosen if chosen.compute is not None else dataclasses.replace(chosen, compute=DEFAULT_COMPUTE)
 
 
-def run_name(codec: Coding, policy: PolicySpec | None = None, weights: WeightLevels | None = None) -> str:
-    """A run's name: its codec's spec, after an @ the policy for its bits, then its levels of weights.
+def run_name(
+    codec: Coding, policy: PolicySpec | None = None, weights: WeightLevels | None = None, joint: str = ""
+) -> str:
+    """A run's name: its codec's spec, after an @ the policy for its bits, then its levels of weights, or how it
+    exchanges anything but gradients; the codec that an optimizer has anyway is left out.
 
     >>> from gtrace.codecs import codec
     >>> from gtrace.training.policies import PolicySpec
@@ -257,9 +333,22 @@ def run_name(codec: Coding, policy: PolicySpec | None = None, weights: WeightLev
     name = str(codec)
     if policy is not None and policy.chooses:
         name = f"{re.sub(r':bits=[0-9]+$|(?<=:)bits=[0-9]+,', '', name)}@{policy}"
+    if joint:
+        own = JOINT.get(re.split("[: ]", joint)[0])
+        return joint if own is not None and own.codec == name else f"{name} {joint}"
     if weights is None:
         return name
     return f"weights={weights}" if codec == Identity() else f"{name} weights={weights}"
+
+
+def joint_name(optimizer: str, every: int | None) -> str:
+    """How workers exchange anything but gradients; empty if they do not.
+
+    >>> joint_name("zeroone-adam", 8), joint_name("adam", 16), joint_name("adam", None)
+    ('zeroone-adam every=8', 'every=16', '')
+    """
+    words = [optimizer] if optimizer.partition(":")[0] in JOINT else []
+    return " ".join([*words, *([] if every is None else [f"every={every}"])])
 
 
 def down_codec(spec: str) -> Codec | Literal["same"] | None:
@@ -292,7 +381,7 @@ def repeat_command(task: str, codecs: Sequence[Coding], settings: StudySettings)
     }
     if settings.seeds > 1:
         options["--seeds"] = settings.seeds
-    for name in ("optimizer", "clip"):
+    for name in ("optimizer", "every", "clip"):
         if getattr(settings, name):
             options[f"--{name}"] = getattr(settings, name)
     if settings.weights:

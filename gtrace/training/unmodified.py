@@ -1,7 +1,8 @@
 """A codec in a training program that knows nothing of it.
 
 Where ``DistributedDataParallel`` averages gradients between ranks, the codec becomes its communication hook, and bytes
-travel. Everywhere else gradients go through the codec just before the optimizer uses them.
+travel. Everywhere else gradients go through the codec just before the optimizer uses them. With ``every`` each process
+uses its own gradients, and what several steps change goes through the codec.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gtrace.codecs import Identity
@@ -28,15 +29,16 @@ from gtrace.torch_hooks.naming import Names, local_part
 from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, process_place, seed_libraries
 from gtrace.torch_hooks.steps import Rounds, grad_scale_of, is_nested
 from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
-from gtrace.training.ddp import AllReduceComparison, RankExchange, ddp_comm_hook
+from gtrace.training.ddp import AllReduceComparison, RankExchange, ddp_comm_hook, keep_own
 from gtrace.training.exchange import Exchange, Tally
+from gtrace.training.outer import ProgramRounds
 from gtrace.training.scriptlog import ScriptLog, ScriptOptions, ScriptSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
-    from torch.optim import Optimizer
+    from torch.distributed import ProcessGroup
 
 _WARNINGS = 3
 
@@ -68,9 +70,13 @@ class ScriptTraining:
             self._rules, options.workers, seed=options.seed, refit=options.refit, nonfinite=options.nonfinite
         )
         self._hooks = TrainingHooks(lambda _stream, _step: True, self._told_step, self._told_error, reduced=True)
+        self._rounds: ProgramRounds | None = None
+        if options.every and not options.watched:
+            self._rounds = ProgramRounds(options, options.every, self._rules, self._warn_once)
+            self._hooks.after = self._after_step
         self._log = ScriptLog(options, self._rules, on_record, self._warn)
         self._handle: Any = None
-        self._patches: list[tuple[str, Any, Any]] = []
+        self._patches: list[tuple[Any, str, Any, Any]] = []
         self._owner = os.getpid()
         #: number of each optimizer, and how many times its gradients went through the codec
         self._counts: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
@@ -92,8 +98,11 @@ class ScriptTraining:
         # Registered after the hooks above, so that a step is known when its gradients are compressed.
         self._handle = register_optimizer_step_pre_hook(self._before_step)
         if not self._options.watched:
-            self._patch("__init__", self._watch_wrapper)
-            self._patch("register_comm_hook", self._watch_registration)
+            self._patch(DistributedDataParallel, "__init__", self._watch_wrapper)
+            self._patch(DistributedDataParallel, "register_comm_hook", self._watch_registration)
+        if self._rounds is not None:
+            self._patch(Optimizer, "state_dict", self._rounds.saving)
+            self._patch(Optimizer, "load_state_dict", self._rounds.loading)
 
     def finish(self) -> ScriptSummary:
         """Take the hooks out, and close the log."""
@@ -101,9 +110,9 @@ class ScriptTraining:
             self._flush()
             self._handle.remove()
             self._handle = None
-            for name, original, ours in reversed(self._patches):
-                if vars(DistributedDataParallel)[name] is ours:
-                    setattr(DistributedDataParallel, name, original)
+            for owner, name, original, ours in reversed(self._patches):
+                if vars(owner)[name] is ours:
+                    setattr(owner, name, original)
             self._hooks.remove()
             self.summary.elements = sum(self._sizes.values())
             for text in self._rules.unmatched(self._sizes) if self._sizes else ():
@@ -111,11 +120,11 @@ class ScriptTraining:
             self.summary.log = self._log.close(self.summary)
         return self.summary
 
-    def _patch(self, name: str, make: Callable[[Any], Any]) -> None:
-        original = vars(DistributedDataParallel)[name]
+    def _patch(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
+        original = vars(owner)[name]
         ours = functools.wraps(original)(make(original))
-        self._patches.append((name, original, ours))
-        setattr(DistributedDataParallel, name, ours)
+        self._patches.append((owner, name, original, ours))
+        setattr(owner, name, ours)
 
     def _warn(self, text: str) -> None:
         if os.getpid() == self._owner:
@@ -144,8 +153,8 @@ class ScriptTraining:
             options=options,
             on_step=self._ranks_stepped,
         )
-        register = next(original for name, original, _ in self._patches if name == "register_comm_hook")
-        register(wrapper, state, ddp_comm_hook)
+        register = next(original for _, name, original, _ in self._patches if name == "register_comm_hook")
+        register(wrapper, state, ddp_comm_hook if self._rounds is None else keep_own)
         self._states.append(state)
         for parameter in wrapper.parameters():
             self._wrapped[parameter] = state
@@ -178,7 +187,12 @@ class ScriptTraining:
 
     def _compress(self, optimizer: Optimizer) -> None:
         """Put what the codec makes of them instead of the gradients, unless ranks have done so."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        parameters = [
+            p
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None or (self._rounds is not None and p.requires_grad)
+        ]
         number, count = self._counts.get(optimizer, (self.summary.optimizers, 0))
         self._counts[optimizer] = number, count + 1
         self.summary.optimizers = max(self.summary.optimizers, number + 1)
@@ -186,6 +200,15 @@ class ScriptTraining:
         if self._options.watched:
             bits = 32 * sum(local_part(parameter).numel() for parameter in parameters)
             self._pending.add(Tally(payload_bits=bits, float32_bits=bits))
+            return
+        if self._rounds is not None:
+            if not (number or count or process_place().rank):
+                self._say(
+                    f"gtrace: --every {self._options.every} changes the training: each process steps on its own "
+                    f"gradients, and every {self._options.every} steps the weights move by the averaged change, with "
+                    "DiLoCo's outer Nesterov momentum"
+                )
+            self._rounds.begin(optimizer, *self._in_rounds(parameters))
             return
         ours: dict[str, torch.Tensor] = {}
         for parameter in parameters:
@@ -221,6 +244,39 @@ class ScriptTraining:
             self._warn(f"step {count}, {bad.tensor}: {bad.count} gradient values are not finite")
         self._pending.add(exchanged.tally)
 
+    def _in_rounds(self, parameters: Sequence[torch.Tensor]) -> tuple[dict[str, torch.Tensor], ProcessGroup | None]:
+        """The parameters that local steps change, and the group of those that ranks have in common."""
+        common = {self._names[p]: p for p in parameters if p in self._wrapped}
+        if common:
+            return common, self._wrapped[next(iter(common.values()))].group
+        world = process_place().world_size
+        if world > 1:
+            self._warn_once(
+                f"{world} processes train together, and not through DistributedDataParallel: the program goes on "
+                "averaging gradients at each step, and what --every sends between processes is not saved"
+            )
+        return {self._names[p]: p for p in parameters}, None
+
+    def _after_step(self, stepped: Optimizer | Rounds, _stream: int, _step: int) -> None:
+        """An optimizer has stepped, or a gradient scaler has left the step out."""
+        rounds = self._rounds
+        if rounds is None:
+            return
+        for optimizer in stepped.members.values() if isinstance(stepped, Rounds) else (stepped,):
+            if optimizer not in self._counts:
+                self._compress(optimizer)
+            parameters, group = self._in_rounds(
+                [p for one in optimizer.param_groups for p in one["params"] if p in self._names]
+            )
+            self._exchanging = True
+            tally = rounds.end(optimizer, parameters, group)
+            self._exchanging = False
+            self._pending.add(tally)
+            self.summary.exchanged |= group is not None
+            if rounds.comparison is not None:
+                self._comparison = rounds.comparison
+                self.summary.comparisons.append(rounds.comparison)
+
     def _name(self, optimizer: Optimizer, parameters: list[torch.Tensor], number: int) -> None:
         if all(parameter in self._names for parameter in parameters):
             return
@@ -247,6 +303,9 @@ class ScriptTraining:
             self._step = step
 
     def _told_error(self, error: Exception) -> None:
+        if self._exchanging:
+            # Ranks that went on would train apart.
+            raise error
         self._warn(f"{type(error).__name__}: {error}")
 
     def _flush(self) -> None:

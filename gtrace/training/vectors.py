@@ -59,16 +59,18 @@ class TensorEngine(Engine):
         payload: bytes = _device().encode(codec, state, values, key)
         return payload
 
-    def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: torch.device | None) -> Vector:
-        """The result of ``codec.decode``, on the host (None) or on a device.
+    def receive(
+        self, codec: Codec, held: State, shared: bytes, payload: bytes, place: torch.device | None
+    ) -> tuple[Vector, State]:
+        """The result of ``codec.receive``, the values on the host (None) or on a device.
 
         Raises:
             PayloadError: the bytes are not a valid payload of this codec and size.
         """
-        if place is None:
-            return codec.decode(shared, payload, size)
-        decoded: Vector = _device().decode(codec, shared, payload, size, place)
-        return decoded
+        if place is not None and _device().supports(codec):
+            return _device().decode(codec, shared, payload, held.size, place), held
+        values, held = codec.receive(held, shared, payload)
+        return placed(values, place), held
 
 
 ENGINE = TensorEngine()

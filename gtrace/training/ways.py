@@ -17,7 +17,6 @@ import numpy as np
 
 from gtrace.codecs import Composed
 from gtrace.codecs.base import Averaged, advance
-from gtrace.codecs.grids import EqualSteps
 from gtrace.codecs.parts import Parts
 from gtrace.coding import pack_fixed, unpack_fixed, width_for
 from gtrace.errors import UsageError, suggest
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 
     #: an exchange whose result is float32[n] of each tensor
     Averaging: TypeAlias = Exchanging[list[Vector]]
+    #: averages, pieces of all tensors, each one's part of the values, and its target among the averages
+    Cut: TypeAlias = tuple[list[Vector], list[Piece], list[Any], list[Any]]
 
 #: bits of a sum of codes at most
 _SUM_BITS = 16
@@ -73,15 +74,32 @@ def all_gather(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Valu
 
 def two_shot(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
     """Each rank sums up a piece of every tensor and sends the average on. Arguments are those of `all_gather`."""
+    return (yield from _two_shot(codecs, cut_up(whole, values, codecs.place.size), step))
+
+
+def served(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+    """Two shots of whole tensors: each has one rank as its server. Arguments are those of `all_gather`."""
+    size = codecs.place.size
+    averages, pieces, parts, targets = cut_up(whole, values, 1)
+    pieces = [replace(piece, owner=zlib.crc32(piece.name.encode()) % size) for piece in pieces]
+    return (yield from _two_shot(codecs, (averages, pieces, parts, targets), step))
+
+
+def _two_shot(codecs: RankCodecs, cut: Cut, step: int) -> Averaging:
+    averages, pieces, parts, targets = cut
     rank, size = codecs.place.rank, codecs.place.size
-    averages, pieces, parts, targets = cut_up(whole, values, size)
     messages = yield from codecs.encode(pieces, parts, "up", step)
     # Nobody sends a rank its own pieces back, but its memory needs the decoded values.
-    codecs.settle(pieces, parts, codecs.decode(pieces, messages, "up", rank), "up")
+    own = codecs.decode(pieces, messages, "up", rank)
+    codecs.settle(pieces, parts, own, "up")
     owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
     frames = yield [pack([messages[k] for k in chosen]) for chosen in owned]
     mine = [pieces[k] for k in owned[rank]]
-    gathered = [codecs.decode(mine, unpack(frame, len(mine)), "up", one) for one, frame in enumerate(frames)]
+    # A receiver takes each message once: it may add it to what it holds.
+    gathered = [
+        [own[k] for k in owned[rank]] if one == rank else codecs.decode(mine, unpack(frame, len(mine)), "up", one)
+        for one, frame in enumerate(frames)
+    ]
     sums = [piece.mean(arrived) for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True)]
     yield from _send_on(codecs, pieces, sums, targets, step)
     return averages
@@ -147,9 +165,8 @@ def shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Va
     """
     for piece in whole:
         parts = piece.codec.parts if isinstance(piece.codec, Composed) else Parts()
-        adds = isinstance(parts.grid, EqualSteps) and parts.grid.zero and parts.scale.checks
-        if not adds or parts.scale.quantized(piece.size) < piece.size:
-            raise UsageError(f"shared-scale: {piece.codec} has no codes that add up; take qsgd or qsgdinf")
+        if parts.grid.integers is None or not parts.scale.shares:
+            raise UsageError(f"shared-scale: {piece.codec} has no codes that add up; take qsgd, qsgdinf or thc")
     return (yield from _among_complete(codecs, _shared_scale, whole, values, step))
 
 
@@ -187,7 +204,8 @@ def _ring(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], 
         )
         partial = [sums[k] for k in leaving]
         messages = yield from codecs.encode(outgoing, partial, "up", step)
-        codecs.settle(outgoing, partial, codecs.decode(outgoing, messages, "up", rank), "down" if hop else "up")
+        own = codecs.decode(outgoing, messages, "up", rank)
+        codecs.settle(outgoing, partial, own, "up", counted="down" if hop else "up")
         frames = yield [pack(messages) if one == (rank + 1) % size else b"" for one in range(size)]
         before = (rank - 1) % size
         arrived = codecs.decode(incoming, unpack(frames[before], len(incoming)), "up", before)
@@ -204,21 +222,33 @@ def _hierarchical(
     rank, size = codecs.place.rank, codecs.place.size
     averages, pieces, parts, targets = cut_up(whole, values, size)
     messages = yield from codecs.encode(pieces, parts, "up", step)
-    codecs.settle(pieces, parts, codecs.decode(pieces, messages, "up", rank), "up")
+    decoded = codecs.decode(pieces, messages, "up", rank)
+    codecs.settle(pieces, parts, decoded, "up")
     beside = range(rank - rank % node, rank - rank % node + node)
     place = [[k for k, piece in enumerate(pieces) if piece.owner % node == one % node] for one in range(size)]
     frames = yield [pack([messages[k] for k in place[one]]) if one in beside else b"" for one in range(size)]
     mine = [pieces[k] for k in place[rank]]
-    gathered = [codecs.decode(mine, unpack(frames[one], len(mine)), "up", one) for one in beside]
+    gathered = [
+        [decoded[k] for k in place[rank]]
+        if one == rank
+        else codecs.decode(mine, unpack(frames[one], len(mine)), "up", one)
+        for one in beside
+    ]
     sums = [piece.mean(arrived) for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True)]
     nodes = [replace(piece, name=f"{piece.name}+nodes") for piece in mine]
     onward = yield from codecs.encode(nodes, sums, "up", step)
-    codecs.settle(nodes, sums, codecs.decode(nodes, onward, "up", rank), "down")
+    decoded = codecs.decode(nodes, onward, "up", rank)
+    codecs.settle(nodes, sums, decoded, "up", counted="down")
     own = [[k for k, piece in enumerate(mine) if piece.owner == one] for one in range(size)]
     frames = yield [pack([onward[k] for k in own[one]]) for one in range(size)]
     final = [nodes[k] for k in own[rank]]
     across = range(rank % node, size, node)
-    gathered = [codecs.decode(final, unpack(frames[one], len(final)), "up", one) for one in across]
+    gathered = [
+        [decoded[k] for k in own[rank]]
+        if one == rank
+        else codecs.decode(final, unpack(frames[one], len(final)), "up", one)
+        for one in across
+    ]
     means = [piece.mean(arrived) for piece, arrived in zip(final, zip(*gathered, strict=True), strict=True)]
     yield from _send_on(codecs, pieces, means, targets, step)
     return averages
@@ -226,20 +256,21 @@ def _hierarchical(
 
 def _shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], step: int) -> Averaging:
     rank, size = codecs.place.rank, codecs.place.size
-    averages, pieces, parts, targets = cut_up(whole, values, size)
-    arrays = [vectors.on_host(part) for part in parts]
-    each = [cast("Composed", piece.codec).parts for piece in pieces]
-    norms = [one.scale.measure(array, State(array.size)) for one, array in zip(each, arrays, strict=True)]
+    averages, pieces, cuts, targets = cut_up(whole, values, size)
+    each = [cast("Composed", piece.codec) for piece in pieces]
+    numbers = [codecs.sender(piece, "up").common_number(step) for piece in pieces]
+    arrays = [one.turned(vectors.on_host(part), number) for one, part, number in zip(each, cuts, numbers, strict=True)]
+    norms = [one.parts.scale.measure(array, State(array.size)) for one, array in zip(each, arrays, strict=True)]
     frames = yield [join([norm.astype("<f4").tobytes() for norm in norms])] * size
     asked = [split(frame, len(pieces)) for frame in frames]
     scales = [np.max([np.frombuffer(one, "<f4") for one in theirs], axis=0) for theirs in zip(*asked, strict=True)]
     packed = []
     for piece, one, array, scale in zip(pieces, each, arrays, scales, strict=True):
-        sender = codecs.sender(piece, "up")
+        sender, parts = codecs.sender(piece, "up"), one.parts
         state = sender.state.with_arrays(scale=scale)
-        codes = one.rounding.symbols(one.grid, state, one.scale.cut(array, state), sender.key(step))
-        codecs.tally.add_sent(array, _added(one, codes.astype(np.int64), 1, scale))
-        packed.append(pack_fixed(codes, width_for(one.grid.alphabet(state))))
+        codes = parts.rounding.symbols(parts.grid, state, parts.scale.cut(array, state), sender.key(step))
+        codecs.tally.add_sent(array, _added(parts, _integers(parts)[codes], 1, scale))
+        packed.append(pack_fixed(codes, width_for(_integers(parts).size)))
         codecs.tally.payload_bits += 8 * (len(packed[-1]) + scale.nbytes)
     owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
     frames = yield [join([packed[k] for k in chosen]) for chosen in owned]
@@ -247,16 +278,17 @@ def _shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[V
     sums = [np.zeros(pieces[k].size, np.int64) for k in mine]
     for frame in frames:
         for total, k, data in zip(sums, mine, split(frame, len(mine)), strict=True):
-            alphabet = each[k].grid.alphabet(State(0))
-            total += unpack_fixed(data, total.size, width_for(alphabet), alphabet)
-    onward = [pack_fixed(total.astype(np.uint16), _wide(each[k], size)) for total, k in zip(sums, mine, strict=True)]
+            table = _integers(each[k].parts)
+            total += table[unpack_fixed(data, total.size, width_for(table.size), table.size)]
+    widths = [_wide(one.parts, size) for one in each]
+    onward = [pack_fixed(total.astype(np.uint16), widths[k]) for total, k in zip(sums, mine, strict=True)]
     codecs.tally.down_bits += 8 * sum(map(len, onward))
     frames = yield [join(onward)] * size
     for chosen, frame in zip(owned, frames, strict=True):
         for k, data in zip(chosen, split(frame, len(chosen)), strict=True):
-            width = _wide(each[k], size)
-            total = unpack_fixed(data, pieces[k].size, width, 1 << width).astype(np.int64)
-            targets[k][:] = vectors.placed(_added(each[k], total, size, scales[k]), pieces[k].device)
+            total = unpack_fixed(data, pieces[k].size, widths[k], 1 << widths[k]).astype(np.int64)
+            mean = each[k].turned(_added(each[k].parts, total, size, scales[k]), numbers[k], back=True)
+            targets[k][:] = vectors.placed(mean, pieces[k].device)
     return averages
 
 
@@ -320,9 +352,7 @@ def split_tensor(tensor: Piece, ranks: int) -> list[Piece]:
     ]
 
 
-def cut_up(
-    whole: Sequence[Piece], values: Sequence[Values], ranks: int
-) -> tuple[list[Vector], list[Piece], list[Any], list[Any]]:
+def cut_up(whole: Sequence[Piece], values: Sequence[Values], ranks: int) -> Cut:
     """Zeros for the averages; the pieces of all tensors, each one's part of the values, and its target."""
     averages = [tensor.filled(0.0) for tensor in whole]
     pieces: list[Piece] = []
@@ -337,21 +367,26 @@ def cut_up(
     return averages, pieces, parts, targets
 
 
+def _integers(parts: Parts) -> NDArray[np.int64]:
+    """The integers that codes stand for, of a grid that :func:`shared_scale` takes."""
+    return cast("NDArray[np.int64]", parts.grid.integers)
+
+
 def _added(parts: Parts, total: NDArray[np.int64], ranks: int, scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The mean of ``ranks`` values from the sum of their codes: float32[n]."""
-    steps = cast("EqualSteps", parts.grid).intervals
+    """The mean of ``ranks`` values from the sum of their integers: float32[n]."""
+    top = ranks * _integers(parts)[-1]
     each = np.repeat(scales, parts.scale.over(total.size))[: total.size].astype(np.float64)
-    mean: NDArray[np.float32] = ((total - ranks * steps) / (ranks * steps) * each).astype(np.float32)
+    mean: NDArray[np.float32] = ((2 * total - top) / top * each).astype(np.float32)
     return mean
 
 
 def _wide(parts: Parts, ranks: int) -> int:
-    """Bits of a sum of codes of these ranks.
+    """Bits of a sum of the integers of these ranks.
 
     Raises:
         UsageError: more than 16.
     """
-    width = width_for(ranks * (parts.grid.alphabet(State(0)) - 1) + 1)
+    width = width_for(ranks * int(_integers(parts)[-1]) + 1)
     if width > _SUM_BITS:
         raise UsageError(f"shared-scale: a sum of {ranks} codes needs {width} bits; take fewer bits or ranks")
     return width
@@ -365,6 +400,19 @@ _WAYS: dict[str, Way] = {
     "ring": ring,
     "shared-scale": shared_scale,
 }
+
+
+def averaging(
+    codecs: RankCodecs, chosen: Way, whole: Sequence[Piece], values: Sequence[Values], step: int
+) -> Averaging:
+    """The averages of tensors by the chosen way; those of linear codecs by all-reduces, whatever the way."""
+    averages: dict[int, Vector] = {}
+    for one, linear in ((chosen, False), (all_reduce, True)):
+        among = [k for k, piece in enumerate(whole) if piece.codec.linear is linear]
+        if among:
+            found = yield from one(codecs, [whole[k] for k in among], [values[k] for k in among], step)
+            averages.update(zip(among, found, strict=True))
+    return [averages[k] for k in range(len(whole))]
 
 
 def way(name: str) -> Way:

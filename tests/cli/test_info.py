@@ -12,8 +12,8 @@ import pytest
 from helpers_trace import SHAPES, STEPS, SUFFIXES, edit_json, gradient, present, write_trace
 from rich.console import Console
 
-from gtrace.cli.history import RunHistory
 from gtrace.cli.info import FEW_ROWS, show
+from gtrace.report.analysis.history import RunHistory
 from gtrace.report.names import sparkline
 from gtrace.trace import Trace, create_trace, open_trace
 

@@ -49,6 +49,18 @@ def plan(trace, path, *words):
     return load_plan(path)
 
 
+@pytest.mark.parametrize("methods", ["eden", "qsgdinf,eden"])
+def test_a_rotation_is_an_option_of_which_nothing_is_encoded(trace, tmp_path, methods):
+    path = tmp_path / "plan.toml"
+    found = plan(trace, path, "--methods", methods, "--max-bits", "3")
+    rotated = [row for row in found.tensors if row.codec.startswith("eden")]
+    assert rotated
+    assert found.totals.bits <= 3
+    assert found.totals.error <= next(one.error for one in found.uniforms if one.codec == "eden:bits=2")
+    result = gtrace.run_sweep(trace, [rotated[0].codec], tensors=[rotated[0].tensor], draws=2)
+    assert np.mean(result["bits_total"]) == pytest.approx(rotated[0].bits, rel=0.02)
+
+
 def test_layers_of_very_different_scale_come_within_a_percent_of_the_bound(tmp_path):
     layers = {f"layer{k}": (512 + 400 * k, 10.0 ** (k % 5 - 2)) for k in range(12)}
     trace = trace_of_laws(tmp_path / "many.zarr", steps=1, layers=layers)

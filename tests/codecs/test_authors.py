@@ -2,14 +2,18 @@
 
 import base64
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gtrace
-from gtrace.codecs import block_scales
+from gtrace import testing
+from gtrace.codecs import block_scales, expected_on_any
 from gtrace.codecs.fp import PRESETS
+from gtrace.codecs.thc import lookup_table
+from gtrace.coding import ENVELOPE_BYTES, open_envelope, unpack_fixed
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "authors.json").read_text())
 
@@ -38,6 +42,26 @@ def test_eden_has_the_published_error(case):
     assert np.mean(found) == pytest.approx(GOLDEN["eden"]["nmse"][case], rel=0.01)
 
 
+@pytest.mark.parametrize("size", [100, 5_000, 1 << 15])
+@pytest.mark.parametrize("spec", ["eden:bits=1", "eden:bits=2.5", "eden:bits=4", "eden:bits=3,coder=fixed"])
+def test_what_eden_is_expected_to_do_to_any_values_it_does(spec, size):
+    c, rng = gtrace.codec(spec), np.random.default_rng(3)
+    expected = expected_on_any(c, size)
+    for x in (rng.normal(size=size), rng.standard_t(3, size)):
+        x = x.astype(np.float32)
+        found = [c.simulate(c.init(size), x, (1, key)) for key in range(20)]
+        error = np.mean([np.sum((one.values - x) ** 2) / np.sum(x**2) for one in found])
+        # A hundred values are not quite normal after a rotation.
+        assert error == pytest.approx(expected.squared_error, rel=0.03 if size > 100 else 0.25)
+        bits = [8 * (one.payload_bytes - ENVELOPE_BYTES) / size for one in found]
+        assert np.mean(bits) == pytest.approx(expected.bits_payload, abs=0.01 + 8 / size)
+        assert found[0].coded.entropy <= expected.bits_entropy + 0.01
+
+
+def test_other_codecs_depend_on_the_values():
+    assert expected_on_any(gtrace.codec("qsgdinf"), 100) is None
+
+
 @pytest.mark.parametrize("name", ["nf4", "fp4", "dynamic8"])
 def test_tables_are_those_of_bitsandbytes(name):
     table = floats(GOLDEN["bitsandbytes"][name])
@@ -53,6 +77,41 @@ def test_microscaling_follows_torchao(case):
     wanted, x = GOLDEN["torchao"]["modes"][case], floats(GOLDEN["torchao"]["x"]).copy()
     assert list(block_scales.measure(rule, PRESETS[preset].form, x, 32)) == wanted["scales"]
     assert np.array_equal(sent(f"fp:{preset},scale={rule}", x), floats(wanted["decoded"]))
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_nvfp4_with_nvidias_rotation_has_the_codes_of_torchao(rounding):
+    golden = GOLDEN["nvfp4"]
+    x = np.frombuffer(bytes.fromhex(golden["x"]), np.int8).astype(np.float32)
+    c = gtrace.codec(f"rotate:block=16,signs=fixed:fp:nvfp4,rounding={rounding},coder=fixed")
+    body, _ = open_envelope(c.encode(c.init(x.size), x, (1, 2)), codec=c.name, size=x.size, shared=b"")
+    # The tensor's scale, the blocks', the codes; no seed.
+    assert bytes(body[4:20]).hex() == golden["scales"]
+    codes, wanted = unpack_fixed(body[20:], x.size, 4, 16), [int(digit, 16) for digit in golden["codes"]]
+    if rounding == "nearest":
+        assert codes.tolist() == wanted
+    else:
+        # The last three bits are the magnitude; the other neighbor is one further at most.
+        assert np.abs(codes.astype(int) % 8 - np.array(wanted) % 8).max() == 1
+
+
+def test_powersgd_takes_the_steps_of_torchs_hook():
+    golden, workers = GOLDEN["powersgd"], range(2)
+    k = np.arange(1, 1 + math.prod(golden["shape"]))
+    c = gtrace.codec("powersgd:rank=2")
+    states = [c.init(k.size, tuple(golden["shape"])) for _ in workers]
+    states = [state.with_arrays(q=floats(golden["start"]).reshape(-1, 2)) for state in states]
+    for step, wanted in enumerate(golden["steps"]):
+        given = [(k * k * (31 + 17 * step + 5 * worker) % 2003 - 1001) / 1000 for worker in workers]
+        ended, _ = testing.in_rounds(c, states, [one.astype(np.float32) for one in given], (1, 2))
+        states = [one.state for one in ended]
+        assert ended[0].decoded == pytest.approx(floats(wanted), abs=1e-5)
+
+
+@pytest.mark.parametrize("case", GOLDEN["thc"]["tables"])
+def test_thc_has_its_authors_tables(case):
+    count, top, share = map(int, case.split())
+    assert " ".join(map(str, lookup_table(count, top, 1 / share))) == GOLDEN["thc"]["tables"][case]
 
 
 def test_demo_sends_the_coefficients_that_its_authors_send():

@@ -13,7 +13,7 @@ from gtrace.codecs.levels import QsgdInf
 from gtrace.codecs.rotation import Rotate
 from gtrace.codecs.signs import SignSgd
 from gtrace.codecs.spec import codec_class, parse_spec, register_wrapper, split_specs, wrapper_names
-from gtrace.codecs.wrappers import ErrorFeedback, Momentum
+from gtrace.codecs.wrappers import Ef21, ErrorFeedback, Momentum
 from gtrace.coding import ENVELOPE_BYTES, seal
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elementwise, hadamard
@@ -37,6 +37,7 @@ SPECS = [
     "rotate:onebit",
     "ef:rotate:signsgd",
     "rotate:terngrad:bucket_size=1000,tail=exact,clip=2.5",
+    "ef21:momentum=0.5:ef:topk:ratio=0.1",
 ]
 
 
@@ -53,7 +54,8 @@ def played(c, gradients, start=0, state=None):
         if c.needs is not None:
             state = c.fit(state, MomentSketch.from_spec(c.view(state, g), c.needs), step)
         payload = c.encode(state, g, Key.derive(0, tensor="t", step=step))
-        arrived.append(c.decode(c.shared(state), payload, g.size))
+        # What a receiver keeps, the sender keeps, too.
+        arrived.append(c.receive(state, c.shared(state), payload)[0])
         state = c.update(state, g, arrived[-1])
     return arrived, state
 
@@ -102,6 +104,7 @@ def test_specs_are_taken_apart_and_put_together():
         ("rotate:block=12:qsgd", "block=12 is not a power of two; try 16"),
         ("rotate:block=1:qsgd", "out of range"),
         ("momentum:beta=2:qsgd", "out of range"),
+        ("rotate:ef:ef21:topk", "rotate: cannot go around ef21:; put ef21: first"),
         ("rotate:qsgd:block=8", "codec qsgd: no parameter 'block'"),
     ],
 )
@@ -143,6 +146,11 @@ def test_facts_come_from_inside():
     assert facts("rotate:signsgd") == ("rotate:signsgd", False, False)
     assert facts("rotate:ef:qsgd") == ("rotate:ef:qsgd", False, True)
     assert facts("momentum:qsgd") == ("momentum:qsgd", False, True)
+    assert [gtrace.codec(f"{prefix}:powersgd").linear for prefix in ("ef", "ef21", "momentum:ef21")] == [
+        True,
+        False,
+        False,
+    ]
     assert not Rotate.stateful
     assert gtrace.codec("rotate:block=8:qsgd:bits=3").parameters["bits"] == 3
     assert gtrace.codec("rotate:block=8:qsgd:bits=3").parameters["rotate.block"] == 8
@@ -178,6 +186,23 @@ def test_momentum_is_what_is_sent():
         assert np.array_equal(state.arrays["momentum"], arrived[-1])
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_both_ends_follow_the_gradient(momentum):
+    """EF21 and EF21-SGDM step by step; what is sent is the change alone."""
+    steps, inner = gradients(6), gtrace.codec("topk:ratio=0.1")
+    arrived, state = played(Ef21(inner, momentum), steps)
+    estimate, m = np.zeros(600, np.float32), steps[0]
+    for g, got in zip(steps, arrived, strict=True):
+        m = momentum * m + (1 - momentum) * g
+        change = (m - estimate).astype(np.float32)
+        estimate = estimate + inner.decode(b"", inner.encode(inner.init(600), change, (1, 2)), 600)
+        assert got == pytest.approx(estimate, abs=1e-5)
+    assert np.array_equal(state.arrays["estimate"], arrived[-1])
+    # A gradient that stays is known in the end, although a tenth is sent at a time.
+    arrived, _ = played(Ef21(inner, momentum), steps[:1] * 12)
+    assert arrived[-1] == pytest.approx(steps[0], abs=1e-6)
+
+
 def test_a_memory_inside_a_memory_moves_too():
     g = gradients(4)
     for spec, name in (("ef:momentum:none", "momentum"), ("momentum:ef:signsgd", "residual")):
@@ -200,7 +225,8 @@ def test_a_memory_inside_a_memory_moves_too():
 def test_a_vote_passes_through_memory_but_not_through_a_rotation():
     workers = [np.array(v, np.float32) for v in ([2, 1], [1, 1], [-6, 1])]
     assert gtrace.codec("ef:momentum:signsgd").aggregate(workers).tolist() == [3, 1]
-    assert gtrace.codec("rotate:signsgd").aggregate(workers).tolist() == [-1, 1]
+    for spec in ("rotate:signsgd", "ef21:signsgd"):
+        assert gtrace.codec(spec).aggregate(workers).tolist() == [-1, 1]
 
 
 def test_memory_of_huge_values_stays_finite():

@@ -17,7 +17,7 @@ def found():
 
 def test_without_the_images_another_task_is_trained_and_named(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    task, data = mqgrad._task(quick=False)
+    task, data = mqgrad._task(Context())
     assert task.name == "digits-cnn"
     assert "Fashion-MNIST is not installed" in data
 

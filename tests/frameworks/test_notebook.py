@@ -69,3 +69,11 @@ def test_a_cell_that_fails_and_mistakes(shell, capsys):
         out = capsys.readouterr()
         assert message in out.out + out.err
     assert len(shell.user_ns["rows"]) == 2
+
+
+def test_a_trace_and_a_sweep_show_themselves(shell):
+    shell.run_cell("import gtrace\nwith gtrace.capture('run.zarr'):\n    train(3)")
+    shell.run_cell("trace = gtrace.open_trace('run.zarr')\nresult = gtrace.sweep(trace, 'qsgdinf', bits=4)")
+    for name, said in (("trace", "3 steps, 2 tensors"), ("result", "Recommendation")):
+        shown, _ = shell.display_formatter.format(shell.user_ns[name])
+        assert said in shown["text/html"]

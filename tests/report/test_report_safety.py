@@ -22,7 +22,13 @@ from gtrace.report.render.html import to_html
 from gtrace.report.render.markdown import to_markdown
 from gtrace.report.render.records import to_json
 from gtrace.report.sections import charts, sections
-from gtrace.report.sections.safety import noise_table, safety_sentences, safety_table
+from gtrace.report.sections.safety import (
+    least_over_noise,
+    noise_table,
+    over_noise_sentence,
+    safety_sentences,
+    safety_table,
+)
 from gtrace.report.statistics import ratio_of_sums
 from gtrace.sweep.gradient_noise import NOISE
 
@@ -269,6 +275,16 @@ def test_an_expected_gradient_that_is_lost_in_its_noise_is_no_measure_for_a_bias
     found = verdicts({"a": (0.01, 0.02)}, signal=-0.01)["a"]
     assert found.verdict == "cannot tell"
     assert math.isinf(found.bias)
+
+
+@pytest.mark.parametrize(("error", "above"), [(0.32, "1 of 2 configurations"), (0.34, "0 of 2 configurations")])
+def test_the_norm_of_the_gradient_over_the_noise_of_a_codec(error, above):
+    analysis = analyze(swept({"alq": (None, error**0.5), "fp": (None, 0.5**0.5)}))
+    assert least_over_noise(analysis) == pytest.approx([error**-0.5, 0.5**-0.5])
+    (sentence,) = over_noise_sentence(analysis)
+    assert above in sentence
+    column = [column.heading for column in safety_table(analysis).columns].index("norm / noise")
+    assert {row[column].mark for row in safety_table(analysis).rows} == {"quiet", "" if error < 1 / 3 else "quiet"}
 
 
 @pytest.mark.parametrize(

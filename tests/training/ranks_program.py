@@ -31,7 +31,7 @@ from gtrace.training.wire import Collectives
 
 STEPS = 4
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
-SPECS = {2: ("alq:bits=3", "mcgq", "ef:topk:ratio=0.05", MIXED), 3: ("alq:bits=3", "ef:topk:ratio=0.05")}
+SPECS = {2: ("alq:bits=3", "mcgq", "ef:topk:ratio=0.05", MIXED), 3: ("alq:bits=3", "ef21:momentum=0.5:topk:ratio=0.05")}
 
 
 class Counted:
@@ -286,7 +286,7 @@ def resume_report() -> dict[str, Any]:
     """Two steps, a checkpoint, two more; against four at a stretch."""
     report = {}
     for spec, options in (
-        ("ef:topk:ratio=0.05", {}),
+        ("ef21:topk:ratio=0.05", {}),
         ("ef:qsgdinf:bits=2", {"exchange": "two-shot"}),
         ("alq:bits=3", {"refit": "0,1"}),
         ("powersgd", {}),
@@ -325,10 +325,10 @@ def ways_report() -> dict[str, bool]:
     """Every way of averaging between these ranks, against the same among simulated ones."""
     world, report = dist.get_world_size(), {}
     options = LinkOptions(RefitSchedule.parse("once"), 5)
-    for spec in ("qsgdinf:bits=3,bucket_size=64", "ef:intn"):
+    for spec in ("qsgdinf:bits=3,bucket_size=64", "ef21:intn", "thc:block=64"):
         whole = [Piece("w", codec(spec), 1000), Piece("b", codec(spec), 10)]
         for name in ("allgather", "two-shot", "ring", "hierarchical:2", "hierarchical:4", "shared-scale"):
-            if name == "shared-scale" and spec.startswith("ef:"):
+            if spec.startswith("ef21:" if name == "shared-scale" else "thc"):
                 continue
             real = Collectives()
             mine = RankCodecs(CodecTable.of(spec), options, real, common=False)

@@ -13,7 +13,7 @@ from gtrace.runlog import read_runlog
 from gtrace.training import Study
 from gtrace.training.checkpoint import path_of
 
-CODECS = ["ef:topk:ratio=0.2", "qsgdinf:bits=2"]
+CODECS = ["ef21:topk:ratio=0.2", "qsgdinf:bits=2"]
 
 
 def study(**options):

@@ -15,7 +15,16 @@ from gtrace.training.ranks import Piece
 from gtrace.training.ways import all_reduce, split_tensor, way
 from gtrace.types import Key
 
-SPECS = ("none", "qsgdinf:bits=3", "alq:bits=3", "zipml:bits=3", "mcgq", "ef:topk:ratio=0.05", "signsgd")
+SPECS = (
+    "none",
+    "qsgdinf:bits=3",
+    "alq:bits=3",
+    "zipml:bits=3",
+    "mcgq",
+    "ef:topk:ratio=0.05",
+    "ef21:topk:ratio=0.05",
+    "signsgd",
+)
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
 NAMES = ("conv.weight", "fc.weight", "fc.bias")
 SIZES = (20_000, 3_000, 10)
@@ -204,7 +213,9 @@ def test_what_one_rank_cannot_send(by):
         assert not averages[2].any()
 
 
-@pytest.mark.parametrize(("spec", "by"), [("ef:alq:bits=2", "two-shot"), ("powersgd", "all-reduce")])
+@pytest.mark.parametrize(
+    ("spec", "by"), [("ef:alq:bits=2", "two-shot"), ("ef21:topk", "ring"), ("powersgd", "all-reduce")]
+)
 def test_states_come_back_from_lists(spec, by):
     def steps(everyone, numbers):
         return [
@@ -297,6 +308,16 @@ def test_nothing_is_lost_on_any_way_without_a_codec(by):
     assert error_and_codecs("none", by)[0] < 1e-12
 
 
+@pytest.mark.parametrize("by", WAYS[:4])
+def test_on_every_way_each_message_changes_an_estimate_once(by):
+    """Gradients that stay: what is sent a quarter at a time adds up to them, on every rank."""
+    results = exchanged(4, "ef21:topk:ratio=0.25", by, steps=24, given=lambda rank, _step: gradients(rank))
+    for k in range(len(NAMES)):
+        exact = np.mean([gradients(rank)[k] for rank in range(4)], axis=0)
+        for averages, _ in results:
+            assert averages[-1][k] == pytest.approx(exact, abs=1e-5)
+
+
 def test_each_further_encoding_of_a_sum_adds_its_error():
     spec = "qsgdinf:bits=4,bucket_size=512"
     exact = sum(float(np.sum(np.mean([gradients(r)[k] for r in range(8)], axis=0) ** 2)) for k in range(3))
@@ -312,9 +333,10 @@ def test_each_further_encoding_of_a_sum_adds_its_error():
     assert errors["allgather"] < errors["shared-scale"]
 
 
-def test_codes_under_a_common_scale_add_up_to_the_mean_of_what_they_mean():
+@pytest.mark.parametrize("spec", ["qsgdinf:bits=4,bucket_size=512", "qsgdinf:bits=3,zero=false", "thc:bits=3"])
+def test_codes_under_a_common_scale_add_up_to_the_mean_of_what_they_mean(spec):
     """Sums of integers lose nothing, so the error is that of rounding under the larger scales alone."""
-    error, everyone = error_and_codecs("qsgdinf:bits=4,bucket_size=512", "shared-scale")
+    error, everyone = error_and_codecs(spec, "shared-scale")
     exact = sum(float(np.sum(np.mean([gradients(r)[k] for r in range(8)], axis=0) ** 2)) for k in range(3))
     own = sum(codecs.tally.worker_squared_error for codecs in everyone) / 64
     assert error == pytest.approx(own / exact, rel=0.1)
@@ -325,6 +347,7 @@ def test_codes_under_a_common_scale_add_up_to_the_mean_of_what_they_mean():
     [
         ("alq:bits=3", "shared-scale", 2, "has no codes that add up"),
         ("qsgdinf:bits=15", "shared-scale", 8, "needs 18 bits"),
+        ("qsgdinf:clip=2", "shared-scale", 2, "take qsgd, qsgdinf or thc"),
         ("none", "hierarchical:3", 4, "not whole nodes"),
         ("none", "tree", 2, "'tree' is unknown"),
         ("none", "hierarchical:0", 2, "unknown"),

@@ -53,7 +53,7 @@ def test_ranks_exchange_the_bytes_that_they_report_and_stay_equal(world, reports
 
 def test_every_way_of_averaging_is_the_same_between_processes_and_simulated_ranks(reports):
     for report in reports[4]:
-        assert len(report["ways_report"]) == 11
+        assert len(report["ways_report"]) == 12
         assert all(report["ways_report"].values()), report["ways_report"]
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
+import time
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gtrace.report.render.files import put
+from gtrace.training import checkpoint
 from gtrace_experiments.reproduce._training import small_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path as FilePath
 
     from numpy.typing import NDArray
 
@@ -92,25 +98,51 @@ class Path:
 
 def plain_path(context: Context, seed: int | None = None) -> Path:
     """The training that several experiments look at; made once in a process."""
-    return _path(context.seed if seed is None else seed, context.quick)
+    chosen = dataclasses.replace(context, seed=context.seed if seed is None else seed)
+    return _path(chosen) if context.costs is None else _path.__wrapped__(chosen)
 
 
 @lru_cache(maxsize=4)
-def _path(seed: int, quick: bool) -> Path:
-    from gtrace_experiments.reproduce.experiment import Context
-
-    task, data = small_task(Context(seed, quick), "CIFAR-10 and ImageNet")
-    steps, batches = (40, 2) if quick else (600, 4)
+def _path(context: Context) -> Path:
+    task, data = small_task(context, "CIFAR-10 and ImageNet")
+    steps, batches = (40, 2) if context.quick else (600, 4)
+    size, apart = task.recipe.batch_size, 5 if context.quick else 15
+    if context.full is not None:
+        size = context.full.settings["batch_size"]
+        if context.costs is not None:
+            context.costs.append(path_cost(task, context.full.steps, size))
+        if not context.quick:
+            steps, apart = context.full.steps, context.full.steps // 40
     drops = tuple(round(share * steps) for share in DROPS)
-    at = sorted({0, 1, 2, 3, steps - 1, *range(5, steps, 5 if quick else 15)})
-    asked = (0,) if quick else (0, steps // 40, *range(steps // 8, steps, steps // 8))
+    at = sorted({0, 1, 2, 3, steps - 1, *range(5, steps, apart)})
+    asked = (0,) if context.quick else (0, steps // 40, *range(steps // 8, steps, steps // 8))
     refits = tuple(min(at, key=lambda step: abs(step - wanted)) for wanted in asked)
-    workers = record(task, seed, steps, at, drops, batch_size=task.recipe.batch_size, batches=batches)
+    place = context.kept(f"path-{task.name}", (context.seed, steps, size, at, batches))
+    workers = record(task, context.seed, steps, at, drops, batch_size=size, batches=batches, place=place)
     return Path(workers, tuple(at), steps, drops, refits, data)
 
 
+def path_cost(task: Task, steps: int, batch_size: int) -> float:
+    """Seconds of CPU of an uncompressed training, by its second step."""
+    from gtrace.training import PlainTraining
+
+    training = PlainTraining(task, 0, batch_size)
+    training.step()
+    start = time.process_time()
+    training.step()
+    return steps * (time.process_time() - start)
+
+
 def record(
-    task: Task, seed: int, steps: int, at: Sequence[int], drops: Sequence[int], *, batch_size: int, batches: int
+    task: Task,
+    seed: int,
+    steps: int,
+    at: Sequence[int],
+    drops: Sequence[int],
+    *,
+    batch_size: int,
+    batches: int,
+    place: FilePath | None = None,
 ) -> tuple[Trace, ...]:
     """Train one worker without compression, and keep gradients of several batches at some of the steps.
 
@@ -122,6 +154,8 @@ def record(
         drops: steps at which the learning rate falls to a tenth.
         batch_size: samples in a batch.
         batches: how many at those steps; the training goes on with the first.
+        place: folder where the gradients and the state of the training are kept after each of those steps, so that an
+            interrupted one goes on; None keeps them in memory.
 
     Returns:
         a trace in memory for each of the batches.
@@ -131,11 +165,38 @@ def record(
 
     training = PlainTraining(task, seed, batch_size)
     kept: list[dict[str, dict[int, NDArray[np.float32]]]] = [{} for _ in range(batches)]
-    for step in range(steps):
+    state = None if place is None else place / "training.checkpoint"
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+    if state is not None and state.exists():
+        training.load_state_dict(checkpoint.load(state))
+    for step in range(training.steps, steps):
         lr = task.recipe.lr * 0.1 ** sum(step >= drop for drop in drops)
         gradients = training.step(lr, batches if step in at else 1)
-        if step in at:
-            for tensors, found in zip(kept, gradients, strict=True):
-                for name, values in found.items():
-                    tensors.setdefault(name, {})[step] = values
+        if step not in at:
+            continue
+        if place is None or state is None:
+            _keep(kept, step, gradients)
+            continue
+        with io.BytesIO() as file:
+            np.savez(
+                file, **{f"{k}/{name}": values for k, found in enumerate(gradients) for name, values in found.items()}
+            )
+            put(place / f"{step}.npz", file.getvalue())
+        checkpoint.save(state, training.state_dict())
+    for step in at if place is not None else ():
+        with np.load(place / f"{step}.npz", allow_pickle=False) as file:
+            found: list[dict[str, NDArray[np.float32]]] = [{} for _ in range(batches)]
+            for key in file.files:
+                batch, _, name = key.partition("/")
+                found[int(batch)][name] = file[key]
+        _keep(kept, step, found)
     return tuple(Trace.from_arrays(tensors) for tensors in kept)
+
+
+def _keep(
+    kept: list[dict[str, dict[int, NDArray[np.float32]]]], step: int, gradients: list[dict[str, NDArray[np.float32]]]
+) -> None:
+    for tensors, found in zip(kept, gradients, strict=True):
+        for name, values in found.items():
+            tensors.setdefault(name, {})[step] = values

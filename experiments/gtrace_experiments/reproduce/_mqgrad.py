@@ -13,8 +13,9 @@ from gtrace.costs import Network
 from gtrace.errors import TraceError
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.report.analysis.runs import WINDOW, LoggedRun, running_mean, seconds_to_loss
-from gtrace.training import ParameterServerClock, Study, load_task
+from gtrace.training import ParameterServerClock, load_task
 from gtrace.training.run import simulated_step
+from gtrace_experiments.reproduce._training import studied
 
 if TYPE_CHECKING:
     from gtrace.training.tasks import Task
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 PAPER = "Cui et al., MQGrad: Reinforcement Learning of Gradient Quantization in Parameter Server, 2018"
 RECIPE = (
     "fashion-cnn: the paper's network with linear layers of 256 and 128 in the place of 2304 and 3840; 4 simulated "
-    "workers with 4 samples each, SGD at the task's learning rate of 0.05, 150 steps, 3 seeds. (A run at 0.1 came "
+    "workers with 4 samples each, SGD at the task's learning rate of 0.05, 150 steps, 10 seeds. (A run at 0.1 came "
     "first; there 2 bits ended at chance.) Tensors of 32,000 elements and more go through minmax up and down: 99.6 % "
     "of the parameters, 99.2 % in the paper. On the clock a bit of these takes 5 seconds and computing 5 seconds an "
     "iteration, as in the authors' table for 12 workers. The agent has the paper's settings and the reading of "
@@ -99,44 +100,45 @@ def curve(run: LoggedRun) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def measure(context: Context) -> Measured:
     """The runs of a context; those that were done in this process are not done again."""
-    return _measure(context.seed, context.quick)
+    return _measure(context)
 
 
 @functools.cache
-def _measure(seed: int, quick: bool) -> Measured:
-    task, data = _task(quick)
-    small = 32_000 if task.name == "fashion-cnn" else 5_000
+def _measure(context: Context) -> Measured:
+    task, data = _task(context)
+    small = {"fashion-cnn": 32_000, "cifar-cnn": 100_000}.get(task.name, 5_000)
     sizes = [parameter.numel() for parameter in task.model().parameters()]
     quantized = sum(size for size in sizes if size >= small)
     bandwidth = 2 * WORKERS * quantized / SECONDS
     clock = ParameterServerClock(WORKERS, bandwidth, SECONDS, quantized, sum(sizes) - quantized)
-    steps = 6 if quick else 150
-    study = Study(
+    steps = 6 if context.quick else 150
+    found = studied(
+        context,
         task,
         [run for run in NAMES if "@" not in run],
+        records=True,
         policies=["fixed", *(run.partition("@")[2] for run in NAMES if "@" in run)],
         workers=WORKERS,
         batch_size=4,
         steps=steps,
-        seed=seed,
-        seeds=1 if quick else 3,
+        seeds=1 if context.quick else 10,
         eval_every=max(1, steps // 10),
         min_size=small,
         down="same",
         network=Network(bandwidth, topology="ps", compute=SECONDS),
     )
-    records = [{"type": "study", **study.describe()}, *study.records()]
-    runs = analyze_runs([record for record in records if record["type"] != "checkpoint"]).runs
+    records = found.records
+    runs = analyze_runs(records).runs
     local = Network(8e7, topology="ps")
     share, spent = {}, {}
     for run, name in NAMES.items():
-        results = [result for result in study.results if result.run == run]
+        results = [result for result in found.results if result.run == run]
         coding, total = 0.0, 0.0
         for result in results:
             tally = result.tally
             coding += (tally.codec_seconds - tally.decode_seconds) / WORKERS + tally.decode_seconds
             total += simulated_step(local, WORKERS, tally, result.seconds, exact=False)
-        share[name], spent[name] = coding / total, coding / (steps * len(results))
+        share[name], spent[name] = coding / total, coding / sum(result.steps for result in results)
     return Measured(
         runs={name: tuple(one for one in runs if one.spec == run) for run, name in NAMES.items()},
         plain=tuple(one for one in runs if one.spec == "none"),
@@ -145,7 +147,9 @@ def _measure(seed: int, quick: bool) -> Measured:
         codec_seconds=spent,
         records={
             name: tuple(
-                [r for r in records if r["type"] == "step" and r["run"] == run and r["seed"] == k] for k in study.seeds
+                [r for r in records if r["type"] == "step" and r["run"] == run and r["seed"] == one.seed]
+                for one in found.results
+                if one.run == run
             )
             for run, name in NAMES.items()
         },
@@ -153,8 +157,10 @@ def _measure(seed: int, quick: bool) -> Measured:
     )
 
 
-def _task(quick: bool) -> tuple[Task, str]:
-    if quick:
+def _task(context: Context) -> tuple[Task, str]:
+    if context.full is not None:
+        return context.full.load(), context.full.data
+    if context.quick:
         return load_task("digits-cnn"), "the digits that ship with scikit-learn, as everything quick"
     try:
         from gtrace.training.tasks.images import FashionCNN

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,12 +15,15 @@ import numpy as np
 import gtrace.training
 from gtrace.codecs import codec
 from gtrace.errors import TraceError
+from gtrace.report.render.files import put
+from gtrace.runlog import read_runlog
+from gtrace.training.run import RunResult
 from gtrace_experiments.reproduce.experiment import Curve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gtrace.training import RunResult, Task
+    from gtrace.training import Task
     from gtrace_experiments.reproduce.experiment import Context
 
 #: test images for many short trainings: half a point of accuracy is then noise
@@ -38,6 +44,8 @@ def small_task(context: Context, instead_of: str, test_images: int | None = None
     """
     from gtrace.training.tasks.images import FashionResNet8, fashion_folder
 
+    if context.full is not None:
+        return context.full.load(), context.full.data
     if not context.quick:
         try:
             fashion_folder()
@@ -115,7 +123,7 @@ class Values:
 
 
 def train_each(
-    context: Context, task: Task | str, codecs: Mapping[str, str], *, seeds: int = 1, steps: int, **settings: Any
+    context: Context, task: Task, codecs: Mapping[str, str], *, seeds: int = 1, steps: int, **settings: Any
 ) -> dict[str, Runs]:
     """Train a task with each codec and uncompressed, from the same start on the same batches.
 
@@ -130,27 +138,123 @@ def train_each(
     Returns:
         label -> its runs.
     """
-    specs = [spec for spec in codecs.values() if spec != "none"]
-    study = gtrace.training.Study(
-        task, specs, seed=context.seed, seeds=seeds, steps=steps, eval_every=steps, **settings
+    found = studied(
+        context, task, [spec for spec in codecs.values() if spec != "none"], steps=steps, seeds=seeds, **settings
     )
-    losses: dict[tuple[str, int], list[float]] = {}
-
-    def follow(record: Mapping[str, Any]) -> None:
-        if record["type"] == "step":
-            losses.setdefault((record["run"], record["seed"]), []).append(record["loss"])
-            if record["step"] % 10 == 0:
-                context.say(f"seed {record['seed']}, step {record['step']} of {steps}")
-
-    study.run(on_record=follow)
-    last = max(1, steps // 10)
     runs = {}
     for label, spec in codecs.items():
         name = str(codec(spec))
-        results = tuple(result for result in study.results if result.run == name)
-        mean = tuple(float(np.mean(losses[name, result.seed][-last:])) for result in results)
+        results = tuple(result for result in found.results if result.run == name)
+        mean = tuple(
+            float(np.mean(losses[-max(1, len(losses) // 10) :]))
+            for losses in (found.losses[name, result.seed] for result in results)
+        )
         runs[label] = Runs(results, mean)
     return runs
+
+
+#: how often a training of full size is tested, and can go on from there
+_PARTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Studied:
+    """What came of a study.
+
+    Attributes:
+        results: seed by seed.
+        losses: training loss of each step, by run and seed.
+        records: of its run log, the study's own first; empty where they were not asked for.
+    """
+
+    results: list[RunResult]
+    losses: dict[tuple[str, int], list[float]]
+    records: list[dict[str, Any]]
+
+
+def studied(context: Context, task: Task, codecs: Sequence[str], *, records: bool = False, **settings: Any) -> Studied:
+    """Train with each codec and without, at the size of the context.
+
+    At full size a training is kept in the context's folder: what is finished is read, and what was interrupted goes on
+    (of neural gradients, which have no checkpoints, at the seed where it was).
+
+    Args:
+        context: its seed is the first.
+        task: what is trained.
+        codecs: specs; none of the uncompressed run.
+        records: keep the log's records.
+        settings: of :class:`gtrace.training.Study`.
+    """
+    if context.full is not None:
+        settings |= {"steps": context.full.steps, **context.full.settings}
+    if context.costs is not None:
+        context.costs.append(_cost(task, codecs, settings))
+    if context.full is not None and context.quick:
+        settings |= _QUICK
+    settings["seed"] = context.seed
+    if context.folder is None or settings.get("kind") != "neural":
+        return _trained(context, task, codecs, settings, records=records)
+    found = Studied([], {}, [])
+    for seed in range(context.seed, context.seed + settings.pop("seeds", 1)):
+        one = _trained(context, task, codecs, {**settings, "seed": seed})
+        found.results.extend(one.results)
+        found.losses.update(one.losses)
+    return found
+
+
+def _cost(task: Task, codecs: Sequence[str], settings: Mapping[str, Any]) -> float:
+    """Seconds of CPU that a study would take, by its second step and by testing an untrained model."""
+    start = time.process_time()
+    study = gtrace.training.Study(task, codecs, **{**settings, "seeds": 1})
+    tested = time.process_time() - start
+    seen: list[float] = []
+    runs = len(study.results)
+    for record in study.records():
+        if record["type"] == "step":
+            seen.append(time.process_time())
+        if len(seen) == 2 * runs:
+            break
+    step = seen[-1] - seen[runs - 1]
+    return float(settings.get("seeds", 1) * (step * settings["steps"] + tested * runs * _PARTS))
+
+
+def _trained(
+    context: Context, task: Task, codecs: Sequence[str], settings: dict[str, Any], *, records: bool = False
+) -> Studied:
+    steps = settings["steps"]
+    place = context.kept(task.name, (codecs, settings))
+    found = Studied([], {}, [])
+
+    def follow(record: dict[str, Any]) -> None:
+        if record["type"] == "step":
+            loss = math.nan if record["loss"] is None else record["loss"]
+            found.losses.setdefault((record["run"], record["seed"]), []).append(loss)
+        if records:
+            found.records.append(record)
+
+    def tell(record: Mapping[str, Any]) -> None:
+        if record["type"] == "step" and record["step"] % 10 == 0:
+            context.say(f"{record['run']}: seed {record['seed']}, step {record['step']} of {steps}")
+
+    if place is None:
+        study = gtrace.training.Study(task, codecs, **{"eval_every": steps, **settings})
+        follow({"type": "study", **study.describe()})
+        study.run(on_record=lambda record: (follow(record), tell(record)))
+        found.results.extend(study.results)
+        return found
+    log, done = place.with_suffix(".jsonl"), place.with_suffix(".json")
+    if not done.exists():
+        study = gtrace.training.Study(task, codecs, **{"eval_every": max(1, steps // _PARTS), **settings})
+        study.run(log, force=not study.can_resume(log), on_record=tell)
+        put(done, json.dumps([result.to_plain() for result in study.results]).encode())
+    # The log has the steps before an interruption, too.
+    for record in read_runlog(log):
+        follow(record)
+    try:
+        found.results.extend(RunResult.from_plain(one) for one in json.loads(done.read_bytes()))
+    except (ValueError, TypeError, KeyError) as error:
+        raise TraceError(f"{done}: not a finished training ({type(error).__name__}); remove it and {log}") from None
+    return found
 
 
 #: steps and seeds of a smoke test
@@ -196,6 +300,8 @@ def first_task(context: Context, *names: str) -> tuple[Task, str]:
     Raises:
         TraceError: none has its data.
     """
+    if context.full is not None:
+        return context.full.load(), context.full.data
     for name, following in () if context.quick else itertools.pairwise(names):
         try:
             return gtrace.training.load_task(name), DATA[name]
@@ -219,21 +325,15 @@ DATA = {
 
 def trained(context: Context, task: Task, codecs: Sequence[str], **settings: Any) -> Trained:
     """Train with each codec and without, tested once at the end."""
-    if context.quick:
+    if context.quick and context.full is None:
         settings |= _QUICK
-    study = gtrace.training.Study(
-        task, codecs, **{"workers": 1, "seed": context.seed, "eval_every": settings["steps"], **settings}
-    )
-    losses: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in study.records():
-        if record["type"] == "step":
-            losses[record["run"]][record["seed"]].append(record["loss"])
-        elif record["type"] == "end":
-            context.say(f"{record['run']}, seed {record['seed']}: test loss {record['loss']:.4f}")
+    found = studied(context, task, codecs, **{"workers": 1, **settings})
     results: dict[str, list[RunResult]] = defaultdict(list)
-    for result in study.results:
+    losses: dict[str, list[list[float]]] = defaultdict(list)
+    for result in found.results:
         results[result.run].append(result)
-    return Trained(dict(results), {run: _padded(list(rows.values())) for run, rows in losses.items()})
+        losses[result.run].append(found.losses[result.run, result.seed])
+    return Trained(dict(results), {run: _padded(rows) for run, rows in losses.items()})
 
 
 def _padded(rows: list[list[float]]) -> np.ndarray:

@@ -52,7 +52,7 @@ def changes(path: Path, values: NDArray[np.float64]) -> tuple[float, float, list
 
 def run(context: Context) -> Outcome:
     """Three trainings; both readings."""
-    seeds = range(context.seed, context.seed + (1 if context.quick else SEEDS))
+    seeds = range(context.seed, context.seed + (1 if context.quick or context.full else SEEDS))
     readings = ("over mini-batches", "over coordinates")
     panels: list[list[Curve]] = [[], []]
     rows: list[tuple[str | float, ...]] = []

@@ -17,7 +17,7 @@ NOISE = 1.0
 def run(context: Context) -> Outcome:
     """One training for each method and bucket size."""
     task, data = small_task(context, "CIFAR-10", FEW)
-    sizes = (256,) if context.quick else BUCKETS
+    sizes = (256,) if context.quick and not context.full else BUCKETS
     codecs = {
         f"{name}, {size}": spec(name, 3, size, f"scope=tensor,tail=exact,clip={CLIP}")
         for size in sizes

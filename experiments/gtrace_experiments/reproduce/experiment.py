@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import math
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from gtrace.report.section import Chart, Curve, Panel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from gtrace_experiments.reproduce.full import Full
 
 __all__ = ["Chart", "Check", "Context", "Curve", "Experiment", "Outcome", "Panel", "Result", "Table", "Verdict"]
 
@@ -91,11 +95,25 @@ class Context:
         seed: of everything random.
         quick: a smoke test, in seconds: the same code on less data or fewer steps; its verdict means nothing.
         say: shows a line of progress.
+        full: the paper's size; None for the miniature.
+        folder: where trainings of full size are kept, finished or not, so that an interrupted experiment goes on.
+        costs: seconds that each training would take; a list instead of None measures them on a few steps, and trains
+            no further.
     """
 
     seed: int = 0
     quick: bool = False
-    say: Callable[[str], None] = field(default=lambda _line: None)
+    say: Callable[[str], None] = field(default=lambda _line: None, compare=False)
+    full: Full | None = field(default=None, hash=False)
+    folder: Path | None = None
+    costs: list[float] | None = field(default=None, compare=False)
+
+    def kept(self, what: str, settings: Any) -> Path | None:
+        """A path without its ending for a training with these settings; None where nothing is kept."""
+        if self.folder is None:
+            return None
+        digest = hashlib.blake2b(repr(settings).encode(), digest_size=6).hexdigest()
+        return self.folder / f"{what}-{digest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +150,7 @@ class Result:
         outcome: what was found.
         seed: of the context.
         quick: of the context.
+        full: the paper's size instead of the miniature's.
         digest: digest of the experiment's own source, which shows whether a result is stale.
         versions: versions of gtrace, numpy, Python and, if installed, torch.
         cpu_seconds: CPU time of the run, children included.
@@ -144,6 +163,7 @@ class Result:
     digest: str
     versions: dict[str, str]
     cpu_seconds: float
+    full: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; NaN becomes None."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-import gtrace.training
 from gtrace_experiments.reproduce._mcgq import PAPER
-from gtrace_experiments.reproduce._training import DATA, spread, trained
+from gtrace_experiments.reproduce._training import first_task, spread, trained
 from gtrace_experiments.reproduce.experiment import Chart, Check, Context, Curve, Experiment, Outcome, Panel, Table
 
 STEPS, BATCH, SEEDS = 300, 16, 2
@@ -28,7 +27,7 @@ ADAM = {
 
 def run(context: Context) -> Outcome:
     """All codecs under SGD, and some under AdamW."""
-    task = gtrace.training.load_task("char-lstm")
+    task, data = first_task(context, "char-lstm")
     found = {
         "SGD": trained(
             context,
@@ -125,7 +124,7 @@ def run(context: Context) -> Outcome:
                 "Test loss over compression after a short training. Further right and lower is better.",
             ),
         ),
-        data=DATA["char-lstm"],
+        data=data,
         notes=(
             f"The paper trains 45 epochs; here it is {STEPS} steps, which tell nothing of where a long training ends.",
             "Scaled by the norm of what is accumulated, the decoded gradient is a copy of the whole accumulator, of "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
-import gtrace.training
 from gtrace_experiments.reproduce._mcgq import PAPER
-from gtrace_experiments.reproduce._training import DATA, Trained, banded, spread, trained
+from gtrace_experiments.reproduce._training import Trained, banded, first_task, spread, trained
 from gtrace_experiments.reproduce.experiment import Chart, Check, Context, Experiment, Outcome, Panel, Table
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class _Trainings:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.task = gtrace.training.load_task("digits-cnn")
+        self.task, self.data = first_task(context, "digits-cnn")
 
     def __call__(self, wanted: dict[str, float], seed: int, seeds: int) -> dict[str, tuple[Trained, str]]:
         """What came of each method at its learning rate: a training, and the name of its run."""
@@ -40,7 +40,7 @@ class _Trainings:
         for key in dict.fromkeys((METHODS[name][0], lr) for name, lr in wanted.items()):
             names = [name for name, lr in wanted.items() if (METHODS[name][0], lr) == key]
             specs = [METHODS[name][1] for name in names if METHODS[name][1] != "none"]
-            context = Context(self._context.seed + seed, self._context.quick, self._context.say)
+            context = dataclasses.replace(self._context, seed=self._context.seed + seed)
             result = trained(
                 context, self.task, specs, steps=STEPS, batch_size=BATCH, seeds=seeds, optimizer=key[0], lr=key[1]
             )
@@ -148,7 +148,7 @@ def run(context: Context) -> Outcome:
                 "whiskers are one standard deviation of the seeds.",
             ),
         ),
-        data=f"{DATA['digits-cnn']}, in the place of CIFAR-100",
+        data=f"{train.data}, in the place of CIFAR-100",
         notes=(
             "signSGD and ef-signSGD multiply signs by the mean magnitude, as in the code the paper follows; signum "
             "does not, so that its best rate is far smaller.",

@@ -15,6 +15,7 @@ from gtrace.report.render.files import put
 from gtrace.report.render.html import document, pieces
 from gtrace.report.section import Cell, Column
 from gtrace.report.section import Table as Cells
+from gtrace_experiments.reproduce.reasons import REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,37 +24,65 @@ if TYPE_CHECKING:
     from gtrace.report.section import Mark
     from gtrace_experiments.reproduce.experiment import Experiment, Result, Table
 
-_TITLE = "The papers' experiments in miniature"
+_TITLE = "The papers, repeated"
 _INTRODUCTION = (
-    "Each experiment repeats a figure or table of a paper at a size that a laptop finishes in minutes. What "
-    "counts as shown is stated as a criterion; a claim that did not show stays here with its numbers. Reproduced: "
-    "every criterion holds. Partly: some do. A miniature that fails does not refute a paper, and one that "
-    "succeeds does not prove it. Criteria were written down before the measurement, but a criterion of alq-fig1, "
-    "alq-fig8, mcgq-ptb, zipml-fig6 and zipml-fig9 was changed or added after a first look, and rates or lengths "
-    "of mcgq-tables1-2, mcgq-ptb and the experiments on MQGrad."
+    "Each experiment repeats a figure or table at a size that a laptop finishes in minutes, and by criteria stated "
+    "beforehand. Reproduced: every criterion holds. Partly: some do. What that says about the paper is the last "
+    "column: shown, too small to tell, or not as the paper says."
 )
+_MARKED = (
+    "A criterion of alq-fig1, alq-fig8, mcgq-ptb, zipml-fig6 and zipml-fig9 was changed or added after a first look, "
+    "and so were rates or lengths of mcgq-tables1-2, mcgq-ptb and the experiments on MQGrad. gtrace reproduce NAME "
+    "--full repeats an experiment with the paper's own model, data and length."
+)
+#: first part of an experiment's name -> file of its paper's page, and the paper
+_PAPERS = {
+    "alq": ("alq-amq", "ALQ and AMQ"),
+    "lognormal": ("near-lognormal", "Near-lognormal gradients"),
+    "mcgq": ("mcgq", "MCGQ"),
+    "mqgrad": ("mqgrad", "MQGrad"),
+    "zipml": ("zipml", "ZipML"),
+}
 _MARKS: dict[bool, str] = {True: "holds", False: "does not hold"}
 
 
 def write_page(path: Path, shown: Sequence[tuple[Experiment, Result]], figures: Path) -> None:
-    """Write ``path`` (.html or .md), and for Markdown an SVG per figure into the folder ``figures``."""
-    if path.suffix == ".md":
-        put(path, _markdown(shown, figures, path.parent).encode())
-    else:
+    """Write ``path`` (.html or .md); for Markdown a page for each paper and an SVG per figure, into ``figures``."""
+    if path.suffix != ".md":
         put(path, _html(shown).encode())
+        return
+    pages = {key: [one for one in shown if one[0].name.partition("-")[0] == key] for key in _PAPERS}
+    lines = [f"# {_TITLE}", "", _INTRODUCTION]
+    for key, (file, paper) in _PAPERS.items():
+        if not pages[key]:
+            continue
+        place = figures / f"{file}.md"
+        put(place, _markdown(f"{paper}, repeated", pages[key], figures).encode())
+        link = os.path.relpath(place, path.parent)
+        lines += ["", f"## {paper}", ""]
+        lines += _pipes(_OVERVIEW, [(f"[{name}]({link}#{name})", *rest) for name, *rest in overview(pages[key])])
+    put(path, "\n".join([*lines, "", _MARKED, ""]).encode())
+
+
+_OVERVIEW = ("experiment", "what", "verdict, criteria", "what it says")
 
 
 def overview(shown: Sequence[tuple[Experiment, Result]]) -> list[tuple[str, str, str, str]]:
-    """Name, title, verdict and how many criteria hold, of each."""
+    """Name, title, verdict with how many criteria hold, and what that means, of each."""
     return [
         (
             experiment.name,
             experiment.title,
-            result.outcome.verdict + (" (quick)" if result.quick else ""),
-            f"{sum(c.holds for c in result.outcome.checks)} of {len(result.outcome.checks)}",
+            f"{result.outcome.verdict}{' (quick)' if result.quick else ''}, {held(result)}",
+            "" if result.quick or result.full else ": ".join(REASONS[experiment.name]),
         )
         for experiment, result in shown
     ]
+
+
+def held(result: Result) -> str:
+    """How many criteria hold, as ``3 of 5``."""
+    return f"{sum(c.holds for c in result.outcome.checks)} of {len(result.outcome.checks)}"
 
 
 def _parts(experiment: Experiment, result: Result) -> Iterator[tuple[str, str]]:
@@ -67,7 +96,7 @@ def _parts(experiment: Experiment, result: Result) -> Iterator[tuple[str, str]]:
 
 def _provenance(result: Result) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    length = "; a quick run, whose verdict means nothing" if result.quick else ""
+    length = "; a quick run, whose verdict means nothing" if result.quick else "; of full size" if result.full else ""
     return f"Seed {result.seed}, {result.cpu_seconds:.0f} s of CPU time{length}; {versions}."
 
 
@@ -80,14 +109,10 @@ def show(value: str | float | None) -> str:
     return str(value)
 
 
-def _markdown(shown: Sequence[tuple[Experiment, Result]], figures: Path, base: Path) -> str:
-    lines = [f"# {_TITLE}", "", _INTRODUCTION, ""]
-    lines += _pipes(
-        ("experiment", "what", "verdict", "criteria"),
-        [(f"[{name}](#{name})", *rest) for name, *rest in overview(shown)],
-    )
+def _markdown(title: str, shown: Sequence[tuple[Experiment, Result]], figures: Path) -> str:
+    lines = [f"# {title}"]
     for experiment, result in shown:
-        lines += ["", f"## {experiment.name}", "", f"**{experiment.title}: {result.outcome.verdict}.**", ""]
+        lines += ["", f"## {experiment.name}", "", f"**{_sentence(experiment, result)}**", ""]
         for head, words in _parts(experiment, result):
             lines += [f"*{head}.* {words}", ""]
         lines += _pipes(
@@ -97,13 +122,19 @@ def _markdown(shown: Sequence[tuple[Experiment, Result]], figures: Path, base: P
         for k, chart in enumerate(result.outcome.charts):
             drawn = figures / f"{experiment.name}{f'-{k + 1}' if k else ''}.svg"
             put(drawn, render(draw_chart(chart), "svg"))
-            lines += ["", f"![{experiment.title}]({os.path.relpath(drawn, base)})", "", chart.caption]
+            lines += ["", f"![{experiment.title}]({drawn.name})", "", chart.caption]
         for table in (*result.outcome.tables, *experiment.published):
             lines += ["", f"{_titled(table, experiment)}", ""]
             lines += _pipes(table.columns, [[show(cell) for cell in row] for row in table.rows])
             lines += ["", table.note] if table.note else []
         lines += ["", _provenance(result)]
     return "\n".join(lines) + "\n"
+
+
+def _sentence(experiment: Experiment, result: Result) -> str:
+    """Title, verdict, and why."""
+    reason = "" if result.quick or result.full else f" {': '.join(REASONS[experiment.name]).capitalize()}."
+    return f"{experiment.title[0].upper()}{experiment.title[1:]}: {result.outcome.verdict}, {held(result)}.{reason}"
 
 
 def _titled(table: Table, experiment: Experiment) -> str:
@@ -122,16 +153,12 @@ def _html(shown: Sequence[tuple[Experiment, Result]]) -> str:
     main: list[Markup] = []
     if len(shown) > 1:
         main.append(_paragraph("", _INTRODUCTION))
-        main.append(
-            pieces.table(
-                _cells("Experiments", ("experiment", "what", "verdict", "criteria"), overview(shown), words=True)
-            )
-        )
+        main.append(pieces.table(_cells("Experiments", _OVERVIEW, overview(shown), words=True)))
     for experiment, result in shown:
         main.append(Markup("<section>"))
         if len(shown) > 1:
             main.append(pieces.heading(f"{experiment.name}: {experiment.title}", 2, experiment.name))
-        main.append(pieces.verdict([f"{result.outcome.verdict[0].upper()}{result.outcome.verdict[1:]}."]))
+        main.append(pieces.verdict([_sentence(experiment, result)]))
         main += [_paragraph(head, words) for head, words in _parts(experiment, result)]
         checks = [(c.claim, c.criterion, c.measured, _MARKS[c.holds]) for c in result.outcome.checks]
         marks: dict[int, Mark] = {k: "best" for k, c in enumerate(result.outcome.checks) if c.holds}

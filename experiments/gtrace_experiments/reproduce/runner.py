@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -34,10 +35,18 @@ def run_experiment(experiment: Experiment, context: Context) -> Result:
         outcome=outcome,
         seed=context.seed,
         quick=context.quick,
+        full=context.full is not None,
         digest=source_digest(experiment),
         versions=_versions(),
         cpu_seconds=round(_cpu_seconds() - before, 1),
     )
+
+
+def estimate(experiment: Experiment, context: Context) -> float:
+    """Seconds of CPU that an experiment takes at its full size, by a few steps of each of its trainings."""
+    costs: list[float] = []
+    experiment.run(dataclasses.replace(context, quick=True, folder=None, costs=costs))
+    return sum(costs)
 
 
 def source_digest(experiment: Experiment) -> str:
@@ -55,8 +64,9 @@ def kept_result(path: Path, experiment: Experiment, context: Context) -> Result 
     if not path.exists():
         return None
     result = read_result(path)
-    same = (result.name, result.seed, result.quick, result.digest)
-    return result if same == (experiment.name, context.seed, context.quick, source_digest(experiment)) else None
+    same = (result.name, result.seed, result.quick, result.full, result.digest)
+    wanted = (experiment.name, context.seed, context.quick, context.full is not None, source_digest(experiment))
+    return result if same == wanted else None
 
 
 def read_result(path: Path) -> Result:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 from gtrace_experiments.reproduce._zipml import CLOSE, PAPER, Runs, curve, excess, losses_table, percent, trained
+from gtrace_experiments.reproduce.datasets import REAL, real
 from gtrace_experiments.reproduce.experiment import Chart, Check, Context, Experiment, Outcome, Panel
 
 FEATURES = (10, 100, 1000)
@@ -20,14 +23,15 @@ def run(context: Context) -> Outcome:
     """Both tasks on all sizes, at all bits, end to end and with samples alone."""
     rows, epochs, seeds = (400, 2, 1) if context.quick else (10_000, 30, 3)
     found: dict[tuple[str, int], Runs] = {}
+    features = FEATURES if context.full is None else tuple(REAL)
     for task in TASKS:
-        for n in FEATURES:
+        for n in features:
             context.say(f"{task}, {n} features")
             specs = [f"double:bits={bits}{suffix}" for bits in BITS for suffix in ("", f",{ALL}")]
             found[task, n] = trained(
                 task,
                 specs,
-                data=f"synthetic-{n}x{rows}",
+                data=f"synthetic-{n}x{rows}" if context.full is None else real(n, labels=task != "linear"),
                 epochs=epochs,
                 seed=context.seed,
                 seeds=seeds if n < 1000 else 1,
@@ -40,9 +44,9 @@ def run(context: Context) -> Outcome:
             "; ".join(
                 f"{n} features: {percent(excess(found[task, n], f'double:bits=6,{ALL}'))} (within 5 % from "
                 f"{end[task, n] if end[task, n] <= max(BITS) else 'more than 8'} bits)"
-                for n in FEATURES
+                for n in features
             ),
-            all(end[task, n] <= 6 for n in FEATURES),
+            all(end[task, n] <= 6 for n in features),
         )
         for task, name in TASKS.items()
     ]
@@ -57,21 +61,21 @@ def run(context: Context) -> Outcome:
         Check(
             "more features need more bits",
             "the fewest bits within 5 % do not fall with the number of features, end to end, and rise at least once",
-            "; ".join(f"{task}: {', '.join(str(end[task, n]) for n in FEATURES)}" for task in TASKS),
-            all(end[task, 10] <= end[task, 100] <= end[task, 1000] for task in TASKS)
-            and any(end[task, 10] < end[task, 1000] for task in TASKS),
+            "; ".join(f"{task}: {', '.join(str(end[task, n]) for n in features)}" for task in TASKS),
+            all(end[task, n] <= end[task, more] for task in TASKS for n, more in itertools.pairwise(features))
+            and any(end[task, features[0]] < end[task, features[-1]] for task in TASKS),
         ),
     ]
     panels = tuple(
         Panel(
             (
-                curve(found[task, 100]["none"], "full precision"),
+                curve(found[task, features[1]]["none"], "full precision"),
                 *(
-                    curve(found[task, 100][f"double:bits={bits},{ALL}"], f"{bits} bits, end to end")
+                    curve(found[task, features[1]][f"double:bits={bits},{ALL}"], f"{bits} bits, end to end")
                     for bits in (4, 5, 6, 8)
                 ),
             ),
-            f"{name}, 100 features",
+            f"{name}, {features[1]} features",
             "epoch",
             "training loss",
             log_y=True,
@@ -83,7 +87,7 @@ def run(context: Context) -> Outcome:
         tables=tuple(
             losses_table(
                 f"Final losses, {name}",
-                {f"{n} features": found[task, n] for n in FEATURES},
+                {f"{n} features": found[task, n] for n in features},
                 BITS,
                 {"samples alone": "double:bits={}", "end to end": f"double:bits={{}},{ALL}"},
             )
@@ -96,7 +100,9 @@ def run(context: Context) -> Outcome:
                 "the epochs, and the noise of quantization with it.",
             ),
         ),
-        data="made: standard normal features; targets of a linear model with noise 0.1, labels drawn from logits",
+        data=context.full.data
+        if context.full is not None
+        else "made: standard normal features; targets of a linear model with noise 0.1, labels drawn from logits",
         notes=(
             "The final loss is that of the mean of all models in the second half of the epochs, as in the paper's "
             "Theorem 1; curves show single models.",

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from gtrace_experiments.linear import load
 from gtrace_experiments.reproduce._zipml import CLOSE, PAPER, Runs, curve, runs_table, trained, tuned
+from gtrace_experiments.reproduce.datasets import real
 from gtrace_experiments.reproduce.experiment import Chart, Check, Context, Experiment, Outcome, Panel, Table
 
 BATCHES = (1, 16, 256)
@@ -30,8 +31,8 @@ def run(context: Context) -> Outcome:
     """Each batch with the step that suits its full precision, and all with that of batches of 16."""
     rows, epochs, seeds = (2000, 3, 1) if context.quick else (10_000, 30, 3)
     name = f"synthetic-100x{rows}"
-    settings = {"data": name, "epochs": epochs, "seed": context.seed, "seeds": seeds}
-    data = load(name, labels=False, seed=context.seed)
+    data = load(name, labels=False, seed=context.seed) if context.full is None else real(784, labels=False)
+    settings = {"data": name if context.full is None else data, "epochs": epochs, "seed": context.seed, "seeds": seeds}
     rates = {batch: tuned("linear", data, batch, seed=context.seed) for batch in BATCHES}
     own: dict[int, Runs] = {}
     same: dict[int, Runs] = {}

@@ -214,9 +214,11 @@ class Configuration:
     cells: int
     partial: bool
     relative_variance: float = shown(
-        "relative variance", "||Q(g) - g||² / ||g||² of one worker, summed over tensors and steps"
+        "vNMSE",
+        "relative variance, as EDEN, QUIVER and DynamiQ report it: ||Q(g) - g||² / ||g||² of one worker, summed over "
+        "tensors and steps",
     )
-    bias: float = shown("of it bias", "the part of relative variance that more workers do not shrink", 3)
+    bias: float = shown("of it bias", "the part of vNMSE that more workers do not shrink", 3)
     optimal_variance: float = shown(
         "optimal",
         "relative variance of the best levels of the same number under the same scale",

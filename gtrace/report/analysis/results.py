@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.exchanges import ExchangeError
     from gtrace.report.analysis.families import BDRate
     from gtrace.report.analysis.fits import TensorFit
+    from gtrace.report.analysis.rotation import Rotation
 
 
 #: Tensors that a figure names one by one; more are named in groups, or every few.
@@ -83,6 +84,7 @@ class SweepAnalysis:
         basis: workers, coder and window of the comparison.
         step_at: (families, targets) error of single steps at equal bits, for the same workers.
         coder_leaders: coder -> who leads when every method uses it.
+        rotation: whether to rotate, tensor by tensor; None if that cannot be compared.
         exchanges: errors of averages after exchanges; empty unless the sweep measured some.
     """
 
@@ -118,6 +120,7 @@ class SweepAnalysis:
     basis: Basis = field(default_factory=Basis)
     step_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     coder_leaders: dict[str, Leader] = field(default_factory=dict)
+    rotation: Rotation | None = None
     exchanges: tuple[ExchangeError, ...] = ()
 
     @property

@@ -55,6 +55,9 @@ _PARTS = {
     0.9: "about nine tenths",
     1.0: "nearly all",
 }
+#: A gradient whose norm is below this multiple of the quantization noise trains worse (Chmiel et al. 2025, FP4 All the
+#: Way, abstract; arXiv 2505.19115): then the noise is more than a third of the gradient's energy.
+LEAST_OVER_NOISE = math.sqrt(3)
 #: Workers of the papers' SuperSGD, where the trace does not say how many there are.
 WORKERS = 4
 #: A bias below this part of the error is what rounding leaves of a difference.

@@ -200,7 +200,7 @@ def savings_of_runs(log: RunLogAnalysis, cluster: Cluster) -> Savings | None:
     """
     sizes = list(_elements(log.study.get("tensors")).values())
     runs = [run for run in log.runs if run.spec not in _PLAIN and math.isfinite(run.ratio) and run.ratio > 0]
-    if log.neural or log.linear or not sizes or not runs:
+    if log.study.get("kind") in _APART or log.linear or not sizes or not runs:
         return None
     world, exchange = log.study.get("world_size"), log.study.get("exchange")
     grouped: dict[str, list[LoggedRun]] = {}

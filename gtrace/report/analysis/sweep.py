@@ -56,6 +56,7 @@ from gtrace.report.analysis.families import (
 )
 from gtrace.report.analysis.fits import read_fits
 from gtrace.report.analysis.results import SweepAnalysis
+from gtrace.report.analysis.rotation import compare_rotation
 from gtrace.report.analysis.runs import known_mean
 from gtrace.report.analysis.safety import Outlook, judge, outlook_of
 from gtrace.report.statistics import bootstrap, step_weights, thirds
@@ -129,6 +130,8 @@ def analyze(
     of_one_step = np.array([c.bias + c.variance / chosen for c in configurations])
     outlook = outlook_on(result, table.steps, batch, horizon, chosen)
     layers = compare_layers(ranked_steps, families, wanted, table.tensors)
+    energy = _energy_share(table, common)
+    named = list(zip(table.tensors, table.elements.tolist(), energy.tolist(), strict=True))
     return SweepAnalysis(
         name=name,
         rows=len(result),
@@ -137,7 +140,7 @@ def analyze(
         targets=wanted,
         tensors=tuple(table.tensors),
         elements=table.elements,
-        energy_share=_energy_share(table, common),
+        energy_share=energy,
         steps=table.steps,
         per_tensor=single.layer_variance,
         per_step=single.relative(),
@@ -162,6 +165,7 @@ def analyze(
         single=single,
         basis=basis,
         step_at=errors_at(families, bits, of_one_step, wanted),
+        rotation=compare_rotation(single, families, configurations, named, wanted, coder),
         coder_leaders=_coder_leaders(own, sums, order, errors, families, wanted),
     )
 

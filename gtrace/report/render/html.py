@@ -65,7 +65,7 @@ def _shown(value: object) -> object:
     return value if isinstance(value, Markup) else literal(value)
 
 
-_TEMPLATES = Environment(
+TEMPLATES = Environment(
     loader=PackageLoader("gtrace.report.render"),
     autoescape=True,
     finalize=_shown,
@@ -74,7 +74,7 @@ _TEMPLATES = Environment(
     keep_trailing_newline=True,
 )
 #: The macros of ``pieces.html``: table, heading, verdict, figure and others. Each returns escaped HTML.
-pieces: Any = _TEMPLATES.get_template("pieces.html").module
+pieces: Any = TEMPLATES.get_template("pieces.html").module
 
 
 def to_html(report: Report) -> str:
@@ -90,7 +90,7 @@ def to_html(report: Report) -> str:
             items = [item for item in shown.items(place) if item.strip()]
             if items:
                 page[place] += [pieces.name(section)] * named + items
-    header = [pieces.heading(report.title, 1), *[pieces.facts_line(line) for line in _facts(report)]]
+    header = [pieces.heading(report.title, 1), *[pieces.facts_line(line) for line in report_facts(report)]]
     parts = [(place, _PLACES[place], items) for place, items in page.items() if items]
     drawn = [spec for section in found for part in section.with_parts for spec in part.figures]
     own = all(spec.chart is not None for spec in drawn)
@@ -101,8 +101,8 @@ def _of_sweeps(found: Sequence[Section]) -> list[Section]:
     return [section for section in found if section.verdict is not None]
 
 
-def _facts(report: Report) -> Iterator[str]:
-    """What the first screen says about how the numbers were made."""
+def report_facts(report: Report) -> Iterator[str]:
+    """What the first screen says about how the numbers of one input were made, a line each."""
     if report.sections != 1:
         return
     for sweep in report.sweeps:
@@ -139,9 +139,9 @@ def document(
         index: identifiers and names of its sections, each with what it holds.
         own_figures: no figure comes from matplotlib, whose drawings need styles of their own.
     """
-    script, css = _source("page.js"), _source("page.css") + ("" if own_figures else _colours())
+    script, css = source("page.js"), source("page.css") + ("" if own_figures else _colours())
     # What is not escaped is the page's own: its policy, its script and its colours.
-    return _TEMPLATES.get_template("page.html").render(
+    return TEMPLATES.get_template("page.html").render(
         title=title,
         header=Markup("\n").join(header),
         index=index if len(index) > 1 else (),
@@ -349,9 +349,10 @@ def flatten(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]
     return lines
 
 
-def _source(name: str) -> str:
-    assert _TEMPLATES.loader is not None
-    return _TEMPLATES.loader.get_source(_TEMPLATES, name)[0]
+def source(name: str) -> str:
+    """A template, style sheet or script as text."""
+    assert TEMPLATES.loader is not None
+    return TEMPLATES.loader.get_source(TEMPLATES, name)[0]
 
 
 def _policy(script: str, css: str | None) -> str:

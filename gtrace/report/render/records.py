@@ -1,4 +1,4 @@
-"""The numbers of a report for other programs: JSON, CSV, JSON lines and Parquet."""
+"""The numbers of a report for other programs: JSON, CSV, JSON lines, Parquet, and trackers of experiments."""
 
 from __future__ import annotations
 
@@ -12,11 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import UsageError
+from gtrace.metrics import relative
+from gtrace.report.analysis.cells import read_cells
+from gtrace.report.inputs import kind_of
 from gtrace.report.sections import SECTIONS, answer, sections
+from gtrace.runlog import read_runlog
+from gtrace.sweep import ResultStore
+from gtrace.trace import open_trace
+from gtrace.trace.numbers import numbers_of_trace
+from gtrace.trackers import Tracking, of_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
+    from gtrace.report.analysis.cells import CellTable
     from gtrace.report.inputs import Report
     from gtrace.report.section import Record
 
@@ -150,3 +160,57 @@ def plain(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def send_results(paths: Sequence[Path], to: str) -> dict[Path, int]:
+    """Send every step of traces, sweeps and run logs to a tracker.
+
+    Args:
+        paths: the results.
+        to: the tracker, e.g. ``tensorboard:runs``.
+
+    Returns:
+        path -> number of sets of numbers that were sent: one per step, and in sweeps and run logs per codec.
+
+    Raises:
+        UsageError: a plan, which has no steps; or the tracker takes no numbers.
+        TraceError: a result that cannot be read.
+    """
+    kinds = {path: kind_of(path) for path in paths}
+    for path, kind in kinds.items():
+        if kind == "plan":
+            raise UsageError(f"{path}: a plan has no steps to send; name a trace, a sweep or a run log")
+    tracking = Tracking(to)
+    sent = {path: tracking.log(_steps_of(path, kind)) for path, kind in kinds.items()}
+    tracking.close()
+    return sent
+
+
+def _steps_of(path: Path, kind: str) -> Iterable[tuple[dict[str, float], int]]:
+    if kind == "run":
+        return (found for record in read_runlog(path) for found in of_record(record))
+    return _of_trace(path) if kind == "trace" else _of_sweep(read_cells(ResultStore.load(path).selected))
+
+
+def _of_trace(path: Path) -> Iterator[tuple[dict[str, float], int]]:
+    with open_trace(path) as trace:
+        yield from numbers_of_trace(trace)
+
+
+def _of_sweep(cells: CellTable) -> Iterator[tuple[dict[str, float], int]]:
+    """The whole model's numbers by codec and step, summed over its tensors."""
+    for number, step in enumerate(cells.steps.tolist()):
+        for codec, spec in enumerate(cells.specs):
+            used = np.flatnonzero(cells.measured[codec] & (cells.step == number))
+            if not used.size:
+                continue
+            error, bits, noise = cells.squared_error[codec, used], cells.bits[codec, used], cells.noise[used]
+            sums = {
+                "error": (error, cells.energy[codec, used]),
+                "bits_per_value": (bits * cells.n[codec, used], cells.n[codec, used]),
+                "noise_ratio": (cells.noise_ratio[codec, used] * noise, noise),
+            }
+            yield (
+                {f"gtrace/sweep/{spec}/{name}": float(relative(*map(np.sum, pair))) for name, pair in sums.items()},
+                step,
+            )

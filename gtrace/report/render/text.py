@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from gtrace.report.names import MISSING, count, literal
-from gtrace.report.section import PARETO, Cell, Column, Table
+from gtrace.report.section import ANSWER, PARETO, Cell, Column, Table
 from gtrace.report.sections import sections
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ _LEADING = 2
 MOST_LINES = 25
 #: Lines of the table of layers; files have them all.
 MOST_LAYERS = 24
-#: Where the words of a verdict begin.
-_ANSWER = 17
 #: Characters between two columns.
 _GAP = 3
 #: Stand-ins for what an encoding without Unicode lacks; everything else becomes an escape.
@@ -166,11 +164,11 @@ class _Page:
         if verdict is None:
             return
         for place, (name, text) in enumerate(verdict.lines):
-            width = max(_ANSWER, self._console.width - _ANSWER)
+            width = max(ANSWER, self._console.width - ANSWER)
             lines = textwrap.wrap(self.safe(text), width, break_on_hyphens=False)
             for k, line in enumerate(lines):
                 head = Text("" if k else name, style="dim")
-                head.pad_right(_ANSWER - head.cell_len)
+                head.pad_right(ANSWER - head.cell_len)
                 self._console.print(head.append(line, style="bold" if place == 0 else "not dim"), soft_wrap=True)
 
     def verdict(self, sentences: Iterable[str], *, gap: bool = True) -> None:

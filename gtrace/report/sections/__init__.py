@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from gtrace.errors import UsageError, suggest
 from gtrace.report.figures import FIGURES
-from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX
+from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX, make_report
 from gtrace.report.sections import plans, savings, side_by_side, sweep, traces, training
+from gtrace.sweep.store import SweepResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,8 +42,9 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
         yield from found(report, most_layers)
 
 
-def answer(report: Report) -> Verdict | None:
-    """The verdict on the first sweep of a report; None without a sweep. A notebook shows it as a table."""
+def answer(report: Report | SweepResult) -> Verdict | None:
+    """The verdict on a sweep, or on the first sweep of a report; None without one. A notebook shows it as a table."""
+    report = make_report([report]) if isinstance(report, SweepResult) else report
     return next((section.verdict for section in sections(report) if section.verdict is not None), None)
 
 

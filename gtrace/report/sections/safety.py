@@ -8,8 +8,10 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
-from gtrace.report.analysis.safety import SAFE_BIAS, SAFE_COST, Judgement, cheapest_safe, samples
+from gtrace.report.analysis.safety import LEAST_OVER_NOISE, SAFE_BIAS, SAFE_COST, Judgement, cheapest_safe, samples
 from gtrace.report.analysis.savings import EXCHANGES
 from gtrace.report.names import MISSING, count, listed, number, percent
 from gtrace.report.section import NOTHING, Cell, Column, Table, value_cell
@@ -52,6 +54,34 @@ def safety_sentences(analysis: SweepAnalysis) -> list[str]:
     return sentences
 
 
+def over_noise_sentence(analysis: SweepAnalysis) -> list[str]:
+    """How many configurations keep the gradient's norm above sqrt(3) times their noise, and from which bits on."""
+    least = least_over_noise(analysis)
+    known = [(c, value) for c, value in zip(analysis.configurations, least, strict=True) if math.isfinite(value)]
+    if not known:
+        return []
+    above = [(c, value) for c, value in known if value >= LEAST_OVER_NOISE]
+    said = (
+        f"sqrt(3) rule (Chmiel et al. 2025: quantized training gets worse once the gradient's norm is below "
+        f"{LEAST_OVER_NOISE:.2f} times the quantization noise): {len(above)} of "
+        f"{count(len(known), 'configuration')} stay above it at every step"
+    )
+    if not above:
+        return [f"{said}."]
+    c, value = min(above, key=lambda pair: pair[0].bits)
+    return [f"{said}, with the fewest bits {c.spec} ({number(value)} times at least)."]
+
+
+def least_over_noise(analysis: SweepAnalysis) -> list[float]:
+    """The least ||g|| / ||Q(g) - g|| over steps of each configuration, for the workers of the comparison.
+
+    NaN without an error, and for a codec that has none.
+    """
+    errors = analysis.per_step if analysis.table is None else analysis.table.relative()
+    worst = np.where(np.isfinite(errors), errors, 0.0).max(axis=1, initial=0.0)
+    return [1 / math.sqrt(value) if value > 0 else math.nan for value in worst.tolist()]
+
+
 def _by_verdict(analysis: SweepAnalysis) -> list[tuple[Configuration, Judgement]]:
     """Configurations with what is said of them, by verdict, and the fewest bits first."""
     pairs = zip(analysis.configurations, analysis.safety.judged, strict=True)
@@ -72,8 +102,10 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
         Column("noise ratio", "variance of Q(g) over gradient noise, the same for any number of workers", rank=2),
         Column("bias", "norm of the bias over that of the expected gradient", rank=3),
         *saved,
+        Column("norm / noise", "least ||g|| / ||Q(g) - g|| of the steps: the sqrt(3) rule wants 1.73", rank=5),
         Column("because", "the reason for the verdict", rank=4, numeric=False, prose=True),
     )
+    least = dict(zip((c.spec for c in analysis.configurations), least_over_noise(analysis), strict=True))
     rows = tuple(
         (
             Cell(c.spec),
@@ -84,6 +116,7 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
             _ratio_cell(found),
             _bias_cell(found),
             *([] if savings is None else [_saved_cell(savings.best(c.spec))]),
+            _over_noise_cell(least[c.spec]),
             Cell(found.reason),
         )
         for c, found in _by_verdict(analysis)
@@ -104,6 +137,10 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
             "variance of one worker's gradient, over the variance that it has because its batch is a sample. Measured, "
             "codecs cost less than it says."
         ),
+        (
+            "Norm / noise: at the step with the least of it. By the sqrt(3) rule of Chmiel et al. (2025) quantized "
+            "training gets worse below 1.73; the verdict does not use it."
+        ),
     ]
     if savings is not None:
         notes.append(
@@ -123,6 +160,10 @@ def _ratio_cell(found: Judgement) -> Cell:
         return Cell(MISSING, mark="missing", hint=found.reason)
     between = f"{number(max(ratio.low, 0.0))}{MISSING}{number(ratio.high)}" if ratio.known else ""
     return Cell(number(ratio.estimate), between, hint=ratio.why)
+
+
+def _over_noise_cell(value: float) -> Cell:
+    return NOTHING if math.isnan(value) else Cell(number(value), mark="quiet" if value < LEAST_OVER_NOISE else "")
 
 
 def _bias_cell(found: Judgement) -> Cell:
@@ -157,7 +198,7 @@ def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
     safety = analysis.safety
     if not safety.known:
         return {"why": safety.why}
-    judged = {}
+    judged, least = {}, least_over_noise(analysis)
     for k, (configuration, found) in enumerate(zip(analysis.configurations, safety.judged, strict=True)):
         judged[configuration.spec] = {
             "verdict": found.verdict,
@@ -166,6 +207,7 @@ def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
             "noise_ratio_low": found.ratio.low,
             "noise_ratio_high": found.ratio.high,
             "bias": found.bias,
+            "norm_over_noise": least[k],
             "bias_at_most": found.bounded,
             "prediction": safety.record(found),
             "per_tensor": safety.ratio_per_tensor[k],

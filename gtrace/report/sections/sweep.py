@@ -18,7 +18,8 @@ from gtrace.report.names import count
 from gtrace.report.section import FigureSpec, Numbers, Record, Section, flat
 from gtrace.report.sections import charts
 from gtrace.report.sections.exchanges import exchange_sentence, exchange_table
-from gtrace.report.sections.safety import noise_table, safety_json, safety_sentences, safety_table
+from gtrace.report.sections.rotation import rotation_rows, rotation_sentences, rotation_table
+from gtrace.report.sections.safety import noise_table, over_noise_sentence, safety_json, safety_sentences, safety_table
 from gtrace.report.sections.sweep_tables import (
     choice_table,
     comparison_table,
@@ -27,6 +28,7 @@ from gtrace.report.sections.sweep_tables import (
     group_table,
     layer_table,
     layer_tables,
+    most_energy,
     pairs_table,
     phase_table,
 )
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gtrace.report.analysis.evidence import PairedComparison, Phase
+    from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.savings import Savings
@@ -54,8 +57,9 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
         pairs = report.pairs[place] if report.pairs else None
         groups = report.groups[place] if report.groups else None
         first, *others = sweep_verdict(analysis)
-        others += safety_sentences(analysis)
+        others += safety_sentences(analysis) + over_noise_sentence(analysis)
         others += exchange_sentence(analysis.exchanges)
+        others += rotation_sentences(analysis.rotation)
         named = [f"{pair.first} has {compared_in_words(pair)}." for pair in pairs or ()]
         made = {key: value for key, value in analysis.provenance.items() if key != "tensors"}
         yield Section(
@@ -143,6 +147,8 @@ def _details(analysis: SweepAnalysis, most_layers: int | None) -> Iterator[Block
     layers = layer_tables(analysis)
     if layers is not None:
         yield layers
+    if analysis.rotation is not None:
+        yield rotation_table(analysis.rotation, {analysis.tensors[t] for t in most_energy(analysis, most_layers)})
     if analysis.measured and len(analysis.tensors) > 1:
         yield layer_table(analysis, most_layers)
 
@@ -279,7 +285,7 @@ def _numbers(
 ) -> Numbers:
     """Every number of a sweep, of the pairs and of the groups that the reader named; None if nobody named any."""
     json: dict[str, Any] = {"sweeps": _json(analysis)}
-    rows = {"configurations": [{"results": analysis.name, **flat(c)} for c in analysis.configurations]}
+    rows = {"configurations": [{"results": analysis.name, **_flat(c)} for c in analysis.configurations]}
     group_rows = [row for group in groups or () for row in _group_rows(group)]
     if groups is not None:
         json["groups"] = [_group_json(group) for group in groups]
@@ -293,6 +299,11 @@ def _numbers(
         *({"record": "pair", **whose, **flat(pair)} for pair in pairs or ()),
     ]
     return Numbers(json, records, rows)
+
+
+def _flat(c: Configuration) -> Record:
+    """A configuration with the name that papers have for its relative variance."""
+    return {**flat(c), "vnmse": c.relative_variance}
 
 
 def _equal_bits(sweep: SweepAnalysis) -> Iterator[Record]:
@@ -318,7 +329,7 @@ def _equal_bits(sweep: SweepAnalysis) -> Iterator[Record]:
 
 def _records(sweep: SweepAnalysis, whose: Record) -> Iterator[Record]:
     specs = [c.spec for c in sweep.configurations]
-    yield from ({"record": "configuration", **flat(c)} for c in sweep.configurations)
+    yield from ({"record": "configuration", **_flat(c)} for c in sweep.configurations)
     basis = {**whose, "coder": sweep.basis.coder, "window": sweep.basis.window}
     for row in _equal_bits(sweep):
         del row["method"], row["why"]
@@ -337,6 +348,7 @@ def _records(sweep: SweepAnalysis, whose: Record) -> Iterator[Record]:
             numbers = {"relative_variance": sweep.per_tensor[i, t], "bits": sweep.per_tensor_bits[i, t]}
             yield {"record": "layer", **about, "spec": spec, **numbers}
     yield from ({"record": "layer_choice", **flat(choice)} for choice in sweep.layer_choices)
+    yield from ({"record": "rotation", **row} for row in rotation_rows(sweep.rotation))
 
 
 def _json(analysis: SweepAnalysis) -> dict[str, Any]:
@@ -349,7 +361,7 @@ def _json(analysis: SweepAnalysis) -> dict[str, Any]:
         **dataclasses.asdict(analysis.basis),
         "coder_leaders": {coder: found._asdict() for coder, found in analysis.coder_leaders.items()},
         "equal_bits": list(_equal_bits(analysis)),
-        "configurations": [flat(c) for c in analysis.configurations],
+        "configurations": [_flat(c) for c in analysis.configurations],
         "tensors": list(analysis.tensors),
         "elements": analysis.elements,
         "steps": analysis.steps,
@@ -366,6 +378,7 @@ def _json(analysis: SweepAnalysis) -> dict[str, Any]:
         "bd_rates": [dataclasses.asdict(rate) for rate in analysis.bd_rates],
         "layer_choices": [flat(choice) for choice in analysis.layer_choices],
         "safety": safety_json(analysis),
+        "rotation": rotation_rows(analysis.rotation),
         "layer_best": dict(zip(analysis.tensors, analysis.layer_best, strict=True)),
     }
 

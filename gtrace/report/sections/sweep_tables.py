@@ -475,7 +475,7 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
         f"{PARETO} Pareto-optimal: no other configuration takes fewer bits at no more error. What loses more than the "
         "gradient's energy is never marked.",
         (
-            "Relative variance: errors and energies summed over all elements. By layers: every layer counts "
+            "vNMSE, or relative variance: errors and energies summed over all elements. By layers: every layer counts "
             "the same. Steps count by the part of training that they stand for."
         ),
         *(measure.note for measure in known.values() if measure.note),

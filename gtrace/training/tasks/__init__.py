@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +31,10 @@ class Recipe:
         steps: number of optimizer steps.
         batch_size: samples per worker and step.
         lr: learning rate of the first step.
-        decay: ``cosine`` lets the learning rate fall to zero over the steps, ``drop`` to a tenth after three quarters
-            of them; ``none`` keeps it.
+        decay: ``cosine`` lets the learning rate fall to zero over the steps, ``drop`` to a tenth after each part of
+            them in ``drops``; ``none`` keeps it.
         clip: largest norm of the averaged gradient; None for no clipping.
+        drops: for ``drop``, rising parts of the steps, in (0, 1).
     """
 
     steps: int
@@ -40,6 +42,13 @@ class Recipe:
     lr: float
     decay: Literal["none", "cosine", "drop"] = "none"
     clip: float | None = None
+    drops: tuple[float, ...] = (0.75,)
+
+    def rate(self, lr: float, step: int, steps: int) -> float:
+        """The learning rate of a step, from that of the first one."""
+        if self.decay == "drop":
+            return lr * 0.1 ** sum(step >= part * steps for part in self.drops)
+        return lr if self.decay == "none" else lr * (1 + math.cos(math.pi * step / steps)) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,8 @@ class Task(ABC):
 
     name: ClassVar[str]
     recipe: ClassVar[Recipe]
+    #: where simulated workers compute, as torch names it; codecs work on the processor
+    device: ClassVar[str] = "cpu"
 
     @abstractmethod
     def model(self) -> nn.Module:

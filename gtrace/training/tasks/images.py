@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 VARIABLE = "GTRACE_FASHION_MNIST"
 _INSTALLED = Path("/usr/share/datasets/fashion-mnist")
 #: dimensions and their sizes -> the first bytes of such a file (IDX format, bytes)
-_IMAGES, _LABELS = 0x00000803, 0x00000801
+IMAGES, LABELS = 0x00000803, 0x00000801
 _TEST_BATCH = 500
 
 
@@ -180,8 +180,8 @@ class _Fashion(_Images):
         folder = fashion_folder()
         self._train, self._test = (
             (
-                torch.from_numpy(read_idx(folder / f"{part}-images-idx3-ubyte.gz", _IMAGES).copy()),
-                torch.from_numpy(read_idx(folder / f"{part}-labels-idx1-ubyte.gz", _LABELS).astype(np.int64)),
+                torch.from_numpy(read_idx(folder / f"{part}-images-idx3-ubyte.gz", IMAGES).copy()),
+                torch.from_numpy(read_idx(folder / f"{part}-labels-idx1-ubyte.gz", LABELS).astype(np.int64)),
             )
             for part in ("train", "t10k")
         )
@@ -224,16 +224,30 @@ class _Block(nn.Module):
         return functional.relu(y + functional.pad(shortcut, (0, 0, 0, 0, 0, self._more)))
 
 
-class _ResNet8(nn.Module):
-    def __init__(self) -> None:
+class ResNet(nn.Module):
+    """The residual networks of CIFAR: three stages of width 16, 32 and 64, 6 ``blocks`` + 2 layers in all.
+
+    Args:
+        channels: of an image.
+        blocks: of each stage; 1 makes ResNet-8, 5 ResNet-32, 18 ResNet-110.
+    """
+
+    def __init__(self, channels: int = 1, blocks: int = 1) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 16, 3, 1, 1, bias=False)
+        self.conv1 = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
-        self.blocks = nn.Sequential(_Block(16, 16, 1), _Block(16, 32, 2), _Block(32, 64, 2))
+        stages = ((16, 16, 1), (16, 32, 2), (32, 64, 2))
+        self.blocks = nn.Sequential(
+            *(
+                _Block(outputs if k else inputs, outputs, 1 if k else stride)
+                for inputs, outputs, stride in stages
+                for k in range(blocks)
+            )
+        )
         self.fc = nn.Linear(64, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, 1, 28, 28) to scores (N, 10)."""
+        """(N, channels, H, W) to scores (N, 10)."""
         y: torch.Tensor = self.fc(self.blocks(functional.relu(self.bn1(self.conv1(x)))).mean((2, 3)))
         return y
 
@@ -246,7 +260,7 @@ class FashionResNet8(_Fashion):
 
     def model(self) -> nn.Module:
         """A fresh network."""
-        return _ResNet8()
+        return ResNet()
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         """SGD with momentum and weight decay (ALQ, Table 3)."""

@@ -35,11 +35,11 @@ _WORD = re.compile(r"[a-z'-]+|[.,;:!?\n]")
 class _CharacterNetwork(nn.Module):
     """Characters to the scores of the next one."""
 
-    def __init__(self, characters: int) -> None:
+    def __init__(self, characters: int, width: int, layers: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(characters, 32)
-        self.lstm = nn.LSTM(32, 128, batch_first=True)
-        self.head = nn.Linear(128, characters)
+        self.lstm = nn.LSTM(32, width, layers, batch_first=True)
+        self.head = nn.Linear(width, characters)
 
     def forward(self, codes: Tensor) -> Tensor:
         """int64[n, t] -> float32[n, t, characters]."""
@@ -103,14 +103,16 @@ class CharLSTM(_Characters):
 
     name: ClassVar[str] = "char-lstm"
     recipe: ClassVar[Recipe] = Recipe(steps=200, batch_size=4, lr=4e-3, clip=1.0)
+    _width: ClassVar[int] = 128
+    _layers: ClassVar[int] = 1
 
     def model(self) -> nn.Module:
         """A fresh network."""
-        return _CharacterNetwork(len(self._alphabet))
+        return _CharacterNetwork(len(self._alphabet), self._width, self._layers)
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Nats per character over the held-out text, read in one piece."""
-        scores = model(self._test[None, :-1])[0]
+        scores = model(self._test[None, :-1].to(self.device))[0].cpu()
         return Evaluation(functional.cross_entropy(scores, self._test[1:]).item(), None)
 
 
@@ -213,7 +215,7 @@ class Words(Task):
         assert isinstance(model, _WordNetwork)
         state, total = None, 0.0
         for start in range(0, len(self._test) - 1, _PIECE):
-            piece = self._test[start : start + _PIECE + 1]
+            piece = self._test[start : start + _PIECE + 1].to(self.device)
             scores, state = model.read(piece[None, :-1], state)
             total += functional.cross_entropy(scores[0], piece[1:], reduction="sum").item()
         return Evaluation(total / (len(self._test) - 1), None)

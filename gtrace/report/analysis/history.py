@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,10 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gtrace.capture.words import span_text
-from gtrace.report.names import count, number
+from gtrace.errors import printable
+from gtrace.report.names import count, number, sparkline
 from gtrace.settings import KINDS
+from gtrace.trace.choose import agreement, part_of
 from gtrace.trace.io.remote import place_of
 from gtrace.trace.journal import being_written
+from gtrace.trace.sketches import sketch_name
+from gtrace.trace.times import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +31,10 @@ if TYPE_CHECKING:
 
 #: the status of a trace to which a living process adds steps
 WRITING = "still being written"
+#: blocks of a line over steps
+SPARK_WIDTH = 16
+#: streams that are shown unless all are asked for
+_FEW_STREAMS = 3
 #: a loss that ends this many times above its first value has diverged
 _GREW = 2.0
 
@@ -283,3 +293,126 @@ def status_in_words(trace: Trace) -> str:
     if trace.location is not None and being_written(place_of(trace.location)):
         return WRITING
     return "not finished: its process was killed, or runs on another machine"
+
+
+def spark(values: Sequence[float], encoding: str = "utf-8") -> str:
+    """Values over steps as a line of blocks."""
+    return sparkline(values, SPARK_WIDTH, encoding)
+
+
+def _noise(trace: Trace, rows: Sequence[TensorHistory]) -> str:
+    """Whether gradient noise can be estimated, from the table of contents alone."""
+    infos = [row.info for row in rows if row.info.kind == "weight"]
+    for info in infos:
+        statistics = trace.statistics(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
+        if "replicas" in statistics and (statistics["replicas"] >= 2).any():
+            return "can be estimated, from micro-batches"
+    if len({info.rank for info in infos if info.stage == "local"}) > 1:
+        return "can be estimated, from the gradients of several ranks"
+    for info in infos:
+        steps = trace.steps(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank).tolist()
+        if not info.sketches and any(c - a == 2 for a, c in zip(steps, steps[2:], strict=False)):
+            return "can be estimated, from three consecutive steps"
+    return "unknown: capture again with --noise, or with bursts such as --steps 100+10"
+
+
+def _trainings(trace: Trace) -> list[str]:
+    """How the optimizers of the first rank update weights, as far as the trace says."""
+    said = []
+    for rank, kind, optimizer in {key.optimizer: key for key in reversed(trace.streams)}.values():
+        facts = trace.optimizer_facts(optimizer)
+        if rank != trace.streams[0].rank or facts.kind is None:
+            continue
+        rates = [f"{lr:.3g}" for lr in trace.scalars(rank=rank, kind=kind, optimizer=optimizer)["lr"] if lr == lr]
+        parts = [facts.kind]
+        if rates:
+            parts.append(f"lr {rates[0]}" + (f" to {rates[-1]}" if rates[-1] != rates[0] else ""))
+        if facts.momentum:
+            parts.append(f"{'Nesterov ' if facts.nesterov else ''}momentum {facts.momentum:g}")
+        if facts.betas is not None:
+            parts.append(f"betas {facts.betas[0]:g} and {facts.betas[1]:g}")
+        infos = [info for info in trace.tensors if (info.rank, info.kind, info.optimizer) == (rank, kind, optimizer)]
+        decays = Counter(facts.of_tensor(info.attrs).weight_decay for info in infos)
+        for decay, tensors in decays.items():
+            if decay:
+                some = "" if len(decays) == 1 else f" on {tensors} of {count(len(infos), 'tensor')}"
+                parts.append(f"weight decay {decay:g}{some}")
+        groups = [", ".join(parts)]
+        if facts.batch_size is not None:
+            groups.append(f"batch {'about ' * ('batch_size' in facts.varies)}{facts.batch_size:g}")
+        if facts.length is not None:
+            groups.append(f"{count(facts.length, 'step')} {'taken' if facts.planned_steps is None else 'planned'}")
+        said.append("; ".join(groups))
+    return said
+
+
+def run_lines(trace: Trace, run: RunHistory, encoding: str = "utf-8", *, full: bool = False) -> list[tuple[str, str]]:
+    """What a trace says about its run: a word, empty in the first line, and a sentence each."""
+    attrs, rows = trace.attrs, run.tensors
+    amounts = f"{count(len(rows), 'tensor')}, {count(sum(row.stored for row in rows), 'element')}"
+    lines = [("", f"{trace.path}: {status_in_words(trace)}, {run.steps}, {amounts}"), *run.troubles()]
+    argv = attrs.get("argv")
+    if isinstance(argv, list) and argv:
+        lines.append(("script", shlex.join(str(word) for word in argv)))
+    if isinstance(attrs.get("model"), str):
+        lines.append(("model", attrs["model"]))
+    lines.append(("ranks", "; ".join([str(len({stream.key.rank for stream in run.streams})), *_agreements(trace)])))
+    lines += _steps(run, encoding, full=full)
+    lines += [("training", text) for text in _trainings(trace)[: None if full else _FEW_STREAMS]]
+    if times := str(StepTimes.of(attrs)):
+        lines.append(("time", times))
+    sketched = next((row.info for row in rows if row.info.sketches), None)
+    if sketched is not None:
+        names = ", ".join(sketch_name(spec) for spec in sketched.sketches)
+        large = count(sum(bool(row.info.sketches) for row in rows), "tensor")
+        lines.append(("sketch", f"{names} of {large}; no values, so sweeps give expectations only"))
+    cut = [row.info for row in rows if (row.info.sample or {}).get("kind") == "blocks"]
+    if cut:
+        lines.append(("sample", f"whole blocks of {count(len(cut), 'tensor')}; their norms are those of all elements"))
+    capture = attrs.get("capture")
+    errors = capture.get("errors") if isinstance(capture, dict) else None
+    if isinstance(errors, int) and errors > 0:
+        lines.append(("errors", f"{errors} while capturing; gradients may be missing"))
+    if any(row.info.kind == "weight" for row in rows):
+        lines.append(("noise", _noise(trace, rows)))
+    return lines
+
+
+def _steps(run: RunHistory, encoding: str, *, full: bool) -> list[tuple[str, str]]:
+    """From which step to which, and how the losses changed; without ``full`` a few of the first rank."""
+    found = []
+    for stream in run.streams if full else [one for one in run.streams if one.key.rank == run.streams[0].key.rank]:
+        text = f"{stream.steps[0]:,} to {stream.steps[-1]:,}" if stream.steps.size else "none"
+        if full and len(run.streams) > 1:
+            text = f"{stream.steps.size:,}, {text} ({stream.of_what})"
+        found.append(("steps", text))
+        if losses := [number(loss) for _, loss in stream.finite]:
+            end = ", then not finite" if stream.broken is not None else ""
+            line = spark(stream.losses.tolist(), encoding)
+            found.append(("loss", f"{' to '.join(dict.fromkeys((losses[0], losses[-1])))}{end}  {line}"))
+    # Streams that took the same steps, with the same losses, are said once.
+    found = list(dict.fromkeys(found))
+    most = len(found) if full else 2 * _FEW_STREAMS
+    left = sum(head == "steps" for head, _ in found[most:])
+    return found[:most] + ([("", f"{left} more of them; --full shows all")] if left else [])
+
+
+def _agreements(trace: Trace) -> list[str]:
+    said = []
+    cut = {(info.kind, info.optimizer, info.name) for info in trace.tensors if part_of(info)}
+    if cut:
+        said.append(f"each holds its part of {count(len(cut), 'tensor')}")
+    for stage in ("local", "reduced"):
+        compared, equal, step, tensor = agreement(trace, stage)
+        if not compared:
+            continue
+        share = f"{compared - equal} of {compared}"
+        if equal == compared:
+            same = ": they saw the same data" if stage == "local" else ""
+            said.append(f"{stage} gradients are the same on all{same}")
+        elif stage == "local":
+            said.append(f"local gradients differ ({share}), as on different data")
+        else:
+            where = f"first at step {step}: {printable(str(tensor))}"
+            said.append(f"reduced gradients differ ({share}, {where}); the ranks have drifted apart")
+    return said

@@ -1,0 +1,223 @@
+"""THC: rotated values as integers of a table, under a range that workers can share, so that integers add undecoded."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from gtrace.codecs.base import CodedBits, Simulated, parameter
+from gtrace.codecs.coders import SharedCode
+from gtrace.codecs.engine import Composed, method
+from gtrace.codecs.grids import LevelGrid, Stochastic
+from gtrace.codecs.parts import FLOAT32_MAX, Parts, Scale, Scaled
+from gtrace.codecs.rotation import block_parameter, check_block, piece_lengths, rotated
+from gtrace.errors import PayloadError, UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.types import Scope, State, SummarySpec
+
+_SEED = struct.Struct("<I")
+
+
+def _outside() -> Any:
+    return parameter(
+        1 / 32, "share of rotated values that is cut to the range, if they are normal", minimum=1e-6, maximum=0.5
+    )
+
+
+@lru_cache(maxsize=64)
+def lookup_table(count: int, top: int, outside: float) -> NDArray[np.int64]:
+    """The integers of least error for codes of normal values: int64[count], ascending from 0 to ``top``, symmetric.
+
+    Integer k means t (2 k / top - 1) standard deviations, t the quantile that leaves ``outside`` beyond -t and t;
+    values between two integers of the table are rounded at random without bias. Dynamic programming over the upper
+    half (THC, section 5.3; the authors solve it by search).
+
+    Args:
+        count: an even number of integers.
+        top: the largest, at least ``count`` - 1.
+        outside: share of a normal law beyond the range, both sides together.
+    """
+    k = np.arange(top // 2 + 1, top + 1)
+    x = ndtri(1 - outside / 2) * (2 * k / top - 1)
+    mass, first = ndtr(x), -np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    second = mass + x * first
+    a, b = x[:, None], x
+    # The mean of (v - a) (b - v) over values v from a to b; from -a to a for the cell in the middle.
+    between = (a + b) * np.subtract.outer(first, first).T - a * b * np.subtract.outer(mass, mass).T
+    cost = np.where(a < b, between - np.subtract.outer(second, second).T, np.inf)
+    best, before = (x**2 * (2 * mass - 1) - (2 * second - 1)) / 2, []
+    for _ in range(count // 2 - 1):
+        whole = best[:, None] + cost
+        before.append(whole.argmin(axis=0))
+        best = whole.min(axis=0)
+    chosen = [k.size - 1]
+    for row in reversed(before):
+        chosen.append(int(row[chosen[-1]]))
+    upper = k[chosen[::-1]]
+    table = np.concatenate([top - upper[::-1], upper])
+    table.flags.writeable = False
+    return table
+
+
+@dataclass(frozen=True)
+class NormalRange(Scale):
+    """What a block's rotated values do not exceed but for a given share, if they are normal; the others are cut."""
+
+    unbiased: ClassVar[bool] = False
+    shares: ClassVar[bool] = True
+
+    block: int = block_parameter(1024)
+    outside: float = _outside()
+
+    @property
+    def part_multiple(self) -> int | None:
+        """None: a part would be rotated by other signs."""
+        return None
+
+    def over(self, size: int) -> int:
+        """A block."""
+        return self.block
+
+    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+        """The ranges, float32; what is rotated in pieces at the end has the largest of their ranges."""
+        shared = state.arrays.get("scale")
+        if shared is not None:
+            return shared
+        lengths = piece_lengths(x.size, self.block)
+        whole = x.size // self.block
+        energy = np.add.reduceat(np.square(x, dtype=np.float64), np.cumsum(lengths) - lengths) if x.size else lengths
+        deviations = np.sqrt(energy / lengths)
+        rest = deviations[whole:].max(keepdims=True) if lengths.size > whole else deviations[:0]
+        ranges = ndtri(1 - self.outside / 2) * np.concatenate([deviations[:whole], rest])
+        return np.minimum(ranges, FLOAT32_MAX).astype(np.float32)
+
+    def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
+        """The values within their ranges."""
+        scales = self.measure(x, state)
+        each = np.repeat(scales, self.block)[: x.size]
+        return Scaled(np.clip(x, -each, each), scales, self.block)
+
+    def head(self, body: memoryview, size: int) -> int:
+        """A float32 for each block."""
+        return 4 * -(-size // self.block)
+
+
+@dataclass(frozen=True)
+class Lookup(LevelGrid):
+    """2^bits of the integers from 0 to ``granularity``, which mean equal steps through the range."""
+
+    fits = False
+    zero = False
+
+    bits: int = parameter(4, "of a code; 2^bits integers are used", minimum=1, maximum=8)
+    granularity: int | None = parameter(
+        None, "the largest integer; none for 2 (2^bits - 1), and 2^bits - 1 means equal steps", minimum=1, maximum=1023
+    )
+    outside: float = _outside()
+
+    def check(self, name: str) -> None:
+        """Raise :class:`~gtrace.errors.UsageError` if there are more codes than integers."""
+        least = (1 << self.bits) - 1
+        if self.granularity is not None and self.granularity < least:
+            raise UsageError(
+                f"codec {name}: granularity={self.granularity} is below {least}, which bits={self.bits} need"
+            )
+
+    @property
+    def integers(self) -> NDArray[np.int64]:
+        """The table."""
+        count = 1 << self.bits
+        return lookup_table(count, self.granularity or 2 * (count - 1), self.outside)
+
+    def levels(self, state: State) -> NDArray[np.float32]:
+        """The upper half of the table in units of the range."""
+        upper = self.integers[self.integers.size // 2 :]
+        levels: NDArray[np.float32] = (2 * upper / upper[-1] - 1).astype(np.float32)
+        return levels
+
+    def needs(self, parts: Parts) -> SummarySpec | None:
+        """Nothing: a sketch says nothing about rotated values."""
+        return None
+
+    def expects(self, parts: Parts) -> bool:
+        """Rotated values are only nearly normal."""
+        return False
+
+
+@dataclass(frozen=True)
+class FixedWidth(SharedCode):
+    """Every symbol in the same number of bits."""
+
+    coder: str = "fixed"
+    scope: Scope = "tensor"
+
+
+@method
+class Thc(Composed):
+    """Rotated values, cut to a range, as integers that workers can add without decoding.
+
+    Alone each worker has a rotation and ranges of its own. Under the exchange ``shared-scale`` all have the same
+    rotation and the largest of their ranges, and ranks add the integers.
+    """
+
+    name = "thc"
+    parts = Parts(scale=NormalRange(), grid=Lookup(), rounding=Stochastic(), coder=FixedWidth())
+    summary = "rotated values as integers of a table that add up undecoded, under a range that workers share"
+    formula = (
+        "y = R v cut to [-M, M]; Q(v) = R' M (2 T[z] / g - 1), T the table of 2^bits integers in 0..g of least error "
+        "for a normal law, z at random between neighbors; M = t ||R v_b|| / sqrt(block), t leaves outside beyond it"
+    )
+    paper = "Li et al., THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression, 2024"
+    corrections = (
+        "each block has a range of its own, the paper one for the tensor from its norm; what is left over at the end "
+        "is rotated in smaller powers of two under the largest of their ranges, not padded",
+        "the paper's error feedback is the prefix ef:",
+    )
+    about = (
+        "Made for sums in a switch or a server: what is sent are small integers, and the sum of workers' integers is "
+        "the code of the sum. A rotation makes values nearly normal, so one table suits all."
+    )
+    sends = "The rotation's seed (u32), a float32 range for each block, then codes of bits bits."
+    behavior = (
+        "Relative error 3.7, 0.34, 0.068, 0.02 at 1 to 4 bits on any gradient. What is cut makes values 3 % smaller on "
+        "average and is 0.007 of the error: with more bits take a smaller outside (0.001 at 6 bits: 0.0015 instead). "
+        "Under shared-scale a sum takes more bits: with a granularity of 30, 8 workers fit in a byte."
+    )
+    related = ("eden", "rotate", "qsgdinf")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_block(self)
+
+    def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
+        """Rotated by a seed, or rotated back."""
+        return rotated(x, self.parameters["block"], number, back=back)
+
+    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+        """The seed, then what is written of rotated values."""
+        seed = key[1] & 0xFFFFFFFF
+        body, flags = super().write(state, self.turned(x, seed), key)
+        return _SEED.pack(seed) + body, flags
+
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+        """Undo :meth:`write`."""
+        if shared or len(body) < _SEED.size:
+            raise PayloadError("payload is too short for the seed of its rotation, or has shared bytes")
+        values = super().read(shared, body[_SEED.size :], flags, size)
+        return self.turned(values, _SEED.unpack_from(body)[0], back=True)
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """The same without bytes."""
+        seed = key[1] & 0xFFFFFFFF
+        found = super().simulate(state, self.turned(self._values(state, values), seed), key)
+        coded = found.coded and CodedBits(*(bits + 8 * _SEED.size / max(1, state.size) for bits in found.coded))
+        return Simulated(self.turned(found.values, seed, back=True), found.payload_bytes + _SEED.size, coded)

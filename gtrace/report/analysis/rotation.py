@@ -1,0 +1,155 @@
+"""Rotate or not: on each tensor the best codec that rotates against the best one that does not, at equal bits.
+
+A rotation makes values nearly normal, whatever they were. That helps where they are worse than normal for a codec, and
+hurts where a codec takes advantage of what they are. EDEN's error hardly depends on the values, so its closed form is
+compared if no codec of a sweep rotates. Only codecs without bias and memory take part: their errors average out alike.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from gtrace.codecs import codec, expected_on_any
+from gtrace.report.analysis.equal_bits import PREFERRED_BITS, all_at_bits
+from gtrace.report.analysis.families import LEVEL, curves_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gtrace.report.analysis.cells import Coder
+    from gtrace.report.analysis.equal_bits import Rates
+    from gtrace.report.analysis.evidence import StepTable
+    from gtrace.report.analysis.families import Configuration, Family
+
+RotationVerdict = Literal["rotate", "leave", "same"]
+#: the codec that is compared if none of a sweep rotates
+_KNOWN = "eden"
+#: its bits, in steps of a half
+_BITS = tuple(k / 2 for k in range(2, 17))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRotation:
+    """A tensor with and without a rotation, each with the best codec at equal bits of this tensor.
+
+    Attributes:
+        tensor: name.
+        elements: number of values.
+        energy: share of the gradient's energy.
+        rotated: label of the codec that rotates; empty if none has these bits.
+        rotated_error: its share of the tensor's energy lost, NaN likewise.
+        plain: label of the codec that does not.
+        plain_error: its error.
+    """
+
+    tensor: str
+    elements: int
+    energy: float
+    rotated: str
+    rotated_error: float
+    plain: str
+    plain_error: float
+
+    @property
+    def known(self) -> bool:
+        """Whether both were found at these bits."""
+        return bool(self.rotated and self.plain)
+
+    @property
+    def ratio(self) -> float:
+        """Error with a rotation over the error without one; NaN if one of them is not known."""
+        return self.rotated_error / self.plain_error if self.known else math.nan
+
+    @property
+    def verdict(self) -> RotationVerdict:
+        """Whether to rotate; errors that differ by less than 2% are the same."""
+        if self.ratio * (1 + LEVEL) < 1:
+            return "rotate"
+        return "leave" if self.ratio > 1 + LEVEL else "same"
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotate or not, tensor by tensor.
+
+    Attributes:
+        bits: measured bits per value of each tensor.
+        measured: whether codecs that rotate were swept; otherwise EDEN's closed form is compared.
+        layers: every tensor.
+    """
+
+    bits: float
+    measured: bool
+    layers: tuple[LayerRotation, ...]
+
+    @property
+    def known(self) -> tuple[LayerRotation, ...]:
+        """The tensors on which both were found."""
+        return tuple(layer for layer in self.layers if layer.known)
+
+
+def rotates(method: str) -> bool:
+    """Whether a codec, with everything around it, rotates values before it rounds them."""
+    return not {"rotate", _KNOWN}.isdisjoint(method.split(":"))
+
+
+def compare_rotation(
+    table: StepTable,
+    families: Sequence[Family],
+    configurations: Sequence[Configuration],
+    layers: Sequence[tuple[str, int, float]],
+    targets: Sequence[float],
+    coder: Coder,
+) -> Rotation | None:
+    """The codecs with and without a rotation on each tensor; None if no tensor has both at any of the targets.
+
+    Args:
+        table: errors of single steps and one worker.
+        families: of the sweep.
+        configurations: of the sweep.
+        layers: name, elements and share of energy of each tensor.
+        targets: measured bits; that at which most tensors can be compared is taken, the nearest to three bits of those.
+        coder: that turns symbols into bits.
+    """
+    fit = [f for f in families if f.members and all(_averages_out(configurations[i]) for i in f.members)]
+    plain = [f for f in fit if not rotates(f.method)]
+    rotated = [f for f in fit if rotates(f.method)]
+
+    def of(place: int, target: float) -> LayerRotation:
+        bits, errors = table.layer_bits[:, place], table.layer_variance[:, place]
+        name, elements, energy = layers[place]
+        best = [
+            _best(labels, curves, target)
+            for labels, curves in (
+                (
+                    [f.label for f in rotated] or [_KNOWN],
+                    curves_of(rotated, bits, errors) or [_closed(elements, coder)],
+                ),
+                ([f.label for f in plain], curves_of(plain, bits, errors)),
+            )
+        ]
+        return LayerRotation(name, elements, energy, *best[0], *best[1])
+
+    found = [Rotation(t, bool(rotated), tuple(of(k, t) for k in range(len(layers)))) for t in targets]
+    best = max(found, key=lambda one: (len(one.known), -abs(one.bits - PREFERRED_BITS)), default=None)
+    return best if best is not None and best.known else None
+
+
+def _averages_out(c: Configuration) -> bool:
+    return c.bias_known and c.bias == 0 and 0 < c.relative_variance < math.inf
+
+
+def _best(labels: Sequence[str], curves: Sequence[Rates], target: float) -> tuple[str, float]:
+    """The label with the least error at these bits; an empty one with NaN if none has them."""
+    found = zip(all_at_bits(curves, target), labels, strict=True)
+    known = [(at.variance, label) for at, label in found if at.variance > 0]
+    error, label = min(known, default=(math.nan, ""))
+    return label, error
+
+
+def _closed(size: int, coder: Coder) -> Rates:
+    """Bits and errors of EDEN on any tensor of this size."""
+    known = [expected_on_any(codec(_KNOWN, bits=bits), size) for bits in _BITS]
+    return [getattr(one, f"bits_{coder}") for one in known if one], [one.squared_error for one in known if one]

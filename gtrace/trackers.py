@@ -1,0 +1,224 @@
+"""Numbers of a run, step by step, in an experiment tracker: TensorBoard, Weights & Biases, MLflow or Trackio.
+
+A tracker is anything with ``log(numbers, step)``: Accelerate's ``Accelerator``, torchtitan's loggers and a run of
+Weights & Biases have it already. One that is named by a text, e.g. ``tensorboard:runs``, is opened here; its package is
+imported when the first number comes.
+
+Names begin with ``gtrace/``: ``capture/`` for recorded gradients, ``train/CODEC/`` for training with a codec, and
+``sweep/CODEC/`` for a replay.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gtrace.errors import UsageError, suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+
+class Tracker(Protocol):
+    """Takes the numbers of a step."""
+
+    def log(self, numbers: dict[str, float], step: int) -> object:
+        """Store numbers by their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTracker:
+    """A tracker that can be closed.
+
+    Attributes:
+        log: takes numbers by name, and their step.
+        close: ends what was opened for it.
+    """
+
+    log: Callable[[dict[str, float], int], object]
+    close: Callable[[], object] = lambda: None
+
+
+def _tensorboard(place: str) -> OpenTracker:
+    writer = importlib.import_module("tensorboard.summary").Writer(place)
+
+    def log(numbers: dict[str, float], step: int) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
+
+    return OpenTracker(log, writer.close)
+
+
+def _wandb(place: str) -> OpenTracker:
+    wandb = importlib.import_module("wandb")
+    theirs = wandb.run
+    run = theirs or wandb.init(project=place)
+    # A run has one counter, which goes up with the program's own calls: these numbers get an axis of their own.
+    run.define_metric("gtrace/step")
+    run.define_metric("gtrace/*", step_metric="gtrace/step")
+    close = run.finish if theirs is None else lambda: None
+    return OpenTracker(lambda numbers, step: run.log({**numbers, "gtrace/step": step}), close)
+
+
+def _mlflow(place: str) -> OpenTracker:
+    mlflow = importlib.import_module("mlflow")
+    theirs = mlflow.active_run()
+    if theirs is None:
+        mlflow.set_experiment(place)
+    run = theirs or mlflow.start_run()
+
+    def log(numbers: dict[str, float], step: int) -> None:
+        # Its names have no "=" and no commas.
+        allowed = {re.sub(r"[^\w.:/ -]", "_", name): value for name, value in numbers.items()}
+        mlflow.log_metrics(allowed, step=step, run_id=run.info.run_id)
+
+    return OpenTracker(log, mlflow.end_run if theirs is None else lambda: None)
+
+
+def _trackio(place: str) -> OpenTracker:
+    trackio = importlib.import_module("trackio")
+    theirs = trackio.context_vars.current_run.get()
+    run = theirs or trackio.init(project=place)
+    return OpenTracker(lambda numbers, step: run.log(numbers, step=step), trackio.finish if theirs is None else int)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A package that keeps numbers.
+
+    Attributes:
+        open: opens it at a place.
+        place: where, if the user does not say.
+    """
+
+    open: Callable[[str], OpenTracker]
+    place: str = "gtrace"
+
+
+#: package -> how to open it; what follows the colon is a folder, a project, an experiment, a project
+KINDS = {
+    "tensorboard": _Kind(_tensorboard, "runs"),
+    "wandb": _Kind(_wandb),
+    "mlflow": _Kind(_mlflow),
+    "trackio": _Kind(_trackio),
+}
+#: of the option ``--to``
+TO_HELP = (
+    "Also send numbers of each step to a tracker: tensorboard[:FOLDER], wandb[:PROJECT], mlflow[:EXPERIMENT] or "
+    "trackio[:PROJECT]."
+)
+
+
+def check_tracker(to: str) -> None:
+    """Refuse a text that names no tracker, or one that is not installed; imports nothing.
+
+    Raises:
+        UsageError: it cannot be had here.
+    """
+    package = to.partition(":")[0]
+    if package not in KINDS:
+        raise UsageError(f"--to {to}: unknown tracker '{package}'; {suggest(package, KINDS)}")
+    if importlib.util.find_spec(package) is None:
+        raise UsageError(f"--to {to}: needs {package}, which is not installed: pip install 'gradtrace[{package}]'")
+
+
+def open_tracker(to: str | Tracker) -> OpenTracker:
+    """A tracker by its name, ``PACKAGE`` or ``PACKAGE:PLACE``; any other one as it is, which its owner closes.
+
+    A run of Weights & Biases, MLflow or Trackio that the program has begun takes the numbers and stays open.
+
+    Raises:
+        UsageError: an unknown name, or a package that is not installed.
+    """
+    if not isinstance(to, str):
+        return OpenTracker(to.log)
+    check_tracker(to)
+    package, _, place = to.partition(":")
+    return KINDS[package].open(place or KINDS[package].place)
+
+
+class Tracking:
+    """Sends numbers to a tracker, which is opened with the first ones. After an error it sends nothing more.
+
+    Args:
+        to: a tracker or the name of one.
+        on_error: gets the error, once; None raises it.
+    """
+
+    def __init__(self, to: str | Tracker, on_error: Callable[[Exception], object] | None = None) -> None:
+        self._to = to
+        self._on_error = on_error
+        self._open: OpenTracker | None = None
+        self._broken = False
+
+    def log(self, steps: Iterable[tuple[Mapping[str, float], int]]) -> int:
+        """Send the numbers of steps that are known, those other than NaN; returns how many steps had any.
+
+        Raises:
+            UsageError: the tracker does not take them, and nobody else gets the error.
+        """
+        count = 0
+        try:
+            for numbers, step in () if self._broken else steps:
+                if known := {name: value for name, value in numbers.items() if not math.isnan(value)}:
+                    self._open = self._open or open_tracker(self._to)
+                    self._open.log(known, step)
+                    count += 1
+        except Exception as error:  # noqa: BLE001 - each package has its own, and training goes on
+            self._fail(error)
+        return count
+
+    def close(self) -> None:
+        """Close what was opened.
+
+        Raises:
+            UsageError: as :meth:`log`.
+        """
+        opened, self._open = self._open, None
+        try:
+            if opened is not None:
+                opened.close()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._broken = True
+        if not isinstance(error, UsageError):
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            shown = self._to if isinstance(self._to, str) else type(self._to).__name__
+            error = UsageError(f"--to {shown}: the tracker takes no numbers ({reason}); fix it, or leave --to out")
+        if self._on_error is None:
+            raise error
+        self._on_error(error)
+
+
+def of_record(record: Mapping[str, Any]) -> Iterator[tuple[dict[str, float], int]]:
+    """The numbers of a record of a run log; nothing for one without a step.
+
+    Yields:
+        ``loss``, ``lr``, ``error`` (share of gradient energy lost: of the mean of the workers, or else of single
+        gradients), ``bits_per_value``, and ``norm`` (of the exact gradient) if it is known; at measured steps
+        ``noise_ratio``; at tests ``test_loss`` and ``accuracy``. And their step.
+    """
+    names = _OF_RECORDS.get(record["type"])
+    if names is None:
+        return
+    found = {shown: record.get(name) for name, shown in names.items()}
+    if record["type"] == "step":
+        error = record.get("relative_variance")
+        found["error"] = record.get("worker_variance") if error is None or math.isnan(error) else error
+        found["bits_per_value"] = 32 * record["bits"] / record["bits_float32"] if record["bits_float32"] else None
+    start = f"gtrace/train/{record['run']}" + (f"/seed{record['seed']}" if record["seed"] else "")
+    yield {f"{start}/{name}": float(value) for name, value in found.items() if value is not None}, record["step"]
+
+
+#: type of a record -> its fields and how they are shown
+_OF_RECORDS = {
+    "step": {"loss": "loss", "lr": "lr", "norm": "norm"},
+    "measure": {"noise_ratio": "noise_ratio"},
+    "eval": {"loss": "test_loss", "accuracy": "accuracy"},
+}

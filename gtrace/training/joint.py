@@ -1,0 +1,449 @@
+"""Optimizers whose step includes the exchange: what travels between ranks is not the gradient.
+
+Each object here is one rank's. Its ``step`` is a generator, see :mod:`gtrace.training.frames`, so simulated ranks and
+real ones run the same code: :class:`JointWorkers` runs those of one process side by side,
+:meth:`gtrace.training.wire.Collectives.run` runs a real one.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from gtrace.training import vectors
+from gtrace.training.checkpoint import as_arrays, as_tensors
+from gtrace.training.exchange import Bad, Tally, without_nonfinite
+from gtrace.training.frames import NOT_FINITE, SimulatedRank, lockstep
+from gtrace.training.outer import OuterNesterov
+from gtrace.training.ranks import Piece, RankCodecs
+from gtrace.training.ways import all_gather, averaging, served
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeAlias
+
+    from torch import nn
+
+    from gtrace.codecs.assignment import CodecTable
+    from gtrace.codecs.link import LinkOptions
+    from gtrace.training.exchange import Nonfinite
+    from gtrace.training.frames import Exchanging
+    from gtrace.training.ranks import Values
+
+    #: name of a parameter -> a tensor of its shape
+    Tensors: TypeAlias = dict[str, torch.Tensor]
+
+T = TypeVar("T")
+#: Adam's, which the two of one bit keep
+_BETAS, _EPSILON = (0.9, 0.999), 1e-8
+#: share of the new gradient in EF21-SGDM's momentum: 0.9 of the old one stays, as in SGD with momentum 0.9
+_ETA = 0.1
+
+
+class JointOptimizer(ABC):
+    """One rank's optimizer, which exchanges by itself.
+
+    Args:
+        model: this rank's model; the gradients are those of its parameters, and may differ between ranks.
+        rules: the codec of each tensor.
+        codecs: this rank's codecs.
+
+    Attributes:
+        parameters: name -> each trained parameter.
+        weights: the same, without gradients.
+        codecs: this rank's codecs; their tally counts what it sends.
+        steps: number of steps so far.
+        sent: name -> what the last step sent through codecs, float32[n] before encoding.
+        arrived: name -> what every rank decoded of it, float32[n].
+    """
+
+    #: whether a server averages what goes through codecs, and sends it on through them
+    served = False
+
+    def __init__(self, model: nn.Module, rules: CodecTable, codecs: RankCodecs) -> None:
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.weights: Tensors = {name: p.detach() for name, p in self.parameters.items()}
+        self.codecs = codecs
+        self.steps = 0
+        self.sent: dict[str, vectors.Vector] = {}
+        self.arrived: dict[str, vectors.Vector] = {}
+        self._rules = rules
+        self._exchanges = 0
+        #: name of a buffer -> its tensors
+        self._buffers: dict[str, Tensors] = {}
+        #: counters and sums
+        self._schedule: dict[str, float] = {}
+
+    def step(self, lr: float, *, last: bool = False) -> Exchanging[None]:
+        """One optimizer step of this rank; all ranks run it together.
+
+        Args:
+            lr: learning rate of the step.
+            last: no step follows, so that weights that differ between ranks are joined now.
+
+        Raises:
+            PayloadError: received bytes are damaged, or the ranks' models differ.
+        """
+        self.sent, self.arrived = {}, {}
+        self.codecs.tally.float32_bits += 32 * sum(p.numel() for p in self.weights.values())
+        yield from self._step(lr, last=last)
+        self.steps += 1
+
+    @abstractmethod
+    def _step(self, lr: float, *, last: bool) -> Exchanging[None]:
+        """The method's own step."""
+
+    def common(self) -> Tensors:
+        """The weights that all ranks have in common: those after the last exchange."""
+        return self._start() or self.weights
+
+    def _start(self) -> Tensors:
+        """The weights at the beginning of a round in which ranks step alone; empty between rounds."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this rank, as numbers, text and tensors; the weights are the model's."""
+        return {
+            "steps": self.steps,
+            "exchanges": self._exchanges,
+            "buffers": self._buffers,
+            "schedule": dict(self._schedule),
+            "codecs": as_tensors(self.codecs.to_lists()),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict` on the same rank."""
+        self.steps, self._exchanges = saved["steps"], saved["exchanges"]
+        self._buffers, self._schedule = copy.deepcopy(saved["buffers"]), dict(saved["schedule"])
+        self.codecs.load_lists(as_arrays(saved["codecs"]))
+
+    def _buffer(self, name: str) -> Tensors:
+        """A tensor for each weight, zeros at first."""
+        if name not in self._buffers:
+            self._buffers[name] = {key: torch.zeros_like(p) for key, p in self.weights.items()}
+        return self._buffers[name]
+
+    def _gradients(self) -> Tensors:
+        """The gradients; zeros where this rank has none."""
+        return {
+            name: self.weights[name].new_zeros(p.shape) if p.grad is None else p.grad
+            for name, p in self.parameters.items()
+        }
+
+    def _mean(self, values: Tensors) -> Exchanging[Tensors]:
+        """The exact mean over ranks, in float32."""
+        arrays = {k: value.reshape(-1).numpy() for k, value in enumerate(values.values())}
+        self.codecs.tally.payload_bits += 32 * sum(len(array) for array in arrays.values())
+        means = yield from _timed(self.codecs.mean(arrays), self.codecs.tally)
+        return {name: torch.from_numpy(means[k]).view_as(value) for k, (name, value) in enumerate(values.items())}
+
+    def _coded(self, values: Tensors) -> Exchanging[Tensors]:
+        """The mean over ranks of what arrives through codecs, the same on all; NaN where a rank has NaN or infinity."""
+        whole: list[Piece] = []
+        sent: list[Values] = []
+        for name, value in values.items():
+            array = value.detach().reshape(-1).numpy().copy()
+            whole.append(Piece(name, self._rules.choose(name, array.size), array.size, None, tuple(value.shape)))
+            finite = not vectors.count_nonfinite(array)
+            sent.append(array if finite else NOT_FINITE)
+            if finite:
+                self.sent[name] = array
+        way = served if self.served else all_gather
+        exchange = averaging(self.codecs, way, whole, sent, self._exchanges)
+        found = yield from _timed(exchange, self.codecs.tally)
+        self._exchanges += 1
+        self.arrived = {piece.name: average for piece, average in zip(whole, found, strict=True)}
+        return {
+            name: torch.as_tensor(average).view_as(value)
+            for (name, value), average in zip(values.items(), found, strict=True)
+        }
+
+
+class OneBitAdam(JointOptimizer):
+    """1-bit Adam (Tang et al. 2021, Algorithm 1), with the formulas of DeepSpeed's ``OnebitAdam``.
+
+    For ``warmup`` steps gradients are averaged exactly and Adam runs, without its bias correction. Then the second
+    moment is frozen, and each rank sends its momentum beta1 m + (1 - beta1) g through the codec to a server, which
+    sends the average back through the codec: with error feedback on both sides if the codec has it. Each tensor has
+    one server and one scale; DeepSpeed's server has a scale for each rank's chunk.
+
+    Args:
+        model, rules, codecs: see :class:`JointOptimizer`.
+        warmup: number of exact steps.
+    """
+
+    served = True
+
+    def __init__(self, model: nn.Module, rules: CodecTable, codecs: RankCodecs, *, warmup: int) -> None:
+        super().__init__(model, rules, codecs)
+        self._warmup = warmup
+
+    def _step(self, lr: float, *, last: bool) -> Exchanging[None]:
+        first, second = self._buffer("exp_avg"), self._buffer("exp_avg_sq")
+        if self.steps < self._warmup:
+            gradients = yield from self._mean(self._gradients())
+            _follow(first, gradients)
+            _follow_squares(second, gradients)
+        else:
+            _follow(first, self._gradients())
+            first.update(_masked((yield from self._coded(first)), second))
+        for name, weight in self.weights.items():
+            weight.sub_(first[name] / _root(second[name]), alpha=lr)
+
+
+class ZeroOneAdam(JointOptimizer):
+    """0/1 Adam (Lu et al. 2022), with the formulas and the schedule of DeepSpeed's ``ZeroOneAdam``.
+
+    In the first ``warmup`` + 1 steps the second moment follows exact averages, at steps that become rarer: after each
+    16 of them their interval doubles. At the steps between, gradients go through the codec. Then the second moment
+    is frozen: ranks step alone, and at intervals that double up to ``every`` they exchange, through the codec, the sum
+    of lr m over these steps. From it all get the same weights, and its mean over lr is the momentum. Both ways of the
+    exchange have error feedback if the codec has it; it starts again when the second moment is frozen.
+
+    Args:
+        model, rules, codecs: see :class:`JointOptimizer`.
+        warmup: steps until the second moment is frozen.
+        every: longest interval between exchanges.
+        doubling: steps after which the interval doubles.
+    """
+
+    served = True
+    #: exact steps with the same interval, kappa of the paper
+    KAPPA = 16
+
+    def __init__(
+        self, model: nn.Module, rules: CodecTable, codecs: RankCodecs, *, warmup: int, every: int, doubling: int
+    ) -> None:
+        super().__init__(model, rules, codecs)
+        self._warmup, self._every, self._doubling = warmup, every, doubling
+        #: interval and number of exact steps; interval and number of local steps; sum of learning rates
+        self._schedule = {"exact": 1, "exacts": 0, "local": 1, "locals": 0, "rates": 0.0}
+
+    def _step(self, lr: float, *, last: bool) -> Exchanging[None]:
+        if self.steps <= self._warmup:
+            yield from self._adapting(lr)
+        else:
+            if self.steps == self._warmup + 1:
+                # Errors of gradients are not errors of sums of momenta.
+                self.codecs.load_lists({"senders": [], "receivers": []})
+            yield from self._alone(lr, last=last)
+
+    def _adapting(self, lr: float) -> Exchanging[None]:
+        first, second, schedule = self._buffer("exp_avg"), self._buffer("exp_avg_sq"), self._schedule
+        gradients = self._gradients()
+        if (self.steps + 1) % schedule["exact"] == 0:
+            gradients = yield from self._mean(gradients)
+            _follow_squares(second, gradients)
+            schedule["exacts"] += 1
+            if schedule["exacts"] == self.KAPPA:
+                schedule["exacts"] = 0
+                schedule["exact"] *= 2
+        else:
+            gradients = _masked((yield from self._coded(gradients)), second)
+        _follow(first, gradients)
+        for name, weight in self.weights.items():
+            weight.sub_(first[name] / _root(second[name]), alpha=lr)
+
+    def _alone(self, lr: float, *, last: bool) -> Exchanging[None]:
+        first, second, schedule = self._buffer("exp_avg"), self._buffer("exp_avg_sq"), self._schedule
+        # Kept, while DeepSpeed undoes its steps: rounding would take the ranks' weights apart.
+        if "common" not in self._buffers:
+            self._buffers["common"] = {name: weight.clone() for name, weight in self.weights.items()}
+        common = self._buffers["common"]
+        _follow(first, self._gradients())
+        schedule["rates"] += lr
+        for name, weight in self.weights.items():
+            weight.sub_(first[name] / _root(second[name]), alpha=lr)
+        if (self.steps + 1) % schedule["local"] == 0 or last:
+            moved = {name: (weight - common[name]) * _root(second[name]) for name, weight in self.weights.items()}
+            joined = _masked((yield from self._coded(moved)), second)
+            for name, weight in self.weights.items():
+                weight.copy_(common[name] + joined[name] / _root(second[name]))
+                first[name] = joined[name] / -schedule["rates"]
+            schedule["rates"] = 0.0
+            del self._buffers["common"]
+        schedule["locals"] += 1
+        if schedule["locals"] == self._doubling:
+            schedule["locals"] = 0
+            schedule["local"] = min(self._every, 2 * schedule["local"])
+
+    def _start(self) -> Tensors:
+        return self._buffers.get("common", {})
+
+
+class Ef21Sgdm(JointOptimizer):
+    """EF21-SGDM (Fatkhullin et al. 2023, Algorithm 1) with eta = 0.1: v <- (1 - eta) v + eta g on each rank; v is sent.
+
+    With a codec ``ef21:C`` what travels is C(v - what was sent so far). The step is lr / eta times the average, so that
+    without a codec it is SGD with momentum 0.9.
+    """
+
+    def _step(self, lr: float, *, last: bool) -> Exchanging[None]:
+        momentum = self._buffer("momentum")
+        for name, gradient in self._gradients().items():
+            momentum[name].lerp_(gradient, _ETA)
+        average = yield from self._coded(momentum)
+        for name, weight in self.weights.items():
+            weight.sub_(average[name], alpha=lr / _ETA)
+
+
+class LocalSteps(JointOptimizer):
+    """DiLoCo: each rank steps alone, and every H steps the averaged change of the weights is an outer gradient.
+
+    Args:
+        model, rules, codecs: see :class:`JointOptimizer`.
+        inner: this rank's own optimizer.
+        every: H.
+    """
+
+    def __init__(
+        self, model: nn.Module, rules: CodecTable, codecs: RankCodecs, *, inner: torch.optim.Optimizer, every: int
+    ) -> None:
+        super().__init__(model, rules, codecs)
+        self._inner, self._every = inner, every
+        self._outer = OuterNesterov()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner and the outer optimizer's, too."""
+        return {**super().state_dict(), "inner": self._inner.state_dict(), "outer": self._outer.state_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict` on the same rank."""
+        super().load_state_dict(saved)
+        self._inner.load_state_dict(saved["inner"])
+        self._outer.load_state_dict(saved["outer"])
+
+    def _step(self, lr: float, *, last: bool) -> Exchanging[None]:
+        self._outer.begin(self.weights)
+        for group in self._inner.param_groups:
+            group["lr"] = lr
+        self._inner.step()
+        if (self.steps + 1) % self._every == 0 or last:
+            average = yield from self._coded(self._outer.change(self.weights))
+            self._outer.end(self.weights, average)
+
+    def _start(self) -> Tensors:
+        return self._outer.anchors
+
+
+class JointWorkers:
+    """Simulated ranks, each with a model and an optimizer of its own.
+
+    Args:
+        model: their common start.
+        workers: their number.
+        make: an optimizer for a model and its codecs.
+        rules: the codec of each tensor.
+        options: the options of all links.
+
+    Attributes:
+        models: the model of each.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        workers: int,
+        make: Callable[[nn.Module, CodecTable, RankCodecs], JointOptimizer],
+        rules: CodecTable,
+        options: LinkOptions,
+    ) -> None:
+        self.models = [copy.deepcopy(model) for _ in range(workers)]
+        places = [SimulatedRank(rank, workers) for rank in range(workers)]
+        self._ranks = [
+            make(one, rules, RankCodecs(rules, options, place, common=False))
+            for one, place in zip(self.models, places, strict=True)
+        ]
+
+    def step(self, lr: float, *, last: bool) -> Tally:
+        """One step of all ranks; returns what they sent."""
+        lockstep([rank.step(lr, last=last) for rank in self._ranks])
+        tally = Tally()
+        for rank in self._ranks:
+            tally.add(rank.codecs.tally)
+            rank.codecs.tally = Tally()
+        for name, arrived in self._ranks[0].arrived.items():
+            exact = [rank.sent[name] for rank in self._ranks if name in rank.sent]
+            if len(exact) == len(self._ranks):
+                energy, error = vectors.error_of(vectors.plain_mean(exact), arrived)
+                tally.energy += energy
+                tally.squared_error += error
+        return tally
+
+    def common_to(self, model: nn.Module) -> None:
+        """Give a model the weights that all ranks have in common, and the first rank's buffers."""
+        model.load_state_dict({**self.models[0].state_dict(), **self._ranks[0].common()})
+
+    def check(self, step: int, policy: Nonfinite) -> list[Bad]:
+        """Handle NaN and infinity in gradients; a rank goes on without a tensor that ``skip`` leaves out.
+
+        Raises:
+            NonfiniteGradientError: there is one, and the policy is ``error``.
+        """
+        bad: list[Bad] = []
+        for worker, rank in enumerate(self._ranks):
+            for name, parameter in rank.parameters.items():
+                if parameter.grad is None or policy == "pass":
+                    continue
+                values = parameter.grad.numpy().reshape(-1)
+                if count := vectors.count_nonfinite(values):
+                    bad.append(Bad(name, worker, count))
+                    kept = without_nonfinite(values, count, policy, f"step {step}, worker {worker}, {name}")
+                    parameter.grad = None if kept is None else torch.as_tensor(kept).view_as(parameter)
+        return bad
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The state of every rank."""
+        return [
+            {"model": model.state_dict(), **rank.state_dict()}
+            for model, rank in zip(self.models, self._ranks, strict=True)
+        ]
+
+    def load_state_dict(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Undo :meth:`state_dict`."""
+        for model, rank, one in zip(self.models, self._ranks, saved, strict=True):
+            model.load_state_dict(one["model"])
+            rank.load_state_dict(one)
+
+
+def _timed(exchange: Exchanging[T], tally: Tally) -> Exchanging[T]:
+    """The same exchange; its own CPU time is counted as the codec's, that of other ranks is not."""
+    answer: Any = None
+    while True:
+        start = time.thread_time()
+        try:
+            asked = exchange.send(answer)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        finally:
+            tally.codec_seconds += time.thread_time() - start
+        answer = yield asked
+
+
+def _follow(first: Tensors, gradients: Tensors) -> None:
+    """Adam's running mean of gradients."""
+    for name, gradient in gradients.items():
+        first[name].mul_(_BETAS[0]).add_(gradient, alpha=1 - _BETAS[0])
+
+
+def _follow_squares(second: Tensors, gradients: Tensors) -> None:
+    """Adam's running mean of squares."""
+    for name, gradient in gradients.items():
+        second[name].mul_(_BETAS[1]).addcmul_(gradient, gradient, value=1 - _BETAS[1])
+
+
+def _masked(arrived: Tensors, second: Tensors) -> Tensors:
+    """What arrived, without values of weights that never had a gradient: one bit cannot say zero, and v is 0 there.
+
+    DeepSpeed asks its user for this mask.
+    """
+    return {name: values * (second[name] > 0) for name, values in arrived.items()}
+
+
+def _root(second: torch.Tensor) -> torch.Tensor:
+    return second.sqrt() + _EPSILON

@@ -1,0 +1,63 @@
+"""THC: ranges, the table, and sums of integers; its exchange is tested with the other ways of averaging."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+import gtrace
+from gtrace.codecs.thc import lookup_table
+from gtrace.errors import UsageError
+
+
+def drawn(spec, x, draws):
+    c = gtrace.codec(spec)
+    return np.array([c.simulate(c.init(x.size), x, (k, 3 * k)).values for k in range(draws)], np.float64)
+
+
+@pytest.mark.parametrize(("count", "top", "outside"), [(2, 5, 0.1), (4, 9, 1 / 32), (6, 10, 1 / 32), (8, 14, 0.3)])
+def test_the_table_is_the_best_of_all_symmetric_ones(count, top, outside):
+    """Against every choice, and the error of each in numbers of a fine grid."""
+    reach = norm.isf(outside / 2)
+    x = np.linspace(-reach, reach, 20_001)
+    upper = range(top // 2 + 1, top)
+
+    def error(table):
+        points = reach * (2 * np.array(table) / top - 1)
+        k = np.clip(np.searchsorted(points, x, side="right") - 1, 0, count - 2)
+        return np.sum((x - points[k]) * (points[k + 1] - x) * norm.pdf(x))
+
+    def choices(left, after=0):
+        if not left:
+            return [()]
+        return [(k, *rest) for k in upper if k > after for rest in choices(left - 1, k)]
+
+    tables = [[*(top - k for k in (top, *chosen[::-1])), *chosen, top] for chosen in choices(count // 2 - 1)]
+    assert lookup_table(count, top, outside).tolist() == min(tables, key=error)
+
+
+def test_what_is_cut_is_a_bias_and_the_rest_is_not():
+    x = np.random.default_rng(0).standard_t(3, 5000).astype(np.float32)
+    energy = float(np.sum(x.astype(np.float64) ** 2))
+    for spec, cut in (("thc:bits=4,outside=0.1", True), ("thc:bits=3,outside=1e-6,granularity=7", False)):
+        values = drawn(spec, x, 64)
+        one = np.mean(np.sum((values - x) ** 2, axis=1)) / energy
+        mean = np.sum((values.mean(axis=0) - x) ** 2) / energy
+        # Rotations differ, so that even what is cut is another error each time; but its mean shrinks the values.
+        shrunk = 1 - values.mean(axis=0) @ x / energy
+        assert (shrunk > 0.01) == cut
+        assert cut or mean == pytest.approx(one / 64, rel=0.2)
+
+
+@pytest.mark.parametrize("size", [1, 5, 63, 64, 100, 1025])
+def test_ranges_hold_what_is_left_over_at_the_end(size):
+    """A spike in the last piece: its own range is the largest, and nothing of the spike is cut."""
+    x = np.random.default_rng(size).normal(size=size).astype(np.float32)
+    x[-1] = 1000
+    assert drawn("thc:bits=8,block=64", x, 8).mean(axis=0)[-1] == pytest.approx(1000, rel=0.01)
+
+
+def test_more_codes_than_integers_are_refused():
+    with pytest.raises(UsageError, match="granularity=14 is below 15, which bits=4 need"):
+        gtrace.codec("thc:granularity=14")
+    with pytest.raises(UsageError, match="block=48 is not a power of two"):
+        gtrace.codec("thc:block=48")

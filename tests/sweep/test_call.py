@@ -1,0 +1,69 @@
+"""``gtrace.sweep(...)`` is a function, and ``gtrace.sweep`` still a package."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import gtrace
+from gtrace.errors import UsageError
+from gtrace.sweep.quick import METHODS
+
+
+@pytest.fixture
+def trace():
+    rng = np.random.default_rng(0)
+    return gtrace.Trace.from_arrays({"w": {step: rng.standard_normal(200) for step in (0, 1, 2)}})
+
+
+def specs(result):
+    return sorted(set(result["codec"].tolist()))
+
+
+def test_text_lists_and_codecs_over_ranges(trace):
+    two = ["alq:bits=2", "alq:bits=3", "mcgq:bits=2", "mcgq:bits=3"]
+    assert specs(gtrace.sweep(trace, "alq,mcgq", bits=range(2, 4))) == two
+    mixed = ["qsgd:bits=3", gtrace.codec("qsgd:bits=5"), "qsgdinf"]
+    assert specs(gtrace.sweep(trace, mixed, bits=4, draws=0)) == ["qsgd:bits=3", "qsgd:bits=5", "qsgdinf:bits=4"]
+    assert specs(gtrace.sweep(trace, gtrace.codec("bf16"))) == ["bf16"]
+    assert specs(gtrace.sweep(trace, "topk", ratio=[0.1, 0.2])) == ["topk:ratio=0.1", "topk:ratio=0.2"]
+
+
+def test_the_earlier_name_gives_the_same_rows(trace):
+    one, other = gtrace.sweep(trace, "qsgd", bits=3), gtrace.run_sweep(trace, ["qsgd:bits=3"])
+    assert list(map(str, one.rows())) == list(map(str, other.rows()))
+
+
+def test_without_codecs_it_measures_what_the_command_does(trace):
+    result = gtrace.sweep(trace, steps=(0, 1))
+    names = {spec.partition(":")[0] for spec in specs(result)}
+    assert names == {spec.partition(":")[0] for spec in METHODS.split(",")}
+    assert set(result["step"]) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("codecs", "options", "message"),
+    [
+        ("alq", {"bitz": 3}, "did you mean bits"),
+        ("alq", {"refitt": "each"}, "did you mean refit"),
+        ("bf16", {"bits": 3}, "bits: none of these codecs takes it"),
+        ("alq", {"ratio": 0.1}, "ratio: none of the chosen codecs takes it"),
+        ("alg", {}, "alg"),
+        ([], {}, "no codec given"),
+    ],
+)
+def test_what_cannot_be_swept(trace, codecs, options, message):
+    with pytest.raises(UsageError, match=message):
+        gtrace.sweep(trace, codecs, **options)
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["import gtrace.sweep", "from gtrace.sweep import expand", "import gtrace.sweep.run", "from gtrace import sweep"],
+)
+def test_the_package_and_the_function_in_any_order(first):
+    rest = "import gtrace, gtrace.sweep.store as s; from gtrace.sweep import SweepResult, run_sweep"
+    check = "assert callable(gtrace.sweep) and s.SweepResult is SweepResult is gtrace.SweepResult"
+    same = "import gtrace.sweep.run; assert gtrace.run_sweep is run_sweep is gtrace.sweep.run.run_sweep"
+    subprocess.run([sys.executable, "-c", f"{first}\n{rest}\n{check}\n{same}"], check=True)

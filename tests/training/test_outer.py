@@ -1,0 +1,214 @@
+"""Local steps in programs that know nothing of them: alone, and among ranks that exchange bytes."""
+
+import copy
+import io
+
+import pytest
+import torch
+from helpers_capture import run_gtrace
+from torch import nn
+
+from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.link import LinkOptions
+from gtrace.runlog import read_runlog
+from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
+from gtrace.training import vectors
+from gtrace.training.joint import JointWorkers, LocalSteps
+from gtrace.training.unmodified import ScriptOptions, ScriptTraining
+
+EVERY = 3
+#: run by ranks: nine steps, or the last four of them from a checkpoint within a round, which each rank has of its own
+PROGRAM = """
+import os, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+def main(rank, world, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    first, kept, seen = 0, f"{folder}/kept{rank}.pt", []
+    if os.path.exists(kept):
+        first, weights, state = torch.load(kept, weights_only=True)
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(state)
+    for step in range(first, 9):
+        random = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        x, y = torch.randn(8, 20, generator=random), torch.randint(0, 5, (8,), generator=random)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(wrapped(x), y).backward()
+        optimizer.step()
+        seen.append([p.detach().clone() for p in model.parameters()])
+        if step == 4:
+            torch.save([5, model.state_dict(), optimizer.state_dict()], kept)
+    torch.save(seen, f"{folder}/from{first}-rank{rank}.pt")
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    import torch.multiprocessing as mp
+    mp.spawn(main, args=(2, sys.argv[1]), nprocs=2)
+"""
+
+
+def simulated(codec, steps):
+    """The program's ranks in one process."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
+    options = LinkOptions(RefitSchedule.parse(DEFAULT_REFIT), 0, vectors.ENGINE)
+
+    def make(one, *rest):
+        inner = torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9)
+        return LocalSteps(one, *rest, inner=inner, every=EVERY)
+
+    workers = JointWorkers(model, 2, make, CodecTable.of(codec), options)
+    for step in range(steps):
+        for rank, one in enumerate(workers.models):
+            random = torch.Generator().manual_seed(100 * step + rank)
+            x, y = torch.randn(8, 20, generator=random), torch.randint(0, 5, (8,), generator=random)
+            one.zero_grad()
+            nn.functional.cross_entropy(one(x), y).backward()
+        workers.step(0.1, last=False)
+        yield [[p.detach().clone() for p in one.parameters()] for one in workers.models]
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_ranks_step_alone_and_exchange_what_simulated_ones_do(tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    codec = "ef:topk:ratio=0.1"
+    for log in ("log.jsonl", "again.jsonl"):
+        words = ["train", "--codec", codec, "--every", EVERY, "-o", log]
+        done = run_gtrace(*words, "train.py", tmp_path, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("--every 3 changes the training") == 1
+    ranks = [torch.load(tmp_path / f"from0-rank{rank}.pt", weights_only=True) for rank in range(2)]
+    for step, expected in enumerate(simulated(codec, 9)):
+        assert all(same(ranks[rank][step], expected[rank]) for rank in range(2)), step
+        assert same(ranks[0][step], ranks[1][step]) is ((step + 1) % EVERY == 0)
+    for rank, whole in enumerate(ranks):
+        again = torch.load(tmp_path / f"from5-rank{rank}.pt", weights_only=True)
+        assert all(same(a, b) for a, b in zip(whole[5:], again, strict=True))
+    records = read_runlog(tmp_path / "log.jsonl")
+    steps = [record for record in records if record["type"] == "step"]
+    assert [record["bits"] > 0 for record in steps] == [(step + 1) % EVERY == 0 for step in range(9)]
+    assert {record["bits_float32"] for record in steps} == {32 * 785}
+    assert "--every 3" in records[0]["command"]
+
+
+@pytest.fixture
+def training():
+    """Starts hooks with local steps, and takes them out at the end."""
+    started = []
+
+    def start(codec="none", **options):
+        lines = []
+        one = ScriptTraining(ScriptOptions(log="/dev/null/none", codec=codec, every=EVERY, **options), lines.append)
+        one.start()
+        started.append(one)
+        return one, lines
+
+    yield start
+    for one in started:
+        one.finish()
+
+
+def model_and_data():
+    torch.manual_seed(1)
+    return nn.Linear(50, 8), torch.randn(16, 50)
+
+
+def steps(model, x, optimizer, count):
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+def test_a_single_process_moves_as_the_published_outer_optimizer_does(training):
+    model, x = model_and_data()
+    twin = copy.deepcopy(model)
+    outer = torch.optim.SGD(twin.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    one, lines = training()
+    steps(model, x, torch.optim.SGD(model.parameters(), lr=0.1), 7)
+    summary = one.finish()
+    for _ in range(2):
+        inner = copy.deepcopy(twin)
+        steps(inner, x, torch.optim.SGD(inner.parameters(), lr=0.1), EVERY)
+        for p, q in zip(twin.parameters(), inner.parameters(), strict=True):
+            p.grad = p.detach() - q.detach()
+        outer.step()
+    steps(twin, x, torch.optim.SGD(twin.parameters(), lr=0.1), 1)
+    torch.testing.assert_close(model.weight, twin.weight, rtol=1e-5, atol=1e-7)
+    assert summary.steps == 7
+    assert summary.tally.bits == 2 * 32 * 408
+    assert summary.tally.float32_bits == 7 * 32 * 408
+    assert "changes the training" in lines[0]
+
+
+def test_a_checkpoint_within_a_round_goes_on_as_if_nothing_had_happened(training):
+    ends = []
+    for parts in ((8,), (4, 4)):
+        model, x = model_and_data()
+        one, _ = training("ef:signsgd")
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for number, count in enumerate(parts):
+            if number:
+                file = io.BytesIO()
+                torch.save([model.state_dict(), optimizer.state_dict()], file)
+                one.finish()
+                # Without the tool the program can read its checkpoint, too.
+                weights, state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+                model, _ = model_and_data()
+                torch.optim.Adam(model.parameters(), lr=0.01).load_state_dict(state)
+                one, lines = training("ef:signsgd")
+                optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+                model.load_state_dict(weights)
+                optimizer.load_state_dict(state)
+            steps(model, x, optimizer, count)
+        one.finish()
+        ends.append(model.weight.detach().clone())
+    assert torch.equal(*ends)
+    assert not any("memory" in line for line in lines)
+    other, lines = training("ef:topk:ratio=0.5")
+    optimizer.load_state_dict(state)
+    steps(model, x, optimizer, 1)
+    other.finish()
+    assert "saved with codec ef:signsgd, and here it is ef:topk:ratio=0.5" in " ".join(lines)
+
+
+def test_a_step_that_a_scaler_leaves_out_counts(training):
+    model, x = model_and_data()
+    one, _ = training()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    sent = []
+    for step in range(6):
+        optimizer.zero_grad()
+        scaler.scale(model(x).square().mean() * (float("inf") if step in (0, 2) else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        sent.append(one._pending.bits > 0)
+    assert one.finish().tally.bits == 2 * 32 * 408
+    assert sent[2]  # the first round ended with a step that was left out
+    assert sent[5]
+
+
+def test_an_error_of_the_exchange_stops_the_program(training):
+    model, x = model_and_data()
+    training(nonfinite="error")
+    optimizer = torch.optim.SGD(model.parameters(), lr=float("inf"))
+    with pytest.raises(Exception, match="not finite"):
+        steps(model, x, optimizer, EVERY)
+
+
+def test_nothing_is_left_behind(training):
+    before = torch.optim.Optimizer.state_dict, torch.optim.Optimizer.load_state_dict
+    one, _ = training()
+    assert torch.optim.Optimizer.state_dict is not before[0]
+    one.finish()
+    assert (torch.optim.Optimizer.state_dict, torch.optim.Optimizer.load_state_dict) == before

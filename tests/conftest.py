@@ -50,10 +50,15 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: order.get(folder(item.nodeid), len(order)))
 
 
-def pytest_collection_finish(session):
-    """What collection made stays to the end: looking through it at every collection of garbage takes a second."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What collection makes stays to the end: looking through it at every collection of garbage takes a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class ByFile(LoadScopeScheduling):

@@ -26,7 +26,7 @@ REASONS: dict[str, Reason] = {
         SMALL, "600 steps replace 80,000: there is no settled law before the drops that a drop could change"
     ),
     "alq-fig5": Reason(
-        SHOWN, "the order of the methods is shown; QSGDinf as high as TRN is said of two networks that are not trained here"
+        SHOWN, "the order of the methods is; QSGDinf as high as TRN is said of two networks that are not trained here"
     ),
     "alq-fig6": Reason(SHOWN, "by levels fitted to gradients and to the paper's truncated normals"),
     "alq-fig7": Reason(

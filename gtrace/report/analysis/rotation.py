@@ -2,7 +2,7 @@
 
 A rotation makes values nearly normal, whatever they were. That helps if they are worse than normal for a codec, and
 hurts where a codec takes advantage of what they are. EDEN's error hardly depends on the values, so its closed form is
-compared if no codec of a sweep rotates. Only codecs without bias and memory take part: their errors average out in the same way.
+compared if no codec of a sweep rotates. Only codecs without bias and memory take part, since theirs average out.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class RunSettings:
     )
     cluster: ClusterSettings = nested(ClusterSettings)
     output: Path | None = option(None, names=("-o", "--output"), help="Run log.  [default: NAME-CODEC.jsonl]")
-    to: str | None = option(None, call=("script",), metavar="TRACKER", help=TO_HELP)
+    to: str | None = option(None, advanced=True, call=("script",), metavar="TRACKER", help=TO_HELP)
     force: bool = option(False, help="Replace an existing run log.")
     codecs: CodecSettings = nested(CodecSettings)
     batch_size: int | None = option(

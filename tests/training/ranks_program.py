@@ -45,7 +45,7 @@ class Counted:
 
     def __enter__(self) -> Self:
         def counted(out: torch.Tensor, given: torch.Tensor, outs: Any = None, ins: Any = None, **kwargs: Any) -> Any:
-            rank, world = dist.get_rank(), dist.get_world_size()
+            rank, world = dist.get_rank(kwargs["group"]), dist.get_world_size(kwargs["group"])
             own = ins[rank] if ins is not None else given.numel() // world
             self.bytes += (given.numel() - own) * given.element_size()
             return self._original(out, given, outs, ins, **kwargs)
@@ -81,7 +81,7 @@ class Training:
 
     def __init__(self, spec: str | gtrace.training.State = "", **options: Any) -> None:
         self.model = model()
-        self.wrapped = DistributedDataParallel(self.model, bucket_cap_mb=0.004)
+        self.wrapped = self.wrap(self.model)
         self.state = spec
         if isinstance(spec, str):
             self.state = gtrace.training.State(spec or "none", model=self.model, **options)
@@ -89,6 +89,9 @@ class Training:
             self.wrapped.register_comm_hook(self.state, gtrace.training.ddp_comm_hook)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self._seen: list[str] = []
+
+    def wrap(self, inner: nn.Module) -> DistributedDataParallel:
+        return DistributedDataParallel(inner, bucket_cap_mb=0.004)
 
     def step(self, number: int, poison: bool = False) -> list[torch.Tensor]:
         random = torch.Generator().manual_seed(1000 * number + dist.get_rank())
@@ -327,10 +330,10 @@ def ways_report() -> dict[str, bool]:
     """Every way of averaging between these ranks, against the same among simulated ones."""
     world, report = dist.get_world_size(), {}
     options = LinkOptions(RefitSchedule.parse("once"), 5)
-    for spec in ("qsgdinf:bits=3,bucket_size=64", "ef21:intn", "thc:block=64"):
+    for spec in ("qsgdinf:bits=3,bucket_size=64", "ef21:intn", "ef:thc:block=64"):
         whole = [Piece("w", codec(spec), 1000), Piece("b", codec(spec), 10)]
         for name in ("allgather", "two-shot", "ring", "hierarchical:2", "hierarchical:4", "shared-scale"):
-            if spec.startswith("ef21:" if name == "shared-scale" else "thc"):
+            if spec.startswith("ef21:" if name == "shared-scale" else "ef:thc"):
                 continue
             real = Collectives()
             mine = RankCodecs(CodecTable.of(spec), options, real, common=False)

@@ -26,6 +26,7 @@ from gtrace.cli.groups import every_command
 from gtrace.codecs import Codec, codec, codec_class, codec_names, parameter_fields, wrapper_names
 from gtrace.report.names import number
 from gtrace.sweep.schema import COLUMNS
+from gtrace_experiments.reproduce.page import PAPERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -159,7 +160,8 @@ def verdicts(*prefixes: str) -> str:
         held = [prose(check["claim"]) for check in checks if check["holds"]]
         failed = [prose(check["claim"]) for check in checks if not check["holds"]]
         name = found["name"]
-        rows.append((f"[{name}](../reproduction.md#{name})", found["verdict"], "; ".join(held), "; ".join(failed)))
+        page = PAPERS[name.partition("-")[0]][0]
+        rows.append((f"[{name}](../reproduction/{page}.md#{name})", found["verdict"], "; ".join(held), "; ".join(failed)))
     return table(("experiment", "verdict", "what showed", "what did not"), rows)
 
 

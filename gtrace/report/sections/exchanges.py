@@ -58,7 +58,7 @@ def exchange_table(found: Sequence[ExchangeError]) -> Table:
         *(
             Column(
                 way,
-                "vNMSE of the average that every rank ends with, as in DynamiQ; below: bytes a rank sends for a value",
+                "vNMSE of the average that every rank ends with, like DynamiQ's; below: bytes a rank sends for a value",
             )
             for way in ways
         ),

@@ -210,7 +210,7 @@ def _rotated(plan: Plan) -> list[str]:
     held = sum(row.elements for row in rows) / max(1, sum(row.elements for row in plan.tensors))
     methods = listed(dict.fromkeys(method_of(row.codec) for row in rows))
     whole = count(len(plan.tensors), "tensor")
-    return [f"A rotation pays on {len(rows)} of {whole}, with {held:.0%} of the values ({methods})."]
+    return [f"A rotation pays on {len(rows)} of {whole}, with {number(100 * held, 2)}% of the values ({methods})."]
 
 
 def _firm(plan: Plan) -> list[str]:

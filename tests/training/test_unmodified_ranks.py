@@ -93,6 +93,7 @@ def test_ranks_of_a_sharded_model_exchange_payloads(tmp_path):
     steps = [record for record in records if record["type"] == "step"]
     assert study["tensors"] == {"0.weight": 600, "0.bias": 30, "2.weight": 150, "2.bias": 5}
     assert len(steps) == 6
+    assert not (tmp_path / "log-2.jsonl").exists()  # the other rank's
     assert all(record["bits"] < 0.2 * record["bits_float32"] == 0.2 * 32 * 785 for record in steps)
     # Half of the chunks stay where they are.
     assert all(0 < record["wire_bytes"] < 2 * 785 for record in steps)

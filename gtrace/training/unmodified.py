@@ -208,32 +208,16 @@ class ScriptTraining:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if os.getpid() != self._owner or is_nested(sys._getframe(2), self._hooks.evaluation):
             return None
-        return after_closure(args, kwargs, lambda: self._compress(optimizer))
+        take = self._compress if self._rounds is None else functools.partial(self._begin_round, self._rounds)
+        return after_closure(args, kwargs, lambda: take(optimizer))
 
     def _compress(self, optimizer: Optimizer) -> None:
         """Put what the codec makes of them instead of the gradients, unless ranks have done so."""
-        parameters = [
-            p
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None or (self._rounds is not None and p.requires_grad)
-        ]
-        number, count = self._counts.get(optimizer, (self.summary.optimizers, 0))
-        self._counts[optimizer] = number, count + 1
-        self.summary.optimizers = max(self.summary.optimizers, number + 1)
-        self._name(optimizer, parameters, number)
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        count = self._count(optimizer, parameters)
         if self._options.watched:
             bits = 32 * sum(local_part(parameter).numel() for parameter in parameters)
             self._pending.add(Tally(payload_bits=bits, float32_bits=bits))
-            return
-        if self._rounds is not None:
-            if not (number or count or process_place().rank):
-                self._say(
-                    f"gtrace: --every {self._options.every} changes the training: each process steps on its own "
-                    f"gradients, and every {self._options.every} steps the weights move by the averaged change, with "
-                    "DiLoCo's outer Nesterov momentum"
-                )
-            self._rounds.begin(optimizer, *self._in_rounds(parameters))
             return
         ours: dict[str, torch.Tensor] = {}
         for parameter in parameters:
@@ -254,9 +238,9 @@ class ScriptTraining:
                 f"{world} processes train together, and not through DistributedDataParallel or fully_shard alone: "
                 "other gradients go through the codec after the program has averaged them, and no bytes travel"
             )
-        sharing = [str(one) for one in self._rules.codecs if one.allocates]
-        if sharing and self.summary.optimizers > 1:
-            self._warn_once(f"{sharing[0]} shares out among each optimizer's tensors apart: they step one by one")
+        sharing = next((one for one in self._rules.codecs if one.allocates), None)
+        if sharing is not None and self.summary.optimizers > 1:
+            self._warn_once(f"{sharing} shares out among each optimizer's tensors apart: they step one by one")
         scale = grad_scale_of(optimizer)
         arrays = {name: read_gradient(parameter, scale) for name, parameter in ours.items()}
         exchanged = self._exchange.step(count, [arrays] * self._options.workers)
@@ -269,6 +253,27 @@ class ScriptTraining:
         for bad in exchanged.bad[:1]:
             self._warn(f"step {count}, {bad.tensor}: {bad.count} gradient values are not finite")
         self._pending.add(exchanged.tally)
+
+    def _count(self, optimizer: Optimizer, parameters: list[torch.Tensor]) -> int:
+        """Count the gradients of an optimizer, and name its parameters; returns how often this was done before."""
+        number, count = self._counts.get(optimizer, (self.summary.optimizers, 0))
+        self._counts[optimizer] = number, count + 1
+        self.summary.optimizers = max(self.summary.optimizers, number + 1)
+        self._name(optimizer, parameters, number)
+        return count
+
+    def _begin_round(self, rounds: ProgramRounds, optimizer: Optimizer) -> None:
+        """Remember the weights, if a round begins with the optimizer's step."""
+        every = self._options.every
+        if not self.summary.optimizers and not process_place().rank:
+            self._say(
+                f"gtrace: --every {every} changes the training: each process steps on its own gradients, and every "
+                f"{every} steps the weights move by the averaged change, with DiLoCo's outer Nesterov momentum"
+            )
+        # Those without a gradient, too: ranks exchange the same parameters.
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self._count(optimizer, parameters)
+        rounds.begin(optimizer, *self._in_rounds(parameters))
 
     def _in_rounds(self, parameters: Sequence[torch.Tensor]) -> tuple[dict[str, torch.Tensor], ProcessGroup | None]:
         """The parameters that local steps change, and the group of those that ranks have in common."""
@@ -290,7 +295,7 @@ class ScriptTraining:
             return
         for optimizer in stepped.members.values() if isinstance(stepped, Rounds) else (stepped,):
             if optimizer not in self._counts:
-                self._compress(optimizer)
+                self._begin_round(rounds, optimizer)
             parameters, group = self._in_rounds(
                 [p for one in optimizer.param_groups for p in one["params"] if p in self._names]
             )
@@ -337,9 +342,10 @@ class ScriptTraining:
     def _flush(self) -> None:
         """Write the record of the step before; a line search may have evaluated more gradients since."""
         step, tally = self._step, self._pending
-        self._step, self._pending = None, Tally()
         if step is None:
+            # What a step cost that was left out before the first one counts with that.
             return
+        self._step, self._pending = None, Tally()
         now = time.process_time()
         seconds = now - self._cpu if self._cpu else float("nan")
         self._cpu = now

@@ -18,6 +18,7 @@ import numpy as np
 from gtrace.codecs import Composed
 from gtrace.codecs.base import Averaged, advance
 from gtrace.codecs.parts import Parts
+from gtrace.codecs.wrappers import MemoryWrapper
 from gtrace.coding import pack_fixed, unpack_fixed, width_for
 from gtrace.errors import UsageError, suggest
 from gtrace.training import vectors
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gtrace.codecs import Codec
     from gtrace.codecs.base import Rounds
     from gtrace.training.ranks import RankCodecs, Values
     from gtrace.training.vectors import Vector
@@ -198,10 +200,11 @@ def shared_scale(
     width. Tensors that a rank cannot send are all-gathered. Arguments are those of `Way`.
 
     Raises:
-        UsageError: a codec without equal steps and a norm for each bucket.
+        UsageError: a codec without integers that add up and scales that can be shared.
     """
     for piece in whole:
-        parts = piece.codec.parts if isinstance(piece.codec, Composed) else Parts()
+        inside = _inside(piece.codec)
+        parts = inside.parts if isinstance(inside, Composed) else Parts()
         if parts.grid.integers is None or not parts.scale.shares:
             raise UsageError(f"shared-scale: {piece.codec} has no codes that add up; take qsgd, qsgdinf or thc")
     way = _means_of_codes if scattered else _shared_scale
@@ -286,19 +289,24 @@ def _sums_of_codes(
 ) -> Exchanging[tuple[list[NDArray[np.int64]], Callable[[int, NDArray[np.int64]], Vector]]]:
     """The sums of this rank's own pieces; the mean of a piece (its place among ``pieces``) from such a sum."""
     size = codecs.place.size
-    each = [cast("Composed", piece.codec) for piece in pieces]
-    numbers = [codecs.sender(piece, "up").common_number(step) for piece in pieces]
-    arrays = [one.turned(vectors.on_host(part), number) for one, part, number in zip(each, cuts, numbers, strict=True)]
+    each = [cast("Composed", _inside(piece.codec)) for piece in pieces]
+    senders = [codecs.sender(piece, "up") for piece in pieces]
+    numbers = [sender.common_number(step) for sender in senders]
+    arrays = [
+        one.turned(np.asarray(sender.codec.view(sender.state, vectors.on_host(part)), np.float32), number)
+        for one, sender, part, number in zip(each, senders, cuts, numbers, strict=True)
+    ]
     norms = [one.parts.scale.measure(array, State(array.size)) for one, array in zip(each, arrays, strict=True)]
     frames = yield [join([norm.astype("<f4").tobytes() for norm in norms])] * size
     asked = [split(frame, len(pieces)) for frame in frames]
     scales = [np.max([np.frombuffer(one, "<f4") for one in theirs], axis=0) for theirs in zip(*asked, strict=True)]
     packed = []
-    for piece, one, array, scale in zip(pieces, each, arrays, scales, strict=True):
-        sender, parts = codecs.sender(piece, "up"), one.parts
-        state = sender.state.with_arrays(scale=scale)
+    for one, sender, array, scale, number, part in zip(each, senders, arrays, scales, numbers, cuts, strict=True):
+        parts, state = one.parts, State(array.size, {"scale": scale})
         codes = parts.rounding.symbols(parts.grid, state, parts.scale.cut(array, state), sender.key(step))
-        codecs.tally.add_sent(array, _added(parts, _integers(parts)[codes], 1, scale))
+        own = one.turned(_added(parts, _integers(parts)[codes], 1, scale), number, back=True)
+        sender.settle(part, own)
+        codecs.tally.add_sent(vectors.on_host(part), own)
         packed.append(pack_fixed(codes, width_for(_integers(parts).size)))
         codecs.tally.payload_bits += 8 * (len(packed[-1]) + scale.nbytes)
     owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
@@ -329,7 +337,7 @@ def _shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[V
     sums, mean = yield from _sums_of_codes(codecs, pieces, cuts, step)
     owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
     mine = owned[codecs.place.rank]
-    widths = [_wide(cast("Composed", piece.codec).parts, size) for piece in pieces]
+    widths = [_wide(cast("Composed", _inside(piece.codec)).parts, size) for piece in pieces]
     onward = [pack_fixed(total.astype(np.uint16), widths[k]) for total, k in zip(sums, mine, strict=True)]
     codecs.tally.down_bits += 8 * sum(map(len, onward))
     frames = yield [join(onward)] * size
@@ -415,8 +423,15 @@ def cut_up(whole: Sequence[Piece], values: Sequence[Values], ranks: int) -> Cut:
     return averages, pieces, parts, targets
 
 
+def _inside(codec: Codec) -> Codec:
+    """The codec behind memories on the sender's side, which a sum does not concern."""
+    while isinstance(codec, MemoryWrapper) and not codec.both_ends:
+        codec = codec.inner
+    return codec
+
+
 def _integers(parts: Parts) -> NDArray[np.int64]:
-    """The integers that codes stand for, of a grid that :func:`shared_scale` takes."""
+    """The integers that codes mean, of a grid that :func:`shared_scale` takes."""
     return cast("NDArray[np.int64]", parts.grid.integers)
 
 

@@ -31,8 +31,8 @@ REASONS: dict[str, Reason] = {
     "alq-fig6": Reason(SHOWN, "by levels fitted to gradients and to the paper's truncated normals"),
     "alq-fig7": Reason(
         OTHERWISE,
-        "uniform levels scaled by the maximum have less variance than ALQ's at buckets of 100 and below, because ALQ's "
-        "are scaled by the l2 norm, and at 8 bits; from 512 values on and at 2 to 6 bits ALQ leads as said",
+        "QSGDinf has less variance than ALQ at buckets of 100 and below, since its scale is the maximum and not the l2 "
+        "norm, and at 8 bits; from 512 values on ALQ leads QSGDinf and NUQSGD at 2 to 6 bits",
     ),
     "alq-fig8": Reason(
         OTHERWISE,

@@ -92,7 +92,7 @@ class Rotation:
 
 def rotates(method: str) -> bool:
     """Whether a codec, with everything around it, rotates values before it rounds them."""
-    return not {"rotate", _KNOWN}.isdisjoint(method.split(":"))
+    return not {"rotate", "thc", _KNOWN}.isdisjoint(method.split(":"))
 
 
 def compare_rotation(

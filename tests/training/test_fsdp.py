@@ -55,9 +55,7 @@ def test_chunks_of_matrix_factors_are_those_of_ddp(reports):
         assert report["chunks_report"] == dict.fromkeys("0123", True)
 
 
-@pytest.mark.framework_case(
-    "fully_shard: mixed precision, chunks of columns, frozen parameters, own divisors"
-)
+@pytest.mark.framework_case("fully_shard: mixed precision, chunks of columns, frozen parameters, own divisors")
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_codec_without_loss_gives_what_torch_gives_whatever_the_program_sets(world, reports):
     for report in reports[world]:

@@ -204,7 +204,7 @@ class DdpHook:
         """What is sent, and the result, which only this process keeps."""
         with _alone(rng) as torch:
             group = _OneRank(torch)
-            state = group if self._state is None else self._state()
+            state: Any = group if self._state is None else self._state()
             if getattr(state, "process_group", group) is None:
                 state.process_group = group
             with group.active():

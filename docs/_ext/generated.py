@@ -11,6 +11,7 @@ import importlib
 import json
 import pkgutil
 import re
+import runpy
 import sys
 import textwrap
 from pathlib import Path
@@ -99,7 +100,9 @@ def _codec(name: str) -> str:
         parts.append(f"Paper: {prose(cls.paper)}.\n")
     parts.append(f"Kind: {kind}.\n")
     if name in codec_names():
-        chosen = ((field.name, type(getattr(cls.parts, field.name)).__name__) for field in dataclasses.fields(cls.parts))
+        chosen = (
+            (field.name, type(getattr(cls.parts, field.name)).__name__) for field in dataclasses.fields(cls.parts)
+        )
         # A part that is just called Scale or Coder does nothing.
         named = [f"{part} `{kind}`" for part, kind in chosen if kind != part.capitalize()]
         parts.append(f"Parts: {', '.join(named)}.\n" if named else "")
@@ -178,11 +181,32 @@ def public(module: str) -> str:
     return "```{eval-rst}\n" + "\n".join(shown) + "```\n\n" + listed
 
 
+def interruptions() -> str:
+    """Commands that were interrupted, from the stored counts."""
+    return _benchmark("benchmarks/interruptions.py", "interruptions.json")
+
+
+def fuzzing() -> str:
+    """Every fuzzing target, from the stored runs."""
+    return _benchmark("tests/fuzz/run.py", "fuzz.json")
+
+
+def _benchmark(script: str, stored: str) -> str:
+    """The table that a script makes of its stored results."""
+    root = DOCS.parent
+    made: str = runpy.run_path(str(root / script))["table"](
+        json.loads((root / "benchmarks/results" / stored).read_text(encoding="utf-8"))
+    )
+    return made
+
+
 PARTS = {
     "cli": commands,
     "codecs": codecs,
     "columns": columns,
     "corrections": corrections,
+    "fuzzing": fuzzing,
+    "interruptions": interruptions,
     "public": public,
     "verdicts": verdicts,
 }

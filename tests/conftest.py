@@ -22,12 +22,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_threa
 def pytest_configure(config):
     config.addinivalue_line(
         "markers",
-        "framework_case(name, what, packages=()): what of a framework works, that docs/frameworks.md tells",
+        "capture_case(name, packages=()): a case of capture that is told in docs/capture-matrix.md, and which packages "
+        "beside torch it was tried with",
     )
     config.addinivalue_line(
         "markers",
-        "capture_case(name, packages=()): a case of capture that is told in docs/capture-matrix.md, and which packages "
-        "beside torch it was tried with",
+        "framework_case(name, packages=()): the same for docs/frameworks.md",
     )
 
 
@@ -50,10 +50,15 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: order.get(folder(item.nodeid), len(order)))
 
 
-def pytest_collection_finish(session):
-    """What collection made stays to the end: looking through it at every collection of garbage takes a second."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What collection makes stays to the end: looking through it at every collection of garbage takes a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class ByFile(LoadScopeScheduling):

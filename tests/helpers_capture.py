@@ -77,7 +77,7 @@ def _zygote() -> socket.socket:
 
 
 class Command:
-    """A process of ``gtrace`` that begins with torch imported; one at a time.
+    """A process of ``gtrace``, or of another module, that begins with torch imported; one at a time.
 
     With ``together``, stdout is what a terminal would show, stderr too. With ``terminal``, both go to that descriptor.
 
@@ -91,6 +91,7 @@ class Command:
         self,
         *args: object,
         cwd: Path,
+        module: str = "gtrace",
         env: dict[str, str] | None = None,
         together: bool = False,
         terminal: int | None = None,
@@ -99,7 +100,7 @@ class Command:
         self.returncode: int | None = None
         read, write = os.pipe()
         self.stdout = os.fdopen(read)
-        told = json.dumps([str(cwd), env or environment(), [*map(str, args)]]).encode()
+        told = json.dumps([str(cwd), env or environment(), [module, *map(str, args)]]).encode()
         with open(os.devnull) as nothing, os.fdopen(write, "w") as written:
             out = written.fileno() if terminal is None else terminal
             errors = out if together or terminal is not None else self._stderr.fileno()

@@ -1,6 +1,7 @@
-"""Runs as a program: forks a process of ``gtrace`` for each request, so that importing torch is paid once.
+"""Runs as a program: forks a process of a module for each request, so that importing torch is paid once.
 
-    zygote.py DESCRIPTOR     of a socket that brings a folder, an environment, arguments, and the three standard files
+    zygote.py DESCRIPTOR     of a socket that brings a folder, an environment, a module and its arguments, and the three
+                             standard files
 
 Answers with the process's id, and with its exit code once it is over. It ends when the other end is closed.
 """
@@ -22,7 +23,7 @@ from gtrace.trace.zarr import prepare_documents
 
 
 def asked(requests):
-    """Arguments of the process that this one has become; None at the end of the requests."""
+    """Module and arguments of the process that this one has become; None at the end of the requests."""
     while True:
         message, files, _, _ = socket.recv_fds(requests, 1 << 18, 3)
         if not message:
@@ -37,18 +38,18 @@ def asked(requests):
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    folder, environment, arguments = json.loads(message)
+    folder, environment, words = json.loads(message)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    return arguments
+    return words
 
 
 if __name__ == "__main__":
     torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the first optimizer imports more of torch than all else
     prepare_documents()
     gc.freeze()
-    arguments = asked(socket.socket(fileno=int(sys.argv[1])))
-    if arguments is not None:
-        sys.argv, sys.path[0] = ["gtrace", *arguments], os.getcwd()
-        runpy.run_module("gtrace", run_name="__main__", alter_sys=True)
+    words = asked(socket.socket(fileno=int(sys.argv[1])))
+    if words is not None:
+        sys.argv, sys.path[0] = words, os.getcwd()
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 import torch
-from helpers_capture import run_gtrace, run_python, write_script
+from helpers_capture import run_gtrace, write_script
 from torch import nn
 
 from gtrace.capture import capture_options
@@ -120,9 +120,8 @@ def check_weights(folder):
 def test_gtrace_inside_torchrun(folder, monkeypatch):
     """``torchrun -m -- gtrace capture``; a second launch with the same port must not join the first one's trace."""
     port = free_port()
-    command = ["-m", "torch.distributed.run", "--master-port", port, "--nproc-per-node", "2", "-m", "--", "gtrace"]
-    command += ["capture", "-o", "run.zarr", "train.py"]
-    result = run_python(*command, cwd=folder)
+    command = ["--master-port", port, "--nproc-per-node", "2", "-m", "--", "gtrace", "capture", "-o", "run.zarr"]
+    result = run_gtrace(*command, "train.py", cwd=folder, module="torch.distributed.run")
     assert result.returncode == 0, result.stderr
     first, last = [line for line in result.stderr.splitlines() if line.startswith("gtrace: ")]
     assert first.startswith("gtrace: recording 4 tensors")

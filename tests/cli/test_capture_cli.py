@@ -333,7 +333,7 @@ def test_a_program_that_makes_new_parameters_at_each_step(folder, capture):
         """
     write_script(folder / "bare.py", source)
     # In a process of its own: here other tests have left modules.
-    done = run_python("-m", "gtrace", "capture", "bare.py", cwd=folder)
+    done = run_gtrace("capture", "bare.py", cwd=folder)
     chosen, _, last = done.stderr.splitlines()
     assert chosen == "gtrace: no optimizer of torch steps here; recording the gradients after each backward pass"
     assert last.startswith("gtrace: 3 steps captured in bare.zarr (1 tensor")

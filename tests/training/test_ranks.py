@@ -2,7 +2,6 @@
 
 import gc
 import json
-import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from helpers_capture import run_gtrace
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
@@ -18,14 +18,12 @@ from gtrace.codecs.link import Message
 from gtrace.errors import PayloadError, UsageError
 from gtrace.training import frames
 
-PROGRAM = Path(__file__).with_name("ranks_program.py")
-
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     """World size -> what each rank saw."""
     folder = tmp_path_factory.mktemp("ranks")
-    run = subprocess.run([sys.executable, str(PROGRAM), str(folder)], capture_output=True, text=True, timeout=400)
+    run = run_gtrace(folder, cwd=Path(__file__).parent, module="ranks_program")
     assert run.returncode == 0, run.stderr[-3000:]
     return {
         world: [json.loads((folder / f"report-{world}-{rank}.json").read_text()) for rank in range(world)]
@@ -55,6 +53,10 @@ def test_every_way_of_averaging_is_the_same_between_processes_and_simulated_rank
     for report in reports[4]:
         assert len(report["ways_report"]) == 12
         assert all(report["ways_report"].values()), report["ways_report"]
+
+
+def test_optimizers_that_exchange_are_the_same_between_processes_and_simulated_ranks(reports):
+    assert [report["joint_report"] for report in reports[2]] == [{"onebit-adam": True, "zeroone-adam": True}] * 2
 
 
 def test_two_ranks_follow_rules_and_policies_and_resume(reports):

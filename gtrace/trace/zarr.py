@@ -146,8 +146,9 @@ def read_node(files: Files, folder: str) -> dict[str, Any] | None:
     if data is None:
         return None
     match parse_json(data, path):
-        case {"zarr_format": 3} as document if isinstance(document.setdefault("attributes", {}), dict):
-            return document
+        case dict(document) if document.get("zarr_format") == 3:
+            if isinstance(document.setdefault("attributes", {}), dict):
+                return document
     raise TraceError(f"{path}: not Zarr format 3, the only one that is read, or 'attributes' is not an object")
 
 
@@ -265,17 +266,22 @@ class _ArrayFile:
             raise TraceError(f"{path}: a chunk of {length} bytes, but at most {limit} are possible; damaged or foreign")
         return offset, length
 
+    def _missing(self, path: str, about: str) -> TraceError:
+        if self._files.size(os.path.join(self.folder, "zarr.json")) is None:
+            return TraceError(f"{self.folder}: is gone: it was deleted, moved or replaced while it was being read")
+        return TraceError(f"{path}: {f'{about}: ' if about else ''}the chunk is missing")
+
     def demand(self, place: tuple[int, ...], about: str = "") -> None:
         """Raise TraceError if a chunk is missing."""
         path = self._file(place)
         if (self._locate(path, place) if self._counts else self._files.size(path)) is None:
-            raise TraceError(f"{path}: {f'{about}: ' if about else ''}the chunk is missing")
+            raise self._missing(path, about)
 
     def demanded(self, place: tuple[int, ...], about: str) -> NDArray[Any]:
         """A whole chunk; TraceError if it is missing."""
         chunk = self.chunk(place, about)
         if chunk is None:
-            raise TraceError(f"{self._file(place)}: {about}: the chunk is missing")
+            raise self._missing(self._file(place), about)
         return chunk
 
     def chunk(self, place: tuple[int, ...], about: str) -> NDArray[Any] | None:

@@ -241,6 +241,13 @@ def test_truncated_and_missing_chunks(path, group):
     refused(path, "c.3.0", "tensor 'embed/weight', step 4", "missing")
 
 
+def test_a_trace_that_is_moved_while_it_is_read_is_gone(path):
+    with open_trace(path) as trace:
+        path.rename(path.with_name("moved"))
+        with pytest.raises(TraceError, match="is gone: it was deleted, moved or replaced"):
+            trace.read("fc.bias", 0)
+
+
 @pytest.mark.parametrize("table", ["present", "norm2", "loss"])
 def test_missing_or_wrong_table(table, path, group):
     edit_json(group / table / "zarr.json", lambda d: d.update(data_type="int64"))

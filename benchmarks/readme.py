@@ -27,7 +27,7 @@ FIGURE = ROOT / "docs" / "figures" / "rate-distortion.svg"
 HEAD = "| codec | method | source | bits | error |\n|---|---|---|--:|--:|\n"
 TABLE = re.compile(rf"(?<={re.escape(HEAD)}).*?(?=\n\n)", re.DOTALL)
 #: what a prefix is shown around
-INSIDE = {"ef": "topk", "accumulate": "mcgq", "momentum": "signsgd", "rotate": "qsgd", "dct": "topk"}
+INSIDE = {"ef": "topk", "accumulate": "mcgq", "momentum": "signsgd", "ef21": "topk", "rotate": "qsgd", "dct": "topk"}
 
 
 def specs() -> dict[str, str]:

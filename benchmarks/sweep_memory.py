@@ -1,15 +1,21 @@
 """Peak memory of a sweep over a synthetic trace, above an interpreter that has gtrace imported.
 
     python benchmarks/sweep_memory.py FOLDER --gigabytes 1
+    python benchmarks/sweep_memory.py FOLDER --chunks 513
 
 The trace has two tensors of 16 million elements, some of a million, and many small ones; steps are added until it is as
 large as asked. Each measurement is a process of its own with its workers. Its peak is the sum of their proportional set
 sizes (PSS of Linux), in which a page that several of them share counts once, sampled fifty times a second.
+
+With ``--chunks`` the trace has one tensor, of that many chunks of 2^22 elements, which all are one file under many
+names: 513 make more than 2^31 elements and take 16 MB of disk. Error, bits and norm must then be those of a trace of
+one such chunk.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -17,8 +23,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import zarr
 
 import gtrace
+from gtrace.sweep import ResultStore
+from gtrace.trace.rows import checksum_bytes
+
+#: elements of a chunk
+CHUNK = 1 << 22
 
 SIZES = {
     "embedding.weight": 1 << 24,
@@ -41,6 +53,46 @@ def write(path: Path, gigabytes: float) -> int:
                 writer.append(step, name, rng.standard_normal(size, np.float32) * np.float32(0.01 / (1 + step)))
             writer.commit(step)
     return steps
+
+
+def write_repeated(path: Path, chunks: int) -> None:
+    """Write a trace with one tensor of this many equal chunks, which are one file."""
+    values = np.random.default_rng(0).standard_normal(CHUNK, np.float32)
+    with gtrace.create_trace(path) as writer:
+        writer.append(0, "w", values)
+        writer.commit(0)
+    group = path / "rank00000" / "weight_grad"
+    place = group / "w" / "zarr.json"
+    document = json.loads(place.read_text())
+    document["shape"][1] = document["attributes"]["shape"][0] = chunks * CHUNK
+    place.write_text(json.dumps(document))
+    crc = 0
+    for k in range(chunks):
+        crc = checksum_bytes(values.view(np.uint8), crc)
+        if k:
+            os.link(group / "w" / "c.0.0", group / "w" / f"c.0.{k}")
+    for name, factor in (("norm2", chunks), ("zeros", chunks)):
+        table = zarr.open_array(group / name)
+        table[0, 0] = table[0, 0] * factor
+    zarr.open_array(group / "crc32c")[0, 0] = crc
+
+
+def check_repeated(folder: Path, chunks: int) -> None:
+    """Sweep one chunk and many; their rows must agree."""
+    rows = []
+    for count in (1, chunks):
+        path = folder / f"repeated-{count}.zarr"
+        write_repeated(path, count)
+        out = path.with_suffix(".sweep.db")
+        found, seconds = peak(
+            _SWEEP, "sweep", str(path), "--methods", "qsgdinf:bucket_size=512,alq:bucket_size=8192", "--bits", "3",
+            "--draws", "0", "--jobs", "1", "-o", str(out),
+        )  # fmt: skip
+        found_rows = ResultStore.load(out).rows()
+        rows.append([[row["energy"] / count, row["squared_error"] / count, row["bits_entropy"]] for row in found_rows])
+        print(f"{count * CHUNK:,} elements: {found:.0f} MB, {seconds:.0f} s", flush=True)
+    np.testing.assert_allclose(rows[1], rows[0], rtol=1e-4)
+    print(f"rows agree: {np.max(np.abs(np.divide(*rows) - 1)):.1e} apart")
 
 
 def memory(process: int) -> float:
@@ -72,11 +124,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--chunks", type=int, help="one tensor of so many chunks instead")
     parser.add_argument("--jobs", default="2")
     parser.add_argument("--chunk", default=str(1 << 24))
     parser.add_argument("--draws", nargs="+", default=["0", "1"])
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
+    if given.chunks:
+        check_repeated(given.folder, given.chunks)
+        return
     trace = given.folder / f"memory-{given.gigabytes:g}.zarr"
     if not trace.exists():
         write(trace, given.gigabytes)

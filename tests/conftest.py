@@ -22,12 +22,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_threa
 def pytest_configure(config):
     config.addinivalue_line(
         "markers",
-        "framework_case(name, what, packages=()): what of a framework works, that docs/frameworks.md tells",
+        "capture_case(name, packages=()): a case of capture that is told in docs/capture-matrix.md, and which packages "
+        "beside torch it was tried with",
     )
     config.addinivalue_line(
         "markers",
-        "capture_case(name, packages=()): a case of capture that is told in docs/capture-matrix.md, and which packages "
-        "beside torch it was tried with",
+        "framework_case(name, packages=()): the same for docs/frameworks.md",
     )
 
 

@@ -1,16 +1,27 @@
-"""Which kinds of training capture was tried with: runs the marked tests and writes ``docs/capture-matrix.md``.
+"""What gtrace was tried with: runs the marked tests and writes ``docs/capture-matrix.md`` and ``docs/frameworks.md``.
 
-Run ``python tests/matrix.py``, where the packages of all cases are installed.
+Run ``python tests/matrix.py`` where the packages of all cases are installed, or with the name of one page.
 """
 
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "capture-matrix.md"
-HEAD = """# What capture was tried with
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Page(NamedTuple):
+    """A table of the documentation: its marker, its tests and what is above it."""
+
+    marker: str
+    tests: tuple[str, ...]
+    head: str
+
+
+CAPTURE = """# What capture was tried with
 
 Made by `python tests/matrix.py` from the outcome of the tests: each case has at least one that compares the recorded
 gradients with those that a hand-written hook or another run sees, or the final weights with and without capture.
@@ -18,21 +29,40 @@ gradients with those that a hand-written hook or another run sees, or the final 
 | case | tried with | tests | result |
 |---|---|---|---|
 """
+FRAMEWORKS = """# Frameworks and trackers
+
+Made by `python tests/matrix.py frameworks` from the outcome of the tests. [Trainers](how-to/lightning.md) and
+[Trackers](how-to/trackers.md) show the lines to write.
+
+- The test of a trainer runs its smallest program. The trace holds the exact gradients, the optimizer gets what the
+  codec makes of them, the logger gets the error between the two, and a sweep of the trace predicts that error.
+- The test of a tracker reads back what the package stored in its local mode.
+- torchtitan needs triton, which torch's CPU builds lack. Its case is a loop with the names that its trainer has:
+  `model_parts`, `optimizers`, and a logger with `log(metrics, step)`.
+
+| case | tried with | tests | result |
+|---|---|---|---|
+"""
+PAGES = {
+    "capture-matrix": Page("capture_case", ("capture", "torch_hooks", "frameworks", "cli", "samples"), CAPTURE),
+    "frameworks": Page("framework_case", ("frameworks", "test_trackers.py"), FRAMEWORKS),
+}
 
 
 class Outcomes:
     """A pytest plugin that gathers the outcomes of the marked tests, by case."""
 
-    def __init__(self):
+    def __init__(self, marker):
+        self.marker = marker
         self.cases = {}
         self.outcomes = {}
 
     def pytest_collection_modifyitems(self, config, items):
-        marked = [item for item in items if item.get_closest_marker("capture_case")]
+        marked = [item for item in items if item.get_closest_marker(self.marker)]
         config.hook.pytest_deselected(items=[item for item in items if item not in marked])
         items[:] = marked
         for item in items:
-            for mark in item.iter_markers("capture_case"):
+            for mark in item.iter_markers(self.marker):
                 packages = ("torch", *mark.kwargs.get("packages", ()))
                 self.cases.setdefault((mark.args[0], packages), []).append(item.nodeid)
 
@@ -45,19 +75,32 @@ class Outcomes:
         for (name, packages), tests in sorted(self.cases.items()):
             outcomes = {self.outcomes.get(test, "not run") for test in tests}
             result = "works" if outcomes == {"passed"} else ", ".join(sorted(outcomes))
-            tried = ", ".join(f"{package} {version(package)}" for package in packages)
+            tried = ", ".join(filter(None, map(named, packages)))
             yield f"| {name} | {tried} | {len(tests)} | {result} |"
 
 
-def main(arguments):
-    """Run the tests and write the page."""
-    outcomes = Outcomes()  # sees the tests of this process alone, so no -n
-    folders = [
-        str(PAGE.parent.parent / "tests" / name) for name in ("capture", "torch_hooks", "frameworks", "cli", "samples")
-    ]
-    code = pytest.main(["-q", "-p", "no:xdist", *arguments, *folders], plugins=[outcomes])
-    PAGE.write_text(HEAD + "".join(row + "\n" for row in outcomes.rows()))
+def named(package):
+    """The package and its version; empty if it is not installed, then its tests are skipped."""
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return ""
+
+
+def write(name, arguments):
+    """Run the tests of a page and write it; returns pytest's exit code."""
+    page = PAGES[name]
+    outcomes = Outcomes(page.marker)  # sees the tests of this process alone, so no -n
+    tests = [str(ROOT / "tests" / one) for one in page.tests]
+    code = pytest.main(["-q", "-p", "no:xdist", *arguments, *tests], plugins=[outcomes])
+    (ROOT / "docs" / f"{name}.md").write_text(page.head + "".join(row + "\n" for row in outcomes.rows()))
     return code
+
+
+def main(arguments):
+    """Write the named pages, or all; other arguments are pytest's."""
+    chosen = [name for name in PAGES if name in arguments] or list(PAGES)
+    return max(write(name, [one for one in arguments if one not in PAGES]) for name in chosen)
 
 
 if __name__ == "__main__":

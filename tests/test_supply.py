@@ -331,6 +331,8 @@ def test_only_the_standard_library_s_and_known_packages_are_imported():
             "distributed",
             "dask",
             "fsspec",
+            "lightning",
+            "transformers",
             "pyarrow",
             "pandas",
             "aiohttp",

@@ -75,11 +75,19 @@ def read_trackio(_folder):
         yield from ((name, row["step"], row[name]) for name in row if name.startswith("gtrace"))
 
 
+#: package -> what pip calls it, if that differs
+DISTRIBUTIONS = {"mlflow": "mlflow-skinny"}
 PLACES = {"tensorboard": "runs", "wandb": "tried", "mlflow": "tried", "trackio": "tried"}
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("package", trackers.KINDS)
+@pytest.mark.parametrize(
+    "package",
+    [
+        pytest.param(one, marks=pytest.mark.framework_case(f"--to {one}", packages=(DISTRIBUTIONS.get(one, one),)))
+        for one in trackers.KINDS
+    ],
+)
 def test_a_package_keeps_what_is_sent(package, tmp_path, monkeypatch):
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 import pkgutil
 import re
 import sys
@@ -23,7 +24,9 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from gtrace.cli import gtrace
 from gtrace.cli.groups import every_command
 from gtrace.codecs import Codec, codec, codec_class, codec_names, parameter_fields, wrapper_names
+from gtrace.report.names import number
 from gtrace.sweep.schema import COLUMNS
+from gtrace_experiments.reproduce.page import PAPERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -99,7 +102,9 @@ def _codec(name: str) -> str:
         parts.append(f"Paper: {prose(cls.paper)}.\n")
     parts.append(f"Kind: {kind}.\n")
     if name in codec_names():
-        chosen = ((field.name, type(getattr(cls.parts, field.name)).__name__) for field in dataclasses.fields(cls.parts))
+        chosen = (
+            (field.name, type(getattr(cls.parts, field.name)).__name__) for field in dataclasses.fields(cls.parts)
+        )
         # A part that is just called Scale or Coder does nothing.
         named = [f"{part} `{kind}`" for part, kind in chosen if kind != part.capitalize()]
         parts.append(f"Parts: {', '.join(named)}.\n" if named else "")
@@ -155,7 +160,8 @@ def verdicts(*prefixes: str) -> str:
         held = [prose(check["claim"]) for check in checks if check["holds"]]
         failed = [prose(check["claim"]) for check in checks if not check["holds"]]
         name = found["name"]
-        rows.append((f"[{name}](../reproduction.md#{name})", found["verdict"], "; ".join(held), "; ".join(failed)))
+        page = PAPERS[name.partition("-")[0]][0]
+        rows.append((f"[{name}](../reproduction/{page}.md#{name})", found["verdict"], "; ".join(held), "; ".join(failed)))
     return table(("experiment", "verdict", "what showed", "what did not"), rows)
 
 
@@ -178,11 +184,80 @@ def public(module: str) -> str:
     return "```{eval-rst}\n" + "\n".join(shown) + "```\n\n" + listed
 
 
+def equal_bits(part: str) -> str:
+    """A table of benchmarks/results/reference-table.json: ``leaders``, ``families``, ``rotation`` or ``levels``."""
+    found = json.loads((DOCS.parent / "benchmarks" / "results" / "reference-table.json").read_text())
+    bits = [f"{target:g} bit{'s' * (target != 1)}" for target in found["targets"]]
+    coders = {"fixed": "fixed width", "huffman": "Huffman", "entropy": "entropy"}
+    if part == "families":
+        return "\n".join(_families(one, coders, bits) for one in found["traces"].values())
+    rows = []
+    for name, one in found["traces"].items():
+        if part == "leaders":
+            for coder, said in coders.items():
+                places = range(len(bits))
+                rows.append((f"`{name}`", said, *(_leader(one["errors"][coder], one["biased"], k) for k in places)))
+        elif part == "rotation":
+            for row in one["rotation"]:
+                if row["plain"] is None or row["plain"] > 1:
+                    continue
+                gain = f"{row['rotate']} of {row['tensors']}"
+                errors = (_share(row[key]) for key in ("plain", "rotated", "mixed"))
+                rows.append((f"`{name}`", f"{row['bits']:g}", gain, f"{row['energy']:.0%}", *errors))
+        else:
+            for row in one["entropy"]:
+                if row["ecq"] is not None:
+                    errors = (_share(row[key]) for key in ("qsgdinf", "ecq", "bound"))
+                    rows.append((f"`{name}`", f"{row['bits']:g}", *errors, f"{row['ecq'] / row['qsgdinf'] - 1:+.1%}"))
+    heads = {
+        "leaders": ("trace", "coder", *bits),
+        "rotation": ("trace", "bits", "tensors that gain", "their energy", "not rotated", "rotated", "where it pays"),
+        "levels": ("trace", "bits", "`qsgdinf`", "`ecq`", "bound", "`ecq` over `qsgdinf`"),
+    }
+    return table(heads[part], rows)
+
+
+def _leader(errors: dict[str, list[float | None]], biased: Sequence[str], place: int) -> str:
+    """The codec without bias that has the least error, and the one with a bias if that has less."""
+    # An error above 1 is more than sending nothing loses.
+    known = sorted((row[place], label) for label, row in errors.items() if row[place] is not None and row[place] < 1)
+    plain = next((one for one in known if one[1] not in biased), None)
+    said = "–" if plain is None else f"**`{plain[1]}`** {_share(plain[0])}"
+    return said if not known or known[0] == plain else f"{said}; biased: `{known[0][1]}` {_share(known[0][0])}"
+
+
+def _families(one: dict[str, Any], coders: dict[str, str], bits: Sequence[str]) -> str:
+    """Every family of a trace under every coder, by its error at three bits with Huffman codes."""
+    every = dict.fromkeys(label for errors in one["errors"].values() for label in errors)
+    none = [None] * len(bits)
+    huffman = {label: [v or math.inf for v in one["errors"]["huffman"].get(label, none)] for label in every}
+    order = sorted(every, key=lambda label: (huffman[label][2], huffman[label][1], huffman[label][3]))
+    steps = ", ".join(map(str, one["steps"]))
+    about = f"{one['about']}: {one['parameters']:,} parameters in {one['tensors']} tensors, steps {steps}"
+    rows = [
+        (
+            f"`{label}`" + " (biased)" * (label in one["biased"]),
+            *(_share(value) for coder in coders for value in one["errors"][coder].get(label, none)),
+        )
+        for label in order
+    ]
+    heads = [
+        "codec",
+        *(f"{said.partition(' ')[0]} {target.partition(' ')[0]}" for said in coders.values() for target in bits),
+    ]
+    return f"### {about}\n\n{table(heads, rows)}"
+
+
+def _share(error: float | None) -> str:
+    return "–" if error is None else f"{number(100 * error)}%" if error < 10 else ">1000%"
+
+
 PARTS = {
     "cli": commands,
     "codecs": codecs,
     "columns": columns,
     "corrections": corrections,
+    "equal-bits": equal_bits,
     "public": public,
     "verdicts": verdicts,
 }

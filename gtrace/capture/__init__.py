@@ -46,7 +46,12 @@ __all__ = [
 
 @contextlib.contextmanager
 def record(
-    model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], path: str | Path, **settings: Any
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    path: str | Path,
+    *,
+    run: str | None = None,
+    **settings: Any,
 ) -> Iterator[CaptureSession]:
     """Record the gradients of every ``optimizer.step()`` inside the block.
 
@@ -56,6 +61,8 @@ def record(
         model: names the parameters and modules.
         optimizer: the optimizer to watch, or several; the first is number 0.
         path: the trace to write, ``.zarr`` or ``.h5``.
+        run: a word that the ranks of one training share, so that all write this trace, and that no other training has;
+            with a launcher such as torchrun it is not needed.
         settings: what to record, the fields of :class:`CaptureSettings`: ``every=10``, ``steps="0,10,1000+50"``,
             ``tensors=["*.weight"]``, ``kind="neural"``, ``force=True`` and so on.
 
@@ -66,7 +73,8 @@ def record(
         UsageError: a setting is not valid, two exclude each other, or no trace can be made at ``path``.
         OutputExistsError: ``path`` exists and ``force`` is off, or it is a folder other than a trace.
     """
-    options = capture_options(Path(path), CaptureSettings(**settings), run=launch_token(), first=first_of_launch())
+    first = run is None and first_of_launch()
+    options = capture_options(Path(path), CaptureSettings(**settings), run=run or launch_token(), first=first)
     session = CaptureSession(options)
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     session.start(optimizers, [model])

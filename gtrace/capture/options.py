@@ -262,7 +262,7 @@ class CaptureSettings:
         maximum=10,
         help="Width of a sketch's bins: 2^N in an octave; 10 loses nothing.  [default: 6]",
     )
-    to: str | Tracker | None = option(None, type=str, metavar="TRACKER", help=TO_HELP)
+    to: str | Tracker | None = option(None, advanced=True, type=str, metavar="TRACKER", help=TO_HELP)
     force: bool = option(False, help="Replace an existing trace.")
 
 

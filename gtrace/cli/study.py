@@ -13,7 +13,7 @@ from gtrace.cli.train import chosen_codecs
 from gtrace.cli.train_settings import DEFAULT_TASK, CompareSettings, SeedsSettings
 from gtrace.errors import UsageError
 from gtrace.settings import option
-from gtrace.training.settings import JOINT
+from gtrace.training.settings import JOINT, JOINT_CODEC
 from gtrace.training.tasks import describe_task, task_names
 
 
@@ -93,8 +93,8 @@ def _run(settings: CompareSettings, codecs: tuple[str, ...]) -> None:
     check_task(settings.task)
     specs = split_specs(",".join(codecs)) if codecs else []
     if not specs and not settings.plans:
-        own = JOINT.get(settings.optimizer.partition(":")[0])
-        if own is None and settings.weights is None:
+        joint = settings.optimizer.partition(":")[0] in JOINT
+        if not joint and settings.weights is None:
             raise UsageError("name at least one codec, e.g. gtrace study compare qsgdinf:bits=3,alq:bits=3.")
-        specs = ["none" if own is None else own.codec]
+        specs = [JOINT_CODEC if joint else "none"]
     run_task(settings, chosen_codecs(settings, specs, settings.sparsity))

@@ -80,7 +80,7 @@ class RunSettings:
     )
     cluster: ClusterSettings = nested(ClusterSettings)
     output: Path | None = option(None, names=("-o", "--output"), help="Run log.  [default: NAME-CODEC.jsonl]")
-    to: str | None = option(None, call=("script",), metavar="TRACKER", help=TO_HELP)
+    to: str | None = option(None, advanced=True, call=("script",), metavar="TRACKER", help=TO_HELP)
     force: bool = option(False, help="Replace an existing run log.")
     codecs: CodecSettings = nested(CodecSettings)
     batch_size: int | None = option(
@@ -244,8 +244,8 @@ class CompareSettings(RunSettings):
         call=("study",),
         metavar="NAME",
         show_default=False,
-        help="sgd, momentum, nesterov, adam, amsgrad, adamw; or one that exchanges by itself: onebit-adam, "
-        "zeroone-adam (both with :warmup=N) or ef21-sgdm.  [default: the task's]",
+        help="sgd, momentum, nesterov, adam, amsgrad, adamw; or onebit-adam, zeroone-adam, which send momentum, "
+        "e.g. onebit-adam:warmup=100.  [default: the task's]",
     )
     clip: float | None = option(
         None,

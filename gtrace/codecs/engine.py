@@ -224,6 +224,10 @@ class Composed(Codec):
         check_summary(self, sketch)
         return self.parts.grid.expect(self.parts, state, sketch)
 
+    def expected_on_normal(self, size: int) -> Expectation | None:
+        """What it does to ``size`` values of energy 1, if that hardly depends on them; None if it does."""
+        return None
+
     def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
         """The grid's weighted error."""
         return self.parts.grid.weighted_error(self.parts, state, sketch, weighted)

@@ -249,9 +249,9 @@ class Grid(Word):
 
     @property
     def integers(self) -> NDArray[np.int64] | None:
-        """Integers that symbols stand for and that add up over workers, int64[m]; None if sums mean nothing.
+        """Integers that symbols mean and that add up over workers, int64[m]; None if sums mean nothing.
 
-        They ascend from 0 to g; k stands for 2 k / g - 1 in units of the scale.
+        They ascend from 0 to g; k means 2 k / g - 1 in units of the scale.
         """
         return None
 

@@ -6,10 +6,12 @@ Three kinds of file are understood:
 - functions ``compress(values) -> bytes`` and ``decompress(data, size) -> values``; values are float32[n], and
   a ``compress`` with a parameter ``rng`` gets a :class:`numpy.random.Generator` made from the key. The codec is
   named after the file;
-- an object, or a class without arguments, with ``compress(tensor, name) -> (tensors, ctx)`` and
-  ``decompress(tensors, ctx) -> tensor``. Tensors are torch's if the file uses torch, otherwise numpy's. The
-  receiver needs ``ctx``, which no payload carries, so bits are those of ``tensors`` and flagged as declared, and
-  only the process that encoded a payload can decode it.
+- an object, or a class without arguments, with these two functions as methods, or with
+  ``compress(tensor, name) -> (tensors, ctx)`` and ``decompress(tensors, ctx) -> tensor``. Tensors are torch's if the
+  file uses torch, otherwise numpy's; flat, unless ``shaped`` of the object is true and the parameter's shape known.
+  The receiver needs ``ctx``, which no payload carries, so bits are those of ``tensors`` and flagged as declared, and
+  only the process that encoded a payload can decode it. :mod:`gtrace.codecs.peers` makes such objects of other
+  packages' methods.
 
 Other packages can also bring codecs, by entry points of the group ``gtrace.codecs``.
 
@@ -152,6 +154,7 @@ class PluginCodec(Composed):
     unbiased = False
     file: ClassVar[Path]
     lock: ClassVar[threading.Lock]
+    draws: ClassVar[bool]
 
     simulate = Codec.simulate
 
@@ -163,6 +166,10 @@ class PluginCodec(Composed):
         """
         with type(self).lock, blamed(type(self).file):
             return what(*arguments)
+
+    def drawn(self, key: tuple[int, int]) -> dict[str, np.random.Generator]:
+        """The argument ``rng`` of a ``compress`` that takes one."""
+        return {"rng": np.random.default_rng(np.random.SeedSequence(list(key)))} if self.draws else {}
 
     def arrived(self, values: Any, size: int) -> NDArray[np.float32]:
         """The plugin's decoded values, checked: float32[size], finite.
@@ -185,12 +192,10 @@ class FunctionCodec(PluginCodec):
     """``compress(values)`` and ``decompress(data, size)``; bits are the length of the bytes."""
 
     functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
-    draws: ClassVar[bool]
 
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
         """The bytes from ``compress``."""
-        more = {"rng": np.random.default_rng(np.random.SeedSequence(list(key)))} if self.draws else {}
-        body = self.call(lambda: self.functions[0](x.copy(), **more))
+        body = self.call(lambda: self.functions[0](x.copy(), **self.drawn(key)))
         if not isinstance(body, (bytes, bytearray, memoryview)):
             raise ScriptError(f"plugin {self.file.name}: compress returned {type(body).__name__}, not bytes")
         return bytes(body), 0
@@ -216,8 +221,10 @@ class CompressorCodec(PluginCodec):
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
         """The bytes of the tensors that ``compress`` returns."""
         cls, x = type(self), x.copy()
+        if getattr(self.compressor, "shaped", False) and state.shape is not None:
+            x = x.reshape(state.shape)
         given = x if cls.torch is None else cls.torch.from_numpy(x)
-        returned = self.call(self.compressor.compress, given, self.name)
+        returned = self.call(lambda: self.compressor.compress(given, self.name, **self.drawn(key)))
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise ScriptError(f"plugin {self.file.name}: compress must return a pair (tensors, ctx)")
         body = b"".join(self.call(_tensor_bytes, tensor) for tensor in _flat(returned[0]))
@@ -276,20 +283,24 @@ def _codecs(module: ModuleType, file: Path) -> list[type[Codec]]:
     # A class may import another module's compress for its own use; then that function is not a codec.
     own = getattr(getattr(module, "compress", None), "__module__", None) == module.__name__
     if _compresses(module) and (own or not (found or objects)):
-        fields = {**shared, "functions": (module.compress, module.decompress), "draws": _takes_rng(module.compress)}
+        fields = {**shared, "functions": (module.compress, module.decompress), "draws": _parameters(module.compress)[1]}
         found.append(_made(FunctionCodec, file.stem, file, fields))
     for variable, value in objects.items():
         if isinstance(value, type):
             with blamed(file):
                 value = value()
-        fields = {**shared, "compressor": value, "torch": _torch_of(value, module), "kept": OrderedDict()}
+        shared["draws"] = _parameters(value.compress)[1]
         name = file.stem if len(objects) == 1 and not found else variable
+        if _parameters(value.compress)[0] == 1:
+            found.append(_made(FunctionCodec, name, file, {**shared, "functions": (value.compress, value.decompress)}))
+            continue
+        fields = {**shared, "compressor": value, "torch": _torch_of(value, module), "kept": OrderedDict()}
         found.append(_made(CompressorCodec, name, file, fields))
-    for cls in found:
-        if not names_a_codec(cls.name):
-            raise UsageError(
-                f"plugin {file.name}: '{cls.name}' is not a valid codec name; use letters, digits, '_', '-' and '.'"
-            )
+    bad = next((cls.name for cls in found if not names_a_codec(cls.name)), None)
+    if bad is not None:
+        raise UsageError(
+            f"plugin {file.name}: '{bad}' is not a valid codec name; use letters, digits, '_', '-' and '.'"
+        )
     return found
 
 
@@ -302,11 +313,14 @@ def _compresses(value: Any) -> bool:
     return callable(getattr(value, "compress", None)) and callable(getattr(value, "decompress", None))
 
 
-def _takes_rng(function: Callable[..., Any]) -> bool:
+def _parameters(function: Callable[..., Any]) -> tuple[int, bool]:
+    """How many parameters a function has without a default, ``rng`` aside, and whether it has ``rng``."""
     try:
-        return "rng" in inspect.signature(function).parameters
+        found = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin without a signature
-        return False
+        return 0, False
+    needed = [name for name, one in found.items() if one.default is one.empty and one.kind < one.VAR_POSITIONAL]
+    return len(set(needed) - {"rng"}), "rng" in found
 
 
 def _torch_of(compressor: Any, module: ModuleType) -> ModuleType | None:

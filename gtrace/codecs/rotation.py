@@ -347,7 +347,7 @@ class Eden(Composed):
 
 def expected_on_any(item: Codec, size: int) -> Expectation | None:
     """What a codec does to ``size`` values of energy 1, if that hardly depends on them; None if it does."""
-    return item.expected_on_normal(size) if isinstance(item, Eden) else None
+    return item.expected_on_normal(size) if isinstance(item, Composed) else None
 
 
 @cache

@@ -6,7 +6,7 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -17,7 +17,9 @@ from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.grids import LevelGrid, Stochastic
 from gtrace.codecs.parts import FLOAT32_MAX, Parts, Scale, Scaled
 from gtrace.codecs.rotation import block_parameter, check_block, piece_lengths, rotated
+from gtrace.coding import CodedBlock
 from gtrace.errors import PayloadError, UsageError
+from gtrace.types import Expectation
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -33,13 +35,31 @@ def _outside() -> Any:
     )
 
 
+def _reach(outside: float) -> float:
+    """t: the share ``outside`` of a standard normal law lies beyond -t and t."""
+    return float(ndtri(1 - outside / 2))
+
+
+def _density(x: ArrayLike) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.exp(-np.square(x) / 2) / math.sqrt(2 * math.pi)
+    return found
+
+
+def _rounding_error(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The integral of (v - a) (b - v) from a to b under a standard normal law."""
+    mass, first = ndtr(b) - ndtr(a), _density(a) - _density(b)
+    second = mass + a * _density(a) - b * _density(b)
+    found: NDArray[np.float64] = (a + b) * first - a * b * mass - second
+    return found
+
+
 @lru_cache(maxsize=64)
 def lookup_table(count: int, top: int, outside: float) -> NDArray[np.int64]:
     """The integers of least error for codes of normal values: int64[count], ascending from 0 to ``top``, symmetric.
 
     Integer k means t (2 k / top - 1) standard deviations, t the quantile that leaves ``outside`` beyond -t and t;
     values between two integers of the table are rounded at random without bias. Dynamic programming over the upper
-    half (THC, section 5.3; the authors solve it by search).
+    half.
 
     Args:
         count: an even number of integers.
@@ -47,14 +67,10 @@ def lookup_table(count: int, top: int, outside: float) -> NDArray[np.int64]:
         outside: share of a normal law beyond the range, both sides together.
     """
     k = np.arange(top // 2 + 1, top + 1)
-    x = ndtri(1 - outside / 2) * (2 * k / top - 1)
-    mass, first = ndtr(x), -np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
-    second = mass + x * first
-    a, b = x[:, None], x
-    # The mean of (v - a) (b - v) over values v from a to b; from -a to a for the cell in the middle.
-    between = (a + b) * np.subtract.outer(first, first).T - a * b * np.subtract.outer(mass, mass).T
-    cost = np.where(a < b, between - np.subtract.outer(second, second).T, np.inf)
-    best, before = (x**2 * (2 * mass - 1) - (2 * second - 1)) / 2, []
+    x = _reach(outside) * (2 * k / top - 1)
+    cost = np.where(x[:, None] < x, _rounding_error(x[:, None], x), np.inf)
+    # A half of the cell in the middle.
+    best, before = _rounding_error(-x, x) / 2, []
     for _ in range(count // 2 - 1):
         whole = best[:, None] + cost
         before.append(whole.argmin(axis=0))
@@ -97,7 +113,7 @@ class NormalRange(Scale):
         energy = np.add.reduceat(np.square(x, dtype=np.float64), np.cumsum(lengths) - lengths) if x.size else lengths
         deviations = np.sqrt(energy / lengths)
         rest = deviations[whole:].max(keepdims=True) if lengths.size > whole else deviations[:0]
-        ranges = ndtri(1 - self.outside / 2) * np.concatenate([deviations[:whole], rest])
+        ranges = _reach(self.outside) * np.concatenate([deviations[:whole], rest])
         return np.minimum(ranges, FLOAT32_MAX).astype(np.float32)
 
     def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
@@ -188,8 +204,9 @@ class Thc(Composed):
     )
     sends = "The rotation's seed (u32), a float32 range for each block, then codes of bits bits."
     behavior = (
-        "Relative error 3.7, 0.34, 0.068, 0.02 at 1 to 4 bits on any gradient. What is cut makes values 3 % smaller on "
-        "average and is 0.007 of the error: with more bits take a smaller outside (0.001 at 6 bits: 0.0015 instead). "
+        "Relative error 3.7, 0.34, 0.068, 0.02 at 1 to 4 bits on any gradient. What is cut makes values smaller by "
+        "the share outside on average and is 0.007 of the error: with more bits take a smaller one (0.001 at 6 bits: "
+        "0.0015 in all). "
         "Under shared-scale a sum takes more bits: with a granularity of 30, 8 workers fit in a byte."
     )
     related = ("eden", "rotate", "qsgdinf")
@@ -201,6 +218,28 @@ class Thc(Composed):
     def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
         """Rotated by a seed, or rotated back."""
         return rotated(x, self.parameters["block"], number, back=back)
+
+    def expected_on_normal(self, size: int) -> Expectation:
+        """Error and bits of ``size`` values of energy 1, whatever they are, as far as rotated values are normal."""
+        parts = self.parts
+        table, t = cast("Lookup", parts.grid).integers, _reach(self.parameters["outside"])
+        x = t * (2 * table / table[-1] - 1)
+        a, b = x[:-1], x[1:]
+        cut = 2 * ((1 + t * t) * ndtr(-t) - t * _density(t))
+        up = (_density(a) - _density(b) - a * (ndtr(b) - ndtr(a))) / (b - a)
+        odds = np.append(ndtr(b) - ndtr(a) - up, ndtr(-t)) + np.append(ndtr(-t), up)
+        block = CodedBlock.of(size * odds, np.maximum(size * odds, 1.0), coder="fixed")
+        head = 8.0 * _SEED.size + 8.0 * parts.scale.head(memoryview(b""), size)
+        fixed, entropy, huffman = ((head + bits) / max(1, size) for bits in (block.fixed, block.entropy, block.huffman))
+        return Expectation(
+            squared_error=float(cut + _rounding_error(a, b).sum()),
+            bias=self.parameters["outside"],
+            bits_fixed=fixed,
+            bits_entropy=entropy,
+            bits_huffman=huffman,
+            bits_payload=fixed,
+            bits_norms=head / max(1, size),
+        )
 
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
         """The seed, then what is written of rotated values."""

@@ -83,7 +83,8 @@ def least_error(sketch: MomentSketch, bits: float) -> float:
     With E[Y | X] = X the best linear estimate of X from Y has the error s^2 D / (s^2 + D), s^2 the mean square of X and
     D the mean squared error of Y, so Shannon's lower bound on rate and distortion holds for that error: bits >=
     h(X) - log2(2 pi e s^2 D / (s^2 + D)) / 2. h is the differential entropy of v / scale with a density that is even
-    within each bin of the sketch. The bound holds for scalar and for vector codes; it is 0 if it says nothing.
+    within each bin of the sketch; exact zeros have no density, and are taken to cost no bits. The bound holds for
+    scalar and for vector codes of values that are drawn independently; it is 0 if it says nothing.
 
     Args:
         sketch: with a norm; buckets count by the error that they make, so they should have nearly one scale.
@@ -93,16 +94,14 @@ def least_error(sketch: MomentSketch, bits: float) -> float:
         the bound, in squared units of the gradient.
     """
     mass, width = sketch.sums[:, 0], sketch.upper - sketch.lower
-    count = float(mass.sum()) + sketch.zeros
-    energy = sketch.energy
+    count, energy = float(mass.sum()), sketch.energy
     if not count or not energy or (width <= 0).any():
         return 0.0
     share = mass[mass > 0] / count
-    # Exact zeros are an atom: without density, h is minus infinity and the bound says nothing; they are left out as a
-    # side information of their own that costs the code nothing.
-    atom = sketch.zeros / count
-    entropy = float(-(share @ np.log2(share / width[mass > 0]))) + float(share.sum())
-    entropy += float(share.sum()) * math.log2(max(1e-300, 1 - atom)) if atom else 0.0
+    # A receiver that learns for free which values are exact zeros has all bits for the others: those of all values.
+    bits *= (count + sketch.zeros) / count
+    # A sign is one more bit of entropy.
+    entropy = 1 - float(share @ np.log2(share / width[mass > 0]))
     square = float(mass @ ((sketch.lower + sketch.upper) / 2) ** 2) / count
     shannon = 2.0 ** (2 * (entropy - bits)) / (2 * math.pi * math.e)
     if shannon >= square:

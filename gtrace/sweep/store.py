@@ -199,7 +199,7 @@ class SweepResult(Tabular):
         return self.columns
 
     def to_pandas(self) -> Any:
-        """The rows as a pandas DataFrame; :meth:`to_dataframe` takes polars as well.
+        """The rows as a pandas DataFrame; ``to_dataframe`` takes polars as well.
 
         Raises:
             ImportError: pandas is not installed.

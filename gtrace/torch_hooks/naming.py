@@ -44,7 +44,7 @@ _MIXINS = frozenset({"FSDPModule", "ReplicateModule", "DDP"})
 
 def wrapped_by(module: nn.Module) -> tuple[str, ...]:
     """The attributes that hold the wrapped model; empty for a module that is not a wrapper."""
-    return _WRAPPERS.get(type(module).__name__, ())
+    return _WRAPPERS.get(class_name(module), ())
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gtrace.capture import record
@@ -68,7 +70,9 @@ class TrainerWatch:
         # First, so that the gradients are recorded before the codec changes them.
         if self._path is not None:
             inner = model if ranks is None else ranks.module
-            self._stack.enter_context(record(inner, optimizers, self._path, to=tracker, **self._settings))
+            self._stack.enter_context(
+                record(inner, optimizers, self._path, run=_shared_word(), to=tracker, **self._settings)
+            )
         if self._codec is None:
             return
         if ranks is not None and ranks.process_group.size() > 1:
@@ -84,3 +88,12 @@ class TrainerWatch:
         if self._stack is not None:
             stack, self._stack = self._stack, None
             stack.__exit__(None if error is None else type(error), error, None)
+
+
+def _shared_word() -> str | None:
+    """A word of this training, the same in all its ranks: a trainer may start them itself. None in a single process."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return None
+    word = [secrets.token_hex(8)]
+    dist.broadcast_object_list(word)
+    return word[0]

@@ -1,40 +1,44 @@
 """Gradients between real ranks: each encodes its own, bytes are exchanged, decoded and averaged.
 
-:class:`State` is the state of a communication hook of ``DistributedDataParallel`` between buckets and steps::
+:class:`State` is what lasts between steps. It takes the place of the average that ``DistributedDataParallel`` or
+``fully_shard`` computes::
 
-    state = gtrace.training.State("ef:topk:ratio=0.01")
-    model.register_comm_hook(state, gtrace.training.ddp_comm_hook)
+    state = gtrace.training.State("ef:topk:ratio=0.01").register(model)
 
 State is kept per parameter instead of per bucket, because buckets are built again after the first step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast, get_args
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions
 from gtrace.errors import UsageError, suggest
 from gtrace.metrics import ratio
 from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
-from gtrace.torch_hooks.naming import name_parameters
+from gtrace.torch_hooks.hooks import never_compiled
+from gtrace.torch_hooks.naming import Names
 from gtrace.training import device, vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import NONFINITE, Nonfinite, Tally, without_nonfinite
 from gtrace.training.frames import NOT_FINITE
+from gtrace.training.fsdp import ShardedGroup, groups_in, meeting
 from gtrace.training.ranks import Piece, RankCodecs
 from gtrace.training.ways import averaging, way
 from gtrace.training.wire import Collectives
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    import torch.distributed as dist
     from torch import nn
 
     from gtrace.codecs import Codec
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
 
 Levels: TypeAlias = Literal["own", "common"]
 LEVELS: tuple[Levels, ...] = get_args(Levels)
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(slots=True)
@@ -122,7 +126,9 @@ class RankOptions:
 
 
 class RankExchange:
-    """The state of a communication hook: every parameter's codec states, the step, and the costs.
+    """Codecs between ranks: every parameter's codec states, the step, and the costs.
+
+    It has ``state_dict`` and ``load_state_dict``, so it can be an entry of what ``torch.distributed.checkpoint`` saves.
 
     Args:
         codec: a codec or its spec, for all tensors that no rule matches; or a table or plan, without rules.
@@ -160,7 +166,6 @@ class RankExchange:
         **settings: Any,
     ) -> None:
         self.options = replace(options or RankOptions(), **settings)
-        self.group = process_group
         self.rules = CodecTable.of(codec, rules, min_size)
         for one in self.rules.codecs:
             if one.needs is not None and one.needs.scope == "model":
@@ -176,17 +181,76 @@ class RankExchange:
         self.on_step = on_step
         self._names: dict[int, str] = {}
         #: kept alive: Python gives the id of a freed parameter to another one, which would then have its name
-        self._named: list[torch.Tensor] = [] if model is None else list(model.parameters())
+        self._named: list[torch.Tensor] = []
+        self._namer, self._models = Names(), [] if model is None else [model]
         if model is not None:
-            found = name_parameters([{"params": self._named}], [model], scan=False)
-            self._names = {key: entry.name for key, entry in found.items()}
-        self._wire = Collectives(process_group)
-        options = self.options
-        links = LinkOptions(options.schedule, options.seed, vectors.ENGINE)
-        self._codecs = RankCodecs(self.rules, links, self._wire, common=options.levels == "common")
+            self._name(list(model.parameters()))
+        self._sharded: list[ShardedGroup] = []
+        #: the backward pass whose end is the end of the step
+        self._backward = -1
+        self._connect(process_group)
         self._compared = AllReduceComparison()
         #: buckets that wait for others: names, gradients, their buffer, and the promised future
         self._waiting: list[tuple[list[str], list[torch.Tensor], torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+
+    def register(self, model: nn.Module) -> Self:
+        """Average the gradients of a model through the codec; call it once, on a wrapped model, before training.
+
+        With ``fully_shard`` each rank encodes the chunks of its gradients one by one, and sends each to its owner. With
+        replicas (HSDP), owners of the same chunk then average it among themselves, through the same codec.
+
+        Args:
+            model: a ``DistributedDataParallel``, or a model with modules sharded by ``fully_shard`` (FSDP2).
+
+        Returns:
+            this state.
+
+        Raises:
+            UsageError: neither of these; modules that are sharded among different ranks; or torch is too old.
+        """
+        if isinstance(model, DistributedDataParallel):
+            self._models.append(model.module)
+            self._name(list(model.module.parameters()))
+            self._connect(model.process_group)
+            model.register_comm_hook(self, ddp_comm_hook)
+            return self
+        groups = list(groups_in(model))
+        if not groups:
+            raise UsageError(
+                f"register: a {type(model).__name__} is neither a DistributedDataParallel nor sharded by fully_shard"
+            )
+        self._models.append(model)
+        for group in groups:
+            self.take(group)
+        return self
+
+    def take(self, group: Any) -> None:
+        """Average a group of parameters that ``fully_shard`` made.
+
+        Raises:
+            UsageError: its ranks are not those of the groups before.
+        """
+        among, between = (None if one is None else dist.get_process_group_ranks(one) for one in meeting(group))
+        if among is None:
+            raise UsageError("register: replicas without shards; wrap the model in DistributedDataParallel")
+        if not self._sharded:
+            self._meets = among, between
+            self._connect(*meeting(group))
+        elif self._meets != (among, between):
+            raise UsageError(f"register: sharded among ranks {among}, and other modules among {self._meets[0]}")
+        self._sharded.append(ShardedGroup(group, self))
+
+    @property
+    def sharded_parameters(self) -> list[torch.Tensor]:
+        """This rank's parts of the parameters that ``fully_shard`` gathers and this state averages."""
+        return [parameter for group in self._sharded for parameter in group.parameters]
+
+    def name_groups(self) -> None:
+        """Name the parameters of all groups, by their places in the models."""
+        held = [(group, group.held) for group in self._sharded]
+        found = self._namer.of([{"params": [one for _, some in held for one in some]}], self._models)
+        for group, some in held:
+            group.names = [found[id(one)].name for one in some]
 
     def exchange_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Handle a bucket in the communication hook: returns its buffer, with averages instead of gradients."""
@@ -199,9 +263,7 @@ class RankExchange:
             self._waiting = []
         parameters = bucket.parameters()
         if any(id(parameter) not in self._names for parameter in parameters):
-            found = name_parameters([{"params": list(parameters)}], [])
-            self._named += parameters
-            self._names.update({key: entry.name for key, entry in found.items()})
+            self._name(parameters)
         names = [self._names[id(parameter)] for parameter in parameters]
         self._waiting.append((names, bucket.gradients(), buffer, future))
         # Shares depend on the gradients of all tensors, so buckets wait for the last one.
@@ -241,24 +303,63 @@ class RankExchange:
             NonfiniteGradientError: NaN or infinity under the policy ``error``.
             PayloadError: the received bytes are damaged, or the ranks' models differ.
         """
-        wire, codecs = self._wire, self._codecs
-        tally = codecs.tally
-        start, waited, before = time.thread_time(), wire.seconds, wire.sent
-        pieces: list[Piece] = []
-        sent: list[Values] = []
+        codecs = self._codecs
         known: Sequence[tuple[int, ...] | None] = shapes or [None] * len(names)
-        for name, array, shape in zip(names, values, known, strict=True):
-            place = array.device if isinstance(array, torch.Tensor) else None
-            pieces.append(Piece(name, self.rules.choose(name, len(array)), len(array), place, shape))
-            count = vectors.count_nonfinite(array)
-            sent.append(array if count == 0 else self._without_nonfinite(name, array, count))
-        averages = wire.run(averaging(codecs, way(self.options.exchange), pieces, sent, self.steps))
-        tally.codec_seconds += time.thread_time() - start
-        tally.wire_seconds += wire.seconds - waited
-        tally.wire_bytes += wire.sent - before
-        tally.float32_bits += 32 * sum(map(len, values))
-        if self.options.compare_every and self.steps % self.options.compare_every == 0:
+        pieces = [
+            Piece(name, self.rules.choose(name, len(array)), len(array), shape=shape)
+            for name, array, shape in zip(names, values, known, strict=True)
+        ]
+        pieces = _placed(pieces, values)
+        with self._counted(codecs):
+            averages = self._average(codecs, pieces, values)
+        codecs.tally.float32_bits += 32 * sum(map(len, values))
+        if self._compares:
             self._compare(values, averages)
+        return averages
+
+    def scatter(self, pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Vector]:
+        """Average pieces of tensors, each at its owner; every rank calls this with the same pieces in the same order.
+
+        Args:
+            pieces: the pieces, with their owners.
+            values: float32[n] of each; they are not changed.
+
+        Returns:
+            float32[n] of this rank's own pieces, in order.
+
+        Raises:
+            NonfiniteGradientError: NaN or infinity under the policy ``error``.
+            PayloadError: the received bytes are damaged, or the ranks' models differ.
+        """
+        codecs, pieces = self._codecs, _placed(pieces, values)
+        with self._counted(codecs):
+            sent = self._sendable(codecs, pieces, values)
+            averages = self._wire.run(way(self.options.exchange)(codecs, pieces, sent, self.steps, scattered=True))
+        codecs.tally.float32_bits += 32 * sum(map(len, values))
+        if self._compares and self._between is None:
+            self._compare(values, averages, [piece.owner == self._wire.rank for piece in pieces])
+        return averages
+
+    def average_replicas(self, pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Vector]:
+        """Average pieces among the ranks that own them; what is sent counts as sent on.
+
+        Args:
+            pieces: the pieces.
+            values: float32[n] of each; they are not changed.
+
+        Returns:
+            float32[n] of each.
+
+        Raises:
+            NonfiniteGradientError: NaN or infinity under the policy ``error``.
+            PayloadError: the received bytes are damaged, or the ranks' models differ.
+        """
+        codecs = self._between
+        assert codecs is not None
+        with self._counted(codecs):
+            averages = self._average(codecs, _placed(pieces, values), values)
+        tally, codecs.tally = codecs.tally, Tally()
+        self._codecs.tally.add(tally.sent_on())
         return averages
 
     def end_step(self) -> None:
@@ -271,36 +372,122 @@ class RankExchange:
         if self.on_step is not None:
             self.on_step(self)
 
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's state for later steps: numbers, text and tensors for ``torch.save``.
+    def end_with_backward(self) -> None:
+        """End the step when this backward pass ends; nothing says which group of parameters is the last."""
+        task = torch._C._current_graph_task_id()
+        if task != self._backward:
+            self._backward = task
+            torch.autograd.Variable._execution_engine.queue_callback(self.end_step)
 
-        It differs from rank to rank, so a checkpoint needs the state of each.
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state for later steps, for ``torch.save`` or ``torch.distributed.checkpoint``.
+
+        It differs from rank to rank, so its only key names the rank and their number. The value holds numbers, text and
+        tensors in a tuple, which ``torch.distributed.checkpoint`` stores as one object.
         """
         return {
-            "format": FORMAT,
-            "settings": self._settings(),
-            "steps": self.steps,
-            **as_tensors(self._codecs.to_lists()),
+            self._key(): (
+                {
+                    "format": FORMAT,
+                    "settings": self._settings(),
+                    "steps": self.steps,
+                    "codecs": [as_tensors(codecs.to_lists()) for codecs in self._stages],
+                },
+            )
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from a :meth:`state_dict`, with the same settings, rank and number of ranks.
 
         Raises:
-            UsageError: the settings or the format differ.
+            UsageError: the settings, the number of ranks or the format differ.
         """
-        if saved.get("format") != FORMAT:
-            raise UsageError(f"state: its format is {saved.get('format')}, and this gtrace reads {FORMAT}")
-        theirs = saved["settings"]
+        if self._key() not in saved:
+            theirs = ", ".join(map(str, saved))
+            raise UsageError(f"state: saved by {theirs}, and this is {self._key()}")
+        (found,) = saved[self._key()]
+        if found["format"] != FORMAT:
+            raise UsageError(f"state: its format is {found['format']}, and this gtrace reads {FORMAT}")
         for name, value in self._settings().items():
-            if theirs.get(name) != value:
-                raise UsageError(f"state: saved with {name} {theirs.get(name)}, and here it is {value}")
-        self.steps = int(saved["steps"])
-        self._codecs.load_lists(as_arrays({name: saved[name] for name in ("senders", "receivers")}))
+            if found["settings"].get(name) != value:
+                raise UsageError(f"state: saved with {name} {found['settings'].get(name)}, and here it is {value}")
+        self.steps = int(found["steps"])
+        for codecs, lists in zip(self._stages, found["codecs"], strict=True):
+            codecs.load_lists(as_arrays(lists))
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: without the parts that belong to one process."""
-        return {**vars(self), "group": None, "on_step": None, "_names": {}, "_named": []}
+        ours: dict[str, Any] = {
+            "group": None,
+            "on_step": None,
+            "_names": {},
+            "_named": [],
+            "_namer": Names(),
+            "_models": [],
+            "_sharded": [],
+        }
+        return {**vars(self), **ours}
+
+    def _connect(self, group: dist.ProcessGroup | None, replicas: dist.ProcessGroup | None = None) -> None:
+        """Exchange within a group and, with replicas, what it averaged between groups."""
+        options = self.options
+        links = LinkOptions(options.schedule, options.seed, vectors.ENGINE)
+        common = options.levels == "common"
+        self.group, self._wire = group, Collectives(group)
+        self._between: RankCodecs | None = None
+        first = 0
+        if replicas is not None:
+            # The same chunk of two replicas is rounded with different randomness.
+            first = dist.get_rank(replicas) * dist.get_world_size(group)
+            self._between = RankCodecs(self.rules, links, Collectives(replicas), common=common)
+        self._codecs = RankCodecs(self.rules, links, self._wire, common=common, first=first)
+
+    @property
+    def _stages(self) -> list[RankCodecs]:
+        return [self._codecs] if self._between is None else [self._codecs, self._between]
+
+    @property
+    def _compares(self) -> bool:
+        return bool(self.options.compare_every) and self.steps % self.options.compare_every == 0
+
+    def _name(self, parameters: Sequence[torch.Tensor]) -> None:
+        found = self._namer.of([{"params": list(parameters)}], self._models)
+        self._named += parameters
+        self._names.update({key: entry.name for key, entry in found.items()})
+
+    @contextlib.contextmanager
+    def _counted(self, codecs: RankCodecs) -> Iterator[None]:
+        """Count time and bytes of an exchange."""
+        tally, wire = codecs.tally, cast("Collectives", codecs.place)
+        start, waited, before = time.thread_time(), wire.seconds, wire.sent
+        yield
+        tally.codec_seconds += time.thread_time() - start
+        tally.wire_seconds += wire.seconds - waited
+        tally.wire_bytes += wire.sent - before
+
+    def _average(self, codecs: RankCodecs, pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Vector]:
+        sent = self._sendable(codecs, pieces, values)
+        exchange = averaging(codecs, way(self.options.exchange), pieces, sent, self.steps)
+        return cast("Collectives", codecs.place).run(exchange)
+
+    def _sendable(self, codecs: RankCodecs, pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Values]:
+        """The values to encode, after what the policy says of those that are not finite."""
+        sent: list[Values] = []
+        for piece, array in zip(pieces, values, strict=True):
+            count = vectors.count_nonfinite(array)
+            if count == 0:
+                sent.append(array)
+                continue
+            codecs.tally.nonfinite += count
+            where = f"step {self.steps}, rank {dist.get_rank()}, {piece.name}"
+            kept = without_nonfinite(array, count, self.options.nonfinite, where)
+            sent.append(NOT_FINITE if self.options.nonfinite == "pass" else kept)
+        return sent
+
+    @staticmethod
+    def _key() -> str:
+        # A checkpoint without it is refused by torch, which names it.
+        return f"rank {dist.get_rank()} of {dist.get_world_size()} (resume with as many ranks)"
 
     def _settings(self) -> dict[str, Any]:
         options = self.options
@@ -311,34 +498,39 @@ class RankExchange:
             "seed": options.seed,
             "refit": str(options.schedule),
             "nonfinite": options.nonfinite,
-            "rank": self._wire.rank,
-            "world_size": self._wire.size,
         }
 
-    def _without_nonfinite(self, name: str, values: Vector, count: int) -> Values:
-        self._codecs.tally.nonfinite += count
-        where = f"step {self.steps}, rank {self._wire.rank}, {name}"
-        kept = without_nonfinite(values, count, self.options.nonfinite, where)
-        return NOT_FINITE if self.options.nonfinite == "pass" else kept
-
-    def _compare(self, values: Sequence[Vector], averages: Sequence[Vector]) -> None:
-        ours, theirs = (
-            torch.cat([torch.as_tensor(part).to(self._wire.device) for part in parts]) for parts in (values, averages)
-        )
-        exact, seconds = self._wire.mean(ours)
-        rough, rough_seconds = self._wire.mean(ours.to(torch.bfloat16))
-        truth, compared = exact.double(), self._compared
-        compared.energy += float(truth.square().sum())
-        compared.error += float((truth - theirs).square().sum())
-        compared.bf16_error += float((truth - rough).square().sum())
+    def _compare(self, values: Sequence[Vector], averages: Sequence[Vector], own: Sequence[bool] | None = None) -> None:
+        """Compare averages with those of plain all-reduces; ranks that have only their own pieces' do so together."""
+        wire, compared = self._wire, self._compared
+        ours = torch.cat([torch.as_tensor(part).to(wire.device) for part in values])
+        exact, seconds = wire.mean(ours)
+        rough, rough_seconds = wire.mean(ours.to(torch.bfloat16))
+        if own is not None:
+            mine = torch.cat([torch.full((len(part),), one) for part, one in zip(values, own, strict=True)])
+            exact, rough = exact[mine], rough[mine]
+        truth = exact.double()
+        found = torch.cat([truth.new_empty(0), *(torch.as_tensor(part).to(wire.device) for part in averages)])
+        sums = torch.stack([one.square().sum() for one in (truth, truth - found, truth - rough)])
+        if own is not None:
+            sums = wire.mean(sums)[0] * wire.size
+        compared.energy += float(sums[0])
+        compared.error += float(sums[1])
+        compared.bf16_error += float(sums[2])
         compared.float32_seconds += seconds
         compared.bf16_seconds += rough_seconds
+
+
+def _placed(pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Piece]:
+    """The pieces where their values are."""
+    return [replace(piece, device=vectors.place_of(one)) for piece, one in zip(pieces, values, strict=True)]
 
 
 #: the name that torch's own hooks use
 State = RankExchange
 
 
+@never_compiled
 def ddp_comm_hook(state: RankExchange, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A communication hook that sends gradients through the codec of ``state``; register it once on a wrapped model::
 

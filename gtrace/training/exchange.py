@@ -59,6 +59,13 @@ def without_nonfinite(values: Vector, count: int, policy: Nonfinite, where: str)
     return vectors.zero_nonfinite(values) if policy == "zero" else None
 
 
+#: fields of a tally that are the same for averages that are sent on
+_COSTS = (
+    *("envelope_bits", "frame_bits", "codec_seconds", "fit_seconds", "decode_seconds"),
+    *("wire_bytes", "wire_seconds"),
+)
+
+
 @dataclass(slots=True)
 class Tally:
     """Costs and errors of an exchange; tallies add up.
@@ -159,6 +166,16 @@ class Tally:
         energy, error = vectors.error_of(total, decoded)
         self.down_energy += energy
         self.down_squared_error += error
+
+    def sent_on(self) -> Tally:
+        """The same for values that are averages already, beside the costs of the exchange that made them."""
+        return replace(
+            Tally(),
+            down_bits=self.bits,
+            down_squared_error=self.worker_squared_error,
+            down_energy=self.worker_energy,
+            **{name: getattr(self, name) for name in _COSTS},
+        )
 
     def add(self, other: Tally) -> None:
         """Add the costs of another exchange."""

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Adam's, which the two of one bit keep
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
-#: share of the new gradient in EF21-SGDM's momentum: 0.9 of the old one stays, as in SGD with momentum 0.9
-_ETA = 0.1
 
 
 class JointOptimizer(ABC):
@@ -273,22 +271,6 @@ class ZeroOneAdam(JointOptimizer):
 
     def _start(self) -> Tensors:
         return self._buffers.get("common", {})
-
-
-class Ef21Sgdm(JointOptimizer):
-    """EF21-SGDM (Fatkhullin et al. 2023, Algorithm 1) with eta = 0.1: v <- (1 - eta) v + eta g on each rank; v is sent.
-
-    With a codec ``ef21:C`` what travels is C(v - what was sent so far). The step is lr / eta times the average, so that
-    without a codec it is SGD with momentum 0.9.
-    """
-
-    def _step(self, lr: float, *, last: bool) -> Exchanging[None]:
-        momentum = self._buffer("momentum")
-        for name, gradient in self._gradients().items():
-            momentum[name].lerp_(gradient, _ETA)
-        average = yield from self._coded(momentum)
-        for name, weight in self.weights.items():
-            weight.sub_(average[name], alpha=lr / _ETA)
 
 
 class LocalSteps(JointOptimizer):

@@ -113,19 +113,18 @@ class OuterRounds:
         self.steps += 1
         self.comparison = None
         values = {name: own_values(parameter) for name, parameter in parameters.items()}
-        plain = Tally(float32_bits=32 * sum(value.numel() for value in values.values()))
         if self.steps % self._every:
-            return plain
+            # A program without local steps would have sent as much as in an exchange.
+            copies = 1 if isinstance(self._exchange, RankExchange) else self._exchange.workers
+            return Tally(float32_bits=32 * copies * sum(value.numel() for value in values.values()))
         # A gradient scaler may have left out all steps of this rank, while others go on.
         self._nesterov.begin(values)
         tally, averages = self._averaged(self._nesterov.change(values))
         self._nesterov.end(values, averages)
-        # A program without local steps would have sent as much at each step.
-        tally.float32_bits = plain.float32_bits
         return tally
 
     def _averaged(self, changes: Tensors) -> tuple[Tally, Tensors]:
-        """What the exchange makes of outer gradients; zeros where it left one out."""
+        """What the exchange makes of outer gradients; zeros for one that it left out."""
         shapes = {name: tuple(change.shape) for name, change in changes.items()}
         if isinstance(self._exchange, RankExchange):
             rules = self._exchange.rules

@@ -101,14 +101,18 @@ class RankCodecs:
         options: the options of all links.
         place: its number and that of all ranks; asked for at the first exchange.
         common: fit to the sum of all ranks' sketches, which are exchanged for this.
+        first: number of this group's first rank among the workers of all groups, part of the keys.
 
     Attributes:
         tally: this rank's traffic since the tally was last replaced.
         allocates: tensors share something out among themselves, and must be exchanged in one call.
     """
 
-    def __init__(self, rules: CodecTable, options: LinkOptions, place: RankPlace, *, common: bool) -> None:
+    def __init__(
+        self, rules: CodecTable, options: LinkOptions, place: RankPlace, *, common: bool, first: int = 0
+    ) -> None:
         self.tally = Tally()
+        self._first = first
         self.allocates = any(codec.allocates for codec in rules.codecs)
         self._options, self.place, self._common = options, place, common
         self._senders: dict[tuple[Role, str], Sender] = {}
@@ -159,7 +163,7 @@ class RankCodecs:
         """This rank's sender of a piece, made when first asked for."""
         found = self._senders.get((role, piece.name))
         if found is None:
-            rank = self.place.rank
+            rank = self._first + self.place.rank
             found = self._senders[role, piece.name] = Sender(
                 piece.codec, piece.size, self._options, tensor=piece.name, worker=rank, shape=piece.shape, role=role
             )

@@ -24,7 +24,7 @@ from gtrace.training import vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.curvature import NoiseAhead
 from gtrace.training.exchange import Bad, Exchange, Tally
-from gtrace.training.joint import Ef21Sgdm, JointWorkers, LocalSteps, OneBitAdam, ZeroOneAdam
+from gtrace.training.joint import JointWorkers, LocalSteps, OneBitAdam, ZeroOneAdam
 from gtrace.training.measure import Measurement
 from gtrace.training.neural import NeuralCompression, ShadowSummary, shadow
 from gtrace.training.plain import fresh_model, seeded_batch
@@ -127,7 +127,7 @@ class RunResult:
 
 
 class _Update(NamedTuple):
-    """What a step of all workers' weights was, and what was measured of it in so many seconds of CPU time."""
+    """A step of the weights: its costs, bad gradients, and what was measured in these seconds of CPU time."""
 
     tally: Tally
     bad: Sequence[Bad]
@@ -217,8 +217,7 @@ class TrainingRun:
 
     def _own_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         settings = self._settings
-        known = JOINT.get(settings.method)
-        make = _OPTIMIZERS.get(settings.optimizer if known is None else known.beside)
+        make = _OPTIMIZERS.get("adam" if settings.method in JOINT else settings.optimizer)
         return self._task.optimizer(model, settings.lr) if make is None else make(model.parameters(), settings.lr)
 
     def _joint_optimizer(self, model: nn.Module, rules: CodecTable, codecs: RankCodecs) -> JointOptimizer:
@@ -227,12 +226,10 @@ class TrainingRun:
         if settings.method == "onebit-adam":
             return OneBitAdam(model, rules, codecs, warmup=settings.warmup)
         if settings.method == "zeroone-adam":
-            every = settings.every or JOINT["zeroone-adam"].every or 1
+            every = settings.every or JOINT["zeroone-adam"] or 1
             # By the end of training the interval has reached its limit.
             doubling = max(1, (settings.steps - settings.warmup) // every.bit_length())
             return ZeroOneAdam(model, rules, codecs, warmup=settings.warmup, every=every, doubling=doubling)
-        if settings.method == "ef21-sgdm":
-            return Ef21Sgdm(model, rules, codecs)
         return LocalSteps(model, rules, codecs, inner=self._own_optimizer(model), every=settings.every or 1)
 
     def advance(self, step: int) -> Iterator[dict[str, Any]]:
@@ -304,6 +301,7 @@ class TrainingRun:
             "lr": lr,
             **tally.record(),
             "relative_variance": variances[0],
+            "worker_variance": variances[1],
             "seconds": seconds,
             **chosen,
         }

@@ -36,28 +36,11 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 DEFAULT_WORKERS: dict[Kind, int] = {"weight": 4, "neural": 1}
 
 
-class Joint(NamedTuple):
-    """What a study must know of an optimizer whose step includes the exchange, see :mod:`gtrace.training.joint`.
-
-    Attributes:
-        beside: optimizer of the uncompressed run.
-        codec: what goes through it if nobody names a codec.
-        warms: it begins with exact steps, whose number can be given.
-        every: interval between exchanges that it may reach; None if it exchanges at every step.
-    """
-
-    beside: str
-    codec: str
-    warms: bool = False
-    every: int | None = None
-
-
-#: optimizers whose step includes the exchange; the interval of 0/1 Adam is DeepSpeed's default
-JOINT = {
-    "onebit-adam": Joint("adam", "ef-signsgd:scale=rms", warms=True),
-    "zeroone-adam": Joint("adam", "ef-signsgd:scale=rms", warms=True, every=16),
-    "ef21-sgdm": Joint("momentum", "ef21:topk:ratio=0.01"),
-}
+#: optimizers whose step includes the exchange, see :mod:`gtrace.training.joint` -> longest interval between exchanges
+#: (DeepSpeed's default), None for one at every step; the uncompressed run beside them has Adam
+JOINT = {"onebit-adam": None, "zeroone-adam": 16}
+#: what goes through them if nobody names a codec
+JOINT_CODEC = "ef-signsgd:scale=rms"
 #: optimizers that the papers train with
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw", *JOINT)
 #: share of the steps that are exact at first: DeepSpeed recommends 15 to 25%
@@ -85,7 +68,7 @@ class StudyOptions:
             weight gradients are compared; None for never.
         layers: for kind neural, ``inner`` leaves out the gradient that the last layer gets from the loss.
         optimizer: one of ``OPTIMIZERS`` instead of the task's own. Those of ``JOINT`` exchange by themselves;
-            ``onebit-adam:warmup=N`` sets the number of exact steps of one that begins with some, by default a fifth.
+            ``onebit-adam:warmup=N`` sets the number of exact steps that it begins with, by default a fifth.
         every: steps that each worker makes alone between exchanges of weights, see
             :class:`gtrace.training.joint.LocalSteps`; for ``zeroone-adam`` the longest interval. None for none.
         clip: largest norm of the averaged gradient, instead of the task's.
@@ -199,7 +182,7 @@ class StudySettings(StudyOptions):
 
     @property
     def warmup(self) -> int:
-        """Exact steps of an optimizer that begins with some."""
+        """Exact steps at first of an optimizer of ``JOINT``."""
         given = self.optimizer.partition("warmup=")[2]
         return int(given) if given else max(1, round(_WARMUP * self.steps))
 
@@ -212,11 +195,10 @@ class StudySettings(StudyOptions):
         name, colon, parameter = self.optimizer.partition(":")
         if name and name not in OPTIMIZERS:
             raise UsageError(f"optimizer: '{name}' is unknown; {suggest(name, OPTIMIZERS)}")
-        known = JOINT.get(name)
-        if colon and not (known is not None and known.warms and re.fullmatch("warmup=[1-9][0-9]{0,8}", parameter)):
-            able = ", ".join(f"{one}:warmup=100" for one in JOINT if JOINT[one].warms)
+        if colon and not (name in JOINT and re.fullmatch("warmup=[1-9][0-9]{0,8}", parameter)):
+            able = ", ".join(f"{one}:warmup=100" for one in JOINT)
             raise UsageError(f"optimizer: '{self.optimizer}' cannot be read; parameters are those of {able}")
-        if self.every is not None and known is not None and known.every is None:
+        if self.every is not None and JOINT.get(name, self.every) is None:
             raise UsageError(f"every: {name} exchanges at every step; leave one of the two out")
         if not self.joint:
             return
@@ -334,8 +316,8 @@ def run_name(
     if policy is not None and policy.chooses:
         name = f"{re.sub(r':bits=[0-9]+$|(?<=:)bits=[0-9]+,', '', name)}@{policy}"
     if joint:
-        own = JOINT.get(re.split("[: ]", joint)[0])
-        return joint if own is not None and own.codec == name else f"{name} {joint}"
+        has_own = re.split("[: ]", joint)[0] in JOINT
+        return joint if has_own and name == JOINT_CODEC else f"{name} {joint}"
     if weights is None:
         return name
     return f"weights={weights}" if codec == Identity() else f"{name} weights={weights}"

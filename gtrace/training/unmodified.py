@@ -1,8 +1,8 @@
 """A codec in a training program that knows nothing of it.
 
-Where ``DistributedDataParallel`` averages gradients between ranks, the codec becomes its communication hook, and bytes
-travel. Everywhere else gradients go through the codec just before the optimizer uses them. With ``every`` each process
-uses its own gradients, and what several steps change goes through the codec.
+Where ``DistributedDataParallel`` or ``fully_shard`` averages gradients between ranks, the codec takes its place, and
+bytes travel. Everywhere else gradients go through the codec just before the optimizer uses them. With ``every`` each
+process uses its own gradients, and what several steps change goes through the codec.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -24,6 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gtrace.codecs import Identity
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.plugins import load_plugin
+from gtrace.torch_hooks.children import call_after_import
 from gtrace.torch_hooks.hooks import OptimizerStep, TrainingHooks, never_compiled
 from gtrace.torch_hooks.naming import Names, local_part
 from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, process_place, seed_libraries
@@ -31,6 +33,7 @@ from gtrace.torch_hooks.steps import Rounds, grad_scale_of, is_nested
 from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
 from gtrace.training.ddp import AllReduceComparison, RankExchange, ddp_comm_hook, keep_own
 from gtrace.training.exchange import Exchange, Tally
+from gtrace.training.fsdp import meeting
 from gtrace.training.outer import ProgramRounds
 from gtrace.training.scriptlog import ScriptLog, ScriptOptions, ScriptSummary
 
@@ -77,6 +80,7 @@ class ScriptTraining:
         self._log = ScriptLog(options, self._rules, on_record, self._warn)
         self._handle: Any = None
         self._patches: list[tuple[Any, str, Any, Any]] = []
+        self._call_off: Callable[[], None] = lambda: None
         self._owner = os.getpid()
         #: number of each optimizer, and how many times its gradients went through the codec
         self._counts: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
@@ -85,11 +89,13 @@ class ScriptTraining:
         self._names: Any = WeakTensorKeyDictionary()
         self._sizes: dict[str, int] = {}
         self._wrapped: Any = WeakTensorKeyDictionary()
-        self._states: list[RankExchange] = []
+        self._sharded: dict[tuple[int, ...], RankExchange] = {}
         self._arrived: dict[int, Tally] = {}
         self._step: OptimizerStep | None = None
         self._pending = Tally()
+        #: of the step whose record comes next, and of the one that the optimizer has not begun
         self._comparison: AllReduceComparison | None = None
+        self._compared: AllReduceComparison | None = None
         self._cpu = 0.0
 
     def start(self) -> None:
@@ -103,6 +109,8 @@ class ScriptTraining:
         if self._rounds is not None:
             self._patch(Optimizer, "state_dict", self._rounds.saving)
             self._patch(Optimizer, "load_state_dict", self._rounds.loading)
+        elif not self._options.watched:
+            self._call_off = call_after_import("torch.distributed.fsdp", self._watch_sharding)
 
     def finish(self) -> ScriptSummary:
         """Take the hooks out, and close the log."""
@@ -110,6 +118,7 @@ class ScriptTraining:
             self._flush()
             self._handle.remove()
             self._handle = None
+            self._call_off()
             for owner, name, original, ours in reversed(self._patches):
                 if vars(owner)[name] is ours:
                     setattr(owner, name, original)
@@ -145,21 +154,35 @@ class ScriptTraining:
         return __init__
 
     def _exchange_between_ranks(self, wrapper: DistributedDataParallel) -> None:
-        options = self._options
-        state = RankExchange(
-            self._rules,
-            wrapper.process_group,
-            model=wrapper.module,
-            options=options,
-            on_step=self._ranks_stepped,
-        )
+        state = self._between_ranks(wrapper.process_group.size(), wrapper.process_group, model=wrapper.module)
         register = next(original for _, name, original, _ in self._patches if name == "register_comm_hook")
         register(wrapper, state, ddp_comm_hook if self._rounds is None else keep_own)
-        self._states.append(state)
         for parameter in wrapper.parameters():
             self._wrapped[parameter] = state
+
+    def _between_ranks(self, ranks: int, *group: Any, model: torch.nn.Module | None = None) -> RankExchange:
+        options = self._options
         if options.workers > 1:
-            self._warn_once(f"--workers {options.workers} is left out: {wrapper.process_group.size()} real ranks train")
+            self._warn_once(f"--workers {options.workers} is left out: {ranks} real ranks train")
+        return RankExchange(self._rules, *group, model=model, options=options, on_step=self._ranks_stepped)
+
+    def _watch_sharding(self) -> None:
+        module = sys.modules["torch.distributed.fsdp._fully_shard._fsdp_param_group"]
+        self._patch(module.FSDPParamGroup, "__init__", self._watch_group)
+
+    def _watch_group(self, original: Any) -> Any:
+        def __init__(group: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(group, *args, **kwargs)
+            among, between = meeting(group)
+            # Replicas without shards are averaged by the program, and no bytes travel.
+            if os.getpid() == self._owner and among is not None and among.size() > 1:
+                key = tuple(dist.get_process_group_ranks(among))
+                if key not in self._sharded:
+                    ranks = among.size() * (between.size() if between is not None else 1)
+                    self._sharded[key] = self._between_ranks(ranks)
+                self._sharded[key].take(group)
+
+        return __init__
 
     def _watch_registration(self, original: Any) -> Any:
         def register_comm_hook(wrapper: DistributedDataParallel, state: object, hook: Any) -> Any:
@@ -172,9 +195,11 @@ class ScriptTraining:
         return register_comm_hook
 
     def _ranks_stepped(self, state: RankExchange) -> None:
+        for parameter in state.sharded_parameters:
+            self._wrapped[parameter] = state
         self._arrived.setdefault(id(state), Tally()).add(state.last)
         if state.comparison is not None:
-            self._comparison = state.comparison
+            self._compared = state.comparison
             self.summary.comparisons.append(state.comparison)
 
     @never_compiled
@@ -183,38 +208,23 @@ class ScriptTraining:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if os.getpid() != self._owner or is_nested(sys._getframe(2), self._hooks.evaluation):
             return None
-        return after_closure(args, kwargs, lambda: self._compress(optimizer))
+        take = self._compress if self._rounds is None else functools.partial(self._begin_round, self._rounds)
+        return after_closure(args, kwargs, lambda: take(optimizer))
 
     def _compress(self, optimizer: Optimizer) -> None:
         """Put what the codec makes of them instead of the gradients, unless ranks have done so."""
-        parameters = [
-            p
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None or (self._rounds is not None and p.requires_grad)
-        ]
-        number, count = self._counts.get(optimizer, (self.summary.optimizers, 0))
-        self._counts[optimizer] = number, count + 1
-        self.summary.optimizers = max(self.summary.optimizers, number + 1)
-        self._name(optimizer, parameters, number)
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        count = self._count(optimizer, parameters)
         if self._options.watched:
             bits = 32 * sum(local_part(parameter).numel() for parameter in parameters)
             self._pending.add(Tally(payload_bits=bits, float32_bits=bits))
-            return
-        if self._rounds is not None:
-            if not (number or count or process_place().rank):
-                self._say(
-                    f"gtrace: --every {self._options.every} changes the training: each process steps on its own "
-                    f"gradients, and every {self._options.every} steps the weights move by the averaged change, with "
-                    "DiLoCo's outer Nesterov momentum"
-                )
-            self._rounds.begin(optimizer, *self._in_rounds(parameters))
             return
         ours: dict[str, torch.Tensor] = {}
         for parameter in parameters:
             state = self._wrapped.get(parameter)
             if state is not None:
                 self._pending.add(self._arrived.pop(id(state), Tally()))
+                self._comparison, self._compared = self._compared or self._comparison, None
                 self.summary.exchanged = True
             elif is_dense(parameter):
                 ours[self._names[parameter]] = parameter
@@ -225,12 +235,12 @@ class ScriptTraining:
         world = process_place().world_size
         if world > 1:
             self._warn_once(
-                f"{world} processes train together, and not through DistributedDataParallel alone: other gradients go "
-                "through the codec after the program has averaged them, and no bytes travel"
+                f"{world} processes train together, and not through DistributedDataParallel or fully_shard alone: "
+                "other gradients go through the codec after the program has averaged them, and no bytes travel"
             )
-        sharing = [str(one) for one in self._rules.codecs if one.allocates]
-        if sharing and self.summary.optimizers > 1:
-            self._warn_once(f"{sharing[0]} shares out among each optimizer's tensors apart: they step one by one")
+        sharing = next((one for one in self._rules.codecs if one.allocates), None)
+        if sharing is not None and self.summary.optimizers > 1:
+            self._warn_once(f"{sharing} shares out among each optimizer's tensors apart: they step one by one")
         scale = grad_scale_of(optimizer)
         arrays = {name: read_gradient(parameter, scale) for name, parameter in ours.items()}
         exchanged = self._exchange.step(count, [arrays] * self._options.workers)
@@ -243,6 +253,27 @@ class ScriptTraining:
         for bad in exchanged.bad[:1]:
             self._warn(f"step {count}, {bad.tensor}: {bad.count} gradient values are not finite")
         self._pending.add(exchanged.tally)
+
+    def _count(self, optimizer: Optimizer, parameters: list[torch.Tensor]) -> int:
+        """Count the gradients of an optimizer, and name its parameters; returns how often this was done before."""
+        number, count = self._counts.get(optimizer, (self.summary.optimizers, 0))
+        self._counts[optimizer] = number, count + 1
+        self.summary.optimizers = max(self.summary.optimizers, number + 1)
+        self._name(optimizer, parameters, number)
+        return count
+
+    def _begin_round(self, rounds: ProgramRounds, optimizer: Optimizer) -> None:
+        """Remember the weights, if a round begins with the optimizer's step."""
+        every = self._options.every
+        if not self.summary.optimizers and not process_place().rank:
+            self._say(
+                f"gtrace: --every {every} changes the training: each process steps on its own gradients, and every "
+                f"{every} steps the weights move by the averaged change, with DiLoCo's outer Nesterov momentum"
+            )
+        # Those without a gradient, too: ranks exchange the same parameters.
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self._count(optimizer, parameters)
+        rounds.begin(optimizer, *self._in_rounds(parameters))
 
     def _in_rounds(self, parameters: Sequence[torch.Tensor]) -> tuple[dict[str, torch.Tensor], ProcessGroup | None]:
         """The parameters that local steps change, and the group of those that ranks have in common."""
@@ -264,7 +295,7 @@ class ScriptTraining:
             return
         for optimizer in stepped.members.values() if isinstance(stepped, Rounds) else (stepped,):
             if optimizer not in self._counts:
-                self._compress(optimizer)
+                self._begin_round(rounds, optimizer)
             parameters, group = self._in_rounds(
                 [p for one in optimizer.param_groups for p in one["params"] if p in self._names]
             )
@@ -291,7 +322,7 @@ class ScriptTraining:
                     again += 1
                     name = f"{plain}#{again}"
                 self._names[parameter] = name
-                self._sizes[name] = local_part(parameter).numel()
+                self._sizes[name] = (parameter if parameter in self._wrapped else local_part(parameter)).numel()
 
     def _told_step(self, step: OptimizerStep) -> None:
         """An optimizer is about to step; where many step inside of a backward pass, all of them have."""
@@ -311,9 +342,10 @@ class ScriptTraining:
     def _flush(self) -> None:
         """Write the record of the step before; a line search may have evaluated more gradients since."""
         step, tally = self._step, self._pending
-        self._step, self._pending = None, Tally()
         if step is None:
+            # What a step cost that was left out before the first one counts with that.
             return
+        self._step, self._pending = None, Tally()
         now = time.process_time()
         seconds = now - self._cpu if self._cpu else float("nan")
         self._cpu = now

@@ -18,6 +18,7 @@ import numpy as np
 from gtrace.codecs import Composed
 from gtrace.codecs.base import Averaged, advance
 from gtrace.codecs.parts import Parts
+from gtrace.codecs.wrappers import MemoryWrapper
 from gtrace.coding import pack_fixed, unpack_fixed, width_for
 from gtrace.errors import UsageError, suggest
 from gtrace.training import vectors
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gtrace.codecs import Codec
     from gtrace.codecs.base import Rounds
     from gtrace.training.ranks import RankCodecs, Values
     from gtrace.training.vectors import Vector
 
     #: an exchange whose result is float32[n] of each tensor
     Averaging: TypeAlias = Exchanging[list[Vector]]
+    #: pieces, their values and the step -> averages of all or some of them
+    Half: TypeAlias = Callable[[RankCodecs, Sequence[Piece], Any, int], Averaging]
     #: averages, pieces of all tensors, each one's part of the values, and its target among the averages
     Cut: TypeAlias = tuple[list[Vector], list[Piece], list[Any], list[Any]]
 
@@ -46,7 +50,15 @@ _SUM_BITS = 16
 class Way(Protocol):
     """A way of averaging."""
 
-    def __call__(self, codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+    def __call__(
+        self,
+        codecs: RankCodecs,
+        whole: Sequence[Piece],
+        values: Sequence[Values],
+        step: int,
+        *,
+        scattered: bool = False,
+    ) -> Averaging:
         """The averages of tensors.
 
         Args:
@@ -54,17 +66,16 @@ class Way(Protocol):
             whole: the tensors.
             values: the values of each to send.
             step: number of the step.
+            scattered: the tensors are pieces with owners, and each owner gets the averages of its own, in order.
         """
 
 
-def all_gather(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
-    """Send every rank's payloads to all; returns the averages.
-
-    Args:
-        whole: the tensors.
-        values: the values of each to send.
-        step: number of the step.
-    """
+def all_gather(
+    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, scattered: bool = False
+) -> Averaging:
+    """Send every rank's payloads to all, or to the owner; returns the averages. Arguments are those of `Way`."""
+    if scattered:
+        return (yield from _first_shot(codecs, whole, values, step))
     messages = yield from codecs.encode(whole, values, "up", step)
     frames = yield [pack(messages)] * codecs.place.size
     gathered = [codecs.decode(whole, unpack(frame, len(whole)), "up", rank) for rank, frame in enumerate(frames)]
@@ -72,21 +83,41 @@ def all_gather(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Valu
     return [piece.mean(arrived) for piece, arrived in zip(whole, zip(*gathered, strict=True), strict=True)]
 
 
-def two_shot(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
-    """Each rank sums up a piece of every tensor and sends the average on. Arguments are those of `all_gather`."""
-    return (yield from _two_shot(codecs, cut_up(whole, values, codecs.place.size), step))
+def two_shot(
+    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, scattered: bool = False
+) -> Averaging:
+    """Each rank sums up a piece of every tensor and sends the average on. Arguments are those of `Way`."""
+    return (yield from _form(_first_shot, scattered)(codecs, whole, values, step))
 
 
 def served(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
-    """Two shots of whole tensors: each has one rank as its server. Arguments are those of `all_gather`."""
+    """Two shots of whole tensors: each has one rank as its server. Arguments are those of `Way`."""
     size = codecs.place.size
     averages, pieces, parts, targets = cut_up(whole, values, 1)
     pieces = [replace(piece, owner=zlib.crc32(piece.name.encode()) % size) for piece in pieces]
-    return (yield from _two_shot(codecs, (averages, pieces, parts, targets), step))
+    return (yield from _sent_on(codecs, (averages, pieces, parts, targets), step, _first_shot))
 
 
-def _two_shot(codecs: RankCodecs, cut: Cut, step: int) -> Averaging:
+def _form(half: Half, scattered: bool) -> Half:
+    """Averages of pieces at their owners, or of whole tensors: cut into pieces that their owners then send on."""
+    return half if scattered else functools.partial(_cut_and_sent_on, half=half)
+
+
+def _cut_and_sent_on(
+    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Any], step: int, *, half: Half
+) -> Averaging:
+    return (yield from _sent_on(codecs, cut_up(whole, values, codecs.place.size), step, half))
+
+
+def _sent_on(codecs: RankCodecs, cut: Cut, step: int, half: Half) -> Averaging:
     averages, pieces, parts, targets = cut
+    means = yield from half(codecs, pieces, parts, step)
+    yield from _send_on(codecs, pieces, means, targets, step)
+    return averages
+
+
+def _first_shot(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Values], step: int) -> Averaging:
+    """Send every piece to its owner; returns the averages of this rank's own pieces, in order."""
     rank, size = codecs.place.rank, codecs.place.size
     messages = yield from codecs.encode(pieces, parts, "up", step)
     # Nobody sends a rank its own pieces back, but its memory needs the decoded values.
@@ -100,9 +131,7 @@ def _two_shot(codecs: RankCodecs, cut: Cut, step: int) -> Averaging:
         [own[k] for k in owned[rank]] if one == rank else codecs.decode(mine, unpack(frame, len(mine)), "up", one)
         for one, frame in enumerate(frames)
     ]
-    sums = [piece.mean(arrived) for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True)]
-    yield from _send_on(codecs, pieces, sums, targets, step)
-    return averages
+    return [piece.mean(arrived) for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True)]
 
 
 def _send_on(
@@ -124,25 +153,33 @@ def _send_on(
             codecs.settle(mine, finite, final, "down")
 
 
-def ring(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+def ring(
+    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, scattered: bool = False
+) -> Averaging:
     """A ring all-reduce: each piece's partial sum goes from rank to rank, encoded again each time.
 
     The last rank on a piece's way sends the average to all. Tensors that a rank cannot send are all-gathered.
-    Arguments are those of `all_gather`.
+    Arguments are those of `Way`.
     """
-    return (yield from _among_complete(codecs, _ring, whole, values, step))
+    return (yield from _among_complete(codecs, _form(_ring, scattered), whole, values, step, scattered))
 
 
 def hierarchical(
-    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, node: int
+    codecs: RankCodecs,
+    whole: Sequence[Piece],
+    values: Sequence[Values],
+    step: int,
+    *,
+    node: int,
+    scattered: bool = False,
 ) -> Averaging:
     """Ranks of a node average pieces among themselves, then nodes among each other, then all get all averages.
 
-    Each value is encoded three times (ZeRO++'s qgZ, Wang et al. 2023, with an all-gather behind it). Tensors that a
+    Each value is encoded three times; scattered, it is encoded twice (ZeRO++'s qgZ, Wang et al. 2023). Tensors that a
     rank cannot send are all-gathered.
 
     Args:
-        whole, values, step: as for `all_gather`.
+        codecs, whole, values, step, scattered: as for `Way`.
         node: ranks of a node, which follow each other.
 
     Raises:
@@ -150,51 +187,49 @@ def hierarchical(
     """
     if codecs.place.size % node:
         raise UsageError(f"hierarchical:{node}: {codecs.place.size} ranks are not whole nodes of {node}")
-    way = functools.partial(_hierarchical, node=node)
-    return (yield from _among_complete(codecs, way, whole, values, step))
+    half = functools.partial(_hierarchical, node=node)
+    return (yield from _among_complete(codecs, _form(half, scattered), whole, values, step, scattered))
 
 
-def shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+def shared_scale(
+    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, scattered: bool = False
+) -> Averaging:
     """All ranks take the largest norm of each bucket, so that codes add without decoding.
 
     As THC (Li et al. 2024): each rank sends a piece's codes to its owner, who sends their sum to all; both at fixed
-    width. Tensors that a rank cannot send are all-gathered. Arguments are those of `all_gather`.
+    width. Tensors that a rank cannot send are all-gathered. Arguments are those of `Way`.
 
     Raises:
-        UsageError: a codec without equal steps and a norm for each bucket.
+        UsageError: a codec without integers that add up and scales that can be shared.
     """
     for piece in whole:
-        parts = piece.codec.parts if isinstance(piece.codec, Composed) else Parts()
+        inside = _inside(piece.codec)
+        parts = inside.parts if isinstance(inside, Composed) else Parts()
         if parts.grid.integers is None or not parts.scale.shares:
             raise UsageError(f"shared-scale: {piece.codec} has no codes that add up; take qsgd, qsgdinf or thc")
-    return (yield from _among_complete(codecs, _shared_scale, whole, values, step))
+    way = _means_of_codes if scattered else _shared_scale
+    return (yield from _among_complete(codecs, way, whole, values, step, scattered))
 
 
 def _among_complete(
-    codecs: RankCodecs,
-    way: Callable[[RankCodecs, Sequence[Piece], Any, int], Averaging],
-    whole: Sequence[Piece],
-    values: Sequence[Values],
-    step: int,
+    codecs: RankCodecs, way: Half, whole: Sequence[Piece], values: Sequence[Values], step: int, scattered: bool
 ) -> Averaging:
-    """Tensors that all ranks can send go one way; the others are all-gathered."""
+    """Tensors that all ranks can send go one way; the others are all-gathered, or go to their owners."""
     averages: dict[int, Vector] = {}
     seen = yield from codecs.seen(values)
     complete = [k for k, flags in enumerate(seen) if all(flag == 1 for flag in flags)]
     rest = [k for k in range(len(whole)) if k not in complete]
-    if complete:
-        found = yield from way(codecs, [whole[k] for k in complete], [values[k] for k in complete], step)
-        averages.update(zip(complete, found, strict=True))
-    if rest:
-        found = yield from all_gather(codecs, [whole[k] for k in rest], [values[k] for k in rest], step)
-        averages.update(zip(rest, found, strict=True))
-    return [averages[k] for k in range(len(whole))]
+    for among, one in ((complete, way), (rest, functools.partial(all_gather, scattered=scattered))):
+        if among:
+            found = yield from one(codecs, [whole[k] for k in among], [values[k] for k in among], step)
+            kept = [k for k in among if not scattered or whole[k].owner == codecs.place.rank]
+            averages.update(zip(kept, found, strict=True))
+    return [averages[k] for k in sorted(averages)]
 
 
-def _ring(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], step: int) -> Averaging:
+def _ring(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int) -> Averaging:
     rank, size = codecs.place.rank, codecs.place.size
-    averages, pieces, parts, targets = cut_up(whole, values, size)
-    sums = list(parts)
+    sums: list[Any] = list(parts)
     for hop in range(size - 1):
         # The way of a piece ends at its owner, and begins at the rank after it.
         leaving = [k for k, piece in enumerate(pieces) if piece.owner == (rank - 1 - hop) % size]
@@ -211,16 +246,13 @@ def _ring(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], 
         arrived = codecs.decode(incoming, unpack(frames[before], len(incoming)), "up", before)
         for k, decoded in zip(coming, arrived, strict=True):
             sums[k] = sums[k] + decoded
-    mine = [k for k, piece in enumerate(pieces) if piece.owner == rank]
-    yield from _send_on(codecs, pieces, [sums[k] / np.float32(size) for k in mine], targets, step)
-    return averages
+    return [total / np.float32(size) for total, piece in zip(sums, pieces, strict=True) if piece.owner == rank]
 
 
 def _hierarchical(
-    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], step: int, *, node: int
+    codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int, *, node: int
 ) -> Averaging:
     rank, size = codecs.place.rank, codecs.place.size
-    averages, pieces, parts, targets = cut_up(whole, values, size)
     messages = yield from codecs.encode(pieces, parts, "up", step)
     decoded = codecs.decode(pieces, messages, "up", rank)
     codecs.settle(pieces, parts, decoded, "up")
@@ -249,51 +281,75 @@ def _hierarchical(
         else codecs.decode(final, unpack(frames[one], len(final)), "up", one)
         for one in across
     ]
-    means = [piece.mean(arrived) for piece, arrived in zip(final, zip(*gathered, strict=True), strict=True)]
-    yield from _send_on(codecs, pieces, means, targets, step)
-    return averages
+    return [piece.mean(arrived) for piece, arrived in zip(final, zip(*gathered, strict=True), strict=True)]
 
 
-def _shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], step: int) -> Averaging:
-    rank, size = codecs.place.rank, codecs.place.size
-    averages, pieces, cuts, targets = cut_up(whole, values, size)
-    each = [cast("Composed", piece.codec) for piece in pieces]
-    numbers = [codecs.sender(piece, "up").common_number(step) for piece in pieces]
-    arrays = [one.turned(vectors.on_host(part), number) for one, part, number in zip(each, cuts, numbers, strict=True)]
+def _sums_of_codes(
+    codecs: RankCodecs, pieces: Sequence[Piece], cuts: Sequence[Vector], step: int
+) -> Exchanging[tuple[list[NDArray[np.int64]], Callable[[int, NDArray[np.int64]], Vector]]]:
+    """The sums of this rank's own pieces; the mean of a piece (its place among ``pieces``) from such a sum."""
+    size = codecs.place.size
+    each = [cast("Composed", _inside(piece.codec)) for piece in pieces]
+    senders = [codecs.sender(piece, "up") for piece in pieces]
+    numbers = [sender.common_number(step) for sender in senders]
+    arrays = [
+        one.turned(np.asarray(sender.codec.view(sender.state, vectors.on_host(part)), np.float32), number)
+        for one, sender, part, number in zip(each, senders, cuts, numbers, strict=True)
+    ]
     norms = [one.parts.scale.measure(array, State(array.size)) for one, array in zip(each, arrays, strict=True)]
     frames = yield [join([norm.astype("<f4").tobytes() for norm in norms])] * size
     asked = [split(frame, len(pieces)) for frame in frames]
     scales = [np.max([np.frombuffer(one, "<f4") for one in theirs], axis=0) for theirs in zip(*asked, strict=True)]
     packed = []
-    for piece, one, array, scale in zip(pieces, each, arrays, scales, strict=True):
-        sender, parts = codecs.sender(piece, "up"), one.parts
-        state = sender.state.with_arrays(scale=scale)
+    for one, sender, array, scale, number, part in zip(each, senders, arrays, scales, numbers, cuts, strict=True):
+        parts, state = one.parts, State(array.size, {"scale": scale})
         codes = parts.rounding.symbols(parts.grid, state, parts.scale.cut(array, state), sender.key(step))
-        codecs.tally.add_sent(array, _added(parts, _integers(parts)[codes], 1, scale))
+        own = one.turned(_added(parts, _integers(parts)[codes], 1, scale), number, back=True)
+        sender.settle(part, own)
+        codecs.tally.add_sent(vectors.on_host(part), own)
         packed.append(pack_fixed(codes, width_for(_integers(parts).size)))
         codecs.tally.payload_bits += 8 * (len(packed[-1]) + scale.nbytes)
     owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
     frames = yield [join([packed[k] for k in chosen]) for chosen in owned]
-    mine = owned[rank]
+    mine = owned[codecs.place.rank]
     sums = [np.zeros(pieces[k].size, np.int64) for k in mine]
     for frame in frames:
         for total, k, data in zip(sums, mine, split(frame, len(mine)), strict=True):
             table = _integers(each[k].parts)
             total += table[unpack_fixed(data, total.size, width_for(table.size), table.size)]
-    widths = [_wide(one.parts, size) for one in each]
+
+    def mean(k: int, total: NDArray[np.int64]) -> Vector:
+        found = each[k].turned(_added(each[k].parts, total, size, scales[k]), numbers[k], back=True)
+        return vectors.placed(found, pieces[k].device)
+
+    return sums, mean
+
+
+def _means_of_codes(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int) -> Averaging:
+    sums, mean = yield from _sums_of_codes(codecs, pieces, parts, step)
+    mine = [k for k, piece in enumerate(pieces) if piece.owner == codecs.place.rank]
+    return [mean(k, total) for k, total in zip(mine, sums, strict=True)]
+
+
+def _shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], step: int) -> Averaging:
+    size = codecs.place.size
+    averages, pieces, cuts, targets = cut_up(whole, values, size)
+    sums, mean = yield from _sums_of_codes(codecs, pieces, cuts, step)
+    owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
+    mine = owned[codecs.place.rank]
+    widths = [_wide(cast("Composed", _inside(piece.codec)).parts, size) for piece in pieces]
     onward = [pack_fixed(total.astype(np.uint16), widths[k]) for total, k in zip(sums, mine, strict=True)]
     codecs.tally.down_bits += 8 * sum(map(len, onward))
     frames = yield [join(onward)] * size
     for chosen, frame in zip(owned, frames, strict=True):
         for k, data in zip(chosen, split(frame, len(chosen)), strict=True):
             total = unpack_fixed(data, pieces[k].size, widths[k], 1 << widths[k]).astype(np.int64)
-            mean = each[k].turned(_added(each[k].parts, total, size, scales[k]), numbers[k], back=True)
-            targets[k][:] = vectors.placed(mean, pieces[k].device)
+            targets[k][:] = mean(k, total)
     return averages
 
 
 def all_reduce(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
-    """Tensors of linear codecs, by all-reduces of their messages. Arguments are those of `all_gather`.
+    """Tensors of linear codecs, by all-reduces of their messages. Arguments are those of `Way`.
 
     A tensor that one rank cannot send is sent uncompressed by the others, and no memory changes.
 
@@ -367,8 +423,15 @@ def cut_up(whole: Sequence[Piece], values: Sequence[Values], ranks: int) -> Cut:
     return averages, pieces, parts, targets
 
 
+def _inside(codec: Codec) -> Codec:
+    """The codec behind memories on the sender's side, which a sum does not concern."""
+    while isinstance(codec, MemoryWrapper) and not codec.both_ends:
+        codec = codec.inner
+    return codec
+
+
 def _integers(parts: Parts) -> NDArray[np.int64]:
-    """The integers that codes stand for, of a grid that :func:`shared_scale` takes."""
+    """The integers that codes mean, of a grid that :func:`shared_scale` takes."""
     return cast("NDArray[np.int64]", parts.grid.integers)
 
 
@@ -403,7 +466,7 @@ _WAYS: dict[str, Way] = {
 
 
 def averaging(
-    codecs: RankCodecs, chosen: Way, whole: Sequence[Piece], values: Sequence[Values], step: int
+    codecs: RankCodecs, chosen: Half, whole: Sequence[Piece], values: Sequence[Values], step: int
 ) -> Averaging:
     """The averages of tensors by the chosen way; those of linear codecs by all-reduces, whatever the way."""
     averages: dict[int, Vector] = {}

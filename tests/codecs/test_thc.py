@@ -6,6 +6,7 @@ from scipy.stats import norm
 
 import gtrace
 from gtrace.codecs.thc import lookup_table
+from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
 
 
@@ -46,6 +47,20 @@ def test_what_is_cut_is_a_bias_and_the_rest_is_not():
         shrunk = 1 - values.mean(axis=0) @ x / energy
         assert (shrunk > 0.01) == cut
         assert cut or mean == pytest.approx(one / 64, rel=0.2)
+
+
+@pytest.mark.parametrize("spec", ["thc:bits=1", "thc", "thc:bits=6,outside=0.001", "thc:bits=3,granularity=7"])
+def test_error_and_bits_of_long_tensors_are_known(spec):
+    c, x = gtrace.codec(spec), np.random.default_rng(1).standard_t(3, 1 << 15).astype(np.float32)
+    expected, energy = c.expected_on_normal(x.size), float(np.sum(x.astype(np.float64) ** 2))
+    found = [c.simulate(c.init(x.size), x, (k, 5 * k)) for k in range(12)]
+    errors = [np.sum((one.values.astype(np.float64) - x) ** 2) / energy for one in found]
+    assert np.mean(errors) == pytest.approx(expected.squared_error, rel=0.06)
+    shrunk = 1 - np.mean([one.values for one in found], axis=0) @ x / energy
+    assert shrunk == pytest.approx(expected.bias, rel=0.15, abs=0.003)
+    assert 8 * (found[0].payload_bytes - ENVELOPE_BYTES) / x.size == expected.bits_payload == expected.bits_fixed
+    assert found[0].coded.entropy == pytest.approx(expected.bits_entropy, abs=0.01)
+    assert found[0].coded.huffman == pytest.approx(expected.bits_huffman, abs=0.02)
 
 
 @pytest.mark.parametrize("size", [1, 5, 63, 64, 100, 1025])

@@ -74,6 +74,21 @@ def test_limits_that_no_levels_meet():
     assert least_error(gtrace.MomentSketch.of(np.zeros(9, np.float32), norm="linf"), 3.0) == 0.0
 
 
+@pytest.mark.parametrize("zeros", [0.5, 0.9])
+def test_exact_zeros_cost_no_bits_and_leave_them_to_the_others(zeros):
+    values = np.random.default_rng(3).normal(size=1 << 16).astype(np.float32)
+    values[: int(zeros * values.size)] = 0.0
+    found = gtrace.MomentSketch.of(values, norm="linf", bucket_size=None)
+    alone = gtrace.MomentSketch.of(values[values != 0], norm="linf", bucket_size=None)
+    for bits in (1.0, 3.0):
+        assert least_error(found, bits) == pytest.approx(least_error(alone, bits / (1 - zeros)), rel=3e-3)
+        # A code that sends where the zeros are, and fine levels for the others, does no better.
+        flags = -zeros * np.log2(zeros) - (1 - zeros) * np.log2(1 - zeros)
+        left = (bits - flags) / (1 - zeros)
+        if left > 1:
+            assert alone.expected_error(spaced_levels(*entropy_levels(alone, left))) > least_error(found, bits)
+
+
 def test_the_bound_is_shannons_for_a_normal_law():
     """Of values with one scale: D / (1 - D) with 2^(-2 bits) for D."""
     values = np.random.default_rng(3).normal(size=1 << 20)

@@ -1,4 +1,6 @@
-"""Capture and a codec in the smallest program of each trainer: what is recorded, applied, logged and swept agrees.
+"""The recipes of docs/how-to/lightning.md in the smallest program of each trainer.
+
+What is recorded, applied, logged and swept must agree.
 
 Every program trains with plain SGD, so that the gradients which the optimizer used follow from the weights.
 """
@@ -6,20 +8,28 @@ Every program trains with plain SGD, so that the gradients which the optimizer u
 import csv
 import itertools
 import math
+import tomllib
 from collections import defaultdict
+from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from helpers_capture import run_python, write_script
+from helpers_docs import ROOT, blocks
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gtrace
+from gtrace.errors import UsageError
 from gtrace.sweep import EXPECTATION
+from gtrace.trackers import KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CODEC, LR, STEPS = "qsgdinf:bits=4", 0.5, 4
+RECIPES = [block.text for block in blocks("docs/how-to/lightning.md") if block.language == "python"]
 
 
 class Kept:
@@ -32,74 +42,72 @@ class Kept:
         self.rows[step] |= metrics
 
 
-def pieces():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
-    return model, TensorDataset(torch.randn(8 * STEPS, 6), torch.randint(3, (8 * STEPS,)))
+class Pieces:
+    """A model, its data and its optimizer; what backward passes made, and the weights before and after each step."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.data = TensorDataset(torch.randn(8 * STEPS, 6), torch.randint(3, (8 * STEPS,)))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
+        self.exact, self.weights = defaultdict(list), []
+        for name, parameter in self.model.named_parameters():
+            keep = partial(self._keep, name)
+            parameter.register_post_accumulate_grad_hook(keep)
+        self._look()
+        self.optimizer.register_step_post_hook(lambda *_: self._look())
+
+    def _keep(self, name, parameter):
+        self.exact[name].append(parameter.grad.clone())
+
+    def _look(self):
+        self.weights.append({name: p.detach().clone() for name, p in self.model.named_parameters()})
+
+    def loss(self, x, y):
+        return nn.functional.cross_entropy(self.model(x), y)
 
 
-def weights_of(model):
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+def run(place, **names):
+    """The recipe of this place on the page."""
+    exec(compile(RECIPES[place], "lightning.md", "exec"), {"gtrace": gtrace, **names})
 
 
-def lightning(folder, with_gtrace):
+def lightning(pieces, folder):
     import lightning.pytorch as pl
     from lightning.pytorch.loggers import CSVLogger
-
-    from gtrace.trainers.lightning import LightningCallback
-
-    inner, data = pieces()
-    weights = [weights_of(inner)]
 
     class Module(pl.LightningModule):
         def __init__(self):
             super().__init__()
-            self.net = inner
+            self.net = pieces.model
 
         def training_step(self, batch, _):
-            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            return pieces.loss(*batch)
 
         def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=LR)
-
-        def on_train_batch_end(self, *_):
-            weights.append(weights_of(inner))
+            return pieces.optimizer
 
     logger = CSVLogger(folder)
     quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    own = [LightningCallback(folder / "run.zarr", codec=CODEC)] if with_gtrace else []
-    trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", devices=1, logger=logger, callbacks=own, default_root_dir=folder, **quiet
-    )
-    trainer.fit(Module(), DataLoader(data, batch_size=8))
-    if not with_gtrace:
-        return weights, {}
+    trainer = partial(pl.Trainer, max_epochs=1, accelerator="cpu", devices=1, logger=logger, **quiet)
+    run(0, Trainer=trainer, model=Module(), data=DataLoader(pieces.data, batch_size=8))
     rows = defaultdict(dict)
     with open(f"{logger.log_dir}/metrics.csv", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             rows[int(row["step"])] |= {name: float(value) for name, value in row.items() if value and name != "step"}
-    return weights, rows
+    return rows
 
 
-def transformers(folder, with_gtrace):
+def transformers(pieces, folder, monkeypatch):
     import transformers
-
-    from gtrace.trainers.transformers import TransformersCallback
-
-    inner, data = pieces()
-    weights, kept = [weights_of(inner)], Kept()
 
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net = inner
+            self.net = pieces.model
 
         def forward(self, x, labels):
-            return {"loss": nn.functional.cross_entropy(self.net(x), labels)}
-
-    class Keep(transformers.TrainerCallback):
-        def on_step_end(self, *_, **__):
-            weights.append(weights_of(inner))
+            return {"loss": pieces.loss(x, labels)}
 
     arguments = transformers.TrainingArguments(
         output_dir=str(folder / "out"),
@@ -113,19 +121,15 @@ def transformers(folder, with_gtrace):
         disable_tqdm=True,
         use_cpu=True,
     )
-    model = Net()
-    own = [TransformersCallback(folder / "run.zarr", codec=CODEC, to=kept)] if with_gtrace else []
-    transformers.Trainer(
-        model,
-        arguments,
-        train_dataset=[{"x": x, "labels": y} for x, y in data],
-        optimizers=(torch.optim.SGD(model.parameters(), lr=LR), None),
-        callbacks=[Keep(), *own],
-    ).train()
-    return weights, kept.rows
+    kept = Kept()
+    monkeypatch.setattr("gtrace.trackers.open_tracker", lambda to: {"tensorboard:runs": kept}[to])
+    monkeypatch.setattr("gtrace.capture.options.check_tracker", lambda to: None)
+    trainer = partial(transformers.Trainer, optimizers=(pieces.optimizer, None))
+    run(1, Trainer=trainer, model=Net(), arguments=arguments, data=[{"x": x, "labels": y} for x, y in pieces.data])
+    return kept.rows
 
 
-def accelerate(folder, with_gtrace):
+def accelerate(pieces, _folder):
     from accelerate import Accelerator
     from accelerate.tracking import GeneralTracker
 
@@ -142,111 +146,178 @@ def accelerate(folder, with_gtrace):
 
     accelerator = Accelerator(cpu=True, log_with=Own())
     accelerator.init_trackers("demo")
-    inner, data = pieces()
-    weights = [weights_of(inner)]
-    model, optimizer, loader = accelerator.prepare(
-        inner, torch.optim.SGD(inner.parameters(), lr=LR), DataLoader(data, batch_size=8)
-    )
+    loader = DataLoader(pieces.data, batch_size=8)
+    model, optimizer, loader = accelerator.prepare(pieces.model, pieces.optimizer, loader)
 
     def train():
-        for x, y in loader:
-            accelerator.backward(nn.functional.cross_entropy(model(x), y))
+        for batch in loader:
+            accelerator.backward(pieces.loss(*batch))
             optimizer.step()
             optimizer.zero_grad()
-            weights.append(weights_of(inner))
 
-    if with_gtrace:
-        with (
-            gtrace.capture.record(model, optimizer.optimizer, folder / "run.zarr", to=accelerator),
-            gtrace.training.compress(optimizer.optimizer, CODEC, to=accelerator),
-        ):
-            train()
-    else:
-        train()
+    run(2, accelerator=accelerator, model=model, optimizer=optimizer, train=train)
     accelerator.end_training()
-    return weights, kept.rows
+    return kept.rows
 
 
-def torchtitan(folder, with_gtrace):
-    """The names that torchtitan's own ``Trainer`` has, in a loop: the package needs CUDA builds of torch."""
-    inner, data = pieces()
-    weights = [weights_of(inner)]
+def torchtitan(pieces, _folder):
+    """The names that torchtitan's own ``Trainer`` has, in a loop."""
 
-    class Trainer:
-        model_parts = [inner]  # noqa: RUF012
-        optimizers = [torch.optim.SGD(inner.parameters(), lr=LR)]  # noqa: RUF012
+    class Processor:
         logger = Kept()
 
+    class Trainer:
+        model_parts = (pieces.model,)
+        optimizers = (pieces.optimizer,)
+        metrics_processor = Processor()
+
         def train(self):
-            for x, y in DataLoader(data, batch_size=8):
-                nn.functional.cross_entropy(inner(x), y).backward()
+            for batch in DataLoader(pieces.data, batch_size=8):
+                pieces.loss(*batch).backward()
                 for optimizer in self.optimizers:
                     optimizer.step()
                     optimizer.zero_grad()
-                weights.append(weights_of(inner))
 
-    trainer = Trainer()
-    if with_gtrace:
-        model, optimizers, logger = trainer.model_parts[0], trainer.optimizers, trainer.logger
-        with (
-            gtrace.capture.record(model, list(optimizers), folder / "run.zarr", to=logger),
-            gtrace.training.compress(optimizers[0], CODEC, to=logger),
-        ):
-            trainer.train()
-    else:
-        trainer.train()
-    return weights, trainer.logger.rows
+    run(3, trainer=Trainer())
+    return Processor.logger.rows
 
 
 def case(program, *packages, name):
-    what = "capture, codec, numbers in its own loggers"
     absent = [package for package in packages if find_spec(package) is None]
     return pytest.param(
         program,
         id=name,
         marks=[
-            pytest.mark.framework_case(name, what, packages=packages),
+            pytest.mark.framework_case(f"{name}: capture, codec, numbers in a logger", packages=packages),
             pytest.mark.skipif(absent != [], reason=f"not installed: {absent}"),
         ],
     )
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        case(lightning, "lightning", name="Lightning Trainer"),
-        case(transformers, "transformers", "accelerate", name="Hugging Face Trainer"),
-        case(accelerate, "accelerate", name="Accelerate"),
-        case(torchtitan, name="torchtitan (its trainer's names in a loop, without the package)"),
-    ],
-)
-def test_captured_swept_and_trained_with_a_codec(program, tmp_path):
-    weights, logged = program(tmp_path, True)
+PROGRAMS = [
+    case(lightning, "lightning", name="Lightning"),
+    case(transformers, "transformers", "accelerate", name="Hugging Face Trainer"),
+    case(accelerate, "accelerate", name="Accelerate"),
+    case(torchtitan, name="torchtitan's names in a loop, without the package"),
+]
+
+
+def test_the_page_lists_every_trainer_and_tracker_with_its_versions():
+    rows = [
+        line[2:-2].split(" | ") for line in (ROOT / "docs/frameworks.md").read_text().splitlines() if line[:2] == "| "
+    ]
+    trainers = {f"{program.id}: capture, codec, numbers in a logger" for program in PROGRAMS}
+    trainers |= {"Lightning, ddp: payloads between ranks"}
+    assert {row[0] for row in rows[1:]} == trainers | {f"--to {package}" for package in KINDS}
+    assert {row[-1] for row in rows[1:]} == {"works"}
+    assert all(row[1].startswith("torch ") for row in rows[1:])
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_captured_swept_and_trained_with_a_codec(program, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pieces = Pieces()
+    logged = program(pieces, tmp_path, *([monkeypatch] if program is transformers else []))
     trace = gtrace.open_trace(tmp_path / "run.zarr")
     assert trace.status == "complete"
-    assert trace.steps(trace.tensors[0].name).tolist() == list(range(STEPS)) == sorted(logged)
     swept = gtrace.run_sweep(trace, [CODEC])
-    for step, (before, after) in enumerate(itertools.pairwise(weights)):
+    steps = list(range(STEPS))
+    assert sorted(logged) == steps
+    for step, (before, after) in zip(steps, itertools.pairwise(pieces.weights), strict=True):
         energy = lost = 0.0
-        for info in trace.tensors:
-            exact = trace.read(info.name, step)
-            name = info.name.removeprefix("net.")
+        for name, found in pieces.exact.items():
+            exact = found[step].flatten().numpy().astype(np.float64)
+            (info,) = (one for one in trace.tensors if one.name.removeprefix("net.") == name)
+            assert np.array_equal(trace.read(info.name, step), exact)
             applied = ((before[name] - after[name]) / LR).flatten().numpy()
-            energy += float(np.square(exact, dtype=np.float64).sum())
-            lost += float(np.square(applied - exact, dtype=np.float64).sum())
+            energy += float(np.square(exact).sum())
+            lost += float(np.square(applied - exact).sum())
         numbers = logged[step]
         assert numbers["gtrace/capture/norm"] == pytest.approx(math.sqrt(energy))
         assert numbers[f"gtrace/train/{CODEC}/error"] == pytest.approx(lost / energy, rel=1e-3)
+        shares = [value for name, value in numbers.items() if name.startswith("gtrace/capture/energy_share/")]
+        assert sum(shares) == pytest.approx(1)
+        assert len(shares) == 2
         # One draw of the noise whose expectation the sweep has.
         rows = (swept["step"] == step) & (swept["draw"] == EXPECTATION)
         assert lost / swept["squared_error"][rows].sum() == pytest.approx(1, abs=0.5)
-    shares = [value for name, value in numbers.items() if name.startswith("gtrace/capture/energy_share/")]
-    assert len(shares) == 2
-    assert sum(shares) == pytest.approx(1)
-    plain, _ = program(tmp_path, False)
-    assert any(not torch.equal(plain[-1][name], value) for name, value in weights[-1].items())
-    # The first gradient is the exact one of the run without gtrace.
-    for info in trace.tensors:
-        name = info.name.removeprefix("net.")
-        exact = ((plain[0][name] - plain[1][name]) / LR).flatten().numpy()
-        np.testing.assert_allclose(trace.read(info.name, 0), exact, atol=1e-6)
+    # Nothing stays behind.
+    assert not pieces.optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed")
+@pytest.mark.parametrize("asked", [{}, {"GTRACE_TRACE": "own.zarr"}, {"GTRACE_CODEC": CODEC}])
+def test_lightning_finds_its_callback_by_the_entry_point(asked, tmp_path, monkeypatch):
+    import lightning.pytorch as pl
+
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    about = tmp_path / "site" / "stand_in-1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: stand-in\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(
+        "".join(f"[{group}]\nstand_in = {names['gtrace']}\n" for group, names in groups.items())
+    )
+    monkeypatch.syspath_prepend(about.parent)
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    trainer = pl.Trainer(logger=False, enable_checkpointing=False, default_root_dir=tmp_path, accelerator="cpu")
+    found = [type(one).__name__ for one in trainer.callbacks if type(one).__module__.startswith("gtrace")]
+    assert found == (["LightningCallback"] if asked else [])
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+def test_a_codec_between_processes_is_refused_by_hugging_face():
+    from gtrace.trainers.transformers import TransformersCallback
+
+    with pytest.raises(UsageError, match="gtrace train --codec qsgdinf:bits=4 SCRIPT"):
+        TransformersCallback(codec=CODEC).on_train_begin(SimpleNamespace(world_size=2), None, None, optimizer=None)
+    with pytest.raises(UsageError, match=r"name a trace to write, e.g. 'run.zarr', a codec"):
+        TransformersCallback()
+
+
+RANKS = """
+    import sys
+    import torch
+    import lightning.pytorch as pl
+    from gtrace.trainers.lightning import LightningCallback
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(6, 3)
+
+        def training_step(self, batch, _):
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.5)
+
+        def on_before_optimizer_step(self, _):
+            torch.save(self.net.weight.grad, f"averaged{self.global_step}-{self.global_rank}.pt")
+
+    torch.manual_seed(0)
+    data = torch.utils.data.DataLoader(torch.randn(16, 6), batch_size=4)
+    pl.Trainer(
+        max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[LightningCallback("run.zarr", codec="qsgdinf:bits=2")],
+    ).fit(Module(), data)
+    """
+
+
+@pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed")
+@pytest.mark.framework_case("Lightning, ddp: payloads between ranks", packages=("lightning",))
+def test_payloads_travel_between_the_ranks_of_lightning(tmp_path):
+    write_script(tmp_path / "train.py", RANKS)
+    done = run_python("train.py", cwd=tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr
+    trace = gtrace.open_trace(tmp_path / "run.zarr")
+    assert {info.rank for info in trace.tensors} == {0, 1}
+    (name,) = {info.name for info in trace.tensors if info.name.endswith("weight")}
+    for step in range(2):
+        ours, theirs = (torch.load(tmp_path / f"averaged{step}-{rank}.pt").flatten().numpy() for rank in (0, 1))
+        assert np.array_equal(ours, theirs)
+        exact = [trace.read(name, step, rank=rank) for rank in (0, 1)]
+        assert not np.allclose(exact[0], exact[1])
+        error = np.square(ours - np.mean(exact, axis=0)).sum() / np.square(np.mean(exact, axis=0)).sum()
+        assert 1e-4 < error < 1

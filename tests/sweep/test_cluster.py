@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from gtrace.sweep.cluster import _Arrivals, connected, cut
 from gtrace.sweep.jobs import Job
 
 distributed = pytest.importorskip("distributed")
+dask = pytest.importorskip("dask")
 
 CODECS = ["none", "qsgdinf:bits=3,bucket_size=512", "alq:bits=3", "ef:topk", "prune:sparsity=0.8", "qsgd:scope=model"]
 PLUGIN = """
@@ -48,9 +48,14 @@ def local(trace):
 
 @pytest.fixture(scope="module")
 def cluster():
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit=0, silence_logs=60
-    ) as made:
+    # Whoever asks a worker that was killed for something waits so long.
+    patience = dask.config.set({"distributed.comm.timeouts.connect": "5s"})
+    with (
+        patience,
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit=0, silence_logs=60
+        ) as made,
+    ):
         yield made
 
 
@@ -263,11 +268,36 @@ def test_without_dask_one_line_says_what_to_install(trace, monkeypatch):
         gtrace.run_sweep(trace, ["none"], scheduler="local:2")
 
 
-def test_a_worker_that_is_killed_loses_nothing(trace, local, client, tmp_path):
-    pids = list(client.run(os.getpid).values())
+@pytest.mark.parametrize("stage", ["task", "open", "fit", "block", "report", "result"])
+def test_a_worker_that_is_killed_at_any_stage_loses_nothing(stage, trace, local, client, tmp_path):
+    def doom(stage, dask_worker):
+        """A worker dies when it comes to this stage."""
+        import os
 
-    def kill(done, _total):
-        if done == 1:
-            os.kill(pids[0], signal.SIGKILL)
+        from gtrace.sweep import cluster, replay
 
-    assert same(gtrace.run_sweep(trace, CODECS, scheduler=client, output=tmp_path / "o.db", progress=kill), local)
+        def die(*_, **__):
+            os.kill(os.getpid(), 9)
+
+        def one(*_):
+            yield from (block for block, _ in zip(blocks(*_), range(1), strict=False))
+            die()
+
+        cluster._benches.clear()
+        blocks = replay.Replay.blocks
+        if stage == "block":
+            replay.Replay.blocks = one
+        elif stage == "report":
+            dask_worker.log_event = die
+        elif stage == "result":
+            dask_worker.handlers["get_data"] = die
+        else:
+            setattr(cluster, {"task": "_work", "open": "open_trace", "fit": "Allocation"}[stage], die)
+
+    client.wait_for_workers(2, timeout=60)
+    pids = client.run(os.getpid)
+    client.run(doom, stage, workers=list(pids)[:1])
+    found = gtrace.run_sweep(trace, CODECS, scheduler=client, output=tmp_path / "o.db")
+    assert same(found, local)
+    with pytest.raises(ProcessLookupError):
+        os.kill(next(iter(pids.values())), 0)

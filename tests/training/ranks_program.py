@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import io
 import json
@@ -25,6 +26,7 @@ from gtrace.codecs.link import LinkOptions, Receiver, Sender, allocate
 from gtrace.schedule import RefitSchedule
 from gtrace.training import device
 from gtrace.training.frames import SimulatedRank, lockstep
+from gtrace.training.joint import JointWorkers, OneBitAdam, ZeroOneAdam
 from gtrace.training.ranks import Piece, RankCodecs
 from gtrace.training.ways import way
 from gtrace.training.wire import Collectives
@@ -43,7 +45,7 @@ class Counted:
 
     def __enter__(self) -> Self:
         def counted(out: torch.Tensor, given: torch.Tensor, outs: Any = None, ins: Any = None, **kwargs: Any) -> Any:
-            rank, world = dist.get_rank(), dist.get_world_size()
+            rank, world = dist.get_rank(kwargs["group"]), dist.get_world_size(kwargs["group"])
             own = ins[rank] if ins is not None else given.numel() // world
             self.bytes += (given.numel() - own) * given.element_size()
             return self._original(out, given, outs, ins, **kwargs)
@@ -79,7 +81,7 @@ class Training:
 
     def __init__(self, spec: str | gtrace.training.State = "", **options: Any) -> None:
         self.model = model()
-        self.wrapped = DistributedDataParallel(self.model, bucket_cap_mb=0.004)
+        self.wrapped = self.wrap(self.model)
         self.state = spec
         if isinstance(spec, str):
             self.state = gtrace.training.State(spec or "none", model=self.model, **options)
@@ -87,6 +89,9 @@ class Training:
             self.wrapped.register_comm_hook(self.state, gtrace.training.ddp_comm_hook)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self._seen: list[str] = []
+
+    def wrap(self, inner: nn.Module) -> DistributedDataParallel:
+        return DistributedDataParallel(inner, bucket_cap_mb=0.004)
 
     def step(self, number: int, poison: bool = False) -> list[torch.Tensor]:
         random = torch.Generator().manual_seed(1000 * number + dist.get_rank())
@@ -325,10 +330,10 @@ def ways_report() -> dict[str, bool]:
     """Every way of averaging between these ranks, against the same among simulated ones."""
     world, report = dist.get_world_size(), {}
     options = LinkOptions(RefitSchedule.parse("once"), 5)
-    for spec in ("qsgdinf:bits=3,bucket_size=64", "ef21:intn", "thc:block=64"):
+    for spec in ("qsgdinf:bits=3,bucket_size=64", "ef21:intn", "ef:thc:block=64"):
         whole = [Piece("w", codec(spec), 1000), Piece("b", codec(spec), 10)]
         for name in ("allgather", "two-shot", "ring", "hierarchical:2", "hierarchical:4", "shared-scale"):
-            if spec.startswith("ef21:" if name == "shared-scale" else "thc"):
+            if spec.startswith("ef21:" if name == "shared-scale" else "ef:thc"):
                 continue
             real = Collectives()
             mine = RankCodecs(CodecTable.of(spec), options, real, common=False)
@@ -350,10 +355,38 @@ def ways_report() -> dict[str, bool]:
     return report
 
 
+def joint_report() -> dict[str, bool]:
+    """Optimizers that exchange by themselves, between these ranks and among simulated ones: whether weights are equal.
+
+    To the bit, because there are two: a sum of more in float32, as gloo adds, is not that in float64.
+    """
+    world, report = dist.get_world_size(), {}
+    rules, options = CodecTable.of("ef-signsgd:scale=rms"), LinkOptions(RefitSchedule.parse("once"), 5)
+    methods = {
+        "onebit-adam": functools.partial(OneBitAdam, warmup=2),
+        "zeroone-adam": functools.partial(ZeroOneAdam, warmup=1, every=2, doubling=1),
+    }
+    for name, make in methods.items():
+        simulated, real, own = JointWorkers(model(), world, make, rules, options), Collectives(), model()
+        mine = make(own, rules, RankCodecs(rules, options, real, common=False))
+        equal = True
+        for step in range(5):
+            for rank, one in [*enumerate(simulated.models), (real.rank, own)]:
+                random = torch.Generator().manual_seed(1000 * step + rank)
+                x, y = torch.randn(8, 24, generator=random), torch.randint(0, 6, (8,), generator=random)
+                one.zero_grad()
+                nn.functional.cross_entropy(one(x), y).backward()
+            simulated.step(0.01, last=False)
+            real.run(mine.step(0.01))
+            equal &= digest(own.parameters()) == digest(simulated.models[real.rank].parameters())
+        report[name] = equal
+    return report
+
+
 def main(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{world}", rank=rank, world_size=world)
     parts = {
-        2: [codecs_report, exact_report, rules_report, nonfinite_report, device_report, resume_report],
+        2: [codecs_report, exact_report, rules_report, nonfinite_report, device_report, resume_report, joint_report],
         3: [codecs_report, exact_report, linear_report],
         4: [ways_report],
     }[world]

@@ -13,11 +13,11 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions
 from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
-from gtrace.training import NonfiniteGradientError, Study
-from gtrace.training.joint import Ef21Sgdm, JointWorkers, LocalSteps, OneBitAdam, ZeroOneAdam
-from gtrace.training.settings import JOINT
+from gtrace.training import Exchange, NonfiniteGradientError, Study
+from gtrace.training.joint import JointWorkers, LocalSteps, OneBitAdam, ZeroOneAdam
+from gtrace.training.settings import JOINT_CODEC
 
-SIGNS = JOINT["onebit-adam"].codec
+SIGNS = JOINT_CODEC
 STEPS, LR = 24, 0.01
 
 
@@ -132,20 +132,6 @@ def zeroone_twin(freeze, every, doubling, kappa):
     return make
 
 
-def ef21_twin(weight, count):
-    """Without a codec the workers' momenta add up to that of plain SGD."""
-    x = nn.Parameter(weight.clone())
-    optimizer = torch.optim.SGD([x], lr=1.0, momentum=0.9)
-
-    def follow(gradients, lr, _last):
-        x.grad = torch.stack(gradients).mean(0)
-        optimizer.param_groups[0]["lr"] = lr
-        optimizer.step()
-        return x.detach().clone()
-
-    return follow
-
-
 def diloco_twin(every, inner):
     def make(weight, count):
         theta = nn.Parameter(weight.clone())
@@ -188,7 +174,6 @@ METHODS = {
         zeroone_twin(6, 4, 5, 2),
         SIGNS,
     ),
-    "ef21-sgdm": (Ef21Sgdm, ef21_twin, "none"),
     "diloco": (
         lambda model, *a: LocalSteps(model, *a, inner=adam(model.parameters()), every=5),
         diloco_twin(5, adam),
@@ -208,6 +193,38 @@ def test_each_method_is_its_published_formula(method, count, monkeypatch):
     assert moved > LR
     states = [tuple(p.detach().numpy().tobytes() for p in model.parameters()) for model in workers.models]
     assert len(set(states)) == 1
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_ef21_with_momentum_and_plain_sgd_is_ef21_sgdm(count):
+    """Fatkhullin et al. 2023, Algorithm 1, with eta = 0.1 and the two largest values of eight sent."""
+    exchange, x, twin = Exchange("ef21:momentum=0.9:topk:ratio=0.25", count), np.zeros(8), np.zeros(8)
+    v, g = [None] * count, np.zeros((count, 8))
+    for step in range(STEPS):
+        gradients = [gradient(step, k, (8,)).numpy() for k in range(count)]
+        for k, new in enumerate(gradients):
+            v[k] = new if v[k] is None else 0.9 * v[k] + 0.1 * new
+            change = v[k] - g[k]
+            change[np.argsort(np.abs(change))[:6]] = 0
+            g[k] += change
+        twin -= LR * g.mean(0)
+        x -= LR * exchange.step(step, [{"w": new} for new in gradients]).gradients["w"]
+    np.testing.assert_allclose(x, twin, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", ["onebit-adam", "zeroone-adam"])
+def test_a_weight_without_a_gradient_stays_where_it_is(method):
+    workers = workers_of(METHODS[method][0], 2)
+    before = workers.models[0].weight.detach().clone()
+    for step in range(STEPS):
+        for worker, model in enumerate(workers.models):
+            for p in model.parameters():
+                p.grad = gradient(step, worker, p.shape)
+            model.weight.grad[:, 3] = 0
+        workers.step(LR, last=step == STEPS - 1)
+    moved = (workers.models[0].weight.detach() - before).abs()
+    assert moved[:, 3].max() == 0
+    assert moved[:, :3].min() > 0
 
 
 def test_costs_are_those_of_what_travels():

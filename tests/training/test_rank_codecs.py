@@ -342,12 +342,24 @@ def test_codes_under_a_common_scale_add_up_to_the_mean_of_what_they_mean(spec):
     assert error == pytest.approx(own / exact, rel=0.1)
 
 
+def test_memory_repays_what_a_shared_range_cuts():
+    """What is cut makes every average too small; with memory their sum is right."""
+    exact = np.mean([gradients(rank)[0] for rank in range(2)], axis=0)
+    lost = {}
+    for prefix in ("", "ef:"):
+        spec = f"{prefix}thc:outside=0.3"
+        (averages, _), _ = exchanged(2, spec, "shared-scale", steps=20, given=lambda rank, _step: gradients(rank))
+        lost[prefix] = np.sum((np.mean([one[0] for one in averages], axis=0) - exact) ** 2) / np.sum(exact**2)
+    assert lost["ef:"] < 0.01 < 0.05 < lost[""]
+
+
 @pytest.mark.parametrize(
     ("spec", "by", "world", "message"),
     [
         ("alq:bits=3", "shared-scale", 2, "has no codes that add up"),
         ("qsgdinf:bits=15", "shared-scale", 8, "needs 18 bits"),
         ("qsgdinf:clip=2", "shared-scale", 2, "take qsgd, qsgdinf or thc"),
+        ("ef21:qsgdinf", "shared-scale", 2, "has no codes that add up"),
         ("none", "hierarchical:3", 4, "not whole nodes"),
         ("none", "tree", 2, "'tree' is unknown"),
         ("none", "hierarchical:0", 2, "unknown"),

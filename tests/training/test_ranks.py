@@ -55,6 +55,10 @@ def test_every_way_of_averaging_is_the_same_between_processes_and_simulated_rank
         assert all(report["ways_report"].values()), report["ways_report"]
 
 
+def test_optimizers_that_exchange_are_the_same_between_processes_and_simulated_ranks(reports):
+    assert [report["joint_report"] for report in reports[2]] == [{"onebit-adam": True, "zeroone-adam": True}] * 2
+
+
 def test_two_ranks_follow_rules_and_policies_and_resume(reports):
     for report in reports[2]:
         _check_rules(report["rules_report"])

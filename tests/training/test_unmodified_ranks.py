@@ -41,6 +41,14 @@ if __name__ == "__main__":
         import torch.multiprocessing as mp
         mp.spawn(main, args=(2, sys.argv[1]), nprocs=2)
 """
+SHARDED = (
+    PROGRAM.replace(
+        "from torch.nn.parallel import DistributedDataParallel", "from torch.distributed.fsdp import fully_shard"
+    )
+    .replace("wrapped = DistributedDataParallel(model)", "fully_shard(model[0])\n    wrapped = fully_shard(model)")
+    .replace("    wrapped.register_comm_hook(None, bf16_compress_hook)\n", "")
+    .replace("p.tolist()", "p.full_tensor().tolist()")
+)
 LAUNCH = """
 import subprocess, sys
 ranks = [subprocess.Popen([sys.executable, "train.py", sys.argv[1], rank]) for rank in "01"]
@@ -72,3 +80,20 @@ def test_ranks_that_a_program_starts_exchange_payloads(tmp_path, dies):
         assert done.returncode == 0, done.stderr
         assert len(steps) == 6
         assert "6 steps through ef:topk:ratio=0.1 in a launched process, the first of 2 ranks" in done.stderr
+
+
+def test_ranks_of_a_sharded_model_exchange_payloads(tmp_path):
+    (tmp_path / "train.py").write_text(SHARDED)
+    words = ["train", "--codec", "ef:topk:ratio=0.1", "--compare-every", "3", "-o", "log.jsonl"]
+    done = run_gtrace(*words, "train.py", tmp_path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
+    assert "6 steps through ef:topk:ratio=0.1 in a launched process, the first of 2 ranks" in done.stderr
+    study, *records = read_runlog(tmp_path / "log.jsonl")
+    steps = [record for record in records if record["type"] == "step"]
+    assert study["tensors"] == {"0.weight": 600, "0.bias": 30, "2.weight": 150, "2.bias": 5}
+    assert len(steps) == 6
+    assert all(record["bits"] < 0.2 * record["bits_float32"] == 0.2 * 32 * 785 for record in steps)
+    # Half of the chunks stay where they are.
+    assert all(0 < record["wire_bytes"] < 2 * 785 for record in steps)
+    assert steps[3]["bf16_variance"] < 1e-4 < steps[3]["relative_variance"]

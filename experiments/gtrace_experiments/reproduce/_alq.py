@@ -165,32 +165,31 @@ def record(
 
     training = PlainTraining(task, seed, batch_size)
     kept: list[dict[str, dict[int, NDArray[np.float32]]]] = [{} for _ in range(batches)]
-    state = None if place is None else place / "training.checkpoint"
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
-    if state is not None and state.exists():
-        training.load_state_dict(checkpoint.load(state))
+        if (place / "training.checkpoint").exists():
+            training.load_state_dict(checkpoint.load(place / "training.checkpoint"))
     for step in range(training.steps, steps):
         lr = task.recipe.lr * 0.1 ** sum(step >= drop for drop in drops)
         gradients = training.step(lr, batches if step in at else 1)
         if step not in at:
             continue
-        if place is None or state is None:
+        if place is None:
             _keep(kept, step, gradients)
             continue
         with io.BytesIO() as file:
-            np.savez(
-                file, **{f"{k}/{name}": values for k, found in enumerate(gradients) for name, values in found.items()}
-            )
+            named = {f"{k}/{name}": values for k, found in enumerate(gradients) for name, values in found.items()}
+            np.savez(file, allow_pickle=False, **named)
             put(place / f"{step}.npz", file.getvalue())
-        checkpoint.save(state, training.state_dict())
-    for step in at if place is not None else ():
-        with np.load(place / f"{step}.npz", allow_pickle=False) as file:
-            found: list[dict[str, NDArray[np.float32]]] = [{} for _ in range(batches)]
-            for key in file.files:
-                batch, _, name = key.partition("/")
-                found[int(batch)][name] = file[key]
-        _keep(kept, step, found)
+        checkpoint.save(place / "training.checkpoint", training.state_dict())
+    if place is not None:
+        for step in at:
+            with np.load(place / f"{step}.npz", allow_pickle=False) as arrays:
+                batched: list[dict[str, NDArray[np.float32]]] = [{} for _ in range(batches)]
+                for key in arrays.files:
+                    batch, _, name = key.partition("/")
+                    batched[int(batch)][name] = arrays[key]
+            _keep(kept, step, batched)
     return tuple(Trace.from_arrays(tensors) for tensors in kept)
 
 

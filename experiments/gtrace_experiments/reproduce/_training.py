@@ -164,7 +164,7 @@ class Studied:
     Attributes:
         results: seed by seed.
         losses: training loss of each step, by run and seed.
-        records: of its run log, the study's own first; empty where they were not asked for.
+        records: of its run log, the study's own first; empty if they were not asked for.
     """
 
     results: list[RunResult]
@@ -176,7 +176,7 @@ def studied(context: Context, task: Task, codecs: Sequence[str], *, records: boo
     """Train with each codec and without, at the size of the context.
 
     At full size a training is kept in the context's folder: what is finished is read, and what was interrupted goes on
-    (of neural gradients, which have no checkpoints, at the seed where it was).
+    (of neural gradients, which have no checkpoints, with the seed that was interrupted).
 
     Args:
         context: its seed is the first.
@@ -229,23 +229,25 @@ def _trained(
         if record["type"] == "step":
             loss = math.nan if record["loss"] is None else record["loss"]
             found.losses.setdefault((record["run"], record["seed"]), []).append(loss)
-        if records:
+        if records and record["type"] != "checkpoint":
             found.records.append(record)
 
-    def tell(record: Mapping[str, Any]) -> None:
+    def progress(record: Mapping[str, Any]) -> None:
         if record["type"] == "step" and record["step"] % 10 == 0:
             context.say(f"{record['run']}: seed {record['seed']}, step {record['step']} of {steps}")
 
     if place is None:
         study = gtrace.training.Study(task, codecs, **{"eval_every": steps, **settings})
         follow({"type": "study", **study.describe()})
-        study.run(on_record=lambda record: (follow(record), tell(record)))
+        for record in study.records():
+            follow(record)
+            progress(record)
         found.results.extend(study.results)
         return found
     log, done = place.with_suffix(".jsonl"), place.with_suffix(".json")
     if not done.exists():
         study = gtrace.training.Study(task, codecs, **{"eval_every": max(1, steps // _PARTS), **settings})
-        study.run(log, force=not study.can_resume(log), on_record=tell)
+        study.run(log, force=not study.can_resume(log), on_record=progress)
         put(done, json.dumps([result.to_plain() for result in study.results]).encode())
     # The log has the steps before an interruption, too.
     for record in read_runlog(log):

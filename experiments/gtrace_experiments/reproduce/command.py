@@ -35,7 +35,7 @@ class ReproduceSettings:
     )
     quick: bool = option(False, help="A smoke test in seconds each; verdicts mean nothing.")
     full: bool = option(
-        False, help="The paper's own model, data and length; stopped, the same command goes on where it was."
+        False, help="The paper's own model, data and length; stopped, the same command goes on from there."
     )
     seed: int = option(0, minimum=0, help="Of everything random.")
     force: bool = option(False, help="Do finished experiments again.")
@@ -68,7 +68,8 @@ def command(settings: ReproduceSettings, names: tuple[str, ...]) -> None:
     chosen = choose_experiments(names)
     if settings.full:
         # A pattern means those of its experiments that have a second size.
-        chosen = [name for name in chosen if name in FULL] if len(chosen) > 1 else [full_size(chosen[0]) and chosen[0]]
+        chosen = [name for name in chosen if name in FULL] or chosen
+        full_size(chosen[0])
     output = settings.output
     # What can be wrong in the arguments is said before anything takes minutes.
     place = settings.page or output / (f"{chosen[0]}.html" if len(chosen) == 1 else "index.html")

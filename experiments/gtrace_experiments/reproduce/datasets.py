@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,7 @@ REAL = {
 
 
 def real(features: int, *, labels: bool) -> Data:
-    """A set of :data:`REAL`; where it has classes and a regression is wanted, these are its targets.
+    """A set of :data:`REAL`; a regression has classes as its targets, if there are no others.
 
     Raises:
         UsageError: scikit-learn is not installed.
@@ -42,10 +43,10 @@ def real(features: int, *, labels: bool) -> Data:
 
 def _scikit(name: str) -> Rows:
     try:
-        import sklearn.datasets
+        sets = importlib.import_module("sklearn.datasets")
     except ImportError:
         raise UsageError("--full: scikit-learn's data are needed: pip install scikit-learn") from None
-    samples, targets = getattr(sklearn.datasets, f"load_{name}")(return_X_y=True)
+    samples, targets = getattr(sets, f"load_{name}")(return_X_y=True)
     return np.asarray(samples, np.float64), np.asarray(targets, np.float64)
 
 

@@ -36,7 +36,7 @@ _MARKED = (
     "--full repeats an experiment with the paper's own model, data and length."
 )
 #: first part of an experiment's name -> file of its paper's page, and the paper
-_PAPERS = {
+PAPERS = {
     "alq": ("alq-amq", "ALQ and AMQ"),
     "lognormal": ("near-lognormal", "Near-lognormal gradients"),
     "mcgq": ("mcgq", "MCGQ"),
@@ -51,9 +51,9 @@ def write_page(path: Path, shown: Sequence[tuple[Experiment, Result]], figures: 
     if path.suffix != ".md":
         put(path, _html(shown).encode())
         return
-    pages = {key: [one for one in shown if one[0].name.partition("-")[0] == key] for key in _PAPERS}
+    pages = {key: [one for one in shown if one[0].name.partition("-")[0] == key] for key in PAPERS}
     lines = [f"# {_TITLE}", "", _INTRODUCTION]
-    for key, (file, paper) in _PAPERS.items():
+    for key, (file, paper) in PAPERS.items():
         if not pages[key]:
             continue
         place = figures / f"{file}.md"
@@ -74,7 +74,7 @@ def overview(shown: Sequence[tuple[Experiment, Result]]) -> list[tuple[str, str,
             experiment.name,
             experiment.title,
             f"{result.outcome.verdict}{' (quick)' if result.quick else ''}, {held(result)}",
-            "" if result.quick or result.full else ": ".join(REASONS[experiment.name]),
+            _reason(experiment, result),
         )
         for experiment, result in shown
     ]
@@ -133,8 +133,16 @@ def _markdown(title: str, shown: Sequence[tuple[Experiment, Result]], figures: P
 
 def _sentence(experiment: Experiment, result: Result) -> str:
     """Title, verdict, and why."""
-    reason = "" if result.quick or result.full else f" {': '.join(REASONS[experiment.name]).capitalize()}."
-    return f"{experiment.title[0].upper()}{experiment.title[1:]}: {result.outcome.verdict}, {held(result)}.{reason}"
+    said = f"{experiment.title[0].upper()}{experiment.title[1:]}: {result.outcome.verdict}, {held(result)}."
+    return " ".join([said, _reason(experiment, result)]).strip()
+
+
+def _reason(experiment: Experiment, result: Result) -> str:
+    """What the verdict means for the paper's claim; empty for other sizes than the one that it was written for."""
+    if result.quick or result.full:
+        return ""
+    kind, why = REASONS[experiment.name]
+    return f"{kind[0].upper()}{kind[1:]}. {why[0].upper()}{why[1:]}."
 
 
 def _titled(table: Table, experiment: Experiment) -> str:

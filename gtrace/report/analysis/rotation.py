@@ -1,8 +1,8 @@
 """Rotate or not: on each tensor the best codec that rotates against the best one that does not, at equal bits.
 
-A rotation makes values nearly normal, whatever they were. That helps where they are worse than normal for a codec, and
+A rotation makes values nearly normal, whatever they were. That helps if they are worse than normal for a codec, and
 hurts where a codec takes advantage of what they are. EDEN's error hardly depends on the values, so its closed form is
-compared if no codec of a sweep rotates. Only codecs without bias and memory take part: their errors average out alike.
+compared if no codec of a sweep rotates. Only codecs without bias and memory take part, since theirs average out.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Rotation:
 
 def rotates(method: str) -> bool:
     """Whether a codec, with everything around it, rotates values before it rounds them."""
-    return not {"rotate", _KNOWN}.isdisjoint(method.split(":"))
+    return not {"rotate", "thc", _KNOWN}.isdisjoint(method.split(":"))
 
 
 def compare_rotation(

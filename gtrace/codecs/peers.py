@@ -1,0 +1,291 @@
+"""Other packages' methods as codecs, for a file that ``--plugin`` names::
+
+    from gtrace.codecs.peers import DdpHook, Numcodecs
+    from numcodecs import BitRound, Zstd
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    hook_fp16 = DdpHook(fp16_compress_hook)
+    bitround3 = Numcodecs(BitRound(3), Zstd())
+
+Each variable becomes a codec of its name. None of these packages is imported here; the objects bring them.
+
+Encoding depends on the gradient and the key alone: torch's generator is seeded from the key, and what a method keeps
+from one call to the next is left out. For memory between steps, put ``ef:`` before the name.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+
+def _torch() -> Any:
+    """torch, which whoever made a peer's object has imported."""
+    if "torch" not in sys.modules:
+        raise UsageError("this peer works on torch tensors; import torch in the plugin")
+    return sys.modules["torch"]
+
+
+def _array(tensor: Any) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = tensor.detach().cpu().float().numpy()
+    return found
+
+
+@contextmanager
+def _seeded(rng: np.random.Generator) -> Iterator[Any]:
+    """torch, whose generator is seeded for the block."""
+    torch = _torch()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.integers(2**63)))
+        yield torch
+
+
+class _OneRank:
+    """A process group of one: what is sent comes back, and is written down.
+
+    Attributes:
+        sent: copies of the tensors that this rank sent.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch, self.sent = torch, list[Any]()
+
+    def size(self, *_: Any) -> int:
+        """Ranks."""
+        return 1
+
+    def rank(self, *_: Any) -> int:
+        """Number of this rank."""
+        return 0
+
+    get_world_size, get_rank = size, rank
+
+    def all_reduce(self, tensor: Any, *_: Any, **__: Any) -> _Work:
+        """The sum over one rank."""
+        self.sent.append(tensor.clone())
+        return _Work(self._torch, tensor)
+
+    broadcast = all_reduce
+
+    def all_gather(self, outputs: Any, tensor: Any, *_: Any, **__: Any) -> _Work:
+        """A list of one."""
+        self.sent.append(tensor.clone())
+        outputs[0].copy_(tensor)
+        return _Work(self._torch, outputs)
+
+    def all_gather_into_tensor(self, output: Any, tensor: Any, *_: Any, **__: Any) -> _Work:
+        """The tensor itself."""
+        self.sent.append(tensor.clone())
+        output.copy_(tensor.reshape(output.shape))
+        return _Work(self._torch, output)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """torch.distributed's functions are those of this group for the block."""
+        module = self._torch.distributed
+        names = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "get_rank", "get_world_size")
+        before = {name: getattr(module, name) for name in names}
+        try:
+            for name in names:
+                setattr(module, name, getattr(self, name))
+            yield
+        finally:
+            for name, function in before.items():
+                setattr(module, name, function)
+
+
+class _Work:
+    """A collective that is done."""
+
+    def __init__(self, torch: Any, result: Any) -> None:
+        self._future = torch.futures.Future()
+        self._future.set_result([result])
+
+    def get_future(self) -> Any:
+        """A future of a list with the result."""
+        return self._future
+
+    def wait(self) -> bool:
+        """Nothing to wait for."""
+        return True
+
+
+class _Bucket:
+    """What a hook sees of :class:`torch.distributed.GradBucket`: one parameter."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._buffer, self._shape = tensor.flatten(), tensor.shape
+
+    def buffer(self) -> Any:
+        """All values, one after the other."""
+        return self._buffer
+
+    def set_buffer(self, tensor: Any) -> None:
+        """Replace them."""
+        self._buffer = tensor
+
+    def gradients(self) -> list[Any]:
+        """The parameter's gradient, a view."""
+        return [self._buffer.view(self._shape)]
+
+    parameters = gradients
+
+    def index(self) -> int:
+        """The first bucket."""
+        return 0
+
+    def is_last(self) -> bool:
+        """The last one, too."""
+        return True
+
+
+class Grace:
+    """A compressor of GRACE, ``grace_dl.dist.Compressor``.
+
+    Bits are those of the tensors that it returns and of those that it gives to ``torch.distributed`` itself.
+
+    Args:
+        compressor: it gets float32 tensors of the parameter's shape, if that is known.
+    """
+
+    shaped = True
+
+    def __init__(self, compressor: Any) -> None:
+        self._compressor = compressor
+
+    def compress(self, tensor: Any, name: str, rng: np.random.Generator) -> tuple[list[Any], Any]:
+        """What is sent, and what only this process keeps."""
+        with _seeded(rng) as torch:
+            group = _OneRank(torch)
+            with group.active():
+                tensors, context = copy.deepcopy(self._compressor).compress(torch.as_tensor(tensor), name)
+        return [tensors, group.sent], (tensors, context)
+
+    def decompress(self, tensors: Any, ctx: Any) -> NDArray[np.float32]:
+        """The gradient."""
+        return _array(self._compressor.decompress(*ctx))
+
+
+class DdpHook:
+    """A communication hook of torch's DistributedDataParallel, with one rank.
+
+    Bits are those of all tensors that it gives to ``torch.distributed``.
+
+    Args:
+        hook: ``hook(state, bucket)``, which returns a future, e.g. ``fp16_compress_hook``.
+        state: makes the hook's state, new for each call, so that warm starts and error feedback inside it have no
+            effect; None for hooks whose state is a process group.
+    """
+
+    shaped = True
+
+    def __init__(self, hook: Callable[[Any, Any], Any], state: Callable[[], Any] | None = None) -> None:
+        self._hook, self._state = hook, state
+
+    def compress(self, tensor: Any, name: str, rng: np.random.Generator) -> tuple[list[Any], Any]:
+        """What is sent, and the result, which only this process keeps."""
+        with _seeded(rng) as torch:
+            group = _OneRank(torch)
+            state: Any = group if self._state is None else self._state()
+            if getattr(state, "process_group", group) is None:
+                state.process_group = group
+            with group.active():
+                result = self._hook(state, _Bucket(torch.as_tensor(tensor))).wait()
+        return group.sent, result
+
+    def decompress(self, tensors: Any, ctx: Any) -> NDArray[np.float32]:
+        """The gradient."""
+        return _array(ctx)
+
+
+class Torchao:
+    """A quantized tensor of torchao, or any tensor subclass with ``__tensor_flatten__`` and ``dequantize``.
+
+    Bits are those of the tensors inside it.
+
+    Args:
+        make: float32[m, block] -> the quantized tensor.
+        block: values in a row; the last row is filled up with zeros, which count.
+    """
+
+    def __init__(self, make: Callable[[Any], Any], block: int = 32) -> None:
+        self._make, self._block = make, block
+
+    def compress(self, tensor: Any, name: str, rng: np.random.Generator) -> tuple[list[Any], Any]:
+        """The tensors inside, and how they become one again."""
+        with _seeded(rng) as torch:
+            given = torch.as_tensor(tensor).flatten()
+            size = given.numel()
+            rows = torch.nn.functional.pad(given, (0, -size % self._block)).view(-1, self._block)
+            made = self._make(rows)
+        names, about = made.__tensor_flatten__()
+        return [getattr(made, name) for name in names], (made, names, about, size)
+
+    def decompress(self, tensors: Any, ctx: Any) -> NDArray[np.float32]:
+        """The gradient, from the tensors inside alone."""
+        made, names, about, size = ctx
+        inner = dict(zip(names, tensors, strict=True))
+        again = type(made).__tensor_unflatten__(inner, about, made.shape, made.stride())
+        return _array(again.dequantize()).reshape(-1)[:size]
+
+
+class Hivemind:
+    """A compression of hivemind (``hivemind.compression.CompressionBase``); bits are those of its protobuf message.
+
+    Args:
+        compression: e.g. ``Uniform8BitQuantization()``.
+    """
+
+    def __init__(self, compression: Any) -> None:
+        self._compression = compression
+
+    def _of_hivemind(self, name: str) -> Any:
+        """A name in the module of the compression's class, or of a class that it extends."""
+        modules = (sys.modules.get(cls.__module__) for cls in type(self._compression).__mro__)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))
+
+    def compress(self, values: NDArray[np.float32]) -> bytes:
+        """The message as it is sent."""
+        tensor = _torch().from_numpy(values)
+        about = self._of_hivemind("CompressionInfo").from_tensor(tensor)
+        message: bytes = self._compression.compress(tensor, about).SerializeToString()
+        return message
+
+    def decompress(self, data: bytes, size: int) -> NDArray[np.float32]:
+        """The gradient."""
+        return _array(self._compression.extract(self._of_hivemind("runtime_pb2").Tensor.FromString(data)))
+
+
+class Numcodecs:
+    """Filters and a compressor of numcodecs, as Zarr chains them; bits are those of the last one's bytes.
+
+    Args:
+        codecs: applied from left to right, e.g. ``BitRound(3), Zstd()``.
+    """
+
+    def __init__(self, *codecs: Any) -> None:
+        self._codecs = codecs
+
+    def compress(self, values: NDArray[np.float32]) -> bytes:
+        """The bytes of the last codec."""
+        data: Any = values
+        for codec in self._codecs:
+            data = codec.encode(data)
+        return memoryview(data).tobytes()
+
+    def decompress(self, data: bytes, size: int) -> NDArray[np.float32]:
+        """The gradient."""
+        for codec in reversed(self._codecs):
+            data = codec.decode(data)
+        return np.frombuffer(memoryview(data).tobytes(), np.float32)

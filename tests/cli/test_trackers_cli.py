@@ -1,0 +1,87 @@
+"""``--to`` of capture, train and report, with a stand-in for TensorBoard's package that writes lines of text."""
+
+import json
+
+import pytest
+from helpers_capture import write_script
+
+PACKAGE = """
+    import json
+    from pathlib import Path
+
+    class Writer:
+        def __init__(self, folder):
+            Path(folder).mkdir(exist_ok=True)
+            self.file = (Path(folder) / "said.jsonl").open("a")
+
+        def add_scalar(self, name, value, step):
+            self.file.write(json.dumps([name, value, step]) + "\\n")
+
+        def close(self):
+            self.file.close()
+    """
+SCRIPT = """
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+    """
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    write_script(tmp_path / "site" / "tensorboard" / "__init__.py", "")
+    write_script(tmp_path / "site" / "tensorboard" / "summary.py", PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.chdir(tmp_path)
+    write_script(tmp_path / "train.py", SCRIPT)
+    return tmp_path
+
+
+def said(folder):
+    lines = [json.loads(line) for line in (folder / "runs" / "said.jsonl").read_text().splitlines()]
+    (folder / "runs" / "said.jsonl").unlink()
+    assert len({(name, step) for name, _, step in lines}) == len(lines)
+    return {(name, step): value for name, value, step in lines}
+
+
+def test_numbers_while_it_runs_are_those_of_the_results(call, folder):
+    assert call("capture", "--to", "tensorboard", "-o", "run.zarr", "train.py")[0] == 0
+    live = said(folder)
+    assert {step for _, step in live} == {0, 1, 2}
+    assert live["gtrace/capture/loss", 0] > 0
+    assert live["gtrace/capture/energy_share/bias", 0] + live["gtrace/capture/energy_share/weight", 0] == pytest.approx(
+        1
+    )
+    code, out, _ = call("report", "run.zarr", "--to", "tensorboard:runs")
+    assert (code, out) == (0, "run.zarr: 3 sets of numbers sent to tensorboard:runs\n")
+    assert said(folder) == live
+
+    assert (
+        call("train", "--codec", "qsgdinf", "--bits", "3", "--to", "tensorboard", "-o", "a.jsonl", "train.py")[0] == 0
+    )
+    live = said(folder)
+    start = "gtrace/train/qsgdinf:bits=3"
+    assert 0 < live[f"{start}/error", 2] < 1
+    assert live[f"{start}/norm", 2] > 0
+    call("report", "a.jsonl", "--to", "tensorboard")
+    assert said(folder) == {place: value for place, value in live.items() if not place[0].endswith("/norm")}
+
+
+def test_a_task_and_what_cannot_be_sent(call, folder):
+    small = ["--task", "digits-mlp", "--steps", "2", "--batch-size", "2", "--workers", "2"]
+    assert call("train", "--codec", "qsgd", "--bits", "3", *small, "--to", "tensorboard", "-o", "b.jsonl")[0] == 0
+    live = said(folder)
+    assert live["gtrace/train/none/bits_per_value", 1] == 32
+    (folder / "plan.toml").write_text('format = "gtrace-plan"\n')
+    code, _, err = call("report", "b.jsonl", "plan.toml", "--to", "tensorboard")
+    assert (code, err) == (2, "gtrace: plan.toml: a plan has no steps to send; name a trace, a sweep or a run log\n")
+    assert not (folder / "runs" / "said.jsonl").exists()
+    for command in (["capture"], ["train", "--codec", "qsgd"]):
+        code, _, err = call(*command, "--to", "tensorbord", "train.py")
+        assert (code, err) == (2, "gtrace: --to tensorbord: unknown tracker 'tensorbord'; did you mean tensorboard?\n")

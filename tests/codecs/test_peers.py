@@ -1,0 +1,284 @@
+"""Other packages' methods beside gtrace's own: GRACE, torch's hooks, torchao, hivemind, numcodecs."""
+
+import sys
+import textwrap
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import gtrace
+from gtrace.codecs import spec as names
+from gtrace.codecs.plugins import load_plugin
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.errors import UsageError
+
+G = np.random.default_rng(0).standard_normal((24, 40)).astype(np.float32)
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Load a plugin's text; its codecs are gone after the test."""
+    monkeypatch.setattr(names, "_REGISTRY", dict(names._REGISTRY))
+    monkeypatch.setattr("gtrace.codecs.plugins._LOADED", {})
+    modules = set(sys.modules)
+
+    def loaded(text):
+        path = tmp_path / "peers_file.py"
+        path.write_text("from gtrace.codecs.peers import *\n" + textwrap.dedent(text))
+        return [cls.name for cls in load_plugin(path)]
+
+    yield loaded
+    for name in {name for name in sys.modules if name.startswith("gtrace_plugin_")} - modules:
+        del sys.modules[name]
+
+
+def test_numcodecs(load):
+    load("""
+        from numcodecs import BitRound, FixedScaleOffset, Quantize, Zstd
+        rounded = Numcodecs(BitRound(3), Zstd())
+        scaled = Numcodecs(FixedScaleOffset(offset=0, scale=10, dtype="<f4", astype="i1"))
+        digits = Numcodecs(Quantize(digits=1, dtype="<f4"), Zstd())
+        exact = Numcodecs(Zstd())
+    """)
+    assert np.array_equal(gtrace.compress(G, "exact").values, G)
+    sent = gtrace.compress(G, "scaled")
+    assert sent.bits == 8
+    assert np.array_equal(sent.values, np.round(G * 10).astype(np.int8).astype(np.float32) / 10)
+    assert abs(gtrace.compress(G, "digits").values - G).max() <= 1 / 16
+    rounded = gtrace.compress(G, "rounded")
+    assert (abs(rounded.values - G) <= abs(G) / 16).all()
+    assert 6 < rounded.bits < 14
+    # The bytes alone are enough: not only the process that made them can decode them.
+    codec = gtrace.codec("rounded")
+    assert not codec.declared
+    assert np.array_equal(codec.decode(b"", rounded.payload, G.size), rounded.values.ravel())
+
+
+HOOKS = """
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
+    fp16_hook = DdpHook(default_hooks.fp16_compress_hook)
+    bf16_hook = DdpHook(default_hooks.bf16_compress_hook)
+    dense = DdpHook(default_hooks.allreduce_hook)
+    quantized = DdpHook(quantization_hooks.quantization_pertensor_hook)
+    low_rank = DdpHook(powerSGD_hook.powerSGD_hook, lambda: powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=2, start_powerSGD_iter=0, use_error_feedback=False, warm_start=False))
+"""
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_hooks_of_torch(load):
+    before = torch.distributed.all_reduce
+    load(HOOKS)
+    half = torch.from_numpy(G).half().float().numpy()
+    assert np.array_equal(gtrace.compress(G, "fp16_hook").values, half)
+    for name, bits in (("fp16_hook", 16), ("bf16_hook", 16), ("dense", 32), ("low_rank", 32 * 2 * (24 + 40) / G.size)):
+        assert gtrace.compress(G, name).bits == pytest.approx(bits), name
+    # A scale and a zero point beside 8 bits a value.
+    quantized = gtrace.compress(G, "quantized")
+    assert quantized.bits == pytest.approx(8 + 64 / G.size)
+    assert abs(quantized.values - G).max() <= (G.max() - G.min()) / 255 * 0.51
+    assert np.linalg.matrix_rank(gtrace.compress(G, "low_rank").values) == 2
+    assert gtrace.compress(G, "low_rank", seed=1).payload == gtrace.compress(G, "low_rank", seed=1).payload
+    assert torch.distributed.all_reduce is before
+    assert not torch.distributed.is_initialized()
+    # Vectors are sent whole by this hook.
+    assert gtrace.compress(G[0], "low_rank").bits == 32
+
+
+GRACE = """
+    import torch
+
+    class Compressor:  # as grace_dl.dist.Compressor
+        def __init__(self, average=True, tensors_size_are_same=True):
+            self.average, self.tensors_size_are_same = average, tensors_size_are_same
+
+    class TopKCompressor(Compressor):
+        def __init__(self, compress_ratio):
+            super().__init__()
+            self.compress_ratio = compress_ratio
+
+        def compress(self, tensor, name):
+            flat = tensor.flatten()
+            _, indices = torch.topk(flat.abs(), max(1, int(flat.numel() * self.compress_ratio)), sorted=False)
+            return (torch.gather(flat, 0, indices), indices.int()), tensor.size()
+
+        def decompress(self, tensors, ctx):
+            values, indices = tensors
+            return torch.zeros(ctx.numel()).scatter_(0, indices.long(), values).view(ctx)
+
+    class PowerSGDCompressor(Compressor):
+        def __init__(self):
+            super().__init__()
+            self.q_memory = {}
+
+        def compress(self, tensor, name):
+            if tensor.dim() == 1:
+                return [tensor], None
+            q = self.q_memory.get(name, torch.empty(tensor.shape[1], 1).normal_())
+            p = torch.mm(tensor, q)
+            torch.distributed.all_reduce(p)
+            p = p / p.norm()
+            q = torch.mm(tensor.t(), p)
+            torch.distributed.all_reduce(q)
+            self.q_memory[name] = q
+            return [], (p, q, tensor.size())
+
+        def decompress(self, tensors, ctx):
+            if ctx is None:
+                return tensors[0]
+            p, q, shape = ctx
+            return torch.mm(p, q.t()).view(shape)
+
+"""
+GRACE_FILE = """
+    from grace_like import PowerSGDCompressor, TopKCompressor
+
+    top = Grace(TopKCompressor(0.1))
+    power = Grace(PowerSGDCompressor())
+"""
+
+
+@pytest.fixture
+def grace(load, tmp_path):
+    (tmp_path / "grace_like.py").write_text(textwrap.dedent(GRACE))
+    load(GRACE_FILE)
+    yield
+    del sys.modules["grace_like"]
+
+
+@pytest.mark.usefixtures("grace")
+def test_grace():
+    top = gtrace.compress(G, "top")
+    assert top.bits == pytest.approx(64 * 96 / G.size)
+    kept = abs(G) >= np.sort(abs(G).ravel())[-96]
+    assert np.array_equal(top.values, np.where(kept, G, 0))
+    # What a compressor sends by itself counts, and nothing stays in its memory.
+    first, again = gtrace.compress(G, "power"), gtrace.compress(G, "power")
+    assert first.bits == 32 * (24 + 40) / G.size
+    assert first.payload == again.payload
+    assert gtrace.compress(G, "power", seed=1).payload != first.payload
+    assert np.linalg.matrix_rank(first.values) == 1
+    assert gtrace.codec("power").declared
+
+
+@pytest.mark.usefixtures("grace")
+def test_a_table_with_gtrace_s_own():
+    trace = gtrace.Trace.from_arrays({"w": {step: G.ravel() for step in (0, 1)}})
+    rows = gtrace.sweep(trace, "top,ef:top,topk:ratio=0.1")
+    drawn = rows["draw"] == 0
+    errors = {spec: rows["relative_variance"][drawn & (rows["codec"] == spec)] for spec in set(rows["codec"])}
+    assert errors["top"] == pytest.approx(errors["topk:ratio=0.1"])
+    assert errors["ef:top"][1] != errors["top"][1]
+
+
+class Message:
+    """What protobuf's generated class offers: fields, and bytes."""
+
+    def __init__(self, buffer, size):
+        self.buffer, self.size = buffer, size
+
+    def SerializeToString(self):  # noqa: N802
+        return bytes([len(self.size), *self.size]) + self.buffer
+
+    @classmethod
+    def FromString(cls, data):  # noqa: N802
+        return cls(data[1 + data[0] :], tuple(data[1 : 1 + data[0]]))
+
+
+class Info:
+    @classmethod
+    def from_tensor(cls, tensor):
+        assert isinstance(tensor, torch.Tensor)
+        return cls()
+
+
+HIVEMIND = """
+    import numpy as np, torch
+    from hivemind_base import CompressionBase
+
+    class Float16Compression(CompressionBase):  # as hivemind.compression.floating
+        def compress(self, tensor, info, allow_inplace=False):
+            assert type(info).__name__ == "Info"
+            return self.message(tensor.half().numpy().tobytes(), (len(tensor) // 256, len(tensor) % 256))
+
+        def extract(self, serialized_tensor):
+            return torch.as_tensor(np.frombuffer(serialized_tensor.buffer, np.float16).astype(np.float32))
+
+    half = Hivemind(Float16Compression())
+"""
+
+
+def test_hivemind(load, monkeypatch):
+    base = types.ModuleType("hivemind_base")
+    base.CompressionInfo, base.runtime_pb2 = Info, types.SimpleNamespace(Tensor=Message)
+    base.CompressionBase = type("CompressionBase", (), {"message": Message, "__module__": base.__name__})
+    monkeypatch.setitem(sys.modules, base.__name__, base)
+    (name,) = load(HIVEMIND)
+    sent = gtrace.compress(G, name)
+    assert np.array_equal(sent.values, G.astype(np.float16).astype(np.float32))
+    assert len(sent.payload) == ENVELOPE_BYTES + 3 + 2 * G.size
+    assert not gtrace.codec(name).declared
+
+
+SUBCLASS = """
+    import torch
+
+    class Scaled:  # what torchao's tensors offer: __tensor_flatten__, __tensor_unflatten__ and dequantize
+        def __init__(self, data, scale):
+            self.data, self.scale, self.shape = data, scale, data.shape
+
+        def stride(self):
+            return self.data.stride()
+
+        def __tensor_flatten__(self):
+            return ["data", "scale"], {"kind": "int8"}
+
+        @staticmethod
+        def __tensor_unflatten__(inner, about, shape, stride):
+            assert about == {"kind": "int8"}
+            return Scaled(inner["data"], inner["scale"])
+
+        def dequantize(self):
+            return self.data.float() * self.scale
+
+    def make(rows):
+        assert rows.shape[1] == 32
+        scale = rows.abs().amax(1, keepdim=True) / 127
+        return Scaled((rows / scale.clamp_min(1e-30)).round().to(torch.int8), scale)
+
+    ours = Torchao(make)
+"""
+
+
+def test_a_tensor_subclass(load):
+    (name,) = load(SUBCLASS)
+    odd = G.ravel()[:70]
+    sent = gtrace.compress(odd, name)
+    assert sent.bits == 3 * (32 * 8 + 32) / 70
+    assert sent.values.shape == (70,)
+    assert abs(sent.values - odd).max() <= abs(odd).max() / 127 * 0.51
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchao_itself(load):
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    load("""
+        import torch
+        from torchao.prototype.mx_formats.mx_tensor import MXTensor
+        mxfp8 = Torchao(lambda rows: MXTensor.to_mx(rows, torch.float8_e4m3fn, 32))
+        mxfp4 = Torchao(lambda rows: MXTensor.to_mx(rows, torch.float4_e2m1fn_x2, 32))
+    """)
+    for name, bits, error in (("mxfp8", 8.25, 0.002), ("mxfp4", 4.25, 0.03)):
+        sent = gtrace.compress(G, name)
+        assert sent.bits == bits
+        assert sent.error < error
+
+
+def test_a_peer_that_needs_torch_says_so(load, monkeypatch):
+    load("peer = Torchao(lambda rows: rows)")
+    monkeypatch.delitem(sys.modules, "torch")
+    with pytest.raises(UsageError, match="import torch in the plugin"):
+        gtrace.compress(G, "peers_file")

@@ -1,0 +1,389 @@
+"""Run by test_fsdp.py: fully_shard through codecs among 2 and 4 ranks, checkpoints, compiled models; as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+import torch._dynamo
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from ranks_program import Counted, Training, digest, model, same_everywhere
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.nn.parallel import DistributedDataParallel
+
+import gtrace
+from gtrace.codecs import codec
+from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.link import LinkOptions
+from gtrace.schedule import RefitSchedule
+from gtrace.training.frames import SimulatedRank, lockstep
+from gtrace.training.ranks import Piece, RankCodecs
+from gtrace.training.ways import way
+
+STEPS = 3
+SPECS = ("none", "qsgdinf:bits=3,bucket_size=64", "alq:bits=3", "ef:topk:ratio=0.05", "powersgd")
+OTHER_WAYS = ("ring", "hierarchical:2", "shared-scale")
+
+
+class Sharded:
+    """A few steps of fully_shard on this rank's own batches; one layer is a group of its own."""
+
+    def __init__(self, spec: str = "", mesh: DeviceMesh | None = None, *, made: Any = None, **options: Any) -> None:
+        self.model = model()
+        compiled = options.pop("compiled", None)
+        if compiled is not None:
+            self.model[0] = torch.compile(self.model[0], backend=compiled)
+        kept = made or {}
+        fully_shard(self.model[0], mesh=mesh, **kept)
+        fully_shard(self.model, mesh=mesh, **kept)
+        self.called = self.model if compiled is None else torch.compile(self.model, backend=compiled)
+        self.state = gtrace.training.State(spec, **options).register(self.model) if spec else None
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
+    def loss(self, number: int) -> torch.Tensor:
+        x, y = batch(number)
+        return nn.functional.cross_entropy(self.called(x), y)
+
+    def step(self, number: int) -> list[np.ndarray]:
+        """This rank's chunk of every gradient."""
+        self.optimizer.zero_grad()
+        self.loss(number).backward()
+        found = [p.grad.to_local().float().numpy().copy() for p in self.model.parameters()]
+        self.optimizer.step()
+        return found
+
+    def weights(self) -> list[torch.Tensor]:
+        return [p.full_tensor().detach() for p in self.model.parameters()]
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(1000 * number + dist.get_rank())
+    return torch.randn(8, 24, generator=random), torch.randint(0, 6, (8,), generator=random)
+
+
+def everyones(number: int, weights: list[torch.Tensor]) -> list[list[np.ndarray]]:
+    """Every rank's own gradients of a step, without any wrapper."""
+    plain = model()
+    with torch.no_grad():
+        for parameter, value in zip(plain.parameters(), weights, strict=True):
+            parameter.copy_(value)
+    x, y = batch(number)
+    nn.functional.cross_entropy(plain(x), y).backward()
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, [p.grad.numpy() for p in plain.parameters()])
+    return found
+
+
+def rows(size: int, ranks: int, rank: int) -> slice:
+    each = -(-size // ranks)
+    return slice(min(size, rank * each), min(size, (rank + 1) * each))
+
+
+class Simulated:
+    """The same exchanges among simulated ranks: of chunks among a group, then of averages among replicas."""
+
+    def __init__(self, spec: str, exchange: str, ranks: int, replicas: int) -> None:
+        options = LinkOptions(RefitSchedule.parse("once"), 5)
+        self.names = [name for name, _ in model().named_parameters()]
+        self.spec, self.way, self.ranks, self.replicas = codec(spec), way(exchange), ranks, replicas
+
+        def codecs(rank: int, size: int, first: int = 0) -> RankCodecs:
+            return RankCodecs(CodecTable.of(spec), options, SimulatedRank(rank, size), common=False, first=first)
+
+        self.among = [[codecs(k, ranks, ranks * one) for k in range(ranks)] for one in range(replicas)]
+        self.between = [[codecs(one, replicas) for one in range(replicas)] for _ in range(ranks)]
+
+    def step(self, number: int, gradients: list[list[np.ndarray]]) -> list[dict[str, np.ndarray]]:
+        """By rank, the averages of its chunks that are not empty."""
+        shapes = [one.shape for one in gradients[0]]
+        pieces = []
+        for name, shape in zip(self.names, shapes, strict=True):
+            for rank in range(self.ranks):
+                part, width = rows(shape[0], self.ranks, rank), int(np.prod(shape[1:]))
+                start, stop = part.start * width, part.stop * width
+                if stop > start:
+                    pieces.append(Piece(f"{name}[{start}:{stop}]", self.spec, stop - start, start=start, owner=rank))
+        averages: list[list[Any]] = []
+        for one, codecs in enumerate(self.among):
+            values = [
+                [local[self.names.index(p.name.partition("[")[0])].reshape(-1)[p.start :][: p.size] for p in pieces]
+                for local in gradients[one * self.ranks : (one + 1) * self.ranks]
+            ]
+            averages.append(
+                lockstep([self.way(c, pieces, v, number, scattered=True) for c, v in zip(codecs, values, strict=True)])[
+                    0
+                ]
+            )
+        found: list[dict[str, np.ndarray]] = [{} for _ in gradients]
+        for rank in range(self.ranks):
+            own = [piece for piece in pieces if piece.owner == rank]
+            means = [averages[one][rank] for one in range(self.replicas)]
+            if self.replicas > 1:
+                named = [Piece(f"{p.name}+replicas", self.spec, p.size) for p in own]
+                means = lockstep(
+                    [self.way(c, named, v, number) for c, v in zip(self.between[rank], means, strict=True)]
+                )[0]
+            for one in range(self.replicas):
+                found[one * self.ranks + rank] = {
+                    p.name.partition("[")[0]: v for p, v in zip(own, means[one], strict=True)
+                }
+        return found
+
+
+def meshes() -> dict[str, DeviceMesh]:
+    world = dist.get_world_size()
+    found = {"fsdp": init_device_mesh("cpu", (world,))}
+    if world == 4:
+        found["hsdp"] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    return found
+
+
+def averages_report() -> dict[str, Any]:
+    """Averages against those of simulated ranks, and bytes against those at the collectives."""
+    report, rank = {}, dist.get_rank()
+    for kind, mesh in meshes().items():
+        plain = Sharded("", mesh)
+        exact = [plain.step(number) for number in range(STEPS)]
+        names = [name for name, _ in model().named_parameters()]
+        cases = [(spec, "allgather") for spec in SPECS]
+        if kind == "fsdp":
+            cases += [(SPECS[1], one) for one in OTHER_WAYS] + [("ef:intn", "ring")]
+        for spec, exchange in cases:
+            training = Sharded(spec, mesh, exchange=exchange, seed=5, refit="once", compare_every=0)
+            replicas = 2 if kind == "hsdp" else 1
+            simulated = Simulated(spec, exchange, dist.get_world_size() // replicas, replicas)
+            equal, counted = True, 0
+            for number in range(STEPS):
+                gradients = everyones(number, training.weights())
+                with Counted(sums=spec == "powersgd") as seen:
+                    found = training.step(number)
+                counted += seen.bytes
+                if spec != "powersgd":
+                    expected = simulated.step(number, gradients)[rank]
+                    for name, chunk in zip(names, found, strict=True):
+                        equal &= np.array_equal(chunk.reshape(-1), expected.get(name, np.zeros(0)))
+            tally = training.state.tally
+            worst = max(float(np.abs(a - b).max(initial=0)) for a, b in zip(exact[-1], found, strict=True))
+            report[f"{kind} {spec} {exchange}"] = {
+                "equal": bool(equal),
+                "steps": training.state.steps,
+                "counted": counted,
+                "wire": tally.wire_bytes,
+                "elements": tally.float32_bits // 32,
+                "bits": tally.bits,
+                "down": tally.down_bits,
+                "variance": tally.worker_variance,
+                "from_exact": worst,
+                "weights": same_everywhere(digest(training.weights())),
+            }
+    return report
+
+
+def chunks_report() -> dict[str, bool]:
+    """Factors of whole matrices: every rank's chunks are those of the average that DistributedDataParallel has."""
+    whole, sharded = Training("powersgd", seed=5).step(0), Sharded("powersgd", seed=5).step(0)
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    return {
+        str(k): np.array_equal(one.numpy()[rows(len(one), ranks, rank)], chunk)
+        for k, (one, chunk) in enumerate(zip(whole, sharded, strict=True))
+    }
+
+
+def by_columns(parameter: nn.Parameter) -> Shard | None:
+    return Shard(1) if parameter.ndim == 2 else None
+
+
+def freeze(training: Sharded) -> None:
+    training.model[0].bias.requires_grad_(False)
+
+
+def divide(training: Sharded) -> None:
+    for module in (training.model[0], training.model):
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(3.0)
+
+
+def nothing(training: Sharded) -> None:
+    pass
+
+
+#: what programs ask of torch -> (arguments of fully_shard, what is called before the steps, largest difference)
+SETTINGS: dict[str, tuple[dict[str, Any], Any, float]] = {
+    "rows": ({}, nothing, 1e-6),
+    "columns": ({"shard_placement_fn": by_columns}, nothing, 1e-6),
+    "bf16": ({"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)}, nothing, 1e-2),
+    "fp16": ({"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float16)}, nothing, 2e-3),
+    "frozen": ({}, freeze, 1e-6),
+    "divided": ({}, divide, 1e-6),
+}
+
+
+def settings_report() -> dict[str, float]:
+    """Largest difference from torch's own averages, over what is allowed, with a codec that loses nothing."""
+    report = {}
+    for kind, mesh in meshes().items():
+        for name, (made, change, allowed) in SETTINGS.items():
+            found = []
+            for spec in ("", "none"):
+                training = Sharded(spec, mesh, made=made)
+                change(training)
+                # Two passes before the averages of the second one, the first of them within the shards alone.
+                training.model.set_requires_all_reduce(False)
+                training.loss(0).backward()
+                training.model.set_requires_all_reduce(True)
+                training.loss(1).backward()
+                found.append([p.grad.full_tensor() for p in training.model.parameters() if p.requires_grad])
+            report[f"{kind} {name}"] = max(
+                float((a - b).abs().max() / a.abs().max()) / allowed for a, b in zip(*found, strict=True)
+            )
+    return report
+
+
+def refused_report() -> dict[str, str]:
+    """What is said of what cannot be done."""
+    found = {}
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(24, 6), nn.Linear(24, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    def unused() -> None:
+        half = Half()
+        fully_shard(half)
+        gtrace.training.State("none").register(half)
+        half(batch(0)[0]).sum().backward()
+
+    def alone() -> None:
+        gtrace.training.State("none").register(model())
+
+    def several() -> None:
+        several = model()
+        fully_shard(several[0], mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        fully_shard(several, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("one", "other"))["other"])
+        gtrace.training.State("none").register(several)
+
+    for what in (unused, alone, *([several] if dist.get_world_size() == 4 else [])):
+        try:
+            what()
+        except gtrace.errors.UsageError as error:
+            found[what.__name__] = str(error)
+    return found
+
+
+class Replicated(Training):
+    """The same steps with DistributedDataParallel."""
+
+    def __init__(self, spec: str, **options: Any) -> None:
+        self.compiled = options.pop("compiled", None)
+        super().__init__("")
+        self.state = gtrace.training.State(spec, **options).register(self.wrapped)
+
+    def wrap(self, inner: nn.Module) -> DistributedDataParallel:
+        if self.compiled is not None:
+            inner = torch.compile(inner, backend=self.compiled)
+        return DistributedDataParallel(inner)
+
+    def weights(self) -> list[torch.Tensor]:
+        return [p.detach() for p in self.model.parameters()]
+
+
+KINDS = {"ddp": Replicated, "fsdp": Sharded}
+
+
+def content(training: Any) -> dict[str, Any]:
+    """What a program saves."""
+    weights, moments = get_state_dict(training.model, training.optimizer)
+    return {"model": weights, "optimizer": moments, "codec": training.state}
+
+
+def resume(folder: str, training: Any, *, codec: bool = True) -> None:
+    saved = content(training)
+    if not codec:
+        del saved["codec"]
+    dcp.load(saved, checkpoint_id=folder)
+    set_state_dict(
+        training.model, training.optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"]
+    )
+
+
+def resume_report(folder: str) -> dict[str, Any]:
+    """Two steps, a checkpoint, two more; against four at a stretch. Then a checkpoint of another number of ranks."""
+    report: dict[str, Any] = {}
+    world = dist.get_world_size()
+    for kind, make in KINDS.items():
+        for spec, options in (("ef:topk:ratio=0.05", {}), ("alq:bits=3", {"refit": "0,1"})):
+            place = f"{folder}/{kind}-{spec.partition(':')[0]}"
+            if world == 4:
+                try:
+                    resume(place, make(spec, **options))
+                except dcp.api.CheckpointException as error:
+                    report[f"{kind} {spec}"] = str(error).strip().splitlines()[-1]
+                continue
+            whole, first = make(spec, **options), make(spec, **options)
+            for number in range(4):
+                whole.step(number)
+            for number in range(2):
+                first.step(number)
+            dcp.save(content(first), checkpoint_id=place)
+            ends = []
+            for with_codec in (True, False):
+                second = make(spec, **options)
+                resume(place, second, codec=with_codec)
+                for number in range(2, 4):
+                    second.step(number)
+                ends.append(digest(second.weights()) == digest(whole.weights()))
+            report[f"{kind} {spec}"] = ends
+    return report
+
+
+def compiled_report() -> dict[str, Any]:
+    """Compiled models against the same that are not."""
+    report = {}
+    for kind, make in KINDS.items():
+        ends = []
+        for backend in (None, CompileCounterWithBackend("aot_eager")):
+            training = make("ef:topk:ratio=0.3", seed=5, compiled=backend)
+            for number in range(STEPS):
+                training.step(number)
+            ends.append(training.weights())
+        report[kind] = {
+            "graphs": backend.frame_count,
+            "senders": sorted({name.partition("[")[0] for _, name in training.state._codecs._senders}),
+            "steps": training.state.steps,
+            "difference": max(float((a - b).abs().max()) for a, b in zip(*ends, strict=True)),
+            "sparse": training.state.tally.bits_per_element < 20,
+        }
+    return report
+
+
+def main(rank: int, world: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/fsdp-{world}", rank=rank, world_size=world)
+    parts = [averages_report, settings_report, refused_report]
+    report = {part.__name__: part() for part in [*parts, *([chunks_report, compiled_report] if world == 2 else [])]}
+    report["resume_report"] = resume_report(folder)
+    with open(f"{folder}/fsdp-{world}-{rank}.json", "w") as file:
+        json.dump(report, file)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    # Forked ranks share what is compiled here.
+    for spec in (*SPECS, "ef:intn"):
+        gtrace.training.Exchange(spec).step(0, [{"w": np.linspace(-1, 1, 64, dtype=np.float32)}])
+    for world in (2, 4):
+        torch.multiprocessing.start_processes(main, (world, sys.argv[1]), world, start_method="fork")

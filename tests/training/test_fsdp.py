@@ -1,0 +1,124 @@
+"""fully_shard through codecs: processes over gloo, started once for each world size; what they saw is judged here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gtrace
+from gtrace.errors import UsageError
+from gtrace.training.fsdp import ShardedGradient
+
+PROGRAM = Path(__file__).with_name("fsdp_program.py")
+ELEMENTS = 24 * 60 + 60 + 60 * 6 + 6
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """World size -> what each rank saw."""
+    folder = tmp_path_factory.mktemp("fsdp")
+    run = subprocess.run([sys.executable, str(PROGRAM), str(folder)], capture_output=True, text=True, timeout=400)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return {
+        world: [json.loads((folder / f"fsdp-{world}-{rank}.json").read_text()) for rank in range(world)]
+        for world in (2, 4)
+    }
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_chunks_are_averaged_as_among_simulated_ranks(world, reports):
+    for report in reports[world]:
+        found = report["averages_report"]
+        assert len(found) == (9 if world == 2 else 14)
+        for case, seen in found.items():
+            assert seen["equal"], f"{case}: another average than among simulated ranks"
+            assert seen["weights"], f"{case}: ranks have different weights"
+            assert (seen["steps"], seen["elements"]) == (3, 3 * ELEMENTS)
+            assert seen["counted"] == seen["wire"], case
+            assert (seen["down"] > 0) == case.startswith("hsdp")
+            if " none " in case:
+                # Sums in another order than gloo's, from three ranks on.
+                assert seen["from_exact"] <= (0 if world == 2 else 1e-7)
+                assert seen["variance"] == 0
+                assert seen["bits"] == 32 * seen["elements"]
+            else:
+                assert seen["variance"] > 0.01
+                assert seen["bits"] < 8 * seen["elements"]
+
+
+def test_chunks_of_matrix_factors_are_those_of_ddp(reports):
+    for report in reports[2]:
+        assert report["chunks_report"] == dict.fromkeys("0123", True)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_codec_without_loss_gives_what_torch_gives_whatever_the_program_sets(world, reports):
+    for report in reports[world]:
+        found = report["settings_report"]
+        assert len(found) == (6 if world == 2 else 12)
+        assert all(share <= 1 for share in found.values()), found
+
+
+def test_what_cannot_be_done_is_said_in_one_line(reports):
+    for report in reports[4]:
+        found = report["refused_report"]
+        assert "unused.bias has no gradient in this step; call set_reduce_scatter_unused" in found["unused"]
+        assert "a Sequential is neither a DistributedDataParallel nor sharded" in found["alone"]
+        assert "register: sharded among ranks [" in found["several"]
+
+
+def test_checkpoints_of_torch_distributed_continue_with_as_many_ranks_and_are_refused_with_others(reports):
+    for report in reports[2]:
+        # Without the codec's state, training goes on differently.
+        assert list(report["resume_report"].values()) == [[True, False]] * 4
+    for rank, report in enumerate(reports[4]):
+        assert len(report["resume_report"]) == 4
+        for said in report["resume_report"].values():
+            assert "Missing key in checkpoint state_dict: codec.rank" in said
+            assert said.endswith("of 4 (resume with as many ranks)."), rank
+
+
+def test_compiled_models_train_as_others(reports):
+    for report in reports[2]:
+        for kind, seen in report["compiled_report"].items():
+            assert seen["graphs"] > 0, kind
+            assert (seen["steps"], seen["difference"], seen["sparse"]) == (3, 0, True), kind
+            assert seen["senders"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "ranks", "sizes"),
+    [
+        ((5, 3), 0, 4, [6, 6, 3, 0]),
+        ((2,), 0, 4, [1, 1, 0, 0]),
+        ((1, 7), 0, 2, [7, 0]),
+        ((3, 8), 1, 4, [6, 6, 6, 6]),
+    ],
+)
+def test_chunks_of_a_buffer_are_the_rows_that_torch_gives_each_rank(shape, dim, ranks, sizes):
+    whole = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+    each = [ShardedGradient("w", gtrace.codec("none"), shape, dim, ranks, rank) for rank in range(ranks)]
+    wanted = [part.reshape(-1) for part in whole.chunk(ranks, dim)]
+    wanted += [torch.zeros(0)] * (ranks - len(wanted))
+    blocks = torch.stack([torch.nn.functional.pad(part, (0, each[0].padded - len(part))) for part in wanted])
+    assert torch.equal(each[0].joined(blocks), whole)
+    assert all(torch.equal(one.cut(whole), part) for one, part in zip(each, wanted, strict=True))
+    assert [one.size(rank) for rank, one in enumerate(each)] == sizes
+    pieces = each[0].pieces()
+    assert [(piece.owner, piece.size) for piece in pieces] == [(k, size) for k, size in enumerate(sizes) if size]
+    assert len({piece.name for piece in pieces}) == len(pieces)
+
+
+def test_a_state_of_another_number_of_ranks_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch puts its own in the place
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        state = gtrace.training.State("ef:topk")
+        state.load_state_dict(state.state_dict())
+        with pytest.raises(UsageError, match=r"^state: saved by rank 0 of 2 .*, and this is rank 0 of 1 "):
+            state.load_state_dict({"rank 0 of 2 (resume with as many ranks)": ()})
+    finally:
+        torch.distributed.destroy_process_group()

@@ -29,8 +29,8 @@ $(VENV)/.tested: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/gtrace demo --force
 
-# mypy and the tests side by side: together they keep two cores busy to the end.
-test: $(VENV)/.tested
+# mypy beside the rest of the installation and the tests: together they keep two cores busy to the end.
+test: $(VENV)/.installed
 	$(MAKE) --jobs 2 lint tests
 
 # Hundreds of processes import the same modules: bytecode is written once, and not beside a test's scripts.

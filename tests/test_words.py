@@ -18,7 +18,11 @@ WORDS = {
         "is not a valid N; needs ...",
     ),
     "where there is": (r"\b[Ww]here (?:there|one|they|it)\b", 47, "if, when"),
-    "tell, told": (r"\b(?:[Tt]ell|[Tt]ells|[Tt]old|[Tt]elling)\b(?!\(\))", 37, "know, measure, estimate, show"),
+    "tell, told": (
+        r"(?<!small to )\b(?:[Tt]ell|[Tt]ells|[Tt]old|[Tt]elling)\b(?!\(\))",
+        37,
+        "know, measure, estimate, show",
+    ),
     "stands": (r"\b[Ss]tands?\b|\bstood\b", 37, "is, is shown in, means"),
     "Of a tensor ...": (r"(?:help=\(?|\"\"\")\s*\"?Of (?:the|a|an|each|every|all|so) ", 1, "The tensor's ..."),
     "makes an error": (r"makes? an? (?:\w+ )?error", 0, "has an error, loses"),

@@ -296,11 +296,11 @@ def _codecs(module: ModuleType, file: Path) -> list[type[Codec]]:
             continue
         fields = {**shared, "compressor": value, "torch": _torch_of(value, module), "kept": OrderedDict()}
         found.append(_made(CompressorCodec, name, file, fields))
-    for cls in found:
-        if not names_a_codec(cls.name):
-            raise UsageError(
-                f"plugin {file.name}: '{cls.name}' is not a valid codec name; use letters, digits, '_', '-' and '.'"
-            )
+    bad = next((cls.name for cls in found if not names_a_codec(cls.name)), None)
+    if bad is not None:
+        raise UsageError(
+            f"plugin {file.name}: '{bad}' is not a valid codec name; use letters, digits, '_', '-' and '.'"
+        )
     return found
 
 

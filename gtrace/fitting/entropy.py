@@ -98,7 +98,7 @@ def least_error(sketch: MomentSketch, bits: float) -> float:
     if not count or not energy or (width <= 0).any():
         return 0.0
     share = mass[mass > 0] / count
-    # A receiver that is told for nothing which values are exact zeros has all bits for the others: those of all values.
+    # A receiver that learns for free which values are exact zeros has all bits for the others: those of all values.
     bits *= (count + sketch.zeros) / count
     # A sign is one more bit of entropy.
     entropy = 1 - float(share @ np.log2(share / width[mass > 0]))

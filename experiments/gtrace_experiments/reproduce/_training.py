@@ -232,7 +232,7 @@ def _trained(
         if records and record["type"] != "checkpoint":
             found.records.append(record)
 
-    def tell(record: Mapping[str, Any]) -> None:
+    def progress(record: Mapping[str, Any]) -> None:
         if record["type"] == "step" and record["step"] % 10 == 0:
             context.say(f"{record['run']}: seed {record['seed']}, step {record['step']} of {steps}")
 
@@ -241,13 +241,13 @@ def _trained(
         follow({"type": "study", **study.describe()})
         for record in study.records():
             follow(record)
-            tell(record)
+            progress(record)
         found.results.extend(study.results)
         return found
     log, done = place.with_suffix(".jsonl"), place.with_suffix(".json")
     if not done.exists():
         study = gtrace.training.Study(task, codecs, **{"eval_every": max(1, steps // _PARTS), **settings})
-        study.run(log, force=not study.can_resume(log), on_record=tell)
+        study.run(log, force=not study.can_resume(log), on_record=progress)
         put(done, json.dumps([result.to_plain() for result in study.results]).encode())
     # The log has the steps before an interruption, too.
     for record in read_runlog(log):

@@ -23,7 +23,7 @@ SHOWN: Kind = "shown"
 
 REASONS: dict[str, Reason] = {
     "alq-fig1": Reason(
-        SMALL, "600 steps stand for 80,000: there is no settled law before the drops that a drop could change"
+        SMALL, "600 steps replace 80,000: there is no settled law before the drops that a drop could change"
     ),
     "alq-fig5": Reason(
         SHOWN, "the order of the methods is; QSGDinf as high as TRN is said of two networks that are not trained here"
@@ -61,14 +61,14 @@ REASONS: dict[str, Reason] = {
         "no split of the bits is worse by more than the noise of seeds",
     ),
     "lognormal-table4": Reason(
-        SMALL, "150 steps on an easy task, where one well-chosen scale for all layers trains as well as one for each"
+        SMALL, "150 steps on an easy task: one well-chosen scale for all layers trains as well as one for each"
     ),
     "lognormal-fig3": Reason(
         OTHERWISE,
         "Eq. (4) takes a quotient by 2^M - 1 as a cell's mean of 1 / x: up to twice off with few mantissa bits",
     ),
     "lognormal-fig5": Reason(
-        SMALL, "80 % and the threshold are; at 85 % seeds lie further apart than the claim is large"
+        SMALL, "80 % and the threshold are shown; at 85 % seeds lie further apart than the claim is large"
     ),
     "mcgq-fig1": Reason(
         OTHERWISE,
@@ -77,7 +77,7 @@ REASONS: dict[str, Reason] = {
     ),
     "mcgq-fig2": Reason(SHOWN, "in every seed"),
     "mcgq-fig3": Reason(SMALL, "120 steps, where noise costs more than at the end of a training that converges"),
-    "mcgq-tables1-2": Reason(SMALL, "Table 2 is; at best rates the methods lie within a point on the digits"),
+    "mcgq-tables1-2": Reason(SMALL, "Table 2 is shown; at best rates the methods lie within a point on the digits"),
     "mcgq-ptb": Reason(SMALL, "240 steps of 13,280: perplexity is still at 593, where the paper's begins to be of use"),
     "mcgq-shakespeare": Reason(
         SMALL, "300 steps of 45 epochs: what is compressed 200 times has seen a fraction of the text"

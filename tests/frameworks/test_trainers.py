@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gtrace
 from gtrace.errors import UsageError
+from gtrace.runlog import read_runlog
 from gtrace.sweep import EXPECTATION
 from gtrace.trackers import KINDS
 
@@ -207,7 +208,10 @@ def test_the_page_lists_every_trainer_and_tracker_with_its_versions():
         line[2:-2].split(" | ") for line in (ROOT / "docs/frameworks.md").read_text().splitlines() if line[:2] == "| "
     ]
     trainers = {f"{program.id}: capture, codec, numbers in a logger" for program in PROGRAMS}
-    trainers |= {"Lightning, ddp: payloads between ranks"}
+    trainers |= {
+        "Lightning, ddp: payloads between ranks",
+        "Hugging Face Trainer, torchrun: gtrace train between ranks",
+    }
     assert {row[0] for row in rows[1:]} >= trainers | {f"--to {package}" for package in KINDS}
     assert {row[-1] for row in rows[1:]} == {"works"}
     assert all(row[1].startswith("torch ") for row in rows[1:])
@@ -321,3 +325,45 @@ def test_payloads_travel_between_the_ranks_of_lightning(tmp_path):
         assert not np.allclose(exact[0], exact[1])
         error = np.square(ours - np.mean(exact, axis=0)).sum() / np.square(np.mean(exact, axis=0)).sum()
         assert 1e-4 < error < 1
+
+
+LAUNCHED = """
+    import torch, transformers
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(6, 3)
+
+        def forward(self, x, labels):
+            return {"loss": nn.functional.cross_entropy(self.net(x), labels)}
+
+    torch.manual_seed(0)
+    model = Net()
+    data = [{"x": torch.randn(6), "labels": torch.randint(3, ())} for _ in range(32)]
+    arguments = transformers.TrainingArguments(
+        "out", max_steps=3, per_device_train_batch_size=4, report_to=[], save_strategy="no", logging_strategy="no",
+        disable_tqdm=True, use_cpu=True, ddp_backend="gloo",
+    )
+    transformers.Trainer(
+        model, arguments, train_dataset=data, optimizers=(torch.optim.SGD(model.parameters(), lr=0.5), None)
+    ).train()
+    """
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.framework_case(
+    "Hugging Face Trainer, torchrun: gtrace train between ranks", packages=("transformers", "accelerate")
+)
+def test_gtrace_train_puts_the_codec_between_the_ranks_of_hugging_face(tmp_path):
+    write_script(tmp_path / "train.py", LAUNCHED)
+    launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--")
+    train = ("gtrace", "train", "--codec", CODEC, "-o", "run.jsonl", "train.py")
+    done = run_python(*launch, *train, cwd=tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr
+    study, *records = read_runlog(tmp_path / "run.jsonl")
+    assert (study["world_size"], study["exchange"]) == (2, "allgather")
+    steps = [record for record in records if record["type"] == "step"]
+    assert [record["step"] for record in steps] == [0, 1, 2]
+    assert all(record["wire_bytes"] > 0 and 0 < record["worker_variance"] < 0.1 for record in steps)

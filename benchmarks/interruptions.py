@@ -513,7 +513,9 @@ class Run:
                 kept, taken = kept + len(steps), taken + len(digests)
                 self._check_missing(trace, rank, steps, len(digests))
             missing = taken - kept
-            expected = "complete" if self.way in ("SIGSTOP", "Ctrl-C") and not missing else "interrupted"
+            # A process that came so late that it took no step has no part.
+            whole = not missing and {info.rank for info in trace.tensors} == set(self.ranks)
+            expected = "complete" if self.way in ("SIGSTOP", "Ctrl-C") and whole else "interrupted"
             # Ctrl-C may also have come before the program was over.
             early = self.way == "Ctrl-C" and not all(_ANSWERED.search(process.said) for process in self.processes)
             if trace.status != expected and not early:

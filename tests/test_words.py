@@ -19,7 +19,7 @@ WORDS = {
     ),
     "where there is": (r"\b[Ww]here (?:there|one|they|it)\b", 47, "if, when"),
     "tell, told": (
-        r"(?<!too small to )\b(?:[Tt]ell|[Tt]ells|[Tt]old|[Tt]elling)\b(?!\(\))",
+        r"(?<!small to )\b(?:[Tt]ell|[Tt]ells|[Tt]old|[Tt]elling)\b(?!\(\))",
         37,
         "know, measure, estimate, show",
     ),

@@ -6,7 +6,7 @@ import hashlib
 import math
 import struct
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -344,6 +344,7 @@ class Eden(Composed):
         return out
 
 
+@lru_cache(maxsize=1 << 12)
 def expected_on_any(item: Codec, size: int) -> Expectation | None:
     """What a codec does to ``size`` values of energy 1, if that hardly depends on them; None if it does."""
     return item.expected_on_normal(size) if isinstance(item, Composed) else None

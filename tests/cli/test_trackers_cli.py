@@ -5,21 +5,33 @@ import json
 import pytest
 from helpers_capture import write_script
 
-PACKAGE = """
-    import json
-    from pathlib import Path
+MODULES = {
+    "compat/proto/event_pb2": """
+        from types import SimpleNamespace as Event
+        """,
+    "compat/proto/summary_pb2": """
+        from types import SimpleNamespace
 
-    class Writer:
-        def __init__(self, folder):
-            Path(folder).mkdir(exist_ok=True)
-            self.file = (Path(folder) / "said.jsonl").open("a")
+        class Summary(SimpleNamespace):
+            Value = SimpleNamespace
+        """,
+    "summary/writer/event_file_writer": """
+        import json
+        from pathlib import Path
 
-        def add_scalar(self, name, value, step):
-            self.file.write(json.dumps([name, value, step]) + "\\n")
+        class EventFileWriter:
+            def __init__(self, folder):
+                Path(folder).mkdir(exist_ok=True)
+                self.file = (Path(folder) / "said.jsonl").open("a")
 
-        def close(self):
-            self.file.close()
-    """
+            def add_event(self, event):
+                for one in event.summary.value:
+                    self.file.write(json.dumps([one.tag, one.simple_value, event.step]) + "\\n")
+
+            def close(self):
+                self.file.close()
+        """,
+}
 SCRIPT = """
     import torch
 
@@ -35,8 +47,8 @@ SCRIPT = """
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    write_script(tmp_path / "site" / "tensorboard" / "__init__.py", "")
-    write_script(tmp_path / "site" / "tensorboard" / "summary.py", PACKAGE)
+    for name, text in MODULES.items():
+        write_script(tmp_path / "site" / "tensorboard" / f"{name}.py", text)
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.chdir(tmp_path)
     write_script(tmp_path / "train.py", SCRIPT)

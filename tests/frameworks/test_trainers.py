@@ -208,7 +208,7 @@ def test_the_page_lists_every_trainer_and_tracker_with_its_versions():
     ]
     trainers = {f"{program.id}: capture, codec, numbers in a logger" for program in PROGRAMS}
     trainers |= {"Lightning, ddp: payloads between ranks"}
-    assert {row[0] for row in rows[1:]} == trainers | {f"--to {package}" for package in KINDS}
+    assert {row[0] for row in rows[1:]} >= trainers | {f"--to {package}" for package in KINDS}
     assert {row[-1] for row in rows[1:]} == {"works"}
     assert all(row[1].startswith("torch ") for row in rows[1:])
 

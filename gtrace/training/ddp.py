@@ -188,6 +188,10 @@ class RankExchange:
         self._sharded: list[ShardedGroup] = []
         #: the backward pass whose end is the end of the step
         self._backward = -1
+        #: the codecs among the ranks of a group and, with replicas, those between groups
+        self._stages: list[RankCodecs] = []
+        #: what was loaded, until a step ends: the model may be registered later
+        self._loaded: list[Any] = []
         self._connect(process_group)
         self._compared = AllReduceComparison()
         #: buckets that wait for others: names, gradients, their buffer, and the promised future
@@ -364,6 +368,7 @@ class RankExchange:
 
     def end_step(self) -> None:
         """End the step: all tensors have been averaged."""
+        self._loaded = []
         self.last, self._codecs.tally = self._codecs.tally, Tally()
         compared, self._compared = self._compared, AllReduceComparison()
         self.comparison = compared if compared.float32_seconds else None
@@ -412,13 +417,14 @@ class RankExchange:
             if found["settings"].get(name) != value:
                 raise UsageError(f"state: saved with {name} {found['settings'].get(name)}, and here it is {value}")
         self.steps = int(found["steps"])
-        for codecs, lists in zip(self._stages, found["codecs"], strict=True):
-            codecs.load_lists(as_arrays(lists))
+        self._loaded = [as_arrays(lists) for lists in found["codecs"]]
+        self._connect(self.group, self._replicas)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: without the parts that belong to one process."""
         ours: dict[str, Any] = {
             "group": None,
+            "_replicas": None,
             "on_step": None,
             "_names": {},
             "_named": [],
@@ -431,9 +437,10 @@ class RankExchange:
     def _connect(self, group: dist.ProcessGroup | None, replicas: dist.ProcessGroup | None = None) -> None:
         """Exchange within a group and, with replicas, what it averaged between groups."""
         options = self.options
+        kept = self._loaded or [codecs.to_lists() for codecs in self._stages]
         links = LinkOptions(options.schedule, options.seed, vectors.ENGINE)
         common = options.levels == "common"
-        self.group, self._wire = group, Collectives(group)
+        self.group, self._replicas, self._wire = group, replicas, Collectives(group)
         self._between: RankCodecs | None = None
         first = 0
         if replicas is not None:
@@ -441,10 +448,9 @@ class RankExchange:
             first = dist.get_rank(replicas) * dist.get_world_size(group)
             self._between = RankCodecs(self.rules, links, Collectives(replicas), common=common)
         self._codecs = RankCodecs(self.rules, links, self._wire, common=common, first=first)
-
-    @property
-    def _stages(self) -> list[RankCodecs]:
-        return [self._codecs] if self._between is None else [self._codecs, self._between]
+        self._stages = [self._codecs] if self._between is None else [self._codecs, self._between]
+        for codecs, lists in zip(self._stages, kept, strict=False):
+            codecs.load_lists(lists)
 
     @property
     def _compares(self) -> bool:

@@ -124,6 +124,7 @@ class ShardedGroup:
         self._group, self._exchange = group, exchange
         self.names: list[str] = []
         self._known: list[ShardedGradient] = []
+        self._known_for: list[Any] = []
         #: what waits while a program accumulates gradients without its replicas
         self._partial: torch.Tensor | None = None
         self._replicas = 1
@@ -243,7 +244,8 @@ class ShardedGroup:
     def _chunks(self, ranks: dist.ProcessGroup) -> list[ShardedGradient]:
         """Those of a step in which every parameter has a gradient; a program may freeze some between steps."""
         trained = self._trained()
-        if len(trained) != len(self._known):
+        if trained != self._known_for:
+            self._known_for = trained
             if not self.names:
                 self._exchange.name_groups()
             names = dict(zip(map(id, self._group.fsdp_params), self.names, strict=True))

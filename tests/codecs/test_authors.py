@@ -14,12 +14,18 @@ from gtrace.codecs import block_scales, expected_on_any
 from gtrace.codecs.fp import PRESETS
 from gtrace.codecs.thc import lookup_table
 from gtrace.coding import ENVELOPE_BYTES, open_envelope, unpack_fixed
+from gtrace.training import Exchange
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "authors.json").read_text())
 
 
 def floats(text):
     return np.frombuffer(base64.b64decode(text), "<f4")
+
+
+def gradient(step, worker, size):
+    k = np.arange(1, 1 + size)
+    return ((k * k * (31 + 17 * step + 5 * worker) % 2003 - 1001) / 1000).astype(np.float32)
 
 
 def sent(spec, x):
@@ -96,16 +102,21 @@ def test_nvfp4_with_nvidias_rotation_has_the_codes_of_torchao(rounding):
 
 
 def test_powersgd_takes_the_steps_of_torchs_hook():
-    golden, workers = GOLDEN["powersgd"], range(2)
-    k = np.arange(1, 1 + math.prod(golden["shape"]))
+    golden, workers, size = GOLDEN["powersgd"], range(2), math.prod(GOLDEN["powersgd"]["shape"])
     c = gtrace.codec("powersgd:rank=2")
-    states = [c.init(k.size, tuple(golden["shape"])) for _ in workers]
+    states = [c.init(size, tuple(golden["shape"])) for _ in workers]
     states = [state.with_arrays(q=floats(golden["start"]).reshape(-1, 2)) for state in states]
     for step, wanted in enumerate(golden["steps"]):
-        given = [(k * k * (31 + 17 * step + 5 * worker) % 2003 - 1001) / 1000 for worker in workers]
-        ended, _ = testing.in_rounds(c, states, [one.astype(np.float32) for one in given], (1, 2))
+        ended, _ = testing.in_rounds(c, states, [gradient(step, worker, size) for worker in workers], (1, 2))
         states = [one.state for one in ended]
         assert ended[0].decoded == pytest.approx(floats(wanted), abs=1e-5)
+
+
+def test_ef21_has_its_authors_estimates():
+    exchange = Exchange("ef21:topk:ratio=0.1", workers=3)
+    for step, wanted in enumerate(GOLDEN["ef21"]["steps"]):
+        found = exchange.step(step, [{"w": gradient(step, worker, 60)} for worker in range(3)])
+        assert found.gradients["w"] == pytest.approx(floats(wanted), abs=1e-6)
 
 
 @pytest.mark.parametrize("case", GOLDEN["thc"]["tables"])

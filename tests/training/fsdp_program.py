@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from typing import Any
@@ -319,34 +320,44 @@ def resume(folder: str, training: Any, *, codec: bool = True) -> None:
     )
 
 
+def resumed(make: Any, place: str) -> list[bool]:
+    """Two steps, a checkpoint, two more: whether they end like four at a stretch, with the codec's state or not."""
+    whole, first = make(), make()
+    for number in range(4):
+        whole.step(number)
+    for number in range(2):
+        first.step(number)
+    dcp.save(content(first), checkpoint_id=place)
+    ends = []
+    for with_codec in (True, False):
+        second = make()
+        resume(place, second, codec=with_codec)
+        for number in range(2, 4):
+            second.step(number)
+        ends.append(digest(second.weights()) == digest(whole.weights()))
+    return ends
+
+
 def resume_report(folder: str) -> dict[str, Any]:
-    """Two steps, a checkpoint, two more; against four at a stretch. Then a checkpoint of another number of ranks."""
+    """Checkpoints of as many ranks, and what is said of those of another number."""
     report: dict[str, Any] = {}
-    world = dist.get_world_size()
-    for kind, make in KINDS.items():
+    for kind, kept in KINDS.items():
         for spec, options in (("ef:topk:ratio=0.05", {}), ("alq:bits=3", {"refit": "0,1"})):
-            place = f"{folder}/{kind}-{spec.partition(':')[0]}"
-            if world == 4:
-                try:
-                    resume(place, make(spec, **options))
-                except dcp.api.CheckpointException as error:
-                    report[f"{kind} {spec}"] = str(error).strip().splitlines()[-1]
+            place, make = f"{folder}/{kind}-{spec.partition(':')[0]}", functools.partial(kept, spec, **options)
+            if dist.get_world_size() == 2:
+                report[f"{kind} {spec}"] = resumed(make, place)
                 continue
-            whole, first = make(spec, **options), make(spec, **options)
-            for number in range(4):
-                whole.step(number)
-            for number in range(2):
-                first.step(number)
-            dcp.save(content(first), checkpoint_id=place)
-            ends = []
-            for with_codec in (True, False):
-                second = make(spec, **options)
-                resume(place, second, codec=with_codec)
-                for number in range(2, 4):
-                    second.step(number)
-                ends.append(digest(second.weights()) == digest(whole.weights()))
-            report[f"{kind} {spec}"] = ends
+            try:
+                resume(place, make())
+            except dcp.api.CheckpointException as error:
+                report[f"{kind} {spec}"] = str(error).strip().splitlines()[-1]
     return report
+
+
+def replicas_report(folder: str) -> list[bool]:
+    """A checkpoint of ranks of which some have the same chunks."""
+    mesh = meshes()["hsdp"]
+    return resumed(functools.partial(Sharded, "ef:topk:ratio=0.05", mesh), f"{folder}/hsdp")
 
 
 def compiled_report() -> dict[str, Any]:
@@ -374,6 +385,8 @@ def main(rank: int, world: int, folder: str) -> None:
     parts = [averages_report, settings_report, refused_report]
     report = {part.__name__: part() for part in [*parts, *([chunks_report, compiled_report] if world == 2 else [])]}
     report["resume_report"] = resume_report(folder)
+    if world == 4:
+        report["replicas_report"] = replicas_report(folder)
     with open(f"{folder}/fsdp-{world}-{rank}.json", "w") as file:
         json.dump(report, file)
     dist.barrier()

@@ -78,6 +78,7 @@ def test_checkpoints_of_torch_distributed_continue_with_as_many_ranks_and_are_re
         # Without the codec's state, training goes on differently.
         assert list(report["resume_report"].values()) == [[True, False]] * 4
     for rank, report in enumerate(reports[4]):
+        assert report["replicas_report"] == [True, False]
         assert len(report["resume_report"]) == 4
         for said in report["resume_report"].values():
             assert "Missing key in checkpoint state_dict: codec.rank" in said
@@ -116,7 +117,7 @@ def test_chunks_of_a_buffer_are_the_rows_that_torch_gives_each_rank(shape, dim, 
     assert len({piece.name for piece in pieces}) == len(pieces)
 
 
-def test_a_state_of_another_number_of_ranks_is_refused(tmp_path, monkeypatch):
+def test_a_state_is_refused_among_other_ranks_and_may_be_loaded_before_its_model_is_registered(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch puts its own in the place
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
@@ -124,5 +125,13 @@ def test_a_state_of_another_number_of_ranks_is_refused(tmp_path, monkeypatch):
         state.load_state_dict(state.state_dict())
         with pytest.raises(UsageError, match=r"^state: saved by rank 0 of 2 .*, and this is rank 0 of 1 "):
             state.load_state_dict({"rank 0 of 2 (resume with as many ranks)": ()})
+        state.average(["0.weight"], [torch.arange(6.0).numpy()])
+        state.end_step()
+        saved, late = state.state_dict(), gtrace.training.State("ef:topk")
+        late.load_state_dict(saved)
+        late.register(torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(3, 2))))
+        (((ours,),), ((theirs,),)) = saved.values(), late.state_dict().values()
+        assert str(ours["codecs"]) == str(theirs["codecs"])
+        assert late.steps == len(ours["codecs"][0]["senders"]) == 1
     finally:
         torch.distributed.destroy_process_group()

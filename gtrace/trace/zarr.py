@@ -177,6 +177,12 @@ def is_gtrace_zarr(path: Path) -> bool:
     return attrs is not None and attrs.get("format") == layout.FORMAT
 
 
+def _missing(files: Files, folder: str, what: str) -> TraceError:
+    """The error for a file that is missing in a folder, or for a folder that is gone."""
+    gone = files.size(os.path.join(folder, "zarr.json")) is None
+    return TraceError(f"{folder}: is gone: it was deleted, moved or replaced while it was being read" if gone else what)
+
+
 class _ArrayFile:
     """One array, perhaps a forged one: its checked metadata and its chunks."""
 
@@ -266,22 +272,17 @@ class _ArrayFile:
             raise TraceError(f"{path}: a chunk of {length} bytes, but at most {limit} are possible; damaged or foreign")
         return offset, length
 
-    def _missing(self, path: str, about: str) -> TraceError:
-        if self._files.size(os.path.join(self.folder, "zarr.json")) is None:
-            return TraceError(f"{self.folder}: is gone: it was deleted, moved or replaced while it was being read")
-        return TraceError(f"{path}: {f'{about}: ' if about else ''}the chunk is missing")
-
     def demand(self, place: tuple[int, ...], about: str = "") -> None:
         """Raise TraceError if a chunk is missing."""
         path = self._file(place)
         if (self._locate(path, place) if self._counts else self._files.size(path)) is None:
-            raise self._missing(path, about)
+            raise _missing(self._files, self.folder, f"{path}: {f'{about}: ' if about else ''}the chunk is missing")
 
     def demanded(self, place: tuple[int, ...], about: str) -> NDArray[Any]:
         """A whole chunk; TraceError if it is missing."""
         chunk = self.chunk(place, about)
         if chunk is None:
-            raise self._missing(self._file(place), about)
+            raise _missing(self._files, self.folder, f"{self._file(place)}: {about}: the chunk is missing")
         return chunk
 
     def chunk(self, place: tuple[int, ...], about: str) -> NDArray[Any] | None:
@@ -368,7 +369,8 @@ class ZarrStream(Stream):
 
     def _table(self, name: str, ndim: int, column: ColumnType) -> _ArrayFile:
         if name not in self._tables:
-            raise TraceError(f"{os.path.join(self.where, name)}: missing; the trace is damaged")
+            where = f"{os.path.join(self.where, name)}: missing; the trace is damaged"
+            raise _missing(self._files, self.where, where)
         self._tables[name].demand_form(ndim, column)
         return self._tables[name]
 

@@ -106,9 +106,9 @@ class Study:
     ) -> None:
         """Train to the end; after an interruption the log and ``results`` keep what was done.
 
-        With a log there is a checkpoint beside it, written whenever models are tested and deleted at the end. A study
-        with the same arguments continues from log and checkpoint, with the same weights and records as without the
-        interruption (times differ). Neural gradients have no checkpoints.
+        With a log there is a checkpoint beside it, written at the start and whenever models are tested, and deleted at
+        the end. A study with the same arguments continues from log and checkpoint, with the same weights and records as
+        without the interruption (times differ). Neural gradients have no checkpoints.
 
         Args:
             log: path of the run log; None for no log.
@@ -235,6 +235,8 @@ class Study:
         settings = self.settings
         with one_thread():
             if not self._step and self._seed == self.seeds[0]:
+                if settings.kind == "weight":
+                    yield {"type": "checkpoint"}  # whoever is killed before the first test can go on, too
                 yield from self._kept(warning(text) for run in self._runs for text in run.announce())
             while True:
                 for step in range(self._step, settings.steps):

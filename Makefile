@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One thread per library: two spinning pools on a shared machine are slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test tests lint docs wheel benchmarks contract clean
+.PHONY: demo test tests lint docs wheel release-check benchmarks contract clean
 
 # pip installs torch, first: asked for by another package, an installer may pick a build with gigabytes of CUDA. uv installs the rest
 # in a fifth of pip's time; it does not read pip's settings, so pip takes over if it finds no index.
@@ -29,8 +29,8 @@ $(VENV)/.tested: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/gtrace demo --force
 
-# mypy and the tests side by side: together they keep two cores busy to the end.
-test: $(VENV)/.tested
+# mypy beside the rest of the installation and the tests: together they keep two cores busy to the end.
+test: $(VENV)/.installed
 	$(MAKE) --jobs 2 lint tests
 
 # Hundreds of processes import the same modules: bytecode is written once, and not beside a test's scripts.
@@ -57,6 +57,10 @@ docs: $(VENV)/.installed
 # dist/gradtrace-VERSION-py3-none-any.whl: the command and the package gtrace, without the experiments.
 wheel: $(VENV)/.installed
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+# sdist and wheel, and the wheel in fresh environments of Python 3.11 to 3.13, those that are installed: some minutes each.
+release-check: $(VENV)/.installed
+	$(BIN)/python benchmarks/release_check.py
 
 benchmarks: $(VENV)/.installed
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only -q

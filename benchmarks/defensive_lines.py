@@ -10,7 +10,7 @@ import argparse
 import ast
 from pathlib import Path
 
-ERRORS = ("TraceError", "PayloadError", "_fault")
+ERRORS = ("TraceError", "PayloadError", "_fault", "_missing")
 #: functions that only raise one of them
 REFUSING = ("_reject", "_refuse", "_lost", "refuse", "tolerate", "_damaged")
 ROOT = Path(__file__).parents[1]

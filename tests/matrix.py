@@ -31,11 +31,15 @@ gradients with those that a hand-written hook or another run sees, or the final 
 """
 FRAMEWORKS = """# Frameworks and trackers
 
-Made by `python tests/matrix.py frameworks` from the outcome of the tests. [Trainers](how-to/lightning.md) and
-[Trackers](how-to/trackers.md) show the lines to write.
+Made by `python tests/matrix.py frameworks` from the outcome of the tests. [Trainers](how-to/lightning.md),
+[Trackers](how-to/trackers.md), [Notebooks](how-to/notebooks.md) and
+[Other packages' methods](how-to/peers.md) show the lines to write.
 
 - The test of a trainer runs its smallest program. The trace holds the exact gradients, the optimizer gets what the
   codec makes of them, the logger gets the error between the two, and a sweep of the trace predicts that error.
+- The tests of `DistributedDataParallel` and `fully_shard` start two to four processes over gloo. Averages are equal to
+  the bit to those of simulated ranks, and the bytes that are counted to those at the collectives. [Their
+  page](how-to/ddp.md) has the lines.
 - The test of a tracker reads back what the package stored in its local mode.
 - torchtitan needs triton, which torch's CPU builds lack. Its case is a loop with the names that its trainer has:
   `model_parts`, `optimizers`, and a logger with `log(metrics, step)`.
@@ -43,9 +47,10 @@ Made by `python tests/matrix.py frameworks` from the outcome of the tests. [Trai
 | case | tried with | tests | result |
 |---|---|---|---|
 """
+_FRAMEWORK_TESTS = ("frameworks", "training", "test_trackers.py", "test_tabular.py", "codecs/test_peers.py")
 PAGES = {
     "capture-matrix": Page("capture_case", ("capture", "torch_hooks", "frameworks", "cli", "samples"), CAPTURE),
-    "frameworks": Page("framework_case", ("frameworks", "test_trackers.py"), FRAMEWORKS),
+    "frameworks": Page("framework_case", _FRAMEWORK_TESTS, FRAMEWORKS),
 }
 
 

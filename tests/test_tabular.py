@@ -54,6 +54,7 @@ FRAMES = {
 }
 
 
+@pytest.mark.framework_case("pandas: data frames", packages=("pandas",))
 @pytest.mark.parametrize("name", FRAMES)
 def test_a_data_frame_of_either_library(values, name, monkeypatch):
     rows, numbers = FRAMES[name]
@@ -83,6 +84,7 @@ def test_the_library_that_was_imported_comes_first(monkeypatch):
     assert plan().to_dataframe() == "polars"
 
 
+@pytest.mark.framework_case("polars: data frames through Arrow", packages=("polars", "pyarrow"))
 def test_polars_itself(values):
     polars = pytest.importorskip("polars", reason="polars is not installed")
     for value in values.values():

@@ -13,6 +13,7 @@ import runpy
 import socket
 import sys
 
+import helpers_capture  # noqa: F401 - for tests that are the program
 import torch  # what all of them import
 
 import gtrace.capture.session

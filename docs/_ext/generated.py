@@ -12,6 +12,7 @@ import json
 import math
 import pkgutil
 import re
+import runpy
 import sys
 import textwrap
 from pathlib import Path
@@ -161,7 +162,9 @@ def verdicts(*prefixes: str) -> str:
         failed = [prose(check["claim"]) for check in checks if not check["holds"]]
         name = found["name"]
         page = PAPERS[name.partition("-")[0]][0]
-        rows.append((f"[{name}](../reproduction/{page}.md#{name})", found["verdict"], "; ".join(held), "; ".join(failed)))
+        rows.append(
+            (f"[{name}](../reproduction/{page}.md#{name})", found["verdict"], "; ".join(held), "; ".join(failed))
+        )
     return table(("experiment", "verdict", "what showed", "what did not"), rows)
 
 
@@ -182,6 +185,25 @@ def public(module: str) -> str:
             shown.append(f".. autofunction:: {module}.{name}\n")
     listed = table(("class", "codec"), made) if made else ""
     return "```{eval-rst}\n" + "\n".join(shown) + "```\n\n" + listed
+
+
+def interruptions() -> str:
+    """Commands that were interrupted, from the stored counts."""
+    return _benchmark("benchmarks/interruptions.py", "interruptions.json")
+
+
+def fuzzing() -> str:
+    """Every fuzzing target, from the stored runs."""
+    return _benchmark("tests/fuzz/run.py", "fuzz.json")
+
+
+def _benchmark(script: str, stored: str) -> str:
+    """The table that a script makes of its stored results."""
+    root = DOCS.parent
+    made: str = runpy.run_path(str(root / script))["table"](
+        json.loads((root / "benchmarks/results" / stored).read_text(encoding="utf-8"))
+    )
+    return made
 
 
 def equal_bits(part: str) -> str:
@@ -258,6 +280,8 @@ PARTS = {
     "columns": columns,
     "corrections": corrections,
     "equal-bits": equal_bits,
+    "fuzzing": fuzzing,
+    "interruptions": interruptions,
     "public": public,
     "verdicts": verdicts,
 }

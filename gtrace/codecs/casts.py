@@ -10,8 +10,9 @@ import numpy as np
 from gtrace.codecs.base import parameter
 from gtrace.codecs.coders import OwnCode, Plain
 from gtrace.codecs.engine import Composed, method
-from gtrace.codecs.parts import FixedGrid, Nearest, Parts, Rounding, finite
+from gtrace.codecs.parts import FixedGrid, Nearest, Parts, Rounding
 from gtrace.codecs.scales import Range
+from gtrace.coding.fixed import finite
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import rounding as _rounding
 from gtrace.types import Expectation, SummarySpec

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 import numpy as np
 
 from gtrace.codecs.base import Measured
+from gtrace.coding.fixed import read_floats
 from gtrace.errors import PayloadError
-from gtrace.kernels.norms import GIVEN, count_nonfinite
+from gtrace.kernels.norms import GIVEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,17 +49,6 @@ class Scaled(NamedTuple):
     bucket: int
     tail: NDArray[np.float32] = _NONE
     norm: int = GIVEN
-
-
-def finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Decoded values, unchanged.
-
-    Raises:
-        PayloadError: a value is not finite.
-    """
-    if count_nonfinite(values):
-        raise PayloadError("payload holds a value that is not finite")
-    return values
 
 
 class Opened(NamedTuple):
@@ -202,10 +192,7 @@ class Scale(Word):
         Raises:
             PayloadError: a scale that encoders never write.
         """
-        scales = np.frombuffer(data, "<f4").astype(np.float32)
-        if not (np.isfinite(scales).all() and (scales >= 0).all()):
-            raise PayloadError("payload holds a norm that is negative or not finite")
-        return scales
+        return read_floats(data, 0)
 
     def quantized(self, size: int) -> int:
         """Number of ``size`` values that are rounded; the rest is sent exactly."""
@@ -222,7 +209,7 @@ class Scale(Word):
         head = end + 4 * (size - split)
         if len(body) < head:
             raise PayloadError(f"payload body of {len(body)} bytes is shorter than its {head} bytes of norms")
-        tail = finite(np.frombuffer(body[end:head], "<f4").astype(np.float32)) if split < size else _NONE
+        tail = read_floats(body[end:head]) if split < size else _NONE
         scales = self.read(body[:end]) if end else self.absent
         return Opened(state, split, scales, self.over(split), tail, body[head:])
 

@@ -43,12 +43,18 @@ def _array(tensor: Any) -> NDArray[np.float32]:
 
 
 @contextmanager
-def _seeded(rng: np.random.Generator) -> Iterator[Any]:
-    """torch, whose generator is seeded for the block."""
+def _alone(rng: np.random.Generator | None = None) -> Iterator[Any]:
+    """torch, for the block with one thread, which survives the fork of a sweep's workers, and a seed of ``rng``."""
     torch = _torch()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.integers(2**63)))
-        yield torch
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            if rng is not None:
+                torch.manual_seed(int(rng.integers(2**63)))
+            yield torch
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _OneRank:
@@ -166,7 +172,7 @@ class Grace:
 
     def compress(self, tensor: Any, name: str, rng: np.random.Generator) -> tuple[list[Any], Any]:
         """What is sent, and what only this process keeps."""
-        with _seeded(rng) as torch:
+        with _alone(rng) as torch:
             group = _OneRank(torch)
             with group.active():
                 tensors, context = copy.deepcopy(self._compressor).compress(torch.as_tensor(tensor), name)
@@ -174,7 +180,8 @@ class Grace:
 
     def decompress(self, tensors: Any, ctx: Any) -> NDArray[np.float32]:
         """The gradient."""
-        return _array(self._compressor.decompress(*ctx))
+        with _alone():
+            return _array(self._compressor.decompress(*ctx))
 
 
 class DdpHook:
@@ -195,7 +202,7 @@ class DdpHook:
 
     def compress(self, tensor: Any, name: str, rng: np.random.Generator) -> tuple[list[Any], Any]:
         """What is sent, and the result, which only this process keeps."""
-        with _seeded(rng) as torch:
+        with _alone(rng) as torch:
             group = _OneRank(torch)
             state: Any = group if self._state is None else self._state()
             if getattr(state, "process_group", group) is None:
@@ -224,7 +231,7 @@ class Torchao:
 
     def compress(self, tensor: Any, name: str, rng: np.random.Generator) -> tuple[list[Any], Any]:
         """The tensors inside, and how they become one again."""
-        with _seeded(rng) as torch:
+        with _alone(rng) as torch:
             given = torch.as_tensor(tensor).flatten()
             size = given.numel()
             rows = torch.nn.functional.pad(given, (0, -size % self._block)).view(-1, self._block)
@@ -236,8 +243,9 @@ class Torchao:
         """The gradient, from the tensors inside alone."""
         made, names, about, size = ctx
         inner = dict(zip(names, tensors, strict=True))
-        again = type(made).__tensor_unflatten__(inner, about, made.shape, made.stride())
-        return _array(again.dequantize()).reshape(-1)[:size]
+        with _alone():
+            again = type(made).__tensor_unflatten__(inner, about, made.shape, made.stride())
+            return _array(again.dequantize()).reshape(-1)[:size]
 
 
 class Hivemind:
@@ -257,14 +265,16 @@ class Hivemind:
 
     def compress(self, values: NDArray[np.float32]) -> bytes:
         """The message as it is sent."""
-        tensor = _torch().from_numpy(values)
-        about = self._of_hivemind("CompressionInfo").from_tensor(tensor)
-        message: bytes = self._compression.compress(tensor, about).SerializeToString()
+        with _alone() as torch:
+            tensor = torch.from_numpy(values)
+            about = self._of_hivemind("CompressionInfo").from_tensor(tensor)
+            message: bytes = self._compression.compress(tensor, about).SerializeToString()
         return message
 
     def decompress(self, data: bytes, size: int) -> NDArray[np.float32]:
         """The gradient."""
-        return _array(self._compression.extract(self._of_hivemind("runtime_pb2").Tensor.FromString(data)))
+        with _alone():
+            return _array(self._compression.extract(self._of_hivemind("runtime_pb2").Tensor.FromString(data)))
 
 
 class Numcodecs:

@@ -15,6 +15,7 @@ from gtrace.codecs.engine import Composed
 from gtrace.codecs.memory import UNITS, saturating
 from gtrace.codecs.parts import FLOAT32_MAX
 from gtrace.codecs.spec import register
+from gtrace.coding.fixed import read_floats
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.types import Key, State
@@ -124,9 +125,7 @@ class PowerSgd(Composed):
         wanted = 4 * (self.rank * (rows + columns) if rows else size)
         if flags or len(body) != wanted:
             raise PayloadError(f"payload body has {len(body)} bytes; expected {wanted}")
-        sent = np.frombuffer(body, "<f4").astype(np.float32)
-        if not np.isfinite(sent).all():
-            raise PayloadError("payload holds a value that is not finite")
+        sent = read_floats(body)
         if not rows:
             return sent
         if self.rank > rows or rows > size:

@@ -31,6 +31,7 @@ from gtrace.coding import (
     seal,
     tally,
 )
+from gtrace.coding.fixed import finite
 from gtrace.coding.sparse import PrefixCode
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.sparsity import RULES, EmpiricalMagnitudes, Rule, allocate_sparsity, threshold
@@ -169,10 +170,7 @@ class _PruningCodec(Composed):
             raise PayloadError(f"payload holds the threshold {alpha}; it must be positive and finite")
         if flags:
             return _joined(np.float32(alpha), body[_ALPHA_BYTES:], size, flags)
-        out = PrefixCode(alpha).decode(body[_ALPHA_BYTES:], size)
-        if not np.isfinite(out).all():
-            raise PayloadError("payload holds values that are not finite")
-        return out
+        return finite(PrefixCode(alpha).decode(body[_ALPHA_BYTES:], size))
 
     @abstractmethod
     def lost(self, state: State, sketch: MomentSketch) -> float:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import struct
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from gtrace.codecs.parts import FLOAT32_MAX
 from gtrace.codecs.spec import register_wrapper
 from gtrace.codecs.wrappers import Coordinates
 from gtrace.coding import ENVELOPE_BYTES, CodedBlock, decode_block, tally
+from gtrace.coding.fixed import read_floats
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import hadamard as _hadamard
@@ -231,9 +232,7 @@ class Eden(Composed):
         ends = np.cumsum([_SEED.size, 4 * lengths.size, _SEED.size * (len(tables) - 1)])
         if len(body) < ends[-1] or flags >> len(tables):
             raise PayloadError(f"payload of {len(body)} bytes is too short for its scales, or has unknown flags")
-        scales = np.frombuffer(body[ends[0] : ends[1]], "<f4").astype(np.float32)
-        if not (np.isfinite(scales).all() and (scales >= 0).all()):
-            raise PayloadError("payload holds a scale that is negative or not finite")
+        scales = read_floats(body[ends[0] : ends[1]], 0)
         rest = body[ends[-1] :]
         cut = len(rest) if len(tables) == 1 else _SEED.unpack_from(body, ends[1])[0]
         values = np.empty(int(lengths.sum()), np.float32)
@@ -345,6 +344,7 @@ class Eden(Composed):
         return out
 
 
+@lru_cache(maxsize=1 << 12)
 def expected_on_any(item: Codec, size: int) -> Expectation | None:
     """What a codec does to ``size`` values of energy 1, if that hardly depends on them; None if it does."""
     return item.expected_on_normal(size) if isinstance(item, Composed) else None

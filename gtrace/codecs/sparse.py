@@ -26,7 +26,7 @@ from gtrace.coding import (
     seal,
     width_for,
 )
-from gtrace.coding.fixed import from_words, to_words, word_room
+from gtrace.coding.fixed import from_words, read_floats, to_words, word_room
 from gtrace.coding.sparse import decode_positions, decode_sparse, encode_positions
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elementwise as _elementwise
@@ -714,10 +714,7 @@ def _unfixed(body: memoryview, size: int) -> tuple[NDArray[np.int64], NDArray[np
     if len(body) != split + 4 * count:
         raise PayloadError(f"payload body of {len(body)} bytes does not fit a tensor of {size} values")
     positions = _positions(body[:split], size, count)
-    values = np.frombuffer(body[split:], "<f4").astype(np.float32)
-    if not np.isfinite(values).all():
-        raise PayloadError("payload holds a value that is not finite")
-    return positions, values
+    return positions, read_floats(body[split:])
 
 
 def _positions(data: memoryview, size: int, count: int) -> NDArray[np.int64]:

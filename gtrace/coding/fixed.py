@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -9,12 +10,29 @@ import numpy as np
 from gtrace.errors import PayloadError
 from gtrace.kernels import bits as _bits
 from gtrace.kernels import codes as _codes
+from gtrace.kernels.norms import count_nonfinite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: zero words after a stream, so that a kernel may read ahead
 _AHEAD = 4
+
+
+def finite(values: NDArray[np.float32], least: float = -math.inf) -> NDArray[np.float32]:
+    """Decoded values, unchanged.
+
+    Raises:
+        PayloadError: a value is not finite, or below ``least``.
+    """
+    if count_nonfinite(values) or (least > -math.inf and (values < least).any()):
+        raise PayloadError("payload holds a value that is not finite, or negative where none can be")
+    return values
+
+
+def read_floats(data: bytes | memoryview, least: float = -math.inf) -> NDArray[np.float32]:
+    """Little-endian bytes as float32[n], each finite and at least ``least``; PayloadError otherwise."""
+    return finite(np.frombuffer(data, "<f4").astype(np.float32), least)
 
 
 def width_for(symbols: int) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.coding.fixed import fixed_size, pack_fixed, unpack_fixed, width_for
+from gtrace.coding.fixed import finite, fixed_size, pack_fixed, unpack_fixed, width_for
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import bits as _bits
 from gtrace.kernels import codes as _prefix_codes
@@ -380,9 +380,7 @@ def decode_floats(data: bytes | memoryview, count: int, *, coded: bool) -> NDArr
         heads = decode_block(view[end:], count, 1 << _CODED, coded=True).astype(np.uint32)
         patterns |= (heads >> np.uint32(1)) << np.uint32(_RAW + _MIDDLE) | heads << np.uint32(31)
         values = patterns.view(np.float32)
-    if not np.isfinite(values).all():
-        raise PayloadError("a value is not finite")
-    return values
+    return finite(values)
 
 
 def _heads(values: NDArray[np.float32]) -> NDArray[np.uint16]:

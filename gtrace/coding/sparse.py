@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.coding.elias import ELIAS, EliasCode
-from gtrace.coding.fixed import from_words, to_words, width_for, word_room
+from gtrace.coding.fixed import from_words, read_floats, to_words, width_for, word_room
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import codes as _codes
 from gtrace.kernels import elias as _elias
@@ -102,10 +102,7 @@ def decode_sparse(data: bytes | memoryview, size: int) -> tuple[NDArray[np.int64
         raise PayloadError(f"positions: {len(data)} bytes cannot hold {count} values")
     view = memoryview(data)
     positions = decode_positions(view[:split], size)
-    values = np.frombuffer(view[split:], "<f4").astype(np.float32)
-    if not np.isfinite(values).all():
-        raise PayloadError("positions: a value is not finite")
-    return positions, values
+    return positions, read_floats(view[split:])
 
 
 def _checked(positions: ArrayLike, size: int) -> NDArray[np.int64]:

@@ -335,6 +335,8 @@ def spread(
             sink(result)
     if here is waiting or not waiting:
         return
+    # A plugin's code may have started threads of its own.
+    processes = processes and workers.processes
     children: list[_Forked[Task, Result]] = []
     try:
         for _ in range(number if processes else 0):

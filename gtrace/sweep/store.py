@@ -9,7 +9,7 @@ import math
 import os
 import sqlite3
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -87,6 +87,13 @@ def own(path: Path) -> Iterator[bool]:
     finally:
         _owned.discard(descriptor)
         os.close(descriptor)
+
+
+def _holds_nothing(path: Path) -> bool:
+    """Whether it is a database without tables, or empty: its sweep was killed before it began."""
+    with suppress(TraceError), reading(path, locked=True) as sql:
+        return sql.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+    return False
 
 
 def _locked(descriptor: int) -> bool:
@@ -290,7 +297,7 @@ class ResultStore:
                         store.grown = True
                         store._note(fingerprint=fingerprint, provenance=provenance)
                     return store
-                if not force:
+                if not force and not _holds_nothing(path):
                     why = "holds a sweep of other data or settings" if found else "is not a sweep"
                     raise OutputExistsError(
                         f"{path} already exists and {why}. Use --force to replace it or -o to write elsewhere."

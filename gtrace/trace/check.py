@@ -18,7 +18,7 @@ from gtrace.trace.format import SKETCH
 from gtrace.trace.io.remote import is_hdf5, place_of
 from gtrace.trace.journal import NAME, being_written
 from gtrace.trace.reader import open_source
-from gtrace.trace.rows import RowStatistics, checksum, checksum_bytes, row_statistics
+from gtrace.trace.rows import RowStatistics, checksum, checksum_bytes, row_statistics, verify
 from gtrace.trace.sketches import SketchPlan, unpack_row
 from gtrace.trace.source import MemoryStream, TraceSource
 from gtrace.trace.zarr import write_zarr
@@ -244,8 +244,8 @@ def _verified(
     crc = tables["crc32c"]
     values: NDArray[Any] = stored if spec.sketched else np.ascontiguousarray(stored[:valid], np.float32)
     computed = checksum_bytes(values) if spec.sketched else checksum(values)
-    if crc is not None and computed != crc[row, spec.index]:
-        raise TraceError(f"{about}: checksum mismatch with the commit record")
+    if crc is not None:
+        verify(computed, crc[row, spec.index], about)
     if not spec.sketched:
         return row_statistics(values)._asdict() | numbers
     unpack_row(stored, spec.attrs, SketchPlan.read(spec.attrs[SKETCH]).specs, valid, about)

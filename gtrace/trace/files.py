@@ -144,7 +144,7 @@ class LocalFiles:
         """
         try:
             with _regular(path) as file:
-                if start + length <= os.fstat(file.fileno()).st_size:
+                if 0 <= start <= os.fstat(file.fileno()).st_size - length:
                     file.seek(start)
                     return file.read(length)
         except FileNotFoundError:

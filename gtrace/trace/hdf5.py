@@ -22,7 +22,7 @@ from gtrace.trace.files import beside, check_room, move_in, parse_json, remove, 
 from gtrace.trace.format import DIMENSION_SUFFIX, StreamKey
 from gtrace.trace.journal import hold
 from gtrace.trace.sketches import stored_bytes
-from gtrace.trace.source import Stream, TraceSource, WholeArray, arrays_of, check_root, refuse, tensor_spec
+from gtrace.trace.source import Stream, TraceSource, WholeArray, arrays_of, check_root, refuse, tensor_spec, tolerated
 from gtrace.trace.zarr import ZarrSink, open_zarr, start_folder
 
 if TYPE_CHECKING:
@@ -81,10 +81,8 @@ def _read_json(node: h5py.Group | h5py.Dataset, name: str, where: str) -> dict[s
     found = node.attrs.get_id(name)
     # Text of variable length is not read: in a damaged file the library may search its heap forever.
     text = h5py.check_string_dtype(found.dtype)
-    if found.shape != () or text is None or text.length is None:
-        raise TraceError(f"{about} is not text of fixed length; damaged or foreign")
-    if text.length > layout.MAX_METADATA_BYTES:
-        raise TraceError(f"{about} is too long; damaged or foreign")
+    if found.shape != () or text is None or not 0 <= (text.length or -1) <= layout.MAX_METADATA_BYTES:
+        raise TraceError(f"{about} is not text of fixed length, or too long; damaged or foreign")
     value = parse_json(bytes(node.attrs[name]), about)
     if not isinstance(value, dict):
         raise TraceError(f"{about} is not a JSON object; damaged or foreign")
@@ -98,12 +96,11 @@ class _Dataset:
         self, node: object, where: str, column: ColumnType, ndim: int, *, most_bytes: int, file_bytes: int
     ) -> None:
         self.where = where
-        if not isinstance(node, h5py.Dataset):
-            self._reject("is a group, not a data set")
-        if node.dtype != column.dtype or len(node.shape) != ndim:
-            self._reject(f"not a {ndim}-dimensional data set of {column.dtype.name}")
-        if node.is_virtual or node.external:
-            self._reject("its data are in other files, which are not read")
+        match node:
+            case h5py.Dataset(dtype=column.dtype, ndim=found, is_virtual=False, external=None) if found == ndim:
+                pass
+            case _:
+                self._reject(f"not a {ndim}-dimensional data set of {column.dtype.name} with its data in this file")
         self._inflation = 1
         properties = node.id.get_create_plist()
         for number in range(properties.get_nfilters()):
@@ -182,19 +179,15 @@ class Hdf5Stream(Stream):
     def _find(self) -> Iterator[TensorSpec]:
         for entry in self._names:
             place = f"{self.where}/{printable(entry)}"
-            try:
-                with _reported(place):
-                    node = self._group[entry]
-                    if entry.endswith(DIMENSION_SUFFIX) or layout.METADATA not in node.attrs:
-                        continue
-                    attrs = _read_json(node, layout.METADATA, place)
-                    dataset = self._dataset(entry, 2, layout.column_of(attrs), layout.MAX_CHUNK_BYTES)
-                    spec = tensor_spec(place, entry, attrs, dataset.shape[1], node.chunks or (1, dataset.shape[1]))
-            except TraceError as error:
-                self.tolerate(error)
-                continue
-            self._tensors[spec.index] = dataset
-            yield spec
+            with tolerated(self.tolerate), _reported(place):
+                node = self._group[entry]
+                if entry.endswith(DIMENSION_SUFFIX) or layout.METADATA not in node.attrs:
+                    continue
+                attrs = _read_json(node, layout.METADATA, place)
+                dataset = self._dataset(entry, 2, layout.column_of(attrs), layout.MAX_CHUNK_BYTES)
+                spec = tensor_spec(place, entry, attrs, dataset.shape[1], node.chunks or (1, dataset.shape[1]))
+                self._tensors[spec.index] = dataset
+                yield spec
 
     def _dataset(self, entry: str, ndim: int, column: ColumnType, most_bytes: int) -> _Dataset:
         where = f"{self.where}/{printable(entry)}"
@@ -280,10 +273,8 @@ def open_hdf5(
                     key, node = StreamKey.parse(rank, group), file[rank][group]
                     if key is None or not isinstance(node, h5py.Group):
                         continue
-                    try:
+                    with tolerated(tolerate):
                         streams.append(Hdf5Stream(node, f"{path}/{rank}/{group}", key, size, tolerate))
-                    except TraceError as error:
-                        tolerate(error)
         return TraceSource(str(path), attrs, streams, held.pop_all())
 
 

@@ -21,7 +21,7 @@ from gtrace.trace.files import LOCAL
 from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VALUES, VERSION, StreamKey, TensorSpec
 from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.optimizer import OptimizerFacts
-from gtrace.trace.rows import checksum, checksum_bytes, rechunk
+from gtrace.trace.rows import checksum, checksum_bytes, rechunk, verify
 from gtrace.trace.sketches import SketchPlan, SketchRow, sketch_name, unpack_row
 from gtrace.trace.source import refuse
 from gtrace.trace.writer import source_of
@@ -325,8 +325,7 @@ class Trace(Tabular):
         fresh = chunk.rows.nbytes > _LARGEST_KEPT and len(chunk.rows) == 1 and chunk.rows.flags.writeable
         values = np.array(chunk.rows[row - chunk.first][:valid], np.float32, order="C", copy=None if fresh else True)
         if row not in chunk.verified:
-            if checksum(values) != stream.statistic("crc32c")[row, spec.index]:
-                raise TraceError(f"{about}: checksum mismatch with the commit record; the trace is damaged")
+            verify(checksum(values), stream.statistic("crc32c")[row, spec.index], about)
             chunk.verified.add(row)
         return values
 
@@ -358,8 +357,8 @@ class Trace(Tabular):
             piece = piece[:left]
             left -= piece.size
             crc = checksum_bytes(np.ascontiguousarray(piece, VALUES).view(np.uint8), crc)
-            if left == 0 and crc != wanted:
-                raise TraceError(f"{about}: checksum mismatch with the commit record; the trace is damaged")
+            if left == 0:
+                verify(crc, wanted, about)
             yield piece
             if left == 0:
                 return
@@ -411,8 +410,7 @@ class Trace(Tabular):
             kept = ", ".join(map(sketch_name, there)) or "values"
             raise UsageError(f"{about}: sketch {', '.join(missing)} is not stored, only {kept}; choose one of these")
         data = stream.read_rows(spec, row)[1][0]
-        if checksum_bytes(data) != stream.statistic("crc32c")[row, spec.index]:
-            raise TraceError(f"{about}: checksum mismatch with the commit record; the trace is damaged")
+        verify(checksum_bytes(data), stream.statistic("crc32c")[row, spec.index], about)
         size = int(stream.lengths(spec, slice(row, row + 1))["n_valid"][0])
         norm1, sketches = unpack_row(data, spec.attrs, specs, size, about)
         norm2, absmax, zeros, nonfinite = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numcodecs.checksum32 import CRC32C
 
-from gtrace.errors import UsageError, printable
+from gtrace.errors import TraceError, UsageError, printable
 from gtrace.trace.format import VALUES, are_lengths
 from gtrace.types import Key
 
@@ -51,6 +51,12 @@ def checksum_bytes(data: bytes | NDArray[np.uint8], before: int = 0) -> int:
 def checksum(values: NDArray[np.float32]) -> int:
     """CRC-32C of the little-endian bytes of a contiguous float32 array."""
     return checksum_bytes(np.ascontiguousarray(values, VALUES).view(np.uint8))
+
+
+def verify(found: int, stored: int, about: str, what: str = "with the commit record") -> None:
+    """Raise TraceError if two checksums differ."""
+    if found != stored:
+        raise TraceError(f"{about}: checksum mismatch {what}; damaged or truncated")
 
 
 class _Scratch(threading.local):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 def refuse(error: TraceError) -> None:
     """The default reaction to damage: raise the error."""
     raise error
+
+
+@contextmanager
+def tolerated(tolerate: Callable[[TraceError], None]) -> Iterator[None]:
+    """A block in which damage ends the block and is reported, by an error or otherwise."""
+    try:
+        yield
+    except TraceError as error:
+        tolerate(error)
 
 
 class Stream(ABC):
@@ -161,14 +170,11 @@ class Stream(ABC):
 
     def _find_present(self) -> None:
         """Find the tensors that are present at a committed step."""
-        try:
+        with tolerated(self.tolerate):
             present = np.atleast_1d(self.statistic("present").any(axis=0))
-        except TraceError as error:
-            self.tolerate(error)
-            return
-        if present[self._columns - 1 :].any():
-            self._lost(self._columns - 1)
-        self.tensors = tuple(spec for spec in self.specs if present[spec.index])
+            if present[self._columns - 1 :].any():
+                self._lost(self._columns - 1)
+            self.tensors = tuple(spec for spec in self.specs if present[spec.index])
 
 
 class MemoryStream(Stream):

@@ -46,9 +46,9 @@ from gtrace.trace.files import (
 )
 from gtrace.trace.format import StreamKey
 from gtrace.trace.journal import MAX_BYTES, MOST_ROWS, NAME, JournalRows, JournalWriter, in_journal, parse_journal
-from gtrace.trace.rows import checksum_bytes
+from gtrace.trace.rows import checksum_bytes, verify
 from gtrace.trace.sketches import stored_bytes
-from gtrace.trace.source import Stream, TraceSource, arrays_of, check_root, refuse, tensor_spec
+from gtrace.trace.source import Stream, TraceSource, arrays_of, check_root, refuse, tensor_spec, tolerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -78,6 +78,7 @@ _MOST_CHUNKS = 65536
 _MISSING = 2**64 - 1
 
 _BLOSC_HEADER = struct.Struct("<4BIII")
+_CODECS = {"blosc": Blosc, "zstd": Zstd}
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 _TYPES = {c.dtype.name: c.dtype for c in (*layout.STATISTICS.values(), layout.STEP)} | {"float32": layout.VALUES}
@@ -104,35 +105,25 @@ def decode_chunk(encoded: bytes, pipeline: Sequence[str], out: NDArray[Any], whe
     data = memoryview(encoded)
     target = out.reshape(-1).view(np.uint8)
     if pipeline[-1] == "crc32c":
-        if len(data) < 4:
-            raise TraceError(f"{where}: truncated chunk ({len(data)} bytes)")
         stored, data = int.from_bytes(data[-4:], "little"), data[:-4]
-        if checksum_bytes(np.frombuffer(data, np.uint8)) != stored:
-            raise TraceError(f"{where}: checksum mismatch; the chunk is damaged or truncated")
-    codec: Blosc | Zstd | None = None
-    if "blosc" in pipeline:
-        codec = Blosc()
-        if len(data) < _BLOSC_HEADER.size:
-            raise TraceError(f"{where}: truncated chunk ({len(data)} bytes)")
-        *_, raw, _, compressed = _BLOSC_HEADER.unpack_from(data)
-        if raw != target.size or compressed != len(data):
-            raise TraceError(
-                f"{where}: truncated or foreign chunk (blosc header: {compressed} bytes for {raw}; "
-                f"found {len(data)} for {target.size})"
-            )
-    elif "zstd" in pipeline:
-        codec = Zstd()
-        if _zstd_content(data) != target.size:
-            raise TraceError(f"{where}: a zstd frame that does not hold the {target.size} bytes of a chunk")
-    elif len(data) != target.size:
-        raise TraceError(f"{where}: truncated chunk ({len(data)} of {target.size} bytes)")
+        verify(checksum_bytes(np.frombuffer(data, np.uint8)), stored, where, "of the chunk")
+    kind = next((name for name in _CODECS if name in pipeline), "")
     try:
-        if codec is None:
-            target[:] = np.frombuffer(data, np.uint8)
+        # Seen before anything is unpacked: a frame of another size may be a bomb.
+        if (_blosc_content if kind == "blosc" else _zstd_content if kind else len)(data) != target.size:
+            raise ValueError(f"it does not hold the {target.size} bytes of a chunk")
+        if kind:
+            _CODECS[kind]().decode(np.frombuffer(data, np.uint8), out=target)
         else:
-            codec.decode(np.frombuffer(data, np.uint8), out=target)
-    except (RuntimeError, ValueError) as error:
-        raise TraceError(f"{where}: the chunk cannot be decompressed ({error})") from None
+            target[:] = np.frombuffer(data, np.uint8)
+    except (RuntimeError, ValueError, struct.error) as error:
+        raise TraceError(f"{where}: truncated or foreign chunk ({kind or 'raw'}, {len(data)} bytes: {error})") from None
+
+
+def _blosc_content(data: memoryview) -> int | None:
+    """Content size in the header of a blosc frame, None if the frame has another length than it says."""
+    *_, raw, _, compressed = _BLOSC_HEADER.unpack_from(data)
+    return int(raw) if compressed == len(data) else None
 
 
 def _zstd_content(data: memoryview) -> int | None:
@@ -154,12 +145,11 @@ def read_node(files: Files, folder: str) -> dict[str, Any] | None:
     data = files.read(path, layout.MAX_METADATA_BYTES)
     if data is None:
         return None
-    document = parse_json(data, path)
-    if not isinstance(document, dict) or document.get("zarr_format") != 3:
-        raise TraceError(f"{path}: not Zarr format 3, the only one that is read")
-    if not isinstance(document.setdefault("attributes", {}), dict):
-        raise TraceError(f"{path}: 'attributes' is not an object")
-    return document
+    match parse_json(data, path):
+        case dict(document) if document.get("zarr_format") == 3:
+            if isinstance(document.setdefault("attributes", {}), dict):
+                return document
+    raise TraceError(f"{path}: not Zarr format 3, the only one that is read, or 'attributes' is not an object")
 
 
 def read_group(files: Files, folder: str, tolerate: Callable[[TraceError], None] = refuse) -> dict[str, Any] | None:
@@ -228,6 +218,11 @@ class _ArrayFile:
                     return shape, outer, _TYPES[dtype], codecs
         raise self._fault("its node type, data type, shape, chunks or codecs are not those of an array in a trace")
 
+    def demand_form(self, ndim: int, column: ColumnType) -> None:
+        """Raise TraceError if it has another number of axes, or values of another type."""
+        if len(self.shape) != ndim or self.dtype != column.dtype:
+            raise self._fault(f"not a {ndim}-dimensional array of {column.dtype.name}")
+
     def _names(self, codecs: list[Any]) -> tuple[str, ...]:
         return tuple(str(codec.get("name"))[:40] if isinstance(codec, dict) else "" for codec in codecs)
 
@@ -259,11 +254,9 @@ class _ArrayFile:
             size, length = self._files.size(path), 16 * count + 4
             if size is None:
                 return None
-            if size < length:
-                raise TraceError(f"{path}: truncated: {size} bytes, but the index of the shard alone needs {length}")
             data = np.frombuffer(self._files.read_range(path, size - length, length), np.uint8)
-            if checksum_bytes(data[:-4]) != int.from_bytes(data[-4:].tobytes(), "little"):
-                raise TraceError(f"{path}: checksum mismatch in the index of the shard; damaged or truncated")
+            stored = int.from_bytes(data[-4:].tobytes(), "little")
+            verify(checksum_bytes(data[:-4]), stored, path, "in the index of the shard")
             self._last = last = (path, data[:-4].view("<u8").reshape(-1, 2))
         within = tuple(map(mod, place, self._counts))
         offset, length = last[1][int(np.ravel_multi_index(within, self._counts))].tolist()
@@ -273,17 +266,22 @@ class _ArrayFile:
             raise TraceError(f"{path}: a chunk of {length} bytes, but at most {limit} are possible; damaged or foreign")
         return offset, length
 
+    def _missing(self, path: str, about: str) -> TraceError:
+        if self._files.size(os.path.join(self.folder, "zarr.json")) is None:
+            return TraceError(f"{self.folder}: is gone: it was deleted, moved or replaced while it was being read")
+        return TraceError(f"{path}: {f'{about}: ' if about else ''}the chunk is missing")
+
     def demand(self, place: tuple[int, ...], about: str = "") -> None:
         """Raise TraceError if a chunk is missing."""
         path = self._file(place)
         if (self._locate(path, place) if self._counts else self._files.size(path)) is None:
-            raise TraceError(f"{path}: {f'{about}: ' if about else ''}the chunk is missing")
+            raise self._missing(path, about)
 
     def demanded(self, place: tuple[int, ...], about: str) -> NDArray[Any]:
         """A whole chunk; TraceError if it is missing."""
         chunk = self.chunk(place, about)
         if chunk is None:
-            raise TraceError(f"{self._file(place)}: {about}: the chunk is missing")
+            raise self._missing(self._file(place), about)
         return chunk
 
     def chunk(self, place: tuple[int, ...], about: str) -> NDArray[Any] | None:
@@ -355,29 +353,24 @@ class ZarrStream(Stream):
         """The tensors in the folder; keeps the tables that it passes."""
         for entry in self._files.folders(self.where):
             place = os.path.join(self.where, entry)
-            try:
+            with tolerated(self.tolerate):
                 document = read_node(self._files, place)
                 if document is None:
                     continue
                 if "name" in document["attributes"]:
                     array = _ArrayFile(self._files, place, document, layout.MAX_CHUNK_BYTES)
-                    if len(array.shape) != 2:
-                        raise TraceError(f"{place}: a tensor must be (step, element); damaged or foreign")
+                    array.demand_form(2, layout.column_of(array.attrs))
                     spec = tensor_spec(place, entry, array.attrs, array.shape[1], array.chunks)
-                    if array.dtype != spec.column.dtype:
-                        raise TraceError(f"{place}: a tensor must be {spec.column.dtype.name}; damaged or foreign")
                     self._tensors[spec.index] = array
                     yield spec
                 elif entry in _TABLES:
                     self._tables[entry] = _ArrayFile(self._files, place, document, layout.MAX_TABLE_CHUNK_BYTES)
-            except TraceError as error:
-                self.tolerate(error)
 
     def _table(self, name: str, ndim: int, column: ColumnType) -> _ArrayFile:
-        array = self._tables.get(name)
-        if array is None or len(array.shape) != ndim or array.dtype != column.dtype:
-            raise TraceError(f"{os.path.join(self.where, name)}: missing or of another type; the trace is damaged")
-        return array
+        if name not in self._tables:
+            raise TraceError(f"{os.path.join(self.where, name)}: missing; the trace is damaged")
+        self._tables[name].demand_form(ndim, column)
+        return self._tables[name]
 
     def _read_steps(self) -> NDArray[np.int64]:
         """Steps of the rows that are in chunks."""
@@ -489,11 +482,9 @@ def open_zarr(path: Path | str, tolerate: Callable[[TraceError], None] = refuse,
         ends.append(part.get("status"))
         for group in files.folders(place):
             key, folder = StreamKey.parse(rank, group), os.path.join(place, group)
-            try:
+            with tolerated(tolerate):
                 if key is not None and read_group(files, folder, tolerate) is not None:
                     streams.append(ZarrStream(files, folder, key, tolerate))
-            except TraceError as error:
-                tolerate(error)
     if attrs.get("status") == "writing" and ends == ["complete"] * len(ends) and len(ends) == attrs.get(WRITERS):
         # The last process to end could not have the lock of the root in time; it did write its own part.
         attrs = {**attrs, "status": "complete"}

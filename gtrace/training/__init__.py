@@ -6,8 +6,8 @@
         ...  # any training loop
     print(compression.tally.ratio)
 
-    model = DistributedDataParallel(model)  # real ranks exchange real bytes
-    model.register_comm_hook(gtrace.training.State("alq:bits=3"), gtrace.training.ddp_comm_hook)
+    model = DistributedDataParallel(model)  # or fully_shard(model): real ranks exchange real bytes
+    gtrace.training.State("alq:bits=3").register(model)
 
 Importing this package imports nothing heavy; PyTorch is imported with the first name that needs it.
 """

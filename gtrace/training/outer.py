@@ -124,7 +124,7 @@ class OuterRounds:
         return tally
 
     def _averaged(self, changes: Tensors) -> tuple[Tally, Tensors]:
-        """What the exchange makes of outer gradients; zeros for one that it left out."""
+        """The averages of outer gradients; zeros for one that the exchange left out."""
         shapes = {name: tuple(change.shape) for name, change in changes.items()}
         if isinstance(self._exchange, RankExchange):
             rules = self._exchange.rules

@@ -356,7 +356,9 @@ class ScriptTraining:
             summary.seconds += seconds
             summary.codec_seconds += tally.codec_seconds
         place = process_place()
-        summary.rank, summary.world_size = place.rank, place.world_size
+        # The last record may come after the program has left its process group.
+        if place.rank is not None:
+            summary.rank, summary.world_size = place.rank, place.world_size
         comparison, self._comparison = self._comparison, None
         self._log.step(step, tally, comparison, seconds, self._sizes, summary)
 

@@ -3,15 +3,15 @@
 import contextlib
 import gc
 import json
-import multiprocessing
-import socket
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from helpers_capture import Captured
+from helpers_capture import Captured, run_gtrace
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -202,8 +202,8 @@ RUNS |= {program.__name__: (program, CHANGES) for program in (sharded, sharded_a
 RUNS |= {"shared": (ddp, CHANGES), "chosen": (ddp, {"policy": parse_steps("1")}), "reduced": (ddp, {"reduced": True})}
 
 
-def work(rank, port, folder):
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def work(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     said = []
     for name, (program, options) in RUNS.items():
         with Captured(folder / f"{name}.zarr", run="test", **options) as run:
@@ -219,13 +219,8 @@ def work(rank, port, folder):
 def run(tmp_path_factory):
     """All programs in one launch of two processes: it is the launch that takes time."""
     folder = tmp_path_factory.mktemp("distributed")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    multiprocessing.set_forkserver_preload(
-        ["torch._dynamo", "torch.distributed.fsdp", "gtrace.capture", "gtrace.trace"]
-    )
-    mp.start_processes(work, (port, folder), nprocs=2, start_method="forkserver")
+    done = run_gtrace(folder, cwd=Path(__file__).parent, module=Path(__file__).stem)
+    assert done.returncode == 0, done.stderr[-3000:]
     assert [json.loads((folder / f"said{rank}.json").read_text()) for rank in (0, 1)] == [[], []]
     return lambda name: open_trace(folder / f"{name}.zarr")
 
@@ -417,3 +412,9 @@ def test_one_process_of_one_is_as_without(tmp_path):
         assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
         plain(0, model, optimizer)
     assert {info.stage for info in run.trace.tensors} == {"local"}
+
+
+if __name__ == "__main__":
+    import torch.distributed.fsdp  # which the ranks share
+
+    mp.start_processes(work, (Path(sys.argv[1]),), nprocs=2, start_method="fork")

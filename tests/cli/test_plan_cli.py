@@ -59,6 +59,9 @@ def test_a_rotation_is_an_option_of_which_nothing_is_encoded(trace, tmp_path, me
     assert found.totals.error <= next(one.error for one in found.uniforms if one.codec == "eden:bits=2")
     result = gtrace.run_sweep(trace, [rotated[0].codec], tensors=[rotated[0].tensor], draws=2)
     assert np.mean(result["bits_total"]) == pytest.approx(rotated[0].bits, rel=0.02)
+    assert f"A rotation pays on {len(rotated)} of {len(found.tensors)} tensors, with " in run(
+        "plan", "show", path, "--full"
+    )
 
 
 def test_layers_of_very_different_scale_come_within_a_percent_of_the_bound(tmp_path):

@@ -114,6 +114,15 @@ def test_thc_has_its_authors_tables(case):
     assert " ".join(map(str, lookup_table(count, top, 1 / share))) == GOLDEN["thc"]["tables"][case]
 
 
+@pytest.mark.parametrize("case", GOLDEN["thc"]["nmse"])
+def test_thc_has_its_authors_error(case):
+    count, top, share = map(int, case.split())
+    x = np.random.default_rng(3).normal(size=1 << 15).astype(np.float32)
+    c = gtrace.codec(f"thc:bits={count.bit_length() - 1},granularity={top},outside={1 / share}")
+    found = [np.sum((c.simulate(c.init(x.size), x, (1, key)).values - x) ** 2) / np.sum(x**2) for key in range(20)]
+    assert np.mean(found) == pytest.approx(GOLDEN["thc"]["nmse"][case], rel=0.01)
+
+
 def test_demo_sends_the_coefficients_that_its_authors_send():
     golden = GOLDEN["demo"]
     c = gtrace.codec("ef:decay=0.99:dct:chunk=8:topk:ratio=0.078125,chunk=64")

@@ -34,6 +34,7 @@ def load(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.framework_case("numcodecs: filters as codecs", packages=("numcodecs",))
 def test_numcodecs(load):
     load("""
         from numcodecs import BitRound, FixedScaleOffset, Quantize, Zstd
@@ -68,6 +69,7 @@ HOOKS = """
 """
 
 
+@pytest.mark.framework_case("torch: hooks of DistributedDataParallel as codecs")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_hooks_of_torch(load):
     before = torch.distributed.all_reduce
@@ -149,6 +151,7 @@ def grace(load, tmp_path):
     del sys.modules["grace_like"]
 
 
+@pytest.mark.framework_case("GRACE's interface, without the package: compressors as codecs")
 @pytest.mark.usefixtures("grace")
 def test_grace():
     top = gtrace.compress(G, "top")
@@ -211,6 +214,7 @@ HIVEMIND = """
 """
 
 
+@pytest.mark.framework_case("hivemind's interface, without the package: compressions as codecs")
 def test_hivemind(load, monkeypatch):
     base = types.ModuleType("hivemind_base")
     base.CompressionInfo, base.runtime_pb2 = Info, types.SimpleNamespace(Tensor=Message)
@@ -262,6 +266,7 @@ def test_a_tensor_subclass(load):
     assert abs(sent.values - odd).max() <= abs(odd).max() / 127 * 0.51
 
 
+@pytest.mark.framework_case("torchao: formats as codecs", packages=("torchao",))
 @pytest.mark.filterwarnings("ignore")
 def test_torchao_itself(load):
     pytest.importorskip("torchao", reason="torchao is not installed")

@@ -71,6 +71,7 @@ def test_a_cell_that_fails_and_mistakes(shell, capsys):
     assert len(shell.user_ns["rows"]) == 2
 
 
+@pytest.mark.framework_case("IPython: traces and sweeps show themselves", packages=("ipython",))
 def test_a_trace_and_a_sweep_show_themselves(shell):
     shell.run_cell("import gtrace\nwith gtrace.capture('run.zarr'):\n    train(3)")
     shell.run_cell("trace = gtrace.open_trace('run.zarr')\nresult = gtrace.sweep(trace, 'qsgdinf', bits=4)")

@@ -212,7 +212,7 @@ def test_the_page_lists_every_trainer_and_tracker_with_its_versions():
         "Lightning, ddp: payloads between ranks",
         "Hugging Face Trainer, torchrun: gtrace train between ranks",
     }
-    assert {row[0] for row in rows[1:]} == trainers | {f"--to {package}" for package in KINDS}
+    assert {row[0] for row in rows[1:]} >= trainers | {f"--to {package}" for package in KINDS}
     assert {row[-1] for row in rows[1:]} == {"works"}
     assert all(row[1].startswith("torch ") for row in rows[1:])
 

@@ -148,38 +148,26 @@ def _made(suffix: str) -> Path:
 
 def _zarr_metadata() -> Target:
     """One of the JSON files of a trace, named by the first byte, replaced by the rest of the input."""
-    path = _made(".zarr")
-    files = sorted(path.rglob("zarr.json"))
-    seeds = tuple(bytes([k]) + file.read_bytes() for k, file in enumerate(files))
-
-    def run(data: bytes) -> None:
-        file = files[data[0] % len(files)] if data else files[0]
-        whole = file.read_bytes()
-        file.write_bytes(data[1:])
-        try:
-            _read_all(path)
-        finally:
-            file.write_bytes(whole)
-
-    return Target(seeds, run)
+    return _replaced(sorted(_made(".zarr").rglob("zarr.json")))
 
 
 def _zarr_chunks() -> Target:
     """One of the other files of a trace, likewise."""
-    path = _made(".zarr")
-    files = sorted(p for p in path.rglob("*") if p.is_file() and p.name != "zarr.json" and p.stat().st_size < 4096)
-    seeds = tuple(bytes([k]) + file.read_bytes() for k, file in enumerate(files))
+    files = (path for path in _made(".zarr").rglob("*") if path.is_file() and path.name != "zarr.json")
+    return _replaced(sorted(path for path in files if path.stat().st_size < 4096))
 
+
+def _replaced(files: list[Path]) -> Target:
     def run(data: bytes) -> None:
         file = files[data[0] % len(files)] if data else files[0]
         whole = file.read_bytes()
         file.write_bytes(data[1:])
         try:
-            _read_all(path)
+            _read_all(_made(".zarr"))
         finally:
             file.write_bytes(whole)
 
-    return Target(seeds, run)
+    return Target(tuple(bytes([k]) + file.read_bytes() for k, file in enumerate(files)), run)
 
 
 def _hdf5_attributes() -> Target:

@@ -104,3 +104,16 @@ def test_a_store_of_which_the_end_is_gone_is_refused(tmp_path):
         with pytest.raises(TraceError, match="or a damaged one"):
             ResultStore.load(path)
         assert path.read_bytes() == whole[:keep]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_sweep_that_was_killed_before_it_had_tables_goes_on(begun, tmp_path):
+    path = tmp_path / "out.db"
+    path.touch()
+    if begun:
+        ResultStore._connect(path).close()
+        assert path.stat().st_size
+    store = ResultStore.create(path, {}, "f", force=False)
+    store.add([row(0)])
+    store.close()
+    assert len(ResultStore.load(path)) == 1

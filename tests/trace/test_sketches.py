@@ -313,7 +313,7 @@ class TestHostile:
         path = write(tmp_path / "run.zarr")
         plan = PLAN.describe()
         edit_json(path / "rank00000/weight_grad/small/zarr.json", lambda d: d["attributes"].update(sketch=plan))
-        self.refused(path, "must be uint8")
+        self.refused(path, "array of uint8")
 
     def test_hdf5_rows_that_are_not_there(self, tmp_path):
         path = write(tmp_path / "run.h5")

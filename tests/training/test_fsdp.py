@@ -28,6 +28,7 @@ def reports(tmp_path_factory):
     }
 
 
+@pytest.mark.framework_case("fully_shard (FSDP2), with replicas, too (HSDP): payloads between ranks")
 @pytest.mark.parametrize("world", [2, 4])
 def test_chunks_are_averaged_as_among_simulated_ranks(world, reports):
     for report in reports[world]:
@@ -54,6 +55,7 @@ def test_chunks_of_matrix_factors_are_those_of_ddp(reports):
         assert report["chunks_report"] == dict.fromkeys("0123", True)
 
 
+@pytest.mark.framework_case("fully_shard: mixed precision, chunks of columns, frozen parameters, own divisors")
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_codec_without_loss_gives_what_torch_gives_whatever_the_program_sets(world, reports):
     for report in reports[world]:
@@ -70,6 +72,7 @@ def test_what_cannot_be_done_is_said_in_one_line(reports):
         assert "register: sharded among ranks [" in found["several"]
 
 
+@pytest.mark.framework_case("DistributedDataParallel and fully_shard: torch.distributed.checkpoint")
 def test_checkpoints_of_torch_distributed_continue_with_as_many_ranks_and_are_refused_with_others(reports):
     for report in reports[2]:
         # Without the codec's state, training goes on differently.
@@ -81,6 +84,7 @@ def test_checkpoints_of_torch_distributed_continue_with_as_many_ranks_and_are_re
             assert said.endswith("of 4 (resume with as many ranks)."), rank
 
 
+@pytest.mark.framework_case("DistributedDataParallel and fully_shard: torch.compile (aot_eager)")
 def test_compiled_models_train_as_others(reports):
     for report in reports[2]:
         for kind, seen in report["compiled_report"].items():

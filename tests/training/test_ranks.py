@@ -31,6 +31,7 @@ def reports(tmp_path_factory):
     }
 
 
+@pytest.mark.framework_case("DistributedDataParallel: payloads between ranks")
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_exchange_the_bytes_that_they_report_and_stay_equal(world, reports):
     found = reports[world]

@@ -56,6 +56,7 @@ sys.exit(max(rank.wait() != 0 for rank in ranks))
 """
 
 
+@pytest.mark.framework_case("DistributedDataParallel in an unmodified script: gtrace train")
 @pytest.mark.parametrize("dies", [False, True])
 def test_ranks_that_a_program_starts_exchange_payloads(tmp_path, dies):
     (tmp_path / "train.py").write_text(PROGRAM)
@@ -82,6 +83,7 @@ def test_ranks_that_a_program_starts_exchange_payloads(tmp_path, dies):
         assert "6 steps through ef:topk:ratio=0.1 in a launched process, the first of 2 ranks" in done.stderr
 
 
+@pytest.mark.framework_case("fully_shard in an unmodified script: gtrace train")
 def test_ranks_of_a_sharded_model_exchange_payloads(tmp_path):
     (tmp_path / "train.py").write_text(SHARDED)
     words = ["train", "--codec", "ef:topk:ratio=0.1", "--compare-every", "3", "-o", "log.jsonl"]
@@ -93,6 +95,7 @@ def test_ranks_of_a_sharded_model_exchange_payloads(tmp_path):
     steps = [record for record in records if record["type"] == "step"]
     assert study["tensors"] == {"0.weight": 600, "0.bias": 30, "2.weight": 150, "2.bias": 5}
     assert len(steps) == 6
+    assert not (tmp_path / "log-2.jsonl").exists()  # the other rank's
     assert all(record["bits"] < 0.2 * record["bits_float32"] == 0.2 * 32 * 785 for record in steps)
     # Half of the chunks stay where they are.
     assert all(0 < record["wire_bytes"] < 2 * 785 for record in steps)

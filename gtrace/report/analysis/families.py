@@ -79,21 +79,22 @@ def label(specs: Sequence[str], methods: Sequence[str], parameters: Sequence[Map
 def short_spec(spec: str) -> str:
     """Method and rate of a spec, without the parameters that rarely matter to a reader.
 
-    >>> [short_spec(s) for s in ("qsgdinf:bits=3,bucket_size=8192", "ef:topk:ratio=0.01", "terngrad")]
-    ['qsgdinf b3', 'ef:topk ratio 0.01', 'terngrad']
+    >>> [short_spec(s) for s in ("qsgdinf:bits=3,bucket_size=8192", "ef:topk:ratio=0.01", "bf16 every=16")]
+    ['qsgdinf b3', 'ef:topk ratio 0.01', 'bf16 every=16']
     """
-    items = (item.partition("=") for part in spec.split(":") if "=" in part for item in part.split(","))
+    codec, _, more = spec.partition(" ")
+    items = (item.partition("=") for part in codec.split(":") if "=" in part for item in part.split(","))
     values = {key: value for key, _, value in items}
-    return f"{method_of(spec)} {_setting(values)}".strip()
+    return " ".join(filter(None, (method_of(codec), _setting(values), more))) or spec
 
 
 def method_of(spec: str) -> str:
-    """The codec of a spec with everything around it, without parameters.
+    """The codec of a spec with everything around it, without parameters, and without what a run's name adds.
 
-    >>> [method_of(s) for s in ("qsgdinf:bits=3", "ef:topk:ratio=0.01", "ef:rotate:block=64:qsgd:bits=3", "none")]
-    ['qsgdinf', 'ef:topk', 'ef:rotate:qsgd', 'none']
+    >>> [method_of(s) for s in ("qsgdinf:bits=3", "ef:rotate:block=64:qsgd:bits=3", "bf16 every=16")]
+    ['qsgdinf', 'ef:rotate:qsgd', 'bf16']
     """
-    return ":".join(part for part in spec.split(":") if "=" not in part)
+    return ":".join(part for part in spec.partition(" ")[0].split(":") if "=" not in part)
 
 
 def _setting(parameters: Mapping[str, Any]) -> str:

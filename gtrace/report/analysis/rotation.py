@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from gtrace.codecs import codec, expected_on_any
@@ -110,7 +111,7 @@ def compare_rotation(
         families: of the sweep.
         configurations: of the sweep.
         layers: name, elements and share of energy of each tensor.
-        targets: measured bits; that at which most tensors can be compared is taken, the nearest to three bits of those.
+        targets: measured bits; that at which most codecs can be compared is taken, the nearest to three bits of those.
         coder: that turns symbols into bits.
     """
     fit = [f for f in families if f.members and all(_averages_out(configurations[i]) for i in f.members)]
@@ -132,9 +133,17 @@ def compare_rotation(
         ]
         return LayerRotation(name, elements, energy, *best[0], *best[1])
 
-    found = [Rotation(t, bool(rotated), tuple(of(k, t) for k in range(len(layers)))) for t in targets]
-    best = max(found, key=lambda one: (len(one.known), -abs(one.bits - PREFERRED_BITS)), default=None)
-    return best if best is not None and best.known else None
+    kinds = (rotated, plain) if rotated else (plain,)
+
+    def order(k: int) -> tuple[bool, int, float]:
+        known = [sum(math.isfinite(f.at[k].variance) for f in kind) for kind in kinds]
+        return not all(known), -sum(known), abs(targets[k] - PREFERRED_BITS)
+
+    for k in sorted(range(len(targets)), key=order):
+        found = Rotation(targets[k], bool(rotated), tuple(of(place, targets[k]) for place in range(len(layers))))
+        if found.known:
+            return found
+    return None
 
 
 def _averages_out(c: Configuration) -> bool:
@@ -149,6 +158,7 @@ def _best(labels: Sequence[str], curves: Sequence[Rates], target: float) -> tupl
     return label, error
 
 
+@lru_cache(maxsize=1 << 12)
 def _closed(size: int, coder: Coder) -> Rates:
     """Bits and errors of EDEN on any tensor of this size."""
     known = [expected_on_any(codec(_KNOWN, bits=bits), size) for bits in _BITS]

@@ -56,7 +56,10 @@ def exchange_table(found: Sequence[ExchangeError]) -> Table:
         Column("codec", numeric=False),
         Column("ranks", "that exchange"),
         *(
-            Column(way, "error of the average that every rank ends with; below: bytes a rank sends for a value")
+            Column(
+                way,
+                "vNMSE of the average that every rank ends with, like DynamiQ's; below: bytes a rank sends for a value",
+            )
             for way in ways
         ),
     )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.planning.plan import WORTH, to_plain
+from gtrace.report.analysis.families import method_of
+from gtrace.report.analysis.rotation import rotates
 from gtrace.report.names import count, listed, natural_order, number
 from gtrace.report.section import (
     FEW_ROWS,
@@ -128,6 +130,7 @@ def plan_verdict(plan: Plan) -> list[str]:
         f"{_loses(plan)} ({plan.budget}).",
         *([f"Exchange rate: {'; '.join(said)}."] if said else []),
         *_deciding(plan),
+        *_rotated(plan),
         *_firm(plan),
         _exact(plan),
     ]
@@ -197,6 +200,17 @@ def _deciding(plan: Plan) -> list[str]:
         if part > 0.8:
             break
     return [f"Most of the {what(plan)} left is in {listed(kept)}: these decide what more bits buy."]
+
+
+def _rotated(plan: Plan) -> list[str]:
+    """How many tensors have a codec that rotates, if any has."""
+    rows = [row for row in plan.tensors if rotates(method_of(row.codec))]
+    if not rows:
+        return []
+    held = sum(row.elements for row in rows) / max(1, sum(row.elements for row in plan.tensors))
+    methods = listed(dict.fromkeys(method_of(row.codec) for row in rows))
+    whole = count(len(plan.tensors), "tensor")
+    return [f"A rotation pays on {len(rows)} of {whole}, with {number(100 * held, 2)}% of the values ({methods})."]
 
 
 def _firm(plan: Plan) -> list[str]:

@@ -1,6 +1,7 @@
 """``--to`` of capture, train and report, with a stand-in for TensorBoard's package that writes lines of text."""
 
 import json
+import sys
 
 import pytest
 from helpers_capture import write_script
@@ -50,9 +51,17 @@ def folder(tmp_path, monkeypatch):
     for name, text in MODULES.items():
         write_script(tmp_path / "site" / "tensorboard" / f"{name}.py", text)
     monkeypatch.syspath_prepend(tmp_path / "site")
+    for name in loaded():
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.chdir(tmp_path)
     write_script(tmp_path / "train.py", SCRIPT)
-    return tmp_path
+    yield tmp_path
+    for name in loaded():
+        del sys.modules[name]
+
+
+def loaded():
+    return [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]
 
 
 def said(folder):

@@ -97,6 +97,7 @@ class ScriptTraining:
         self._comparison: AllReduceComparison | None = None
         self._compared: AllReduceComparison | None = None
         self._cpu = 0.0
+        self._exchanging = False
 
     def start(self) -> None:
         """Install the hooks."""

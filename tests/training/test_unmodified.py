@@ -267,6 +267,18 @@ def test_sparse_gradients_go_uncompressed_with_one_warning(training):
     assert [line for line in lines if "sparse" in line] == lines[:1]
 
 
+def test_an_error_of_the_hooks_becomes_a_warning_and_training_goes_on(training, monkeypatch):
+    model, x = linear()
+    one, lines = training()
+    monkeypatch.setattr(one, "_flush", lambda: 1 / 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(x).square().mean().backward()
+        optimizer.step()
+    monkeypatch.undo()
+    assert lines[0].startswith("gtrace: warning: ZeroDivisionError")
+
+
 def test_complex_and_double_gradients_keep_their_types(training):
     for dtype in (torch.complex64, torch.float64, torch.bfloat16):
         model, x = linear(dtype=dtype)

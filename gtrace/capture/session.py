@@ -305,8 +305,8 @@ def captured(session: CaptureSession, options: CaptureOptions, attrs: Mapping[st
         yield
 
 
-#: the session whose forked children are captured, None outside of a capture
-_current: CaptureSession | None = None
+#: the sessions of this process whose forked children are captured, the latest last, which captures them
+_active: list[CaptureSession] = []
 #: the forked child that this process is
 _child: _Child | None = None
 #: seconds that a fork may wait for a row that is being written, and what lets the next one be written
@@ -317,14 +317,14 @@ _resume: Callable[[], None] | None = None
 @contextlib.contextmanager
 def forks_captured(session: CaptureSession) -> Iterator[None]:
     """Inside the block, each forked child that trains records its own steps."""
-    global _current  # noqa: PLW0603 - what a process is
     _watch_forks()
-    before, _current = _current, session
+    _active.append(session)
     try:
         yield
     finally:
-        if _current is session:
-            _current = before
+        # A forked child that leaves the block has a session of its own.
+        if session in _active:
+            _active.remove(session)
 
 
 @functools.cache
@@ -335,7 +335,7 @@ def _watch_forks() -> None:
 def _before_fork() -> None:
     """Wait until the row that is being written is done: a child would inherit the locks of the thread that writes."""
     global _resume  # noqa: PLW0603 - what a process is
-    _resume = None if _current is None else _current.pause(_PATIENCE)
+    _resume = _active[-1].pause(_PATIENCE) if _active else None
 
 
 def _after_fork_in_parent() -> None:
@@ -345,23 +345,23 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork() -> None:
     """Give a forked child a session of its own. Most children never train, so this must be quick."""
-    global _current, _child  # noqa: PLW0603 - what a process is
-    if _current is None:
+    global _child  # noqa: PLW0603 - what a process is
+    if not _active:
         return
     try:
         release_signals()
-        _current = _current.successor()
+        _active[:] = [_active[-1].successor()]
         if _resume is None:
             raise TimeoutError("this child was forked while its parent wrote a step")
-        _child = _Child(_current)
-        call_after_import("torch", functools.partial(_current.start_or_tell, _child.start))
+        _child = _Child(_active[-1])
+        call_after_import("torch", functools.partial(_child.session.start_or_tell, _child.start))
     except Exception as error:  # noqa: BLE001 - the child must live as without capture
         print_line(f"gtrace: warning: capture could not start: {type(error).__name__}: {error}")
 
 
 def current_session() -> CaptureSession | None:
     """The session that captures this process's program, if there is one."""
-    return _current
+    return _active[-1] if _active else None
 
 
 def end_of_fork(exit_code: int) -> None:
@@ -372,12 +372,11 @@ def end_of_fork(exit_code: int) -> None:
 
 def start(message: Mapping[str, Any]) -> None:
     """Record in this process until it ends; called when it has imported torch. Never stops the process."""
-    global _current  # noqa: PLW0603 - what a process is
     try:
         child = _Child(_launched_session(message))
         child.start()
         _watch_forks()
-        _current = child.session
+        _active.append(child.session)
     except Exception as error:  # noqa: BLE001 - the program's import of torch must succeed
         print_line(f"gtrace: warning: capture could not start: {type(error).__name__}: {error}")
 

@@ -100,6 +100,7 @@ class RunSettings:
     )
     every: int | None = option(
         None,
+        advanced=True,
         call=("study", "script"),
         minimum=1,
         metavar="H",

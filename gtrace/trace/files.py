@@ -217,7 +217,9 @@ def write_error(path: str | os.PathLike[str], error: Exception) -> TraceError:
     """A failure to write as a TraceError with the system's words."""
     if isinstance(error, FileNotFoundError):
         return TraceError(f"{path}: is gone: it was deleted, moved or replaced while it was being written")
-    return TraceError(f"{path}: cannot be written ({words_of(error) or 'the library that writes it failed'})")
+    # A lock that was waited for says itself who holds it.
+    own = str(error) if isinstance(error, TimeoutError) else words_of(error)
+    return TraceError(f"{path}: cannot be written ({own or 'the library that writes it failed'})")
 
 
 def words_of(error: Exception) -> str | None:

@@ -49,7 +49,11 @@ SCRIPT = """
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     for name, text in MODULES.items():
-        write_script(tmp_path / "site" / "tensorboard" / f"{name}.py", text)
+        place = tmp_path / "site" / "tensorboard" / f"{name}.py"
+        write_script(place, text)
+        for above in place.relative_to(tmp_path / "site").parents[:-1]:
+            # A package of its own, so that an installed one is not taken for it.
+            (tmp_path / "site" / above / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "site")
     for name in loaded():
         monkeypatch.delitem(sys.modules, name)

@@ -19,7 +19,7 @@ from gtrace.types import Key
 
 KEY = Key.derive(0, tensor="coders")
 SIZE = 40_000
-LEVELS = [spec for spec in VARIANTS if level_grid(gtrace.codec(spec))]
+LEVELS = [spec for spec in VARIANTS if level_grid(gtrace.codec(spec)) and gtrace.codec(spec).needs]
 OWN = [
     "prune",
     "topk-prune",

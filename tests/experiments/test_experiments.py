@@ -34,7 +34,7 @@ def measure(context):
     )
 
 
-MADE_UP = Experiment("made-up", "a test", "Nobody", "Table 0", "None.", "Nothing is done.", measure)
+MADE_UP = Experiment("zipml-fig8", "a test", "Nobody", "Table 0", "None.", "Nothing is done.", measure)
 
 
 def test_a_verdict_needs_every_criterion_for_reproduced_and_one_for_partly():
@@ -47,12 +47,12 @@ def test_a_verdict_needs_every_criterion_for_reproduced_and_one_for_partly():
 
 def test_a_result_survives_its_file(tmp_path):
     result = run_experiment(MADE_UP, Context(seed=3))
-    write_result(tmp_path / "made-up.json", result)
-    found = read_result(tmp_path / "made-up.json")
+    write_result(tmp_path / "zipml-fig8.json", result)
+    found = read_result(tmp_path / "zipml-fig8.json")
     assert found.to_json() == result.to_json()
     assert found.outcome.charts[0].panels[0].curves[0].y[1] != 3.0  # NaN came back as a number
     assert found.outcome.verdict == "partly"
-    assert [path.name for path in tmp_path.iterdir()] == ["made-up.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["zipml-fig8.json"]
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"quick": True}, {}])
@@ -68,12 +68,13 @@ def test_only_a_result_of_the_same_recipe_seed_and_length_is_kept(tmp_path, chan
 def test_a_page_in_markdown_has_its_figures_beside_it(tmp_path):
     shown = [(MADE_UP, run_experiment(MADE_UP, Context()))]
     write_page(tmp_path / "page.md", shown, tmp_path)
-    text = (tmp_path / "page.md").read_text()
-    assert "![a test](made-up.svg)" in text
+    assert "| [zipml-fig8](zipml.md#zipml-fig8) | a test | partly, 1 of 2 |" in (tmp_path / "page.md").read_text()
+    text = (tmp_path / "zipml.md").read_text()
+    assert "![a test](zipml-fig8.svg)" in text
     assert "| <i> | 1.235 | - |" in text
     assert "2 < 1 &#124; never" in text  # a bar would end the cell
     assert "does not hold" in text
-    assert ET.fromstring((tmp_path / "made-up.svg").read_bytes()).tag.endswith("svg")
+    assert ET.fromstring((tmp_path / "zipml-fig8.svg").read_bytes()).tag.endswith("svg")
 
 
 def test_a_page_in_html_escapes_what_it_shows(tmp_path):
@@ -84,8 +85,8 @@ def test_a_page_in_html_escapes_what_it_shows(tmp_path):
     assert "&lt;i&gt;" in one
     assert "<i>" not in one
     assert "a &lt;b&gt;" in one  # in the figure's legend
-    assert "in miniature" not in one
-    assert "in miniature" in two
+    assert "that a laptop finishes" not in one
+    assert "that a laptop finishes" in two
 
 
 def test_equal_names_look_equal_in_all_panels_and_methods_keep_their_looks():
@@ -118,7 +119,7 @@ def test_names_patterns_and_all(monkeypatch):
 
 @pytest.fixture
 def made_up(monkeypatch):
-    monkeypatch.setattr(reproduce, "_NAMES", ("made-up",))
+    monkeypatch.setattr(reproduce, "_NAMES", ("zipml-fig8",))
     monkeypatch.setattr(reproduce, "load_experiment", lambda _: MADE_UP)
     CALLS.clear()
 
@@ -131,14 +132,14 @@ def run(*arguments):
 
 def test_the_command_keeps_what_is_finished(made_up, tmp_path, capsys):
     out = tmp_path / "out"
-    assert run("made-up", "-o", out, "--quick", "--seed", 5) == 0
-    assert f"made-up: partly (1 of 2 criteria)\npage: {out / 'made-up.html'}\n" in capsys.readouterr().out
+    assert run("zipml-fig8", "-o", out, "--quick", "--seed", 5) == 0
+    assert f"zipml-fig8: partly (1 of 2 criteria)\npage: {out / 'zipml-fig8.html'}\n" in capsys.readouterr().out
     assert [(call.seed, call.quick) for call in CALLS] == [(5, True)]
-    before = (out / "made-up.html").read_bytes()
-    assert run("made-up", "-o", out, "--quick", "--seed", 5) == 0
+    before = (out / "zipml-fig8.html").read_bytes()
+    assert run("zipml-fig8", "-o", out, "--quick", "--seed", 5) == 0
     assert len(CALLS) == 1
-    assert (out / "made-up.html").read_bytes() == before
-    assert run("made-up", "-o", out, "--quick", "--seed", 5, "--force") == 0
+    assert (out / "zipml-fig8.html").read_bytes() == before
+    assert run("zipml-fig8", "-o", out, "--quick", "--seed", 5, "--force") == 0
     assert len(CALLS) == 2
     capsys.readouterr()
     assert run("all", "-o", out, "--json") == 0

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from gtrace.errors import TraceError, UsageError
-from gtrace.training import load_task
+from gtrace.training import checkpoint, load_task
 from gtrace_experiments.reproduce import _alq, experiment_names
 from gtrace_experiments.reproduce._training import studied
 from gtrace_experiments.reproduce.command import command
@@ -70,7 +70,7 @@ def test_costs_grow_with_steps_and_nothing_is_trained_for_long():
 def test_an_interrupted_path_goes_on_to_the_same_gradients(tmp_path, monkeypatch):
     task, at = load_task("digits-mlp"), (0, 3, 5)
     whole = _alq.record(task, 0, 6, at, (4,), batch_size=4, batches=2)
-    save, saved = _alq.checkpoint.save, []
+    save, saved = checkpoint.save, []
 
     def killed(path, content):
         save(path, content)
@@ -78,7 +78,7 @@ def test_an_interrupted_path_goes_on_to_the_same_gradients(tmp_path, monkeypatch
         if len(saved) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(_alq.checkpoint, "save", killed)
+    monkeypatch.setattr(checkpoint, "save", killed)
     with pytest.raises(KeyboardInterrupt):
         _alq.record(task, 0, 6, at, (4,), batch_size=4, batches=2, place=tmp_path)
     again = _alq.record(task, 0, 6, at, (4,), batch_size=4, batches=2, place=tmp_path)

@@ -82,7 +82,7 @@ def test_what_levels_were_fitted_to(values, said):
 def test_the_table_has_the_columns_where_they_say_something(sweep):
     table = configuration_table(sweep)
     headings = [column.heading for column in table.columns]
-    assert headings[2:7] == ["relative variance", "of it bias", "optimal", "times optimal", "model says"]
+    assert headings[2:7] == ["vNMSE", "of it bias", "optimal", "times optimal", "model says"]
     line = next(r for r in table.rows if r[0].text == "alq:bits=3,law=truncnorm")
     assert [cell.text for cell in line[2:7]] == ["0.250", "–", "0.125", "2.00", "0.0625"]
     assert next(r for r in table.rows if r[0].text == "zipml:bits=3")[6].mark == "missing"

@@ -81,7 +81,7 @@ def compared(whole, found):
 def test_every_codec_draws_the_same_in_chunks(trace):
     specs = list(map(with_buckets, SPECS))
     split = {spec for spec in specs if draw_obstacle(gtrace.codec(spec), CHUNK) is None}
-    others = ("mcgq", *OWN_CODE, "rotate:qsgd:bucket_size=256")
+    others = ("mcgq", "thc", *OWN_CODE, "rotate:qsgd:bucket_size=256")
     whole = {str(gtrace.codec(spec)) for spec in (*NOT_IN_PARTS, *others)}
     assert {spec for spec in specs if not gtrace.codec(spec).stateful} - split == whole
     whole = list(gtrace.run_sweep(trace, sorted(split), jobs=1).rows())

@@ -25,7 +25,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 def main(rank, world, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    again = os.path.exists(f"{folder}/kept0.pt")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet{again}", rank=rank, world_size=world)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
     wrapped = DistributedDataParallel(model)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.report.render.files import put
-from gtrace.training import checkpoint
 from gtrace_experiments.reproduce._training import small_task
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ def record(
         a trace in memory for each of the batches.
     """
     from gtrace.trace import Trace
-    from gtrace.training import PlainTraining
+    from gtrace.training import PlainTraining, checkpoint
 
     training = PlainTraining(task, seed, batch_size)
     kept: list[dict[str, dict[int, NDArray[np.float32]]]] = [{} for _ in range(batches)]

@@ -14,7 +14,7 @@ from gtrace.errors import TraceError
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.report.analysis.runs import WINDOW, LoggedRun, running_mean, seconds_to_loss
 from gtrace.training import ParameterServerClock, load_task
-from gtrace.training.run import simulated_step
+from gtrace.training.tasks import require_torch
 from gtrace_experiments.reproduce._training import studied
 
 if TYPE_CHECKING:
@@ -105,7 +105,10 @@ def measure(context: Context) -> Measured:
 
 @functools.cache
 def _measure(context: Context) -> Measured:
+    require_torch()
     task, data = _task(context)
+    from gtrace.training.run import simulated_step
+
     small = {"fashion-cnn": 32_000, "cifar-cnn": 100_000}.get(task.name, 5_000)
     sizes = [parameter.numel() for parameter in task.model().parameters()]
     quantized = sum(size for size in sizes if size >= small)

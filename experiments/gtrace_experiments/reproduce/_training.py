@@ -17,13 +17,13 @@ from gtrace.codecs import codec
 from gtrace.errors import TraceError
 from gtrace.report.render.files import put
 from gtrace.runlog import read_runlog
-from gtrace.training.run import RunResult
+from gtrace.training.tasks import require_torch
 from gtrace_experiments.reproduce.experiment import Curve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gtrace.training import Task
+    from gtrace.training import RunResult, Task
     from gtrace_experiments.reproduce.experiment import Context
 
 #: test images for many short trainings: half a point of accuracy is then noise
@@ -42,6 +42,7 @@ def small_task(context: Context, instead_of: str, test_images: int | None = None
     Returns:
         the task, with a description of it and of what it replaces.
     """
+    require_torch()
     from gtrace.training.tasks.images import FashionResNet8, fashion_folder
 
     if context.full is not None:
@@ -253,7 +254,7 @@ def _trained(
     for record in read_runlog(log):
         follow(record)
     try:
-        found.results.extend(RunResult.from_plain(one) for one in json.loads(done.read_bytes()))
+        found.results.extend(gtrace.training.RunResult.from_plain(one) for one in json.loads(done.read_bytes()))
     except (ValueError, TypeError, KeyError) as error:
         raise TraceError(f"{done}: not a finished training ({type(error).__name__}); remove it and {log}") from None
     return found

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from gtrace.errors import TraceError
 from gtrace.training.tasks import Batch, Evaluation, Recipe, Task
-from gtrace.training.tasks.images import ResNet
+from gtrace.training.tasks.images import ResNet, mqgrad_network
 from gtrace.training.tasks.text import CharLSTM, TreebankLSTM
 
 if TYPE_CHECKING:
@@ -207,21 +207,7 @@ class CifarCNN(_Cifar):
 
     def model(self) -> nn.Module:
         """A fresh network."""
-        layers = OrderedDict[str, nn.Module](
-            conv1=nn.Conv2d(3, 64, 5),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(64, 64, 5, padding=2),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(64 * 7 * 7, 2304),
-            relu3=nn.ReLU(),
-            fc2=nn.Linear(2304, 3840),
-            relu4=nn.ReLU(),
-            fc3=nn.Linear(3840, 10),
-        )
-        return nn.Sequential(layers)
+        return mqgrad_network(nn.Conv2d(3, 64, 5), 2304, 3840)
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         """Plain SGD."""

@@ -267,6 +267,31 @@ class FashionResNet8(_Fashion):
         return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
 
 
+def mqgrad_network(conv1: nn.Module, width: int, last: int) -> nn.Module:
+    """MQGrad's five layers: a first convolution to 64 channels of 28 x 28, another, and three linear ones.
+
+    Args:
+        conv1: the first convolution.
+        width: outputs of the first linear layer.
+        last: outputs of the second.
+    """
+    layers = OrderedDict[str, nn.Module](
+        conv1=conv1,
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(64, 64, 5, padding=2),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(64 * 7 * 7, width),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(width, last),
+        relu4=nn.ReLU(),
+        fc3=nn.Linear(last, 10),
+    )
+    return nn.Sequential(layers)
+
+
 class FashionCNN(_Fashion):
     """MQGrad's five-layer network with smaller linear layers: 941,386 parameters, nine tenths of them in these."""
 
@@ -275,21 +300,7 @@ class FashionCNN(_Fashion):
 
     def model(self) -> nn.Module:
         """A fresh network."""
-        layers = OrderedDict[str, nn.Module](
-            conv1=nn.Conv2d(1, 64, 5, padding=2),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(64, 64, 5, padding=2),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(64 * 7 * 7, 256),
-            relu3=nn.ReLU(),
-            fc2=nn.Linear(256, 128),
-            relu4=nn.ReLU(),
-            fc3=nn.Linear(128, 10),
-        )
-        return nn.Sequential(layers)
+        return mqgrad_network(nn.Conv2d(1, 64, 5, padding=2), 256, 128)
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         """Plain SGD."""

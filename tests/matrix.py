@@ -38,8 +38,8 @@ Made by `python tests/matrix.py frameworks` from the outcome of the tests. [Trai
 - The test of a trainer runs its smallest program. The trace holds the exact gradients, the optimizer gets what the
   codec makes of them, the logger gets the error between the two, and a sweep of the trace predicts that error.
 - The tests of `DistributedDataParallel` and `fully_shard` start two to four processes over gloo. Averages are equal to
-  the bit to those of simulated ranks, and the bytes that are counted to those at the collectives. [Their
-  page](how-to/ddp.md) has the lines.
+  the bit to those of simulated ranks, except `powersgd`'s, and the bytes that are counted to those at
+  the collectives. [Their page](how-to/ddp.md) has the lines.
 - The test of a tracker reads back what the package stored in its local mode.
 - torchtitan needs triton, which torch's CPU builds lack. Its case is a loop with the names that its trainer has:
   `model_parts`, `optimizers`, and a logger with `log(metrics, step)`.

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -78,3 +79,13 @@ class ByFile(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config, log):
     config.option.loadscopereorder = False
     return ByFile(config, log)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_to_other_tests():
+    """A capture that goes on would record children that they fork; torch's groups of processes keep an excepthook."""
+    hook = sys.excepthook
+    yield
+    sys.excepthook = hook
+    if session := sys.modules.get("gtrace.capture.session"):
+        assert not session._active

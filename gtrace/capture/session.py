@@ -443,6 +443,8 @@ class _Child:
         if self.session.in_child:
             return
         summary = self.session.finish("interrupted" if self._failed else "complete")
+        if self.session in _active:
+            _active.remove(self.session)
         if summary.complaints and summary.rows:
             print_line(f"gtrace: warning: {'; '.join(summary.complaints)}")
         multiprocessing = sys.modules.get("multiprocessing.util")

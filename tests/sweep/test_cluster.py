@@ -63,6 +63,8 @@ def cluster():
 def client(cluster):
     with distributed.Client(cluster, set_as_default=False) as made:
         yield made
+        # A cluster that closes while a killed worker comes back raises KeyError.
+        made.wait_for_workers(2, timeout=60)
 
 
 @pytest.fixture(autouse=True)

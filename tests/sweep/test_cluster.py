@@ -63,7 +63,7 @@ def cluster():
 def client(cluster):
     with distributed.Client(cluster, set_as_default=False) as made:
         yield made
-        # A cluster that closes before it knows that a killed worker has come back raises KeyError. Some never come back.
+        # Closing a cluster that does not know yet that a killed worker came back is a KeyError. Some never do.
         deadline = time.monotonic() + 20
         while len(known := set(cluster.scheduler_info["workers"])) < 2 or known != set(cluster.scheduler.workers):
             if time.monotonic() > deadline:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import erf, erfcx, log_ndtr, ndtr, ndtri
 
 from gtrace.errors import UsageError
 
@@ -153,6 +152,8 @@ class TruncatedNormalMixture:
 
 def _scaled_mass(x: NDArray[np.float64], y: NDArray[np.float64], offset: NDArray[np.float64]) -> NDArray[np.float64]:
     """(Phi(y + offset) - Phi(x + offset)) exp(offset^2 / 2) without cancellation in either tail, for x <= y."""
+    from scipy.special import erf, erfcx
+
     # By symmetry, work where the interval leans to the right.
     flip = x + y + 2.0 * offset < 0
     low, high = np.where(flip, -y, x), np.where(flip, -x, y)
@@ -208,11 +209,15 @@ class LogNormal:
 
     def cdf(self, x: ArrayLike) -> NDArray[np.float64]:
         """Probability of magnitudes up to points of any shape."""
+        from scipy.special import ndtr
+
         out: NDArray[np.float64] = ndtr(self._standard(x))
         return out
 
     def quantile(self, p: ArrayLike) -> NDArray[np.float64]:
         """The points below which fractions of any shape lie; 0 at 0 and infinite at 1 unless sigma is 0."""
+        from scipy.special import ndtri
+
         z = ndtri(np.asarray(p, dtype=np.float64))
         out: NDArray[np.float64] = np.exp(self.mu + (self.sigma * z if self.sigma else np.zeros_like(z)))
         return out
@@ -226,6 +231,8 @@ class LogNormal:
         Returns:
             float64[p, 3]: the integrals of 1, x and x^2 over x <= point.
         """
+        from scipy.special import log_ndtr
+
         t = self._standard(np.asarray(points, dtype=np.float64).reshape(-1))
         powers = np.arange(3.0)
         whole = powers * self.mu + 0.5 * (powers * self.sigma) ** 2

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from gtrace.codecs.base import EncodedPart, checked_values, sized_values
+from gtrace.codecs.base import EncodedPart, checked_values
 from gtrace.codecs.level_sets import draws_together
 from gtrace.coding import MAX_LENGTH, width_for
 from gtrace.errors import UsageError
@@ -125,9 +125,9 @@ class LevelDraws:
             totals: for each codec float64[n] to which its errors are added, or None.
 
         Raises:
-            UsageError: wrong size.
+            UsageError: wrong size or non-finite values.
         """
-        x = sized_values(states[0], reference.values)
+        x = checked_values(states[0], reference.values)
         v = self._scale.cut(x, states[0])
         sets = self._sets(states, v)
         totals = [None] * len(states) if totals is None else totals

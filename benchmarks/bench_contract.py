@@ -369,6 +369,7 @@ def test_many_small_tensors(benchmark):
         note(benchmark, f"  one call: {name} 512 values", once, 1e-6, None, "microseconds", elements=512)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_torch_peers(benchmark, x, copy):
     """What torch itself has to quantize gradients with, among them the kernels of DDP's bf16 compression."""
     torch = pytest.importorskip("torch")

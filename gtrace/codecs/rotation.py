@@ -10,7 +10,6 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.linalg import solve_banded
 from scipy.special import ndtr, ndtri
 
 from gtrace.codecs.base import Codec, CodedBits, Measured, Simulated, checked_values, coder_parameter, parameter
@@ -143,6 +142,9 @@ def lloyd_max(bits: int) -> NDArray[np.float64]:
 
     Newton's method for the positive half: each value is the mean of its cell, and cells end halfway between values.
     """
+    # Its import takes a tenth of a second, and few codecs need it.
+    from scipy.linalg import solve_banded
+
     count = 1 << bits - 1
     # The limit for many values: the quantiles of a normal law with three times the variance.
     c = math.sqrt(3) * ndtri(0.5 + (np.arange(count) + 0.5) / (2 * count))

@@ -270,9 +270,11 @@ class IndexValue(Coder):
 
     def measure(self, symbols: Kept, size: int, grid: FixedGrid, state: State) -> Measured:
         """The length; positions are sent in one way whatever codes the values."""
-        data, flags = self.write(symbols, grid, state)
-        block, sent = Floats(symbols.values).block, 8 * len(data)
-        head = sent - int(block.bits if flags else block.fixed)
+        places, count, block = len(self.places(symbols)), symbols.positions.size, Floats(symbols.values).block
+        plain, coded = places + 4 * count, _LENGTH.size + places + Floats.size(count, block)
+        shorter = self.coder == "gaps" and block.lengths is not None and coded < plain
+        sent = 8 * (coded if shorter else plain)
+        head = sent - int(block.bits if shorter else block.fixed)
         return Measured(sent, head + block.fixed, head + block.entropy, head + block.huffman)
 
 

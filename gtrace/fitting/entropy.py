@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.optimize import brentq, minimize_scalar
+
+from gtrace.fitting.sparsity import lowest, root
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,7 +64,7 @@ def entropy_levels(sketch: MomentSketch, bits: float) -> tuple[float, float]:
             return _SMALLEST
         if above(_LARGEST) >= 0:
             return _LARGEST
-        found = float(brentq(above, _SMALLEST, _LARGEST, xtol=1e-5))
+        found = root(above, _SMALLEST, _LARGEST, 1e-5)
         # Levels come and go as the step changes, so the entropy jumps a little.
         while above(found) > _CLOSE and found < _LARGEST:
             found = min(_LARGEST, found * (1 + 1e-3))
@@ -72,8 +73,7 @@ def entropy_levels(sketch: MomentSketch, bits: float) -> tuple[float, float]:
     def error(exponent: float) -> float:
         return sketch.expected_error(spaced_levels(step_of(exponent), exponent))
 
-    best = minimize_scalar(error, bounds=_EXPONENTS, method="bounded", options={"xatol": 0.02})
-    exponent = min((1.0, float(best.x)), key=error)
+    exponent = min((1.0, lowest(error, *_EXPONENTS, 0.02)[0]), key=error)
     return step_of(exponent), exponent
 
 

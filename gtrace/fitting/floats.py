@@ -22,9 +22,11 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
+from scipy.special import erf, erfc, erfcx, exp1, ndtr, ndtri
 
 from gtrace.buckets import MANTISSA, as_values
 from gtrace.errors import UsageError, suggest
+from gtrace.fitting.sparsity import lowest
 from gtrace.kernels import floats as _floats
 
 if TYPE_CHECKING:
@@ -286,8 +288,6 @@ class LogNormalMagnitudes:
 
     def mass(self, low: Floats, high: Floats) -> Floats:
         """P(low < x < high), from the tail that is nearer."""
-        from scipy.special import ndtr
-
         a, b = self._standard(low), self._standard(high)
         right = a > 0
         out: Floats = ndtr(np.where(right, -a, b)) - ndtr(np.where(right, -b, a))
@@ -311,8 +311,6 @@ class LogNormalMagnitudes:
 
     def _tail(self, power: int, unit: Floats, point: Floats) -> Floats:
         """The part of E[(x / unit)^power] beyond ``point``, seen from the tilted law's peak; 0 at 0 and infinity."""
-        from scipy.special import erfcx
-
         inner = (point > 0) & np.isfinite(point)
         at = np.where(inner, point, unit)
         t = self._standard(at)
@@ -333,16 +331,12 @@ class HalfNormalMagnitudes:
 
     def mass(self, low: Floats, high: Floats) -> Floats:
         """P(low < x < high)."""
-        from scipy.special import erf, erfc
-
         a, b = low / (self.deviation * _ROOT_2), high / (self.deviation * _ROOT_2)
         out: Floats = np.where(a > 0.5, erfc(a) - erfc(b), erf(b) - erf(a))
         return out
 
     def ratio(self, power: int, unit: Floats, low: Floats, high: Floats) -> Floats:
         """E[(x / unit)^power; low < x < high]; with power -1 low must be positive."""
-        from scipy.special import exp1
-
         a, b = 0.5 * (low / self.deviation) ** 2, 0.5 * (high / self.deviation) ** 2
         if power > 0:
             out: Floats = math.sqrt(2 / math.pi) * self.deviation / unit * (np.exp(-a) - np.exp(-b))
@@ -553,20 +547,18 @@ def format_thresholds(bits: int, largest_sigma: float = 8.0) -> tuple[tuple[floa
 
 @lru_cache(maxsize=4096)
 def _least_error(form: FloatFormat, sigma: float, law: LawName, stochastic: bool) -> tuple[float, float]:
-    from scipy.optimize import minimize_scalar
-
     low, high = _window(form)
     centres = np.arange(low, high + _STEP, _STEP)
     errors = form.relative_errors(centres, sigma, stochastic=stochastic, law=law)
     start = int(np.argmin(errors))
-    refined = minimize_scalar(
+    refined = lowest(
         lambda at: float(form.relative_errors(np.array([at]), sigma, stochastic=stochastic, law=law)[0]),
-        bounds=(centres[start] - _STEP, centres[start] + _STEP),
-        method="bounded",
-        options={"xatol": 1e-7},
+        centres[start] - _STEP,
+        centres[start] + _STEP,
+        1e-7,
     )
-    if refined.fun < errors[start]:
-        return float(refined.x), float(refined.fun)
+    if refined[1] < errors[start]:
+        return refined
     return float(centres[start]), float(errors[start])
 
 
@@ -577,8 +569,6 @@ def _window(form: FloatFormat) -> tuple[float, float]:
 
 def _quantile(sigma: float, count: int, law: LawName) -> float:
     """log2 of the magnitude that 1 / count of the values exceed, minus the mean of log2."""
-    from scipy.special import ndtri
-
     if count <= 1:
         return 0.0
     if law == "normal":

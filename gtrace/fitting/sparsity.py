@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
+from scipy.special import erf, erfc, erfcx, log_ndtr, ndtr, ndtri
 
 from gtrace.buckets import as_values
 from gtrace.distributions import LogNormal
@@ -58,8 +59,6 @@ def sparsity(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> Floats:
     >>> round(float(sparsity(1.0, 0.0, 1.0)), 12)
     0.238421708135
     """
-    from scipy.special import erfcx, ndtr
-
     a, t, s = _reduced(alpha, mu, sigma)
     low = _half_gauss(t)
     right = erfcx(np.maximum(s - t, 0.0) / _ROOT_2)
@@ -76,8 +75,6 @@ def unpruned(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> Floats:
     >>> float(unpruned(1e20, 0.0, 1.0)) > 0
     True
     """
-    from scipy.special import erfcx, ndtr
-
     a, t, s = _reduced(alpha, mu, sigma)
     inner = _half_gauss(t) * erfcx(np.maximum(s - t, 0.0) / _ROOT_2)
     outer = np.exp(np.where(t > s, 0.5 * s * s - a, 0.0)) * ndtr(t - s)
@@ -166,8 +163,6 @@ def pruned_cosine(alpha: float, data: MomentSketch | LogNormal | ArrayLike) -> f
 
 def log_energy_ratio(a: float, sigma: float) -> float:
     """ln(E T^2 / E x^2) of lognormal magnitudes pruned at alpha = exp(mu + a), sigma positive."""
-    from scipy.special import log_ndtr
-
     if sigma == 0:
         return max(0.0, a)
     t = a / sigma
@@ -186,8 +181,6 @@ def _law_threshold(rule: Rule, s: float, law: LogNormal) -> float:
 
 def _log_threshold(s: float, sigma: float) -> float:
     """a = ln alpha - mu for S = s in (0, 1), bracketed by S < Phi(t) and two upper bounds."""
-    from scipy.special import ndtri
-
     rest = math.log1p(-s)
     if sigma == 0:
         return -rest
@@ -202,8 +195,6 @@ def _log_threshold(s: float, sigma: float) -> float:
 
 def _half_normal_threshold(s: float) -> float:
     """The alpha in sigmas at which stochastic pruning of normal values makes a fraction s in [0, 1) zero."""
-    from scipy.special import erf, erfc
-
     if s <= 0:
         return 0.0
     flat = math.sqrt(2.0 / math.pi)
@@ -220,11 +211,20 @@ def _half_normal_threshold(s: float) -> float:
     return math.exp(root(excess, low - 1e-3, max(high, low + 1.0) + 1.0))
 
 
-def root(f: Callable[[float], float], low: float, high: float) -> float:
-    """The root of f between ``low`` and ``high``, where its sign changes: Brent's method, to about 1e-14."""
+def root(f: Callable[[float], float], low: float, high: float, close: float = 1e-14) -> float:
+    """The root of f between ``low`` and ``high``, where its sign changes: Brent's method, to about ``close``."""
+    # Its import takes a third of a second, and few commands need it.
     from scipy.optimize import brentq
 
-    return float(brentq(f, low, high, xtol=1e-14, rtol=1e-14))
+    return float(brentq(f, low, high, xtol=close, rtol=1e-14))
+
+
+def lowest(f: Callable[[float], float], low: float, high: float, close: float) -> tuple[float, float]:
+    """A point between ``low`` and ``high`` where f has a minimum, to about ``close``, and f there."""
+    from scipy.optimize import minimize_scalar
+
+    found = minimize_scalar(f, bounds=(low, high), method="bounded", options={"xatol": close})
+    return float(found.x), float(found.fun)
 
 
 def _reduced(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> tuple[Floats, Floats, Floats]:

@@ -158,7 +158,8 @@ class Yardstick:
     def _of_three(self, info: TensorInfo, middle: int) -> Noise:
         """Estimate from a step and its neighbors; small tensors are kept for the next step of the burst."""
         steps = range(middle - 1, middle + 2)
-        share = max(1, self._chunk // 3)
+        # A power of two, as stored chunks mostly are: their values then need not be copied together.
+        share = 1 << max(1, self._chunk // 3).bit_length() - 1
         if info.size > min(_KEPT, share):
             read = (self._trace.read_chunks(info.name, step, share, **stream(info)) for step in steps)
             return noise_of_steps(zip(*read, strict=True))

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 #: what a table of commands holds: name -> (module that defines it as ``command``, or module:name; its line in the help)
 _TRACE = {
     "info": ("gtrace.cli.info", "Show what is in a trace."),
-    "check": ("gtrace.cli.check", "Verify every value of a trace, and repair it."),
-    "pack": ("gtrace.cli.pack", "Rewrite a trace into fewer files, or as HDF5."),
-    "sketch": ("gtrace.cli.sketch", "Make a small trace of sketches from a full one."),
-    "import": ("gtrace.cli.import_", "Make a trace of arrays that other programs stored."),
-    "export": ("gtrace.cli.export", "Write a trace as npz, safetensors or Parquet."),
+    "check": ("gtrace.cli.trace:check", "Verify every value of a trace, and repair it."),
+    "pack": ("gtrace.cli.trace:pack", "Rewrite a trace into fewer files, or as HDF5."),
+    "sketch": ("gtrace.cli.trace:sketch", "Make a small trace of sketches from a full one."),
+    "import": ("gtrace.cli.trace:import_", "Make a trace of arrays that other programs stored."),
+    "export": ("gtrace.cli.trace:export", "Write a trace as npz, safetensors or Parquet."),
 }
 #: the top level, in the order of use
 COMMANDS = {
@@ -50,8 +50,8 @@ SUBCOMMANDS = {
         "tasks": ("gtrace.cli.study:tasks", "List the built-in tasks."),
         "compare": ("gtrace.cli.study:compare", "Train a task with several methods side by side."),
         "seeds": ("gtrace.cli.study:seeds", "The same with several seeds, and how sure the differences are."),
-        "predict": ("gtrace.cli.predict", "Show which measure of the error predicts the loss of training."),
-        "bench": ("gtrace.cli.bench", "Compare a codec of your own with every built-in one."),
+        "predict": ("gtrace.cli.study:predict", "Show which measure of the error predicts the loss of training."),
+        "bench": ("gtrace.cli.study:bench", "Compare a codec of your own with every built-in one."),
     },
     "trace": _TRACE,
 }

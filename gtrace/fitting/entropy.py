@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.optimize import brentq, minimize_scalar
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,6 +53,8 @@ def entropy_levels(sketch: MomentSketch, bits: float) -> tuple[float, float]:
     Returns:
         step and exponent for :func:`spaced_levels`; the finest step if even that has a smaller entropy.
     """
+    # A quarter of what loading the codecs takes, and ecq alone needs it.
+    from scipy.optimize import brentq, minimize_scalar
 
     def step_of(exponent: float) -> float:
         def above(step: float) -> float:

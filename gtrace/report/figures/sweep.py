@@ -205,8 +205,8 @@ def step_axis(axes: Axes, steps: NDArray[np.int64]) -> None:
         axes.set_xticks([t for t in ticks if steps[0] <= t <= steps[-1]])
 
 
-#: Longest names of columns and of rows, in characters.
-_NAME, _LAYER = 34, 40
+#: Longest names of rows, in characters.
+_LAYER = 40
 #: Inches that all rows share, what one row takes at least and at most, and a line of text.
 _ROWS, _THINNEST, _THICKEST, _TEXT = 11.0, 0.04, 0.3, 0.15
 #: Inches that fit on a screen, that the rows of a map take at least, and that the formula beside it needs.
@@ -336,7 +336,8 @@ def _write_values(axes: Axes, values: NDArray[np.float64], scale: LogNorm) -> No
             axes.text(column, row, _short(float(value)), ha="center", va="center", fontsize=6, color=shade)
 
 
-_NAME, _TENSOR = 26, 40
+#: Longest names of methods and tensors beside levels, in characters.
+_METHOD, _TENSOR = 26, 40
 #: The smallest values hold no energy and would squeeze the rest: the axis leaves out this part of the values,
 #: and what lies more octaves than this below every level.
 _LEFT_OUT, _BELOW_LEVELS = 0.05, 5
@@ -396,7 +397,7 @@ def _panels(analysis: SweepAnalysis, fits: Sequence[TensorFit], n: int) -> list[
             rows = []
             for own in sets:
                 family = analysis.configurations[place[own.spec]].family
-                rows.append(_Row(shorten(literal(family), _NAME), looks[family], own.levels))
+                rows.append(_Row(shorten(literal(family), _METHOD), looks[family], own.levels))
             if rows:
                 panels.append(_Panel(_tensor(fit.tensor), density, rows))
     return panels

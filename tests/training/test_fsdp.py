@@ -32,7 +32,7 @@ def reports(tmp_path_factory):
 def test_chunks_are_averaged_as_among_simulated_ranks(world, reports):
     for report in reports[world]:
         found = report["averages_report"]
-        assert len(found) == (9 if world == 2 else 14)
+        assert len(found) == (5 if world == 2 else 10)
         for case, seen in found.items():
             assert seen["equal"], f"{case}: another average than among simulated ranks"
             assert seen["weights"], f"{case}: ranks have different weights"

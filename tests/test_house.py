@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 295,
+    "files": 297,
     "lines": 80_400,
     "functions of one statement": 1_330,
     "of these below 100 lines, codecs and commands aside": 1,

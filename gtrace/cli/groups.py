@@ -50,8 +50,8 @@ SUBCOMMANDS = {
         "tasks": ("gtrace.cli.study:tasks", "List the built-in tasks."),
         "compare": ("gtrace.cli.study:compare", "Train a task with several methods side by side."),
         "seeds": ("gtrace.cli.study:seeds", "The same with several seeds, and how sure the differences are."),
-        "predict": ("gtrace.cli.study:predict", "Show which measure of the error predicts the loss of training."),
-        "bench": ("gtrace.cli.study:bench", "Compare a codec of your own with every built-in one."),
+        "predict": ("gtrace.cli.predict", "Show which measure of the error predicts the loss of training."),
+        "bench": ("gtrace.cli.bench", "Compare a codec of your own with every built-in one."),
     },
     "trace": _TRACE,
 }

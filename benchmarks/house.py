@@ -2,8 +2,9 @@
 
     python benchmarks/house.py [--json] [FOLDER]
 
-Counts the Python files of ``gtrace/`` (of FOLDER, if given: the root of another checkout to compare with). Every import
-counts as one, also under TYPE_CHECKING and inside functions. Needs ruff for the complexity of functions.
+Counts the Python files of ``gtrace/`` (of FOLDER, if given: the root of another checkout to compare with), and what
+their lines are, package by package. Every import counts as one, also under TYPE_CHECKING and inside functions. Needs
+ruff for the complexity of functions.
 """
 
 from __future__ import annotations
@@ -91,6 +92,24 @@ def worst_complexity(package):
     return max(map(int, found), default=0)
 
 
+def packages(root):
+    """Package -> files, lines, and of these lines of docstrings, of imports and blank ones; single files are ``.``."""
+    found = defaultdict(lambda: np.zeros(5, np.int64))
+    for path in (root / "gtrace").rglob("*.py"):
+        text = path.read_text(encoding="utf8")
+        documented, imported = set(), set()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                imported.update(range(node.lineno, node.end_lineno + 1))
+            elif isinstance(node, (ast.Module, ast.ClassDef, *_FUNCTIONS)) and len(body_of(node)) < len(node.body):
+                documented.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+        lines = text.splitlines()
+        blank = {k for k, line in enumerate(lines, 1) if not line.strip()} - documented
+        place = path.relative_to(root / "gtrace").parts
+        found[place[0] if len(place) > 1 else "."] += [1, len(lines), len(documented), len(imported), len(blank)]
+    return dict(sorted(found.items()))
+
+
 def measure(root):
     """All figures of the checkout at ``root``."""
     package = root / "gtrace"
@@ -158,6 +177,9 @@ def main():
     print("| figure | count |\n|---|--:|")
     for name, value in found.items():
         print(f"| {name} | {value:,} |")
+    print("\n| package | files | lines | docstrings | imports | blank | the rest |\n|---|--:|--:|--:|--:|--:|--:|")
+    for name, counts in packages(args.folder.resolve()).items():
+        print(f"| {name} |", *(f"{value:,} |" for value in (*counts, counts[1] - counts[2:].sum())))
 
 
 if __name__ == "__main__":

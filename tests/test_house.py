@@ -9,16 +9,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 307,
-    "lines": 80_570,
-    "functions of one statement": 1_335,
-    "of these below 100 lines, codecs and commands aside": 3,
+    "files": 297,
+    "lines": 80_400,
+    "functions of one statement": 1_330,
+    "of these below 100 lines, codecs and commands aside": 1,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,
-    "imports inside functions": 241,
+    "imports inside functions": 244,
     "cycles inside packages": 0,
     "class names used twice": 0,
-    "definitions of encode and decode in codecs": 10,
+    "definitions of encode and decode in codecs": 9,
     # codecs/link.py, and codecs/wrappers.py, whose codecs hand every call to the one inside.
     "modules that loop over fit, encode and update": 2,
 }

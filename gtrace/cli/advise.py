@@ -14,6 +14,7 @@ from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.console import echo
 from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, options, print_json
 from gtrace.errors import UsageError
+from gtrace.report.names import duration, number
 from gtrace.settings import nested, option
 
 if TYPE_CHECKING:
@@ -106,7 +107,6 @@ def _speeds(text: str) -> tuple[float, float]:
 
 def _lines(advice: Advice, program: str) -> list[str]:
     """What follows the verdict."""
-    from gtrace.report.names import duration
     from gtrace.units import rate_text
 
     lines = ["", *_table(advice)]
@@ -134,7 +134,6 @@ def _lines(advice: Advice, program: str) -> list[str]:
 
 def _table(advice: Advice) -> list[str]:
     """float32, bf16, the codec and the plan, a line each."""
-    from gtrace.report.names import duration, number
 
     timed = advice.cluster is not None
     rows = [("", "bits", "error", *(("step",) if timed else ()))]

@@ -125,10 +125,6 @@ def _three(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 
-def _finite(values: NDArray[np.float64]) -> list[float]:
-    return [value for value in values.tolist() if math.isfinite(value)]
-
-
 def _mean(values: NDArray[np.float64]) -> float:
-    known = _finite(values)
+    known = [value for value in values.tolist() if math.isfinite(value)]
     return sum(known) / len(known) if known else math.nan

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 #: what a table of commands holds: name -> (module that defines it as ``command``, or module:name; its line in the help)
 _TRACE = {
     "info": ("gtrace.cli.info", "Show what is in a trace."),
-    "check": ("gtrace.cli.check", "Verify every value of a trace, and repair it."),
-    "pack": ("gtrace.cli.pack", "Rewrite a trace into fewer files, or as HDF5."),
-    "sketch": ("gtrace.cli.sketch", "Make a small trace of sketches from a full one."),
-    "import": ("gtrace.cli.import_", "Make a trace of arrays that other programs stored."),
-    "export": ("gtrace.cli.export", "Write a trace as npz, safetensors or Parquet."),
+    "check": ("gtrace.cli.trace:check", "Verify every value of a trace, and repair it."),
+    "pack": ("gtrace.cli.trace:pack", "Rewrite a trace into fewer files, or as HDF5."),
+    "sketch": ("gtrace.cli.trace:sketch", "Make a small trace of sketches from a full one."),
+    "import": ("gtrace.cli.trace:import_", "Make a trace of arrays that other programs stored."),
+    "export": ("gtrace.cli.trace:export", "Write a trace as npz, safetensors or Parquet."),
 }
 #: the top level, in the order of use
 COMMANDS = {

@@ -14,6 +14,7 @@ from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.options import HorizonSettings, refuse
 from gtrace.errors import UsageError, suggest
 from gtrace.planning.toml import load
+from gtrace.report.names import listed
 from gtrace.settings import nested, option
 from gtrace.units import parse_bits, parse_seconds
 
@@ -265,7 +266,6 @@ def choose_goal(settings: GoalSettings, curves: Curves, outlook: Outlook, *, err
 def _by_cost(curves: Curves, outlook: Outlook) -> Goal | str:
     """The goal of predicted cost, or why it can't be."""
     from gtrace.planning import noise_ratios
-    from gtrace.report.names import listed
 
     if outlook.costs is None or outlook.dynamics is None:
         return outlook.why

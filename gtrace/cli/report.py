@@ -13,6 +13,7 @@ from gtrace.cli.completion import complete_figure
 from gtrace.cli.console import echo, wide_console
 from gtrace.cli.options import Command, HorizonSettings, arguments, options, print_json
 from gtrace.errors import UsageError
+from gtrace.report.names import count
 from gtrace.settings import nested, option
 from gtrace.trackers import check_tracker
 
@@ -130,7 +131,6 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
 def _send(to: str, results: list[Path]) -> None:
     """The numbers of the results, step by step, to a tracker."""
     check_tracker(to)
-    from gtrace.report.names import count
     from gtrace.report.render.records import send_results
 
     for path, sent in send_results(_given(results), to).items():

@@ -26,6 +26,7 @@ from gtrace.cli.options import (
     words,
 )
 from gtrace.errors import UsageError
+from gtrace.report.names import count
 from gtrace.settings import KIND, KINDS, nested, option
 from gtrace.units import step_numbers
 
@@ -318,8 +319,8 @@ def _show(result: SweepResult, path: Path, settings: SweepSettings) -> None:
     from gtrace.sweep.jobs import LEFT_OUT
 
     if settings.kind is None:
-        for other, count in result.provenance.get("left_out", {}).items():
-            echo(f"gtrace: {count} tensors of {KINDS[other]} left out; --kind {other} takes them", err=True)
+        for other, left in result.provenance.get("left_out", {}).items():
+            echo(f"gtrace: {count(left, 'tensor')} of {KINDS[other]} left out; --kind {other} takes them", err=True)
     for text in result.warnings:
         if not settings.as_json or text.startswith(LEFT_OUT):
             echo(f"gtrace: warning: {text}", err=True)
@@ -338,7 +339,8 @@ def _show(result: SweepResult, path: Path, settings: SweepSettings) -> None:
             }
         )
         return
-    echo(f"{len(result)} rows: {len(set(result['codec']))} codecs on {tensors_seen} tensors at {steps_seen} steps")
+    seen = count(len(set(result["codec"])), "codec"), count(tensors_seen, "tensor"), count(steps_seen, "step")
+    echo("{} rows: {} on {} at {}".format(len(result), *seen))
     echo(f"{path}\nnext: gtrace report {path}")
 
 

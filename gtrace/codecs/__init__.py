@@ -33,7 +33,7 @@ from gtrace.codecs.powersgd import PowerSgd
 from gtrace.codecs.prune import Prune, TopKPrune
 from gtrace.codecs.rotation import Eden, Rotate, expected_on_any
 from gtrace.codecs.signs import EfSignSgd, OneBit, SignSgd, Signum
-from gtrace.codecs.sparse import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK
+from gtrace.codecs.sparsifiers import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK
 from gtrace.codecs.spec import (
     codec,
     codec_class,

@@ -55,10 +55,6 @@ class SymbolSink(NamedTuple):
     tallies: NDArray[np.int64] = _NO_TALLIES
 
 
-def _no_levels() -> NDArray[np.float32]:
-    return np.empty(0, np.float32)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """A rule of stochastic rounding; :func:`gtrace.kernels.rounding.quantize` follows it.
@@ -74,7 +70,7 @@ class Rule:
     kind: Literal["uniform", "count", "search", "powers"]
     mirrored: bool = False
     steps: int = 0
-    levels: NDArray[np.float32] = field(default_factory=_no_levels)
+    levels: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
 
     @classmethod
     def among(cls, levels: NDArray[np.float32], *, mirrored: bool) -> Rule:

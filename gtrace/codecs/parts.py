@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gtrace.types import Expectation, State, SummarySpec
 
 FLOAT32_MAX = np.finfo(np.float32).max
-_NONE = np.empty(0, np.float32)
+_NONE, _NO_CODES = np.empty(0, np.float32), np.empty(0, np.uint16)
 
 
 class Scaled(NamedTuple):
@@ -42,6 +42,7 @@ class Scaled(NamedTuple):
         tail: float32, the values after ``x``, which are sent exactly.
         norm: of kernels.norms: the rounding fills ``scales`` with it and checks that ``x`` is finite; GIVEN: they are
             there.
+        codes: uint16[m], if the scale had to round the values already.
     """
 
     x: NDArray[np.float32]
@@ -49,6 +50,7 @@ class Scaled(NamedTuple):
     bucket: int
     tail: NDArray[np.float32] = _NONE
     norm: int = GIVEN
+    codes: NDArray[np.uint16] = _NO_CODES
 
 
 class Opened(NamedTuple):

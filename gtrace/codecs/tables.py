@@ -12,7 +12,7 @@ import numpy as np
 from gtrace.codecs.base import parameter
 from gtrace.codecs.coders import OwnCode
 from gtrace.codecs.engine import Composed, method
-from gtrace.codecs.parts import FixedGrid, Nearest, Parts, Scale
+from gtrace.codecs.parts import FixedGrid, Nearest, Parts, Scale, Scaled
 from gtrace.codecs.scales import BlockMax
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
@@ -21,7 +21,6 @@ from gtrace.kernels import rounding as _rounding
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.codecs.parts import Scaled
     from gtrace.types import State
 
 _DETTMERS = "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022"
@@ -202,11 +201,12 @@ class CodeMeans(Scale):
         """The codes belong to all values."""
         return True
 
-    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
-        """The means, float32[256]."""
+    def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
+        """The values with 256 means, and the codes that gave them."""
         codes = _RULES[self.rule](x)
         counts = np.maximum(np.bincount(codes, minlength=_CODES), 1)
-        return (np.bincount(codes, x, _CODES) / counts).astype(np.float32)
+        means = (np.bincount(codes, x, _CODES) / counts).astype(np.float32)
+        return Scaled(x, means, self.over(x.size), codes=codes)
 
     def head(self, body: memoryview, size: int) -> int:
         """All means are sent."""
@@ -250,19 +250,17 @@ _RULES = {"uniform": _uniform_codes, "quantile": _quantile_codes}
 
 @dataclass(frozen=True)
 class Means(FixedGrid):
-    """The means that :class:`CodeMeans` of the same rule sends."""
+    """The means that :class:`CodeMeans` sends."""
 
     unbiased = False
-
-    rule: Literal["uniform", "quantile"] = "uniform"
 
     def alphabet(self, state: State) -> int:
         """256, some of them perhaps unused."""
         return _CODES
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
-        """The code of each value."""
-        return _RULES[self.rule](v.x)
+        """The code of each value, which :class:`CodeMeans` found."""
+        return v.codes
 
     def values(
         self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
@@ -363,7 +361,7 @@ class Uniform8(Composed):
     """256 equal steps over six standard deviations, decoded to the mean of their values."""
 
     name = "uniform8"
-    parts = Parts(scale=CodeMeans("uniform"), grid=Means("uniform"), rounding=Nearest(), coder=OwnCode())
+    parts = Parts(scale=CodeMeans("uniform"), grid=Means(), rounding=Nearest(), coder=OwnCode())
     summary = "256 equal steps over six deviations, each decoded to the mean of its values"
     formula = "c = 128 + round(256 (v - mean) / (6 sigma)), within 0..255; Q(v) = the mean of the values with code c"
     paper = "Ryabinin et al., Distributed Deep Learning in Open Collaborations, 2021 (hivemind, uniform 8-bit)"
@@ -381,7 +379,7 @@ class Quantile8(Composed):
     """256 cells with equally many values, decoded to their means."""
 
     name = "quantile8"
-    parts = Parts(scale=CodeMeans("quantile"), grid=Means("quantile"), rounding=Nearest(), coder=OwnCode())
+    parts = Parts(scale=CodeMeans("quantile"), grid=Means(), rounding=Nearest(), coder=OwnCode())
     summary = "256 cells of equally many values, each decoded to their mean"
     formula = "c = number of the quantiles k / 256 below v; Q(v) = the mean of the values with code c"
     paper = "Ryabinin et al., Distributed Deep Learning in Open Collaborations, 2021 (hivemind, quantile 8-bit)"

@@ -128,7 +128,8 @@ def make_plan(
         gap=_gap(bits if budget.kind == "error" else error, bound),
         optimal=choice.proved and not one_for_all,
     )
-    points = _frontier(problem)
+    points, found = _frontier(problem), bootstrap(units, options, alone, seed=seed)
+    sure = None if found is None else Firmness(found.resamples, found.block, found.regret, found.gain)
     return Plan(
         name=name,
         objective=objective,
@@ -137,7 +138,7 @@ def make_plan(
         totals=totals,
         uniform=None if alone is None else _against(problem, curves, alone),
         exchange=_exchange(problem, budget, bits, error, choice),
-        confidence=_firmness(found := bootstrap(units, options, alone, seed=seed)),
+        confidence=sure,
         frontier=tuple(Point(*problem.of(one)) for one in points),
         uniforms=_uniforms(problem, curves),
         tensors=_tensors(curves, units, options, found, points),
@@ -231,10 +232,6 @@ def _uniforms(problem: _Problem, curves: Curves) -> tuple[UniformChoice, ...]:
     known = np.isfinite(problem.cost).all(axis=0) & np.isfinite(problem.error).all(axis=0)
     rows = [(curves.codecs[o], *problem.of(problem.everywhere(o))) for o in np.flatnonzero(known).tolist()]
     return tuple(UniformChoice(*row) for row in sorted(rows, key=lambda row: row[1]))
-
-
-def _firmness(found: Confidence | None) -> Firmness | None:
-    return None if found is None else Firmness(found.resamples, found.block, found.regret, found.gain)
 
 
 def _tensors(

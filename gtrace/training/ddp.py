@@ -30,11 +30,10 @@ from gtrace.torch_hooks.naming import Names
 from gtrace.training import device, vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import NONFINITE, Nonfinite, Tally, without_nonfinite
-from gtrace.training.frames import NOT_FINITE
+from gtrace.training.frames import NOT_FINITE, Collectives
 from gtrace.training.fsdp import ShardedGroup, groups_in, meeting
 from gtrace.training.ranks import Piece, RankCodecs
 from gtrace.training.ways import averaging, way
-from gtrace.training.wire import Collectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

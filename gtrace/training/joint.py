@@ -2,7 +2,7 @@
 
 Each object here is one rank's. Its ``step`` is a generator, see :mod:`gtrace.training.frames`, so simulated ranks and
 real ones run the same code: :class:`JointWorkers` runs those of one process side by side,
-:meth:`gtrace.training.wire.Collectives.run` runs a real one.
+:meth:`gtrace.training.frames.Collectives.run` runs a real one.
 """
 
 from __future__ import annotations

@@ -22,10 +22,9 @@ from gtrace.codecs.link import LinkOptions
 from gtrace.noise import equivalent_batch
 from gtrace.training import vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
-from gtrace.training.curvature import NoiseAhead
 from gtrace.training.exchange import Bad, Exchange, Tally
 from gtrace.training.joint import JointWorkers, LocalSteps, OneBitAdam, ZeroOneAdam
-from gtrace.training.measure import Measurement
+from gtrace.training.measure import Measurement, NoiseAhead
 from gtrace.training.neural import NeuralCompression, ShadowSummary, shadow
 from gtrace.training.plain import fresh_model, seeded_batch
 from gtrace.training.policies import BitControl

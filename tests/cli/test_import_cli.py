@@ -24,8 +24,7 @@ def grads(tmp_path):
 
 
 def test_every_option_is_described():
-    from gtrace.cli.export import command as export
-    from gtrace.cli.import_ import command as import_
+    from gtrace.cli.trace import export, import_
 
     for command in (export, import_):
         for parameter in command.params:

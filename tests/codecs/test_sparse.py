@@ -5,7 +5,8 @@ import pytest
 
 import gtrace
 from gtrace import testing
-from gtrace.codecs.sparse import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK, kept, largest, magnitudes
+from gtrace.codecs.sparse import kept, largest, magnitudes
+from gtrace.codecs.sparsifiers import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK
 from gtrace.coding import ENVELOPE_BYTES, Floats, seal
 from gtrace.coding.sparse import encode_positions
 from gtrace.errors import PayloadError

@@ -27,7 +27,7 @@ from gtrace.report.analysis.results import MOST_NAMED
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.report.analysis.runs import running_mean
 from gtrace.report.analysis.sweep import analyze
-from gtrace.report.figures import FIGURES, heatmap
+from gtrace.report.figures import FIGURES
 from gtrace.report.figures import sweep as figures
 from gtrace.report.figures.charts import draw_chart
 from gtrace.report.figures.style import _METHODS, DARK, look
@@ -187,7 +187,7 @@ def test_every_figure_survives_odd_input(case):
         (draw_chart(charts.rate_distortion(analysis)), {"no bits"}),
         (draw_chart(charts.error_over_steps(analysis)), {"no bits"}),
         (draw_chart(charts.wasserstein(analysis)), {"no bits", "200 layers"}),
-        (heatmap.layer_heatmap(analysis), set()),
+        (figures.layer_heatmap(analysis), set()),
     ):
         said = {text.get_text() for text in figure.findobj(Text)}
         assert ("nothing to draw" in said) == (case in empty | lacking)
@@ -198,7 +198,7 @@ def test_every_figure_survives_odd_input(case):
 def test_names_are_drawn_literally():
     # The last one needs a font that matplotlib does not bring, and it says so.
     analysis = analyze(result_of(rows_of(layers=EVIL[:-1], bits=[3])))
-    drawn = words(heatmap.layer_heatmap(analysis))
+    drawn = words(figures.layer_heatmap(analysis))
     shown = {"$x^2$", "\\x1b[31mred\\x1b[0m", "\\u202eevil", "<script>alert(1)</script>"}
     assert shown <= drawn
     # Mathematics would be typeset: the dollars would not reach the file.
@@ -206,7 +206,7 @@ def test_names_are_drawn_literally():
     rows = [{**r, "method": "$x^2$", "codec": f"{r['bits']}"} for r in rows]
     analysis = analyze(result_of(rows))
     over_steps = draw_chart(charts.error_over_steps(analysis))
-    for figure in (figures.rate_distortion(analysis), over_steps, heatmap.layer_heatmap(analysis)):
+    for figure in (figures.rate_distortion(analysis), over_steps, figures.layer_heatmap(analysis)):
         svg = render(figure, "svg", text_as_paths=False).decode()
         assert "$x^2$" in "".join(ET.fromstring(svg).itertext())
 
@@ -235,7 +235,7 @@ def test_a_wobble_of_a_percent_looks_like_one():
 
 @pytest.mark.parametrize("layers", [("w",), ("v", "w"), LAYERS])
 def test_no_word_of_a_heat_map_is_cut_off(layers):
-    figure = heatmap.layer_heatmap(analyze(result_of(rows_of(("qsgd",), [3], layers, (0,), draws=0))))
+    figure = figures.layer_heatmap(analyze(result_of(rows_of(("qsgd",), [3], layers, (0,), draws=0))))
     figure.draw_without_rendering()
     frame, map_axes = figure.bbox, figure.axes[0]
     shown = [label for axes in figure.axes for label in (axes.xaxis.label, axes.yaxis.label)]
@@ -323,7 +323,7 @@ def test_bits_over_steps_by_hand():
     ],
 )
 def test_rows_of_a_heat_map_are_named_one_by_one_by_block_or_every_few(names, expected):
-    found = heatmap.row_names(names)
+    found = figures.row_names(names)
     assert len(found) <= MOST_NAMED
     if expected is not None:
         assert found == expected
@@ -331,7 +331,7 @@ def test_rows_of_a_heat_map_are_named_one_by_one_by_block_or_every_few(names, ex
 
 def test_names_of_many_rows_do_not_touch():
     rows = rows_of(("qsgd",), [3], [f"model.layers.{k}.attention.weight" for k in range(200)], (0,), draws=0)
-    figure = heatmap.layer_heatmap(analyze(result_of(rows)))
+    figure = figures.layer_heatmap(analyze(result_of(rows)))
     figure.draw_without_rendering()
     boxes = [t.get_window_extent() for t in figure.axes[0].get_yticklabels()]
     assert len(boxes) == 50

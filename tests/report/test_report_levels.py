@@ -13,7 +13,7 @@ from rich.console import Console
 from gtrace.cli.options import print_json
 from gtrace.report.analysis.fits import common_count, tensors_with_levels
 from gtrace.report.analysis.sweep import analyze
-from gtrace.report.figures import levels
+from gtrace.report.figures import sweep as levels
 from gtrace.report.figures.svg import render
 from gtrace.report.inputs import make_report
 from gtrace.report.render.html import to_html

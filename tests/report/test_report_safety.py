@@ -14,8 +14,7 @@ from gtrace.costs import Cluster, Network
 from gtrace.noise import NoiseCosts, NoisePrediction
 from gtrace.report import analyze, answer
 from gtrace.report.analysis.safety import NOT_ASKED, NOT_MEASURED, cost_in_words, outlook_of, part_in_words, verdict_on
-from gtrace.report.figures.heatmap import layer_heatmap
-from gtrace.report.figures.sweep import rate_distortion
+from gtrace.report.figures.sweep import layer_heatmap, rate_distortion
 from gtrace.report.inputs import Asked, make_report
 from gtrace.report.names import MISSING, number
 from gtrace.report.render.html import to_html

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gtrace.cli.import_ import STATE_DICTS
+from gtrace.cli.trace import STATE_DICTS
 from gtrace.errors import TraceError
 from gtrace.trace.io.guard import Guard
 

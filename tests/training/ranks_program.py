@@ -25,11 +25,10 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions, Receiver, Sender, allocate
 from gtrace.schedule import RefitSchedule
 from gtrace.training import device
-from gtrace.training.frames import SimulatedRank, lockstep
+from gtrace.training.frames import Collectives, SimulatedRank, lockstep
 from gtrace.training.joint import JointWorkers, OneBitAdam, ZeroOneAdam
 from gtrace.training.ranks import Piece, RankCodecs
 from gtrace.training.ways import way
-from gtrace.training.wire import Collectives
 
 STEPS = 4
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"

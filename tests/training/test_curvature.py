@@ -13,12 +13,11 @@ from torch import nn
 from torch.nn import functional
 
 from gtrace.noise import impulse_weight
-from gtrace.noise.lanczos import quadrature
 from gtrace.report import analyze_runs
 from gtrace.report.names import number
 from gtrace.report.sections.training import noise_sentences
 from gtrace.training import Recipe, Study
-from gtrace.training.curvature import GaussNewton, NoiseAhead, outputs
+from gtrace.training.measure import GaussNewton, NoiseAhead, outputs, quadrature
 from gtrace.training.tasks import load_task
 
 

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gtrace.report.figures import charts as charts
-    from gtrace.report.figures import heatmap as heatmap
     from gtrace.report.figures import laws as laws
-    from gtrace.report.figures import levels as levels
     from gtrace.report.figures import svg as svg
     from gtrace.report.figures import sweep as sweep
 
@@ -46,7 +44,7 @@ FIGURES = {
     "weight-gradients": "run log: cosine of the weight gradients under compressed neural gradients",
 }
 
-_MODULES = ("charts", "heatmap", "laws", "levels", "svg", "sweep")
+_MODULES = ("charts", "laws", "svg", "sweep")
 
 
 def __getattr__(name: str) -> object:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+import re
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from gtrace.report.analysis.fits import common_count, levels_on
+from gtrace.report.analysis.results import MOST_NAMED
 from gtrace.report.figures.labels import Label, label_curves, list_curves
 from gtrace.report.figures.style import (
     FRONT,
+    GRID,
     INK,
+    MISSING_CELL,
     MUTED,
     PAPER,
     Look,
@@ -23,7 +30,8 @@ from gtrace.report.figures.style import (
     say_empty,
     styled,
 )
-from gtrace.report.names import literal, shorten
+from gtrace.report.names import count, literal, number, shorten, shorten_all
+from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +41,9 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
     from numpy.typing import NDArray
 
+    from gtrace.report.analysis.fits import Density, TensorFit
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.safety import Safety
-
 
 VARIANCE = "relative variance  ||Q(g) − g||² / ||g||²"
 BITS = "measured bits per coordinate"
@@ -195,3 +203,277 @@ def step_axis(axes: Axes, steps: NDArray[np.int64]) -> None:
     elif len(steps):
         ticks = MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]).tick_values(steps[0], steps[-1])
         axes.set_xticks([t for t in ticks if steps[0] <= t <= steps[-1]])
+
+
+#: Longest names of rows, in characters.
+_LAYER = 40
+#: Inches that all rows share, what one row takes at least and at most, and a line of text.
+_ROWS, _THINNEST, _THICKEST, _TEXT = 11.0, 0.04, 0.3, 0.15
+#: Inches that fit on a screen, that the rows of a map take at least, and that the formula beside it needs.
+_SCREEN, _SHORTEST, _FORMULA = 6.5, 0.6, 2.2
+_NUMBER = re.compile(r"\d+")
+
+
+def layer_heatmap(analysis: SweepAnalysis) -> Figure:
+    """Relative variance of every tensor (rows) with every configuration (columns), in logarithmic colour."""
+    with styled():
+        columns = [i for i in range(len(analysis.configurations)) if (analysis.per_tensor[i] > 0).any()]
+        values = analysis.per_tensor[columns].T
+        names = [literal(analysis.configurations[i].name) for i in columns]
+        families = [analysis.configurations[i].family for i in columns]
+        if columns and analysis.safety.known:
+            values = np.column_stack([values, analysis.safety.noise_per_tensor])
+            names, families = [*names, "SGD: gradient noise"], [*families, ""]
+        values = np.where(values > 0, values, np.nan)
+        layers, configurations = max(len(analysis.tensors), 1), max(len(names), 1)
+        cell_height = _row_height(layers)
+        cell_width = float(np.clip(7.5 / configurations, 0.16, 0.6))
+        rows = row_names(analysis.tensors)
+        longest = max((len(name) for _, name in rows), default=1)
+        figure = new_figure(
+            1.9 + 0.075 * longest + cell_width * configurations, 1.9 + max(cell_height * layers, _SHORTEST)
+        )
+        axes = figure.add_subplot()
+        axes.grid(visible=False)
+        if not np.isfinite(values).any():
+            say_empty(axes)
+            return figure
+        axes.set_facecolor(MISSING_CELL)
+        low, high = float(np.nanmin(values)), float(np.nanmax(values))
+        # One value alone has no range, and a logarithmic scale needs one.
+        scale = LogNorm(low, high) if high > low * 1.0001 else LogNorm(low / 2, high * 2)
+        image = axes.imshow(
+            np.ma.masked_invalid(values), cmap="viridis_r", norm=scale, aspect="auto", interpolation="none"
+        )
+        axes.set_xticks(range(len(names)), shorten_all(names, _NAME), rotation=90, fontsize=7)
+        axes.set_yticks([place for place, _ in rows], [name for _, name in rows], fontsize=7)
+        tall = cell_height * layers > _SCREEN
+        # Where one has to scroll, the columns are named at both ends.
+        axes.tick_params(length=0, labeltop=tall)
+        if len(rows) < layers:
+            axes.tick_params(axis="y", length=3)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        for k in range(1, len(families)):
+            if families[k] != families[k - 1]:
+                axes.axvline(k - 0.5, color=PAPER, linewidth=2)
+        if values.size <= 260 and cell_width >= 0.3:
+            _write_values(axes, values, scale)
+        bar = figure.colorbar(
+            image,
+            ax=axes,
+            shrink=min(1.0, 3.2 / (cell_height * layers)),
+            aspect=18,
+            pad=0.02,
+            anchor=(0, 1) if tall else (0, 0.5),
+        )
+        bar.set_label(VARIANCE if cell_height * layers > _FORMULA else "relative variance")
+        log_ticks(bar.ax.yaxis)
+        bar.outline.set_visible(False)
+        axes.set_ylabel("tensor" if len(rows) == len(analysis.tensors) else f"{layers} tensors, some of them named")
+        return figure
+
+
+def row_names(tensors: Sequence[str]) -> list[tuple[float, str]]:
+    """Where names of rows stand and what they say, at most :data:`MOST_NAMED` or so.
+
+    Many tensors are named by the block that they stand in a row of (``layers.3`` for all between
+    ``layers.3.norm.bias`` and ``layers.3.fc.weight``); where blocks are no fewer, every few tensors have a name.
+
+    Args:
+        tensors: names in the order of rows.
+
+    Returns:
+        Centre of what is named, in rows, and the name, in the order of rows.
+    """
+    shown = [literal(name) for name in tensors]
+    if len(shown) <= MOST_NAMED:
+        return list(zip(map(float, range(len(shown))), shorten_all(shown, _LAYER), strict=True))
+    depth = max(len(_NUMBER.findall(name)) for name in shown)
+    named = next((found for k in range(depth, 0, -1) if len(found := _blocks(shown, k)) <= MOST_NAMED), None)
+    if named is None:
+        every = math.ceil(len(shown) / MOST_NAMED)
+        named = [(float(k), name) for k, name in enumerate(shown) if k % every == 0]
+    names = shorten_all([name for _, name in named], _LAYER)
+    return [(place, name) for (place, _), name in zip(named, names, strict=True)]
+
+
+def _blocks(names: Sequence[str], depth: int) -> list[tuple[float, str]]:
+    """Centre and name of each run of names that are alike up to their ``depth``-th number."""
+    found, start = [], 0
+    for block, members in groupby(names, lambda name: _block(name, depth)):
+        size = len(list(members))
+        found.append((start + (size - 1) / 2, block))
+        start += size
+    return found
+
+
+def _block(name: str, depth: int) -> str:
+    numbers = list(_NUMBER.finditer(name))[:depth]
+    return name[: numbers[-1].end()] if numbers else name.partition(".")[0]
+
+
+def _row_height(layers: int) -> float:
+    """Inches: a line of text while every row has a name, then whatever there is room for."""
+    if layers <= MOST_NAMED:
+        return float(np.clip(5.0 / layers, _TEXT, _THICKEST))
+    return max(_ROWS / layers, _THINNEST)
+
+
+def _short(value: float) -> str:
+    """At most five characters, which is what a cell holds."""
+    if 0.001 <= value < 9999.5:
+        return number(value, 2 if value < 99.5 else 1 + int(math.log10(value)))
+    mantissa, _, exponent = f"{value:.0e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _write_values(axes: Axes, values: NDArray[np.float64], scale: LogNorm) -> None:
+    for (row, column), value in np.ndenumerate(values):
+        if math.isfinite(value):
+            # These two are on a colour map, not on the page: they stay as they are in dark mode.
+            shade = "#fefefe" if float(scale(value)) > 0.45 else "#111111"
+            axes.text(column, row, _short(float(value)), ha="center", va="center", fontsize=6, color=shade)
+
+
+#: Longest names of methods and tensors beside levels, in characters.
+_METHOD, _TENSOR = 26, 40
+#: The smallest values hold no energy and would squeeze the rest: the axis leaves out this part of the values,
+#: and what lies more octaves than this below every level.
+_LEFT_OUT, _BELOW_LEVELS = 0.05, 5
+#: Octaves between the smallest value shown and the place of 0, which a logarithmic axis does not have.
+_TO_ZERO = 1.5
+_NORMS = {"l2": "l2 norm", "linf": "largest magnitude", "l1": "l1 norm"}
+
+
+class _Row(NamedTuple):
+    """The levels of one configuration."""
+
+    name: str
+    look: Look
+    levels: NDArray[np.float64]
+
+
+class _Panel(NamedTuple):
+    """One law of one tensor with the levels that were fitted, or set, on it."""
+
+    tensor: str
+    density: Density
+    rows: list[_Row]
+
+
+def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> Figure:
+    """Levels of every configuration with the commonest number of them, below the density of r.
+
+    One panel for each tensor and each scale that r is relative to, because levels of different scales lie on
+    different axes. All panels show the same number of levels.
+    """
+    with styled():
+        panels = _panels(analysis, fits, common_count(analysis.fits))
+        if not panels:
+            return _nothing()
+        columns = min(len(panels), 2)
+        lines = [panels[k : k + columns] for k in range(0, len(panels), columns)]
+        most = [max(len(panel.rows) for panel in line) for line in lines]
+        above = 1.5
+        heights = [above + 0.19 * (n + 1) for n in most]
+        figure = new_figure(5.2 * columns if columns > 1 else 7.2, sum(heights) + 0.75 * len(lines))
+        grid = figure.add_gridspec(len(lines), columns, height_ratios=heights)
+        for k, line in enumerate(lines):
+            for j, panel in enumerate(line):
+                cell = grid[k, j].subgridspec(2, 1, height_ratios=[above, heights[k] - above], hspace=0.0)
+                top = figure.add_subplot(cell[0])
+                _draw_panel(top, figure.add_subplot(cell[1], sharex=top), panel, most[k])
+        return figure
+
+
+def _panels(analysis: SweepAnalysis, fits: Sequence[TensorFit], n: int) -> list[_Panel]:
+    looks = family_looks(analysis)
+    place = {c.spec: k for k, c in enumerate(analysis.configurations)}
+    panels = []
+    for fit in fits:
+        for density in fit.densities:
+            sets = sorted(levels_on(fit, density, place, n), key=lambda own: place[own.spec])
+            rows = []
+            for own in sets:
+                family = analysis.configurations[place[own.spec]].family
+                rows.append(_Row(shorten(literal(family), _METHOD), looks[family], own.levels))
+            if rows:
+                panels.append(_Panel(_tensor(fit.tensor), density, rows))
+    return panels
+
+
+def _draw_panel(top: Axes, bottom: Axes, panel: _Panel, most: int) -> None:
+    density = panel.density
+    smallest = min(float(own.levels[own.levels > 0].min()) for own in panel.rows)
+    low = min(smallest / 2, max(density.quantile(_LEFT_OUT), smallest / 2**_BELOW_LEVELS))
+    low = 2.0 ** math.floor(math.log2(low))
+    zero = low / 2**_TO_ZERO
+    shown = density.edges[:-1] >= low * (1 - 1e-9)
+    edges = np.append(density.edges[:-1][shown], density.edges[-1])
+    octaves = np.diff(np.log2(edges))
+    for values, name, side in ((density.share, "values", -6), (density.energy, "squared norm", 8)):
+        heights = values[shown] / octaves
+        if name == "values":
+            top.stairs(heights, edges, fill=True, color=FRONT, alpha=0.35, label=f"_{name}")
+        top.stairs(heights, edges, color=MUTED, linestyle="-" if name == "values" else (0, (3, 1.5)), label=name)
+        peak = int(heights.argmax())
+        text = top.annotate(
+            name,
+            (math.sqrt(edges[peak] * edges[peak + 1]), heights[peak]),
+            xytext=(side, 4),
+            textcoords="offset points",
+            ha="right",
+            fontsize=7.5,
+            color=MUTED,
+        )
+        text.set_in_layout(False)
+    hidden = density.below + float(density.share[~shown].sum())
+    notes = [
+        f"{part:.1%} {words}"
+        for part, words in ((density.zeros, "are 0"), (hidden, "are too small to show"))
+        if part > 0
+    ]
+    note(top, 0.01, 0.97, "\n".join(notes), va="top")
+    top.set_title(f"{panel.tensor}: r = |g| / {_scale(density.law)}", fontsize=9)
+    top.set_ylabel("per octave")
+    top.set_xscale("log")
+    top.margins(y=0.18)
+    top.set_ylim(bottom=0)
+    top.tick_params(labelbottom=False, length=0)
+    bottom.grid(visible=False, axis="y")
+    for row, own in enumerate(panel.rows):
+        bottom.plot([zero, 1], [row, row], color=GRID, linewidth=0.8, zorder=1, label=f"_{own.name}")
+        x = np.where(own.levels > 0, own.levels, zero)
+        y = np.full(len(x), float(row))
+        bottom.plot(x, y, "|", color=own.look.line, markersize=9.5, markeredgewidth=2.0, label=own.name)
+    bottom.set_yticks(range(len(panel.rows)), [own.name for own in panel.rows])
+    for label, own in zip(bottom.get_yticklabels(), panel.rows, strict=True):
+        label.set_color(own.look.text)
+        label.set_fontweight("bold")
+    bottom.tick_params(axis="y", length=0)
+    bottom.set_ylim(most - 0.4, -0.7)
+    bottom.spines["left"].set_visible(False)
+    decades = 10.0 ** np.arange(math.ceil(math.log10(low)), 1)
+    bottom.set_xticks([zero, *decades], ["0", *(plain_number(value) for value in decades)])
+    bottom.xaxis.set_minor_locator(NullLocator())
+    bottom.set_xlim(zero / 1.25, 1.12)
+    bottom.axvline(math.sqrt(zero * low), color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
+    bottom.set_xlabel(f"r, and {count(len(panel.rows[0].levels), 'level')} of each method")
+
+
+def _scale(law: str) -> str:
+    """``l2:8192`` in words."""
+    norm, _, bucket = law.partition(":")
+    whose = "the tensor" if bucket == "none" else f"{bucket} values"
+    return f"{_NORMS.get(norm, literal(norm))} of {literal(whose)}"
+
+
+def _tensor(name: str) -> str:
+    return "whole model" if name == WHOLE_MODEL else shorten(literal(name), _TENSOR)
+
+
+def _nothing() -> Figure:
+    figure = new_figure(6.4, 2.0)
+    figure.text(0.5, 0.5, "nothing to draw", ha="center", va="center", color=MUTED)
+    return figure

@@ -82,7 +82,8 @@ def to_html(report: Report) -> str:
     found = list(sections(report))
     alone = report.sections == 1
     page: dict[Place, list[Markup]] = {place: [] for place in _PLACES}
-    analyses = {id(section): sweep for section, sweep in zip(_of_sweeps(found), report.sweeps, strict=True)}
+    answers = [section for section in found if section.verdict is not None]
+    analyses = {id(section): sweep for section, sweep in zip(answers, report.sweeps, strict=True)}
     for k, section in enumerate(found):
         named = not alone or section.together
         shown = _Shown(section, f"s{k}", named, analyses.get(id(section)), report)
@@ -95,10 +96,6 @@ def to_html(report: Report) -> str:
     drawn = [spec for section in found for part in section.with_parts for spec in part.figures]
     own = all(spec.chart is not None for spec in drawn)
     return document(report.title, [*header], [pieces.part(*part) for part in parts], index=parts, own_figures=own)
-
-
-def _of_sweeps(found: Sequence[Section]) -> list[Section]:
-    return [section for section in found if section.verdict is not None]
 
 
 def report_facts(report: Report) -> Iterator[str]:

@@ -112,7 +112,7 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
             Cell(found.verdict, mark=MARKS[found.verdict]),
             value_cell(c.bits),
             batch_cell(found, interval=True),
-            _lost_cell(found),
+            NOTHING if found.prediction is None else Cell(percent(max(found.prediction.lost, 0.0))),
             _ratio_cell(found),
             _bias_cell(found),
             *([] if savings is None else [_saved_cell(savings.best(c.spec))]),
@@ -148,10 +148,6 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
             "more under Savings."
         )
     return Table(TITLE, columns, rows, (*notes, *_test(analysis)), "No configuration was measured.", place="safety")
-
-
-def _lost_cell(found: Judgement) -> Cell:
-    return NOTHING if found.prediction is None else Cell(percent(max(found.prediction.lost, 0.0)))
 
 
 def _ratio_cell(found: Judgement) -> Cell:

@@ -188,7 +188,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "Error per layer",
                 "Every tensor with every configuration, summed over steps. Darker is worse; grey has no value."
                 + (" Rows are named by block, or every few." if len(analysis.tensors) > MOST_NAMED else ""),
-                lambda: figures.heatmap.layer_heatmap(analysis),
+                lambda: figures.sweep.layer_heatmap(analysis),
                 chart=lambda: charts.layers(analysis),
                 place="layers",
             )
@@ -247,7 +247,7 @@ def _fit_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "levels",
                 "Levels over the density of the gradient",
                 f"{how} The largest tensor, at step {drawn[0].step:,}.",
-                lambda: figures.levels.levels_over_density(analysis, drawn[:1]),
+                lambda: figures.sweep.levels_over_density(analysis, drawn[:1]),
                 chart=lambda: charts.levels_over_density(analysis, drawn[:1]),
                 place="details",
             )
@@ -258,7 +258,7 @@ def _fit_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "levels-of-other-tensors",
                 "Levels over the density of other tensors",
                 f"{how} The largest tensors after the first.",
-                lambda: figures.levels.levels_over_density(analysis, others),
+                lambda: figures.sweep.levels_over_density(analysis, others),
                 chart=lambda: charts.levels_over_density(analysis, others),
                 folded=True,
                 place="details",

@@ -1,7 +1,6 @@
 """A codec against every built-in one, on standard traces and by a fixed protocol, as a paper on it needs."""
 
-from gtrace.workflows.bench.protocol import FULL, QUICK, Protocol
-from gtrace.workflows.bench.run import BenchResult, Duel, duel, run_bench
+from gtrace.workflows.bench.run import FULL, QUICK, BenchResult, Duel, Protocol, duel, run_bench
 from gtrace.workflows.bench.tables import bench_json, bench_lines, bench_tables
 
 __all__ = [

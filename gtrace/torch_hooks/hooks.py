@@ -22,13 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients, MicroBatches
+from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients, MicroBatches, own_gradient
 from gtrace.torch_hooks.naming import ModuleCollector
 from gtrace.torch_hooks.optimizers import Schedulers
 from gtrace.torch_hooks.processes import launched_place, process_place
 from gtrace.torch_hooks.steps import Losses, Rounds, Samples, backward_in_progress, grad_scale_of, is_nested
 from gtrace.torch_hooks.times import StepClock
-from gtrace.torch_hooks.unstepped import HandedStream, HandStep, HandStream, Unstepped
+from gtrace.torch_hooks.unstepped import HandedStream, HandStep, HandStream, Unstepped, living_optimizers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -119,7 +119,7 @@ class OptimizerStep:
     grad_scale: float
     clip_norm: float
     loss_scale: float = 1.0
-    gradient: Callable[[torch.Tensor], tuple[torch.Tensor | None, str]] = lambda parameter: (parameter.grad, LOCAL)
+    gradient: Callable[[torch.Tensor], tuple[torch.Tensor | None, str]] = own_gradient
     replicas: Callable[[torch.Tensor], Replicas | None] = lambda _parameter: None
     first: bool = True
     samples: int = 0
@@ -189,6 +189,11 @@ class TrainingHooks:
         self._only = None if optimizers is None else {id(optimizer): optimizer for optimizer in optimizers}
         #: finds steps without an optimizer; None once one has stepped
         self._unstepped: Unstepped | None = None
+        #: optimizers that have not stepped yet, by id
+        self._unborn: dict[int, weakref.ref[Optimizer]] = {}
+        #: every optimizer that is known has stepped, none of their next steps is wanted, and nothing else is watched:
+        #: backward passes until then are counted only
+        self._idle = False
         if self._only is None:
             self._unstepped = Unstepped(
                 self._may_want, self._own_gradient, self._take_by_hand, self._choose_by_hand, self.modules.modules
@@ -251,10 +256,12 @@ class TrainingHooks:
             self._patch_after(DistributedDataParallel, "__init__", self._watch_averaged)
         if self._micro_batches is not None:
             self._micro_batches.wanted = self._chooses(0)
-        if not self._reduced or self._micro_batches is not None:
-            self._patch_after(torch.optim.Optimizer, "add_param_group", self._watch_group)
-            for optimizer in (self._only or {}).values():
-                self._guarded(self._watch_parameters, optimizer.param_groups)
+        self._patch_after(torch.optim.Optimizer, "add_param_group", self._watch_group)
+        for optimizer in (self._only or {}).values():
+            self._guarded(self._watch_group, optimizer)
+        if self._only is None:
+            for optimizer in living_optimizers():
+                self._guarded(self._await, optimizer)
 
     def adopt(self, earlier: TrainingHooks) -> None:
         """In a forked child: know the modules, schedulers and parameters that the parent's hooks have seen."""
@@ -324,11 +331,13 @@ class TrainingHooks:
 
     def _watch_backward(self, original: _Function) -> _Function:
         def backward(tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> object:
-            if torch.compiler.is_compiling():
+            if self._idle or torch.compiler.is_compiling():
+                self._losses.passes += self._idle
                 return original(tensors, grad_tensors, *args, **kwargs)
             self._guarded(self._begin_backward, tensors, grad_tensors, kwargs.get("inputs"))
             result = original(tensors, grad_tensors, *args, **kwargs)
-            self._guarded(self.clock.backward_ends)
+            if self.clock.runs:
+                self._guarded(self.clock.backward_ends)
             if self._unstepped is not None:
                 self._guarded(self._unstepped.end)
             return result
@@ -385,12 +394,17 @@ class TrainingHooks:
         if wrapper.process_group.size() > 1:
             self._local.watch(wrapper.parameters(), strict=True)
 
-    def _watch_group(self, optimizer: Optimizer, *_: object) -> None:
-        self._watch_parameters(optimizer.param_groups)
+    def _await(self, optimizer: Optimizer) -> None:
+        """Expect the first step of an optimizer, which may be recorded."""
+        if self._watches(optimizer) and optimizer not in self._streams:
+            key = id(optimizer)
+            self._unborn[key] = weakref.ref(optimizer, lambda _: self._unborn.pop(key, None))
+            self._idle = False
 
-    def _watch_parameters(self, groups: Iterable[Mapping[str, Any]]) -> None:
+    def _watch_group(self, optimizer: Optimizer, *_: object) -> None:
+        self._await(optimizer)
         local = not self._reduced and process_place().world_size > 1
-        for group in groups:
+        for group in optimizer.param_groups if local or self._micro_batches is not None else ():
             if local:
                 self._local.watch(group["params"])
             if self._micro_batches is not None:
@@ -555,20 +569,23 @@ class TrainingHooks:
         self._guarded(self._announce)
 
     def _announce(self) -> None:
-        one = self._last if len(self._streams) == 1 else None
+        one = self._last if self._next_stream == 1 else None
         upcoming = [stream.steps for stream in self._streams.values()] if one is None else [one.steps]
-        self._local.wanted = any(map(self._chooses, upcoming))
+        self._local.wanted = wanted = any(map(self._chooses, upcoming))
         if self._micro_batches is not None:
-            self._micro_batches.wanted = self._local.wanted
-        self._samples.stepped(self._local.wanted)
+            self._micro_batches.wanted = wanted
+        self._samples.stepped(wanted)
         if self._upcoming is not None:
             self._upcoming(upcoming)
+        watched = wanted or self.clock.runs or self._unborn or self.after or self._upcoming
+        self._idle = not watched and self._unstepped is None
 
     def _advance(self, optimizer: Optimizer | Rounds) -> tuple[int, int]:
         """Numbers of the optimizer and of its step; counts the step."""
         stream = self._streams.get(optimizer)
         if stream is None:
             # A counter and not len(): a deleted optimizer must not pass its number to the next one.
+            self._unborn.pop(id(optimizer), None)
             stream = self._streams[optimizer] = _Stream(self._next_stream)
             self._next_stream += 1
         self._last = stream
@@ -626,6 +643,8 @@ class TrainingHooks:
         stage = LOCAL if world == 1 else REDUCED
         if isinstance(optimizer, Rounds):
             return lambda parameter: (optimizer.gradient(parameter), stage)
-        if stage == LOCAL or self._reduced:
+        if stage == LOCAL:
+            return own_gradient
+        if self._reduced:
             return lambda parameter: (parameter.grad, stage)
         return lambda parameter: self._local.gradient(parameter, scale)

@@ -323,9 +323,10 @@ def is_nested(wrapper: FrameType, evaluation: CodeType | None) -> bool:
     step that raises never resets a flag. A step that a closure takes while it is evaluated is its own:
     ``evaluation`` is the code that evaluates closures.
     """
-    frame = wrapper.f_back
-    while frame is not None and frame.f_code is not evaluation:
-        if frame.f_code is wrapper.f_code:
-            return True
+    frame, step = wrapper.f_back, wrapper.f_code
+    while frame is not None:
+        code = frame.f_code
+        if code is evaluation or code is step:
+            return code is step
         frame = frame.f_back
     return False

@@ -10,6 +10,7 @@ import functools
 import math
 import os
 import sys
+import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -191,6 +192,7 @@ class TrainingHooks:
         self._unstepped: Unstepped | None = None
         #: optimizers that have not stepped yet, by id
         self._unborn: dict[int, weakref.ref[Optimizer]] = {}
+        self._looked = False
         #: every optimizer that is known has stepped, none of their next steps is wanted, and nothing else is watched:
         #: backward passes until then are counted only
         self._idle = False
@@ -207,7 +209,11 @@ class TrainingHooks:
         self._next_stream = 0
         self._last = _Stream(0)
         self._started = 0
-        self._losses = Losses()
+        #: thread -> its losses; those of the first thread are also of threads that step without a backward pass
+        self._threads: dict[int, Losses] = {}
+        self._first_losses = Losses()
+        #: backward passes so far
+        self.backward_passes = 0
         self._samples = Samples(self._guarded)
         self.schedulers = Schedulers()
         self._born = _forks
@@ -222,9 +228,16 @@ class TrainingHooks:
         return int(self._skipped)
 
     @property
-    def backward_passes(self) -> int:
-        """Backward passes so far."""
-        return self._losses.passes
+    def _losses(self) -> Losses:
+        """The losses of this thread."""
+        return self._threads.get(threading.get_ident(), self._first_losses)
+
+    def _own_losses(self) -> Losses:
+        """The losses of this thread, which begins to have its own."""
+        thread = threading.get_ident()
+        if thread not in self._threads:
+            self._threads[thread] = Losses() if self._threads else self._first_losses
+        return self._threads[thread]
 
     def stepped(self) -> list[tuple[int, Optimizer | Rounds]]:
         """The optimizers that have stepped and still exist, with their numbers, ascending."""
@@ -240,13 +253,13 @@ class TrainingHooks:
         if hasattr(torch.autograd, "_engine_run_backward"):
             # And not ``grad`` itself: torch.compile knows that by its identity.
             self._patch(torch.autograd, "_engine_run_backward", self._watch_engine)
-        self._patch_after(GradScaler, "scale", lambda scaler, result, loss: self._losses.scaled(scaler, loss, result))
+        self._patch_after(GradScaler, "scale", self._scaled)
         self._patch(GradScaler, "step", self._watch_scaler_step)
         # The other two do not call the __init__ of the first.
         for kind in (lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler):
             self._patch_after(kind, "__init__", self.schedulers.saw)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
-            self._patch_after(owner, "zero_grad", self._zeroed, self._losses.begun)
+            self._patch_after(owner, "zero_grad", self._zeroed, self._loss_begun)
         self._patch(torch.nn.utils.clip_grad, "clip_grad_norm_", self._watch_clip)
         # The same function under its other name: pickle looks it up there.
         ours = torch.nn.utils.clip_grad.clip_grad_norm_
@@ -259,9 +272,6 @@ class TrainingHooks:
         self._patch_after(torch.optim.Optimizer, "add_param_group", self._watch_group)
         for optimizer in (self._only or {}).values():
             self._guarded(self._watch_group, optimizer)
-        if self._only is None:
-            for optimizer in living_optimizers():
-                self._guarded(self._await, optimizer)
 
     def adopt(self, earlier: TrainingHooks) -> None:
         """In a forked child: know the modules, schedulers and parameters that the parent's hooks have seen."""
@@ -332,7 +342,7 @@ class TrainingHooks:
     def _watch_backward(self, original: _Function) -> _Function:
         def backward(tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> object:
             if self._idle or torch.compiler.is_compiling():
-                self._losses.passes += self._idle
+                self.backward_passes += self._idle
                 return original(tensors, grad_tensors, *args, **kwargs)
             self._guarded(self._begin_backward, tensors, grad_tensors, kwargs.get("inputs"))
             result = original(tensors, grad_tensors, *args, **kwargs)
@@ -354,7 +364,8 @@ class TrainingHooks:
     def _begin_backward(self, tensors: object, gradients: object, inputs: object) -> None:
         if self._unstepped is not None:
             self._unstepped.begin(tensors, gradients, inputs)
-        self._losses.backward(tensors, gradients)
+        self.backward_passes += 1
+        self._own_losses().backward(tensors, gradients)
         if self._samples.waits:
             self._samples.backward()
         self.clock.backward_begins()
@@ -368,6 +379,12 @@ class TrainingHooks:
             return result
 
         return step
+
+    def _scaled(self, scaler: GradScaler, result: object, loss: object) -> None:
+        self._own_losses().scaled(scaler, loss, result)
+
+    def _loss_begun(self) -> bool:
+        return self._losses.begun()
 
     def _zeroed(self, owner: Optimizer | torch.nn.Module, *_: object) -> None:
         groups = [{"params": owner.parameters()}] if isinstance(owner, torch.nn.Module) else owner.param_groups
@@ -578,7 +595,12 @@ class TrainingHooks:
         if self._upcoming is not None:
             self._upcoming(upcoming)
         watched = wanted or self.clock.runs or self._unborn or self.after or self._upcoming
-        self._idle = not watched and self._unstepped is None
+        if not (watched or self._looked):
+            # Optimizers that were there before the hooks; only now, because most forked children never train.
+            self._looked = True
+            for optimizer in living_optimizers():
+                self._await(optimizer)
+        self._idle = not (watched or self._unborn) and self._unstepped is None
 
     def _advance(self, optimizer: Optimizer | Rounds) -> tuple[int, int]:
         """Numbers of the optimizer and of its step; counts the step."""

@@ -25,11 +25,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients, MicroBatches, own_gradient
 from gtrace.torch_hooks.naming import ModuleCollector
-from gtrace.torch_hooks.optimizers import Schedulers
+from gtrace.torch_hooks.optimizers import Schedulers, any_was_made
 from gtrace.torch_hooks.processes import launched_place, process_place
 from gtrace.torch_hooks.steps import Losses, Rounds, Samples, backward_in_progress, grad_scale_of, is_nested
 from gtrace.torch_hooks.times import StepClock
-from gtrace.torch_hooks.unstepped import HandedStream, HandStep, HandStream, Unstepped, living_optimizers
+from gtrace.torch_hooks.unstepped import HandedStream, HandStep, HandStream, Unstepped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -192,7 +192,8 @@ class TrainingHooks:
         self._unstepped: Unstepped | None = None
         #: optimizers that have not stepped yet, by id
         self._unborn: dict[int, weakref.ref[Optimizer]] = {}
-        self._looked = False
+        #: no other optimizer can step
+        self._knows_all = self._only is not None
         #: every optimizer that is known has stepped, none of their next steps is wanted, and nothing else is watched:
         #: backward passes until then are counted only
         self._idle = False
@@ -246,6 +247,7 @@ class TrainingHooks:
     def install(self) -> None:
         """Start watching."""
         self._watching = True
+        self._knows_all = self._knows_all or not any_was_made()
         self._rounds.weights = self.after is not None
         self.modules.install()
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
@@ -595,12 +597,7 @@ class TrainingHooks:
         if self._upcoming is not None:
             self._upcoming(upcoming)
         watched = wanted or self.clock.runs or self._unborn or self.after or self._upcoming
-        if not (watched or self._looked):
-            # Optimizers that were there before the hooks; only now, because most forked children never train.
-            self._looked = True
-            for optimizer in living_optimizers():
-                self._await(optimizer)
-        self._idle = not (watched or self._unborn) and self._unstepped is None
+        self._idle = self._knows_all and not watched and self._unstepped is None
 
     def _advance(self, optimizer: Optimizer | Rounds) -> tuple[int, int]:
         """Numbers of the optimizer and of its step; counts the step."""

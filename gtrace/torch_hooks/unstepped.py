@@ -294,7 +294,7 @@ class Unstepped:
             return
         self._waiting.append(step)
         size = sum(_bytes(one.gradients.values()) for one in self._waiting)
-        if len(self._waiting) >= _WAITING or size >= _WAITING_BYTES or not living_optimizers():
+        if len(self._waiting) >= _WAITING or size >= _WAITING_BYTES or not _optimizer_exists():
             self._choose()
 
     def _choose(self) -> None:
@@ -350,10 +350,9 @@ def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     return sum(one.numel() * one.element_size() for one in tensors if one is not None)
 
 
-def living_optimizers() -> list[torch.optim.Optimizer]:
-    """The optimizers of this process; slow."""
-    # type() and not isinstance(): some objects compute their __class__, and warn or raise when asked.
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
+# type() and not isinstance(): some objects compute their __class__, and warn or raise when asked.
+def _optimizer_exists() -> bool:
+    return any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())
 
 
 def _has_no_module() -> bool:

@@ -288,3 +288,17 @@ def test_a_thread_that_only_steps_has_the_losses_of_the_first():
         thread.start()
         thread.join()
     assert watch.steps[0].loss == 5.0
+
+
+def test_hooks_that_come_late_listen_to_every_backward_pass():
+    one, other = weight(1.0), weight(2.0)
+    optimizers = [torch.optim.SGD([one], lr=0.1), torch.optim.SGD([other], lr=0.1)]
+    recorded = (0, 1000)
+    with Watch(lambda _, step: step in recorded) as watch:
+        watch.hooks._chooses = recorded.__contains__
+        for _ in range(100):
+            quadratic(one).backward()
+            optimizers[0].step()
+        quadratic(other).backward()
+        optimizers[1].step()
+    assert [(step.stream, step.loss) for step in watch.steps] == [(0, 1.0), (1, 4.0)]

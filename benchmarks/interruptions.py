@@ -143,10 +143,6 @@ class Process:
                 found[place.parent.name] = int(place.read_text().split()[1])
         return found
 
-    def starved(self) -> float:
-        """Seconds for which that of its threads has waited for a core so far that waited longest."""
-        return max(self.delays().values(), default=0) / 1e9
-
     def left(self) -> bool:
         """Whether anything of its group still runs after a moment."""
         end = time.monotonic() + 10 * PROMISED
@@ -684,11 +680,12 @@ class Chain:
         """Start it, and interrupt it if it has not ended after these seconds."""
         words = COMMANDS[self._output].split()
         process = self._starter.start(self._disk, "../said", words, fresh=self._fresh, limit=limit)
-        began = time.monotonic()
-        while not process.ended() and time.monotonic() - began < seconds + (
-            process.starved() if seconds == HUNG else 0
-        ):
+        end = time.monotonic() + seconds
+        while not process.ended() and time.monotonic() < end:
             time.sleep(_LOOK / 4)
+            if seconds == HUNG and time.monotonic() > end:
+                # Seconds without a core do not count.
+                seconds, end = math.inf, end + max(process.delays().values(), default=0) / 1e9
         if self._way == "deleted":
             os.rename(self._disk / "run.zarr", self._folder / "gone")
             end = time.monotonic() + HUNG

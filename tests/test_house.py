@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
     "files": 307,
-    "lines": 80_600,
-    "functions of one statement": 1_335,
+    "lines": 80_700,
+    "functions of one statement": 1_337,
     "of these below 100 lines, codecs and commands aside": 3,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,

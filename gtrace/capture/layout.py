@@ -100,6 +100,11 @@ class RowLayout:
             self._counted = len(self.slots), sum(cost(math.prod(slot.shape)) for slot in self.slots)
         return self._counted[1]
 
+    def bytes_of(self, tensors: Sequence[torch.Tensor], cost: Callable[[int], int]) -> int:
+        """Bytes of a row with these tensors."""
+        whole = len(tensors) == len(self.slots)
+        return self.row_bytes(cost) if whole else sum(cost(tensor.numel()) for tensor in tensors)
+
     def gradients(self, step: OptimizerStep) -> tuple[list[Slot], list[torch.Tensor], list[torch.Tensor]]:
         """The slots of a step's gradients, the gradients as real strided tensors, and the parameters."""
         several = [parameter for group in step.optimizer.param_groups for parameter in group["params"]]
@@ -156,14 +161,12 @@ class RowLayout:
                 if id(parameter) in groups:
                     attrs[GROUP] = groups[id(parameter)]
                 slot = self._new_slot(entry, gradient, attrs)
-                self._known[id(parameter)] = (weakref.ref(parameter, self._forget), slot)
+                # If it goes, its id may be another's soon.
+                reference = weakref.ref(parameter, lambda _: setattr(self, "_plain", None))
+                self._known[id(parameter)] = (reference, slot)
         shapes = [slot.shape for slot in self.slots]
         staging = staging_for((gradient.device for _, gradient, _ in found), shapes)
         self.pool = BufferPool(shapes, self._queue_bytes, staging)
-
-    def _forget(self, _parameter: weakref.ref[torch.Tensor]) -> None:
-        """A parameter is gone; its id may be another's soon."""
-        self._plain = None
 
     def _new_slot(self, entry: ParameterName, gradient: torch.Tensor, attrs: Mapping[str, Any]) -> Slot | None:
         if gradient.numel() == 0 or not self._keeps(entry):

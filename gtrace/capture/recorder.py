@@ -446,10 +446,7 @@ class Recorder:
         self._note(step)
         layout, chosen = self._layout_of(step), self._chooses(step.step)
         slots, gradients, parameters = layout.gradients(step) if self._weights and chosen else ([], [], [])
-        if len(slots) == len(layout.slots):
-            size = layout.row_bytes(self._cost)
-        else:
-            size = sum(self._cost(gradient.numel()) for gradient in gradients)
+        size = layout.bytes_of(gradients, self._cost)
         moments = moments_of(step.optimizer, parameters) if self._options.second_moments else []
         size += sum(self._cost(found.mean.numel()) for found in moments if found is not None)
         size += self.neural.pending_bytes if self.neural is not None else 0

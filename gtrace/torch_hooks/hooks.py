@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients, MicroBatches, own_gradient
 from gtrace.torch_hooks.naming import ModuleCollector
-from gtrace.torch_hooks.optimizers import Schedulers, any_was_made
+from gtrace.torch_hooks.optimizers import Schedulers
 from gtrace.torch_hooks.processes import launched_place, process_place
 from gtrace.torch_hooks.steps import Losses, Rounds, Samples, backward_in_progress, grad_scale_of, is_nested
 from gtrace.torch_hooks.times import StepClock
@@ -190,13 +190,6 @@ class TrainingHooks:
         self._only = None if optimizers is None else {id(optimizer): optimizer for optimizer in optimizers}
         #: finds steps without an optimizer; None once one has stepped
         self._unstepped: Unstepped | None = None
-        #: optimizers that have not stepped yet, by id
-        self._unborn: dict[int, weakref.ref[Optimizer]] = {}
-        #: no other optimizer can step
-        self._knows_all = self._only is not None
-        #: every optimizer that is known has stepped, none of their next steps is wanted, and nothing else is watched:
-        #: backward passes until then are counted only
-        self._idle = False
         if self._only is None:
             self._unstepped = Unstepped(
                 self._may_want, self._own_gradient, self._take_by_hand, self._choose_by_hand, self.modules.modules
@@ -247,7 +240,6 @@ class TrainingHooks:
     def install(self) -> None:
         """Start watching."""
         self._watching = True
-        self._knows_all = self._knows_all or not any_was_made()
         self._rounds.weights = self.after is not None
         self.modules.install()
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
@@ -255,13 +247,13 @@ class TrainingHooks:
         if hasattr(torch.autograd, "_engine_run_backward"):
             # And not ``grad`` itself: torch.compile knows that by its identity.
             self._patch(torch.autograd, "_engine_run_backward", self._watch_engine)
-        self._patch_after(GradScaler, "scale", self._scaled)
+        self._patch_after(GradScaler, "scale", lambda one, result, loss: self._own_losses().scaled(one, loss, result))
         self._patch(GradScaler, "step", self._watch_scaler_step)
         # The other two do not call the __init__ of the first.
         for kind in (lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler):
             self._patch_after(kind, "__init__", self.schedulers.saw)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
-            self._patch_after(owner, "zero_grad", self._zeroed, self._loss_begun)
+            self._patch_after(owner, "zero_grad", self._zeroed, lambda: self._losses.begun())  # noqa: PLW0108 - this thread's
         self._patch(torch.nn.utils.clip_grad, "clip_grad_norm_", self._watch_clip)
         # The same function under its other name: pickle looks it up there.
         ours = torch.nn.utils.clip_grad.clip_grad_norm_
@@ -271,9 +263,10 @@ class TrainingHooks:
             self._patch_after(DistributedDataParallel, "__init__", self._watch_averaged)
         if self._micro_batches is not None:
             self._micro_batches.wanted = self._chooses(0)
-        self._patch_after(torch.optim.Optimizer, "add_param_group", self._watch_group)
-        for optimizer in (self._only or {}).values():
-            self._guarded(self._watch_group, optimizer)
+        if not self._reduced or self._micro_batches is not None:
+            self._patch_after(torch.optim.Optimizer, "add_param_group", self._watch_group)
+            for optimizer in (self._only or {}).values():
+                self._guarded(self._watch_parameters, optimizer.param_groups)
 
     def adopt(self, earlier: TrainingHooks) -> None:
         """In a forked child: know the modules, schedulers and parameters that the parent's hooks have seen."""
@@ -343,8 +336,7 @@ class TrainingHooks:
 
     def _watch_backward(self, original: _Function) -> _Function:
         def backward(tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> object:
-            if self._idle or torch.compiler.is_compiling():
-                self.backward_passes += self._idle
+            if torch.compiler.is_compiling():
                 return original(tensors, grad_tensors, *args, **kwargs)
             self._guarded(self._begin_backward, tensors, grad_tensors, kwargs.get("inputs"))
             result = original(tensors, grad_tensors, *args, **kwargs)
@@ -382,12 +374,6 @@ class TrainingHooks:
 
         return step
 
-    def _scaled(self, scaler: GradScaler, result: object, loss: object) -> None:
-        self._own_losses().scaled(scaler, loss, result)
-
-    def _loss_begun(self) -> bool:
-        return self._losses.begun()
-
     def _zeroed(self, owner: Optimizer | torch.nn.Module, *_: object) -> None:
         groups = [{"params": owner.parameters()}] if isinstance(owner, torch.nn.Module) else owner.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]
@@ -413,17 +399,12 @@ class TrainingHooks:
         if wrapper.process_group.size() > 1:
             self._local.watch(wrapper.parameters(), strict=True)
 
-    def _await(self, optimizer: Optimizer) -> None:
-        """Expect the first step of an optimizer, which may be recorded."""
-        if self._watches(optimizer) and optimizer not in self._streams:
-            key = id(optimizer)
-            self._unborn[key] = weakref.ref(optimizer, lambda _: self._unborn.pop(key, None))
-            self._idle = False
-
     def _watch_group(self, optimizer: Optimizer, *_: object) -> None:
-        self._await(optimizer)
+        self._watch_parameters(optimizer.param_groups)
+
+    def _watch_parameters(self, groups: Iterable[Mapping[str, Any]]) -> None:
         local = not self._reduced and process_place().world_size > 1
-        for group in optimizer.param_groups if local or self._micro_batches is not None else ():
+        for group in groups:
             if local:
                 self._local.watch(group["params"])
             if self._micro_batches is not None:
@@ -596,15 +577,12 @@ class TrainingHooks:
         self._samples.stepped(wanted)
         if self._upcoming is not None:
             self._upcoming(upcoming)
-        watched = wanted or self.clock.runs or self._unborn or self.after or self._upcoming
-        self._idle = self._knows_all and not watched and self._unstepped is None
 
     def _advance(self, optimizer: Optimizer | Rounds) -> tuple[int, int]:
         """Numbers of the optimizer and of its step; counts the step."""
         stream = self._streams.get(optimizer)
         if stream is None:
             # A counter and not len(): a deleted optimizer must not pass its number to the next one.
-            self._unborn.pop(id(optimizer), None)
             stream = self._streams[optimizer] = _Stream(self._next_stream)
             self._next_stream += 1
         self._last = stream

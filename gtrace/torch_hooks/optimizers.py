@@ -36,14 +36,6 @@ _MOST_SETTINGS = 1000
 _SETTINGS = ("momentum", "dampening", "weight_decay", "eps", "nesterov", "betas", "decoupled_weight_decay")
 
 
-def any_was_made() -> bool:
-    """Whether this process has ever made an optimizer; torch marks the class of each."""
-    kinds: list[type[Optimizer]] = [torch.optim.Optimizer]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    return any(getattr(kind.step, "hooked", False) for kind in kinds)
-
-
 def kind_of(optimizer: Optimizer | Rounds) -> str:
     """The class of torch.optim whose rule an optimizer follows; see ``gtrace.trace.OptimizerFacts``."""
     if isinstance(optimizer, (HandStream, HandedStream)):

@@ -849,7 +849,9 @@ class Series:
                 if result.wrong:
                     print(f"run {number}, {output}, {way}, {suffix}, {count}: {result.wrong}", flush=True)
                 if self._choice.output:
-                    self._choice.output.write_text("[\n" + ",\n".join(map(json.dumps, self.rows)) + "\n]\n")
+                    beside = self._choice.output.with_suffix(".partial")
+                    beside.write_text("[\n" + ",\n".join(map(json.dumps, self.rows)) + "\n]\n")
+                    beside.replace(self._choice.output)
 
     def _run(self, number: int, output: str, way: str, suffix: str, count: int, *, fresh: bool) -> Result:
         rng = random.Random(f"{self._choice.seed} {number}")

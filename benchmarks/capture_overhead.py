@@ -1,13 +1,13 @@
 """What capture costs a training run: blocked time, CPU time and wall time against the same run without it.
 
-    python benchmarks/capture_overhead.py [--pairs N] [--scale F] [--model NAME] [--json]
+    python benchmarks/capture_overhead.py [--pairs N] [--scale F] [--model NAME] [--other CHECKOUT] [--json]
 
 Three models: an MLP with four tensors, the CNN of ``samples/digits_cnn.py`` and a transformer with 3.7 million
-parameters. Each is trained with all
-steps captured, and every tenth one, in a process of its own; there, stretches of some seconds without and with capture
-take turns, so that both see the same machine. Torch computes in one thread. Prints the Markdown table of
-docs/capture-overhead.md, which says what its columns mean. Traces go to a temporary folder, in BENCH_DIR where that is
-set.
+parameters. Each is trained with all steps captured, every tenth one, and only the first, in a process of its own.
+There, stretches of some seconds without and with capture take turns, so that both see the same machine. With
+``--other``, each row comes twice: with the gtrace of that checkout, and right after it with this one. Torch computes
+in one thread. Prints the Markdown table of docs/capture-overhead.md, which says what its columns mean. Traces go to a
+temporary folder, in BENCH_DIR if that is set.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from pathlib import Path
 #: model -> steps of a stretch, chosen to take one to some seconds on an idle machine
 STEPS = {"mlp": 600, "cnn": 300, "transformer": 20}
 WARM_UP = 5
+#: records the first step only
+ONLY_FIRST = 10**9
 
 
 def mlp():
@@ -150,11 +152,11 @@ def worker(name, steps, every, pairs, folder):
     print(json.dumps({"parameters": sum(p.numel() for p in model.parameters()), "pairs": out}))
 
 
-def run(name, steps, every, cores, pairs):
-    """The figures of one process on a number of cores."""
+def run(name, steps, every, cores, pairs, checkout):
+    """The figures of one process on a number of cores, with the gtrace of a checkout."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
         command = [sys.executable, __file__, "--worker", name, str(steps), str(every), str(pairs), folder]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout.resolve())}
         chosen = sorted(os.sched_getaffinity(0))[:cores]
         done = subprocess.run(
             command,
@@ -167,9 +169,10 @@ def run(name, steps, every, cores, pairs):
         return json.loads(done.stdout.splitlines()[-1])
 
 
-def row(name, steps, every, cores, pairs):
+def row(name, steps, every, cores, pairs, checkout):
     """One line of the table."""
-    found = run(name, steps, every, cores, pairs)
+    found = run(name, steps, every, cores, pairs, checkout)
+    more = [1e3 / steps * (captured["cpu"] - plain["cpu"]) for plain, captured in found["pairs"]]
 
     def median(figure):
         return statistics.median(figure(plain, captured) for plain, captured in found["pairs"])
@@ -188,18 +191,23 @@ def row(name, steps, every, cores, pairs):
         ),
         "thread": median(lambda plain, captured: captured["thread"] / plain["thread"]),
         "cpu": median(lambda plain, captured: captured["cpu"] / plain["cpu"]),
+        "more_ms": statistics.median(more),
+        # Of a median of normal numbers.
+        "error_ms": 1.2533 * statistics.stdev(more) / len(more) ** 0.5 if len(more) > 1 else 0.0,
         "wall": median(lambda plain, captured: captured["wall"] / plain["wall"]),
     }
 
 
-def rows(pairs, scale, models):
-    """A line for each model, distance of captured steps and number of cores."""
+def rows(pairs, scale, models, checkouts):
+    """A line for each model, distance of captured steps, number of cores and checkout."""
     for name, steps in ((model, STEPS[model]) for model in models):
         for cores in (2, 1):
             if len(os.sched_getaffinity(0)) < cores:
                 continue
-            for every in (1, 10):
-                yield row(name, max(int(steps * scale), 20), every, cores, pairs)
+            for every in (1, 10, ONLY_FIRST):
+                for checkout in checkouts:
+                    found = row(name, max(int(steps * scale), 20), every, cores, pairs, checkout)
+                    yield found | {"checkout": checkout.name}
 
 
 def main():
@@ -207,6 +215,7 @@ def main():
     parser.add_argument("--pairs", type=int, default=3, help="pairs of stretches for each row (default 3)")
     parser.add_argument("--scale", type=float, default=1.0, help="times as many steps")
     parser.add_argument("--model", action="append", choices=STEPS, help="only this one; may be repeated")
+    parser.add_argument("--other", type=Path, help="another checkout, whose rows come before those of this one")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -217,17 +226,19 @@ def main():
     if not args.json:
         load = os.getloadavg()[0]
         print(f"{os.cpu_count()} cores, load {load:.1f} at the start, {args.pairs} pairs of stretches per row\n")
-        print("| model | parameters | cores | captured steps | step | blocked | asleep | thread | CPU | wall |")
+        print("| model | cores | captured steps | step | blocked | asleep | thread | CPU | more CPU a step | wall |")
         print("|---|---|---|---|---|---|---|---|---|---|")
-    for line in rows(args.pairs, args.scale, args.model or STEPS):
+    here = Path(__file__).parents[1]
+    for line in rows(args.pairs, args.scale, args.model or STEPS, [here] if args.other is None else [args.other, here]):
         if args.json:
             print(json.dumps(line), flush=True)
             continue
-        which = "every" if line["every"] == 1 else f"every {line['every']}th"
+        which = {1: "every", 10: "every 10th", ONLY_FIRST: "the first"}[line["every"]]
+        which += f", {line['checkout']}" if args.other else ""
         print(
-            f"| {line['model']} | {line['parameters']:,} | {line['cores']} | {which} | {line['step_ms']:.1f} ms | "
+            f"| {line['model']} | {line['cores']} | {which} | {line['step_ms']:.2f} ms | "
             f"{line['blocked']:.1%} | {line['asleep']:.1%} | {line['thread']:.2f} | {line['cpu']:.2f} | "
-            f"{line['wall']:.2f} |",
+            f"{line['more_ms']:.3f} ± {line['error_ms']:.3f} ms | {line['wall']:.2f} |",
             flush=True,
         )
 

@@ -1,11 +1,13 @@
 """Interrupts gtrace's commands in every way, at moments drawn at random, and checks what is left.
 
-    python benchmarks/interruptions.py [--runs 500] [--minutes M] [--seed 0] [--ways "kill -9"] [-o FILE.json]
+    python benchmarks/interruptions.py [--runs 500] [--minutes M] [--beside 1] [--seed 0] [--ways "kill -9"]
+        [-o FILE.json]
 
 Half of the runs are captures: one process or four that train a small network, every step recorded, and write down a
-digest of each gradient themselves. After the first commit something happens: kill -9 of some processes, SIGTERM to all,
-Ctrl-C once or twice while the last steps are being written, SIGSTOP of one process, a full disk, or the trace is
-deleted. Where processes are left, they then come to their own end. A run is right if
+digest of each gradient themselves. After the first commit something happens: kill -9 of some processes (in every third
+run at any moment, also before a trace is there), SIGTERM to all, Ctrl-C once or twice while the last steps are being
+written, SIGSTOP of one process, a full disk, or the trace is deleted. Where processes are left, they then come to their
+own end. A run is right if
 
 - every step in the trace has the values that the program wrote down, and the trace names those that are missing
   (after kill -9 the last ones are missing); after kill -9, `repair` makes a trace without faults of the same steps;
@@ -15,12 +17,13 @@ deleted. Where processes are left, they then come to their own end. A run is rig
   count.
 
 The other half are sweep, report, plan, train and import. Each is killed at random moments and started again, up to
-eleven times, and then left alone; or its disk becomes full, or its trace is deleted. Such a run is right if each output
+23 times, and then left alone; or its disk becomes full, or its trace is deleted. Such a run is right if each output
 is absent or whole after each kill, and if in the end the folder holds what an undisturbed run leaves: the same files,
 rows, losses.
 
 Processes are forked from one that has imported torch and opened no trace; every fiftieth run (``--fresh``) starts an
-interpreter for each. Adds its counts to those of other seeds in FILE.json, and prints the table of all.
+interpreter for each. With ``--beside 4`` four runs take place at a time. Ctrl-C ends after the runs that have begun.
+Adds its counts to those of other seeds in FILE.json, and prints the table of all.
 """
 
 from __future__ import annotations
@@ -46,10 +49,15 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from gtrace.errors import GtraceError, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +70,7 @@ _LOOK = 0.01
 #: bytes of the disk that becomes full
 DISK = 4_000_000
 #: a command is killed up to this many times, less one, before it is left alone
-KILLS = 12
+KILLS = 24
 
 PROGRAM = """
 import hashlib, os, sys, time
@@ -160,6 +168,7 @@ class Starter:
         with theirs:
             self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._ours.recv(1)
+        self._asking = threading.Lock()
 
     def start(self, folder: Path, name: str, arguments: list[str], rank: int | None = None, **more: Any) -> Process:
         """Start one in ``folder``; its words go to ``NAME.txt`` there."""
@@ -180,8 +189,9 @@ class Starter:
                 )
             process.returncode = 0  # it is waited for here, not by subprocess
             return Process(process.pid, said)
-        self._ours.send(json.dumps(request).encode())
-        return Process(int(self._ours.recv(64)), said)
+        with self._asking:
+            self._ours.send(json.dumps(request).encode())
+            return Process(int(self._ours.recv(64)), said)
 
     def time(self, folder: Path, output: str) -> float:
         """Seconds of an undisturbed command in ``folder``, which then has its output."""
@@ -225,6 +235,8 @@ def serve(descriptor: int, parent: int, undisturbed: str) -> dict[str, Any] | No
                     run(line.split())
     torch.optim.SGD([torch.zeros(1)], lr=1.0)  # imports more of torch than all else
     gc.freeze()  # pages that are not touched are not copied
+    in_large_pages()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when the runs do
     requests = socket.socket(fileno=descriptor)
     requests.send(b".")
     while message := requests.recv(1 << 16):
@@ -240,6 +252,15 @@ def serve(descriptor: int, parent: int, undisturbed: str) -> dict[str, Any] | No
             return request
         os.waitpid(between, 0)
     return None
+
+
+def in_large_pages() -> None:
+    """Have the kernel join what this process has allocated into pages of 2 MB, so that a fork copies fewer entries."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, access, _, _, inode, *_ = line.split()
+        if inode == "0" and access == "rw-p":
+            first, last = (int(end, 16) for end in place.split("-"))
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), 25)  # MADV_COLLAPSE
 
 
 def become(request: dict[str, Any]) -> None:
@@ -350,7 +371,9 @@ class Run:
         self.processes: list[Process] = []
         self.faults: list[str] = []
         self.presses = 0
-        self.kills = 0
+        self.kills = self.late = 0
+        #: also before there is a trace
+        self._early = way == "kill -9" and rng.random() < 1 / 3
 
     def done(self) -> Result:
         """Start it, interrupt it, and look at what is left."""
@@ -368,18 +391,29 @@ class Run:
                 arguments = ["capture", *self._options, "-o", str(self.trace), "train.py", str(steps), str(self.folder)]
                 more = how | ({"rank": rank} if self._several else {})
                 self.processes.append(self._starter.start(self.folder, f"said{rank}", arguments, **more))
-            self._wait(self._begun, "no step is committed", 10 * HUNG)
+            if not self._early:
+                self._wait(self._begun, "no step is committed", 10 * HUNG)
             seconds = self._interrupt()
             for process in self.processes:
                 if process.left():
                     self.faults.append("a process is left")
             kept, taken = self._compare()
+            if self._early and self.kills == len(self.processes):
+                self._again()
         finally:
             for process in self.processes:
                 if not process.ended():
                     os.killpg(process.pid, signal.SIGKILL)
                     os.waitpid(process.pid, 0)
-        return Result(round(seconds, 3), self.kills, self.kills, kept, taken, "; ".join(self.faults))
+        return Result(round(seconds, 3), self.kills, self.late, kept, taken, "; ".join(self.faults))
+
+    def _again(self) -> None:
+        """Another capture replaces what is left."""
+        arguments = ["capture", "--force", "-o", str(self.trace), "train.py", "3", str(self.disk)]
+        process = self._starter.start(self.folder, "again", arguments)
+        self._wait(process.ended, "the next capture hangs")
+        if process.code != 0:
+            self.faults.append(f"the next capture: {process.said[-300:]}")
 
     def _begun(self) -> bool:
         """Whether a step is committed, in the journal or in chunks; of every rank if the trace is to be deleted."""
@@ -426,7 +460,7 @@ class Run:
         if self.way in ("Ctrl-C", "full disk"):
             self._over(running)
         else:
-            time.sleep(self._rng.uniform(0, 0.4))
+            time.sleep(self._rng.uniform(0, 1 if self._early else 0.4))
             self._hit(victims, running)
         if self.way == "Ctrl-C":
             self._press(running)
@@ -445,9 +479,11 @@ class Run:
         """What happens to some processes while they train; takes those away from ``running`` that are stopped."""
         if self.way == "kill -9":
             for victim in victims:
+                begun = self._begun()
                 victim.send(signal.SIGKILL)
                 self._wait(victim.ended, "survives kill -9")
-                self.kills += victim.code == -signal.SIGKILL
+                killed = victim.code == -signal.SIGKILL
+                self.kills, self.late = self.kills + killed, self.late + (killed and begun)
                 time.sleep(self._rng.uniform(0, 0.05))
         elif self.way == "SIGTERM":
             for process in running:
@@ -495,6 +531,8 @@ class Run:
                 self.faults.append("nobody says that the trace is gone")
             return 0, 0
         kept = taken = 0
+        if self._early and not self._begun():
+            return 0, 0
         if self.way == "kill -9" and self.kills == len(self.processes):
             repair_trace(self.trace)
             if not check_trace(self.trace).clean:
@@ -565,7 +603,7 @@ class Chain:
         folder: an empty folder.
         way: ``kill -9``, or for a sweep ``full disk`` and ``deleted``.
         output: a key of ``COMMANDS``.
-        undisturbed: the folder that undisturbed runs left, and the seconds that the command took.
+        undisturbed: how it ends undisturbed; its duration is brought up to date.
         rng: decides when.
         fresh: start interpreters instead of forking.
     """
@@ -576,13 +614,13 @@ class Chain:
         folder: Path,
         way: str,
         output: str,
-        undisturbed: tuple[Path, float],
+        undisturbed: Undisturbed,
         rng: random.Random,
         *,
         fresh: bool,
     ) -> None:
         self._starter, self._folder, self._way, self._output = starter, folder, way, output
-        (self._undisturbed, self._seconds), self._rng, self._fresh = undisturbed, rng, fresh
+        self._undisturbed, self._rng, self._fresh = undisturbed, rng, fresh
         self._disk = folder / "disk"
         self._disk.mkdir()
         self._faults: list[str] = []
@@ -591,20 +629,25 @@ class Chain:
         """Start it, interrupt it, and look at what is left."""
         if self._way != "full disk":
             return self._done(None)
-        used = sum(4096 + path.stat().st_size for name in INPUTS for path in (self._undisturbed / name).rglob("*"))
-        room = int(self._rng.uniform(0.1, 0.9) * (self._undisturbed / self._output).stat().st_size)
+        place = self._undisturbed.folder
+        used = sum(4096 + path.stat().st_size for name in INPUTS for path in (place / name).rglob("*"))
+        room = int(self._rng.uniform(0.1, 0.9) * (place / self._output).stat().st_size)
         with small_disk(self._disk, used + room) as mounted:
             return self._done(None if mounted else room)
 
     def _done(self, limit: int | None) -> Result:
         for name in INPUTS:
-            copy = shutil.copytree if (self._undisturbed / name).is_dir() else shutil.copy
-            copy(self._undisturbed / name, self._disk / name)
-        wanted = contents(self._undisturbed / self._output)
+            place = self._undisturbed.folder / name
+            (shutil.copytree if place.is_dir() else shutil.copy)(place, self._disk / name)
+        wanted = self._undisturbed.contents
         kills = late = 0
         for left in reversed(range(self._rng.randint(2, KILLS) if self._way == "kill -9" else 1)):
-            moment = self._rng.uniform(0, self._seconds) if left or self._way == "deleted" else HUNG
+            moment = self._rng.uniform(0, self._undisturbed.seconds) if left or self._way == "deleted" else HUNG
+            whole, began = len(list(self._disk.iterdir())) == len(INPUTS), time.monotonic()
             process = self._interrupted(moment, limit)
+            if whole and process.code == 0:
+                # The machine is busier at some times than at others.
+                self._undisturbed.seconds += (time.monotonic() - began - self._undisturbed.seconds) / 4
             found = contents(self._disk / self._output)
             if not set(found) <= set(wanted):
                 self._faults.append(f"other contents after kill {kills}")
@@ -640,6 +683,9 @@ class Chain:
         end = time.monotonic() + seconds
         while not process.ended() and time.monotonic() < end:
             time.sleep(_LOOK / 4)
+            if seconds == HUNG and time.monotonic() > end:
+                # Seconds without a core do not count.
+                seconds, end = math.inf, end + max(process.delays().values(), default=0) / 1e9
         if self._way == "deleted":
             os.rename(self._disk / "run.zarr", self._folder / "gone")
             end = time.monotonic() + HUNG
@@ -653,13 +699,27 @@ class Chain:
         return process
 
 
+@dataclass
+class Undisturbed:
+    """How a command ends that is left alone.
+
+    Attributes:
+        folder: that it leaves.
+        contents: of its output there.
+        seconds: that it takes.
+    """
+
+    folder: Path
+    contents: list[str]
+    seconds: float
+
+
 def contents(path: Path) -> list[str]:
     """The parts of an output that are the same in every run; none if there is none.
 
     Raises:
         AssertionError, TraceError: half an output is there.
     """
-    from gtrace.errors import TraceError
     from gtrace.planning import load_plan
     from gtrace.sweep import ResultStore
     from gtrace.trace import open_trace
@@ -725,55 +785,98 @@ def table(stored: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+class Series:
+    """Runs, several at a time, and what is counted of them.
+
+    Args:
+        choice: the options.
+        scratch: an empty folder.
+    """
+
+    def __init__(self, choice: argparse.Namespace, scratch: Path) -> None:
+        self._choice = choice
+        kinds = [(count, suffix) for count in (1, 4) for suffix in SUFFIXES]
+        self._captures = [("capture", way, *kind) for kind in kinds for way in choice.ways]
+        others = [(output, "kill -9", 1, "") for output in COMMANDS]
+        others += [("out.db", way, 1, "") for way in ("full disk", "deleted")]
+        self._others = [kind for kind in others if kind[1] in choice.ways]
+        stored = json.loads(choice.output.read_text()) if choice.output and choice.output.exists() else []
+        self._stored = [row for row in stored if row["seed"] != choice.seed]
+        self._counts: dict[Any, Counted] = {}
+        self._counting = threading.Lock()
+        self._starter = Starter(scratch)
+        self._undisturbed = {}
+        for output in COMMANDS:
+            seconds = self._starter.time(scratch, output)
+            self._undisturbed[output] = Undisturbed(scratch, contents(scratch / output), seconds)
+        self._numbers = iter(range(choice.runs))
+        self._end = time.monotonic() + 60 * choice.minutes
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """What is stored, and what was counted now."""
+        return [*self._stored, *(row._asdict() for row in self._counts.values())]
+
+    def done(self) -> bool:
+        """Whether all runs were right, after all of them."""
+        signal.signal(signal.SIGINT, lambda *_: setattr(self, "_end", -math.inf))
+        with ThreadPoolExecutor(self._choice.beside) as pool:
+            for lane in [pool.submit(self._lane) for _ in range(self._choice.beside)]:
+                lane.result()
+        self._starter.close()
+        return all(row.right == row.runs for row in self._counts.values())
+
+    def _lane(self) -> None:
+        """One run after the other."""
+        for number in self._numbers:
+            if time.monotonic() > self._end:
+                return
+            # A stride, so that a few runs have all ways, both formats, and one process as well as four.
+            half = number // 2
+            kinds, place = (self._others, half) if number % 2 else (self._captures, 5 * half)
+            output, way, count, suffix = kinds[place % len(kinds)]
+            every = self._choice.fresh
+            fresh = bool(every) and number % every == every - 1
+            try:
+                result = self._run(number, output, way, suffix, count, fresh=fresh)
+            except (AssertionError, GtraceError, OSError, ValueError) as error:
+                # What is left can't be read.
+                result = Result(0, wrong="".join(traceback.format_exception(error)))
+            command = COMMANDS.get(output, output).removeprefix("trace ").partition(" ")[0]
+            kind = self._choice.seed, command, way, count, suffix, fresh
+            with self._counting:
+                self._counts[kind] = self._counts.get(kind, Counted(*kind)).plus(result)
+                if result.wrong:
+                    print(f"run {number}, {output}, {way}, {suffix}, {count}: {result.wrong}", flush=True)
+                if self._choice.output:
+                    beside = self._choice.output.with_suffix(".partial")
+                    beside.write_text("[\n" + ",\n".join(map(json.dumps, self.rows)) + "\n]\n")
+                    beside.replace(self._choice.output)
+
+    def _run(self, number: int, output: str, way: str, suffix: str, count: int, *, fresh: bool) -> Result:
+        rng = random.Random(f"{self._choice.seed} {number}")
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            if output == "capture":
+                return Run(self._starter, Path(folder), way, suffix, count, rng, fresh=fresh).done()
+            left = self._undisturbed[output]
+            return Chain(self._starter, Path(folder), way, output, left, rng, fresh=fresh).done()
+
+
 def main() -> int:
     """Print the table; 1 if a run was wrong."""
     parser = argparse.ArgumentParser(description="Interrupt commands at random moments and check what is left.")
     parser.add_argument("--runs", type=int, default=500, help="spread over commands, ways, formats and processes")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time")
+    parser.add_argument("--beside", type=int, default=1, help="runs at a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fresh", type=int, default=50, help="start interpreters in every n-th run, 0 for never")
     parser.add_argument("--ways", nargs="+", default=WAYS)
     parser.add_argument("-o", "--output", type=Path, help="JSON to write; runs of other seeds that are there are kept")
-    choice = parser.parse_args()
-    captures = [("capture", way, count, suffix) for count in (1, 4) for suffix in SUFFIXES for way in choice.ways]
-    others = [(output, "kill -9", 1, "") for output in COMMANDS]
-    others += [("out.db", way, 1, "") for way in ("full disk", "deleted")]
-    others = [kind for kind in others if kind[1] in choice.ways]
-    stored = json.loads(choice.output.read_text()) if choice.output and choice.output.exists() else []
-    stored = [row for row in stored if row["seed"] != choice.seed]
-    counts: dict[Any, Counted] = {}
     with tempfile.TemporaryDirectory(prefix="gtrace-interruptions-") as scratch:
-        undisturbed = Path(scratch) / "undisturbed"
-        undisturbed.mkdir()
-        starter = Starter(undisturbed)
-        seconds = {output: starter.time(undisturbed, output) for output in COMMANDS}
-        end = time.monotonic() + 60 * choice.minutes
-        for number in range(choice.runs):
-            if time.monotonic() > end:
-                break
-            # A stride, so that a few runs have all ways, both formats, and one process as well as four.
-            half = number // 2
-            kinds, place = (others, half) if number % 2 else (captures, 5 * half)
-            output, way, count, suffix = kinds[place % len(kinds)]
-            fresh = bool(choice.fresh) and number % choice.fresh == choice.fresh - 1
-            rng = random.Random(f"{choice.seed} {number}")
-            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-                if output == "capture":
-                    result = Run(starter, Path(folder), way, suffix, count, rng, fresh=fresh).done()
-                else:
-                    before = undisturbed, seconds[output]
-                    result = Chain(starter, Path(folder), way, output, before, rng, fresh=fresh).done()
-            command = COMMANDS.get(output, output).removeprefix("trace ").partition(" ")[0]
-            kind = choice.seed, command, way, count, suffix, fresh
-            counts[kind] = counts.get(kind, Counted(*kind)).plus(result)
-            if result.wrong:
-                print(f"run {number}, {output}, {way}, {suffix}, {count}: {result.wrong}", flush=True)
-            rows = [*stored, *(row._asdict() for row in counts.values())]
-            if choice.output:
-                choice.output.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-        starter.close()
-    print(table(rows))
-    return int(any(row.right < row.runs for row in counts.values()))
+        series = Series(parser.parse_args(), Path(scratch))
+        right = series.done()
+    print(table(series.rows))
+    return int(not right)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
 from gtrace.trace.files import parse_json, write_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 VERSION = 1
@@ -73,18 +73,28 @@ class RunLogWriter:
         path: the log, usually ``NAME.jsonl``.
         study: fields of the study record.
         force: replace an existing file at ``path``.
+        before: called with the bytes of the study record before there is a log.
 
     Raises:
         OutputExistsError: ``path`` exists and ``force`` is off.
         UsageError: nothing can be written there.
     """
 
-    def __init__(self, path: Path, study: Mapping[str, Any], *, force: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        study: Mapping[str, Any],
+        *,
+        force: bool = False,
+        before: Callable[[int], None] = lambda _size: None,
+    ) -> None:
         if path.exists() and not force:
             raise OutputExistsError(f"{path} already exists. Use --force to replace it or choose another path.")
         self.path = path
+        line = _line("study", version=VERSION, **study).encode()
+        before(len(line))
         try:
-            write_beside(str(path), _line("study", version=VERSION, **study).encode())
+            write_beside(str(path), line)
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{path}: cannot be written ({error.strerror}); choose another path") from None

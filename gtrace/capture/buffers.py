@@ -135,12 +135,12 @@ class RowBuffer:
     @property
     def last(self) -> bool:
         """Whether the slab has no further row."""
-        return self.place == len(self.slab.block) - 1
+        return self.place == self.slab.size - 1
 
     @property
     def several(self) -> bool:
         """Whether the slab has as many rows as the trace takes together."""
-        return len(self.slab.block) >= MOST_ROWS
+        return self.slab.size >= MOST_ROWS
 
     def fill(self, places: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
         """Copy gradients, directly or through the pool's device.
@@ -177,6 +177,7 @@ class Slab:
 
     def __init__(self, block: torch.Tensor, parts: Sequence[slice]) -> None:
         self.block = block
+        self.size = len(block)
         self.parts = parts
         self.rows: list[RowBuffer] = []
         #: rows handed out, and rows that came back
@@ -220,7 +221,7 @@ class BufferPool:
     def acquire(self, *, wait: bool = True) -> RowBuffer | None:
         """A buffer with arbitrary content; None if all are in use and ``wait`` is off, or the writer does not go on."""
         slab = self._slab
-        if slab is None or slab.taken == len(slab.block):
+        if slab is None or slab.taken == slab.size:
             slab = self._next_slab(wait=wait)
             if slab is None:
                 return None
@@ -233,7 +234,7 @@ class BufferPool:
         while (buffer := self._free.get(wait=wait and not self._unborn)) is not None:
             slab = buffer.slab
             slab.returned += 1
-            if slab.returned == len(slab.block):
+            if slab.returned == slab.size:
                 slab.taken = slab.returned = 0
                 return slab
         return self._new_slab() if self._unborn else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gtrace.capture.buffers import BufferPool, as_real_dense, staging_for
-from gtrace.torch_hooks.gradients import main_gradient
+from gtrace.torch_hooks.gradients import main_gradient, own_gradient
 from gtrace.torch_hooks.naming import local_part, sharding
 from gtrace.torch_hooks.optimizers import differing_groups
 from gtrace.torch_hooks.processes import started_again
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from gtrace.torch_hooks.hooks import OptimizerStep
     from gtrace.torch_hooks.naming import ParameterName
     from gtrace.torch_hooks.steps import Rounds
+
+
+_GRADIENT, _KIND = operator.attrgetter("grad"), operator.attrgetter("dtype", "layout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +81,12 @@ class RowLayout:
         #: number of slots, and their bytes
         self._counted = (0, 0)
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Slot | None]] = {}
+        #: of the last step if all its gradients were recorded as they are: ids of parameters, types and kinds of these
+        self._plain: tuple[list[int], list[type], list[tuple[Any, ...]]] | None = None
 
     def release(self) -> None:
         """Free the memory for rows of an optimizer that is gone; its tensors stay known."""
-        self.pool = None
+        self.pool = self._plain = None
         self._known = {}
 
     @property
@@ -94,18 +100,33 @@ class RowLayout:
             self._counted = len(self.slots), sum(cost(math.prod(slot.shape)) for slot in self.slots)
         return self._counted[1]
 
+    def bytes_of(self, tensors: Sequence[torch.Tensor], cost: Callable[[int], int]) -> int:
+        """Bytes of a row with these tensors."""
+        whole = len(tensors) == len(self.slots)
+        return self.row_bytes(cost) if whole else sum(cost(tensor.numel()) for tensor in tensors)
+
     def gradients(self, step: OptimizerStep) -> tuple[list[Slot], list[torch.Tensor], list[torch.Tensor]]:
         """The slots of a step's gradients, the gradients as real strided tensors, and the parameters."""
+        several = [parameter for group in step.optimizer.param_groups for parameter in group["params"]]
+        given = list(map(_GRADIENT, several)) if step.gradient is own_gradient else []
+        if self._plain is not None and given:
+            # The usual case: what happens at every step of a small model has to be quick.
+            ids, types, kinds = self._plain
+            if ids == list(map(id, several)) and types == list(map(type, given)) and kinds == list(map(_KIND, given)):
+                return self._usual, given, several
         found = []
-        for group in step.optimizer.param_groups:
-            for parameter in group["params"]:
-                gradient, stage = step.gradient(parameter)
-                if gradient is None:
-                    gradient, stage = main_gradient(parameter)
-                if gradient is not None:
-                    own = gradient if type(gradient) is torch.Tensor else local_part(gradient)
-                    found.append(Found(parameter, own, stage))
-        return self.place(step.optimizer, found)
+        for parameter in several:
+            gradient, stage = step.gradient(parameter)
+            if gradient is None:
+                gradient, stage = main_gradient(parameter)
+            if gradient is not None:
+                own = gradient if type(gradient) is torch.Tensor else local_part(gradient)
+                found.append(Found(parameter, own, stage))
+        slots, tensors, parameters = self.place(step.optimizer, found)
+        self._plain = None
+        if tensors and len(tensors) == len(given) and all(map(operator.is_, tensors, given)):
+            self._plain = list(map(id, several)), list(map(type, given)), list(map(_KIND, given))
+        return slots, tensors, parameters
 
     def place(
         self, optimizer: Optimizer | Rounds, found: Sequence[Found]
@@ -140,7 +161,9 @@ class RowLayout:
                 if id(parameter) in groups:
                     attrs[GROUP] = groups[id(parameter)]
                 slot = self._new_slot(entry, gradient, attrs)
-                self._known[id(parameter)] = (weakref.ref(parameter), slot)
+                # If it goes, its id may be another's soon.
+                reference = weakref.ref(parameter, lambda _: setattr(self, "_plain", None))
+                self._known[id(parameter)] = (reference, slot)
         shapes = [slot.shape for slot in self.slots]
         staging = staging_for((gradient.device for _, gradient, _ in found), shapes)
         self.pool = BufferPool(shapes, self._queue_bytes, staging)

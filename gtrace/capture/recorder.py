@@ -374,9 +374,13 @@ class Recorder:
             self.neural.listen(any(map(self._chooses, steps)))
 
     def _take_step(self, step: OptimizerStep) -> None:
+        # Each call of torch.no_grad() costs as much as the copy of a small gradient.
+        enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
         try:
             self._take(step)
         finally:
+            torch._C._set_grad_enabled(enabled)
             self._last = time.perf_counter()
 
     def error(self, error: Exception) -> None:
@@ -438,12 +442,11 @@ class Recorder:
             weakref.finalize(step.optimizer, layout.release).atexit = False
         return layout
 
-    @torch.no_grad()
     def _take(self, step: OptimizerStep) -> None:
         self._note(step)
         layout, chosen = self._layout_of(step), self._chooses(step.step)
         slots, gradients, parameters = layout.gradients(step) if self._weights and chosen else ([], [], [])
-        size = sum(self._cost(gradient.numel()) for gradient in gradients)
+        size = layout.bytes_of(gradients, self._cost)
         moments = moments_of(step.optimizer, parameters) if self._options.second_moments else []
         size += sum(self._cost(found.mean.numel()) for found in moments if found is not None)
         size += self.neural.pending_bytes if self.neural is not None else 0

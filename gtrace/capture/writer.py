@@ -90,7 +90,7 @@ class Gaps:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
     """One step of one optimizer: some tensors of a buffer, and the numbers of a commit.
 

@@ -93,10 +93,11 @@ def _run(
     trainings: list[ScriptTraining] = []
 
     def start() -> None:
-        from gtrace.training.unmodified import training
+        from gtrace.training.unmodified import train_forks, training
 
         trainings.append(training(setup, _live() if live else None))
         trainings[0].start()
+        train_forks(setup)
 
     def leave(exit_code: int) -> int:
         try:

@@ -32,6 +32,11 @@ def main_gradient(parameter: torch.Tensor) -> tuple[torch.Tensor | None, str]:
     return found, LOCAL if process_place().world_size == 1 else REDUCED
 
 
+def own_gradient(parameter: torch.Tensor) -> tuple[torch.Tensor | None, str]:
+    """The gradient of a process that trains alone, and its stage."""
+    return parameter.grad, LOCAL
+
+
 def given_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     """The gradient that an optimizer finds."""
     return main_gradient(parameter)[0] if parameter.grad is None else parameter.grad

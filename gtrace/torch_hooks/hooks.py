@@ -10,6 +10,7 @@ import functools
 import math
 import os
 import sys
+import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients, MicroBatches
+from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients, MicroBatches, own_gradient
 from gtrace.torch_hooks.naming import ModuleCollector
 from gtrace.torch_hooks.optimizers import Schedulers
 from gtrace.torch_hooks.processes import launched_place, process_place
@@ -119,7 +120,7 @@ class OptimizerStep:
     grad_scale: float
     clip_norm: float
     loss_scale: float = 1.0
-    gradient: Callable[[torch.Tensor], tuple[torch.Tensor | None, str]] = lambda parameter: (parameter.grad, LOCAL)
+    gradient: Callable[[torch.Tensor], tuple[torch.Tensor | None, str]] = own_gradient
     replicas: Callable[[torch.Tensor], Replicas | None] = lambda _parameter: None
     first: bool = True
     samples: int = 0
@@ -202,7 +203,11 @@ class TrainingHooks:
         self._next_stream = 0
         self._last = _Stream(0)
         self._started = 0
-        self._losses = Losses()
+        #: thread -> its losses; those of the first thread are also of threads that step without a backward pass
+        self._threads: dict[int, Losses] = {}
+        self._first_losses = Losses()
+        #: backward passes so far
+        self.backward_passes = 0
         self._samples = Samples(self._guarded)
         self.schedulers = Schedulers()
         self._born = _forks
@@ -217,9 +222,16 @@ class TrainingHooks:
         return int(self._skipped)
 
     @property
-    def backward_passes(self) -> int:
-        """Backward passes so far."""
-        return self._losses.passes
+    def _losses(self) -> Losses:
+        """The losses of this thread."""
+        return self._threads.get(threading.get_ident(), self._first_losses)
+
+    def _own_losses(self) -> Losses:
+        """The losses of this thread, which begins to have its own."""
+        thread = threading.get_ident()
+        if thread not in self._threads:
+            self._threads[thread] = Losses() if self._threads else self._first_losses
+        return self._threads[thread]
 
     def stepped(self) -> list[tuple[int, Optimizer | Rounds]]:
         """The optimizers that have stepped and still exist, with their numbers, ascending."""
@@ -235,13 +247,13 @@ class TrainingHooks:
         if hasattr(torch.autograd, "_engine_run_backward"):
             # And not ``grad`` itself: torch.compile knows that by its identity.
             self._patch(torch.autograd, "_engine_run_backward", self._watch_engine)
-        self._patch_after(GradScaler, "scale", lambda scaler, result, loss: self._losses.scaled(scaler, loss, result))
+        self._patch_after(GradScaler, "scale", lambda one, result, loss: self._own_losses().scaled(one, loss, result))
         self._patch(GradScaler, "step", self._watch_scaler_step)
         # The other two do not call the __init__ of the first.
         for kind in (lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler):
             self._patch_after(kind, "__init__", self.schedulers.saw)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
-            self._patch_after(owner, "zero_grad", self._zeroed, self._losses.begun)
+            self._patch_after(owner, "zero_grad", self._zeroed, lambda: self._losses.begun())  # noqa: PLW0108 - this thread's
         self._patch(torch.nn.utils.clip_grad, "clip_grad_norm_", self._watch_clip)
         # The same function under its other name: pickle looks it up there.
         ours = torch.nn.utils.clip_grad.clip_grad_norm_
@@ -328,7 +340,8 @@ class TrainingHooks:
                 return original(tensors, grad_tensors, *args, **kwargs)
             self._guarded(self._begin_backward, tensors, grad_tensors, kwargs.get("inputs"))
             result = original(tensors, grad_tensors, *args, **kwargs)
-            self._guarded(self.clock.backward_ends)
+            if self.clock.runs:
+                self._guarded(self.clock.backward_ends)
             if self._unstepped is not None:
                 self._guarded(self._unstepped.end)
             return result
@@ -345,7 +358,8 @@ class TrainingHooks:
     def _begin_backward(self, tensors: object, gradients: object, inputs: object) -> None:
         if self._unstepped is not None:
             self._unstepped.begin(tensors, gradients, inputs)
-        self._losses.backward(tensors, gradients)
+        self.backward_passes += 1
+        self._own_losses().backward(tensors, gradients)
         if self._samples.waits:
             self._samples.backward()
         self.clock.backward_begins()
@@ -555,12 +569,12 @@ class TrainingHooks:
         self._guarded(self._announce)
 
     def _announce(self) -> None:
-        one = self._last if len(self._streams) == 1 else None
+        one = self._last if self._next_stream == 1 else None
         upcoming = [stream.steps for stream in self._streams.values()] if one is None else [one.steps]
-        self._local.wanted = any(map(self._chooses, upcoming))
+        self._local.wanted = wanted = any(map(self._chooses, upcoming))
         if self._micro_batches is not None:
-            self._micro_batches.wanted = self._local.wanted
-        self._samples.stepped(self._local.wanted)
+            self._micro_batches.wanted = wanted
+        self._samples.stepped(wanted)
         if self._upcoming is not None:
             self._upcoming(upcoming)
 
@@ -626,6 +640,8 @@ class TrainingHooks:
         stage = LOCAL if world == 1 else REDUCED
         if isinstance(optimizer, Rounds):
             return lambda parameter: (optimizer.gradient(parameter), stage)
-        if stage == LOCAL or self._reduced:
+        if stage == LOCAL:
+            return own_gradient
+        if self._reduced:
             return lambda parameter: (parameter.grad, stage)
         return lambda parameter: self._local.gradient(parameter, scale)

@@ -165,7 +165,9 @@ class OptimizerHistory:
         self._row: range = range(0)
         self._kind = kind_of(optimizer)
         self._settings: Counter[str] = Counter()
-        self._values: list[Any] = []
+        self._values: tuple[Any, ...] = ()
+        #: one of them is a tensor, which may have another value at each step
+        self._varies = False
         self._text = ""
         self._batches: Counter[int] = Counter()
         self._tokens = 1
@@ -200,10 +202,10 @@ class OptimizerHistory:
         if samples:
             self._batches[samples] += 1
             self._tokens = tokens
-        values = [group.get(name) for name in _SETTINGS]
-        # A tensor may have another value by now.
-        if values != self._values or any(isinstance(value, torch.Tensor) for value in values):
+        values = tuple(map(group.get, _SETTINGS))
+        if self._varies or values != self._values:
             self._values, self._text = values, json.dumps(group_facts(self._kind, group))
+            self._varies = any(isinstance(value, torch.Tensor) for value in values)
         if self._text in self._settings or len(self._settings) < _MOST_SETTINGS:
             self._settings[self._text] += 1
 

@@ -101,7 +101,7 @@ class _Sum:
 
 
 class Losses:
-    """Sums the losses that are backpropagated between steps.
+    """Sums the losses that one thread backpropagates between steps.
 
     The sums stay after a step, for a second optimizer that steps on the same backward pass; the
     next backward pass starts again at zero. Losses before gradients were set to zero do not belong to a step
@@ -119,8 +119,6 @@ class Losses:
         self._unscaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
         #: the gradient scaler that scaled a loss since the previous step
         self.scaler: GradScaler | None = None
-        #: Backward passes so far.
-        self.passes = 0
 
     def of(self, groups: Iterable[Mapping[str, Any]]) -> tuple[float, int]:
         """The losses behind a step of an optimizer with these parameter groups.
@@ -156,7 +154,6 @@ class Losses:
 
     def backward(self, tensors: object, gradients: object) -> None:
         """A backward pass starts. It starts at a loss if it starts at a single number, or at a multiple of one."""
-        self.passes += 1
         if self._used:
             self._all.total, self._all.count, self._used = 0.0, 0, False
             if self._since:
@@ -323,9 +320,10 @@ def is_nested(wrapper: FrameType, evaluation: CodeType | None) -> bool:
     step that raises never resets a flag. A step that a closure takes while it is evaluated is its own:
     ``evaluation`` is the code that evaluates closures.
     """
-    frame = wrapper.f_back
-    while frame is not None and frame.f_code is not evaluation:
-        if frame.f_code is wrapper.f_code:
-            return True
+    frame, step = wrapper.f_back, wrapper.f_code
+    while frame is not None:
+        code = frame.f_code
+        if code is evaluation or code is step:
+            return code is step
         frame = frame.f_back
     return False

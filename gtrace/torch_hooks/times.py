@@ -60,6 +60,8 @@ class StepClock:
         self._waited = waited
         self._seen = 0
         self._start: Mark | None = None
+        #: whether the time from the last step to the next one is taken
+        self.runs = False
         self._recorded = False
         self._backward: list[Mark] = []
         self._open: Mark | None = None
@@ -90,11 +92,14 @@ class StepClock:
             models: the live modules.
         """
         self._seen += 1
+        if not self.runs and self._seen > _ALL and self._seen % _SOME and self._seen % _EVERY and not self._intervals:
+            return
         timed = _WARM_UP <= self._seen <= _ALL or self._seen % _SOME == 0
         now = self._mark() if timed or self._start is not None else None
         if self._start is not None and now is not None:
             self._intervals.append(_Interval(self._recorded, (self._start, now, *self._backward)))
         self._start, self._recorded, self._backward, self._open = now if timed else None, recorded, [], None
+        self.runs = timed
         while self._intervals and _has_passed(self._intervals[0].last):
             self._read(self._intervals.popleft())
         if self._seen in _ASKED or self._seen % _EVERY == 0:

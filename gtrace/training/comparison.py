@@ -123,8 +123,8 @@ class Study:
         with contextlib.ExitStack() as stack:
             writer = None if log is None else stack.enter_context(self._writer(log, force=force))
             for record in self.records():
-                if writer is not None and record["type"] == "checkpoint":
-                    self._save(writer)
+                if log is not None and writer is not None and record["type"] == "checkpoint":
+                    self._save(log, writer.size)
                 if record["type"] == "checkpoint":
                     continue
                 if writer is not None:
@@ -155,15 +155,21 @@ class Study:
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
                 raise TraceError(f"{place}: not a checkpoint of this study ({reason}); remove it") from error
             return RunLogWriter.reopen(log, written)
-        writer = RunLogWriter(log, self.describe(), force=force)
-        checkpoint.path_of(log).unlink(missing_ok=True)
-        return writer
 
-    def _save(self, writer: RunLogWriter) -> None:
+        def start(size: int) -> None:
+            # First, so that a study that is killed at any moment can go on.
+            if self.settings.kind == "weight":
+                self._save(log, size)
+            else:
+                checkpoint.path_of(log).unlink(missing_ok=True)
+
+        return RunLogWriter(log, self.describe(), force=force, before=start)
+
+    def _save(self, log: Path, size: int) -> None:
         checkpoint.save(
-            checkpoint.path_of(writer.path),
+            checkpoint.path_of(log),
             {
-                "log_bytes": writer.size,
+                "log_bytes": size,
                 "seed": self._seed,
                 "step": self._step,
                 "done": [result.to_plain() for result in self._done],
@@ -235,8 +241,6 @@ class Study:
         settings = self.settings
         with one_thread():
             if not self._step and self._seed == self.seeds[0]:
-                if settings.kind == "weight":
-                    yield {"type": "checkpoint"}  # whoever is killed before the first test can go on, too
                 yield from self._kept(warning(text) for run in self._runs for text in run.announce())
             while True:
                 for step in range(self._step, settings.steps):

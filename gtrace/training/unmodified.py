@@ -28,7 +28,13 @@ from gtrace.codecs.plugins import load_plugin
 from gtrace.torch_hooks.children import call_after_import
 from gtrace.torch_hooks.hooks import OptimizerStep, TrainingHooks, never_compiled
 from gtrace.torch_hooks.naming import Names, local_part
-from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, process_place, seed_libraries
+from gtrace.torch_hooks.processes import (
+    before_abrupt_exit,
+    before_shutdown,
+    process_place,
+    release_signals,
+    seed_libraries,
+)
 from gtrace.torch_hooks.steps import Rounds, grad_scale_of, is_nested
 from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
 from gtrace.training.ddp import AllReduceComparison, RankExchange, ddp_comm_hook, keep_own
@@ -381,6 +387,11 @@ def start(settings: Mapping[str, Any]) -> None:
         load_plugin(Path(file))
     if settings.get("script_seed") is not None:
         seed_libraries(settings["script_seed"])
+    _train_here(settings)
+    train_forks(settings)
+
+
+def _train_here(settings: Mapping[str, Any]) -> None:
     child = training(settings)
     child.start()
 
@@ -398,6 +409,23 @@ def start(settings: Mapping[str, Any]) -> None:
 
 
 _open: list[Any] = []
+#: of forked children
+_settings: dict[str, Any] = {}
+
+
+def train_forks(settings: Mapping[str, Any]) -> None:
+    """Train with the codec in forked children of this process, too: they may be ranks."""
+    if not _settings:
+        os.register_at_fork(after_in_child=_after_fork)
+    _settings.update(settings)
+
+
+def _after_fork() -> None:
+    try:
+        release_signals()
+        _train_here(_settings)
+    except Exception as error:  # noqa: BLE001 - the child must live as without a codec
+        _say(f"gtrace: warning: a forked process trains without the codec: {type(error).__name__}: {error}")
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,5 @@
 import math
+import threading
 
 import pytest
 import torch
@@ -228,3 +229,39 @@ def test_another_wrapper_on_top_is_left_alone():
     watch.hooks.remove()
     assert torch.autograd.backward is theirs
     torch.autograd.backward = original
+
+
+def test_threads_that_train_have_their_own_losses():
+    weights = [weight(1.0), weight(2.0)]
+    turns = [threading.Semaphore(1), threading.Semaphore(0)]
+
+    def train(number):
+        optimizer = torch.optim.SGD([weights[number]], lr=0.1)
+        for _ in range(3):
+            for part in (lambda: quadratic(weights[number]).backward(), optimizer.step, optimizer.zero_grad):
+                turns[number].acquire()
+                part()
+                turns[1 - number].release()
+
+    with Watch() as watch:
+        threads = [threading.Thread(target=train, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    for number in range(2):
+        losses = [step.loss for step in watch.steps if step.optimizer.param_groups[0]["params"][0] is weights[number]]
+        assert losses == pytest.approx([(number + 1) ** 2 * 0.64**step for step in range(3)])
+    assert [step.micro_batches for step in watch.steps] == [1] * 6
+    assert watch.backward_passes == 6
+
+
+def test_a_thread_that_only_steps_has_the_losses_of_the_first():
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    with Watch() as watch:
+        quadratic(w).backward()
+        thread = threading.Thread(target=optimizer.step)
+        thread.start()
+        thread.join()
+    assert watch.steps[0].loss == 5.0

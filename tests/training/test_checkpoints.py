@@ -93,6 +93,29 @@ def test_another_study_does_not_go_on_with_the_log(tmp_path):
     assert read_runlog(log)[-1]["type"] == "end"
 
 
+@pytest.mark.parametrize("writes", range(3))
+def test_a_study_killed_before_its_first_record_starts_again(tmp_path, monkeypatch, writes):
+    log, left = tmp_path / "log.jsonl", [writes]
+    real = os.replace
+
+    def dies(*args):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        real(*args)
+
+    monkeypatch.setattr(os, "replace", dies)
+    with pytest.raises(KeyboardInterrupt):
+        study().run(log)
+    monkeypatch.undo()
+    assert log.exists() == (writes == 2)
+    assert not log.exists() or path_of(log).exists()
+    again = study()
+    again.run(log)
+    assert read_runlog(log)[-1]["type"] == "end"
+    assert not path_of(log).exists()
+
+
 class Attack:
     def __reduce__(self):
         return os.mkdir, ("attacked",)

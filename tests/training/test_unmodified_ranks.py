@@ -49,6 +49,12 @@ SHARDED = (
     .replace("    wrapped.register_comm_hook(None, bf16_compress_hook)\n", "")
     .replace("p.tolist()", "p.full_tensor().tolist()")
 )
+START = "mp.spawn(main, args=(2, sys.argv[1]), nprocs=2)"
+FORKED = PROGRAM.replace(START, 'mp.start_processes(main, args=(2, sys.argv[1]), nprocs=2, start_method="fork")')
+#: the program is rank 0 itself, and forks rank 1
+BESIDE = PROGRAM.replace(
+    START, 'mp.get_context("fork").Process(target=main, args=(1, 2, sys.argv[1])).start(); main(0, 2, sys.argv[1])'
+)
 LAUNCH = """
 import subprocess, sys
 ranks = [subprocess.Popen([sys.executable, "train.py", sys.argv[1], rank]) for rank in "01"]
@@ -81,6 +87,20 @@ def test_ranks_that_a_program_starts_exchange_payloads(tmp_path, dies):
         assert done.returncode == 0, done.stderr
         assert len(steps) == 6
         assert "6 steps through ef:topk:ratio=0.1 in a launched process, the first of 2 ranks" in done.stderr
+
+
+@pytest.mark.parametrize(("program", "every"), [(FORKED, 1), (BESIDE, 2)])
+def test_forked_ranks_exchange_payloads(tmp_path, program, every):
+    (tmp_path / "train.py").write_text(program)
+    words = ["train", "--codec", "ef:topk:ratio=0.1", "--every", every] if every > 1 else ["train", "--codec", "none"]
+    done = run_gtrace(*words, "-o", "log.jsonl", "train.py", tmp_path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    study, *records = read_runlog(tmp_path / "log.jsonl")
+    steps = [record for record in records if record["type"] == "step"]
+    assert study["world_size"] == 2
+    assert len(steps) == 6
+    assert sum(record["wire_bytes"] > 0 for record in steps) == 6 // every
+    assert records[-1]["type"] == "end"
 
 
 @pytest.mark.framework_case("fully_shard in an unmodified script: gtrace train")

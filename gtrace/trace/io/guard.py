@@ -130,6 +130,9 @@ class Guard:
         root = str(Path(__file__).resolve().parents[3])
         # -P: the folder that the command runs in may be the one that somebody else filled.
         start = f"import sys; sys.path.append({root!r}); from gtrace.trace.io.guard import serve; serve()"
+        if sys.platform == "linux":
+            # PR_SET_PDEATHSIG: if this process is killed, the kernel ends the child, whatever it is doing.
+            start = f"import ctypes; ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)}); {start}"
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", start],

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 import zipfile
 import zlib
@@ -281,6 +283,33 @@ def test_a_child_that_does_not_answer_is_ended(tmp_path):
         os.kill(guard.pid, signal.SIGKILL)
         with pytest.raises(TraceError, match=r"w\.npy: reading it ended its process \(code -9\)"):
             guard.open(path, ".npy")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends it")
+def test_a_child_ends_with_a_killed_parent_whatever_it_does(tmp_path):
+    path = write(tmp_path / "w.npy", npy(np.zeros(3)))
+    program = """
+import os, signal, sys
+from pathlib import Path
+from gtrace.trace.io.foreign import READERS
+from gtrace.trace.io.guard import Guard
+
+guard = Guard([Path(sys.argv[1])], READERS)
+os.kill(guard.pid, signal.SIGSTOP)
+print(guard.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    command = [sys.executable, "-c", program, str(path)]
+    child = int(subprocess.run(command, check=False, stdout=subprocess.PIPE).stdout)
+    end = time.monotonic() + 30
+
+    def lives():
+        stat = Path(f"/proc/{child}/stat")
+        return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+    while lives() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not lives()
 
 
 @pytest.mark.skipif(not confines(), reason="this kernel has no Landlock")

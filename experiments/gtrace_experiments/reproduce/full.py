@@ -112,7 +112,7 @@ FULL: dict[str, Full] = {
     "mqgrad-tables1-3": _MQGRAD,
     "zipml-fig4": Full("", "; ".join(REAL.values()), 0),
     "zipml-fig6": Full("", REAL[784], 0),
-    "zipml-fig9": Full("", REAL[784], 0),
+    "zipml-fig9": Full("", f"{REAL[784]}; {REAL[9]}", 0),
     "zipml-fig7b": Full(
         "CifarCNN", "a network of five layers on CIFAR-10, batches of 128, 64 epochs", 25_000, {"batch_size": 128}
     ),

@@ -63,6 +63,30 @@ def small_task(context: Context, instead_of: str, test_images: int | None = None
     return gtrace.training.load_task("digits-cnn"), words
 
 
+def seeded_task(context: Context, instead_of: str) -> tuple[Task, str]:
+    """A task so small that trainings with several seeds come to their end, and what it replaces.
+
+    Args:
+        context: of the experiment.
+        instead_of: what the paper trains on.
+
+    Returns:
+        Fashion-MNIST made small where it is installed, else and for a quick run the handwritten digits.
+    """
+    require_torch()
+    if context.full is not None:
+        return context.full.load(), context.full.data
+    try:
+        if not context.quick:
+            from gtrace_experiments.reproduce.small import SmallFashion
+
+            words = "6,000 images of Fashion-MNIST made small, 7 x 7 pixels, tested on 10,000; in place of "
+            return SmallFashion(), words + instead_of
+    except TraceError as missing:
+        context.say(f"{missing}; going on with the digits")
+    return gtrace.training.load_task("digits-cnn"), f"{DATA['digits-cnn']}, in place of {instead_of}"
+
+
 @dataclass(frozen=True, slots=True)
 class Runs:
     """One codec's training runs, one per seed.

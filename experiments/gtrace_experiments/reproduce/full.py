@@ -88,7 +88,7 @@ FULL: dict[str, Full] = {
         "CifarResNet110",
         "ResNet-110 on CIFAR-10, batches of 128, 64,000 steps",
         64_000,
-        {"batch_size": 128, "seeds": 1, "optimizer": "", "lr": 0.1},
+        {"batch_size": 128, "seeds": 1, "lr": 0.1},
     ),
     "mcgq-tables1-2": Full(
         "CifarResNet18",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gtrace_experiments.reproduce._mcgq import PAPER
-from gtrace_experiments.reproduce._training import banded, first_task, spread, trained
+from gtrace_experiments.reproduce._training import banded, seeded_task, spread, trained
 from gtrace_experiments.reproduce.experiment import Chart, Check, Context, Experiment, Outcome, Panel, Table
 
 if TYPE_CHECKING:
     import numpy as np
 
-STEPS, BATCH, SEEDS, LR = 120, 32, 3, 3e-3
+STEPS, BATCH, SEEDS = 800, 32, 5
 PLAIN, ACCUMULATED, QSGD = "MCGQ", "MCGQ, accumulated", "QSGD"
 RUNS = {
     PLAIN: {bits: f"mcgq:bits={bits}" for bits in (2, 6)},
@@ -22,9 +22,9 @@ RUNS = {
 
 def run(context: Context) -> Outcome:
     """All methods and bits on the same batches."""
-    task, data = first_task(context, "fashion-resnet8", "digits-cnn")
+    task, data = seeded_task(context, "CIFAR-10")
     specs = [spec for runs in RUNS.values() for spec in runs.values()]
-    found = trained(context, task, specs, steps=STEPS, batch_size=BATCH, seeds=SEEDS, optimizer="adam", lr=LR)
+    found = trained(context, task, specs, steps=STEPS, batch_size=BATCH, seeds=SEEDS)
     names = dict(zip(specs, list(found.results)[1:], strict=True))
     plain = found.accuracy("none")
 
@@ -123,8 +123,9 @@ EXPERIMENT = Experiment(
     where="Figure 3",
     claim="Accumulated MCGQ equals 2-bit QSGD at about 2.1 bits, is near full precision at about 3, and better than it "
     "at 5 to 6.",
-    recipe=f"ResNet-8 on Fashion-MNIST in the place of ResNet-110 on CIFAR-10, Adam at {LR}, {STEPS} steps of {BATCH}, "
-    f"{SEEDS} seeds. Every gradient travels as bytes.",
+    recipe="A small convolutional network in place of ResNet-110, SGD with momentum, learning rate 0.05 falling to 0 "
+    f"by a cosine, {STEPS} steps of {BATCH} images (four passes over the data), {SEEDS} seeds. Every gradient travels "
+    "as bytes. (120 steps of a ResNet-8 with Adam and 3 seeds came first; the criteria are the same.)",
     published=(
         Table(
             "difference to the method's own baseline (ResNet-110, CIFAR-10)",

@@ -64,7 +64,7 @@ def small_task(context: Context, instead_of: str, test_images: int | None = None
 
 
 def seeded_task(context: Context, instead_of: str) -> tuple[Task, str]:
-    """A task so small that trainings with several seeds come to their end, and what it replaces.
+    """A task small enough to train with several seeds to the end, and what it replaces.
 
     Args:
         context: of the experiment.
@@ -80,11 +80,11 @@ def seeded_task(context: Context, instead_of: str) -> tuple[Task, str]:
         if not context.quick:
             from gtrace_experiments.reproduce.small import SmallFashion
 
-            words = "6,000 images of Fashion-MNIST made small, 7 x 7 pixels, tested on 10,000; in place of "
+            words = "6,000 images of Fashion-MNIST made small, 7 x 7 pixels, tested on 10,000; instead of "
             return SmallFashion(), words + instead_of
     except TraceError as missing:
         context.say(f"{missing}; going on with the digits")
-    return gtrace.training.load_task("digits-cnn"), f"{DATA['digits-cnn']}, in place of {instead_of}"
+    return gtrace.training.load_task("digits-cnn"), f"{DATA['digits-cnn']}, instead of {instead_of}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "GTRACE_MLBENCH"
 _INSTALLED = Path("/usr/lib/R/site-library/mlbench/data")
-#: of larger sets, so many samples are drawn
+#: samples that are drawn from a larger set
 MOST = 12_000
 #: number of features -> what it is
 REAL = {

@@ -123,7 +123,7 @@ EXPERIMENT = Experiment(
     where="Figure 3",
     claim="Accumulated MCGQ equals 2-bit QSGD at about 2.1 bits, is near full precision at about 3, and better than it "
     "at 5 to 6.",
-    recipe="A small convolutional network in place of ResNet-110, SGD with momentum, learning rate 0.05 falling to 0 "
+    recipe="A small convolutional network instead of ResNet-110, SGD with momentum, learning rate 0.05 falling to 0 "
     f"by a cosine, {STEPS} steps of {BATCH} images (four passes over the data), {SEEDS} seeds. Every gradient travels "
     "as bytes. (120 steps of a ResNet-8 with Adam and 3 seeds came first; the criteria are the same.)",
     published=(

@@ -1,4 +1,4 @@
-"""A task on which many trainings with several seeds come to their end: Fashion-MNIST made small.
+"""A task that is cheap enough to train with several seeds to the end: Fashion-MNIST made small.
 
 Its class is imported only by experiments that train, since it needs torch.
 """

@@ -255,7 +255,8 @@ def _trained(
             loss = math.nan if record["loss"] is None else record["loss"]
             found.losses.setdefault((record["run"], record["seed"]), []).append(loss)
         if records and record["type"] != "checkpoint":
-            found.records.append(record)
+            # As a log that was written and read has it: no loss of a training that diverged.
+            found.records.append({key: known(value) for key, value in record.items()})
 
     def progress(record: Mapping[str, Any]) -> None:
         if record["type"] == "step" and record["step"] % 10 == 0:
@@ -282,6 +283,11 @@ def _trained(
     except (ValueError, TypeError, KeyError) as error:
         raise TraceError(f"{done}: not a finished training ({type(error).__name__}); remove it and {log}") from None
     return found
+
+
+def known(value: Any) -> Any:
+    """A number that is not finite as None."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 #: steps and seeds of a smoke test

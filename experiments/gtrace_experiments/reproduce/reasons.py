@@ -26,7 +26,9 @@ REASONS: dict[str, Reason] = {
         SMALL, "600 steps replace 80,000: there is no settled law before the drops that a drop could change"
     ),
     "alq-fig5": Reason(
-        SHOWN, "the order of the methods is; QSGDinf as high as TRN is said of two networks that are not trained here"
+        SHOWN,
+        "the order of the methods is, at equal nominal bits; at equal measured bits uniform levels with one at 0 have "
+        "the variance of ALQ, 0.316 against 0.309. QSGDinf as high as TRN is said of two networks not trained here",
     ),
     "alq-fig6": Reason(SHOWN, "by levels fitted to gradients and to the paper's truncated normals"),
     "alq-fig7": Reason(
@@ -99,10 +101,13 @@ REASONS: dict[str, Reason] = {
     ),
     "mqgrad-fig4": Reason(
         OTHERWISE,
-        "the agent's bits depend on its seed more than on its reward, and a fixed 4 bits is first at the loss",
+        "in 9 of 10 seeds the agent ends with the same bits if its reward is constant, and is earlier than that agent "
+        "in 1; it is earlier than fixed 4 bits in 5 and does not arrive in 2, where fixed 4 bits arrive in all",
     ),
     "mqgrad-tables1-3": Reason(
-        OTHERWISE, "fixed 4 bits lead after an eighth of the time, and the agent's seeds that stay at 3 bits end low"
+        OTHERWISE,
+        "of ten seeds' means fixed 4 bits lead after an eighth of the time, 38 against 31 %, and the agent ends at 57 "
+        "%, as with a constant reward, where fixed 4 and 8 bits end at 70 %",
     ),
     "zipml-fig4": Reason(
         OTHERWISE,
@@ -115,6 +120,11 @@ REASONS: dict[str, Reason] = {
         "features, but for the 442 samples of diabetes",
     ),
     "zipml-fig6": Reason(SMALL, "the gaps are below a thousandth of the loss at every size of batch"),
+    "zipml-fig6-full": Reason(
+        OTHERWISE,
+        "on real data batches of 256 converge more slowly with quantized samples (0.442 against 0.413 after 30 epochs) "
+        "as they do without; quantization itself hurts them least, 0.002 % of the loss against 0.033 % at 16",
+    ),
     "zipml-fig7a": Reason(SHOWN, "on long tails, as the paper's data have; on normal features the gain is smaller"),
     "zipml-fig7b": Reason(SMALL, "the training loss is lower as said; 240 steps do not part the accuracies"),
     "zipml-fig8": Reason(SHOWN, "on four sets, at every number of bits"),

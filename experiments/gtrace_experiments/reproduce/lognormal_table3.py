@@ -145,7 +145,7 @@ def judged(rule: str, accuracy: dict[str, float], labels: list[str]) -> tuple[Ch
         ),
         Check(
             "one exponent bit more costs next to nothing",
-            f"E*+1 is at most {NOISE} points below E*, where there is such a format",
+            f"E*+1 is at most {NOISE} points below E*, if there is such a format",
             shown(more) or "no such format",
             all(value is None or value <= NOISE for value in more.values()),
         ),

@@ -43,7 +43,7 @@ REASONS: dict[str, Reason] = {
     ),
     "alq-fig14": Reason(
         SMALL,
-        "accuracies lie about a point apart after 150 steps; in error QSGDinf is ahead 1.6 to 1.8 times",
+        "accuracies lie about a point apart after 150 steps; in error QSGDinf is ahead 1.4 to 1.8 times",
     ),
     "alq-table1": Reason(
         OTHERWISE,

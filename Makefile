@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One thread per library: two spinning pools on a shared machine are slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test tests lint docs wheel release-check benchmarks contract clean
+.PHONY: demo test tests lint docs wheel release-check reproduction benchmarks contract clean
 
 # pip installs torch, first: asked for by another package, an installer may pick a build with gigabytes of CUDA. uv installs the rest
 # in a fifth of pip's time; it does not read pip's settings, so pip takes over if it finds no index.
@@ -61,6 +61,10 @@ wheel: $(VENV)/.installed
 # sdist and wheel, and the wheel in fresh environments of Python 3.11 to 3.13, those that are installed: some minutes each.
 release-check: $(VENV)/.installed
 	$(BIN)/python benchmarks/release_check.py
+
+# docs/reproduction.md and the pages beside it, from the results in docs/reproduction.
+reproduction: $(VENV)/.installed
+	$(BIN)/python experiments/pages.py
 
 benchmarks: $(VENV)/.installed
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only -q

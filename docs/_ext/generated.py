@@ -160,7 +160,7 @@ def verdicts(*prefixes: str) -> str:
         checks = found["outcome"]["checks"]
         held = [prose(check["claim"]) for check in checks if check["holds"]]
         failed = [prose(check["claim"]) for check in checks if not check["holds"]]
-        name = found["name"]
+        name = path.stem
         page = PAPERS[name.partition("-")[0]][0]
         rows.append(
             (f"[{name}](../reproduction/{page}.md#{name})", found["verdict"], "; ".join(held), "; ".join(failed))

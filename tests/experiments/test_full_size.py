@@ -1,17 +1,22 @@
 """Experiments at the papers' own size: estimated, interrupted, continued; and CIFAR-10 from its package."""
 
 import dataclasses
+import gzip
 import json
+import sys
+import types
 
 import matplotlib.image
 import numpy as np
+import pandas
 import pytest
 from click.testing import CliRunner
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.training import checkpoint, load_task
-from gtrace_experiments.reproduce import _alq, experiment_names
-from gtrace_experiments.reproduce._training import studied
+from gtrace.training.tasks.images import IMAGES, LABELS, VARIABLE, FashionCNN
+from gtrace_experiments.reproduce import _alq, datasets, experiment_names
+from gtrace_experiments.reproduce._training import seeded_task, studied
 from gtrace_experiments.reproduce.command import command
 from gtrace_experiments.reproduce.experiment import Context
 from gtrace_experiments.reproduce.full import FULL, Full, full_size
@@ -144,8 +149,48 @@ def test_the_command_says_what_it_will_take_and_keeps_what_is_done(cifar, tmp_pa
 
 
 def test_every_verdict_says_why_and_shown_means_reproduced(request):
-    assert list(REASONS) == list(experiment_names())
+    stored = request.config.rootpath / "docs" / "reproduction"
+    assert set(REASONS) == {path.stem for path in stored.glob("*.json")}
+    assert set(experiment_names()) <= set(REASONS)
     for name, reason in REASONS.items():
-        verdict = read_result(request.config.rootpath / "docs" / "reproduction" / f"{name}.json").outcome.verdict
+        verdict = read_result(stored / f"{name}.json").outcome.verdict
         assert verdict != "reproduced" or reason.kind == "shown", name
         assert verdict != "not reproduced" or reason.kind != "shown", name
+
+
+def test_a_data_frame_of_mlbench_becomes_samples_and_labels(tmp_path, monkeypatch):
+    frame = pandas.DataFrame({"V1": range(20), "Class": ["Rad.Flow", "High"] * 10, "V2": [3.0, 5.0] * 10})
+    monkeypatch.setenv(datasets.VARIABLE, str(tmp_path))
+    with pytest.raises(TraceError, match=r"Shuttle\.rda: not found"):
+        datasets.real(9, labels=True)
+    (tmp_path / "Shuttle.rda").touch()
+    monkeypatch.setitem(sys.modules, "rdata", None)
+    with pytest.raises(UsageError, match="pip install rdata"):
+        datasets.real(9, labels=True)
+    reader = types.SimpleNamespace(read_rda=lambda _path, default_encoding: {"Shuttle": frame})
+    monkeypatch.setitem(sys.modules, "rdata", reader)
+    data = datasets.real(9, labels=True)
+    assert data.a.shape == (16, 2)
+    # Even rows are radiator flow, and have the smaller V2.
+    assert (np.sign(data.a[:, 1]) == -data.b).all()
+    monkeypatch.setattr(datasets, "MOST", 10)
+    assert len(datasets.real(9, labels=True).a) == 8
+
+
+def test_fashion_made_small_is_a_tenth_of_the_images_in_blocks_of_pixels(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    for part, count in (("train", 40), ("t10k", 6)):
+        pixels = random.integers(256, size=(count, 28, 28), dtype=np.uint8)
+        for kind, magic, body in (("images-idx3", IMAGES, pixels), ("labels-idx1", LABELS, pixels[:, 0, 0] % 10)):
+            head = magic.to_bytes(4, "big") + b"".join(size.to_bytes(4, "big") for size in body.shape)
+            (tmp_path / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + body.tobytes()))
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    task, words = seeded_task(Context(), "CIFAR-10")
+    assert "made small" in words
+    whole, small = FashionCNN(), task
+    assert len(small._train[1]) == 4
+    before, after = whole._inputs(whole._train[0][[10]]), small._inputs(small._train[0][[1]])
+    assert after.shape == (1, 1, 7, 7)
+    assert float(after[0, 0, 2, 3]) == pytest.approx(float(before[0, 0, 8:12, 12:16].mean()), rel=1e-5)
+    assert sum(parameter.numel() for parameter in small.model().parameters()) == 75_178
+    assert small.model()(after).shape == (1, 10)

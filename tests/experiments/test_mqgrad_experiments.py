@@ -1,5 +1,6 @@
 """What the experiments on MQGrad make of their runs."""
 
+import dataclasses
 import math
 
 import pytest
@@ -57,3 +58,12 @@ def test_a_seed_that_does_not_arrive_makes_the_mean_infinite(found):
 def test_a_ramp_rises_every_five_steps_only(bits, nodes, ramp):
     records = [{"step": k, "codec_bits": b, "node": n} for k, (b, n) in enumerate(zip(bits, nodes, strict=True))]
     assert mqgrad_fig4._is_ramp(records) == ramp
+
+
+def test_a_run_is_earlier_if_it_takes_less_time_or_the_other_never_arrives(found, monkeypatch):
+    monkeypatch.setattr(mqgrad, "seconds_to_loss", lambda seconds, _loss: seconds)
+    never = math.nan
+    times = {"a": (1.0, 2.0, 3.0, never, never), "b": (2.0, 2.0, never, 1.0, never)}
+    made = dataclasses.replace(found, runs=times)
+    assert made.earlier("a", "b", 0.5) == 2
+    assert made.earlier("b", "a", 0.5) == 1

@@ -47,7 +47,13 @@ DROPS = (0.5, 0.75)
 
 
 def spec(
-    method: str, bits: int = 3, bucket: int | None = 8192, more: str = "scope=model,tail=exact", law: str = ""
+    method: str,
+    bits: int = 3,
+    bucket: int | None = 8192,
+    more: str = "scope=model,tail=exact",
+    law: str = "",
+    *,
+    zero: bool = False,
 ) -> str:
     """A codec in the paper's setting: buckets run across layers, and a short last one goes in full precision.
 
@@ -57,10 +63,11 @@ def spec(
         bucket: its size; None for the whole model.
         more: further parameters.
         law: that levels are fitted to, for adaptive methods; empty for the gradients themselves.
+        zero: whether a level is 0, of all but TRN, which has one.
     """
     if method == "none":
         return method
-    first = "" if method == "TRN" else f"bits={bits},zero=false,"
+    first = "" if method == "TRN" else f"bits={bits},zero={str(zero).lower()},"
     fitted = f",law={law}" if law else ""
     return f"{METHODS[method]}:{first}bucket_size={'none' if bucket is None else bucket},{more}{fitted}"
 

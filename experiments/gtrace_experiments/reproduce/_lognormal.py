@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 PAPER = "Chmiel et al., Neural gradients are near-lognormal, ICLR 2021"
 #: the trainings of these experiments: one worker, inside whose backward pass gradients are compressed
 TRAINING = "one worker with 16 images, 150 steps, learning rate 0.05, laws fitted every 20 steps"
+#: those whose ends are compared, with their settings
+TO_THE_END = (
+    "one worker with 16 images, 400 steps, learning rate 0.05 falling to 0 by a cosine, laws fitted every 20 steps, 3 "
+    "seeds"
+)
+LONGER = {"steps": 400, "seeds": 3}
 #: how a layer's values are scaled
 RULES = {"max": "the paper's scale", "mean": "the scale of the authors' code", "best": "our scale"}
 #: what :data:`RULES` mean, as notes of a page
@@ -103,15 +109,17 @@ def neural_trace(task: Task, seed: int, at: Iterable[int], batch_size: int | Non
     return Trace.from_arrays(values, kind="neural")
 
 
-def train_neural(context: Context, task: Task, codecs: Mapping[str, str]) -> dict[str, Runs]:
-    """Train as :data:`TRAINING` says, two seeds, with neural gradients compressed by each codec; label -> runs."""
+def train_neural(
+    context: Context, task: Task, codecs: Mapping[str, str], *, steps: int = 150, seeds: int = 2
+) -> dict[str, Runs]:
+    """Train as :data:`TRAINING` says with neural gradients compressed by each codec; label -> runs."""
     return train_each(
         context,
         task,
         codecs,
         kind="neural",
-        seeds=1 if context.quick else 2,
-        steps=3 if context.quick else 150,
+        seeds=1 if context.quick else seeds,
+        steps=3 if context.quick else steps,
         batch_size=16,
         lr=0.05,
         refit="0,10,+20",

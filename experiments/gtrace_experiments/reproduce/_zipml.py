@@ -124,7 +124,7 @@ def tuned(task: str, data: Data, batch_size: int, *, seed: int, epochs: int = 6)
     """
     usual = LinearStudy(task, [], data=data).rate
     found = {}
-    for power in range(-2, 7):
+    for power in range(-10, 7):
         rate = usual * 2.0**power
         found[rate] = loss(
             trained(task, [], data=data, rate=rate, batch_size=batch_size, seed=seed, epochs=epochs)["none"]

@@ -165,6 +165,11 @@ class Result:
     cpu_seconds: float
     full: bool = False
 
+    @property
+    def stem(self) -> str:
+        """Its name in files and on pages: that of the experiment, and ``-full`` at the paper's size."""
+        return f"{self.name}-full" if self.full else self.name
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; NaN becomes None."""
         found: dict[str, Any] = _plain({"version": 1, **dataclasses.asdict(self)})

@@ -88,7 +88,7 @@ FULL: dict[str, Full] = {
         "CifarResNet110",
         "ResNet-110 on CIFAR-10, batches of 128, 64,000 steps",
         64_000,
-        {"batch_size": 128, "seeds": 1, "optimizer": "", "lr": 0.1},
+        {"batch_size": 128, "seeds": 1, "lr": 0.1},
     ),
     "mcgq-tables1-2": Full(
         "CifarResNet18",
@@ -112,7 +112,7 @@ FULL: dict[str, Full] = {
     "mqgrad-tables1-3": _MQGRAD,
     "zipml-fig4": Full("", "; ".join(REAL.values()), 0),
     "zipml-fig6": Full("", REAL[784], 0),
-    "zipml-fig9": Full("", REAL[784], 0),
+    "zipml-fig9": Full("", f"{REAL[784]}; {REAL[9]}", 0),
     "zipml-fig7b": Full(
         "CifarCNN", "a network of five layers on CIFAR-10, batches of 128, 64 epochs", 25_000, {"batch_size": 128}
     ),

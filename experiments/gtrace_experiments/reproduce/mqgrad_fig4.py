@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from gtrace_experiments.reproduce._mqgrad import Measured
 
 _EARLY = 0.1
+#: part of the seeds in which MQGrad must be earlier
+_MOST = 0.9
 
 
 def run(context: Context) -> Outcome:
@@ -24,8 +26,10 @@ def run(context: Context) -> Outcome:
     early = {bits: _early_loss(found, f"fixed {bits} bits") for bits in (2, 8)}
     fixed = [name for name in found.runs if name.startswith("fixed")]
     others = [name for name in times if name in ("fixed 2 bits", "fixed 4 bits", "fixed 8 bits", "adaptive")]
-    ablation = [times[name] for name in ("fixed 3 bits", "MQGrad, constant reward")]
-    ours = times["MQGrad"]
+    earlier = {name: found.earlier("MQGrad", name, target) for name in found.runs if name != "MQGrad"}
+    seeds = len(found.plain)
+    enough = math.ceil(_MOST * seeds)
+    ablation = ["fixed 3 bits", "MQGrad, constant reward"]
     return Outcome(
         checks=(
             Check(
@@ -49,29 +53,42 @@ def run(context: Context) -> Outcome:
             ),
             Check(
                 "MQGrad is the first at a low loss",
-                "less mean time to the final loss of fixed 8 bits plus 5 % than fixed 2, 4, 8 bits and adaptive",
-                _times(times, ["MQGrad", *others]),
-                all(ours < times[name] for name in others),
+                "less time to the final loss of fixed 8 bits plus 5 % than each of fixed 2, 4, 8 bits and adaptive, in "
+                f"at least {enough} of {seeds} seeds (tossed coins: 11 of 1,024 times for 9 of 10)",
+                _seeds(earlier, others, seeds),
+                all(earlier[name] >= enough for name in others),
             ),
             Check(
                 "it is the learning that does it (not tested in the paper)",
-                "less mean time there than fixed 3 bits and than the same agent with a constant reward",
-                _times(times, ["MQGrad", "fixed 3 bits", "MQGrad, constant reward"]),
-                all(ours < seconds for seconds in ablation),
+                "less time there than fixed 3 bits and than the same agent with a constant reward, in at least "
+                f"{enough} of {seeds} seeds",
+                _seeds(earlier, ablation, seeds),
+                all(earlier[name] >= enough for name in ablation),
             ),
         ),
         tables=(
             Table(
                 f"Simulated time to a training loss of {target:.3f}",
-                ("policy", "hours to it", "of seeds", "final loss", "hours in all", "mean bits"),
+                (
+                    "policy",
+                    "hours to it",
+                    "of seeds",
+                    "seeds in which MQGrad is earlier",
+                    "final loss",
+                    "hours in all",
+                    "mean bits",
+                    "last bits of each seed",
+                ),
                 tuple(
                     (
                         name,
                         times[name] / 3600 if math.isfinite(times[name]) else None,
                         found.reached(name, target),
+                        earlier.get(name),
                         _loss(final[name]),
                         sum(float(one.sim_seconds[-1]) for one in runs) / len(runs) / 3600,
                         _mean_bits(found, name),
+                        _last_bits(found, name),
                     )
                     for name, runs in found.runs.items()
                 ),
@@ -117,7 +134,9 @@ def run(context: Context) -> Outcome:
             "The node can only rise, so bits rise in any case: how fast, the network's random start decides together "
             "with the rewards. The agent with a constant reward has the same start.",
             "Diverged: in at least one seed no loss was finite any more, or the test loss ended above where it began.",
-            "Three seeds show no more than what happened with these.",
+            "Seeds are paired: a seed has the same model, batches and start of the agent under every policy. Both "
+            "criteria about time asked for a smaller mean at first; with three seeds one that never arrived decided. "
+            "They were changed before the run with ten.",
         ),
     )
 
@@ -163,9 +182,15 @@ def _is_ramp(records: list[dict[str, Any]]) -> bool:
     return never_falls and on_time and records[-1]["codec_bits"] > records[0]["codec_bits"]
 
 
-def _times(times: dict[str, float], names: list[str]) -> str:
-    shown = (f"{times[name] / 3600:.2f} h" if math.isfinite(times[name]) else "not in every seed" for name in names)
-    return ", ".join(f"{name} {time}" for name, time in zip(names, shown, strict=True))
+def _seeds(earlier: dict[str, int], names: list[str], seeds: int) -> str:
+    return ", ".join(f"earlier than {name} in {earlier[name]} of {seeds}" for name in names)
+
+
+def _last_bits(found: Measured, name: str) -> str | None:
+    records = found.records[name]
+    if "codec_bits" not in records[0][0]:
+        return None
+    return " ".join(str(one[-1]["codec_bits"]) for one in records)
 
 
 EXPERIMENT = Experiment(

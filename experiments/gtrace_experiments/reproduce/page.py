@@ -16,6 +16,7 @@ from gtrace.report.render.html import document, pieces
 from gtrace.report.section import Cell, Column
 from gtrace.report.section import Table as Cells
 from gtrace_experiments.reproduce.reasons import REASONS
+from gtrace_experiments.reproduce.runner import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,9 +32,15 @@ _INTRODUCTION = (
     "column: shown, too small to tell, or not as the paper says."
 )
 _MARKED = (
-    "A criterion of alq-fig1, alq-fig8, mcgq-ptb, zipml-fig6 and zipml-fig9 was changed or added after a first look, "
-    "and so were rates or lengths of mcgq-tables1-2, mcgq-ptb and the experiments on MQGrad. gtrace reproduce NAME "
-    "--full repeats an experiment with the paper's own model, data and length."
+    "A criterion of alq-fig1, alq-fig5, alq-fig8, alq-table1, mcgq-ptb, mqgrad-fig4, zipml-fig6 and zipml-fig9 was "
+    "changed or added after a first look, and so were rates, lengths or networks of alq-table1, lognormal-table3, "
+    "lognormal-table4, mcgq-fig3, mcgq-tables1-2, mcgq-ptb, zipml-fig4-full and the experiments on MQGrad. The CPU "
+    "time of experiments that share a training is counted where it was run. [Before and after](reproduction/"
+    "before-and-after.md) has what earlier runs said.\n\n"
+    "gtrace reproduce NAME --full repeats an experiment with the paper's own model, data and length, and says what it "
+    "will take. ZipML's were run: a name that ends in -full. Not run, in hours of one core, by the time of one step "
+    "without coding: ALQ's Figure 5 14, its Table 1 390; near-lognormal Tables 3 and 4 1,470 and 870; MCGQ's Figure 3 "
+    "350. MCGQ's Penn Treebank network and MQGrad's were not run either."
 )
 #: first part of an experiment's name -> file of its paper's page, and the paper
 PAPERS = {
@@ -64,17 +71,18 @@ def write_page(path: Path, shown: Sequence[tuple[Experiment, Result]], figures: 
     put(path, "\n".join([*lines, "", _MARKED, ""]).encode())
 
 
-_OVERVIEW = ("experiment", "what", "verdict, criteria", "what it says")
+_OVERVIEW = ("experiment", "what", "verdict, criteria", "what it says", "CPU, minutes")
 
 
-def overview(shown: Sequence[tuple[Experiment, Result]]) -> list[tuple[str, str, str, str]]:
-    """Name, title, verdict with how many criteria hold, and what that means, of each."""
+def overview(shown: Sequence[tuple[Experiment, Result]]) -> list[tuple[str, str, str, str, str]]:
+    """Name, title, verdict with how many criteria hold, what that means, and the time it took, of each."""
     return [
         (
-            experiment.name,
+            result.stem,
             experiment.title,
             f"{result.outcome.verdict}{' (quick)' if result.quick else ''}, {held(result)}",
-            _reason(experiment, result),
+            _reason(result),
+            f"{result.cpu_seconds / 60:.1f}",
         )
         for experiment, result in shown
     ]
@@ -94,10 +102,11 @@ def _parts(experiment: Experiment, result: Result) -> Iterator[tuple[str, str]]:
         yield "Note", note
 
 
-def _provenance(result: Result) -> str:
+def _provenance(experiment: Experiment, result: Result) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     length = "; a quick run, whose verdict means nothing" if result.quick else "; of full size" if result.full else ""
-    return f"Seed {result.seed}, {result.cpu_seconds:.0f} s of CPU time{length}; {versions}."
+    older = "" if result.digest == source_digest(experiment) else " Measured before the last change of its source."
+    return f"Seed {result.seed}, {result.cpu_seconds:.0f} s of CPU time{length}; {versions}.{older}"
 
 
 def show(value: str | float | None) -> str:
@@ -112,7 +121,7 @@ def show(value: str | float | None) -> str:
 def _markdown(title: str, shown: Sequence[tuple[Experiment, Result]], figures: Path) -> str:
     lines = [f"# {title}"]
     for experiment, result in shown:
-        lines += ["", f"## {experiment.name}", "", f"**{_sentence(experiment, result)}**", ""]
+        lines += ["", f"## {result.stem}", "", f"**{_sentence(experiment, result)}**", ""]
         for head, words in _parts(experiment, result):
             lines += [f"*{head}.* {words}", ""]
         lines += _pipes(
@@ -120,28 +129,28 @@ def _markdown(title: str, shown: Sequence[tuple[Experiment, Result]], figures: P
             [(c.claim, c.criterion, c.measured, _MARKS[c.holds]) for c in result.outcome.checks],
         )
         for k, chart in enumerate(result.outcome.charts):
-            drawn = figures / f"{experiment.name}{f'-{k + 1}' if k else ''}.svg"
+            drawn = figures / f"{result.stem}{f'-{k + 1}' if k else ''}.svg"
             put(drawn, render(draw_chart(chart), "svg"))
             lines += ["", f"![{experiment.title}]({drawn.name})", "", chart.caption]
         for table in (*result.outcome.tables, *experiment.published):
             lines += ["", f"{_titled(table, experiment)}", ""]
             lines += _pipes(table.columns, [[show(cell) for cell in row] for row in table.rows])
             lines += ["", table.note] if table.note else []
-        lines += ["", _provenance(result)]
+        lines += ["", _provenance(experiment, result)]
     return "\n".join(lines) + "\n"
 
 
 def _sentence(experiment: Experiment, result: Result) -> str:
     """Title, verdict, and why."""
     said = f"{experiment.title[0].upper()}{experiment.title[1:]}: {result.outcome.verdict}, {held(result)}."
-    return " ".join([said, _reason(experiment, result)]).strip()
+    return " ".join([said, _reason(result)]).strip()
 
 
-def _reason(experiment: Experiment, result: Result) -> str:
-    """What the verdict means for the paper's claim; empty for other sizes than the one that it was written for."""
-    if result.quick or result.full:
+def _reason(result: Result) -> str:
+    """What the verdict means for the paper's claim; empty if none was written for this size."""
+    if result.quick or result.stem not in REASONS:
         return ""
-    kind, why = REASONS[experiment.name]
+    kind, why = REASONS[result.stem]
     return f"{kind[0].upper()}{kind[1:]}. {why[0].upper()}{why[1:]}."
 
 
@@ -165,7 +174,7 @@ def _html(shown: Sequence[tuple[Experiment, Result]]) -> str:
     for experiment, result in shown:
         main.append(Markup("<section>"))
         if len(shown) > 1:
-            main.append(pieces.heading(f"{experiment.name}: {experiment.title}", 2, experiment.name))
+            main.append(pieces.heading(f"{result.stem}: {experiment.title}", 2, result.stem))
         main.append(pieces.verdict([_sentence(experiment, result)]))
         main += [_paragraph(head, words) for head, words in _parts(experiment, result)]
         checks = [(c.claim, c.criterion, c.measured, _MARKS[c.holds]) for c in result.outcome.checks]
@@ -176,14 +185,14 @@ def _html(shown: Sequence[tuple[Experiment, Result]]) -> str:
             )
         )
         for k, chart in enumerate(result.outcome.charts):
-            drawing = inline_svg(draw_chart(chart), f"{experiment.name}-{k}", f"{experiment.title}. {chart.caption}")
+            drawing = inline_svg(draw_chart(chart), f"{result.stem}-{k}", f"{experiment.title}. {chart.caption}")
             # The drawing is an element of its own, made of escaped text.
             main.append(pieces.figure(experiment.title, chart.caption, Markup(drawing)))  # noqa: S704
         for table in (*result.outcome.tables, *experiment.published):
             main.append(pieces.heading(_titled(table, experiment), 3))
             rows = [[show(cell) for cell in row] for row in table.rows]
             main.append(pieces.table(_cells(_titled(table, experiment), table.columns, rows, notes=(table.note,))))
-        main += [_paragraph("", _provenance(result)), Markup("</section>")]
+        main += [_paragraph("", _provenance(experiment, result)), Markup("</section>")]
     footer = f"Made by gtrace {gtrace.__version__} with gtrace reproduce."
     return document(title, [pieces.heading(title, 1)], main, footer)
 

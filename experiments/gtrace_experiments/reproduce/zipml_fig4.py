@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from gtrace_experiments.reproduce._zipml import CLOSE, PAPER, Runs, curve, excess, losses_table, percent, trained
+from gtrace_experiments.reproduce._zipml import CLOSE, PAPER, Runs, curve, excess, losses_table, percent, trained, tuned
 from gtrace_experiments.reproduce.datasets import REAL, real
 from gtrace_experiments.reproduce.experiment import Chart, Check, Context, Experiment, Outcome, Panel
 
@@ -24,14 +24,17 @@ def run(context: Context) -> Outcome:
     rows, epochs, seeds = (400, 2, 1) if context.quick else (10_000, 30, 3)
     found: dict[tuple[str, int], Runs] = {}
     features = FEATURES if context.full is None else tuple(REAL)
+    drawn = 100 if context.full is None else 784
     for task in TASKS:
         for n in features:
             context.say(f"{task}, {n} features")
+            data = f"synthetic-{n}x{rows}" if context.full is None else real(n, labels=task != "linear")
             specs = [f"double:bits={bits}{suffix}" for bits in BITS for suffix in ("", f",{ALL}")]
             found[task, n] = trained(
                 task,
                 specs,
-                data=f"synthetic-{n}x{rows}" if context.full is None else real(n, labels=task != "linear"),
+                data=data,
+                rate=None if isinstance(data, str) else tuned(task, data, 1, seed=context.seed),
                 epochs=epochs,
                 seed=context.seed,
                 seeds=seeds if n < 1000 else 1,
@@ -69,13 +72,13 @@ def run(context: Context) -> Outcome:
     panels = tuple(
         Panel(
             (
-                curve(found[task, features[1]]["none"], "full precision"),
+                curve(found[task, drawn]["none"], "full precision"),
                 *(
-                    curve(found[task, features[1]][f"double:bits={bits},{ALL}"], f"{bits} bits, end to end")
+                    curve(found[task, drawn][f"double:bits={bits},{ALL}"], f"{bits} bits, end to end")
                     for bits in (4, 5, 6, 8)
                 ),
             ),
-            f"{name}, {features[1]} features",
+            f"{name}, {drawn} features",
             "epoch",
             "training loss",
             log_y=True,
@@ -106,9 +109,23 @@ def run(context: Context) -> Outcome:
         notes=(
             "The final loss is that of the mean of all models in the second half of the epochs, as in the paper's "
             "Theorem 1; curves show single models.",
-            "The noise of the made regression is small beside its signal (1 to 10,000 in energy with 100 features), "
-            "so 5 % of the loss is a strict bound there. The labels of the least-squares SVM are noisy themselves.",
-            "cod-rna, gisette, cadata, cpusmall and YearPrediction are in no package at hand; all data are made.",
+            *(
+                (
+                    "The noise of the made regression is small beside its signal (1 to 10,000 in energy with 100 "
+                    "features), so 5 % of the loss is a strict bound there. The labels of the least-squares SVM are "
+                    "noisy themselves.",
+                    "cod-rna, gisette, cadata, cpusmall and YearPrediction are in no package at hand; all data are "
+                    "made.",
+                )
+                if context.full is None
+                else (
+                    "The paper's own sets are in no package at hand. Where a set has classes only, the regression has "
+                    "them as its targets, -1 and 1.",
+                    "The step is the power of two with the least loss of the full precision after 6 epochs, and the "
+                    "same at low precision. At first it was that of the made data, with which the full precision "
+                    "diverged on Shuttle and Fashion-MNIST; the criteria are the same.",
+                )
+            ),
         ),
     )
 

@@ -90,7 +90,7 @@ def run(context: Context) -> Outcome:
                 "one step for all; a larger batch is less noisy and slower.",
             ),
         ),
-        data="made: 100 standard normal features, noise 0.1",
+        data="made: 100 standard normal features, noise 0.1" if context.full is None else context.full.data,
         notes=(
             "The step of each batch is the power of two with the least loss of the full precision after 6 epochs, as "
             "the paper tunes its own; the same step is taken at low precision. It grows with the batch, and with it "

@@ -104,7 +104,7 @@ def _bars(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
         x = np.array([categories.index(name) for name in curve.x]) + beside
         y = np.asarray(curve.y, np.float64)
         own = looks[curve.label]
-        if curve.form == "points":
+        if curve.form == "points" or panel.log_y:  # a logarithmic axis has no 0 for a bar to begin at
             axes.plot(x, y, **own.curve() | {"linestyle": "none"}, label=curve.label)
         else:
             # Variants of a method share its colour and differ in dashes, which bars do not have.
@@ -127,7 +127,7 @@ def _reference(axes: Axes, name: str, value: float) -> None:
     axes.axhline(value, color=MUTED, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
     axes.annotate(
         name, (1.0, value), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
-        ha="right", va="bottom", fontsize=7.5, color=MUTED,
+        ha="right", va="bottom", fontsize=7.5, color=MUTED, zorder=1.5,
         bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
     )  # fmt: skip
 

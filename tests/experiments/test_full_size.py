@@ -22,6 +22,7 @@ from gtrace_experiments.reproduce.experiment import Context
 from gtrace_experiments.reproduce.full import FULL, Full, full_size
 from gtrace_experiments.reproduce.reasons import REASONS
 from gtrace_experiments.reproduce.runner import read_result
+from gtrace_experiments.reproduce.small import SmallTreebank
 
 LENGTH = Full("", "", 12, {"batch_size": 4, "workers": 1, "seeds": 2})
 
@@ -194,3 +195,18 @@ def test_fashion_made_small_is_a_tenth_of_the_images_in_blocks_of_pixels(tmp_pat
     assert float(after[0, 0, 2, 3]) == pytest.approx(float(before[0, 0, 8:12, 12:16].mean()), rel=1e-5)
     assert sum(parameter.numel() for parameter in small.model().parameters()) == 75_178
     assert small.model()(after).shape == (1, 10)
+
+
+def test_the_treebank_made_small_is_a_third_with_its_most_frequent_words(tmp_path, monkeypatch):
+    numbered = [f"w{k:04}" for k in range(2500)]
+    # The first 500 words come five times, the next four times, the last once.
+    third = [word for k, word in enumerate(numbered) for _ in range(1 + (2499 - k) // 500)]
+    (tmp_path / "ptb.train.txt").write_text(" ".join(third + ["other"] * (2 * len(third))))
+    (tmp_path / "ptb.valid.txt").write_text("w0000 w1999 w2000 other\n")
+    monkeypatch.setenv("GTRACE_PTB", str(tmp_path))
+    task = SmallTreebank()
+    words = list(task._vocabulary)
+    assert len(task._train) == len(third)
+    assert words == ["<unk>", *numbered[:2000]]
+    assert [words[code] for code in task._test] == ["w0000", "w1999", "<unk>", "<unk>", "<unk>"]
+    assert int((task._train == 0).sum()) == 500

@@ -25,7 +25,7 @@ CODECS = {
 
 
 def _task(context: Context) -> tuple[Words, str]:
-    """The Penn Treebank made small where it is at hand, else and for a quick run the sonnets, and what it is."""
+    """The Penn Treebank made small if it is at hand, else and for a quick run the sonnets; and the data in words."""
     try:
         if not context.quick and context.full is None:
             from gtrace_experiments.reproduce.small import SmallTreebank

@@ -83,9 +83,9 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_to_other_tests():
-    """A capture that goes on would record children that they fork; torch's groups of processes keep an excepthook."""
+    """No capture or training goes on, which children that they fork would join, and no hook of exceptions of torch's."""
     hook = sys.excepthook
     yield
     sys.excepthook = hook
-    if session := sys.modules.get("gtrace.capture.session"):
-        assert not session._active
+    for module, name in (("gtrace.capture.session", "_active"), ("gtrace.training.unmodified", "_settings")):
+        assert not getattr(sys.modules.get(module), name, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -93,11 +94,11 @@ def _run(
     trainings: list[ScriptTraining] = []
 
     def start() -> None:
-        from gtrace.training.unmodified import train_forks, training
+        from gtrace.training.unmodified import forks_trained, training
 
         trainings.append(training(setup, _live() if live else None))
         trainings[0].start()
-        train_forks(setup)
+        held.enter_context(forks_trained(setup))
 
     def leave(exit_code: int) -> int:
         try:
@@ -107,7 +108,11 @@ def _run(
             return error.exit_code
 
     with before_abrupt_exit(leave):
-        with after_import("torch", start), children_call("gtrace.training.unmodified", setup):
+        with (
+            contextlib.ExitStack() as held,
+            after_import("torch", start),
+            children_call("gtrace.training.unmodified", setup),
+        ):
             outcome = run_program(program)
         return conclude(outcome, trainings)
 

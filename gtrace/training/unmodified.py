@@ -7,6 +7,7 @@ process uses its own gradients, and what several steps change goes through the c
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -44,7 +45,7 @@ from gtrace.training.outer import ProgramRounds
 from gtrace.training.scriptlog import ScriptLog, ScriptOptions, ScriptSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
     from torch.distributed import ProcessGroup
@@ -388,7 +389,7 @@ def start(settings: Mapping[str, Any]) -> None:
     if settings.get("script_seed") is not None:
         seed_libraries(settings["script_seed"])
     _train_here(settings)
-    train_forks(settings)
+    _open.enter_context(forks_trained(settings))
 
 
 def _train_here(settings: Mapping[str, Any]) -> None:
@@ -402,25 +403,35 @@ def _train_here(settings: Mapping[str, Any]) -> None:
         end()
         return exit_code
 
-    # Held open until the process ends.
-    _open.append(before_abrupt_exit(leave))
-    _open[-1].__enter__()
+    _open.enter_context(before_abrupt_exit(leave))
     before_shutdown(end)
 
 
-_open: list[Any] = []
+#: until the process ends
+_open = contextlib.ExitStack()
 #: of forked children
 _settings: dict[str, Any] = {}
 
 
-def train_forks(settings: Mapping[str, Any]) -> None:
-    """Train with the codec in forked children of this process, too: they may be ranks."""
-    if not _settings:
-        os.register_at_fork(after_in_child=_after_fork)
+@contextlib.contextmanager
+def forks_trained(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Inside the block, train with the codec in forked children of this process, too: they may be ranks."""
+    _watch_forks()
     _settings.update(settings)
+    try:
+        yield
+    finally:
+        _settings.clear()
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _after_fork() -> None:
+    if not _settings:
+        return
     try:
         release_signals()
         _train_here(_settings)

@@ -141,10 +141,10 @@ def test_training_through_a_codec_learns():
 
 
 def test_bits_that_are_only_declared_are_called_so(monkeypatch):
-    assert records(Study(Regression(), [Memory()], steps=1))[1]["type"] == "step"
+    assert records(Study(Regression(), [Memory()], steps=1))[0]["type"] == "step"
     monkeypatch.setattr(Memory, "declared", True)
     study = Study(Regression(), [Memory()], steps=1)
-    assert records(study)[1]["text"] == study.warnings[0]
+    assert records(study)[0]["text"] == study.warnings[0]
     assert study.warnings == ["test-memory: bits are what the method declares; its decoder needs more than these bytes"]
 
 

@@ -83,7 +83,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_to_other_tests():
-    """No capture or training goes on, which children that they fork would join, and no hook of exceptions of torch's."""
+    """No capture or training goes on, whose children theirs would be; no hook of exceptions of torch stays."""
     hook = sys.excepthook
     yield
     sys.excepthook = hook

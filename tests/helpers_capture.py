@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
 import json
 import os
@@ -97,6 +98,8 @@ class Command:
         terminal: int | None = None,
     ) -> None:
         self._stderr = os.fdopen(os.memfd_create("stderr"), "w+")
+        # Ranks that share its position without a lock would write over each other's lines.
+        fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_APPEND)
         self.returncode: int | None = None
         read, write = os.pipe()
         self.stdout = os.fdopen(read)

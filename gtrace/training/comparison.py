@@ -123,8 +123,8 @@ class Study:
         with contextlib.ExitStack() as stack:
             writer = None if log is None else stack.enter_context(self._writer(log, force=force))
             for record in self.records():
-                if log is not None and writer is not None and record["type"] == "checkpoint":
-                    self._save(log, writer.size)
+                if writer is not None and record["type"] == "checkpoint":
+                    self._save(writer.path, writer.size)
                 if record["type"] == "checkpoint":
                     continue
                 if writer is not None:
@@ -159,7 +159,10 @@ class Study:
         def start(size: int) -> None:
             # First, so that a study that is killed at any moment can go on.
             if self.settings.kind == "weight":
-                self._save(log, size)
+                try:
+                    self._save(log, size)
+                except TraceError as error:
+                    raise UsageError(f"{error}; choose another path") from None
             else:
                 checkpoint.path_of(log).unlink(missing_ok=True)
 

@@ -54,7 +54,8 @@ def folder(tmp_path, monkeypatch):
         for above in place.relative_to(tmp_path / "site").parents[:-1]:
             # A package of its own, so that an installed one is not taken for it.
             (tmp_path / "site" / above / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path / "site")
+    # Before installed packages, but not first: a script that runs has its own folder there.
+    monkeypatch.setattr(sys, "path", [sys.path[0], str(tmp_path / "site"), *sys.path[1:]])
     for name in loaded():
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.chdir(tmp_path)

@@ -72,8 +72,10 @@ def count_nonfinite(x: Singles) -> int:
     count = 0
     for p in range(0, bits.size, BLOCK):
         found = np.int32(0)
-        for k in range(p, min(p + BLOCK, bits.size)):
-            found = np.int32(found + np.int32(np.int32(bits[k] & _ABS) >= _INF))
+        # A slice, because an index that might be negative keeps the loop from becoming vectors.
+        block = bits[p : p + BLOCK]
+        for k in range(block.size):
+            found = np.int32(found + np.int32(np.int32(block[k] & _ABS) >= _INF))
         count += found
     return count
 

@@ -105,9 +105,9 @@ class Reference:
             ordered = np.full(count, np.uint32(most).view(np.float32))
             ordered[:negative] *= -1
         elif count < q.size / 2:
-            ordered = np.empty(count, np.float32)
-            _compare.nonzeros(q, ordered)
-            ordered.sort()
+            room = np.empty(count + 1, np.float32)
+            _compare.nonzeros(q, room)
+            ordered = np.sort(room[:count])
         else:
             ordered = np.sort(q)
         w1, w1_mcgq = _compare.distances(self.ordered, ordered, negative, *self.scales(sums))

@@ -27,6 +27,8 @@ BLOCKS: dict[str, int] = {**dict.fromkeys(POWERS, 32), "e4m3": 16}
 _E4M3 = FloatFormat(4, 3, reserved=1)
 _BIAS, _MANTISSA = 127, 23
 _LARGEST = np.finfo(np.float32).max
+#: by their byte
+_POWERS = np.ldexp(1.0, np.arange(2 * _BIAS + 1) - _BIAS)
 _TENSOR = struct.Struct("<f")
 
 
@@ -84,7 +86,8 @@ def read(kind: BlockScale, data: bytes | memoryview) -> NDArray[np.float64]:
     codes = np.frombuffer(data, np.uint8)
     if codes.max(initial=0) > 2 * _BIAS:
         raise PayloadError("payload holds a scale that is not a number")
-    return np.ldexp(1.0, codes.astype(np.int64) - _BIAS)
+    powers: NDArray[np.float64] = _POWERS[codes]
+    return powers
 
 
 def factors(kind: BlockScale, scales: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -22,7 +22,17 @@ from gtrace.codecs.base import (
 )
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.spec import register
-from gtrace.coding import ENVELOPE_BYTES, CodedBlock, decode_block, seal, sign_first, sign_last, tally
+from gtrace.coding import (
+    ENVELOPE_BYTES,
+    CodedBlock,
+    decode_block,
+    fixed_size,
+    packed_room,
+    seal,
+    sign_first,
+    sign_last,
+    tally,
+)
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.floats import (
     LARGEST_SCALE,
@@ -304,6 +314,12 @@ class Fp(Composed):
 
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
         """The scale (2^-k as float32; or a byte a block), then a block of codes; flag 1 says that a code is sent."""
+        if self.coder == "fixed" and not self.stochastic:
+            form = self.format_of(state)
+            head, block, scales = self._scales(state, form, x)
+            packed = packed_room(x.size, form.bits)
+            form.pack_blocks(x, block, self._factors(scales), packed)
+            return b"".join((head, packed[: fixed_size(x.size, form.bits)].data)), 0
         head, _, _, codes = self._rounded(state, x, key, 0)
         body, flags, _ = self._body(state, head, codes)
         return body, flags
@@ -312,7 +328,7 @@ class Fp(Composed):
         """Same result as :meth:`encode` and :meth:`decode`; the payload's length comes from the counts of codes."""
         head, block, scales, codes = self._rounded(state, values, key, 0)
         form = self.format_of(state)
-        whole = EncodedPart(b"", 8 * len(head), 0, tally(sign_last(codes, form.bits), 1 << form.bits))
+        whole = EncodedPart(b"", 8 * len(head), 0, _signed_tally(codes, form.bits))
         body, coded = self.measured(whole, codes.size)
         return Simulated(form.decode_blocks(codes, block, scales), ENVELOPE_BYTES + body, coded)
 
@@ -344,18 +360,19 @@ class Fp(Composed):
         x = checked_values(state, values)
         form = self.format_of(state)
         head, block, scales = self._scales(state, form, x)
-        factors = 1.0 / scales if self.block is None else _blocks.factors(self._block_scale, scales)
-        codes = form.encode_blocks(x, block, factors, key if self.stochastic else None, start)
+        codes = form.encode_blocks(x, block, self._factors(scales), key if self.stochastic else None, start)
         return head, block, scales, codes
 
     def _body(self, state: State, head: bytes, codes: NDArray[np.uint16]) -> tuple[bytes, int, NDArray[np.int64]]:
         """Body, flags, and the count of each code; in a Huffman code signs come after magnitudes."""
         bits = self.format_of(state).bits
-        turned = sign_last(codes, bits)
-        tallies = tally(turned, 1 << bits)
+        tallies = _signed_tally(codes, bits)
         block = CodedBlock.signed(tallies, coder=self.coder)
         flags = 0 if block.lengths is None else _CODED
-        return head + block.encode(turned if flags else codes), flags, tallies
+        return head + block.encode(sign_last(codes, bits) if flags else codes), flags, tallies
+
+    def _factors(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
+        return 1.0 / scales if self.block is None else _blocks.factors(self._block_scale, scales)
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
         """Undo :meth:`write`."""
@@ -485,6 +502,13 @@ class Fp(Composed):
 
 
 _DEFAULTS = {item.name: item.default for item in parameter_fields(Fp)}
+
+
+def _signed_tally(codes: NDArray[np.uint16], bits: int) -> NDArray[np.int64]:
+    """How often each code occurs, in the order of :func:`sign_last`: int64[2^bits]."""
+    tallies: NDArray[np.int64] = tally(codes, 1 << bits).reshape(2, -1).T.reshape(-1)
+    tallies[:2] = tallies[0] + tallies[1], 0
+    return tallies
 
 
 def _arrays(form: FloatFormat, k: int) -> dict[str, NDArray[np.int64]]:

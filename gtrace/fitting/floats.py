@@ -32,7 +32,7 @@ from gtrace.kernels import floats as _floats
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from gtrace.kernels import Floats, Singles, Symbols
+    from gtrace.kernels import Bytes, Floats, Singles, Symbols
     from gtrace.sketch import MomentSketch
 
 #: widest exponent: numbers of wider ones do not fit into float32
@@ -43,6 +43,7 @@ LARGEST_MANTISSA = MANTISSA - 1
 LARGEST_BITS = 16
 _WORD = re.compile(r"e([1-9])m([0-9]+)(fn|inf)?")
 _ONE = np.ones(1)
+_NO_BYTES, _NO_CODES = np.empty(0, np.uint8), np.empty(0, np.uint16)
 
 
 @dataclass(frozen=True, order=True)
@@ -165,14 +166,25 @@ class FloatFormat:
         ``start`` is the first value's index for the key.
         """
         out = np.empty(values.size, np.uint16)
-        form = (self.mantissa, self.bias, self.top, 1 << (self.exponent + self.mantissa))
         if key is None:
-            _floats.encode_nearest(values, block, factors, *form, out)
+            _floats.encode_nearest(values, block, factors, *self._numbers, 0, _NO_BYTES, out)
         else:
             words = (np.uint64(key[0]), np.uint64(key[1]), start)
             single = bool((np.frexp(factors)[0] != 0.5).any())
-            _floats.encode_stochastic(values, block, factors, single, *form, *words, out)
+            _floats.encode_stochastic(values, block, factors, single, *self._numbers, *words, out)
         return out
+
+    def pack_blocks(self, values: Singles, block: int, factors: Floats, out: Bytes) -> None:
+        """Write the codes of :meth:`encode_blocks` to the nearest number in ``bits`` bits each, in one pass.
+
+        ``out`` is from :func:`gtrace.coding.packed_room`.
+        """
+        _floats.encode_nearest(values, block, factors, *self._numbers, self.bits, out, _NO_CODES)
+
+    @property
+    def _numbers(self) -> tuple[int, int, int, int]:
+        """Of kernels: mantissa, bias, largest code, and the bit of the sign."""
+        return self.mantissa, self.bias, self.top, 1 << (self.exponent + self.mantissa)
 
     def decode(self, codes: ArrayLike) -> Singles:
         """The numbers of codes, float32[n].

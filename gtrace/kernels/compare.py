@@ -174,12 +174,11 @@ def extent(x: Singles) -> tuple[int, int, int]:
 
 @jit
 def nonzeros(x: Singles, out: Singles) -> None:
-    """Copy the values that are not zero, in order; made for few of them."""
-    at = 0
+    """Copy the values that are not zero, in order. ``out`` has room for one more, which saves a branch."""
+    at = np.uint64(0)
     for i in range(x.size):
-        if x[i] != 0.0:
-            out[at] = x[i]
-            at += 1
+        out[at] = x[i]
+        at += np.uint64(x[i] != 0.0)
 
 
 @jit

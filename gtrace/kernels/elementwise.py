@@ -70,26 +70,27 @@ def round_to_integers(
 def round_to_table(x: Singles, bucket: int, scales: Singles, middles: Singles, out: Symbols) -> None:
     """The number of middles between entries of a table that lie below x / scale in float32.
 
+    All are counted: values come at random, and a search would guess wrong at every other step.
+
     Args:
         x: finite float32[n].
         bucket: values per scale.
         scales: float32.
-        middles: float32[m], ascending.
+        middles: float32[m], at most a few hundred.
         out: uint16[n], written.
     """
+    r, one = np.empty(_CHUNK, np.float32), np.uint16(1)
     for b in range(scales.size):
-        start = b * bucket
-        v, target, scale = x[start : start + bucket], out[start : start + bucket], scales[b]
-        for i in range(v.size):
-            r = v[i] / scale if scale else np.float32(0.0)
-            low, high = 0, middles.size
-            while low < high:
-                middle = (low + high) >> 1
-                if middles[middle] < r:
-                    low = middle + 1
-                else:
-                    high = middle
-            target[i] = low
+        divisor, stop = scales[b] or np.float32(np.inf), min(x.size, (b + 1) * bucket)
+        for p in range(b * bucket, stop, _CHUNK):
+            v, target = x[p : min(p + _CHUNK, stop)], out[p : min(p + _CHUNK, stop)]
+            for i in range(v.size):
+                r[i] = v[i] / divisor
+                target[i] = 0
+            for k in range(middles.size):
+                middle = middles[k]
+                for i in range(target.size):
+                    target[i] += one if r[i] > middle else np.uint16(0)
 
 
 @jit

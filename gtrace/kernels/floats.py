@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
+from gtrace.kernels.bits import CHUNK, pack_chunk
 from gtrace.kernels.counter import MASK32, mix, words
 
 if TYPE_CHECKING:
-    from gtrace.kernels import Floats, Ints, Singles, Symbols
+    from gtrace.kernels import Bytes, Floats, Ints, Singles, Symbols
 
-_CHUNK = 1024
 _DRAWN = 32
+#: blocks up to this length, a power of two, have their factors spread over a chunk
+_SHORT = 16
 #: powers of two that are normal float32
 _LEAST, _MOST = 2.0**-126, 2.0**127
 
@@ -75,9 +77,41 @@ def _single_factors(factor: float) -> tuple[np.float32, np.float32]:
     return np.float32(2.0**-64), np.float32(max(factor * 2.0**64, _LEAST))
 
 
+@inline
+def _spread(factors: Floats, block: int, held: Singles, out: Singles) -> bool:
+    """The factor of each value of a chunk of whole blocks, or False: one of them lies beyond float32.
+
+    Each pass doubles what the one before has made; both arrays are float32[CHUNK].
+    """
+    held[0] = 1.0
+    for b in range(CHUNK // block):
+        first, second = _single_factors(factors[b])
+        out[b] = first
+        held[0] = second if second != 1.0 else held[0]
+    if held[0] != 1.0:
+        return False
+    width = CHUNK // block
+    while width < CHUNK:
+        for i in range(width):
+            held[i] = out[i]
+        for i in range(np.uint64(width)):
+            out[2 * i], out[2 * i + 1] = held[i], held[i]
+        width *= 2
+    return True
+
+
 @jit
 def encode_nearest(
-    x: Singles, block: int, factors: Floats, mantissa: int, bias: int, top: int, sign: int, out: Symbols
+    x: Singles,
+    block: int,
+    factors: Floats,
+    mantissa: int,
+    bias: int,
+    top: int,
+    sign: int,
+    width: int,
+    packed: Bytes,
+    out: Symbols,
 ) -> None:
     """Codes of the nearest magnitudes, ties to the even code, at most ``top``; negative values have bit ``sign`` set.
 
@@ -91,9 +125,11 @@ def encode_nearest(
         mantissa, bias: of the format.
         top: the largest code.
         sign: the code bit of the sign, 2^(E + M).
-        out: the codes.
+        width: 0: codes go into ``out``. Bits of a code: they go into ``packed``, uint8[ceil(n width / 8) + SLACK].
+        packed, out: see ``width``.
     """
-    values, sums = np.empty(_CHUNK, np.float32), np.empty(_CHUNK, np.float32)
+    values, sums = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+    codes, scratch = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
     normal, small = values.view(np.int32), sums.view(np.int32)
     # A shift that is below 32 for certain stays in 32-bit lanes.
     shift = np.int64(23 - mantissa) & 31
@@ -104,10 +140,15 @@ def encode_nearest(
     sums[0] = coarse
     lowest = small[0]
     highest, minus = np.int32(top), np.int32(sign)
+    short = block <= _SHORT and CHUNK % block == 0
     signs = x.view(np.int32)
-    for p in range(0, x.size, _CHUNK):
-        q = min(p + _CHUNK, x.size)
-        at = p
+    for p in range(0, x.size, CHUNK):
+        q = min(p + CHUNK, x.size)
+        xb, at = x[p:q], p
+        if short and xb.size == CHUNK and _spread(factors[p // block :], block, sums, values):
+            for i in range(CHUNK):
+                values[i] *= abs(xb[i])
+            at = q
         while at < q:
             b = at // block
             end = min((b + 1) * block, q)
@@ -116,7 +157,7 @@ def encode_nearest(
             for i in range(np.uint64(at), np.uint64(end)):
                 values[i - np.uint64(p)] = abs(x[i]) * first * second
             at = end
-        sb, ob = signs[p:q], out[p:q]
+        sb, ob = signs[p:q], codes[: q - p] if width else out[p:q]
         for i in range(sb.size):
             sums[i] = values[i] + coarse
         for i in range(sb.size):
@@ -126,6 +167,8 @@ def encode_nearest(
             code = np.int32(small[i] - lowest) if v < least else code
             code = min(code, highest)
             ob[i] = np.int32(code | np.int32(np.int32(sb[i] >> last) & minus))
+        if width:
+            pack_chunk(codes, q - p, width, scratch, packed[p * width // 8 :])
 
 
 @jit
@@ -150,16 +193,16 @@ def encode_stochastic(
     """
     add, flip, last = words(high, low, start)
     first = np.uint64(start)
-    values = np.empty(_CHUNK, np.float64)
+    values = np.empty(CHUNK, np.float64)
     bits = values.view(np.int64)
-    below = np.empty(_CHUNK, np.int64)
+    below = np.empty(CHUNK, np.int64)
     shift = 52 - mantissa
     cut = (np.int64(1) << shift) - 1
     rest = shift - _DRAWN
     offset = np.int64(1023 - bias) << mantissa
     least = 2.0 ** (1 - bias)
-    for p in range(0, x.size, _CHUNK):
-        q = min(p + _CHUNK, x.size)
+    for p in range(0, x.size, CHUNK):
+        q = min(p + CHUNK, x.size)
         xb = x[p:q]
         ob = out[p:q]
         _magnitudes(x, p, q, block, factors, single, least, values, below)

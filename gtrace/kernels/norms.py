@@ -18,6 +18,9 @@ L2, LINF, L1, NONE, GIVEN = range(5)
 LANES = 64
 #: float sums run over blocks of this many elements in index order, whatever the chunks of the caller
 BLOCK = 1 << 20
+_CHUNK = 1024
+#: buckets up to this length, a power of two, are compared across a whole chunk
+_SHORT = 64
 #: columns of a bucket's row of moments: mean and deviation of the signed normalized values, and the scale
 MEAN, SIGMA, SCALE = range(3)
 FLOAT32_MAX = 3.4028234663852886e38
@@ -80,6 +83,29 @@ def count_nonfinite(x: Singles) -> int:
     return count
 
 
+@inline
+def _short_maxima(bits: NDArray[np.int32], bucket: int, out: NDArray[np.int32]) -> int:
+    """The largest of each ``bucket`` bits of magnitudes, of whole chunks; returns how many buckets that were.
+
+    Neighbors are compared until one of each bucket is left: a loop over a few values would not pay for its start.
+    """
+    held = np.empty(_CHUNK, np.int32)
+    several = _CHUNK // bucket
+    chunks = bits.size // _CHUNK
+    for c in range(chunks):
+        block, target = bits[c * _CHUNK : (c + 1) * _CHUNK], out[c * several : (c + 1) * several]
+        for i in range(_CHUNK):
+            held[i] = np.int32(block[i] & _ABS)
+        width = _CHUNK
+        while width > several:
+            width //= 2
+            for i in range(np.uint64(width)):
+                held[i] = max(held[2 * i], held[2 * i + 1])
+        for i in range(several):
+            target[i] = held[i]
+    return chunks * several
+
+
 @jit
 def bucket_scales(x: Singles, bucket: int, norm: int, out: Singles) -> bool:
     """Norm of every bucket of ``bucket`` consecutive elements, rounded to float32 and capped at its maximum.
@@ -93,8 +119,13 @@ def bucket_scales(x: Singles, bucket: int, norm: int, out: Singles) -> bool:
     lanes = np.zeros(LANES)
     holder = np.empty(1, np.int32)
     n = x.size
-    finite = True
-    for b in range(out.size):
+    finite, done = True, 0
+    if norm == LINF and bucket <= _SHORT and _CHUNK % bucket == 0:
+        tops = out.view(np.int32)
+        done = _short_maxima(x.view(np.int32), bucket, tops)
+        for b in range(done):
+            finite &= tops[b] < _INF
+    for b in range(done, out.size):
         xb = x[b * bucket : min(n, b * bucket + bucket)]
         if norm == NONE:
             scale = 1.0

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtrace.codecs.fp import FloatFormat
+from gtrace.coding import pack_fixed, packed_room
 from gtrace.errors import UsageError
 from gtrace.kernels import elementwise
 
@@ -158,7 +159,7 @@ def test_stochastic_codes_are_those_of_a_plain_twin(form):
 @pytest.mark.parametrize("key", [None, KEY], ids=["nearest", "stochastic"])
 def test_every_block_has_its_own_scale(key, factor):
     form, x = FloatFormat(3, 2), np.random.default_rng(4).normal(size=5000).astype(np.float32)
-    for block in (1, 7, 32, 1000, 1024, 1500, 5000, 9999):
+    for block in (1, 2, 7, 16, 32, 1000, 1024, 1500, 5000, 9999):
         count = -(-x.size // block)
         scales = factor * 2.0 ** (np.arange(count) % 9 - 6.0)
         codes = form.encode_blocks(x, block, scales, key)
@@ -167,7 +168,23 @@ def test_every_block_has_its_own_scale(key, factor):
         for scale in np.unique(scales):
             wanted[each == scale] = form.encode_blocks(x, x.size, np.array([scale]), key)[each == scale]
         assert (codes == wanted).all()
+        if key is None:
+            packed = packed_room(x.size, form.bits)
+            form.pack_blocks(x, block, scales, packed)
+            assert packed.tobytes().startswith(pack_fixed(codes, form.bits))
         assert same(form.decode_blocks(codes, block, scales), (form.decode(codes) * each).astype(np.float32))
+
+
+@pytest.mark.parametrize("block", [16, 32])
+def test_a_factor_may_lie_beyond_float32(block):
+    x = np.random.default_rng(4).normal(size=2048).astype(np.float32)
+    factors = np.ones(x.size // block)
+    factors[3] = 2.0**140
+    part = slice(3 * block, 4 * block)
+    codes = FloatFormat(3, 2).encode(x)
+    x[part] = np.ldexp(x[part], -140)
+    codes[part] = FloatFormat(3, 2).encode(np.ldexp(x[part].astype(np.float64), 140))
+    assert (FloatFormat(3, 2).encode_blocks(x, block, factors) == codes).all()
 
 
 def test_even_rare_rounding_up_keeps_the_mean():

@@ -42,6 +42,19 @@ def test_scales(values, bucket, norm):
             assert (np.abs(b) <= scale).all()
 
 
+@pytest.mark.parametrize("bucket", [1, 2, 16, 32, 64, 128])
+def test_largest_of_short_buckets(bucket):
+    x = np.random.default_rng(0).standard_normal(3 * 1024 + 77).astype(np.float32)
+    scales = np.empty(-(-x.size // bucket), np.float32)
+    assert norms.bucket_scales(x, bucket, norms.LINF, scales)
+    assert scales.tolist() == [np.abs(x[p : p + bucket]).max() for p in range(0, x.size, bucket)]
+    for at in (0, 2000, x.size - 1):
+        for value in (np.inf, -np.nan):
+            bad = x.copy()
+            bad[at] = value
+            assert not norms.bucket_scales(bad, bucket, norms.LINF, scales)
+
+
 def test_sums_run_over_fixed_blocks():
     x = np.random.default_rng(0).standard_normal(norms.BLOCK + 777).astype(np.float32)
     total = norms.power_sum(x, 2)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.buckets import as_values
-from gtrace.codecs.base import Codec, parameter
+from gtrace.codecs.base import CodedBits, Simulated, checked_values, parameter
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.memory import Accumulated
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register
+from gtrace.coding import ENVELOPE_BYTES, sealed_size
 from gtrace.coding.elias import ELIAS, EliasCode, as_integers
 from gtrace.coding.runlength import HEADER_BITS, measure_runs, read_runs, read_widths, write_runs
 from gtrace.errors import PayloadError, UsageError
@@ -285,30 +286,44 @@ class Mcgq(Composed):
 
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
         """The paper's run-length payload; with another coder the norm (little-endian float32), then the codes."""
-        sampled = self.parts.memory.given(state.arrays, x)
-        starts = _starts(sampled)
-        total = _total(sampled, starts)
-        xi = float(_mcgq.offset(np.uint64(key[0]), np.uint64(key[1])))
-        q = _sample(sampled, total, starts, self._samples(state, sampled, total), xi)
-        norm = None
-        if self.with_norm:
-            norm = total if sampled is x or self.scale == "accumulated" else _total(x)
-            norm = min(norm, FLOAT32_MAX)
+        q, norm = self._sampled(state, x, key)
         if self.coder == "runlength":
             return encode_counts(q, norm), 0
         sent = b"" if norm is None else struct.pack("<f", norm)
         return sent + EliasCode(self.coder).encode(q), 0
 
+    def _sampled(
+        self, state: State, x: NDArray[np.float32], key: tuple[int, int]
+    ) -> tuple[NDArray[np.int64], float | None]:
+        """The counts, int64[n], and the norm if it is sent."""
+        sampled = self.parts.memory.given(state.arrays, x)
+        starts = _starts(sampled)
+        total = _total(sampled, starts)
+        xi = float(_mcgq.offset(np.uint64(key[0]), np.uint64(key[1])))
+        q = _sample(sampled, total, starts, self._samples(state, sampled, total), xi)
+        if not self.with_norm:
+            return q, None
+        norm = total if sampled is x or self.scale == "accumulated" else _total(x)
+        return q, min(norm, FLOAT32_MAX)
+
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
         """Undo :meth:`write`; N is the sum of the magnitudes."""
         if flags:
             raise PayloadError(f"payload has unknown flags {flags:#x}")
-        q, norm = self._read(body, size)
-        out = np.empty(size, np.float32)
-        _mcgq.restore(q, 1.0 if norm is None else norm / max(1.0, float(_mcgq.magnitude_sum(q))), out)
-        return out
+        return _restored(*self._read(body, size))
 
-    simulate = Codec.simulate
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """Same result as :meth:`encode` and :meth:`decode`; the payload's length follows from the counts."""
+        q, norm = self._sampled(state, checked_values(state, values), key)
+        sent = None if norm is None else float(np.float32(norm))
+        bits = (
+            payload_bits(q, self.with_norm)
+            if self.coder == "runlength"
+            else 8 * _NORM_BYTES * self.with_norm + EliasCode(self.coder).bits(q)
+        )
+        size = sealed_size(-(-bits // 8), state.size)
+        rate = 8.0 * (size - ENVELOPE_BYTES) / max(1, state.size)
+        return Simulated(_restored(q, sent), size, CodedBits(rate, rate, rate))
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
         """Accumulate and clear what arrived; move the amount against the change of the distance."""
@@ -339,6 +354,13 @@ class Mcgq(Composed):
         if not self.with_norm:
             return code.decode(body, size), None
         return code.decode(body[_NORM_BYTES:], size), _read_norm(body, "<f")
+
+
+def _restored(q: NDArray[np.int64], norm: float | None) -> NDArray[np.float32]:
+    """Counts times the norm over their number; without a norm as they are."""
+    out = np.empty(q.size, np.float32)
+    _mcgq.restore(q, 1.0 if norm is None else norm / max(1.0, float(_mcgq.magnitude_sum(q))), out)
+    return out
 
 
 def _starts(x: NDArray[np.float32]) -> NDArray[np.float64]:

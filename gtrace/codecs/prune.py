@@ -35,6 +35,7 @@ from gtrace.coding.fixed import finite
 from gtrace.coding.sparse import PrefixCode
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.sparsity import RULES, EmpiricalMagnitudes, Rule, allocate_sparsity, threshold
+from gtrace.kernels import codes as _codes
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.types import Expectation, SummarySpec
 
@@ -50,9 +51,9 @@ _ALPHA_BYTES = 4
 _LENGTH = struct.Struct("<I")
 #: flags: symbols and values are separate instead of in the prefix code; the symbols' block is coded; the values' is
 _APART, _CODED, _FLOATS = 1, 2, 4
-#: symbols: zero, any other value, plus alpha, minus alpha
+#: symbols of :func:`gtrace.kernels.codes.part_pruned`, one of which are exact values
 _SYMBOLS = 4
-_ZERO, _EXACT, _PLUS, _MINUS = range(_SYMBOLS)
+_EXACT = 1
 #: At or below it only zeros can be pruned: the threshold of a codec that was not fitted, or that prunes nothing.
 _NOTHING = np.finfo(np.float32).smallest_subnormal
 _DROPPED = np.uint32((1 << (23 - MANTISSA)) - 1)
@@ -340,11 +341,9 @@ class TopKPrune(_PruningCodec):
 
 def _tallies(alpha: np.float32, pruned: NDArray[np.float32]) -> tuple[NDArray[np.uint16], Floats, NDArray[np.int64]]:
     """Symbols (uint16[n]), exact values, and the counts of each symbol and of each sign and exponent."""
-    symbols = np.full(pruned.size, _EXACT, np.uint16)
-    symbols[pruned == 0] = _ZERO
-    symbols[pruned == alpha] = _PLUS
-    symbols[pruned == -alpha] = _MINUS
-    exact = Floats(pruned[symbols == _EXACT])
+    symbols, room = np.empty(pruned.size, np.uint16), np.empty(pruned.size, np.uint32)
+    count = _codes.part_pruned(pruned.view(np.uint32), alpha.view(np.uint32), symbols, room)
+    exact = Floats(room[:count].view(np.float32))
     return symbols, exact, np.concatenate([tally(symbols, _SYMBOLS), exact.tallies])
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _SEED = struct.Struct("<I")
 #: the signs of NVIDIA's recipe for NVFP4 (Transformer Engine), before a Hadamard transform of 16 values
 SIGNS = np.array([1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1], np.float32)
+_DRAWN = np.empty(0, np.float32)
 #: deviations by which no random number of values falls short
 _SURE = 8.0
 
@@ -51,20 +52,13 @@ def check_block(codec: Codec) -> None:
         )
 
 
-def rotated(x: NDArray[np.float32], block: int, seed: int, *, back: bool = False) -> NDArray[np.float32]:
-    """float32[n] rotated in blocks by the signs of a 32-bit seed, or rotated back."""
+def rotated(
+    x: NDArray[np.float32], block: int, seed: int, *, signs: NDArray[np.float32] = _DRAWN, back: bool = False
+) -> NDArray[np.float32]:
+    """float32[n] rotated in blocks by the signs of a 32-bit seed, or by those of a table, or rotated back."""
     out = np.empty(x.size, np.float32)
-    _hadamard.rotate(x, block, *_words(seed), back, out)
+    _hadamard.rotate(x, block, signs, *_words(seed), back, out)
     return out
-
-
-def rotated_by_table(x: NDArray[np.float32], block: int, *, back: bool = False) -> NDArray[np.float32]:
-    """float32[n] rotated in blocks by :data:`SIGNS`, repeated, or rotated back."""
-    drawn = np.empty(x.size, np.uint32)
-    _elementwise.fill_words(*_words(0), drawn)
-    # The kernel's own signs of this seed are undone.
-    signs = np.resize(SIGNS, x.size) * np.where(drawn >> 31, np.float32(-1), np.float32(1))
-    return rotated(x, block, 0, back=True) * signs if back else rotated(x * signs, block, 0)
 
 
 def _words(seed: int, purpose: bytes = b"") -> tuple[np.uint64, np.uint64]:
@@ -131,9 +125,7 @@ class Rotate(Coordinates):
 
     def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
         """Rotated by a seed, or by the fixed signs, or rotated back."""
-        if self.signs == "fixed":
-            return rotated_by_table(x, self.block, back=back)
-        return rotated(x, self.block, number, back=back)
+        return rotated(x, self.block, number, signs=SIGNS if self.signs == "fixed" else _DRAWN, back=back)
 
 
 @cache
@@ -298,7 +290,7 @@ class Eden(Composed):
         if not coarse:
             return np.flatnonzero(chosen < self.bits), [(_table(1), slice(None))]
         fine = chosen < self.bits - coarse
-        return None, [(_table(coarse), ~fine), (_table(coarse + 1), fine)]
+        return None, [(_table(coarse), np.flatnonzero(~fine)), (_table(coarse + 1), np.flatnonzero(fine))]
 
     def _rounded(
         self, x: NDArray[np.float32], seed: int
@@ -312,8 +304,8 @@ class Eden(Composed):
             return np.empty(0, np.float32), y, [(table.size, np.empty(0, np.uint16)) for table, _ in tables]
         starts = np.cumsum(lengths) - lengths
         energy = np.add.reduceat(np.square(y, dtype=np.float64), starts)
-        units = np.repeat(np.sqrt(energy / lengths), lengths)
-        z = np.divide(y, units, out=np.zeros(y.size), where=units > 0).astype(np.float32)
+        units = np.sqrt(energy / lengths)
+        z = (y / np.repeat(np.where(units > 0, units, np.inf), lengths)).astype(np.float32)
         entries, symbols = np.empty(y.size, np.float32), []
         for table, where in tables:
             here = z[where]

@@ -102,12 +102,13 @@ class LargestOfChunks(Largest):
 
     def positions(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
         """In each chunk the same number, at least one."""
-        chunk = self.chunk or max(1, x.size)
-        chosen = [
-            start + super(LargestOfChunks, self).positions(x[start : start + chunk])
-            for start in range(0, x.size, chunk)
-        ]
-        return np.concatenate(chosen) if chosen else np.empty(0, np.int64)
+        if self.chunk is None:
+            return super().positions(x)
+        whole = x.size - x.size % self.chunk
+        rows = magnitudes(x[:whole]).reshape(-1, self.chunk)
+        return np.concatenate(
+            [largest_of_rows(rows, kept(self.ratio, self.chunk)), whole + super().positions(x[whole:])]
+        )
 
 
 @dataclass(frozen=True)
@@ -529,6 +530,23 @@ def largest(ranks: NDArray[np.uint32], count: int) -> NDArray[np.int64]:
         surplus = np.flatnonzero(ranks[found] == threshold)[count - found.size :]
         found = np.delete(found, surplus)
     return found
+
+
+def largest_of_rows(ranks: NDArray[np.uint32], count: int) -> NDArray[np.int64]:
+    """:func:`largest` of each row of uint32[rows, n], as positions in the whole array; ``count`` is 1 to n.
+
+    >>> largest_of_rows(np.array([[3, 7, 7], [2, 1, 0]], np.uint32), 1).tolist()
+    [1, 3]
+    """
+    last = ranks.shape[1] - count
+    thresholds = np.partition(ranks, last, axis=1)[:, last, None]
+    chosen = ranks >= thresholds
+    crowded = np.flatnonzero(np.count_nonzero(chosen, axis=1) > count)
+    equal = ranks[crowded] == thresholds[crowded]
+    surplus = np.count_nonzero(chosen[crowded], axis=1)[:, None] - count
+    first = np.count_nonzero(equal, axis=1)[:, None] - surplus
+    chosen[crowded] &= ~equal | (np.cumsum(equal, axis=1) <= first)
+    return np.flatnonzero(chosen)
 
 
 def _fixed(positions: NDArray[np.int64], size: int) -> bytes:

@@ -1,7 +1,7 @@
 """Symbols to bytes and back. Streams are little-endian and least significant bit first."""
 
 from gtrace.coding.elias import EliasCode, EliasKind
-from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
+from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal, sealed_size
 from gtrace.coding.fixed import (
     check_symbol,
     checked_fixed,
@@ -53,6 +53,7 @@ __all__ = [
     "pack_lengths",
     "packed_room",
     "seal",
+    "sealed_size",
     "sign_first",
     "sign_last",
     "tally",

@@ -27,11 +27,16 @@ def seal(body: bytes, *, codec: str, size: int, shared: bytes, flags: int = 0) -
 
     A body with less than a byte for each 2^20 elements, such as that of a large tensor of zeros, is padded.
     """
-    lacking = size // MOST_PER_BYTE - ENVELOPE_BYTES - len(body)
-    if lacking > 0:
-        padding = lacking + 4
-        body, flags = body + bytes(lacking) + padding.to_bytes(4, "little"), flags | _PADDED
+    padding = sealed_size(len(body), size) - ENVELOPE_BYTES - len(body)
+    if padding:
+        body, flags = body + bytes(padding - 4) + padding.to_bytes(4, "little"), flags | _PADDED
     return _HEADER.pack(MAGIC, codec_number(codec), flags, size, zlib.crc32(shared), zlib.crc32(body)) + body
+
+
+def sealed_size(body: int, size: int) -> int:
+    """Bytes of the payload that :func:`seal` makes of ``body`` bytes for ``size`` elements."""
+    lacking = size // MOST_PER_BYTE - ENVELOPE_BYTES - body
+    return ENVELOPE_BYTES + body + (lacking + 4 if lacking > 0 else 0)
 
 
 def open_envelope(payload: bytes, *, codec: str, size: int, shared: bytes) -> tuple[memoryview, int]:

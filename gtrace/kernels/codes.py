@@ -289,6 +289,29 @@ def pruned_bits(bits: NDArray[np.uint32], alpha: np.uint32) -> int:
 
 
 @jit
+def part_pruned(bits: NDArray[np.uint32], alpha: np.uint32, symbols: Symbols, exact: NDArray[np.uint32]) -> int:
+    """The symbol of each value: 0 for zero, 2 and 3 for plus and minus alpha, 1 for any other.
+
+    Args:
+        bits: uint32[n], float32 patterns.
+        alpha: the threshold's.
+        symbols: uint16[n], written.
+        exact: uint32[n]; the others are written to its front.
+
+    Returns:
+        how many they are.
+    """
+    at = _0
+    for i in range(bits.size):
+        magnitude = bits[i] & _MAGNITUDE
+        other = (magnitude != 0) & (magnitude != alpha)
+        symbols[i] = 1 if other else (0 if magnitude == 0 else (3 if bits[i] & _SIGN else 2))
+        exact[at] = bits[i]
+        at += np.uint64(other)
+    return np.int64(at)
+
+
+@jit
 def write_pruned(bits: NDArray[np.uint32], alpha: np.uint32, out: Bytes) -> None:
     """Write the code; ``out`` holds its bytes and SLACK more, unused bits of the last one are zero.
 

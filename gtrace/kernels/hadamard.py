@@ -45,8 +45,14 @@ def transform(buffer: Floats) -> None:
 
 
 @inline
-def flip_signs(buffer: Floats, start: int, add: np.uint64, flip: np.uint64, last: np.uint64) -> None:
-    """Negate elements as the key's coins fall; ``start`` is the number of the first one."""
+def flip_signs(buffer: Floats, start: int, signs: Singles, add: np.uint64, flip: np.uint64, last: np.uint64) -> None:
+    """Negate elements by a table, or else as the key's coins fall; ``start`` is the number of the first one."""
+    if signs.size:
+        at = start % signs.size
+        for i in range(buffer.size):
+            buffer[i] *= signs[at]
+            at = at + 1 if at + 1 < signs.size else 0
+        return
     base = np.uint64(start) & MASK32
     for i in range(buffer.size):
         coin = mix((base + np.uint64(i)) & MASK32, add, flip, last) >> _S31
@@ -54,11 +60,12 @@ def flip_signs(buffer: Floats, start: int, add: np.uint64, flip: np.uint64, last
 
 
 @jit
-def rotate(x: Singles, block: int, high: np.uint64, low: np.uint64, back: bool, out: Singles) -> None:
+def rotate(x: Singles, block: int, signs: Singles, high: np.uint64, low: np.uint64, back: bool, out: Singles) -> None:
     """Rotate float32[n] block by block, or rotate it back.
 
-    A rest shorter than ``block`` (a power of two) is cut into smaller powers of two, so nothing is padded. Sums are
-    float64; what leaves float32's range is kept at its largest number.
+    Signs are those of a table, repeated, or without one (float32[0]) drawn by the key. A rest shorter than ``block``
+    (a power of two) is cut into smaller powers of two, so nothing is padded. Sums are float64; what leaves float32's
+    range is kept at its largest number.
     """
     add, flip, last = words(high, low, 0)
     room = np.empty(block, np.float64)
@@ -73,10 +80,10 @@ def rotate(x: Singles, block: int, high: np.uint64, low: np.uint64, back: bool, 
         for i in range(block):
             buffer[i] = np.float64(source[i]) * norm
         if not back:
-            flip_signs(buffer, start, add, flip, last)
+            flip_signs(buffer, start, signs, add, flip, last)
         transform(buffer)
         if back:
-            flip_signs(buffer, start, add, flip, last)
+            flip_signs(buffer, start, signs, add, flip, last)
         for i in range(block):
             target[i] = min(max(buffer[i], -FLOAT32_MAX), FLOAT32_MAX)
         start += block

@@ -41,6 +41,9 @@ SPECS = [
 ]
 
 
+DRAWN = np.empty(0, np.float32)
+
+
 def gradients(steps, size=600, seed=0):
     rng = np.random.default_rng(seed)
     return [rng.standard_t(3, size).astype(np.float32) for _ in range(steps)]
@@ -298,17 +301,18 @@ def pieces(size, block):
 
 
 @pytest.mark.parametrize(("size", "block"), [(0, 4), (1, 4), (2, 2), (3, 4), (16, 16), (50, 16), (64, 8), (1000, 256)])
-def test_the_rotation_is_signs_and_walsh_matrices(size, block):
+@pytest.mark.parametrize("signs", [DRAWN, np.array([1, -1, -1], np.float32)], ids=["drawn", "table"])
+def test_the_rotation_is_signs_and_walsh_matrices(size, block, signs):
     x = np.random.default_rng(size).normal(size=size).astype(np.float32)
     words = np.empty(size, np.uint32)
     elementwise.fill_words(np.uint64(8), np.uint64(9), words)
-    signed = np.where(words >> 31 == 1, -x, x).astype(np.float64)
+    signed = x * (np.resize(signs, size) if signs.size else 1.0 - 2.0 * (words >> 31))
     cuts = np.cumsum([0, *pieces(size, block)])
     wanted = np.concatenate([np.empty(0), *(walsh(b - a) @ signed[a:b] for a, b in itertools.pairwise(cuts))])
     out, back = np.empty_like(x), np.empty_like(x)
-    hadamard.rotate(x, block, np.uint64(8), np.uint64(9), False, out)
+    hadamard.rotate(x, block, signs, np.uint64(8), np.uint64(9), False, out)
     assert out == pytest.approx(wanted, abs=1e-6)
-    hadamard.rotate(out, block, np.uint64(8), np.uint64(9), True, back)
+    hadamard.rotate(out, block, signs, np.uint64(8), np.uint64(9), True, back)
     assert back == pytest.approx(x, abs=1e-6)
 
 
@@ -319,7 +323,7 @@ def test_the_rotation_is_orthogonal_to_a_millionth(block):
     y = rng.normal(size=x.size).astype(np.float32)
     rx, ry = (np.empty_like(x) for _ in range(2))
     for source, target in ((x, rx), (y, ry)):
-        hadamard.rotate(source, block, np.uint64(1), np.uint64(2), False, target)
+        hadamard.rotate(source, block, DRAWN, np.uint64(1), np.uint64(2), False, target)
     norms = np.linalg.norm(x.astype(float)), np.linalg.norm(y.astype(float))
     assert np.linalg.norm(rx.astype(float)) == pytest.approx(norms[0], rel=1e-6)
     assert rx.astype(float) @ ry == pytest.approx(x.astype(float) @ y, abs=1e-6 * norms[0] * norms[1])

@@ -19,10 +19,13 @@ from gtrace.noise import (
     noise_of_three,
     pooled,
 )
+from gtrace.noise.estimates import noise_of_sums
 from gtrace.trace.choose import part_of
+from gtrace.trace.format import VALUES
+from gtrace.trace.reader import LARGEST_KEPT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -107,8 +110,8 @@ class Yardstick:
             for name, streams in self._streams.items()
             if streams and not self._infos[name].sketches and (middles := self._burst(name)).size
         }
-        #: tensor -> the middle one of the three steps whose noise was estimated last, and that noise
-        self._latest: dict[str, tuple[int, Noise | None]] = {}
+        #: tensor -> the middle ones of the three steps whose noise was estimated last, with that noise
+        self._latest: dict[str, dict[int, Noise | None]] = {}
         #: gradients of the tensor and the three steps that a thread looked at last
         self._kept = threading.local()
         self.known = bool(self._replicas or self._steps or self._bursts)
@@ -141,19 +144,32 @@ class Yardstick:
         middles: NDArray[np.int64] = steps[1:-1][near[:-1] & near[1:]]
         return middles
 
-    def _of_steps(self, name: str, step: int) -> Noise | None:
-        """Estimate from the step and its neighbors; at the end of a burst from the last three; elsewhere None."""
+    def _middle(self, name: str, step: int) -> int | None:
+        """The step that has captured neighbors and is next to a step or the step itself, None if none is."""
         middles = self._bursts[name]
         middle = int(middles[np.argmin(np.abs(middles - step))])
-        if abs(middle - step) > 1:
+        return middle if abs(middle - step) <= 1 else None
+
+    def _of_steps(self, name: str, step: int) -> Noise | None:
+        """Estimate from the step and its neighbors; at the end of a burst from the last three; elsewhere None."""
+        middle = self._middle(name, step)
+        if middle is None:
             return None
-        if self._latest.get(name, (None,))[0] != middle:
+        if middle not in self._latest.get(name, ()):
             info = self._infos[name]
-            noise = self._of_three(info, middle)
-            stretch = 1.0 if info.sample is None else info.sample["total"] / info.size
-            scaled = noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
-            self._latest[name] = middle, scaled if math.isfinite(noise.variance + noise.signal) else None
-        return self._latest[name][1]
+            self._latest[name] = {middle: _known(info, self._of_three(info, middle))}
+        return self._latest[name][middle]
+
+    def middles(self, name: str, steps: Sequence[int]) -> list[int]:
+        """The middle steps from which the noise at some steps is estimated, of a tensor whose values are not kept."""
+        if name not in self._bursts or name in self._replicas or name in self._steps or not beyond(self._infos[name]):
+            return []
+        return sorted({middle for step in steps if (middle := self._middle(name, step)) is not None})
+
+    def learn(self, name: str, sums: Mapping[int, NDArray[np.float64]]) -> None:
+        """Keep the noise at middle steps from the sums of :func:`~gtrace.kernels.noise.three_sums`."""
+        info = self._infos[name]
+        self._latest[name] = {middle: _known(info, noise_of_sums(found)) for middle, found in sums.items()}
 
     def _of_three(self, info: TensorInfo, middle: int) -> Noise:
         """Estimate from a step and its neighbors; small tensors are kept for the next step of the burst."""
@@ -210,6 +226,18 @@ class Yardstick:
         sample = there[0].sample
         stretch = 1.0 if sample is None else sample["total"] / there[0].size
         return noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
+
+
+def beyond(info: TensorInfo) -> bool:
+    """Whether a tensor is so large that a trace does not keep its values from one reading to the next."""
+    return VALUES.itemsize * info.size > LARGEST_KEPT
+
+
+def _known(info: TensorInfo, noise: Noise) -> Noise | None:
+    """The noise of a tensor of which all or a sample is stored; None if some of the values were not finite."""
+    stretch = 1.0 if info.sample is None else info.sample["total"] / info.size
+    scaled = noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
+    return scaled if math.isfinite(noise.variance + noise.signal) else None
 
 
 def _identity(info: TensorInfo) -> tuple[Any, ...]:

@@ -17,12 +17,13 @@ from gtrace.buckets import BinTable, bucket_scales, whole_scale
 from gtrace.codecs import TensorSums
 from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.kernels.compare import weighted_sums
-from gtrace.kernels.norms import count_nonfinite, power_sum
+from gtrace.kernels.noise import THREE, three_sums
+from gtrace.kernels.norms import BLOCK, count_nonfinite, power_sum
 from gtrace.metrics import Blocks, WeightedSums, update_weights
 from gtrace.noise import Noise, added
 from gtrace.settings import KINDS
 from gtrace.sketch import MomentSketch
-from gtrace.sweep.gradient_noise import Yardstick, stream
+from gtrace.sweep.gradient_noise import Yardstick, beyond, stream
 from gtrace.sweep.jobs import Totals
 from gtrace.sweep.limits import spec_in_chunks
 from gtrace.trace.format import SECOND_MOMENT
@@ -30,7 +31,7 @@ from gtrace.trace.rows import rechunk
 from gtrace.types import WHOLE_MODEL, SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 Kind: TypeAlias = Literal["weight", "neural", "update", "outer", "momentum"]
-#: values of one step that are held while other steps are held too
+#: values whose squares are added up together in the energy of a sum
 _PIECE = 1 << 17
 
 
@@ -177,6 +178,7 @@ class Gradients:
         self._streams = {info.name: stream(info) for info in self.infos}
         self._sketched = {info.name: bool(info.sketches) for info in self.infos}
         self._sizes = {info.name: info.size for info in self.infos}
+        self._beyond = {info.name: beyond(info) for info in self.infos}
         # They are the divisors of gradients, not of what an optimizer made of them.
         recorded = self.kind == "weight" and any(info.kind == SECOND_MOMENT for info in trace.tensors)
         moments = {info.name: SecondMoments(trace, info) for info in self.infos if recorded}
@@ -246,7 +248,7 @@ class Gradients:
         """
         sketches = self._partial(name, step, specs)
         running, bad = _Sums(), 0
-        for piece in self._pieces(name, step):
+        for piece in self._pieces(name, step, self.piece(spec.bucket_size for spec in specs)):
             missing = int(count_nonfinite(piece))
             values = np.where(np.isfinite(piece), piece, np.float32(0)) if missing else piece
             bad += missing
@@ -262,14 +264,19 @@ class Gradients:
         scales = {}
         if whole:
             running = _Sums()
-            for values in self.chunks(name, step):
+            for values in self.chunks(name, step, self.piece()):
                 running.add(values)
             _, *sums = running.finish()
             scales = {spec: whole_scale(spec.norm, *sums) for spec in whole}
         return {spec: PartialSketch(spec, scales.get(spec)) for spec in specs}
 
-    def chunks(self, name: str, step: int, size: int | None = None) -> Iterator[NDArray[np.float32]]:
-        """Values of a tensor or the whole model, a chunk or ``size`` at a time; non-finite ones become zero."""
+    def piece(self, multiples: Iterable[int | None] = ()) -> int:
+        """How many values to take at a time: a multiple of these, at most a chunk, and few enough for a cache."""
+        whole = math.lcm(*(multiple or 1 for multiple in multiples))
+        return whole * max(1, min(BLOCK, self._chunk) // whole)
+
+    def chunks(self, name: str, step: int, size: int) -> Iterator[NDArray[np.float32]]:
+        """Values of a tensor or the whole model, ``size`` at a time; non-finite ones become zero."""
         for piece in self._pieces(name, step, size):
             yield np.where(np.isfinite(piece), piece, np.float32(0)) if count_nonfinite(piece) else piece
 
@@ -291,15 +298,17 @@ class Gradients:
             start = stop
         return found
 
-    def weighted_chunks(self, name: str, step: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float64] | None]]:
+    def weighted_chunks(
+        self, name: str, step: int, size: int
+    ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float64] | None]]:
         """Each chunk of :meth:`chunks` with its :meth:`update_weights`."""
         parts = self._weighing(name, step)
         if parts is None:
-            return zip(self.chunks(name, step), itertools.repeat(None))
+            return zip(self.chunks(name, step, size), itertools.repeat(None))
         weights = (
-            piece for part, moments in parts for piece in moments.pieces(step, self._chunk, self.chunks(part, step))
+            piece for part, moments in parts for piece in moments.pieces(step, size, self.chunks(part, step, size))
         )
-        return zip(self.chunks(name, step), rechunk(weights, self._chunk), strict=True)
+        return zip(self.chunks(name, step, size), rechunk(weights, size), strict=True)
 
     def weigh(
         self, name: str, step: int, specs: Sequence[SummarySpec]
@@ -309,7 +318,7 @@ class Gradients:
             return None
         sketches = self._partial(name, step, specs)
         total = WeightedSums()
-        for values, weights in self.weighted_chunks(name, step):
+        for values, weights in self.weighted_chunks(name, step, self.piece(spec.bucket_size for spec in specs)):
             assert weights is not None
             total.add(values, values, weights)
             for sketch in sketches.values():
@@ -318,6 +327,8 @@ class Gradients:
 
     def energy_of_sum(self, name: str, steps: Sequence[int], *, zero: bool) -> float | None:
         """||sum of a tensor's gradients at several steps||^2, a small piece of each in memory at a time.
+
+        The same pass estimates the noise of a large tensor at these steps, for :meth:`noise`.
 
         Args:
             name: a tensor, or ``*`` for the whole model.
@@ -330,22 +341,35 @@ class Gradients:
         """
         if name == WHOLE_MODEL and len({tuple(self._parts(step)) for step in steps}) > 1:
             return None
-        energy = 0.0
-        for pieces in zip(*(self._pieces(name, step, _PIECE) for step in steps), strict=True):
-            total = np.zeros(pieces[0].size)
-            for values in pieces:
-                finite = not count_nonfinite(values)
-                if not (finite or zero):
-                    return None
-                total += values if finite else np.where(np.isfinite(values), values, np.float32(0))
-            energy += float(power_sum(total, 2))
+        sums = {middle: np.zeros(THREE) for middle in self.yardstick.middles(name, steps)}
+        around = sorted({*steps, *(middle + off for middle in sums for off in (-1, 1))})
+        energy: float | None = 0.0
+        for pieces in zip(*(self._pieces(name, step, BLOCK) for step in around), strict=True):
+            at = dict(zip(around, pieces, strict=True))
+            for middle, found in sums.items():
+                three_sums(at[middle - 1], at[middle], at[middle + 1], found)
+            if energy is not None:
+                energy = self._with_energy([at[step] for step in steps], energy, zero=zero)
+            elif not sums:
+                break
+        if sums:
+            self.yardstick.learn(name, sums)
         return energy
 
-    def _pieces(self, name: str, step: int, chunk: int | None = None) -> Iterator[NDArray[np.float32]]:
-        chunk = chunk or self._chunk
+    def _with_energy(self, pieces: Sequence[NDArray[np.float32]], energy: float, *, zero: bool) -> float | None:
+        """``energy`` and that of the sum of these pieces; None as in :meth:`energy_of_sum`."""
+        total = np.zeros(pieces[0].size)
+        for values in pieces:
+            finite = not count_nonfinite(values)
+            if not (finite or zero):
+                return None
+            total += values if finite else np.where(np.isfinite(values), values, np.float32(0))
+        return energy_in_pieces(total, energy)
+
+    def _pieces(self, name: str, step: int, chunk: int) -> Iterator[NDArray[np.float32]]:
         if name != WHOLE_MODEL:
             return self._trace.read_chunks(name, step, chunk, **self._streams[name])
-        return rechunk((piece for part in self._parts(step) for piece in self._pieces(part, step)), chunk)
+        return rechunk((piece for part in self._parts(step) for piece in self._pieces(part, step, chunk)), chunk)
 
     def totals(self, name: str, step: int) -> tuple[Totals, int]:
         """Size, energy and mean magnitude, and the number of non-finite values."""
@@ -373,6 +397,10 @@ class Gradients:
             found.mean_abs if math.isnan(norm1) else norm1 / size,
         )
 
+    def beyond(self, name: str) -> bool:
+        """Whether a tensor is so large that reading it again takes as long as the first time; so is the whole model."""
+        return name == WHOLE_MODEL or self._beyond[name]
+
     def noise(self, name: str, step: int) -> Noise | None:
         """Gradient noise of a tensor, or of the whole model; None if it is unknown."""
         if not self.yardstick.known:
@@ -384,6 +412,13 @@ class Gradients:
     def _parts(self, step: int) -> list[str]:
         """The tensors that are present at a step."""
         return [part for part, steps in self._present.items() if step in steps]
+
+
+def energy_in_pieces(total: NDArray[np.float64], energy: float = 0.0) -> float:
+    """``energy`` + ||total||^2, float64[n], piece after piece in the order of the values."""
+    for start in range(0, total.size, _PIECE):
+        energy += float(power_sum(total[start : start + _PIECE], 2))
+    return energy
 
 
 class _Sums:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gtrace.kernels.noise import THREE, three_sums
+from gtrace.kernels.norms import BLOCK
 from gtrace.noise import (
     Moments,
     Noise,
     averaged,
     moments,
     noise_between,
-    noise_of_steps,
     noise_of_sum,
-    noise_of_three,
+    noise_of_sums,
     pooled,
 )
-from gtrace.noise.estimates import noise_of_sums
 from gtrace.trace.choose import part_of
 from gtrace.trace.format import VALUES
 from gtrace.trace.reader import LARGEST_KEPT
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 #: the key of a tensor's noise at a step in a result file's table of details
 NOISE = "noise"
 MICRO_BATCHES, RANKS, STEPS = "micro-batches", "ranks", "consecutive steps"
-#: elements of a tensor that is kept from one step of a burst to the next
-_KEPT = 1 << 20
 #: a ratio of noise to the squared norms below this is rounding error
 _SAME = 1e-12
 
@@ -112,8 +109,6 @@ class Yardstick:
         }
         #: tensor -> the middle ones of the three steps whose noise was estimated last, with that noise
         self._latest: dict[str, dict[int, Noise | None]] = {}
-        #: gradients of the tensor and the three steps that a thread looked at last
-        self._kept = threading.local()
         self.known = bool(self._replicas or self._steps or self._bursts)
 
     def describe(self) -> dict[str, Any]:
@@ -155,37 +150,37 @@ class Yardstick:
         middle = self._middle(name, step)
         if middle is None:
             return None
-        if middle not in self._latest.get(name, ()):
-            info = self._infos[name]
-            self._latest[name] = {middle: _known(info, self._of_three(info, middle))}
-        return self._latest[name][middle]
+        found: Mapping[int, Noise | None] = self._latest.get(name, {})
+        if middle not in found:
+            found = self.learn(name, {middle: self._three(self._infos[name], middle)})
+        return found[middle]
 
     def middles(self, name: str, steps: Sequence[int]) -> list[int]:
-        """The middle steps from which the noise at some steps is estimated, of a tensor whose values are not kept."""
-        if name not in self._bursts or name in self._replicas or name in self._steps or not beyond(self._infos[name]):
+        """The steps from which :meth:`noise` at some steps is estimated with their neighbors, if it is so estimated."""
+        if name not in self._bursts or name in self._replicas or name in self._steps:
             return []
         return sorted({middle for step in steps if (middle := self._middle(name, step)) is not None})
 
-    def learn(self, name: str, sums: Mapping[int, NDArray[np.float64]]) -> None:
-        """Keep the noise at middle steps from the sums of :func:`~gtrace.kernels.noise.three_sums`."""
+    def learn(self, name: str, sums: Mapping[int, NDArray[np.float64]]) -> Mapping[int, Noise | None]:
+        """Keep the noise at middle steps, from float64[THREE] sums of :func:`~gtrace.kernels.noise.three_sums`."""
         info = self._infos[name]
-        self._latest[name] = {middle: _known(info, noise_of_sums(found)) for middle, found in sums.items()}
+        stretch = 1.0 if info.sample is None else info.sample["total"] / info.size
+        found: dict[int, Noise | None] = {}
+        for middle, own in sums.items():
+            noise = noise_of_sums(own)
+            scaled = noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
+            found[middle] = scaled if math.isfinite(noise.variance + noise.signal) else None
+        self._latest[name] = found
+        return found
 
-    def _of_three(self, info: TensorInfo, middle: int) -> Noise:
-        """Estimate from a step and its neighbors; small tensors are kept for the next step of the burst."""
-        steps = range(middle - 1, middle + 2)
-        # A power of two, as stored chunks mostly are: their values then need not be copied together.
-        share = 1 << max(1, self._chunk // 3).bit_length() - 1
-        if info.size > min(_KEPT, share):
-            read = (self._trace.read_chunks(info.name, step, share, **stream(info)) for step in steps)
-            return noise_of_steps(zip(*read, strict=True))
-        before: dict[tuple[str, int], NDArray[np.float32]] = getattr(self._kept, "values", {})
-        values = {}
-        for step in steps:
-            place = info.name, step
-            values[place] = before[place] if place in before else self._trace.read(*place, **stream(info))
-        self._kept.values = values
-        return noise_of_three(*values.values())
+    def _three(self, info: TensorInfo, middle: int) -> NDArray[np.float64]:
+        """The sums over a step and its neighbors."""
+        sums, place = np.zeros(THREE), stream(info)
+        steps = (middle - 1, middle, middle + 1)
+        read = (self._trace.read_chunks(info.name, step, BLOCK, **place) for step in steps)
+        for before, at, after in zip(*read, strict=True):
+            three_sums(before, at, after, sums)
+        return sums
 
     def _replicas_of(self, name: str) -> list[_Replicas]:
         found = []
@@ -231,13 +226,6 @@ class Yardstick:
 def beyond(info: TensorInfo) -> bool:
     """Whether a tensor is so large that a trace does not keep its values from one reading to the next."""
     return VALUES.itemsize * info.size > LARGEST_KEPT
-
-
-def _known(info: TensorInfo, noise: Noise) -> Noise | None:
-    """The noise of a tensor of which all or a sample is stored; None if some of the values were not finite."""
-    stretch = 1.0 if info.sample is None else info.sample["total"] / info.size
-    scaled = noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
-    return scaled if math.isfinite(noise.variance + noise.signal) else None
 
 
 def _identity(info: TensorInfo) -> tuple[Any, ...]:

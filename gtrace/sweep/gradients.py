@@ -341,30 +341,18 @@ class Gradients:
         """
         if name == WHOLE_MODEL and len({tuple(self._parts(step)) for step in steps}) > 1:
             return None
-        sums = {middle: np.zeros(THREE) for middle in self.yardstick.middles(name, steps)}
+        middles = self.yardstick.middles(name, steps) if self.beyond(name) else []
+        sums = {middle: np.zeros(THREE) for middle in middles}
         around = sorted({*steps, *(middle + off for middle in sums for off in (-1, 1))})
         energy: float | None = 0.0
         for pieces in zip(*(self._pieces(name, step, BLOCK) for step in around), strict=True):
             at = dict(zip(around, pieces, strict=True))
             for middle, found in sums.items():
                 three_sums(at[middle - 1], at[middle], at[middle + 1], found)
-            if energy is not None:
-                energy = self._with_energy([at[step] for step in steps], energy, zero=zero)
-            elif not sums:
-                break
+            energy = _with_energy([at[step] for step in steps], energy, zero=zero)
         if sums:
             self.yardstick.learn(name, sums)
         return energy
-
-    def _with_energy(self, pieces: Sequence[NDArray[np.float32]], energy: float, *, zero: bool) -> float | None:
-        """``energy`` and that of the sum of these pieces; None as in :meth:`energy_of_sum`."""
-        total = np.zeros(pieces[0].size)
-        for values in pieces:
-            finite = not count_nonfinite(values)
-            if not (finite or zero):
-                return None
-            total += values if finite else np.where(np.isfinite(values), values, np.float32(0))
-        return energy_in_pieces(total, energy)
 
     def _pieces(self, name: str, step: int, chunk: int) -> Iterator[NDArray[np.float32]]:
         if name != WHOLE_MODEL:
@@ -419,6 +407,16 @@ def energy_in_pieces(total: NDArray[np.float64], energy: float = 0.0) -> float:
     for start in range(0, total.size, _PIECE):
         energy += float(power_sum(total[start : start + _PIECE], 2))
     return energy
+
+
+def _with_energy(pieces: Sequence[NDArray[np.float32]], energy: float | None, *, zero: bool) -> float | None:
+    """``energy`` + ||sum of pieces||^2; None also if some values are not finite and ``zero`` is off."""
+    total = np.zeros(pieces[0].size)
+    for values in pieces:
+        bad = count_nonfinite(values)
+        total += np.where(np.isfinite(values), values, np.float32(0)) if bad else values
+        energy = energy if zero or not bad else None
+    return None if energy is None else energy_in_pieces(total, energy)
 
 
 class _Sums:

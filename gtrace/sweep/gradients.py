@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["weight", "neural", "update", "outer", "momentum"]
 #: values whose squares are added up together in the energy of a sum
 _PIECE = 1 << 17
+#: sketches that one pass makes of a window's steps, some megabytes each until they are finished
+_TABLES = 16
 
 
 class SecondMoments:
@@ -178,6 +180,8 @@ class Gradients:
         self._streams = {info.name: stream(info) for info in self.infos}
         self._sketched = {info.name: bool(info.sketches) for info in self.infos}
         self._sizes = {info.name: info.size for info in self.infos}
+        #: (tensor, step) -> what a pass over a window found
+        self._ahead: dict[tuple[str, int], tuple[Totals, int, dict[SummarySpec, MomentSketch]]] = {}
         self._beyond = {info.name: beyond(info) for info in self.infos}
         # They are the divisors of gradients, not of what an optimizer made of them.
         recorded = self.kind == "weight" and any(info.kind == SECOND_MOMENT for info in trace.tensors)
@@ -246,18 +250,13 @@ class Gradients:
         The sketches are sums over chunks, see :func:`gtrace.sweep.limits.spec_in_chunks`. Non-finite values count as
         zero. Norms of the whole tensor need a pass of their own before the sketches.
         """
-        sketches = self._partial(name, step, specs)
-        running, bad = _Sums(), 0
+        ahead = self._ahead.pop((name, step), None)
+        if ahead is not None and ahead[2].keys() >= set(specs):
+            return ahead
+        found = _Scan(self._partial(name, step, specs))
         for piece in self._pieces(name, step, self.piece(spec.bucket_size for spec in specs)):
-            missing = int(count_nonfinite(piece))
-            values = np.where(np.isfinite(piece), piece, np.float32(0)) if missing else piece
-            bad += missing
-            running.add(values)
-            for sketch in sketches.values():
-                sketch.add(values)
-        found = running.finish()
-        totals = Totals(found.size, found.energy, found.norm1 / max(1, found.size), found)
-        return totals, bad, {spec: sketch.finish() for spec, sketch in sketches.items()}
+            found.add(piece)
+        return found.finish()
 
     def _partial(self, name: str, step: int, specs: Sequence[SummarySpec]) -> dict[SummarySpec, PartialSketch]:
         whole = [spec for spec in specs if spec.bucket_size is None and spec.norm != "none"]
@@ -325,15 +324,18 @@ class Gradients:
                 sketch.add(values, weights)
         return total.finish()[1], {spec: sketch.finish() for spec, sketch in sketches.items()}
 
-    def energy_of_sum(self, name: str, steps: Sequence[int], *, zero: bool) -> float | None:
+    def energy_of_sum(
+        self, name: str, steps: Sequence[int], *, zero: bool, specs: Sequence[SummarySpec] | None = None
+    ) -> float | None:
         """||sum of a tensor's gradients at several steps||^2, a small piece of each in memory at a time.
 
-        The same pass estimates the noise of a large tensor at these steps, for :meth:`noise`.
+        The same pass over a large tensor estimates the noise at these steps, for :meth:`noise`.
 
         Args:
             name: a tensor, or ``*`` for the whole model.
             steps: steps at which it is present.
             zero: take non-finite values as zero.
+            specs: the sketches of these steps that :meth:`scan` will be asked for, if it will be.
 
         Returns:
             None if some of the model's tensors are absent at some steps, or if ``zero`` is off and some values are not
@@ -341,18 +343,29 @@ class Gradients:
         """
         if name == WHOLE_MODEL and len({tuple(self._parts(step)) for step in steps}) > 1:
             return None
-        middles = self.yardstick.middles(name, steps) if self.beyond(name) else []
-        sums = {middle: np.zeros(THREE) for middle in middles}
+        fits = specs is not None and all(spec.bucket_size and BLOCK % spec.bucket_size == 0 for spec in specs)
+        if not fits or len(specs or ()) * len(steps) > _TABLES:
+            specs = None
+        scans = {step: _Scan(self._partial(name, step, specs or ())) for step in steps}
+        sums = {middle: np.zeros(THREE) for middle in self.yardstick.middles(name, steps) if self.beyond(name)}
         around = sorted({*steps, *(middle + off for middle in sums for off in (-1, 1))})
-        energy: float | None = 0.0
+        energy = 0.0
         for pieces in zip(*(self._pieces(name, step, BLOCK) for step in around), strict=True):
             at = dict(zip(around, pieces, strict=True))
             for middle, found in sums.items():
                 three_sums(at[middle - 1], at[middle], at[middle + 1], found)
-            energy = _with_energy([at[step] for step in steps], energy, zero=zero)
+            total = np.zeros(pieces[0].size)
+            for step, scan in scans.items():
+                total += scan.add(at[step])
+            energy = energy_in_pieces(total, energy)
         if sums:
             self.yardstick.learn(name, sums)
-        return energy
+        if specs is not None:
+            # Steps of the window before that were not looked at are not needed any more.
+            for key in [key for key in list(self._ahead) if key[0] == name]:
+                self._ahead.pop(key, None)
+            self._ahead.update(((name, step), scan.finish()) for step, scan in scans.items())
+        return energy if zero or not any(scan.bad for scan in scans.values()) else None
 
     def _pieces(self, name: str, step: int, chunk: int) -> Iterator[NDArray[np.float32]]:
         if name != WHOLE_MODEL:
@@ -409,16 +422,6 @@ def energy_in_pieces(total: NDArray[np.float64], energy: float = 0.0) -> float:
     return energy
 
 
-def _with_energy(pieces: Sequence[NDArray[np.float32]], energy: float | None, *, zero: bool) -> float | None:
-    """``energy`` + ||sum of pieces||^2; None also if some values are not finite and ``zero`` is off."""
-    total = np.zeros(pieces[0].size)
-    for values in pieces:
-        bad = count_nonfinite(values)
-        total += np.where(np.isfinite(values), values, np.float32(0)) if bad else values
-        energy = energy if zero or not bad else None
-    return None if energy is None else energy_in_pieces(total, energy)
-
-
 class _Sums:
     """Sums over values that arrive in parts, equal to those over all of them at once."""
 
@@ -442,3 +445,26 @@ class _Sums:
         for (block,) in self._blocks.rest():
             self._block(block)
         return TensorSums(self._size, self._norm1, self._energy, self._largest)
+
+
+class _Scan:
+    """Totals, the number of non-finite values and sketches of a tensor that arrives in parts."""
+
+    def __init__(self, sketches: dict[SummarySpec, PartialSketch]) -> None:
+        self._sketches, self._sums, self.bad = sketches, _Sums(), 0
+
+    def add(self, piece: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Add the next part; returns it with zero for values that are not finite."""
+        missing = int(count_nonfinite(piece))
+        values = np.where(np.isfinite(piece), piece, np.float32(0)) if missing else piece
+        self.bad += missing
+        self._sums.add(values)
+        for sketch in self._sketches.values():
+            sketch.add(values)
+        return values
+
+    def finish(self) -> tuple[Totals, int, dict[SummarySpec, MomentSketch]]:
+        """See :meth:`Gradients.scan`."""
+        found = self._sums.finish()
+        totals = Totals(found.size, found.energy, found.norm1 / max(1, found.size), found)
+        return totals, self.bad, {spec: sketch.finish() for spec, sketch in self._sketches.items()}

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gtrace.codecs.level_sets import Expectations, Judged, LevelFit
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
-    from gtrace.sweep.jobs import Detail, Job, Settings, Timing, Totals, Wanted
+    from gtrace.sweep.jobs import Detail, Job, Settings, Timing, Wanted
     from gtrace.sweep.sources import Seen
     from gtrace.sweep.store import Row
     from gtrace.types import Expectation, State, SummarySpec
@@ -124,6 +124,7 @@ class Replay:
     def _block(self, index: int, wanted: Wanted) -> Block:
         job, settings = self._job, self._settings
         step = job.steps[index]
+        self._read_ahead(index)
         look = self._fits.look(index)
         reference, bad = look.reference, look.nonfinite
         note = None
@@ -140,7 +141,10 @@ class Replay:
             ]
             return Block(skipped, [])
         common["energy"], common["mean_abs"] = reference.energy, reference.mean_abs
-        self._sum_up(index, reference)
+        if isinstance(reference, Reference) and not self._gradients.beyond(job.tensor):
+            total = self._summed.at(None, index, reference.size)
+            if total is not None:
+                total += reference.values
         self._window = self._ending(index) if index in self._ends else None
         rows: list[Row] = []
         times: list[Timing] = []
@@ -285,21 +289,16 @@ class Replay:
                 row.update(self._lost(float(total[0])))
         return row
 
-    def _sum_up(self, index: int, reference: Reference | Totals) -> None:
-        """Add the gradient to the sum of its window; all gradients of a window of a large tensor are read at once."""
-        if self._gradients.beyond(self._job.tensor):
-            for first, last in self._job.windows:
-                if first == index:
-                    self._ahead[last] = self._energy(first, last)
-        elif isinstance(reference, Reference):
-            total = self._summed.at(None, index, reference.size)
-            if total is not None:
-                total += reference.values
+    def _read_ahead(self, index: int) -> None:
+        """Read all steps of the window that starts at a step at once, if the tensor is large."""
+        last = next((last for first, last in self._job.windows if first == index), None)
+        if last is not None and self._gradients.beyond(self._job.tensor):
+            self._ahead[last] = self._energy(index, last, self._fits.needs if self._job.chunked else None)
 
-    def _energy(self, first: int, last: int) -> float | None:
+    def _energy(self, first: int, last: int, specs: Sequence[SummarySpec] | None = None) -> float | None:
         """||sum of g||^2 over the steps of a window, from the trace."""
         steps, zero = self._job.steps[first : last + 1], self._settings.nonfinite == "zero"
-        return self._gradients.energy_of_sum(self._job.tensor, steps, zero=zero)
+        return self._gradients.energy_of_sum(self._job.tensor, steps, zero=zero, specs=specs)
 
     def _ending(self, index: int) -> Window | None:
         """The window that ends at a step; None also if the gradients of its steps cannot be summed."""

@@ -220,7 +220,9 @@ def test_gradients_of_outputs_have_no_sum(tmp_path):
     assert np.isnan(found["window"]).all()
 
 
-def test_chunks_give_the_windows_of_the_whole(path, tmp_path):
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_chunks_give_the_windows_of_the_whole(path, tmp_path, kept, monkeypatch):
+    monkeypatch.setattr(gradient_noise, "LARGEST_KEPT", kept)
     specs = ["qsgdinf:bits=3,bucket_size=64", "alq:bits=3,bucket_size=64", "signsgd", "topk:ratio=0.1"]
 
     def swept(chunk, **more):

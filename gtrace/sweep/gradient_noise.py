@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gtrace.kernels.noise import THREE, three_sums
 from gtrace.kernels.norms import BLOCK
 from gtrace.noise import (
     Moments,
@@ -15,13 +14,11 @@ from gtrace.noise import (
     averaged,
     moments,
     noise_between,
+    noise_of_steps,
     noise_of_sum,
-    noise_of_sums,
     pooled,
 )
 from gtrace.trace.choose import part_of
-from gtrace.trace.format import VALUES
-from gtrace.trace.reader import LARGEST_KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -152,7 +149,9 @@ class Yardstick:
             return None
         found: Mapping[int, Noise | None] = self._latest.get(name, {})
         if middle not in found:
-            found = self.learn(name, {middle: self._three(self._infos[name], middle)})
+            place = stream(self._infos[name])
+            read = (self._trace.read_chunks(name, near, BLOCK, **place) for near in (middle - 1, middle, middle + 1))
+            found = self.learn(name, {middle: noise_of_steps(zip(*read, strict=True))})
         return found[middle]
 
     def middles(self, name: str, steps: Sequence[int]) -> list[int]:
@@ -161,26 +160,17 @@ class Yardstick:
             return []
         return sorted({middle for step in steps if (middle := self._middle(name, step)) is not None})
 
-    def learn(self, name: str, sums: Mapping[int, NDArray[np.float64]]) -> Mapping[int, Noise | None]:
-        """Keep the noise at middle steps, from float64[THREE] sums of :func:`~gtrace.kernels.noise.three_sums`."""
+    def learn(self, name: str, noises: Mapping[int, Noise]) -> Mapping[int, Noise | None]:
+        """Keep the noise that was estimated from middle steps and their neighbors; returns it for the whole tensor."""
         info = self._infos[name]
         stretch = 1.0 if info.sample is None else info.sample["total"] / info.size
-        found: dict[int, Noise | None] = {}
-        for middle, own in sums.items():
-            noise = noise_of_sums(own)
-            scaled = noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
-            found[middle] = scaled if math.isfinite(noise.variance + noise.signal) else None
-        self._latest[name] = found
+        found = self._latest[name] = {
+            middle: noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
+            if math.isfinite(noise.variance + noise.signal)
+            else None
+            for middle, noise in noises.items()
+        }
         return found
-
-    def _three(self, info: TensorInfo, middle: int) -> NDArray[np.float64]:
-        """The sums over a step and its neighbors."""
-        sums, place = np.zeros(THREE), stream(info)
-        steps = (middle - 1, middle, middle + 1)
-        read = (self._trace.read_chunks(info.name, step, BLOCK, **place) for step in steps)
-        for before, at, after in zip(*read, strict=True):
-            three_sums(before, at, after, sums)
-        return sums
 
     def _replicas_of(self, name: str) -> list[_Replicas]:
         found = []
@@ -221,11 +211,6 @@ class Yardstick:
         sample = there[0].sample
         stretch = 1.0 if sample is None else sample["total"] / there[0].size
         return noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
-
-
-def beyond(info: TensorInfo) -> bool:
-    """Whether a tensor is so large that a trace does not keep its values from one reading to the next."""
-    return VALUES.itemsize * info.size > LARGEST_KEPT
 
 
 def _identity(info: TensorInfo) -> tuple[Any, ...]:

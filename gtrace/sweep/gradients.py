@@ -20,13 +20,14 @@ from gtrace.kernels.compare import weighted_sums
 from gtrace.kernels.noise import THREE, three_sums
 from gtrace.kernels.norms import BLOCK, count_nonfinite, power_sum
 from gtrace.metrics import Blocks, WeightedSums, update_weights
-from gtrace.noise import Noise, added
+from gtrace.noise import Noise, added, noise_of_sums
 from gtrace.settings import KINDS
 from gtrace.sketch import MomentSketch
-from gtrace.sweep.gradient_noise import Yardstick, beyond, stream
+from gtrace.sweep.gradient_noise import Yardstick, stream
 from gtrace.sweep.jobs import Totals
 from gtrace.sweep.limits import spec_in_chunks
-from gtrace.trace.format import SECOND_MOMENT
+from gtrace.trace.format import SECOND_MOMENT, VALUES
+from gtrace.trace.reader import LARGEST_KEPT
 from gtrace.trace.rows import rechunk
 from gtrace.types import WHOLE_MODEL, SummarySpec
 
@@ -163,6 +164,7 @@ class Gradients:
     Attributes:
         elements: size of each tensor of this kind, chosen or not, in the trace's order.
         moments: Adam's second moments of the tensors that have them in the trace.
+        large: the tensors whose values a trace does not keep from one reading to the next; so is the whole model.
 
     Raises:
         UsageError: a glob matches nothing, or the trace has no gradients of this kind.
@@ -182,7 +184,7 @@ class Gradients:
         self._sizes = {info.name: info.size for info in self.infos}
         #: (tensor, step) -> what a pass over a window found
         self._ahead: dict[tuple[str, int], tuple[Totals, int, dict[SummarySpec, MomentSketch]]] = {}
-        self._beyond = {info.name: beyond(info) for info in self.infos}
+        self.large = {info.name for info in self.infos if VALUES.itemsize * info.size > LARGEST_KEPT} | {WHOLE_MODEL}
         # They are the divisors of gradients, not of what an optimizer made of them.
         recorded = self.kind == "weight" and any(info.kind == SECOND_MOMENT for info in trace.tensors)
         moments = {info.name: SecondMoments(trace, info) for info in self.infos if recorded}
@@ -347,7 +349,7 @@ class Gradients:
         if not fits or len(specs or ()) * len(steps) > _TABLES:
             specs = None
         scans = {step: _Scan(self._partial(name, step, specs or ())) for step in steps}
-        sums = {middle: np.zeros(THREE) for middle in self.yardstick.middles(name, steps) if self.beyond(name)}
+        sums = {middle: np.zeros(THREE) for middle in self.yardstick.middles(name, steps) if name in self.large}
         around = sorted({*steps, *(middle + off for middle in sums for off in (-1, 1))})
         energy = 0.0
         for pieces in zip(*(self._pieces(name, step, BLOCK) for step in around), strict=True):
@@ -359,7 +361,7 @@ class Gradients:
                 total += scan.add(at[step])
             energy = energy_in_pieces(total, energy)
         if sums:
-            self.yardstick.learn(name, sums)
+            self.yardstick.learn(name, {middle: noise_of_sums(found) for middle, found in sums.items()})
         if specs is not None:
             # Steps of the window before that were not looked at are not needed any more.
             for key in [key for key in list(self._ahead) if key[0] == name]:
@@ -397,10 +399,6 @@ class Gradients:
             found.energy * size / stored if math.isnan(norm2) else norm2,
             found.mean_abs if math.isnan(norm1) else norm1 / size,
         )
-
-    def beyond(self, name: str) -> bool:
-        """Whether a tensor is so large that reading it again takes as long as the first time; so is the whole model."""
-        return name == WHOLE_MODEL or self._beyond[name]
 
     def noise(self, name: str, step: int) -> Noise | None:
         """Gradient noise of a tensor, or of the whole model; None if it is unknown."""
@@ -451,7 +449,8 @@ class _Scan:
     """Totals, the number of non-finite values and sketches of a tensor that arrives in parts."""
 
     def __init__(self, sketches: dict[SummarySpec, PartialSketch]) -> None:
-        self._sketches, self._sums, self.bad = sketches, _Sums(), 0
+        self._sketches, self._sums = sketches, _Sums()
+        self.bad = 0
 
     def add(self, piece: NDArray[np.float32]) -> NDArray[np.float32]:
         """Add the next part; returns it with zero for values that are not finite."""

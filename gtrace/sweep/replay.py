@@ -141,7 +141,7 @@ class Replay:
             ]
             return Block(skipped, [])
         common["energy"], common["mean_abs"] = reference.energy, reference.mean_abs
-        if isinstance(reference, Reference) and not self._gradients.beyond(job.tensor):
+        if isinstance(reference, Reference) and job.tensor not in self._gradients.large:
             total = self._summed.at(None, index, reference.size)
             if total is not None:
                 total += reference.values
@@ -292,7 +292,7 @@ class Replay:
     def _read_ahead(self, index: int) -> None:
         """Read all steps of the window that starts at a step at once, if the tensor is large."""
         last = next((last for first, last in self._job.windows if first == index), None)
-        if last is not None and self._gradients.beyond(self._job.tensor):
+        if last is not None and self._job.tensor in self._gradients.large:
             self._ahead[last] = self._energy(index, last, self._fits.needs if self._job.chunked else None)
 
     def _energy(self, first: int, last: int, specs: Sequence[SummarySpec] | None = None) -> float | None:

@@ -106,7 +106,7 @@ def bucket_moments(x: NDArray[np.float32], bucket: int, scales: NDArray[np.float
 def dead_values(scales: NDArray[np.float32], bucket: int, size: int) -> int:
     """Number of values in buckets with norm zero, of ``size`` values."""
     zero = np.flatnonzero(scales == 0)
-    return int(np.sum(np.minimum((zero + 1) * bucket, size) - zero * bucket))
+    return int(np.sum(np.minimum((zero + 1) * bucket, size) - zero * bucket)) if zero.size else 0
 
 
 def clip_values(x: NDArray[np.float32], sigmas: float) -> tuple[NDArray[np.float32], int, float]:

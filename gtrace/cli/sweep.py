@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -166,6 +167,8 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
     from gtrace.trace.io.remote import stem_of
 
     load_plugins(settings.codecs.plugin)
+    # What is loaded by now stays, so no collection of garbage has to look through it again.
+    gc.freeze()
     if said := wait_for_kernels():
         status_line(f"gtrace: {said}")
     path = settings.output or Path(f"{stem_of(trace)}.sweep.db")

@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+import scipy as sp
 
 from gtrace.codecs.base import Codec, CodedBits, Measured, Simulated, checked_values, coder_parameter, parameter
 from gtrace.codecs.engine import Composed, method
@@ -139,11 +139,11 @@ def lloyd_max(bits: int) -> NDArray[np.float64]:
 
     count = 1 << bits - 1
     # The limit for many values: the quantiles of a normal law with three times the variance.
-    c = math.sqrt(3) * ndtri(0.5 + (np.arange(count) + 0.5) / (2 * count))
+    c = math.sqrt(3) * sp.special.ndtri(0.5 + (np.arange(count) + 0.5) / (2 * count))
     for _ in range(50):
         ends = np.concatenate([[0.0], (c[1:] + c[:-1]) / 2, [np.inf]])
         density = np.exp(-(ends**2) / 2) / math.sqrt(2 * math.pi)
-        mass, first = np.diff(ndtr(ends)), -np.diff(density)
+        mass, first = np.diff(sp.special.ndtr(ends)), -np.diff(density)
         mean = first / mass
         # The mean of a cell follows its ends, and those follow the two values beside them by a half each.
         inner = np.minimum(ends, 1e3)
@@ -263,7 +263,7 @@ class Eden(Composed):
         captured, blocks = 0.0, []
         for bits, share in tables.items():
             levels = lloyd_max(bits)
-            odds = np.diff(ndtr(np.concatenate([[-np.inf], (levels[1:] + levels[:-1]) / 2, [np.inf]])))
+            odds = np.diff(sp.special.ndtr(np.concatenate([[-np.inf], (levels[1:] + levels[:-1]) / 2, [np.inf]])))
             captured += share * float(odds @ levels**2)
             counts = size * kept * share * odds
             # Every level has a code: of a short tensor nobody knows beforehand which ones do not occur.

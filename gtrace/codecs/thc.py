@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+import scipy as sp
 
 from gtrace.codecs.base import CodedBits, Simulated, parameter
 from gtrace.codecs.coders import SharedCode
@@ -37,7 +37,7 @@ def _outside() -> Any:
 
 def _reach(outside: float) -> float:
     """t: the share ``outside`` of a standard normal law lies beyond -t and t."""
-    return float(ndtri(1 - outside / 2))
+    return float(sp.special.ndtri(1 - outside / 2))
 
 
 def _density(x: ArrayLike) -> NDArray[np.float64]:
@@ -47,7 +47,7 @@ def _density(x: ArrayLike) -> NDArray[np.float64]:
 
 def _rounding_error(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
     """The integral of (v - a) (b - v) from a to b under a standard normal law."""
-    mass, first = ndtr(b) - ndtr(a), _density(a) - _density(b)
+    mass, first = sp.special.ndtr(b) - sp.special.ndtr(a), _density(a) - _density(b)
     second = mass + a * _density(a) - b * _density(b)
     found: NDArray[np.float64] = (a + b) * first - a * b * mass - second
     return found
@@ -225,9 +225,10 @@ class Thc(Composed):
         table, t = cast("Lookup", parts.grid).integers, _reach(self.parameters["outside"])
         x = t * (2 * table / table[-1] - 1)
         a, b = x[:-1], x[1:]
-        cut = 2 * ((1 + t * t) * ndtr(-t) - t * _density(t))
-        up = (_density(a) - _density(b) - a * (ndtr(b) - ndtr(a))) / (b - a)
-        odds = np.append(ndtr(b) - ndtr(a) - up, ndtr(-t)) + np.append(ndtr(-t), up)
+        outer, inner = sp.special.ndtr(-t), sp.special.ndtr(b) - sp.special.ndtr(a)
+        cut = 2 * ((1 + t * t) * outer - t * _density(t))
+        up = (_density(a) - _density(b) - a * inner) / (b - a)
+        odds = np.append(inner - up, outer) + np.append(outer, up)
         block = CodedBlock.of(size * odds, np.maximum(size * odds, 1.0), coder="fixed")
         head = 8.0 * _SEED.size + 8.0 * parts.scale.head(memoryview(b""), size)
         fixed, entropy, huffman = ((head + bits) / max(1, size) for bits in (block.fixed, block.entropy, block.huffman))

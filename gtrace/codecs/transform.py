@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import fft
+import scipy as sp
 
 from gtrace.codecs.base import parameter
 from gtrace.codecs.parts import FLOAT32_MAX
@@ -61,11 +61,11 @@ class Dct(Coordinates):
         high, wide = (_tile(length, self.chunk) for length in (max(1, rows), columns))
         down, across = max(1, rows) // high, columns // wide
         if back:
-            tiles = fft.idctn(x.reshape(down, across, high, wide).astype(np.float64), axes=(2, 3), norm="ortho")
+            tiles = sp.fft.idctn(x.reshape(down, across, high, wide).astype(np.float64), axes=(2, 3), norm="ortho")
             out = tiles.transpose(0, 2, 1, 3)
         else:
             tiles = x.reshape(down, high, across, wide).transpose(0, 2, 1, 3).astype(np.float64)
-            out = fft.dctn(tiles, axes=(2, 3), norm="ortho")
+            out = sp.fft.dctn(tiles, axes=(2, 3), norm="ortho")
         return np.clip(out, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32).reshape(-1)
 
 

@@ -22,7 +22,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
-from scipy.special import erf, erfc, erfcx, exp1, ndtr, ndtri
+import scipy as sp
 
 from gtrace.buckets import MANTISSA, as_values
 from gtrace.errors import UsageError, suggest
@@ -302,7 +302,7 @@ class LogNormalMagnitudes:
         """P(low < x < high), from the tail that is nearer."""
         a, b = self._standard(low), self._standard(high)
         right = a > 0
-        out: Floats = ndtr(np.where(right, -a, b)) - ndtr(np.where(right, -b, a))
+        out: Floats = sp.special.ndtr(np.where(right, -a, b)) - sp.special.ndtr(np.where(right, -b, a))
         return out
 
     def ratio(self, power: int, unit: Floats, low: Floats, high: Floats) -> Floats:
@@ -327,7 +327,7 @@ class LogNormalMagnitudes:
         at = np.where(inner, point, unit)
         t = self._standard(at)
         tilted = np.abs(t - power * self.sigma * _LN2) / _ROOT_2
-        tail = 0.5 * (at / unit) ** float(power) * np.exp(-0.5 * t * t) * erfcx(tilted)
+        tail = 0.5 * (at / unit) ** float(power) * np.exp(-0.5 * t * t) * sp.special.erfcx(tilted)
         return np.where(inner, tail, 0.0)
 
 
@@ -344,7 +344,7 @@ class HalfNormalMagnitudes:
     def mass(self, low: Floats, high: Floats) -> Floats:
         """P(low < x < high)."""
         a, b = low / (self.deviation * _ROOT_2), high / (self.deviation * _ROOT_2)
-        out: Floats = np.where(a > 0.5, erfc(a) - erfc(b), erf(b) - erf(a))
+        out: Floats = np.where(a > 0.5, sp.special.erfc(a) - sp.special.erfc(b), sp.special.erf(b) - sp.special.erf(a))
         return out
 
     def ratio(self, power: int, unit: Floats, low: Floats, high: Floats) -> Floats:
@@ -353,7 +353,7 @@ class HalfNormalMagnitudes:
         if power > 0:
             out: Floats = math.sqrt(2 / math.pi) * self.deviation / unit * (np.exp(-a) - np.exp(-b))
             return out
-        inverse: Floats = unit / (self.deviation * math.sqrt(2 * math.pi)) * (exp1(a) - exp1(b))
+        inverse: Floats = unit / (self.deviation * math.sqrt(2 * math.pi)) * (sp.special.exp1(a) - sp.special.exp1(b))
         return inverse
 
 
@@ -584,8 +584,8 @@ def _quantile(sigma: float, count: int, law: LawName) -> float:
     if count <= 1:
         return 0.0
     if law == "normal":
-        return math.log2(float(-ndtri(0.5 / count))) - NORMAL_MU
-    return sigma * float(-ndtri(1.0 / count))
+        return math.log2(float(-sp.special.ndtri(0.5 / count))) - NORMAL_MU
+    return sigma * float(-sp.special.ndtri(1.0 / count))
 
 
 def _check(rule: str, law: str, sigma: float, count: int) -> None:

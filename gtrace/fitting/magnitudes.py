@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+import scipy as sp
 
 from gtrace.errors import UsageError, suggest
 
@@ -58,13 +58,20 @@ class _Standard:
     """Whether ln x follows it, not x."""
 
 
-_NORMAL = (ndtr, ndtri, _normal_density)
+# Named in full where they are called, so that scipy.special is loaded then and not at every start.
+_NORMAL: tuple[Function, Function, Function] = (
+    lambda z: sp.special.ndtr(z),  # noqa: PLW0108
+    lambda p: sp.special.ndtri(p),  # noqa: PLW0108
+    _normal_density,
+)
 _LAPLACE = (_laplace_cdf, _laplace_quantile, lambda z: 0.5 * np.exp(-np.abs(z)))
 _STANDARDS = {
     "lognormal": _Standard(*_NORMAL, logarithmic=True),
     "normal": _Standard(*_NORMAL),
     "half-normal": _Standard(
-        lambda z: np.maximum(2 * ndtr(z) - 1, 0), lambda p: ndtri((1 + p) / 2), lambda z: 2 * _normal_density(z)
+        lambda z: np.maximum(2 * sp.special.ndtr(z) - 1, 0),
+        lambda p: sp.special.ndtri((1 + p) / 2),
+        lambda z: 2 * _normal_density(z),
     ),
     "laplace": _Standard(*_LAPLACE),
     "half-laplace": _Standard(lambda z: -np.expm1(-z), lambda p: -np.log1p(-p), lambda z: np.exp(-z)),
@@ -232,7 +239,7 @@ def fit_magnitudes(values: ArrayLike | Magnitudes) -> Fit:
     Args:
         values: real numbers of any shape, taken as float32; or sorted magnitudes.
 
-    >>> fit = fit_magnitudes(np.exp(2 * ndtri((np.arange(1000) + 0.5) / 1000)))
+    >>> fit = fit_magnitudes(np.exp(2 * sp.special.ndtri((np.arange(1000) + 0.5) / 1000)))
     >>> fit.best, round(fit.sigma, 2), fit.ks["lognormal"] < 0.01 < fit.ks["normal"]
     ('lognormal', 2.0, True)
     """

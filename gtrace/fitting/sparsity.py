@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
-from scipy.special import erf, erfc, erfcx, log_ndtr, ndtr, ndtri
+import scipy as sp
 
 from gtrace.buckets import as_values
 from gtrace.distributions import LogNormal
@@ -61,11 +61,11 @@ def sparsity(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> Floats:
     """
     a, t, s = _reduced(alpha, mu, sigma)
     low = _half_gauss(t)
-    right = erfcx(np.maximum(s - t, 0.0) / _ROOT_2)
-    left = erfcx(np.maximum(-t, 0.0) / _ROOT_2)
-    inner = np.where(t <= 0, low * (left - right), ndtr(t) - low * right)
+    right = sp.special.erfcx(np.maximum(s - t, 0.0) / _ROOT_2)
+    left = sp.special.erfcx(np.maximum(-t, 0.0) / _ROOT_2)
+    inner = np.where(t <= 0, low * (left - right), sp.special.ndtr(t) - low * right)
     with np.errstate(over="ignore"):
-        outer = ndtr(t) - np.exp(np.where(t > s, 0.5 * s * s - a, 0.0)) * ndtr(t - s)
+        outer = sp.special.ndtr(t) - np.exp(np.where(t > s, 0.5 * s * s - a, 0.0)) * sp.special.ndtr(t - s)
     return _with_points(np.where(t > s, outer, inner), a, s, complement=False)
 
 
@@ -76,9 +76,9 @@ def unpruned(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> Floats:
     True
     """
     a, t, s = _reduced(alpha, mu, sigma)
-    inner = _half_gauss(t) * erfcx(np.maximum(s - t, 0.0) / _ROOT_2)
-    outer = np.exp(np.where(t > s, 0.5 * s * s - a, 0.0)) * ndtr(t - s)
-    return _with_points(ndtr(-t) + np.where(t > s, outer, inner), a, s, complement=True)
+    inner = _half_gauss(t) * sp.special.erfcx(np.maximum(s - t, 0.0) / _ROOT_2)
+    outer = np.exp(np.where(t > s, 0.5 * s * s - a, 0.0)) * sp.special.ndtr(t - s)
+    return _with_points(sp.special.ndtr(-t) + np.where(t > s, outer, inner), a, s, complement=True)
 
 
 def pruning_threshold(s: float, mu: float, sigma: float) -> float:
@@ -166,7 +166,9 @@ def log_energy_ratio(a: float, sigma: float) -> float:
     if sigma == 0:
         return max(0.0, a)
     t = a / sigma
-    return float(np.logaddexp(log_ndtr(2.0 * sigma - t), a - 1.5 * sigma * sigma + log_ndtr(t - sigma)))
+    return float(
+        np.logaddexp(sp.special.log_ndtr(2.0 * sigma - t), a - 1.5 * sigma * sigma + sp.special.log_ndtr(t - sigma))
+    )
 
 
 def _law_threshold(rule: Rule, s: float, law: LogNormal) -> float:
@@ -184,8 +186,8 @@ def _log_threshold(s: float, sigma: float) -> float:
     rest = math.log1p(-s)
     if sigma == 0:
         return -rest
-    low = sigma * float(ndtri(s))
-    high = min(0.5 * sigma * sigma - rest, math.log1p(s) - rest - sigma * float(ndtri(0.5 * (1.0 - s))))
+    low = sigma * float(sp.special.ndtri(s))
+    high = min(0.5 * sigma * sigma - rest, math.log1p(s) - rest - sigma * float(sp.special.ndtri(0.5 * (1.0 - s))))
     margin = _MARGIN * (abs(low) + abs(high) + sigma)
     # The smaller one of S and 1 - S has the digits; relative to the goal both are of order one.
     if s > 0.5:
@@ -203,8 +205,8 @@ def _half_normal_threshold(s: float) -> float:
         u = math.exp(y)
         mean = flat * -math.expm1(-0.5 * u * u) / u
         if s > 0.5:
-            return 1.0 - (float(erfc(u / _ROOT_2)) + mean) / (1.0 - s)
-        return (float(erf(u / _ROOT_2)) - mean) / s - 1.0
+            return 1.0 - (float(sp.special.erfc(u / _ROOT_2)) + mean) / (1.0 - s)
+        return (float(sp.special.erf(u / _ROOT_2)) - mean) / s - 1.0
 
     # S is at most u / sqrt(2 pi), and at least 1 - sqrt(2 / pi) / u.
     low, high = math.log(s * _ROOT_2PI), math.log(flat / (1.0 - s))

@@ -10,7 +10,7 @@ from gtrace.noise.estimates import (
     noise_between,
     noise_of_steps,
     noise_of_sum,
-    noise_of_three,
+    noise_of_sums,
     noise_ratio,
     pooled,
 )
@@ -37,7 +37,7 @@ __all__ = [
     "noise_between",
     "noise_of_steps",
     "noise_of_sum",
-    "noise_of_three",
+    "noise_of_sums",
     "noise_ratio",
     "pooled",
     "predict",

@@ -122,17 +122,11 @@ def noise_of_steps(pieces: Iterable[Sequence[NDArray[np.float32]]]) -> Noise:
             three_sums(first, middle, last, sums)
     for first, middle, last in blocks.rest():
         three_sums(first, middle, last, sums)
-    return _of_three(sums)
+    return noise_of_sums(sums)
 
 
-def noise_of_three(first: NDArray[np.float32], middle: NDArray[np.float32], last: NDArray[np.float32]) -> Noise:
-    """:func:`noise_of_steps` of whole gradients, contiguous float32 arrays of one length."""
-    sums = np.zeros(THREE)
-    three_sums(first, middle, last, sums)
-    return _of_three(sums)
-
-
-def _of_three(sums: NDArray[np.float64]) -> Noise:
+def noise_of_sums(sums: NDArray[np.float64]) -> Noise:
+    """:func:`noise_of_steps` from the sums of :func:`gtrace.kernels.noise.three_sums`, float64[3]."""
     second, norm2, sum_norm2 = sums.tolist()
     return Noise(second / 6, (sum_norm2 - norm2) / 6, 1)
 

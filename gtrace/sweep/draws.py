@@ -185,7 +185,8 @@ class ChunkDraws(Draws):
             kind = _Drawing if draws_in_parts(item, ready.state, totals.size) else _Encoding
             encodings[id(item), number] = kind(item, ready, self._fits.key(index, number), compared)
         start = 0
-        for values, weights in self._gradients.weighted_chunks(self._job.tensor, self._job.steps[index]):
+        piece = self._gradients.piece(item.part_multiple for item, _ in pairs)
+        for values, weights in self._gradients.weighted_chunks(self._job.tensor, self._job.steps[index], piece):
             exact.add(values)
             for encoding in encodings.values():
                 encoding.add(values, start, weights)

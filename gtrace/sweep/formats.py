@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import ndtri
+import scipy as sp
 
 import gtrace
 from gtrace.fitting.floats import candidates, scale_exponent
@@ -95,7 +95,7 @@ class FormatTrial:
             return
         self._steps.append(step)
         self._sigmas.append(fit.sigma_log2)
-        predicted = fit.mu_log2 + (fit.sigma_log2 * -float(ndtri(1 / fit.count)) if fit.count > 1 else 0.0)
+        predicted = fit.mu_log2 + (fit.sigma_log2 * -float(sp.special.ndtri(1 / fit.count)) if fit.count > 1 else 0.0)
         self._overshoots.append(predicted - math.log2(magnitudes.sorted[-1]))
         for bits in self.bits:
             for form in candidates(bits):

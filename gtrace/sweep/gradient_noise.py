@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gtrace.kernels.norms import BLOCK
 from gtrace.noise import (
     Moments,
     Noise,
@@ -16,13 +16,12 @@ from gtrace.noise import (
     noise_between,
     noise_of_steps,
     noise_of_sum,
-    noise_of_three,
     pooled,
 )
 from gtrace.trace.choose import part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 #: the key of a tensor's noise at a step in a result file's table of details
 NOISE = "noise"
 MICRO_BATCHES, RANKS, STEPS = "micro-batches", "ranks", "consecutive steps"
-#: elements of a tensor that is kept from one step of a burst to the next
-_KEPT = 1 << 20
 #: a ratio of noise to the squared norms below this is rounding error
 _SAME = 1e-12
 
@@ -107,10 +104,8 @@ class Yardstick:
             for name, streams in self._streams.items()
             if streams and not self._infos[name].sketches and (middles := self._burst(name)).size
         }
-        #: tensor -> the middle one of the three steps whose noise was estimated last, and that noise
-        self._latest: dict[str, tuple[int, Noise | None]] = {}
-        #: gradients of the tensor and the three steps that a thread looked at last
-        self._kept = threading.local()
+        #: tensor -> the middle ones of the three steps whose noise was estimated last, with that noise
+        self._latest: dict[str, dict[int, Noise | None]] = {}
         self.known = bool(self._replicas or self._steps or self._bursts)
 
     def describe(self) -> dict[str, Any]:
@@ -141,35 +136,41 @@ class Yardstick:
         middles: NDArray[np.int64] = steps[1:-1][near[:-1] & near[1:]]
         return middles
 
-    def _of_steps(self, name: str, step: int) -> Noise | None:
-        """Estimate from the step and its neighbors; at the end of a burst from the last three; elsewhere None."""
+    def _middle(self, name: str, step: int) -> int | None:
+        """The step that has captured neighbors and is next to a step or the step itself, None if none is."""
         middles = self._bursts[name]
         middle = int(middles[np.argmin(np.abs(middles - step))])
-        if abs(middle - step) > 1:
-            return None
-        if self._latest.get(name, (None,))[0] != middle:
-            info = self._infos[name]
-            noise = self._of_three(info, middle)
-            stretch = 1.0 if info.sample is None else info.sample["total"] / info.size
-            scaled = noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
-            self._latest[name] = middle, scaled if math.isfinite(noise.variance + noise.signal) else None
-        return self._latest[name][1]
+        return middle if abs(middle - step) <= 1 else None
 
-    def _of_three(self, info: TensorInfo, middle: int) -> Noise:
-        """Estimate from a step and its neighbors; small tensors are kept for the next step of the burst."""
-        steps = range(middle - 1, middle + 2)
-        # A power of two, as stored chunks mostly are: their values then need not be copied together.
-        share = 1 << max(1, self._chunk // 3).bit_length() - 1
-        if info.size > min(_KEPT, share):
-            read = (self._trace.read_chunks(info.name, step, share, **stream(info)) for step in steps)
-            return noise_of_steps(zip(*read, strict=True))
-        before: dict[tuple[str, int], NDArray[np.float32]] = getattr(self._kept, "values", {})
-        values = {}
-        for step in steps:
-            place = info.name, step
-            values[place] = before[place] if place in before else self._trace.read(*place, **stream(info))
-        self._kept.values = values
-        return noise_of_three(*values.values())
+    def _of_steps(self, name: str, step: int) -> Noise | None:
+        """Estimate from the step and its neighbors; at the end of a burst from the last three; elsewhere None."""
+        middle = self._middle(name, step)
+        if middle is None:
+            return None
+        found: Mapping[int, Noise | None] = self._latest.get(name, {})
+        if middle not in found:
+            place = stream(self._infos[name])
+            read = (self._trace.read_chunks(name, near, BLOCK, **place) for near in (middle - 1, middle, middle + 1))
+            found = self.learn(name, {middle: noise_of_steps(zip(*read, strict=True))})
+        return found[middle]
+
+    def middles(self, name: str, steps: Sequence[int]) -> list[int]:
+        """The steps from which :meth:`noise` at some steps is estimated with their neighbors, if it is so estimated."""
+        if name not in self._bursts or name in self._replicas or name in self._steps:
+            return []
+        return sorted({middle for step in steps if (middle := self._middle(name, step)) is not None})
+
+    def learn(self, name: str, noises: Mapping[int, Noise]) -> Mapping[int, Noise | None]:
+        """Keep the noise that was estimated from middle steps and their neighbors; returns it for the whole tensor."""
+        info = self._infos[name]
+        stretch = 1.0 if info.sample is None else info.sample["total"] / info.size
+        found = self._latest[name] = {
+            middle: noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
+            if math.isfinite(noise.variance + noise.signal)
+            else None
+            for middle, noise in noises.items()
+        }
+        return found
 
     def _replicas_of(self, name: str) -> list[_Replicas]:
         found = []

@@ -17,20 +17,22 @@ from gtrace.buckets import BinTable, bucket_scales, whole_scale
 from gtrace.codecs import TensorSums
 from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.kernels.compare import weighted_sums
-from gtrace.kernels.norms import count_nonfinite, power_sum
+from gtrace.kernels.noise import THREE, three_sums
+from gtrace.kernels.norms import BLOCK, count_nonfinite, power_sum
 from gtrace.metrics import Blocks, WeightedSums, update_weights
-from gtrace.noise import Noise, added
+from gtrace.noise import Noise, added, noise_of_sums
 from gtrace.settings import KINDS
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.gradient_noise import Yardstick, stream
 from gtrace.sweep.jobs import Totals
 from gtrace.sweep.limits import spec_in_chunks
-from gtrace.trace.format import SECOND_MOMENT
+from gtrace.trace.format import SECOND_MOMENT, VALUES
+from gtrace.trace.reader import LARGEST_KEPT
 from gtrace.trace.rows import rechunk
 from gtrace.types import WHOLE_MODEL, SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,8 +41,10 @@ if TYPE_CHECKING:
 
 
 Kind: TypeAlias = Literal["weight", "neural", "update", "outer", "momentum"]
-#: values of one step that are held while other steps are held too
+#: values whose squares are added up together in the energy of a sum
 _PIECE = 1 << 17
+#: sketches that one pass makes of a window's steps, some megabytes each until they are finished
+_TABLES = 16
 
 
 class SecondMoments:
@@ -160,6 +164,7 @@ class Gradients:
     Attributes:
         elements: size of each tensor of this kind, chosen or not, in the trace's order.
         moments: Adam's second moments of the tensors that have them in the trace.
+        large: the tensors whose values a trace does not keep from one reading to the next; so is the whole model.
 
     Raises:
         UsageError: a glob matches nothing, or the trace has no gradients of this kind.
@@ -177,6 +182,9 @@ class Gradients:
         self._streams = {info.name: stream(info) for info in self.infos}
         self._sketched = {info.name: bool(info.sketches) for info in self.infos}
         self._sizes = {info.name: info.size for info in self.infos}
+        #: (tensor, step) -> what a pass over a window found
+        self._ahead: dict[tuple[str, int], tuple[Totals, int, dict[SummarySpec, MomentSketch]]] = {}
+        self.large = {info.name for info in self.infos if VALUES.itemsize * info.size > LARGEST_KEPT} | {WHOLE_MODEL}
         # They are the divisors of gradients, not of what an optimizer made of them.
         recorded = self.kind == "weight" and any(info.kind == SECOND_MOMENT for info in trace.tensors)
         moments = {info.name: SecondMoments(trace, info) for info in self.infos if recorded}
@@ -244,32 +252,32 @@ class Gradients:
         The sketches are sums over chunks, see :func:`gtrace.sweep.limits.spec_in_chunks`. Non-finite values count as
         zero. Norms of the whole tensor need a pass of their own before the sketches.
         """
-        sketches = self._partial(name, step, specs)
-        running, bad = _Sums(), 0
-        for piece in self._pieces(name, step):
-            missing = int(count_nonfinite(piece))
-            values = np.where(np.isfinite(piece), piece, np.float32(0)) if missing else piece
-            bad += missing
-            running.add(values)
-            for sketch in sketches.values():
-                sketch.add(values)
-        found = running.finish()
-        totals = Totals(found.size, found.energy, found.norm1 / max(1, found.size), found)
-        return totals, bad, {spec: sketch.finish() for spec, sketch in sketches.items()}
+        ahead = self._ahead.pop((name, step), None)
+        if ahead is not None and ahead[2].keys() >= set(specs):
+            return ahead
+        found = _Scan(self._partial(name, step, specs))
+        for piece in self._pieces(name, step, self.piece(spec.bucket_size for spec in specs)):
+            found.add(piece)
+        return found.finish()
 
     def _partial(self, name: str, step: int, specs: Sequence[SummarySpec]) -> dict[SummarySpec, PartialSketch]:
         whole = [spec for spec in specs if spec.bucket_size is None and spec.norm != "none"]
         scales = {}
         if whole:
             running = _Sums()
-            for values in self.chunks(name, step):
+            for values in self.chunks(name, step, self.piece()):
                 running.add(values)
             _, *sums = running.finish()
             scales = {spec: whole_scale(spec.norm, *sums) for spec in whole}
         return {spec: PartialSketch(spec, scales.get(spec)) for spec in specs}
 
-    def chunks(self, name: str, step: int, size: int | None = None) -> Iterator[NDArray[np.float32]]:
-        """Values of a tensor or the whole model, a chunk or ``size`` at a time; non-finite ones become zero."""
+    def piece(self, multiples: Iterable[int | None] = ()) -> int:
+        """How many values to take at a time: a multiple of these, at most a chunk, and few enough for a cache."""
+        whole = math.lcm(*(multiple or 1 for multiple in multiples))
+        return whole * max(1, min(BLOCK, self._chunk) // whole)
+
+    def chunks(self, name: str, step: int, size: int) -> Iterator[NDArray[np.float32]]:
+        """Values of a tensor or the whole model, ``size`` at a time; non-finite ones become zero."""
         for piece in self._pieces(name, step, size):
             yield np.where(np.isfinite(piece), piece, np.float32(0)) if count_nonfinite(piece) else piece
 
@@ -291,15 +299,17 @@ class Gradients:
             start = stop
         return found
 
-    def weighted_chunks(self, name: str, step: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float64] | None]]:
+    def weighted_chunks(
+        self, name: str, step: int, size: int
+    ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float64] | None]]:
         """Each chunk of :meth:`chunks` with its :meth:`update_weights`."""
         parts = self._weighing(name, step)
         if parts is None:
-            return zip(self.chunks(name, step), itertools.repeat(None))
+            return zip(self.chunks(name, step, size), itertools.repeat(None))
         weights = (
-            piece for part, moments in parts for piece in moments.pieces(step, self._chunk, self.chunks(part, step))
+            piece for part, moments in parts for piece in moments.pieces(step, size, self.chunks(part, step, size))
         )
-        return zip(self.chunks(name, step), rechunk(weights, self._chunk), strict=True)
+        return zip(self.chunks(name, step, size), rechunk(weights, size), strict=True)
 
     def weigh(
         self, name: str, step: int, specs: Sequence[SummarySpec]
@@ -309,20 +319,25 @@ class Gradients:
             return None
         sketches = self._partial(name, step, specs)
         total = WeightedSums()
-        for values, weights in self.weighted_chunks(name, step):
+        for values, weights in self.weighted_chunks(name, step, self.piece(spec.bucket_size for spec in specs)):
             assert weights is not None
             total.add(values, values, weights)
             for sketch in sketches.values():
                 sketch.add(values, weights)
         return total.finish()[1], {spec: sketch.finish() for spec, sketch in sketches.items()}
 
-    def energy_of_sum(self, name: str, steps: Sequence[int], *, zero: bool) -> float | None:
+    def energy_of_sum(
+        self, name: str, steps: Sequence[int], *, zero: bool, specs: Sequence[SummarySpec] | None = None
+    ) -> float | None:
         """||sum of a tensor's gradients at several steps||^2, a small piece of each in memory at a time.
+
+        The same pass over a large tensor estimates the noise at these steps, for :meth:`noise`.
 
         Args:
             name: a tensor, or ``*`` for the whole model.
             steps: steps at which it is present.
             zero: take non-finite values as zero.
+            specs: the sketches of these steps that :meth:`scan` will be asked for, if it will be.
 
         Returns:
             None if some of the model's tensors are absent at some steps, or if ``zero`` is off and some values are not
@@ -330,22 +345,34 @@ class Gradients:
         """
         if name == WHOLE_MODEL and len({tuple(self._parts(step)) for step in steps}) > 1:
             return None
+        fits = specs is not None and all(spec.bucket_size and BLOCK % spec.bucket_size == 0 for spec in specs)
+        if not fits or len(specs or ()) * len(steps) > _TABLES:
+            specs = None
+        scans = {step: _Scan(self._partial(name, step, specs or ())) for step in steps}
+        sums = {middle: np.zeros(THREE) for middle in self.yardstick.middles(name, steps) if name in self.large}
+        around = sorted({*steps, *(middle + off for middle in sums for off in (-1, 1))})
         energy = 0.0
-        for pieces in zip(*(self._pieces(name, step, _PIECE) for step in steps), strict=True):
+        for pieces in zip(*(self._pieces(name, step, BLOCK) for step in around), strict=True):
+            at = dict(zip(around, pieces, strict=True))
+            for middle, found in sums.items():
+                three_sums(at[middle - 1], at[middle], at[middle + 1], found)
             total = np.zeros(pieces[0].size)
-            for values in pieces:
-                finite = not count_nonfinite(values)
-                if not (finite or zero):
-                    return None
-                total += values if finite else np.where(np.isfinite(values), values, np.float32(0))
-            energy += float(power_sum(total, 2))
-        return energy
+            for step, scan in scans.items():
+                total += scan.add(at[step])
+            energy = energy_in_pieces(total, energy)
+        if sums:
+            self.yardstick.learn(name, {middle: noise_of_sums(found) for middle, found in sums.items()})
+        if specs is not None:
+            # Steps of the window before that were not looked at are not needed any more.
+            for key in [key for key in list(self._ahead) if key[0] == name]:
+                self._ahead.pop(key, None)
+            self._ahead.update(((name, step), scan.finish()) for step, scan in scans.items())
+        return energy if zero or not any(scan.bad for scan in scans.values()) else None
 
-    def _pieces(self, name: str, step: int, chunk: int | None = None) -> Iterator[NDArray[np.float32]]:
-        chunk = chunk or self._chunk
+    def _pieces(self, name: str, step: int, chunk: int) -> Iterator[NDArray[np.float32]]:
         if name != WHOLE_MODEL:
             return self._trace.read_chunks(name, step, chunk, **self._streams[name])
-        return rechunk((piece for part in self._parts(step) for piece in self._pieces(part, step)), chunk)
+        return rechunk((piece for part in self._parts(step) for piece in self._pieces(part, step, chunk)), chunk)
 
     def totals(self, name: str, step: int) -> tuple[Totals, int]:
         """Size, energy and mean magnitude, and the number of non-finite values."""
@@ -386,6 +413,13 @@ class Gradients:
         return [part for part, steps in self._present.items() if step in steps]
 
 
+def energy_in_pieces(total: NDArray[np.float64], energy: float = 0.0) -> float:
+    """``energy`` + ||total||^2, float64[n], piece after piece in the order of the values."""
+    for start in range(0, total.size, _PIECE):
+        energy += float(power_sum(total[start : start + _PIECE], 2))
+    return energy
+
+
 class _Sums:
     """Sums over values that arrive in parts, equal to those over all of them at once."""
 
@@ -409,3 +443,27 @@ class _Sums:
         for (block,) in self._blocks.rest():
             self._block(block)
         return TensorSums(self._size, self._norm1, self._energy, self._largest)
+
+
+class _Scan:
+    """Totals, the number of non-finite values and sketches of a tensor that arrives in parts."""
+
+    def __init__(self, sketches: dict[SummarySpec, PartialSketch]) -> None:
+        self._sketches, self._sums = sketches, _Sums()
+        self.bad = 0
+
+    def add(self, piece: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Add the next part; returns it with zero for values that are not finite."""
+        missing = int(count_nonfinite(piece))
+        values = np.where(np.isfinite(piece), piece, np.float32(0)) if missing else piece
+        self.bad += missing
+        self._sums.add(values)
+        for sketch in self._sketches.values():
+            sketch.add(values)
+        return values
+
+    def finish(self) -> tuple[Totals, int, dict[SummarySpec, MomentSketch]]:
+        """See :meth:`Gradients.scan`."""
+        found = self._sums.finish()
+        totals = Totals(found.size, found.energy, found.norm1 / max(1, found.size), found)
+        return totals, self.bad, {spec: sketch.finish() for spec, sketch in self._sketches.items()}

@@ -15,10 +15,11 @@ import numpy as np
 from gtrace.codecs import Codec, expecting, level_grid
 from gtrace.codecs.level_sets import LevelSets, judged_together, least_errors
 from gtrace.errors import TraceError
-from gtrace.metrics import relative
+from gtrace.metrics import Reference, relative
 from gtrace.sweep.draws import ChunkDraws, Draws, Window
 from gtrace.sweep.fits import Fits, RunningSums
 from gtrace.sweep.gradient_noise import NOISE
+from gtrace.sweep.gradients import energy_in_pieces
 from gtrace.sweep.jobs import Block, Fitting
 from gtrace.sweep.level_draws import LevelDraws
 from gtrace.sweep.rows import (
@@ -106,6 +107,9 @@ class Replay:
         self._split = {key: split(wanted, job) for key, wanted in distinct.items()}
         self._identities = {id(codec): identity(codec) for _, wanted in job.wanted for codec, _ in wanted}
         self._ends = {last: first for first, last in job.windows}
+        #: sums of the gradients themselves, and where these are read ahead the energies of their sums, by last step
+        self._summed = RunningSums(job.windows)
+        self._ahead: dict[int, float | None] = {}
         #: the window that ends at the current step, if any
         self._window: Window | None = None
 
@@ -120,6 +124,7 @@ class Replay:
     def _block(self, index: int, wanted: Wanted) -> Block:
         job, settings = self._job, self._settings
         step = job.steps[index]
+        self._read_ahead(index)
         look = self._fits.look(index)
         reference, bad = look.reference, look.nonfinite
         note = None
@@ -136,6 +141,10 @@ class Replay:
             ]
             return Block(skipped, [])
         common["energy"], common["mean_abs"] = reference.energy, reference.mean_abs
+        if isinstance(reference, Reference) and job.tensor not in self._gradients.large:
+            total = self._summed.at(None, index, reference.size)
+            if total is not None:
+                total += reference.values
         self._window = self._ending(index) if index in self._ends else None
         rows: list[Row] = []
         times: list[Timing] = []
@@ -280,12 +289,25 @@ class Replay:
                 row.update(self._lost(float(total[0])))
         return row
 
+    def _read_ahead(self, index: int) -> None:
+        """Read all steps of the window that starts at a step at once, if the tensor is large."""
+        last = next((last for first, last in self._job.windows if first == index), None)
+        if last is not None and self._job.tensor in self._gradients.large:
+            self._ahead[last] = self._energy(index, last, self._fits.needs if self._job.chunked else None)
+
+    def _energy(self, first: int, last: int, specs: Sequence[SummarySpec] | None = None) -> float | None:
+        """||sum of g||^2 over the steps of a window, from the trace."""
+        steps, zero = self._job.steps[first : last + 1], self._settings.nonfinite == "zero"
+        return self._gradients.energy_of_sum(self._job.tensor, steps, zero=zero, specs=specs)
+
     def _ending(self, index: int) -> Window | None:
         """The window that ends at a step; None also if the gradients of its steps cannot be summed."""
-        first = self._ends[index]
-        steps = self._job.steps[first : index + 1]
-        energy = self._gradients.energy_of_sum(self._job.tensor, steps, zero=self._settings.nonfinite == "zero")
-        return None if energy is None else Window(first, len(steps), energy)
+        first, total = self._ends[index], self._summed.take(None, index)
+        if total is not None:
+            energy: float | None = energy_in_pieces(total)
+        else:
+            energy = self._ahead.pop(index) if index in self._ahead else self._energy(first, index)
+        return None if energy is None else Window(first, index + 1 - first, energy)
 
     def _lost(self, error: float | NDArray[np.float64]) -> Row:
         """The columns about the error of the window that ends at a step."""

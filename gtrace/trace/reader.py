@@ -150,10 +150,10 @@ def shown_names(stored: Iterable[_Place]) -> dict[_Place, str]:
     return {(key, name): names[key.kind, key.optimizer, name] for key, name in places}
 
 
-#: Bytes of decoded chunks that a trace keeps, and of the largest one among them: a sweep reads a step again for its
-#: window, its noise and its fits.
-_CACHE_BYTES = 32 * 1024 * 1024
-_LARGEST_KEPT = _CACHE_BYTES // 4
+#: Bytes of decoded chunks that a trace keeps, and of the largest one among them: a sweep compares three steps for the
+#: noise of their gradients, and reads each of them for its rows.
+_CACHE_BYTES = 48 * 1024 * 1024
+LARGEST_KEPT = _CACHE_BYTES // 3
 
 
 class _Decoded(NamedTuple):
@@ -322,7 +322,7 @@ class Trace(Tabular):
         chunk = self._chunk(stream, spec, row)
         valid = stream.lengths(spec, slice(row, row + 1))["n_valid"][0] if stream.key.kind == "neural" else spec.size
         # A row that is not kept was decoded for this call and may be as large as memory: do not copy it again.
-        fresh = chunk.rows.nbytes > _LARGEST_KEPT and len(chunk.rows) == 1 and chunk.rows.flags.writeable
+        fresh = chunk.rows.nbytes > LARGEST_KEPT and len(chunk.rows) == 1 and chunk.rows.flags.writeable
         values = np.array(chunk.rows[row - chunk.first][:valid], np.float32, order="C", copy=None if fresh else True)
         if row not in chunk.verified:
             verify(checksum(values), stream.statistic("crc32c")[row, spec.index], about)
@@ -553,7 +553,7 @@ class Trace(Tabular):
         # Decoded without the lock, so that several threads can read several tensors.
         found = _Decoded(*stream.read_rows(spec, row), set())
         # What is read-only is in memory anyway.
-        if found.rows.nbytes <= _LARGEST_KEPT and found.rows.flags.writeable:
+        if found.rows.nbytes <= LARGEST_KEPT and found.rows.flags.writeable:
             with self._lock:
                 old = self._cache.pop(place, None)
                 self._cached += found.rows.nbytes - (old.rows.nbytes if old else 0)

@@ -8,7 +8,7 @@ import pytest
 from helpers_sweep import rows_of, write_trace
 
 import gtrace
-from gtrace.sweep import fits
+from gtrace.sweep import fits, gradients
 from gtrace.sweep.jobs import start_of, windows_of
 from gtrace.trace import Trace
 from gtrace.types import Key
@@ -140,7 +140,10 @@ def test_rows_depend_neither_on_memory_nor_on_jobs_nor_on_where_a_sweep_resumes(
     path, result, tmp_path, monkeypatch, held
 ):
     monkeypatch.setattr(fits, "_HELD", held)
+    # Of tensors beyond this, all steps of a window are read together.
+    monkeypatch.setattr(gradients, "LARGEST_KEPT", held)
     whole = rows_about(KINDS, result)
+    assert (result["noise_ratio"] > 0).any()
     assert rows_of(gtrace.run_sweep(path, KINDS, draws=2, jobs=2)) == whole
 
     def stop_after(count):
@@ -179,8 +182,10 @@ def test_steps_that_are_not_wanted_are_in_no_window(path):
     assert windows_at == {4: 3}
 
 
+@pytest.mark.parametrize("kept", [0, 1 << 20])
 @pytest.mark.parametrize(("nonfinite", "there"), [("skip", False), ("zero", True)])
-def test_a_window_with_values_that_are_not_finite(nonfinite, there):
+def test_a_window_with_values_that_are_not_finite(nonfinite, there, kept, monkeypatch):
+    monkeypatch.setattr(gradients, "LARGEST_KEPT", kept)
     values = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32)
     values[1, 3] = np.nan
     trace = Trace.from_arrays({"w": dict(enumerate(values))})
@@ -215,7 +220,9 @@ def test_gradients_of_outputs_have_no_sum(tmp_path):
     assert np.isnan(found["window"]).all()
 
 
-def test_chunks_give_the_windows_of_the_whole(path, tmp_path):
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_chunks_give_the_windows_of_the_whole(path, tmp_path, kept, monkeypatch):
+    monkeypatch.setattr(gradients, "LARGEST_KEPT", kept)
     specs = ["qsgdinf:bits=3,bucket_size=64", "alq:bits=3,bucket_size=64", "signsgd", "topk:ratio=0.1"]
 
     def swept(chunk, **more):

@@ -64,6 +64,7 @@ def _skip(code: CodeType) -> None:
         eval_frame.set_code_exec_strategy(code, strategy)
 
 
+_DISTRIBUTED = torch.distributed.is_available()
 #: how often this process was forked from one with hooks
 _forks = 0
 
@@ -243,16 +244,20 @@ class TrainingHooks:
         self._unstepped: Unstepped | None = None
         if self._only is None:
             self._unstepped = Unstepped(
-                self._may_want, self._own_gradient, self._take_by_hand, self._choose_by_hand, self.modules.modules
+                self._may_want,
+                self._own_gradient,
+                self._take_by_hand,
+                lambda: self.by_hand(),  # noqa: PLW0108 - it is set later
+                self.modules.modules,
             )
         #: called once, when it is certain that the program changes its weights without an optimizer
         self.by_hand: Callable[[], None] = lambda: None
         self._handed: HandedStream | None = None
         #: calls of ``torch.autograd.grad``, which leave no gradients behind
         self.functional = 0
-        #: by the optimizer's id while it exists, and by its number
         self._streams: dict[int, _Stream] = {}
-        self._numbered: list[_Stream] = []
+        #: what is known of each optimizer's steps, by its number; ``_streams`` by its id while it exists
+        self.numbered: list[_Stream] = []
         #: optimizers that have not stepped, once it is of interest
         self._fresh: weakref.WeakSet[Optimizer] | None = None
         self._started = 0
@@ -273,7 +278,7 @@ class TrainingHooks:
     @property
     def steps(self) -> int:
         """Steps of all optimizers so far, including those that a gradient scaler left out."""
-        return sum(stream.steps for stream in self._numbered)
+        return sum(stream.steps for stream in self.numbered)
 
     @property
     def skipped_steps(self) -> int:
@@ -296,13 +301,9 @@ class TrainingHooks:
         """The optimizers that have stepped and still exist, with their numbers, ascending."""
         return [(stream.number, one) for stream in self._streams.values() if (one := stream.optimizer()) is not None]
 
-    def steps_of(self, stream: int) -> int:
-        """Steps of an optimizer so far."""
-        return self._numbered[stream].steps
-
     def follow(self, stream: int, scheduler: LRScheduler | None) -> None:
         """Ask about the step of an optimizer that finds another ``last_epoch`` of this scheduler; None: of none."""
-        one = self._numbered[stream]
+        one = self.numbered[stream]
         one.scheduler = None if scheduler is None else weakref.ref(scheduler)
         one.count = 0 if scheduler is None else scheduler.last_epoch
 
@@ -316,15 +317,15 @@ class TrainingHooks:
         if hasattr(torch.autograd, "_engine_run_backward"):
             # And not ``grad`` itself: torch.compile knows that by its identity.
             self._engine = self._patch(torch.autograd, "_engine_run_backward", self._watch_engine)
-        self._patch_after(
-            GradScaler, "scale", lambda one, result, loss: self._own_losses().scaled(one, loss, result), steps=True
-        )
+        self._patch_after(GradScaler, "scale", lambda one, result, loss: self._own_losses().scaled(one, loss, result))
         self._patch(GradScaler, "step", self._watch_scaler_step)
         # The other two do not call the __init__ of the first.
         for kind in (lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler):
             self._patch_after(kind, "__init__", self.schedulers.saw)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
-            self._patch_after(owner, "zero_grad", self._zeroed, steps=True)
+            self._patch_after(
+                owner, "zero_grad", self._zeroed, lambda: self._listens is not False and self._losses.begun()
+            )
         self._patch(torch.nn.utils.clip_grad, "clip_grad_norm_", self._watch_clip)
         # The same function under its other name: pickle looks it up there.
         ours = torch.nn.utils.clip_grad.clip_grad_norm_
@@ -379,16 +380,15 @@ class TrainingHooks:
         # Never traced itself; a compiled region that calls it calls the original directly.
         return self._replace(owner, name, functools.wraps(original)(not_compiled_itself(make(original))))
 
-    def _patch_after(self, owner: object, name: str, then: Callable[..., None], *, steps: bool = False) -> None:
-        """Call ``then`` with the object, the result of its method, and the method's arguments.
-
-        With ``steps`` only if it may matter to a step that is wanted.
-        """
+    def _patch_after(
+        self, owner: object, name: str, then: Callable[..., None], when: Callable[[], bool] = lambda: True
+    ) -> None:
+        """If ``when`` says so, call ``then`` with the object, the result of its method, and the method's arguments."""
 
         def make(original: _Function) -> _Function:
             def method(thing: object, *args: object, **kwargs: object) -> object:
                 result = original(thing, *args, **kwargs)
-                if not torch.compiler.is_compiling() and (self._listens is not False or not steps):
+                if not torch.compiler.is_compiling() and when():
                     self._guarded(then, thing, result, *args, *kwargs.values())
                 return result
 
@@ -446,7 +446,8 @@ class TrainingHooks:
         self._own_losses().backward(tensors, gradients)
         if self._samples.waits:
             self._samples.backward()
-        self.clock.backward_begins()
+        if self.clock.runs:
+            self.clock.backward_begins()
 
     def _watch_scaler_step(self, original: _Function) -> _Function:
         def step(scaler: GradScaler, optimizer: object, *args: object, **kwargs: object) -> object:
@@ -626,9 +627,6 @@ class TrainingHooks:
             return parameter.grad
         return self._local.gradient(parameter, 1.0)[0]
 
-    def _choose_by_hand(self) -> None:
-        self.by_hand()
-
     def _take_by_hand(self, found: HandStep) -> None:
         """Take a step without an optimizer; its gradients are this process's own unless a wrapper averages them."""
         self._take_own(found.stream, lambda parameter: found.gradients.get(id(parameter)), found)
@@ -710,11 +708,11 @@ class TrainingHooks:
     def _look_ahead(self) -> bool:
         """Choose what to watch until the next step; returns whether it is wanted, of any optimizer."""
         coming = [(stream, self._coming(stream.steps)) for stream in self._streams.values()]
-        self._local.wanted = wanted = any(step == stream.steps for stream, step in coming)
+        wanted = any(step == stream.steps for stream, step in coming)
+        self._local.wanted = near = wanted or self._expects()
         if self._micro_batches is not None:
-            self._micro_batches.wanted = wanted
-        always = self._unstepped is not None or self._handed is not None or self.after is not None
-        near = wanted or always or self._expects()
+            self._micro_batches.wanted = near
+        near = near or self._unstepped is not None or self._handed is not None or self.after is not None
         for stream, step in coming:
             # The step before a wanted one begins to listen.
             stream.quiet = 0 if near else min(step - 1, self.clock.due(stream.steps) if stream.number == 0 else step)
@@ -727,16 +725,17 @@ class TrainingHooks:
         stream = self._streams.get(key)
         if stream is None:
             # Goes with the optimizer: another one may get its id, but not its number.
-            gone = weakref.ref(optimizer, lambda _: self._streams.pop(key))
-            stream = self._streams[key] = _Stream(len(self._numbered), gone)
-            self._numbered.append(stream)
+            gone = weakref.ref(optimizer, lambda _: self._streams.pop(key, None))
+            stream = self._streams[key] = _Stream(len(self.numbered), gone)
+            self.numbered.append(stream)
         stream.steps += 1
         return stream.number, stream.steps - 1
 
     def _take(self, optimizer: Optimizer | Rounds) -> None:
-        first = self._losses.use()
+        losses = self._losses
+        first = losses.use()
         stream, step = self._advance(optimizer)
-        scaler, self._losses.scaler = self._losses.scaler, None
+        scaler, losses.scaler = losses.scaler, None
         # A fused optimizer decides by itself whether it skips. The sum stays on its device: reading it at
         # each step would make training wait.
         found_inf = getattr(optimizer, "found_inf", None)
@@ -748,7 +747,7 @@ class TrainingHooks:
             self.left_out(stream, step)
             return
         groups = optimizer.param_groups
-        loss, micro_batches = self._losses.of(groups)
+        loss, micro_batches = losses.of(groups)
         loss_scale = 1.0 if scaler is None else scaler.get_scale()
         grad_scale = grad_scale_of(optimizer)
         self._on_step(
@@ -760,7 +759,7 @@ class TrainingHooks:
                 micro_batches=micro_batches,
                 lr=float(groups[0].get("lr", math.nan)),
                 grad_scale=grad_scale,
-                clip_norm=self._losses.clip_norm(groups),
+                clip_norm=losses.clip_norm(groups),
                 loss_scale=loss_scale,
                 gradient=self._gradients(optimizer, loss_scale / grad_scale),
                 replicas=self._replicas(loss_scale),
@@ -778,7 +777,7 @@ class TrainingHooks:
         self, optimizer: Optimizer | Rounds, scale: float
     ) -> Callable[[torch.Tensor], tuple[torch.Tensor | None, str]]:
         """A function that returns a step's gradients; ``scale`` is the extra factor on those of the backward pass."""
-        made = torch.distributed.is_available() and torch.distributed.is_initialized()
+        made = _DISTRIBUTED and torch.distributed.is_initialized()
         world = torch.distributed.get_world_size() if made else self._launched
         stage = LOCAL if world == 1 else REDUCED
         if isinstance(optimizer, Rounds):

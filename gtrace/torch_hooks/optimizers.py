@@ -162,7 +162,7 @@ class OptimizerHistory:
         self._looked = -1, -1
         #: recorded steps in a row, at most
         self.burst = 0
-        self._row: range = range(0)
+        self._run = self._next = 0
         self._kind = kind_of(optimizer)
         self._settings: Counter[str] = Counter()
         self._values: tuple[Any, ...] = ()
@@ -173,6 +173,8 @@ class OptimizerHistory:
         self._tokens = 1
         self._scheduler = None if scheduler is None else weakref.ref(scheduler)
         self._end = None if scheduler is None else scheduled_steps(scheduler)
+        #: whether a scheduler says how long the training is, so that :meth:`look` has something to do
+        self.scheduled = self._end is not None
         #: step and the scheduler's count: at first, at its first and its last change
         self._progress: list[tuple[int, int]] = []
 
@@ -183,7 +185,7 @@ class OptimizerHistory:
             the scheduler whose ``last_epoch`` is to be looked at in each step, since it may change in any; None if it
             changes in all of them.
         """
-        scheduler = self._scheduler() if self._end is not None and self._scheduler is not None else None
+        scheduler = self._scheduler() if self.scheduled and self._scheduler is not None else None
         if scheduler is None:
             return None
         # A chain counts in its parts; the counter of a sequence's part starts again with the part.
@@ -203,8 +205,9 @@ class OptimizerHistory:
             samples: behind its gradients, 0 if unknown.
             tokens: of a sample.
         """
-        self._row = range(self._row.start if step == self._row.stop else step, step + 1)
-        self.burst = max(self.burst, len(self._row))
+        self._run = self._run + 1 if step == self._next else 1
+        self._next = step + 1
+        self.burst = max(self.burst, self._run)
         if samples:
             self._batches[samples] += 1
             self._tokens = tokens

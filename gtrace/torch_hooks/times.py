@@ -88,7 +88,7 @@ class StepClock:
         """The first step from this one on at which :meth:`step` has something to do."""
         if self.runs or self._intervals or step < _ALL:
             return step
-        return min(step + -(step + 1) % period for period in (_SOME, _EVERY))
+        return step + min(-(step + 1) % _SOME, -(step + 1) % _EVERY)
 
     def step(self, step: int, *, recorded: bool, models: Callable[[], Iterable[nn.Module]]) -> None:
         """A step begins. None that is :meth:`due` may be left out.

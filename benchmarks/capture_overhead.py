@@ -243,7 +243,7 @@ def main():
             print(json.dumps(line), flush=True)
             continue
         which = {1: "every", 10: "every 10th", ONLY_FIRST: "the first"}[line["every"]]
-        which += f", {line['checkout']}" if args.other else ""
+        which += (", before" if line["checkout"] == args.other.name else ", now") if args.other else ""
         print(
             f"| {line['model']} | {line['cores']} | {which} | {line['step_ms']:.2f} ms | "
             f"{line['blocked']:.1%} | {line['asleep']:.1%} | {line['thread']:.2f} | {line['cpu']:.2f} | "

@@ -273,6 +273,8 @@ class TrainingHooks:
         self._watching = False
         self._handles: list[RemovableHandle] = []
         self._patches: list[_Patch] = []
+        #: of them, what is in place only if a wanted step is near
+        self._near: list[_Patch] = []
         self._engine: _Patch | None = None
 
     @property
@@ -313,7 +315,7 @@ class TrainingHooks:
         self._rounds.weights = self.after is not None
         self.modules.install()
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
-        self._backward = self._patch(torch.autograd, "backward", self._watch_backward)
+        self._near = [self._patch(torch.autograd, "backward", self._watch_backward)]
         if hasattr(torch.autograd, "_engine_run_backward"):
             # And not ``grad`` itself: torch.compile knows that by its identity.
             self._engine = self._patch(torch.autograd, "_engine_run_backward", self._watch_engine)
@@ -322,10 +324,9 @@ class TrainingHooks:
         # The other two do not call the __init__ of the first.
         for kind in (lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler):
             self._patch_after(kind, "__init__", self.schedulers.saw)
-        for owner in (torch.optim.Optimizer, torch.nn.Module):
-            self._patch_after(
-                owner, "zero_grad", self._zeroed, lambda: self._listens is not False and self._losses.begun()
-            )
+        for owner in (torch.nn.Module, torch.optim.Optimizer):
+            zero = self._patch_after(owner, "zero_grad", self._zeroed, lambda: self._losses.begun())  # noqa: PLW0108 - this thread's
+        self._near.append(zero)
         self._patch(torch.nn.utils.clip_grad, "clip_grad_norm_", self._watch_clip)
         # The same function under its other name: pickle looks it up there.
         ours = torch.nn.utils.clip_grad.clip_grad_norm_
@@ -371,7 +372,8 @@ class TrainingHooks:
         if has_compiled():
             return  # it would compile again
         # Of what programs import and call the flag is looked at instead.
-        self._backward.use(near)
+        for patch in self._near:
+            patch.use(near)
         if self._engine is not None and self._unstepped is None and self._handed is None:
             self._engine.use(False)
 
@@ -382,7 +384,7 @@ class TrainingHooks:
 
     def _patch_after(
         self, owner: object, name: str, then: Callable[..., None], when: Callable[[], bool] = lambda: True
-    ) -> None:
+    ) -> _Patch:
         """If ``when`` says so, call ``then`` with the object, the result of its method, and the method's arguments."""
 
         def make(original: _Function) -> _Function:
@@ -394,7 +396,7 @@ class TrainingHooks:
 
             return method
 
-        self._patch(owner, name, make)
+        return self._patch(owner, name, make)
 
     def _replace(self, owner: object, name: str, ours: _Function) -> _Patch:
         self._patches.append(_Patch(owner, name, vars(owner)[name], ours))
@@ -502,10 +504,10 @@ class TrainingHooks:
         if self._coming(0) > 0:
             return False
         if self._fresh is None:
+            known = gc.get_objects() if self._only is None else self._only.values()
             # type() and not isinstance(): some objects compute their __class__, and warn or raise when asked.
-            found = (one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer))
-            known = found if self._only is None else self._only.values()
-            self._fresh = weakref.WeakSet(one for one in known if id(one) not in self._streams)
+            found = (one for one in known if issubclass(type(one), torch.optim.Optimizer))
+            self._fresh = weakref.WeakSet(one for one in found if id(one) not in self._streams)
         return bool(self._fresh)
 
     def _watch_parameters(self, groups: Iterable[Mapping[str, Any]]) -> None:

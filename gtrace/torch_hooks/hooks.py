@@ -153,7 +153,7 @@ class _Stream:
         number: of the optimizer, in the order of first steps.
         optimizer: it.
         steps: so far.
-        caller: what called its last step that was no part of another one.
+        caller: the code that called its last step, steps within other steps aside.
         quiet: the first of its steps that needs more than to be counted.
         scheduler: if it counts on before that, the step needs more, too.
         count: of that scheduler so far.

@@ -9,9 +9,9 @@ from gtrace.torch_hooks.hooks import TrainingHooks
 class Watch:
     """Hooks that keep each step with copies of its gradients."""
 
-    def __init__(self, wants=lambda *_: True, on_step=None, optimizers=None):
+    def __init__(self, wants=lambda *_: True, on_step=None, optimizers=None, **more):
         self.steps, self.gradients, self.errors = [], [], []
-        self.hooks = TrainingHooks(wants, on_step or self.keep, self.errors.append, optimizers)
+        self.hooks = TrainingHooks(wants, on_step or self.keep, self.errors.append, optimizers, **more)
 
     def keep(self, step):
         self.steps.append(step)

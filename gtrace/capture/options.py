@@ -6,10 +6,12 @@ import bisect
 import fnmatch
 import functools
 import json
+import math
 import os
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import OutputExistsError, UsageError, suggest
 from gtrace.settings import KINDS, documented, option
@@ -30,59 +32,69 @@ HORIZON = 1_000_000
 _BURST = 16
 
 
-class StepPolicy(Protocol):
+class StepPolicy(ABC):
     """Decides whether to record a step of an optimizer; ``str()`` gives its option on the command line."""
 
+    @abstractmethod
+    def coming(self, step: int, capacity: int) -> float:
+        """The first step from ``step`` on to record, infinity without one, if ``capacity`` steps fit the budget."""
+
     def wants(self, step: int, capacity: int) -> bool:
-        """Whether to record a step, if ``capacity`` steps fit the budget."""
+        """Whether to record a step."""
+        return self.coming(step, capacity) == step
 
 
 @dataclass(frozen=True)
-class EveryStep:
+class EveryStep(StepPolicy):
     """Every ``stride``-th step, the first one included."""
 
     stride: int = 1
 
-    def wants(self, step: int, capacity: int) -> bool:
-        """Whether ``step`` is a multiple of the stride."""
-        return step % self.stride == 0
+    def coming(self, step: int, capacity: int) -> float:
+        """The next multiple of the stride."""
+        return step + -step % self.stride
 
     def __str__(self) -> str:
         return f"every {self.stride}"
 
 
 @dataclass(frozen=True)
-class ListedSteps:
+class ListedSteps(StepPolicy):
     """The steps of some ranges."""
 
     ranges: tuple[range, ...]
     text: str
 
-    def wants(self, step: int, capacity: int) -> bool:
-        """Whether ``step`` lies in one of the ranges."""
-        return any(step in one for one in self.ranges)
+    def coming(self, step: int, capacity: int) -> float:
+        """The next step that lies in one of the ranges.
+
+        >>> [ListedSteps((range(3, 10, 3), range(5, 6)), "").coming(step, 0) for step in range(11)]
+        [3, 3, 3, 3, 5, 5, 6, 9, 9, 9, inf]
+        """
+        ends = (max(one.start, step + (one.start - step) % one.step) for one in self.ranges)
+        return min((end for end, one in zip(ends, self.ranges, strict=True) if end in one), default=math.inf)
 
     def __str__(self) -> str:
         return self.text
 
 
 @dataclass(frozen=True)
-class AutomaticSteps:
+class AutomaticSteps(StepPolicy):
     """Every step at first, then bursts of consecutive steps at logarithmic distances, within the budget."""
 
-    def wants(self, step: int, capacity: int) -> bool:
-        """Whether ``step`` belongs to the dense start or to a burst.
+    def coming(self, step: int, capacity: int) -> float:
+        """The next step that belongs to the dense start or to a burst.
 
         >>> [step for step in range(3000) if AutomaticSteps().wants(step, 8)]
         [0, 1, 2, 3, 2000, 2001, 2002, 2003]
         """
         if capacity >= HORIZON:
-            return step < HORIZON
+            return step if step < HORIZON else math.inf
         dense, length, starts = _bursts(capacity)
-        if step < dense:
-            return True
-        place = bisect.bisect_right(starts, step) - 1
-        return place >= 0 and step < starts[place] + length
+        place = bisect.bisect_right(starts, step)
+        if step < dense or (place and step < starts[place - 1] + length):
+            return step
+        return starts[place] if place < len(starts) else math.inf
 
     def most(self, capacity: int) -> int:
         """The largest number of steps that it records, for any length of run.

@@ -149,7 +149,7 @@ class Recorder:
             self.error,
             optimizers,
             None if options.kind == "weight" else self._prepare,
-            lambda step: self._records is not False and self._chooses(step),
+            lambda step: math.inf if self._records is False else self._coming(step),
             reduced=options.reduced,
             noise=options.noise,
         )
@@ -330,15 +330,15 @@ class Recorder:
             return False
         self._tell_news()
         history = self._histories.get(stream)
-        if history is not None:
-            history.look(step)
+        if history is not None and history.scheduled:
+            self.hooks.follow(stream, history.look(step))
         self._last = time.perf_counter()
         if self._first is None:
             self._first = self._last
         # All optimizers follow one policy, each with its own steps.
         chosen = self._chooses(step) or (bool(self._changes.kinds) and self._changes.begins(stream, step))
         if stream == 0:
-            self.hooks.clock.step(recorded=chosen, models=self._models)
+            self.hooks.clock.step(step, recorded=chosen, models=self._models)
         self._wanted += chosen
         return chosen
 
@@ -374,14 +374,9 @@ class Recorder:
             self.neural.listen(any(map(self._chooses, steps)))
 
     def _take_step(self, step: OptimizerStep) -> None:
-        # Each call of torch.no_grad() costs as much as the copy of a small gradient.
-        enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        try:
+        with torch.set_grad_enabled(False):  # torch.no_grad() costs twice as much
             self._take(step)
-        finally:
-            torch._C._set_grad_enabled(enabled)
-            self._last = time.perf_counter()
+        self._last = time.perf_counter()
 
     def error(self, error: Exception) -> None:
         """Count an error of capture and print the first few different ones."""
@@ -392,10 +387,14 @@ class Recorder:
             self._warned.add(message)
             self._say(f"gtrace: warning: capture: {message}; training goes on")
 
-    def _chooses(self, step: int) -> bool:
+    def _coming(self, step: int) -> float:
+        """The first step from this one on that is to be recorded."""
         if self._writer.lost is not None or self._over_budget:
-            return False
-        return self._options.policy.wants(step, sys.maxsize if self._budget is None else self._capacity())
+            return math.inf
+        return self._options.policy.coming(step, self._capacity())
+
+    def _chooses(self, step: int) -> bool:
+        return self._coming(step) == step
 
     def _capacity(self) -> int:
         """Rows that the budget takes. Their size changes with new names, and with every gradient of an output."""
@@ -419,7 +418,9 @@ class Recorder:
 
     def _optimizers(self) -> dict[str, Any]:
         """What is known about optimizers, and the batch size of the first one, as attributes of the trace."""
-        found = {str(stream): history.facts() for stream, history in self._histories.items()}
+        found = {
+            str(stream): history.facts(self.hooks.numbered[stream].steps) for stream, history in self._histories.items()
+        }
         batches = [facts["batch_size"] for facts in found.values() if "batch_size" in facts]
         return {OPTIMIZERS: found} | ({"batch_size": batches[0]} if batches else {})
 
@@ -430,7 +431,7 @@ class Recorder:
             if len(self._histories) >= _MOST_HISTORIES:
                 return
             history = OptimizerHistory(step.optimizer, self.hooks.schedulers.of(step.optimizer))
-            history.look(step.step)
+            self.hooks.follow(step.stream, history.look(step.step))
             self._histories[step.stream] = history
         history.note(step.step, step.optimizer.param_groups[0], step.samples, step.tokens)
 
@@ -444,7 +445,7 @@ class Recorder:
 
     def _take(self, step: OptimizerStep) -> None:
         self._note(step)
-        layout, chosen = self._layout_of(step), self._chooses(step.step)
+        layout, chosen = self._layout_of(step), not self._changes.kinds or self._chooses(step.step)
         slots, gradients, parameters = layout.gradients(step) if self._weights and chosen else ([], [], [])
         size = layout.bytes_of(gradients, self._cost)
         moments = moments_of(step.optimizer, parameters) if self._options.second_moments else []

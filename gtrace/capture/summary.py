@@ -27,7 +27,7 @@ class CaptureSummary:
         torch_seen: the program imported torch.
         steps_seen: optimizer steps that the program took, of all optimizers.
         steps_wanted: number of these that the settings select.
-        backward_passes: number of calls of ``backward``.
+        backward_passes: number of calls of ``backward`` until an optimizer steps, and of those near recorded steps.
         rows: recorded steps.
         optimizers: number of optimizers with recorded steps.
         tensors: distinct weight tensors that were recorded.
@@ -48,7 +48,7 @@ class CaptureSummary:
         changes: distinct tensors of weight updates, outer gradients and momentum buffers, those that were asked for.
         without: what was asked for besides the gradients and not available, one line each.
         lost: exit code of the error that left no trace, for example because another program has taken its place.
-        functional: calls of ``torch.autograd.grad``, which leaves gradients nowhere.
+        functional: calls of ``torch.autograd.grad``, which leaves gradients nowhere, until an optimizer steps.
         by_hand: the program changes its weights without an optimizer of torch.
         counts: for each process that recorded, the recorded steps of each of its optimizers.
         together: the processes trained together, as the ranks of one process group.

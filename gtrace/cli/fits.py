@@ -84,7 +84,14 @@ def print_fits(
         *name_columns([literal(layer.info.name, encoding) for layer in layers], [layer.info for layer in layers]),
         TensorColumn("non- zero", [f"{float(layer.counts.mean()):.0f}" for layer in layers], 8),
         TensorColumn("nearest law", [layer.best or "-" for layer in layers], 1, right=False),
-        *(TensorColumn(f"KS {name}", [_three(mean[name]) for mean in means], _RANKS.get(name, 7)) for name in LAWS),
+        *(
+            TensorColumn(
+                f"KS {name}",
+                ["-" if math.isnan(mean[name]) else f"{mean[name]:.3f}" for mean in means],
+                _RANKS.get(name, 7),
+            )
+            for name in LAWS
+        ),
         TensorColumn("mu log2", [number(_mean(layer.mu_log2)) for layer in layers], 3),
         TensorColumn("sigma log2", [number(_mean(layer.sigma_log2)) for layer in layers], 1),
         TensorColumn("sigma over steps", [spark(one.sigma_log2.tolist(), encoding) for one in layers], 3, right=False),
@@ -119,10 +126,6 @@ def _fits_json(layer: LayerLaws, found: LayerFormats | None) -> dict[str, Any]:
             for step, fit in zip(layer.steps.tolist(), layer.fits, strict=True)
         ],
     }
-
-
-def _three(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
 
 
 def _mean(values: NDArray[np.float64]) -> float:

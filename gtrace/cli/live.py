@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 _NEEDS = "gtrace: --live needs a terminal as stderr; nothing is shown live"
 #: The process that shows the view. It is nobody's child, so that a script which waits for all of its own does not wait
-#: for this one, and finds gtrace where this process found it, and nothing in the current folder.
+#: for this one, and finds gtrace where this process found it, and nothing in the current folder. It takes only
+#: processor time that the training leaves.
 _PROGRAM = (
-    "import os, sys; os.fork() and os._exit(0); os.write(0, b'%d' % os.getpid()); "
+    "import os, sys; os.fork() and os._exit(0); os.nice(19); os.write(0, b'%d' % os.getpid()); "
     "sys.path[0] = sys.argv.pop(1); from gtrace.cli.footer import main; main(sys.argv[1])"
 )
 #: Seconds between two reports of how long training waited; that the view gets to start, and to leave the terminal.

@@ -318,7 +318,7 @@ class Fp(Composed):
             form = self.format_of(state)
             head, block, scales = self._scales(state, form, x)
             packed = packed_room(x.size, form.bits)
-            form.pack_blocks(x, block, self._factors(scales), packed)
+            form.pack_blocks(x, block, _blocks.factors(self._block_scale, scales), packed)
             return b"".join((head, packed[: fixed_size(x.size, form.bits)].data)), 0
         head, _, _, codes = self._rounded(state, x, key, 0)
         body, flags, _ = self._body(state, head, codes)
@@ -360,7 +360,7 @@ class Fp(Composed):
         x = checked_values(state, values)
         form = self.format_of(state)
         head, block, scales = self._scales(state, form, x)
-        codes = form.encode_blocks(x, block, self._factors(scales), key if self.stochastic else None, start)
+        codes = form.encode_blocks(x, block, _blocks.factors(self._block_scale, scales), key if self.stochastic else None, start)
         return head, block, scales, codes
 
     def _body(self, state: State, head: bytes, codes: NDArray[np.uint16]) -> tuple[bytes, int, NDArray[np.int64]]:
@@ -370,9 +370,6 @@ class Fp(Composed):
         block = CodedBlock.signed(tallies, coder=self.coder)
         flags = 0 if block.lengths is None else _CODED
         return head + block.encode(sign_last(codes, bits) if flags else codes), flags, tallies
-
-    def _factors(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        return 1.0 / scales if self.block is None else _blocks.factors(self._block_scale, scales)
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
         """Undo :meth:`write`."""

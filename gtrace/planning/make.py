@@ -125,7 +125,7 @@ def make_plan(
         ratio=32 / bits if bits else 0.0,
         error=error,
         bound=bound,
-        gap=_gap(bits if budget.kind == "error" else error, bound),
+        gap=max(0.0, (bits if budget.kind == "error" else error) / bound - 1) if bound > 0 else 0.0,
         optimal=choice.proved and not one_for_all,
     )
     points, found = _frontier(problem), bootstrap(units, options, alone, seed=seed)
@@ -175,10 +175,6 @@ def _too_tight(problem: _Problem, curves: Curves, budget: Budget) -> str:
         f"{curves.tensors[worst]} with {curves.codecs[at[worst]]} among them; allow more, or give --bits or --methods "
         "that take fewer"
     )
-
-
-def _gap(value: float, bound: float) -> float:
-    return max(0.0, value / bound - 1) if bound > 0 else 0.0
 
 
 def _default(problem: _Problem, curves: Curves, alone: int | None, bits: float) -> str:

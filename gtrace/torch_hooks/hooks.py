@@ -7,6 +7,7 @@ it would without.
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import os
 import sys
@@ -14,7 +15,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch._C._dynamo import eval_frame
@@ -27,7 +28,15 @@ from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients, MicroBa
 from gtrace.torch_hooks.naming import ModuleCollector
 from gtrace.torch_hooks.optimizers import Schedulers
 from gtrace.torch_hooks.processes import launched_place, process_place
-from gtrace.torch_hooks.steps import Losses, Rounds, Samples, backward_in_progress, grad_scale_of, is_nested
+from gtrace.torch_hooks.steps import (
+    Losses,
+    Rounds,
+    Samples,
+    backward_in_progress,
+    grad_scale_of,
+    has_compiled,
+    is_nested,
+)
 from gtrace.torch_hooks.times import StepClock
 from gtrace.torch_hooks.unstepped import HandedStream, HandStep, HandStream, Unstepped
 
@@ -37,6 +46,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.hooks import RemovableHandle
 
     from gtrace.torch_hooks.gradients import Replicas
@@ -54,6 +64,7 @@ def _skip(code: CodeType) -> None:
         eval_frame.set_code_exec_strategy(code, strategy)
 
 
+_DISTRIBUTED = torch.distributed.is_available()
 #: how often this process was forked from one with hooks
 _forks = 0
 
@@ -77,9 +88,13 @@ def never_compiled(function: _F) -> _F:
         finally:
             eval_frame.set_eval_frame(before)
 
-    plain._torchdynamo_disable = True  # type: ignore[attr-defined]
-    _skip(plain.__code__)  # type: ignore[attr-defined]
-    return plain  # type: ignore[return-value]
+    return _splits(plain)  # type: ignore[return-value]
+
+
+def _splits(function: _F) -> _F:
+    """The function as plain Python; a compiled region is split at the call. What it calls may be compiled."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return not_compiled_itself(function)
 
 
 def not_compiled_itself(function: _F) -> _F:
@@ -127,23 +142,59 @@ class OptimizerStep:
     tokens: int = 1
 
 
+not_compiled_itself(is_nested)
+
+
 @dataclass(slots=True)
 class _Stream:
+    """The steps of one optimizer.
+
+    Attributes:
+        number: of the optimizer, in the order of first steps.
+        optimizer: it.
+        steps: so far.
+        caller: the code that called its last step, steps within other steps aside.
+        quiet: the first of its steps that needs more than to be counted.
+        scheduler: if it counts on before that, the step needs more, too.
+        count: of that scheduler so far.
+    """
+
     number: int
+    optimizer: weakref.ref[Any]
     steps: int = 0
+    caller: CodeType | None = None
+    quiet: float = 0
+    scheduler: weakref.ref[LRScheduler] | None = None
+    count: int = 0
+
+
+class _Patch(NamedTuple):
+    """A function or method in the place of another one: its module or class, its name, and both."""
+
+    owner: object
+    name: str
+    original: _Function
+    ours: _Function
+
+    def use(self, ours: bool) -> None:
+        """Have ours or the original there; nothing happens if another program has replaced them since."""
+        before, after = (self.original, self.ours) if ours else (self.ours, self.original)
+        if vars(self.owner)[self.name] is before:
+            setattr(self.owner, self.name, after)
 
 
 class TrainingHooks:
     """Watch every optimizer of this process, or only those given.
 
     Args:
-        wants: asked before each step with (stream, step); ``on_step`` is called only if it says yes.
+        wants: asked with (stream, step) before each step that ``coming`` names, and some others; ``on_step`` is called
+            only if it says yes.
         on_step: called with each wanted step before the optimizer changes the weights.
         on_error: called with an exception of the hooks or of ``on_step``; training continues.
         optimizers: watch only these.
-        upcoming: called after each step, whether it was wanted, skipped or neither, with the numbers of each
-            optimizer's next one.
-        chooses: says in advance, any number of times, whether a step of this number will be wanted.
+        upcoming: called after each step of which ``wants`` was asked, with the numbers of each optimizer's next one.
+        coming: says in advance, any number of times, which is the first wanted step from this one on; what it says of a
+            step changes at none but those that it names.
         reduced: with several processes that train together, take the shared gradients instead of each one's
             own.
         noise: read the gradient of each micro-batch.
@@ -156,14 +207,12 @@ class TrainingHooks:
         on_error: Callable[[Exception], None],
         optimizers: Iterable[Optimizer] | None = None,
         upcoming: Callable[[Iterable[int]], None] | None = None,
-        chooses: Callable[[int], bool] = lambda _step: True,
+        coming: Callable[[int], float] = lambda step: step,
         *,
         reduced: bool = False,
         noise: bool = False,
     ) -> None:
         self.modules = ModuleCollector()
-        #: steps of all optimizers so far, including those that a gradient scaler left out
-        self.steps = 0
         #: seconds that training waited here
         self.seconds = 0.0
         self.clock = StepClock(lambda: self.seconds)
@@ -179,7 +228,10 @@ class TrainingHooks:
         self._on_step = on_step
         self._on_error = on_error
         self._upcoming = upcoming
-        self._chooses = chooses
+        self._coming = coming
+        #: whether anything but a step is looked at: one that is near needs it; None before the first one. To be asked
+        #: after ``is_compiling``, or a change would compile again
+        self._listens: bool | None = None
         self._reduced = reduced
         self._local = LocalGradients(self._guarded)
         self._micro_batches = MicroBatches(self._guarded) if noise else None
@@ -192,16 +244,22 @@ class TrainingHooks:
         self._unstepped: Unstepped | None = None
         if self._only is None:
             self._unstepped = Unstepped(
-                self._may_want, self._own_gradient, self._take_by_hand, self._choose_by_hand, self.modules.modules
+                self._may_want,
+                self._own_gradient,
+                self._take_by_hand,
+                lambda: self.by_hand(),  # noqa: PLW0108 - it is set later
+                self.modules.modules,
             )
         #: called once, when it is certain that the program changes its weights without an optimizer
         self.by_hand: Callable[[], None] = lambda: None
         self._handed: HandedStream | None = None
         #: calls of ``torch.autograd.grad``, which leave no gradients behind
         self.functional = 0
-        self._streams: weakref.WeakKeyDictionary[Optimizer | Rounds, _Stream] = weakref.WeakKeyDictionary()
-        self._next_stream = 0
-        self._last = _Stream(0)
+        self._streams: dict[int, _Stream] = {}
+        #: what is known of each optimizer's steps, by its number; ``_streams`` by its id while it exists
+        self.numbered: list[_Stream] = []
+        #: optimizers that have not stepped, once it is of interest
+        self._fresh: weakref.WeakSet[Optimizer] | None = None
         self._started = 0
         #: thread -> its losses; those of the first thread are also of threads that step without a backward pass
         self._threads: dict[int, Losses] = {}
@@ -214,7 +272,15 @@ class TrainingHooks:
         self._launched = launched_place().world_size
         self._watching = False
         self._handles: list[RemovableHandle] = []
-        self._patches: list[tuple[object, str, _Function, _Function]] = []
+        self._patches: list[_Patch] = []
+        #: of them, what is in place only if a wanted step is near
+        self._near: list[_Patch] = []
+        self._engine: _Patch | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps of all optimizers so far, including those that a gradient scaler left out."""
+        return sum(stream.steps for stream in self.numbered)
 
     @property
     def skipped_steps(self) -> int:
@@ -235,7 +301,13 @@ class TrainingHooks:
 
     def stepped(self) -> list[tuple[int, Optimizer | Rounds]]:
         """The optimizers that have stepped and still exist, with their numbers, ascending."""
-        return sorted(((stream.number, one) for one, stream in self._streams.items()), key=lambda item: item[0])
+        return [(stream.number, one) for stream in self._streams.values() if (one := stream.optimizer()) is not None]
+
+    def follow(self, stream: int, scheduler: LRScheduler | None) -> None:
+        """Ask about the step of an optimizer that finds another ``last_epoch`` of this scheduler; None: of none."""
+        one = self.numbered[stream]
+        one.scheduler = None if scheduler is None else weakref.ref(scheduler)
+        one.count = 0 if scheduler is None else scheduler.last_epoch
 
     def install(self) -> None:
         """Start watching."""
@@ -243,30 +315,31 @@ class TrainingHooks:
         self._rounds.weights = self.after is not None
         self.modules.install()
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
-        self._patch(torch.autograd, "backward", self._watch_backward)
+        self._near = [self._patch(torch.autograd, "backward", self._watch_backward)]
         if hasattr(torch.autograd, "_engine_run_backward"):
             # And not ``grad`` itself: torch.compile knows that by its identity.
-            self._patch(torch.autograd, "_engine_run_backward", self._watch_engine)
+            self._engine = self._patch(torch.autograd, "_engine_run_backward", self._watch_engine)
         self._patch_after(GradScaler, "scale", lambda one, result, loss: self._own_losses().scaled(one, loss, result))
         self._patch(GradScaler, "step", self._watch_scaler_step)
         # The other two do not call the __init__ of the first.
         for kind in (lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler):
             self._patch_after(kind, "__init__", self.schedulers.saw)
-        for owner in (torch.optim.Optimizer, torch.nn.Module):
-            self._patch_after(owner, "zero_grad", self._zeroed, lambda: self._losses.begun())  # noqa: PLW0108 - this thread's
+        for owner in (torch.nn.Module, torch.optim.Optimizer):
+            zero = self._patch_after(owner, "zero_grad", self._zeroed, lambda: self._losses.begun())  # noqa: PLW0108 - this thread's
+        self._near.append(zero)
         self._patch(torch.nn.utils.clip_grad, "clip_grad_norm_", self._watch_clip)
         # The same function under its other name: pickle looks it up there.
         ours = torch.nn.utils.clip_grad.clip_grad_norm_
         self._replace(torch.nn.utils, "clip_grad_norm_", ours)
         if not self._reduced:
-            self._local.wanted = self._chooses(0)
+            self._local.wanted = self._coming(0) == 0
             self._patch_after(DistributedDataParallel, "__init__", self._watch_averaged)
         if self._micro_batches is not None:
-            self._micro_batches.wanted = self._chooses(0)
-        if not self._reduced or self._micro_batches is not None:
-            self._patch_after(torch.optim.Optimizer, "add_param_group", self._watch_group)
-            for optimizer in (self._only or {}).values():
-                self._guarded(self._watch_parameters, optimizer.param_groups)
+            self._micro_batches.wanted = self._coming(0) == 0
+        self._patch_after(torch.optim.Optimizer, "add_param_group", self._watch_group)
+        self._patch_after(torch.optim.Optimizer, "__setstate__", self._expect)
+        for optimizer in (self._only or {}).values():
+            self._guarded(self._watch_parameters, optimizer.param_groups)
 
     def adopt(self, earlier: TrainingHooks) -> None:
         """In a forked child: know the modules, schedulers and parameters that the parent's hooks have seen."""
@@ -279,7 +352,7 @@ class TrainingHooks:
 
     def remove(self) -> None:
         """Stop watching, and restore everything; a wrapper that is itself wrapped stays and does nothing."""
-        self._watching = False
+        self._watching = self._listens = False
         self.modules.remove()
         self._local.remove()
         self._samples.remove()
@@ -287,19 +360,31 @@ class TrainingHooks:
             self._micro_batches.remove()
         for handle in self._handles:
             handle.remove()
-        for owner, name, original, ours in reversed(self._patches):
-            if vars(owner)[name] is ours:
-                setattr(owner, name, original)
+        for patch in reversed(self._patches):
+            patch.use(False)
         self._handles, self._patches = [], []
 
-    def _patch(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> None:
+    def _listen(self, near: bool) -> None:
+        """Whether a backward pass, and what comes between it and a step, may matter to a step that is wanted."""
+        if near is self._listens:
+            return
+        self._listens = near
+        if has_compiled():
+            return  # it would compile again
+        # Of what programs import and call the flag is looked at instead.
+        for patch in self._near:
+            patch.use(near)
+        if self._engine is not None and self._unstepped is None and self._handed is None:
+            self._engine.use(False)
+
+    def _patch(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> _Patch:
         original = vars(owner)[name]
         # Never traced itself; a compiled region that calls it calls the original directly.
-        self._replace(owner, name, functools.wraps(original)(not_compiled_itself(make(original))))
+        return self._replace(owner, name, functools.wraps(original)(not_compiled_itself(make(original))))
 
     def _patch_after(
         self, owner: object, name: str, then: Callable[..., None], when: Callable[[], bool] = lambda: True
-    ) -> None:
+    ) -> _Patch:
         """If ``when`` says so, call ``then`` with the object, the result of its method, and the method's arguments."""
 
         def make(original: _Function) -> _Function:
@@ -311,11 +396,12 @@ class TrainingHooks:
 
             return method
 
-        self._patch(owner, name, make)
+        return self._patch(owner, name, make)
 
-    def _replace(self, owner: object, name: str, ours: _Function) -> None:
-        self._patches.append((owner, name, vars(owner)[name], ours))
+    def _replace(self, owner: object, name: str, ours: _Function) -> _Patch:
+        self._patches.append(_Patch(owner, name, vars(owner)[name], ours))
         setattr(owner, name, ours)
+        return self._patches[-1]
 
     def _safely(self, function: Callable[..., None], *args: object) -> None:
         """Call a function; its errors stop nothing. In a forked child, do nothing."""
@@ -336,7 +422,7 @@ class TrainingHooks:
 
     def _watch_backward(self, original: _Function) -> _Function:
         def backward(tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> object:
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or self._listens is False:
                 return original(tensors, grad_tensors, *args, **kwargs)
             self._guarded(self._begin_backward, tensors, grad_tensors, kwargs.get("inputs"))
             result = original(tensors, grad_tensors, *args, **kwargs)
@@ -362,11 +448,15 @@ class TrainingHooks:
         self._own_losses().backward(tensors, gradients)
         if self._samples.waits:
             self._samples.backward()
-        self.clock.backward_begins()
+        if self.clock.runs:
+            self.clock.backward_begins()
 
     def _watch_scaler_step(self, original: _Function) -> _Function:
         def step(scaler: GradScaler, optimizer: object, *args: object, **kwargs: object) -> object:
             before = self._started
+            stream = self._streams.get(id(optimizer))
+            if stream is not None:
+                stream.quiet = 0  # a fused optimizer leaves its step out by itself
             result = original(scaler, optimizer, *args, **kwargs)
             if self._started == before and self._watches(optimizer):
                 self._guarded(self._skip, optimizer)
@@ -383,7 +473,7 @@ class TrainingHooks:
 
     def _watch_clip(self, original: _Function) -> _Function:
         def clip_grad_norm_(parameters: Iterable[torch.Tensor], *args: object, **kwargs: object) -> object:
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or self._listens is False:
                 return original(parameters, *args, **kwargs)
             # Most programs pass a generator, which can be read only once.
             several = (parameters,) if isinstance(parameters, torch.Tensor) else tuple(parameters)
@@ -401,6 +491,24 @@ class TrainingHooks:
 
     def _watch_group(self, optimizer: Optimizer, *_: object) -> None:
         self._watch_parameters(optimizer.param_groups)
+        self._expect(optimizer)
+
+    def _expect(self, optimizer: Optimizer, *_: object) -> None:
+        """Listen from now on if an optimizer's first step may be wanted."""
+        if self._fresh is not None and self._watches(optimizer) and id(optimizer) not in self._streams:
+            self._fresh.add(optimizer)
+            self._look_ahead()
+
+    def _expects(self) -> bool:
+        """Whether a step of an optimizer that has not stepped yet may be wanted."""
+        if self._coming(0) > 0:
+            return False
+        if self._fresh is None:
+            known = gc.get_objects() if self._only is None else self._only.values()
+            # type() and not isinstance(): some objects compute their __class__, and warn or raise when asked.
+            found = (one for one in known if issubclass(type(one), torch.optim.Optimizer))
+            self._fresh = weakref.WeakSet(one for one in found if id(one) not in self._streams)
+        return bool(self._fresh)
 
     def _watch_parameters(self, groups: Iterable[Mapping[str, Any]]) -> None:
         local = not self._reduced and process_place().world_size > 1
@@ -410,13 +518,41 @@ class TrainingHooks:
             if self._micro_batches is not None:
                 self._micro_batches.watch(group["params"])
 
-    @never_compiled
+    @_splits
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self._handed is not None or not self._watches(optimizer) or is_nested(sys._getframe(2), self.evaluation):
+        stream, wrapper = self._streams.get(id(optimizer)), sys._getframe(1)
+        caller = wrapper.f_back and wrapper.f_back.f_code
+        if stream is None or stream.caller is not caller:
+            if is_nested(wrapper, self.evaluation):
+                if self._fresh:
+                    self._fresh.discard(optimizer)
+                return None
+            if stream is not None:
+                stream.caller = caller
+        # All that most steps of a training see. A closure is evaluated by the optimizer.
+        if (
+            stream is not None
+            and stream.steps < stream.quiet
+            and len(args) == 1
+            and not kwargs
+            and backward_in_progress() < 0
+            and (stream.scheduler is None or getattr(stream.scheduler(), "last_epoch", None) == stream.count)
+        ):
+            stream.steps += 1
+            return None
+        return self._begin_step(optimizer, args, kwargs)
+
+    @never_compiled
+    def _begin_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._handed is not None or not self._watches(optimizer):
             return None
         self._unstepped = None
+        if self._fresh:
+            self._fresh.discard(optimizer)
         self._started += 1
         if self.after is not None:
             self._guarded(self._watch_end, optimizer)
@@ -445,7 +581,7 @@ class TrainingHooks:
 
     @never_compiled
     def _after_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        stream = self._streams.get(optimizer)
+        stream = self._streams.get(id(optimizer))
         if self.after is not None and stream is not None and not is_nested(sys._getframe(2), self.evaluation):
             self._guarded(self.after, optimizer, stream.number, stream.steps - 1)
 
@@ -486,15 +622,12 @@ class TrainingHooks:
         self._guarded(self._take_handed, gradients, loss, lr)
 
     def _may_want(self, waiting: int) -> bool:
-        return any(map(self._chooses, [stream.steps for stream in self._streams.values()] or [waiting]))
+        return any(self._coming(n) == n for n in [stream.steps for stream in self._streams.values()] or [waiting])
 
     def _own_gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
         if self._reduced or process_place().world_size == 1:
             return parameter.grad
         return self._local.gradient(parameter, 1.0)[0]
-
-    def _choose_by_hand(self) -> None:
-        self.by_hand()
 
     def _take_by_hand(self, found: HandStep) -> None:
         """Take a step without an optimizer; its gradients are this process's own unless a wrapper averages them."""
@@ -558,42 +691,53 @@ class TrainingHooks:
             self._micro_batches.consume(optimizer)
 
     def _begin_round(self) -> bool:
-        stream = self._streams.get(self._rounds)
-        return self._chooses(0 if stream is None else stream.steps)
+        stream = self._streams.get(id(self._rounds))
+        step = 0 if stream is None else stream.steps
+        return self._coming(step) == step
 
     def _end_round(self) -> None:
         self._guarded(self._take, self._rounds)
-        stream = self._streams.get(self._rounds)
+        stream = self._streams.get(id(self._rounds))
         if self.after is not None and stream is not None:
             self._guarded(self.after, self._rounds, stream.number, stream.steps - 1)
         self._guarded(self._announce)
 
     def _announce(self) -> None:
-        one = self._last if self._next_stream == 1 else None
-        upcoming = [stream.steps for stream in self._streams.values()] if one is None else [one.steps]
-        self._local.wanted = wanted = any(map(self._chooses, upcoming))
-        if self._micro_batches is not None:
-            self._micro_batches.wanted = wanted
-        self._samples.stepped(wanted)
+        self._samples.stepped(self._look_ahead())
         if self._upcoming is not None:
-            self._upcoming(upcoming)
+            self._upcoming([stream.steps for stream in self._streams.values()])
+
+    def _look_ahead(self) -> bool:
+        """Choose what to watch until the next step; returns whether it is wanted, of any optimizer."""
+        coming = [(stream, self._coming(stream.steps)) for stream in self._streams.values()]
+        wanted = any(step == stream.steps for stream, step in coming)
+        self._local.wanted = near = wanted or self._expects()
+        if self._micro_batches is not None:
+            self._micro_batches.wanted = near
+        near = near or self._unstepped is not None or self._handed is not None or self.after is not None
+        for stream, step in coming:
+            # The step before a wanted one begins to listen.
+            stream.quiet = 0 if near else min(step - 1, self.clock.due(stream.steps) if stream.number == 0 else step)
+        self._listen(near or self.clock.runs)
+        return wanted
 
     def _advance(self, optimizer: Optimizer | Rounds) -> tuple[int, int]:
         """Numbers of the optimizer and of its step; counts the step."""
-        stream = self._streams.get(optimizer)
+        key = id(optimizer)
+        stream = self._streams.get(key)
         if stream is None:
-            # A counter and not len(): a deleted optimizer must not pass its number to the next one.
-            stream = self._streams[optimizer] = _Stream(self._next_stream)
-            self._next_stream += 1
-        self._last = stream
+            # Goes with the optimizer: another one may get its id, but not its number.
+            gone = weakref.ref(optimizer, lambda _: self._streams.pop(key, None))
+            stream = self._streams[key] = _Stream(len(self.numbered), gone)
+            self.numbered.append(stream)
         stream.steps += 1
-        self.steps += 1
         return stream.number, stream.steps - 1
 
     def _take(self, optimizer: Optimizer | Rounds) -> None:
-        first = self._losses.use()
+        losses = self._losses
+        first = losses.use()
         stream, step = self._advance(optimizer)
-        scaler, self._losses.scaler = self._losses.scaler, None
+        scaler, losses.scaler = losses.scaler, None
         # A fused optimizer decides by itself whether it skips. The sum stays on its device: reading it at
         # each step would make training wait.
         found_inf = getattr(optimizer, "found_inf", None)
@@ -605,7 +749,7 @@ class TrainingHooks:
             self.left_out(stream, step)
             return
         groups = optimizer.param_groups
-        loss, micro_batches = self._losses.of(groups)
+        loss, micro_batches = losses.of(groups)
         loss_scale = 1.0 if scaler is None else scaler.get_scale()
         grad_scale = grad_scale_of(optimizer)
         self._on_step(
@@ -617,7 +761,7 @@ class TrainingHooks:
                 micro_batches=micro_batches,
                 lr=float(groups[0].get("lr", math.nan)),
                 grad_scale=grad_scale,
-                clip_norm=self._losses.clip_norm(groups),
+                clip_norm=losses.clip_norm(groups),
                 loss_scale=loss_scale,
                 gradient=self._gradients(optimizer, loss_scale / grad_scale),
                 replicas=self._replicas(loss_scale),
@@ -635,7 +779,7 @@ class TrainingHooks:
         self, optimizer: Optimizer | Rounds, scale: float
     ) -> Callable[[torch.Tensor], tuple[torch.Tensor | None, str]]:
         """A function that returns a step's gradients; ``scale`` is the extra factor on those of the backward pass."""
-        made = torch.distributed.is_available() and torch.distributed.is_initialized()
+        made = _DISTRIBUTED and torch.distributed.is_initialized()
         world = torch.distributed.get_world_size() if made else self._launched
         stage = LOCAL if world == 1 else REDUCED
         if isinstance(optimizer, Rounds):

@@ -158,11 +158,11 @@ class OptimizerHistory:
     """
 
     def __init__(self, optimizer: Optimizer | Rounds, scheduler: LRScheduler | None) -> None:
-        #: steps that it has begun
-        self.steps = 0
+        #: step and the scheduler's count at the last look
+        self._looked = -1, -1
         #: recorded steps in a row, at most
         self.burst = 0
-        self._row: range = range(0)
+        self._run = self._next = 0
         self._kind = kind_of(optimizer)
         self._settings: Counter[str] = Counter()
         self._values: tuple[Any, ...] = ()
@@ -173,20 +173,28 @@ class OptimizerHistory:
         self._tokens = 1
         self._scheduler = None if scheduler is None else weakref.ref(scheduler)
         self._end = None if scheduler is None else scheduled_steps(scheduler)
+        #: whether a scheduler says how long the training is, so that :meth:`look` has something to do
+        self.scheduled = self._end is not None
         #: step and the scheduler's count: at first, at its first and its last change
         self._progress: list[tuple[int, int]] = []
 
-    def look(self, step: int) -> None:
-        """A step begins, recorded or not."""
-        self.steps = step + 1
-        scheduler = self._scheduler() if self._end is not None and self._scheduler is not None else None
+    def look(self, step: int) -> LRScheduler | None:
+        """A step begins.
+
+        Returns:
+            the scheduler whose ``last_epoch`` is to be looked at in each step, since it may change in any; None if it
+            changes in all of them.
+        """
+        scheduler = self._scheduler() if self.scheduled and self._scheduler is not None else None
         if scheduler is None:
-            return
+            return None
         # A chain counts in its parts; the counter of a sequence's part starts again with the part.
         counter = scheduler._schedulers[0] if isinstance(scheduler, lr_scheduler.ChainedScheduler) else scheduler
         if not self._progress or self._progress[-1][1] != counter.last_epoch:
             self._progress[2:] = []
             self._progress.append((step, counter.last_epoch))
+        (earlier, count), self._looked = self._looked, (step, counter.last_epoch)
+        return counter if earlier < 0 or counter.last_epoch - count < step - earlier else None
 
     def note(self, step: int, group: Mapping[str, Any], samples: int, tokens: int = 1) -> None:
         """A step is recorded.
@@ -197,8 +205,9 @@ class OptimizerHistory:
             samples: behind its gradients, 0 if unknown.
             tokens: of a sample.
         """
-        self._row = range(self._row.start if step == self._row.stop else step, step + 1)
-        self.burst = max(self.burst, len(self._row))
+        self._run = self._run + 1 if step == self._next else 1
+        self._next = step + 1
+        self.burst = max(self.burst, self._run)
         if samples:
             self._batches[samples] += 1
             self._tokens = tokens
@@ -209,8 +218,8 @@ class OptimizerHistory:
         if self._text in self._settings or len(self._settings) < _MOST_SETTINGS:
             self._settings[self._text] += 1
 
-    def facts(self) -> dict[str, Any]:
-        """What is known so far, as JSON values; names and meanings are those of ``gtrace.trace.OptimizerFacts``."""
+    def facts(self, steps: int) -> dict[str, Any]:
+        """What is known after this many steps, as JSON values; names are those of ``gtrace.trace.OptimizerFacts``."""
         every = [json.loads(found) for found in self._settings.elements()]
         values = {name: [found[name] for found in every if name in found] for name in every[0]} if every else {}
         varies = [name for name, known in values.items() if any(value != known[0] for value in known)]
@@ -221,10 +230,10 @@ class OptimizerHistory:
             facts |= {"tokens": self._tokens} if self._tokens > 1 else {}
             if self._batches[facts["batch_size"]] < _SAME * len(batches):
                 varies.append("batch_size")
-        facts |= {"steps_seen": self.steps, "planned_steps": self._planned(), "varies": varies}
+        facts |= {"steps_seen": steps, "planned_steps": self._planned(steps), "varies": varies}
         return {name: value for name, value in facts.items() if value not in (None, [])}
 
-    def _planned(self) -> int | None:
+    def _planned(self, steps: int) -> int | None:
         """Steps until the scheduler's end: it may count steps, epochs, or, with several processes, all of theirs."""
         if self._end is None or len(self._progress) < 2:
             return None
@@ -232,4 +241,4 @@ class OptimizerHistory:
         # From change to change, because the first look may be in the middle of an epoch, or of a resumed training.
         rate = (last[0] - first[0]) / (last[1] - first[1]) if last[1] > first[1] else 0.0
         planned = round(last[0] + (self._end - last[1]) * rate)
-        return planned if rate > 0 and planned >= self.steps - max(rate, 1.0) else None
+        return planned if rate > 0 and planned >= steps - max(rate, 1.0) else None

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 
-def backward_in_progress() -> int:
-    """Number of the backward pass in which this is called; -1 outside of one."""
-    return torch._C._current_graph_task_id()
+#: number of the backward pass in which this is called; -1 outside of one
+backward_in_progress: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class Rounds:
@@ -249,7 +248,7 @@ class Samples:
         if not (wanted or self._open):
             return
         self._wanted += wanted
-        self._open = wanted and (self._wanted <= _COUNTED or self._wanted % _COUNTED == 0) and not _has_compiled()
+        self._open = wanted and (self._wanted <= _COUNTED or self._wanted % _COUNTED == 0) and not has_compiled()
         self._listen(self._open)
 
     @property
@@ -302,7 +301,8 @@ class Samples:
         self.tokens = max(1, given.numel() // max(1, given.size(0))) if sequences else 1
 
 
-def _has_compiled() -> bool:
+def has_compiled() -> bool:
+    """Whether torch.compile has compiled anything."""
     module = sys.modules.get("torch._dynamo.utils")
     return module is not None and bool(module.counters.get("frames"))
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 #: steps before the clock runs: the first ones allocate and compile
 _WARM_UP = 2
-#: each of the first steps is timed, and every 17th later: a prime, because recorded steps are often multiples of others
-_ALL, _SOME = 64, 17
+#: each of the first steps is timed, and every 127th later: a prime, because recorded steps are often multiples
+_ALL, _SOME = 64, 127
 #: steps that are kept, and steps that wait for a GPU
 _KEPT, _WAITING = 512, 64
 #: DistributedDataParallel times its first ten iterations and every hundredth; it is asked at few steps
@@ -84,16 +84,23 @@ class StepClock:
             self._backward += [self._open, self._mark()]
             self._open = None
 
-    def step(self, *, recorded: bool, models: Callable[[], Iterable[nn.Module]]) -> None:
-        """A step begins.
+    def due(self, step: int) -> int:
+        """The first step from this one on at which :meth:`step` has something to do."""
+        if self.runs or self._intervals or step < _ALL:
+            return step
+        return step + min(-(step + 1) % _SOME, -(step + 1) % _EVERY)
+
+    def step(self, step: int, *, recorded: bool, models: Callable[[], Iterable[nn.Module]]) -> None:
+        """A step begins. None that is :meth:`due` may be left out.
 
         Args:
+            step: its number.
             recorded: whether it is recorded.
             models: the live modules.
         """
-        self._seen += 1
-        if not self.runs and self._seen > _ALL and self._seen % _SOME and self._seen % _EVERY and not self._intervals:
+        if self.due(step) > step:
             return
+        self._seen = step + 1
         timed = _WARM_UP <= self._seen <= _ALL or self._seen % _SOME == 0
         now = self._mark() if timed or self._start is not None else None
         if self._start is not None and now is not None:

@@ -6,8 +6,10 @@ import torch
 from helpers_capture import Captured
 from torch import nn
 
+from gtrace.capture.options import EveryStep
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of every kind, while it compiles
-STEPS = 3
+STEPS = 5
 
 
 def train(compiled, backend):
@@ -39,9 +41,9 @@ def train(compiled, backend):
     return [p.detach().clone() for p in model.parameters()], gradients, graphs
 
 
-def check(tmp_path, compiled, backend):
+def check(tmp_path, compiled, backend, every):
     weights, gradients, graphs = train(compiled, backend)
-    with Captured(tmp_path / "run.zarr") as run:
+    with Captured(tmp_path / "run.zarr", policy=EveryStep(every)) as run:
         captured = train(compiled, backend)
     assert run.said == []
     assert all(torch.equal(a, b) for a, b in zip(weights, captured[0], strict=True))
@@ -49,13 +51,14 @@ def check(tmp_path, compiled, backend):
     assert graphs["unique_graphs"] > 0
     trace = run.trace
     assert [info.name for info in trace.tensors] == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    for step in range(STEPS):
+    for step in range(0, STEPS, every):
         for info, gradient in zip(trace.tensors, gradients[step], strict=True):
             assert np.array_equal(trace.read(info.name, step), gradient.reshape(-1).numpy())
     assert np.isfinite(trace.scalars()["loss"]).all()
 
 
 @pytest.mark.capture_case("torch.compile of model, step and loop (eager, aot_eager)")
+@pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize(("compiled", "backend"), [("model and step", "eager"), ("loop", "aot_eager")])
-def test_the_same_graphs_and_bits(tmp_path, compiled, backend):
-    check(tmp_path, compiled, backend)
+def test_the_same_graphs_and_bits(tmp_path, compiled, backend, every):
+    check(tmp_path, compiled, backend, every)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import gtrace
+from gtrace.capture.options import EveryStep
 
 STEPS, ROWS = 12, 5
 
@@ -34,8 +35,8 @@ def train(steps=STEPS, make=torch.optim.SGD, schedule=None, epoch=1, batches=1, 
     return [p.detach().clone() for p in model.parameters()]
 
 
-def captured(path, **settings):
-    with Captured(path / "run.zarr") as run:
+def captured(path, every=1, **settings):
+    with Captured(path / "run.zarr", policy=EveryStep(every)) as run:
         train(**settings)
     assert run.said == []
     return run.trace
@@ -131,6 +132,13 @@ COSINE = functools.partial(lr_scheduler.CosineAnnealingLR, T_max=40)
 )
 def test_planned_steps(tmp_path, schedule, epoch, planned):
     assert captured(tmp_path, schedule=schedule, epoch=epoch).optimizer_facts().planned_steps == planned
+
+
+@pytest.mark.parametrize(("epoch", "planned"), [(1, 300), (7, 2100), (90, 27000)])
+def test_planned_steps_if_few_steps_are_recorded(tmp_path, epoch, planned):
+    schedule = functools.partial(lr_scheduler.CosineAnnealingLR, T_max=300)
+    trace = captured(tmp_path, every=150, steps=295, schedule=schedule, epoch=epoch)
+    assert (trace.optimizer_facts().planned_steps, trace.optimizer_facts().steps_seen) == (planned, 295)
 
 
 def test_a_scheduler_that_was_made_before_the_block(tmp_path):

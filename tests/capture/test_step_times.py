@@ -61,10 +61,10 @@ def test_times_of_steps(every, recorded, tmp_path):
 def test_what_capture_itself_takes_does_not_count():
     taken = [0.0]
     clock = StepClock(lambda: taken[0])
-    for _ in range(6):
+    for step in range(6):
         time.sleep(0.01)
         taken[0] += 0.01
-        clock.step(recorded=False, models=list)
+        clock.step(step, recorded=False, models=list)
     assert clock.describe()["step"] < 0.009
 
 
@@ -94,13 +94,13 @@ def test_a_gpu_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "Event", _Event)
     clock = StepClock(float)
-    for _ in range(8):
+    for step in range(8):
         _Event.now += 0.5
         clock.backward_begins()
         _Event.now += 0.25
         clock.backward_ends()
         _Event.now += 0.125
-        clock.step(recorded=False, models=list)
+        clock.step(step, recorded=False, models=list)
     assert clock.describe() == {
         "step": 0.875,
         "steps": 5,

@@ -1,9 +1,12 @@
+import copy
+import gc
 import math
 import threading
 
 import pytest
 import torch
 from helpers_hooks import Watch, quadratic, weight
+from torch import nn
 
 
 @pytest.mark.capture_case("several optimizers")
@@ -265,3 +268,114 @@ def test_a_thread_that_only_steps_has_the_losses_of_the_first():
         thread.start()
         thread.join()
     assert watch.steps[0].loss == 5.0
+
+
+class Twice(torch.optim.SGD):
+    """A subclass, and an optimizer inside of it: three steps that are one."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.inner = torch.optim.SGD(parameters, lr=0.01)
+
+    def step(self, closure=None):
+        self.inner.step()
+        return super().step(closure)
+
+
+def alternating():
+    """Two optimizers in turn on losses of their own, a third one from step 25 on, and a step of two micro-batches."""
+    one, two, three = weight(), weight(3.0, 1.0), weight(0.5)
+    optimizers = [torch.optim.SGD([one], lr=0.1), torch.optim.Adam([two], lr=0.01)]
+    for step in range(40):
+        if step == 25:
+            optimizers.append(torch.optim.SGD([three], lr=0.2))
+        for parameter, optimizer in zip((one, two, three), optimizers, strict=False):
+            for _ in range(1 + step % 2):
+                quadratic(parameter).backward()
+            nn.utils.clip_grad_norm_([parameter], 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def copied():
+    """An optimizer, and a copy of it that begins later."""
+    parameter = weight()
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    for step in range(30):
+        if step == 15:
+            optimizer = copy.deepcopy(optimizer)
+            parameter = optimizer.param_groups[0]["params"][0]
+        optimizer.zero_grad()
+        quadratic(parameter).backward()
+        optimizer.step()
+
+
+def nested():
+    """Steps within steps; every third one is called from elsewhere."""
+    parameter = weight()
+    optimizer = Twice([parameter])
+    for step in range(30):
+        quadratic(parameter).backward()
+        optimizer.step() if step % 3 else (lambda: optimizer.step())()
+
+
+def with_closures():
+    """Closures, now and then, in which another optimizer steps."""
+    parameter = weight()
+    optimizer, inner = (torch.optim.SGD([parameter], lr=lr) for lr in (0.1, 0.01))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = quadratic(parameter)
+        loss.backward()
+        inner.step() if step % 3 else (lambda: inner.step())()
+        return loss
+
+    for step in range(30):
+        optimizer.step(closure) if step % 4 == 2 else (closure(), optimizer.step())
+
+
+def scaled():
+    """A gradient scaler that leaves out steps, of a fused optimizer and of another one."""
+    for fused in (True, False):
+        parameter = weight()
+        optimizer, scaler = torch.optim.SGD([parameter], lr=0.1, fused=fused), torch.amp.GradScaler("cpu", 4.0)
+        for step in range(30):
+            optimizer.zero_grad()
+            scaler.scale(quadratic(parameter) * (math.inf if step % 7 == 3 else 1)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def told(program, wanted, coming):
+    gc.collect()  # an optimizer that never steps is waited for
+    with Watch(lambda _, step: wanted(step), coming=coming) as watch:
+        watch.hooks.clock.due = lambda step: step + 100
+        program()
+    facts = [(s.stream, s.step, s.loss, s.micro_batches, repr(s.clip_norm), s.lr, s.loss_scale) for s in watch.steps]
+    gradients = [[gradient.tolist() for gradient in several] for several in watch.gradients]
+    watch.steps.clear()
+    return facts, gradients, watch.hooks.steps, watch.hooks.skipped_steps
+
+
+@pytest.mark.parametrize("every", [3, 10])
+@pytest.mark.parametrize("program", [alternating, copied, nested, with_closures, scaled])
+def test_steps_that_are_only_counted_change_nothing_about_the_others(program, every):
+    plain = told(program, lambda step: step % every == 0, lambda step: step)
+    assert told(program, lambda step: step % every == 0, lambda step: step + -step % every) == plain
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_between_recorded_steps_nothing_is_installed_in_a_backward_pass(monkeypatch, compiled):
+    monkeypatch.setattr("gtrace.torch_hooks.hooks.has_compiled", lambda: compiled)
+    there, original = [], torch.autograd.backward
+    parameter = weight()
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    with Watch(optimizers=[optimizer], coming=lambda step: step + -step % 10) as watch:
+        watch.hooks.clock.due = lambda step: step + 100
+        for _ in range(20):
+            there.append(torch.autograd.backward is not original)
+            quadratic(parameter).backward()
+            optimizer.step()
+    # What is compiled may know it by its identity.
+    assert there == [compiled or step % 10 == 0 for step in range(20)]

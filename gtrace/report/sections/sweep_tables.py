@@ -268,7 +268,9 @@ def phase_table(analysis: SweepAnalysis) -> Table:
     found = analysis.ranking(k) if k >= 0 and analysis.phases else []
 
     def over(phase: Phase) -> Callable[[Family], Cell]:
-        return lambda family: _share_cell(float(phase.at[place[family.label], k]))
+        errors = phase.at[:, k].tolist()
+        cells = [Cell(energy_share(error)) if math.isfinite(error) else NOTHING for error in errors]
+        return lambda family: cells[place[family.label]]
 
     notes = (
         "Thirds by step number. In each, methods are compared at equal bits of that third.",
@@ -294,10 +296,6 @@ def phase_table(analysis: SweepAnalysis) -> Table:
         notes=notes if found else (),
         empty="Too few steps to compare parts of training.",
     )
-
-
-def _share_cell(error: float) -> Cell:
-    return Cell(energy_share(error)) if math.isfinite(error) else NOTHING
 
 
 def equal_bits_table(analysis: SweepAnalysis) -> Table:

@@ -48,16 +48,8 @@ def test_json(call, grads):
     (grads / "notes.txt").touch()
     code, out, _ = call("import", grads, "-o", "run.h5", "--json", "--steps", "9-10")
     assert code == 0
-    assert json.loads(out) == {
-        "output": "run.h5",
-        "steps": [9, 10],
-        "tensors": ["extra", *SHAPES],
-        "files": 3,
-        "step_numbers": ["names"],
-        "left_out": ["flag"],
-        "files_ignored": 1,
-        "nonfinite": 1,
-    }
+    made = {"output": "run.h5", "steps": [9, 10], "tensors": ["extra", *SHAPES], "files": 3, "step_numbers": ["names"]}
+    assert json.loads(out) == made | {"left_out": ["flag"], "files_ignored": 1, "nonfinite": 1}
     code, out, _ = call("export", "run.h5", "--to", "safetensors", "--json", "--tensors", "fc.*")
     assert code == 0
     assert json.loads(out) == {

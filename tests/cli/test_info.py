@@ -104,18 +104,8 @@ def test_json(suffix, info, tmp_path):
     assert told["status"] == "complete"
     assert told["attrs"]["seed"] == 3
     assert told["ranks"] == [0]
-    assert told["streams"] == [
-        {
-            "rank": 0,
-            "kind": "weight",
-            "optimizer": 0,
-            "steps": 6,
-            "first_step": 0,
-            "last_step": 9,
-            "first_loss": 2.5,
-            "last_loss": 0.25,
-        }
-    ]
+    counts = {"rank": 0, "kind": "weight", "optimizer": 0, "steps": 6, "first_step": 0, "last_step": 9}
+    assert told["streams"] == [counts | {"first_loss": 2.5, "last_loss": 0.25}]
     assert [tensor["name"] for tensor in told["tensors"]] == list(SHAPES)
     matrix = told["tensors"][1]
     assert (matrix["shape"], matrix["size"], matrix["steps"]) == ([7, 31], 217, 4)

@@ -43,13 +43,8 @@ def test_error_feedback_is_a_prefix(call, tmp_path):
     words = ("--methods", "topk,signsgd", "--ratio", "0.01-0.1", "--error-feedback", "--json")
     done = call("sweep", "run.zarr", *words)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["codecs"] == [
-        "ef:signsgd",
-        "ef:topk",
-        "ef:topk:ratio=0.02",
-        "ef:topk:ratio=0.05",
-        "ef:topk:ratio=0.1",
-    ]
+    swept = " ".join(json.loads(done.stdout)["codecs"])
+    assert swept == "ef:signsgd ef:topk ef:topk:ratio=0.02 ef:topk:ratio=0.05 ef:topk:ratio=0.1"
 
 
 def test_a_broken_plugin_is_one_line(call, tmp_path):

@@ -20,19 +20,8 @@ from gtrace.types import Key
 KEY = Key.derive(0, tensor="coders")
 SIZE = 40_000
 LEVELS = [spec for spec in VARIANTS if level_grid(gtrace.codec(spec)) and gtrace.codec(spec).needs]
-OWN = [
-    "prune",
-    "topk-prune",
-    "fp",
-    "fp:e4m3",
-    "fp:mxfp4",
-    "fp:nvfp4",
-    "fp:e5m4",
-    "minmax",
-    "minmax:bits=10",
-    "int8",
-    "randomk:ratio=0.25",
-]
+_OWN = "prune topk-prune fp fp:e4m3 fp:mxfp4 fp:nvfp4 fp:e5m4 minmax minmax:bits=10 int8 randomk:ratio=0.25"
+OWN = _OWN.split()
 
 
 def gradient(seed=0, size=SIZE):

@@ -28,10 +28,10 @@ def reference(form):
         form.bits,
         form.mantissa + 1,
         bias=2 ** (form.exponent - 1) - 1,
-        is_signed=True,
         domain=gfloat.Domain.Finite,
-        has_nz=True,
         num_high_nans=0,
+        is_signed=True,
+        has_nz=True,
         has_subnormals=True,
         is_twos_complement=False,
     )

@@ -158,25 +158,12 @@ def test_every_layer_has_a_section(page):
 
 def test_the_answer_comes_first(page):
     text = Page(page).text
-    order = [
-        "Both",
-        "Recommendation",
-        "Confidence",
-        "Error against measured bits",
-        "At 2 bits per value, qsgdinf",
-        "Every configuration",
-        "Error at equal bits",
-        "Error per layer",
-        "Relative variance per tensor",
-        "Error over training",
-        "Training runs",
-        "Training against steps",
-        "Time of a step",
-        "Configurations",
-        "fc1: 2 NaN",
-        "gtrace sweep digits_cnn.zarr",
-        "How to read this page",
-    ]
+    order = (
+        *("Both", "Recommendation", "Confidence", "Error against measured bits", "At 2 bits per value, qsgdinf"),
+        *("Every configuration", "Error at equal bits", "Error per layer", "Relative variance per tensor"),
+        *("Error over training", "Training runs", "Training against steps", "Time of a step", "Configurations"),
+        *("fc1: 2 NaN", "gtrace sweep digits_cnn.zarr", "How to read this page"),
+    )
     places = []
     for words in order:
         places.append(text.index(words, places[-1] if places else text.index("Both\n") if "Both\n" in text else 0))

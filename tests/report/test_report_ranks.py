@@ -18,18 +18,9 @@ STUDY = {"type": "study", "version": 1, "task": "train.py", "workers": 1, "world
 
 
 def step(k, **more):
-    return {
-        "type": "step",
-        "run": "qsgd:bits=3",
-        "seed": 0,
-        "step": k,
-        "loss": 2.0 - 0.1 * k,
-        "bits": 2.0 * VALUES,
-        "bits_float32": 32.0 * VALUES,
-        "down_bits": 0.75 * VALUES / WORLD,
-        "wire_bytes": 500,
-        **more,
-    }
+    found = {"type": "step", "run": "qsgd:bits=3", "seed": 0, "step": k, "loss": 2.0 - 0.1 * k, "bits": 2.0 * VALUES}
+    sent = {"bits_float32": 32.0 * VALUES, "down_bits": 0.75 * VALUES / WORLD, "wire_bytes": 500}
+    return found | sent | more
 
 
 def ranks_log(**study):

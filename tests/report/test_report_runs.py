@@ -12,16 +12,8 @@ STUDY = {"type": "study", "version": 1, "task": "t", "workers": 4}
 
 
 def step(run, k, loss=1.0, bits=400.0, **more):
-    return {
-        "type": "step",
-        "run": run,
-        "seed": 0,
-        "step": k,
-        "loss": loss,
-        "bits": bits,
-        "bits_float32": 12800.0,
-        **more,
-    }
+    found = {"type": "step", "run": run, "seed": 0, "step": k, "loss": loss, "bits": bits, "bits_float32": 12800.0}
+    return found | more
 
 
 def test_bits_are_summed_per_worker_and_read_off_at_the_tests():

@@ -20,17 +20,9 @@ COSINES = {"a.weight": (0.9, 0.7), "a.bias": (None, None), "b<i>.weight": (0.99,
 
 def shadow_records(cosines=COSINES, run=RUN, seed=0):
     return [
-        {
-            "type": "shadow",
-            "run": run,
-            "seed": seed,
-            "step": 10 * k,
-            "tensor": tensor,
-            "cosine_alone": None if tensor == "a.bias" else 0.995,
-            "error_alone": 0.1,
-            "cosine": values[k],
-            "error": 0.5 + k,
-        }
+        {"type": "shadow", "run": run, "seed": seed, "step": 10 * k, "tensor": tensor}
+        | {"cosine_alone": None if tensor == "a.bias" else 0.995, "error_alone": 0.1}
+        | {"cosine": values[k], "error": 0.5 + k}
         for k in range(2)
         for tensor, values in cosines.items()
     ]

@@ -15,22 +15,11 @@ MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
 ALL = [*VARIANTS, MIXED, f"ef:{MIXED}"]
 #: which codec a row is of; a plan's rows carry the plan's name instead
 NAMING = ("codec", "method", "bits", "params")
-#: codecs that draw a tensor chunk by chunk, a few of each kind
-CHUNKED = [
-    "qsgd:bits=4,bucket_size=100",
-    "qsgdinf:bits=4,bucket_size=none",
-    "terngrad:clip=2.5",
-    "natural",
-    "alq:bits=3,bucket_size=512",
-    "fp:e4m3fn",
-    "signsgd",
-    "bf16",
-    "prune",
-    MIXED,
-    "none",
-    "int8:block_size=none",
-    "ef:topk",
-]
+_CHUNKED = """
+qsgd:bits=4,bucket_size=100  qsgdinf:bits=4,bucket_size=none  terngrad:clip=2.5  natural  alq:bits=3,bucket_size=512
+fp:e4m3fn  signsgd  bf16  prune  none  int8:block_size=none  ef:topk
+"""
+CHUNKED = [*_CHUNKED.split(), MIXED]
 
 
 def gradient(name, step):

@@ -53,19 +53,8 @@ def test_a_tensor_of_another_group():
         [],
         {"0": 3},
         {
-            "0": {
-                "kind": 7,
-                "momentum": 1.5,
-                "nesterov": 1,
-                "weight_decay": float("nan"),
-                "betas": [0.9, "x"],
-                "eps": -1,
-                "planned_steps": True,
-                "batch_size": 0,
-                "varies": 3,
-                "lr_ratio": "1",
-                "length": 3,
-            }
+            "0": {"kind": 7, "momentum": 1.5, "nesterov": 1, "weight_decay": float("nan"), "betas": [0.9, "x"]}
+            | {"eps": -1, "planned_steps": True, "batch_size": 0, "varies": 3, "lr_ratio": "1", "length": 3}
         },
     ],
 )

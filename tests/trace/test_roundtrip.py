@@ -82,19 +82,8 @@ def test_fingerprint_reads_no_gradient(suffix, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_attributes_come_back(suffix, tmp_path):
-    attrs = {
-        "argv": ["train.py", "--x"],
-        "seed": 7,
-        "rate": 0.5,
-        "big": 2**80,
-        "text": "é\0\x1b",
-        "empty": "",
-        "flag": True,
-        "nothing": None,
-        "versions": {"torch": "2.13"},
-        "numbers": np.arange(3),
-        "folder": tmp_path,
-    }
+    attrs = {"argv": ["train.py", "--x"], "seed": 7, "rate": 0.5, "big": 2**80, "text": "é\0\x1b", "empty": ""}
+    attrs |= {"flag": True, "nothing": None, "versions": {"torch": "2.13"}, "numbers": np.arange(3), "folder": tmp_path}
     with create_trace(tmp_path / f"run{suffix}", attrs=attrs) as writer:
         writer.append(0, "w", np.ones(3), aliases=("v", "u"), module_type="Linear", stage="reduced", note={"a": [1]})
         writer.set_attrs(seed=8, dropped={"steps": 2})

@@ -32,29 +32,14 @@ MANY = 9_003 if INTERPRETED else 1_000_003
 WAYS = [(torch_kernels, place) for place in PLACES]
 if find_spec("triton") and (INTERPRETED or torch.cuda.is_available()):
     WAYS += [(importlib.import_module("gtrace.training.triton_kernels"), PLACES[-1])]
-SPECS = (
-    "qsgd:bits=2",
-    "qsgd:bits=4",
-    "qsgd:bits=15",
-    "qsgd:bits=15,zero=false",
-    "qsgd:norm=l1,coder=elias",
-    "qsgd:bucket_size=none",
-    "qsgdinf:bits=3",
-    "qsgdinf:bits=3,zero=false",
-    "qsgdinf:tail=exact,coder=fixed",
-    "terngrad",
-    "nuqsgd:bits=4",
-    "nuqsgd:bits=8",
-    "nuqsgd:bits=3,zero=false",
-    "natural",
-    "alq:bits=3",
-    "alq-n:bits=4,zero=false",
-    "alq:bits=6,coder=delta",
-    "amq:bits=3",
-    "amq-n:bits=7,zero=false",
-    "zipml:bits=4",
-    "zipml:bits=7",
-)
+_SPECS = """
+qsgd:bits=2  qsgd:bits=4  qsgd:bits=15  qsgd:bits=15,zero=false  qsgd:norm=l1,coder=elias  qsgd:bucket_size=none
+qsgdinf:bits=3  qsgdinf:bits=3,zero=false  qsgdinf:tail=exact,coder=fixed  terngrad
+nuqsgd:bits=4  nuqsgd:bits=8  nuqsgd:bits=3,zero=false  natural
+alq:bits=3  alq-n:bits=4,zero=false  alq:bits=6,coder=delta  amq:bits=3  amq-n:bits=7,zero=false
+zipml:bits=4  zipml:bits=7
+"""
+SPECS = _SPECS.split()
 
 
 def small_buckets(spec):

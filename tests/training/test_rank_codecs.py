@@ -15,16 +15,8 @@ from gtrace.training.ranks import Piece
 from gtrace.training.ways import all_reduce, split_tensor, way
 from gtrace.types import Key
 
-SPECS = (
-    "none",
-    "qsgdinf:bits=3",
-    "alq:bits=3",
-    "zipml:bits=3",
-    "mcgq",
-    "ef:topk:ratio=0.05",
-    "ef21:topk:ratio=0.05",
-    "signsgd",
-)
+_SPECS = "none qsgdinf:bits=3 alq:bits=3 zipml:bits=3 mcgq ef:topk:ratio=0.05 ef21:topk:ratio=0.05 signsgd"
+SPECS = _SPECS.split()
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
 NAMES = ("conv.weight", "fc.weight", "fc.bias")
 SIZES = (20_000, 3_000, 10)

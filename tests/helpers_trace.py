@@ -68,7 +68,11 @@ def opened(backend, folder, steps=STEPS):
 
 
 def check_gradients(trace, steps):
-    """Every gradient of the made-up trace up to the given steps is there, and nothing else."""
+    """Every gradient of the made-up trace, open or at a path, is there up to the given steps, and nothing else."""
+    if not isinstance(trace, Trace):
+        with open_trace(trace) as opened_here:
+            check_gradients(opened_here, steps)
+        return
     for name in SHAPES:
         expected = present(name, steps)
         if expected:

@@ -147,8 +147,7 @@ def test_an_optimizer_without_second_moments_says_so(model, optimizer, path):
 def test_micro_batches(batches, to_none, model, optimizer, path):
     with record(model, optimizer, path, noise=True) as session:
         added = steps(model, optimizer, batches=batches, set_to_none=to_none)
-    summary = session.finish("complete")
-    assert summary.without == ()
+    assert session.finish("complete").without == ()
     # The time of the looks counts, not only that of the copies.
     assert session._recorder.hooks.seconds > 0
     trace = gtrace.open_trace(path)
@@ -337,5 +336,4 @@ def test_a_backward_pass_that_raised_is_no_micro_batch(model, optimizer, path):
         for _ in range(2):
             model(torch.randn(8, 40)).square().mean().backward()
         optimizer.step()
-    numbers = gtrace.open_trace(path).statistics("2.weight")
-    assert numbers["replicas"].tolist() == [2]
+    assert gtrace.open_trace(path).statistics("2.weight")["replicas"].tolist() == [2]

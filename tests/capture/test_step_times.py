@@ -51,8 +51,7 @@ def test_times_of_steps(every, recorded, tmp_path):
     assert times.after_backward >= AFTER
     assert times.step >= FORWARD + BACKWARD + AFTER
     assert times.step >= times.backward + times.after_backward + 0.9 * FORWARD
-    assert times.recorded == recorded
-    assert times.steps == (10 if recorded else 8)
+    assert (times.recorded, times.steps) == (recorded, 10 if recorded else 8)
     cluster, said = times.applied(parse_cluster("8x25Gbit/s"))
     assert (cluster.step_time, cluster.backward_time) == (times.step, times.backward)
     assert "measured during capture" in said

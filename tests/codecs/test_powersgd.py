@@ -79,8 +79,7 @@ def test_one_worker_is_the_published_algorithm(shape, rank):
     for step, (gradient,) in enumerate(steps_of(1, shape)):
         got = once(c, state, gradient, (step, 0))
         state = c.update(state, gradient, got)
-        wanted = reference.step([gradient])
-        assert got.reshape(shape) == pytest.approx(wanted, abs=1e-5)
+        assert got.reshape(shape) == pytest.approx(reference.step([gradient]), abs=1e-5)
         assert state.arrays["residual"] == pytest.approx(reference.errors.reshape(-1), abs=1e-5)
 
 

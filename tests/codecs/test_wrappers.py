@@ -258,8 +258,7 @@ def test_fitting_sees_what_will_be_encoded():
     # Every rotation is another one, but what it does to outliers is the same.
     spiked = np.zeros(1024, np.float32)
     spiked[5] = 1.0
-    viewed = Rotate(inner).view(State(1024), spiked)
-    assert np.abs(viewed) == pytest.approx(1 / 32, rel=1e-6)
+    assert np.abs(Rotate(inner).view(State(1024), spiked)) == pytest.approx(1 / 32, rel=1e-6)
 
 
 def test_a_fit_through_wrappers_adopts_a_code_that_receivers_get():
@@ -341,8 +340,7 @@ def test_every_key_rotates_otherwise_and_the_seed_takes_32_bits():
 
 def test_a_codec_with_memory_is_rotated_alike_at_every_step_and_sends_no_seed():
     c, g = gtrace.codec("rotate:ef:signsgd"), gradients(30, 1024)
-    payload = c.encode(c.init(1024), g[0], (1, 2))
-    assert 8 * (len(payload) - ENVELOPE_BYTES) == 32 + 1024
+    assert 8 * (len(c.encode(c.init(1024), g[0], (1, 2))) - ENVELOPE_BYTES) == 32 + 1024
     close = gtrace.codec("rotate:ef:int8")
     assert close.decode(b"", close.encode(close.init(1024), g[0], (1, 2)), 1024) == pytest.approx(g[0], abs=0.1)
     arrived, state = played(c, g)

@@ -67,8 +67,7 @@ def test_unsorted_signed_values_in_one_pass(name):
 
 
 def test_a_spike_at_zero_keeps_its_level():
-    x = laws(30_000, 26)["spiked"]
-    assert 0.0 in optimal_levels(x, 9, method="sketch")
+    assert 0.0 in optimal_levels(laws(30_000, 26)["spiked"], 9, method="sketch")
 
 
 def test_bins_are_fine_where_the_values_are():

@@ -72,8 +72,7 @@ def test_steps_of_zeros_have_no_weight():
     assert mixed.zeros == pytest.approx(300 / (1 + DECAY))
     assert pooled([zeros, zeros]).sums.size == 0
     fitted = codec("alq:bits=3,bucket_size=none")
-    start = fitted.init(300)
-    assert fitted.fit(start, pooled([zeros]), 0).arrays.get("levels") is None
+    assert fitted.fit(fitted.init(300), pooled([zeros]), 0).arrays.get("levels") is None
 
 
 def test_a_running_pool_is_the_pool_of_its_window():

@@ -49,8 +49,7 @@ def test_a_bound_on_the_error_takes_the_fewest_bits():
     assert plan.totals.error <= 0.01
     assert plan.totals.bound <= plan.totals.bits
     # The same bits as a budget give no less error than what was asked for.
-    again = planned(curves, plan.totals.bits * 0.99)
-    assert again.totals.error > 0.01 * 0.99
+    assert planned(curves, plan.totals.bits * 0.99).totals.error > 0.01 * 0.99
     assert plan.exchange.price > 0
 
 

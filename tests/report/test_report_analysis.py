@@ -33,10 +33,8 @@ def test_sums_by_hand():
     assert c.relative_variance == pytest.approx((1.0 + 3.0) / (2.0 + 6.0))
     assert c.bits == pytest.approx((2 * 1000 + 4 * 3000) / 4000)
     assert c.bits_huffman == pytest.approx((2.5 * 1000 + 4.5 * 3000) / 4000)
-    assert c.bits_entropy == pytest.approx(3.5)
-    assert c.cosine == pytest.approx((0.2 * 1000 + 0.4 * 3000) / 4000)
-    assert c.ratio_float32 == pytest.approx(32 / 3.5)
-    assert c.step_ratio_float32 == pytest.approx(32 / 3.5)
+    assert (c.bits_entropy, c.cosine) == (pytest.approx(3.5), pytest.approx((0.2 * 1000 + 0.4 * 3000) / 4000))
+    assert (c.ratio_float32, c.step_ratio_float32) == (pytest.approx(32 / 3.5), pytest.approx(32 / 3.5))
     assert (c.error_source, c.bits_source, c.cells) == ("expected", "measured", 2)
     assert analysis.energy_share.tolist() == pytest.approx([0.25, 0.75])
     assert analysis.elements.tolist() == [1000, 3000]
@@ -230,16 +228,14 @@ def test_families_differ_in_everything_but_the_rate():
     ]
     labels = label(["a", "b", "c", "d", "e"], ["qsgd", "qsgd", "qsgd", "topk", "odd"], parameters)
     assert labels.families == ("qsgd bucket_size=512", "qsgd bucket_size=512", "qsgd bucket_size=null", "topk", "e")
-    assert labels.settings == ("b2", "b3", "b3", "ratio 0.01", "")
-    assert labels.unreadable == ("e",)
+    assert (labels.settings, labels.unreadable) == (("b2", "b3", "b3", "ratio 0.01", ""), ("e",))
 
 
 def test_an_amount_is_not_named_beside_the_budget_that_takes_its_place():
     parameters = [{"amount": 0.1, "bits": None}, {"amount": 1.0, "bits": 4}, {"rank": 2}]
     specs = ["mcgq:amount=0.1", "mcgq:bits=4", "powersgd:rank=2"]
     found = label(specs, ["mcgq", "mcgq", "powersgd"], parameters)
-    assert found.families == ("mcgq", "mcgq", "powersgd")
-    assert found.settings == ("amount 0.1", "b4", "rank 2")
+    assert (found.families, found.settings) == (("mcgq", "mcgq", "powersgd"), ("amount 0.1", "b4", "rank 2"))
 
 
 def test_a_metric_is_declared_once():

@@ -133,8 +133,7 @@ def test_named_pairs_are_compared_as_they_are():
     analysis = analyze(result_of(swept({"qsgd": constant(1.0), "nuqsgd": constant(3.0)})))
     a, b = "qsgd:bits=2,bucket_size=8192", "nuqsgd:bits=4,bucket_size=8192"
     (compared,) = analysis.compare([(a, b)])
-    assert compared.ratio == pytest.approx(16 / 3, rel=0.03)
-    assert compared.p_holm == compared.by_elements.p
+    assert (compared.ratio, compared.p_holm) == (pytest.approx(16 / 3, rel=0.03), compared.by_elements.p)
     assert math.isnan(compared.bits)
     with pytest.raises(UsageError, match="did you mean qsgd:bits=2"):
         analysis.compare([("qsgd:bits=22,bucket_size=8192", b)])

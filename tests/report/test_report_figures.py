@@ -109,8 +109,7 @@ def test_many_methods_are_listed_beside_the_axes_on_a_logarithmic_axis():
         assert len(legend.get_texts()) == len(analysis.families)
         assert not boxes(figure.axes[0])
         figure.draw_without_rendering()
-        box = legend.get_window_extent()
-        assert box.x0 >= figure.axes[0].get_window_extent().x1
+        assert legend.get_window_extent().x0 >= figure.axes[0].get_window_extent().x1
     assert figures.rate_distortion(analysis).axes[0].get_xscale() == "log"
 
 
@@ -191,8 +190,7 @@ def test_names_are_drawn_literally():
     # The last one needs a font that matplotlib does not bring, and it says so.
     analysis = analyze(result_of(rows_of(layers=EVIL[:-1], bits=[3])))
     drawn = words(figures.layer_heatmap(analysis))
-    shown = {"$x^2$", "\\x1b[31mred\\x1b[0m", "\\u202eevil", "<script>alert(1)</script>"}
-    assert shown <= drawn
+    assert {"$x^2$", "\\x1b[31mred\\x1b[0m", "\\u202eevil", "<script>alert(1)</script>"} <= drawn
     # Mathematics would be typeset: the dollars would not reach the file.
     rows = rows_of(methods=("qsgd",), bits=[2, 3], layers=("w",))
     rows = [{**r, "method": "$x^2$", "codec": f"{r['bits']}"} for r in rows]
@@ -298,8 +296,7 @@ def test_bits_over_steps_by_hand():
         for layer, n, values in (("w", 300, (1.0, 2.0)), ("v", 100, (3.0, None)))
         for step, bits in zip((0, 10), values, strict=True)
     ]
-    analysis = analyze(result_of(rows))
-    np.testing.assert_allclose(analysis.bits_per_step, [[1.5, np.nan]])
+    np.testing.assert_allclose(analyze(result_of(rows)).bits_per_step, [[1.5, np.nan]])
 
 
 @pytest.mark.parametrize(

@@ -106,9 +106,8 @@ def test_every_form_of_a_report_has_the_groups(result):
     records = [json.loads(line) for line in to_json_lines(report).splitlines()]
     assert sum(record["record"] == "group" for record in records) == 2 * len(SPECS)
     for text in (to_html(report), to_markdown(report), to_latex(report)):
-        assert "Error by group of tensors" in text
-        assert "conv: 3 tensors, 2,930 elements" in text
-        assert "In conv, at " in text
+        for words in ("Error by group of tensors", "conv: 3 tensors, 2,930 elements", "In conv, at "):
+            assert words in text
     # Without being asked nobody is shown groups.
     assert "by group" not in to_markdown(make_report([result[1]]))
 

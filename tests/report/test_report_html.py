@@ -136,8 +136,7 @@ def test_the_policy_allows_no_address_and_this_script_alone(page):
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert rules["default-src"] == "'none'"
-    assert rules["script-src"] == f"'sha256-{digest}'"
+    assert (rules["default-src"], rules["script-src"]) == ("'none'", f"'sha256-{digest}'")
     (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
     assert rules["style-src"] == f"'sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}'"
     assert "style=" not in page[page.index("<body>") : page.index("<script>")]
@@ -211,9 +210,8 @@ def test_two_hundred_layers_stay_small():
     layers = [f"model.layers.{k}.attention.weight" for k in range(200)]
     page = to_html(make_report([result_of(rows_of(layers=layers, steps=(0,), bits=(3,), draws=0))]))
     assert len(page) < 1_000_000
-    text = Page(page).text
     # The table of layers, the layer's own part, and the numbers of the heat map.
-    assert text.count("model.layers.199.attention.weight") == 3
+    assert Page(page).text.count("model.layers.199.attention.weight") == 3
 
 
 @pytest.mark.parametrize(

@@ -206,8 +206,7 @@ def test_over_windows_variance_shrinks_with_workers_and_memory_does_not():
     analysis = analyze(result_of(sparse_and_levels()), targets=[1.5], workers=8)
     found = {s.family: (s.error, s.bias) for s in analysis.standings(1.5)}
     assert found["qsgdinf"] == pytest.approx((0.14 / 8, 0.0))
-    assert found["ef:topk"] == pytest.approx((0.085, 0.085))
-    assert found["topk"] == pytest.approx((0.282, 0.282))
+    assert (found["ef:topk"], found["topk"]) == (pytest.approx((0.085, 0.085)), pytest.approx((0.282, 0.282)))
     assert labels(analysis, 1.5)[0] == "qsgdinf"
     by_method = {c.method: c for c in analysis.configurations}
     assert by_method["qsgdinf"].window_variance == pytest.approx(0.14)
@@ -267,8 +266,7 @@ CODED = [
 def test_bits_are_those_of_one_coder(coder, bits):
     analysis = analyze(result_of(CODED), coder=coder)
     found = {(c.method, c.nominal_bits): c for c in analysis.configurations}
-    assert found["zipml", 4].bits == pytest.approx(bits)
-    assert found["zipml", 4].bits_measured == 3.0
+    assert (found["zipml", 4].bits, found["zipml", 4].bits_measured) == (pytest.approx(bits), 3.0)
     assert found["zipml", 4].bits_source == ("measured" if coder == "huffman" else "expected")
     # What sends no symbols has one number of bits.
     assert found["minmax", 8].bits == 3.0
@@ -282,8 +280,7 @@ def test_the_column_counts_when_a_configuration_uses_another_coder():
 
 def test_a_leader_that_changes_with_the_coder_is_said():
     assert labels(analyze(result_of(CODED), targets=[2]), 2)[0] == "qsgdinf"
-    fixed = analyze(result_of(CODED), targets=[3.1], coder="fixed")
-    assert labels(fixed, 3.1)[0] == "zipml"
+    assert labels(analyze(result_of(CODED), targets=[3.1], coder="fixed"), 3.1)[0] == "zipml"
     same = sweep_verdict(analyze(result_of(CODED), targets=[2.5]))
     assert "At fixed width zipml leads; with Huffman codes qsgdinf does." in same
     # At 1.5 bits of fixed width nothing was measured.

@@ -66,8 +66,7 @@ def test_what_was_swept_comes_before_the_closed_form_and_bias_takes_no_part():
     assert [one.ratio for one in found.known] == pytest.approx([0.5] * 3)
     assert "on 3 of 3 tensors" in rotation_sentences(found)[0]
     assert "loses 2.0 times less there" in rotation_sentences(found)[0]
-    numbers = [row["verdict"] for row in rotation_rows(found)]
-    assert numbers == ["rotate"] * 3
+    assert [row["verdict"] for row in rotation_rows(found)] == ["rotate"] * 3
 
 
 def test_no_tensor_gains():

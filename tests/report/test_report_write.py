@@ -121,10 +121,8 @@ def test_the_page_is_named_after_the_first_results(results, page, tmp_path):
 
 
 def test_what_a_path_holds_is_told_from_its_content(tmp_path, sweep_path):
-    renamed = sweep_path.rename(tmp_path / "x.dat")
-    assert kind_of(renamed) == "sweep"
-    log = write_runs(tmp_path / "r.jsonl", steps=2)
-    assert kind_of(log.rename(tmp_path / "y.txt")) == "run"
+    assert kind_of(sweep_path.rename(tmp_path / "x.dat")) == "sweep"
+    assert kind_of(write_runs(tmp_path / "r.jsonl", steps=2).rename(tmp_path / "y.txt")) == "run"
     (tmp_path / "z").write_bytes(b"\x89HDF\r\n\x1a\n")
     assert kind_of(tmp_path / "z") == "trace"
     assert kind_of(tmp_path) == "trace"

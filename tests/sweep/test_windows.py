@@ -175,8 +175,7 @@ def test_fewer_steps_leave_windows_as_they_are(path, tmp_path):
 
 def test_steps_that_are_not_wanted_are_in_no_window(path):
     found = gtrace.run_sweep(path, ["topk:ratio=0.1", "ef:topk:ratio=0.1"], steps=[2, 3, 4, 6, 20], jobs=1)
-    windows_at = {row["step"]: row["window"] for row in found.rows() if row["window"] > 0}
-    assert windows_at == {4: 3}
+    assert {row["step"]: row["window"] for row in found.rows() if row["window"] > 0} == {4: 3}
 
 
 @pytest.mark.parametrize(("nonfinite", "there"), [("skip", False), ("zero", True)])

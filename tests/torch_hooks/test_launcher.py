@@ -58,8 +58,7 @@ def launch(tmp_path):
 
 
 def same(plain, launched):
-    assert launched.stdout == plain.stdout
-    assert launched.stderr == plain.stderr
+    assert (launched.stdout, launched.stderr) == (plain.stdout, plain.stderr)
     assert launched.returncode == plain.returncode
     return launched
 

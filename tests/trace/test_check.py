@@ -215,8 +215,7 @@ def test_metadata_of_groups(place, path):
 
 def test_metadata_of_a_tensor(path):
     (path / GROUP / "fc.weight" / "zarr.json").write_text("{")
-    check = check_trace(path)
-    assert any("fc.weight/zarr.json" in fault.what for fault in check.faults)
+    assert any("fc.weight/zarr.json" in fault.what for fault in check_trace(path).faults)
     repair_trace(path)
     assert lost(path) == {("fc.weight", step) for step in present("fc.weight", STEPS)}
 
@@ -226,8 +225,7 @@ def test_steps_that_fall_end_the_trace(path):
     array[50:] = 3
     assert any("steps do not ascend" in fault.what for fault in check_trace(path).faults)
     repair_trace(path)
-    with open_trace(path) as trace:
-        check_gradients(trace, range(50))
+    check_gradients(path, range(50))
 
 
 def test_a_damaged_journal_ends_the_trace_there(tmp_path):

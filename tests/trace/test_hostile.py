@@ -348,8 +348,7 @@ def test_other_groups_and_arrays_are_left_alone(path, group):
         (path / "rank00000" / name / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     (path / "summary").mkdir()
     zarr.create_array(str(group / "extra"), shape=(3,), dtype="int16")
-    before = read_all(path)["step"].tolist()
-    assert before == list(STEPS)
+    assert read_all(path)["step"].tolist() == list(STEPS)
 
 
 def test_damage_anywhere_ends_in_a_trace_error(path):

@@ -17,8 +17,7 @@ def trace_with(**attrs):
 @pytest.mark.parametrize("facts", [SGD, ADAM])
 def test_what_is_described_is_read(facts):
     trace = trace_with(optimizers={"1": facts.describe()})
-    read = trace.optimizer_facts(1)
-    assert read.describe() == facts.describe()
+    assert trace.optimizer_facts(1).describe() == facts.describe()
     assert trace.optimizer_facts() == OptimizerFacts()
 
 

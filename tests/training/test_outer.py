@@ -135,8 +135,7 @@ def test_a_single_process_moves_as_the_published_outer_optimizer_does(training):
     steps(twin, x, torch.optim.SGD(twin.parameters(), lr=0.1), 1)
     torch.testing.assert_close(model.weight, twin.weight, rtol=1e-5, atol=1e-7)
     assert summary.steps == 7
-    assert summary.tally.bits == 2 * 32 * 408
-    assert summary.tally.float32_bits == 7 * 32 * 408
+    assert (summary.tally.bits, summary.tally.float32_bits) == (2 * 32 * 408, 7 * 32 * 408)
     assert "changes the training" in lines[0]
 
 
@@ -190,8 +189,7 @@ def test_several_encodings_are_compared_with_as_many_gradients(training):
     one, _ = training(workers=2)
     steps(model, x, torch.optim.SGD(model.parameters(), lr=0.1), EVERY)
     tally = one.finish().tally
-    assert tally.bits == 2 * 32 * 408
-    assert tally.ratio == EVERY
+    assert (tally.bits, tally.ratio) == (2 * 32 * 408, EVERY)
 
 
 def test_an_error_of_the_exchange_stops_the_program(training):

@@ -60,8 +60,7 @@ def test_seeds_and_several_precisions_on_a_hinge(folder, capsys):
     ]
     assert {run.seed for run in analysis.runs} == {0, 1}
     assert all(run.finished and len(run.steps) == 4 for run in analysis.runs)
-    assert analysis.step_name == "epoch"
-    assert analysis.task == "svm on synthetic-10x200"
+    assert (analysis.step_name, analysis.task) == ("epoch", "svm on synthetic-10x200")
 
 
 @pytest.mark.parametrize(

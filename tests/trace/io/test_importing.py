@@ -91,8 +91,7 @@ def test_one_file_per_tensor_with_an_axis_of_steps(stepped, imported, tmp_path):
             save(tmp_path / f"in/{name}.npy", np.stack([gradient(name, step, SHAPES[name]) for step in order]))
         save(tmp_path / "in/step.npy", np.array(order))
     made = imported(step_axis=True)
-    assert made.numbering == (("array",) if stepped else ("axis",))
-    assert made.left_out == ()
+    assert (made.numbering, made.left_out) == (("array",) if stepped else ("axis",), ())
     check_trace(tmp_path / "run.zarr", range(4))
 
 
@@ -194,8 +193,7 @@ def test_types(imported, tmp_path):
         fortran=np.asfortranarray(np.arange(6.0).reshape(2, 3)),
     )
     made = imported()
-    assert made.left_out == ("count",)
-    assert made.nonfinite == 3
+    assert (made.left_out, made.nonfinite) == (("count",), 3)
     with open_trace(tmp_path / "run.zarr") as trace:
         infos = {info.name: info for info in trace.tensors}
         assert {name: info.dtype for name, info in infos.items()} == {

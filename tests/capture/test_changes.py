@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_capture import Captured
+from helpers_hooks import descend
 from torch import nn
 
 import gtrace
@@ -163,10 +164,7 @@ def test_an_outer_gradient_ends_before_the_program_averages(tmp_path):
 
     optimizer.register_step_post_hook(synchronize)
     with record(model, optimizer, tmp_path / "run.zarr", kind="outer", every=SPAN):
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            model(torch.randn(4, 6)).square().mean().backward()
-            optimizer.step()
+        descend(model, optimizer, 4, 6, steps=STEPS)
     with gtrace.open_trace(tmp_path / "run.zarr") as trace:
         assert trace.steps("2.weight").tolist() == [0, 2, 4]
         for step, wanted in zip((0, 2, 4), differences, strict=True):
@@ -232,10 +230,7 @@ def test_samples_sketches_and_budget_are_those_of_gradients(how, tmp_path):
     model = nn.Linear(200, 200, bias=False)
     optimizer = sgd(model)
     with record(model, optimizer, tmp_path / "run.zarr", kind="update", steps="0-9", **how) as session:
-        for _ in range(5):
-            optimizer.zero_grad()
-            model(torch.randn(4, 200)).square().mean().backward()
-            optimizer.step()
+        descend(model, optimizer, 4, 200, steps=5)
     summary = session.finish("complete")
     with gtrace.open_trace(tmp_path / "run.zarr") as trace:
         (info,) = trace.tensors

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_capture import Captured, write_script
+from helpers_hooks import descend
 from torch import nn
 
 import gtrace
@@ -236,11 +237,7 @@ def test_the_first_line_tells_the_size_of_sketches(kind, tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Tanh(), torch.nn.Linear(200, 300))
     session.start()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(500, 300)).square().mean().backward()
-        optimizer.step()
+    descend(model, torch.optim.SGD(model.parameters(), lr=0.01), 500, 300, steps=10)
     assert session.finish("complete").rows == 10
     ((number, unit),) = re.findall(r"tensors, ([\d.]+) ([kM]B) a step", said[0])
     told = float(number) * {"kB": 1e3, "MB": 1e6}[unit]

@@ -5,6 +5,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from helpers_codecs import once
 
 import gtrace
 from gtrace import testing
@@ -91,11 +92,6 @@ def write(tmp_path):
     return written
 
 
-def once(c, values, key=(1, 2)):
-    values = np.asarray(values, np.float32)
-    return c.decode(b"", c.encode(c.init(values.size), values, key), values.size)
-
-
 def test_two_functions_are_a_codec_named_like_the_file(write):
     (cls,) = load_plugin(write(FUNCTIONS))
     assert cls.name == "mine"
@@ -127,7 +123,7 @@ def test_a_compress_that_draws_gets_a_generator_of_the_key(write):
     )
     c, values = gtrace.codec("mine"), np.full(100, 0.5)
     assert np.array_equal(once(c, values), once(c, values))
-    assert not np.array_equal(once(c, values), once(c, values, (3, 4)))
+    assert not np.array_equal(once(c, values), once(c, values, key=(3, 4)))
     assert 30 < once(c, values).sum() < 70
 
 

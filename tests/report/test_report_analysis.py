@@ -146,6 +146,9 @@ def test_whole_model_rows_are_compared_with_the_sum_of_the_tensors():
     assert analysis.tensors == ("a", "b")
     assert {f.label for f in analysis.families} == {"qsgd bucket_size=- scope=model", "qsgd bucket_size=8192 scope=-"}
     assert analysis.energy_share.tolist() == pytest.approx([0.25, 0.75])
+    # Alone, it is a tensor like any other.
+    alone = analyze(result_of([row("*", squared_error=0.25, bits_total=2.0)]))
+    assert (alone.tensors, alone.configurations[0].relative_variance) == (("*",), 0.25)
 
 
 def test_the_whole_model_is_not_compared_at_a_step_with_a_hole():
@@ -164,29 +167,17 @@ def test_the_whole_model_is_not_compared_at_a_step_with_a_hole():
     assert found[spec["codec"]].cells == 2
 
 
-def test_the_whole_model_alone_is_a_tensor_like_any_other():
-    analysis = analyze(result_of([row("*", squared_error=0.25, bits_total=2.0)]))
-    assert analysis.tensors == ("*",)
-    assert analysis.configurations[0].relative_variance == 0.25
-
-
-def test_no_rows():
+def test_nothing_to_sum_up():
     analysis = analyze(result_of([]))
     assert (analysis.rows, analysis.configurations, analysis.families, analysis.cells) == (0, (), (), 0)
     assert analysis.per_tensor.shape == analysis.per_step.shape == (0, 0)
     assert not analysis.measured
-
-
-def test_rows_without_a_number():
     analysis = analyze(result_of({**r, "squared_error": None} for r in rows_of(bits=[2])))
     assert not analysis.measured
     assert len(analysis.notes) == 1
     assert not any(c.pareto for c in analysis.configurations)
-
-
-def test_zero_gradients_have_no_relative_variance():
-    analysis = analyze(result_of([row(energy=1.0, squared_error=0.0) | {"energy": 0.0}]))
-    assert math.isnan(analysis.configurations[0].relative_variance)
+    zeros = analyze(result_of([row(energy=1.0, squared_error=0.0) | {"energy": 0.0}]))
+    assert math.isnan(zeros.configurations[0].relative_variance)
 
 
 def test_a_full_sweep():

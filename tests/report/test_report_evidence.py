@@ -25,16 +25,8 @@ def swept(factors, layers=LAYERS, steps=STEPS, noise=0.05, shared=1.0, seed=0, b
             for method, factor in factors.items():
                 own = factor(layer, step) * math.exp(random.normal(0, noise))
                 for b in bits:
-                    yield row(
-                        layer,
-                        step,
-                        method,
-                        b,
-                        n=n,
-                        energy=energy,
-                        squared_error=energy * common * own * 4.0**-b,
-                        bits_total=float(b),
-                    )
+                    error = energy * common * own * 4.0**-b
+                    yield row(layer, step, method, b, n=n, energy=energy, squared_error=error, bits_total=float(b))
 
 
 def constant(value):

@@ -84,19 +84,11 @@ def with_everything():
     """A point or a few of every method that has a look of its own, and of one with a prefix."""
     rows = []
     for k, method in enumerate(["none", "ef:topk", *_METHODS]):
-        rates = (0.001, 0.1) if method.endswith("topk") else (None,)
-        for ratio in rates:
-            spec = f"{method}:ratio={ratio}" if ratio else method
-            rows += [
-                {
-                    **row(step=step, squared_error=1.1**-k, bits_total=20 * (ratio or 0.1 + k / 40)),
-                    "codec": spec,
-                    "method": method,
-                    "bits": None,
-                    "params": f'{{"ratio": {ratio}}}' if ratio else "{}",
-                }
-                for step in (0, 10)
-            ]
+        for ratio in (0.001, 0.1) if method.endswith("topk") else (None,):
+            about = {"codec": f"{method}:ratio={ratio}" if ratio else method, "method": method, "bits": None}
+            about["params"] = f'{{"ratio": {ratio}}}' if ratio else "{}"
+            bits = 20 * (ratio or 0.1 + k / 40)
+            rows += [row(step=step, squared_error=1.1**-k, bits_total=bits) | about for step in (0, 10)]
     return analyze(result_of(rows))
 
 
@@ -134,10 +126,6 @@ def test_a_run_with_a_prefix_is_named_and_drawn_as_its_codec_with_one(tmp_path):
     assert plain.get_marker() == around.get_marker()
     assert plain.get_linestyle() != around.get_linestyle()
     assert lines["ef:rotate:qsgd b3"].get_color() == look("qsgd").line
-
-
-def test_running_mean_by_hand():
-    assert running_mean(np.array([1.0, 3.0, 5.0, 7.0]), 2).tolist() == [1.0, 2.0, 4.0, 6.0]
 
 
 def test_gallery_offers_what_there_is(sweep, runs):
@@ -282,11 +270,11 @@ def test_methods_look_different_always_the_same_and_legible():
 # Steps, bits over training, many layers, simulated time
 
 
-def test_error_bars_span_the_middle_of_the_steps():
+def test_running_means_and_middles_by_hand():
+    assert running_mean(np.array([1.0, 3.0, 5.0, 7.0]), 2).tolist() == [1.0, 2.0, 4.0, 6.0]
     # Two steps have no middle.
     low, high = figures.middle_of_steps(np.array([[1.0, 2.0, np.nan], [1.0, 2.0, 3.0]]))
-    assert np.isnan(low[0])
-    assert np.isnan(high[0])
+    assert np.isnan([low[0], high[0]]).all()
     assert (low[1], high[1]) == pytest.approx((1.2, 2.8))
 
 

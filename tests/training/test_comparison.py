@@ -62,9 +62,8 @@ def test_the_averaged_gradient_is_clipped():
     study = Study(Clipped(), [])
     before = [p.detach().clone() for p in study._runs[0]._model.parameters()]
     records(study)
-    moved = sum(
-        ((p - old) ** 2).sum().item() for p, old in zip(study._runs[0]._model.parameters(), before, strict=True)
-    )
+    after = study._runs[0]._model.parameters()
+    moved = sum(((p - old) ** 2).sum().item() for p, old in zip(after, before, strict=True))
     assert math.sqrt(moved) == pytest.approx(0.5 * 0.01, rel=1e-3)
 
 
@@ -86,7 +85,9 @@ def test_the_same_arguments_give_the_same_log(tmp_path):
 
 def test_the_result_depends_on_nothing_around_it():
     """The global generator and the number of threads change nothing, and are left as they were."""
+    alive = threading.active_count()
     before = without_times(records(Study(Regression(), ["terngrad"])))
+    assert threading.active_count() == alive
     threads = torch.get_num_threads()
     torch.manual_seed(77)
     torch.set_num_threads(2)
@@ -225,13 +226,11 @@ def test_an_existing_log_is_refused_before_training(tmp_path):
     assert json.loads(path.read_text().splitlines()[-1])["type"] == "end"
 
 
-def test_none_alone_has_no_twin():
+def test_none_alone_has_no_twin_and_a_task_of_ones_own_no_command():
     assert [result.run for result in Study(Regression(), ["none"]).results] == ["none"]
-    assert [result.run for result in Study(Regression(), ["qsgd", "none"]).results] == ["none", "qsgd:bits=4"]
-
-
-def test_a_task_of_ones_own_has_no_command():
-    assert Study(Regression(), ["qsgd"]).command == ""
+    study = Study(Regression(), ["qsgd", "none"])
+    assert [result.run for result in study.results] == ["none", "qsgd:bits=4"]
+    assert study.command == ""
 
 
 @pytest.mark.parametrize(
@@ -275,9 +274,3 @@ def test_bad_settings_are_refused(arguments, message):
     task, codecs = arguments.pop("task", Regression()), arguments.pop("codecs", [])
     with pytest.raises(UsageError, match=message):
         Study(task, codecs, **arguments)
-
-
-def test_no_thread_is_left_behind():
-    before = threading.active_count()
-    records(Study(Regression(), ["qsgd"]))
-    assert threading.active_count() == before

@@ -106,7 +106,8 @@ def test_the_memory_of_an_optimizer_goes_with_it(tmp_path):
     with Captured(tmp_path / "run.zarr") as run:
         for _ in range(4):
             model = nn.Linear(3, 2)
-            descend(model, torch.optim.SGD(model.parameters(), lr=0.1), 1, 3, steps=1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            descend(model, optimizer, 1, 3, steps=1)
         layouts = run.session._recorder._layouts.values()
         assert [layout.pool is None for layout in layouts] == [True, True, True, False]
     assert (run.summary.rows, run.summary.optimizers, run.summary.tensors, run.summary.errors) == (4, 4, 8, 0)

@@ -4,6 +4,7 @@ import json
 import zlib
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import zip_longest
 
 import numpy as np
 
@@ -39,6 +40,19 @@ def write_trace(path, steps=STEPS, **options):
     """Write the made-up trace and close it."""
     with create_trace(path, **options) as writer:
         write_steps(writer, steps)
+    return path
+
+
+def write_arrays(path, tensors, losses=(), attrs=None, **about):
+    """Write a trace of ``{name: {step: array}}`` or ``{name: array}`` and close it; every step is committed."""
+    by_step = {name: values if isinstance(values, dict) else {0: values} for name, values in tensors.items()}
+    steps = sorted({step for values in by_step.values() for step in values})
+    with create_trace(path, attrs=attrs) as writer:
+        for step, told in zip_longest(steps, losses):
+            for name, values in by_step.items():
+                if step in values:
+                    writer.append(step, name, values[step], **about)
+            writer.commit(step, loss=told)
     return path
 
 

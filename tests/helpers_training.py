@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
+from helpers_capture import run_gtrace
 from torch import nn
 
 from gtrace.codecs import Codec, codec
@@ -127,3 +130,25 @@ def rank_codecs(place, codec, *, seed=3, refit="once", common=False):
     """The codecs of one rank."""
     options = LinkOptions(RefitSchedule.parse(refit), seed, vectors.ENGINE)
     return RankCodecs(CodecTable.of(codec), options, place, common=common)
+
+
+def reports_of_ranks(name, worlds, folder):
+    """World size -> what each rank of a program beside the tests of training saw."""
+    run = run_gtrace(folder, cwd=Path(__file__).with_name("training"), module=f"{name}_program")
+    assert run.returncode == 0, run.stderr[-3000:]
+    return {
+        world: [json.loads((folder / f"{name}-{world}-{rank}.json").read_text()) for rank in range(world)]
+        for world in worlds
+    }
+
+
+def losses(task, model, batch):
+    """The losses of eight steps on one batch."""
+    optimizer, found = task.optimizer(model, task.recipe.lr), []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = task.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found

@@ -7,10 +7,11 @@ import tomllib
 import numpy as np
 import pytest
 from helpers_laws import LAYERS, STEPS, gradient, write_laws
+from helpers_trace import write_arrays
 
 from gtrace.errors import TraceError
 from gtrace.fitting.magnitudes import LAWS, fit_magnitudes
-from gtrace.trace import Trace, create_trace, open_trace
+from gtrace.trace import Trace, open_trace
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +59,7 @@ def test_fit_as_json_has_every_step(succeed, trace):
 
 
 def test_fit_of_zeros_and_equal_values(call, tmp_path):
-    with create_trace(tmp_path / "t.zarr") as writer:
-        writer.append(0, "zero", [0.0] * 5)
-        writer.append(0, "same", [0.5] * 5)
-        writer.commit(0)
+    write_arrays(tmp_path / "t.zarr", {"zero": [0.0] * 5, "same": [0.5] * 5})
     code, out, err = call("info", tmp_path / "t.zarr", "--fit")
     assert (code, err) == (0, "")
     assert "No tensor has the 100 non-zero elements" in out
@@ -107,9 +105,8 @@ def test_a_layer_that_is_lost_is_pointed_out(call, trace):
 
 
 def test_a_tail_that_ends_early_is_told(call, tmp_path):
-    with create_trace(tmp_path / "t.zarr") as writer:
-        writer.append(0, "w", np.exp(4 * np.minimum(np.random.default_rng(0).standard_normal(5000), 1)))
-        writer.commit(0)
+    cut = np.exp(4 * np.minimum(np.random.default_rng(0).standard_normal(5000), 1))
+    write_arrays(tmp_path / "t.zarr", {"w": cut})
     _, out, _ = call("formats", tmp_path / "t.zarr", "--bits", "4")
     assert "octaves below the largest that the law expects" in out
 
@@ -141,9 +138,7 @@ def test_impossible_bits(refuse, trace, bits):
 
 
 def test_names_that_would_act_are_shown(call, tmp_path):
-    with create_trace(tmp_path / "t.zarr") as writer:
-        writer.append(0, "a\x1b[31mb", [1.0, 2.0, 3.0])
-        writer.commit(0)
+    write_arrays(tmp_path / "t.zarr", {"a\x1b[31mb": [1.0, 2.0, 3.0]})
     for command in (["info", "--fit"], ["formats"]):
         _, out, _ = call(command[0], tmp_path / "t.zarr", *command[1:])
         assert "\x1b" not in out

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from helpers_trace import SHAPES, STEPS, SUFFIXES, edit_json, gradient, present, write_trace
+from helpers_trace import SHAPES, STEPS, SUFFIXES, edit_json, gradient, present, write_arrays, write_trace
 from rich.console import Console
 
 from gtrace.cli.info import FEW_ROWS, show
@@ -120,10 +120,8 @@ def test_it_reads_no_gradient(info, tmp_path):
 
 
 def test_what_is_not_finite_is_counted(info, tmp_path):
-    with create_trace(tmp_path / "run.zarr") as writer:
-        for step in range(3):
-            writer.append(step, "w", [np.nan, np.inf, 0.0, 3.0])
-            writer.commit(step, loss=float("nan") if step else 5.0)
+    values = dict.fromkeys(range(3), np.float32([np.nan, np.inf, 0.0, 3.0]))
+    write_arrays(tmp_path / "run.zarr", {"w": values}, [5.0, np.nan, np.nan])
     code, out, _ = info(tmp_path / "run.zarr", "--full")
     assert code == 0
     (line,) = (line for line in out.splitlines() if line.startswith("w "))
@@ -207,8 +205,7 @@ def test_the_newest_trace_is_found(info, tmp_path):
 
 def test_names_that_would_act_on_a_terminal_are_shown(info, tmp_path):
     name = "[red]a[/red]\x1b[31m\u202e\n"
-    with create_trace(tmp_path / "run.zarr", attrs={"model": "\x1b]0;x\x07"}) as writer:
-        writer.append(0, name, [1.0], dtype="\x1b[1m")
+    write_arrays(tmp_path / "run.zarr", {name: [1.0]}, attrs={"model": "\x1b]0;x\x07"}, dtype="\x1b[1m")
     code, out, _ = info(tmp_path / "run.zarr")
     assert code == 0
     assert r"[red]a[/red]\x1b[31m\u202e\n" in out

@@ -1,20 +1,10 @@
 import json
 
 import pytest
-from helpers_sweep import write_trace
+from helpers_sweep import PLUGIN, write_trace
 
 from gtrace.codecs.spec import unregister
 from gtrace.sweep import ResultStore
-
-PLUGIN = """
-import numpy as np
-
-def compress(values):
-    return values.astype("<f2").tobytes()
-
-def decompress(data, size):
-    return np.frombuffer(data, "<f2", size).astype(np.float32)
-"""
 
 
 @pytest.fixture

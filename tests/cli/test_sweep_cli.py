@@ -2,6 +2,7 @@ import json
 
 import pytest
 from helpers_sweep import rows_of, write_trace
+from helpers_trace import write_arrays
 
 import gtrace
 from gtrace.sweep import ResultStore
@@ -105,9 +106,7 @@ def test_sparsities_and_kinds(call, tmp_path):
 
 def test_a_sweep_over_averages_says_that_the_wire_is_worse(call, tmp_path):
     for stage in ("reduced", "local"):
-        with gtrace.create_trace(tmp_path / f"{stage}.zarr", attrs={"world_size": 4}) as writer:
-            writer.append(0, "w", [1.0, 2.0], stage=stage)
-            writer.commit(0)
+        write_arrays(tmp_path / f"{stage}.zarr", {"w": [1.0, 2.0]}, attrs={"world_size": 4}, stage=stage)
         done = call("sweep", f"{stage}.zarr", "--methods", "qsgd", "--bits", "2")
         assert done.returncode == 0
         told = "gtrace: warning: gradients are averages over 4 processes" in done.stderr

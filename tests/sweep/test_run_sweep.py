@@ -7,7 +7,8 @@ import time
 import naive
 import numpy as np
 import pytest
-from helpers_sweep import rows_of, write_trace
+from helpers_sweep import pick, rows_of, write_trace
+from helpers_trace import write_arrays
 
 import gtrace
 from gtrace.errors import OutputExistsError, TraceError, UsageError
@@ -28,12 +29,6 @@ def trace(tmp_path_factory):
 @pytest.fixture(scope="module")
 def result(trace):
     return gtrace.run_sweep(trace, CODECS, draws=2, jobs=1)
-
-
-def pick(result, **wanted):
-    found = [r for r in result.rows() if all(r[k] == v for k, v in wanted.items())]
-    assert len(found) == 1
-    return found[0]
 
 
 def test_one_row_per_tensor_step_codec_and_draw(result):
@@ -114,24 +109,15 @@ def test_a_sweep_continues_when_its_trace_has_grown(tmp_path):
             writer.append(step, "b", values[:20] * 3)
             writer.commit(step, loss=1.0)
             if step in (4, 8):
-                report = [0]
-                result = gtrace.run_sweep(
-                    place,
-                    codecs,
-                    jobs=1,
-                    output=path,
-                    noise=False,
-                    progress=lambda _, total, report=report: report.append(total),
-                )
-                sizes.append(report[-1])
+                totals = [0]
+                how = {"progress": lambda _, total, totals=totals: totals.append(total), "output": path}
+                result = gtrace.run_sweep(place, codecs, jobs=1, noise=False, **how)
+                sizes.append(totals[-1])
     assert result.provenance["learning"]["last"] == 8
     assert rows_of(result) == rows_of(gtrace.run_sweep(place, codecs, jobs=1, noise=False))
     assert sizes[1] < 1.5 * sizes[0]
-    with gtrace.create_trace(tmp_path / "other.zarr") as writer:
-        writer.append(0, "w", gradients[0])
-        writer.commit(0)
     with pytest.raises(OutputExistsError, match="other data or settings"):
-        gtrace.run_sweep(tmp_path / "other.zarr", codecs[:2], output=path, jobs=1)
+        gtrace.run_sweep(gtrace.Trace.from_arrays({"w": gradients[0]}), codecs[:2], output=path, jobs=1)
 
 
 def test_another_sweep_is_not_overwritten(trace, tmp_path):
@@ -221,14 +207,9 @@ def test_what_a_code_was_fitted_on_is_said(trace):
 
 
 def test_nonfinite_gradients_are_counted_and_not_quantized(tmp_path):
-    path = tmp_path / "bad.zarr"
-    with gtrace.create_trace(path) as writer:
-        for step in range(2):
-            g = np.ones(100, np.float32)
-            if step == 1:
-                g[[3, 7]] = np.nan, np.inf
-            writer.append(step, "w", g)
-            writer.commit(step)
+    values = np.ones((2, 100), np.float32)
+    values[1, [3, 7]] = np.nan, np.inf
+    path = write_arrays(tmp_path / "bad.zarr", {"w": dict(enumerate(values))})
     found = gtrace.run_sweep(path, ["qsgd:bits=3"], jobs=1)
     (said,) = found.warnings
     assert said == "NaN or infinity in the gradients of 1 of 1 tensor, at 1 of 2 steps, first at step 1: skipped"
@@ -394,11 +375,8 @@ def test_draws_know_the_shape_that_the_trace_has(tmp_path):
     """A kernel is a matrix of its first dimension; a plan and a resumed sweep know that, too."""
     shapes = {"conv.weight": (16, 8, 3, 3), "fc.weight": (30, 40), "fc.bias": (30,)}
     rng = np.random.default_rng(5)
-    with gtrace.create_trace(tmp_path / "s.zarr") as writer:
-        for step in range(3):
-            for name, shape in shapes.items():
-                writer.append(step, name, rng.standard_t(4, shape).astype(np.float32))
-            writer.commit(step)
+    made = {name: {step: rng.standard_t(4, shape).astype("f") for step in range(3)} for name, shape in shapes.items()}
+    write_arrays(tmp_path / "s.zarr", made)
     c = gtrace.codec("powersgd")
     found = gtrace.run_sweep(tmp_path / "s.zarr", [c], jobs=1)
     gtrace.run_sweep(tmp_path / "s.zarr", [c], steps=[0, 1], jobs=1, output=tmp_path / "s.db")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers_sweep import rows_of
+from helpers_sweep import pick, rows_of
 
 import gtrace
 from gtrace import fitting
@@ -31,12 +31,6 @@ def gradient(name, step):
 
 def neural_trace():
     return Trace.from_arrays({n: {s: gradient(n, s) for s in sizes} for n, sizes in SIZES.items()}, kind="neural")
-
-
-def pick(result, **wanted):
-    found = [r for r in result.rows() if all(r[k] == v for k, v in wanted.items())]
-    assert len(found) == 1
-    return found[0]
 
 
 def write_both(path):

@@ -11,7 +11,17 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from helpers_trace import SUFFIXES, check_gradients, edit_json, gradient, loss, present, write_steps, write_trace
+from helpers_trace import (
+    SUFFIXES,
+    check_gradients,
+    edit_json,
+    gradient,
+    loss,
+    present,
+    write_arrays,
+    write_steps,
+    write_trace,
+)
 
 from gtrace.cli import main
 from gtrace.errors import TraceError, UsageError
@@ -189,10 +199,7 @@ def test_wrong_statistics_and_values_that_should_not_be_there(tmp_path, path):
     shutil.copyfile(other / GROUP / "norm2" / "c.0.0", path / GROUP / "norm2" / "c.0.0")
     # Gradients of 1 and 2, where this tensor is absent.
     name = "fc.weight"
-    with create_trace(tmp_path / "full.zarr") as writer:
-        for step in STEPS:
-            writer.append(step, name, gradient(name, step))
-            writer.commit(step)
+    write_arrays(tmp_path / "full.zarr", {name: {step: gradient(name, step) for step in STEPS}})
     shutil.copyfile(tmp_path / "full.zarr" / GROUP / name / "c.0.0", path / GROUP / name / "c.0.0")
     shutil.rmtree(other)
     shutil.rmtree(tmp_path / "full.zarr")

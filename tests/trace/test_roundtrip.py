@@ -4,7 +4,18 @@ import math
 
 import numpy as np
 import pytest
-from helpers_trace import SHAPES, STEPS, SUFFIXES, check_gradients, gradient, loss, opened, present, write_trace
+from helpers_trace import (
+    SHAPES,
+    STEPS,
+    SUFFIXES,
+    check_gradients,
+    gradient,
+    loss,
+    opened,
+    present,
+    write_arrays,
+    write_trace,
+)
 
 from gtrace.errors import UsageError
 from gtrace.sketch import MomentSketch
@@ -161,12 +172,8 @@ def test_many_steps_and_tensors_outgrow_the_first_shapes(suffix, tmp_path, monke
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_row_longer_than_a_chunk(suffix, tmp_path, monkeypatch):
     monkeypatch.setattr(layout, "_ELEMENTS", 100_000)
-    path = tmp_path / f"run{suffix}"
     arrays = [gradient("w", step, 300_001) for step in range(3)]
-    with create_trace(path) as writer:
-        for step, array in enumerate(arrays):
-            writer.append(step, "w", array)
-            writer.commit(step)
+    path = write_arrays(tmp_path / f"run{suffix}", {"w": dict(enumerate(arrays))})
     if suffix == ".zarr":
         found = sorted(p.name for p in (path / "rank00000" / "weight_grad" / "w").iterdir())
         assert found == [*(f"c.{r}.{p}" for r in range(3) for p in range(4)), "zarr.json"]
@@ -206,11 +213,7 @@ ARRAYS = [
 
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_any_real_array_is_taken(path):
-    with create_trace(path) as writer:
-        for step in range(2):
-            for k, array in enumerate(ARRAYS):
-                writer.append(step, f"w{k}", array)
-            writer.commit(step)
+    write_arrays(path, {f"w{k}": {0: array, 1: array} for k, array in enumerate(ARRAYS)})
     with open_trace(path) as trace:
         for info, array in zip(trace.tensors, ARRAYS, strict=True):
             for step in range(2):
@@ -226,9 +229,7 @@ def test_every_bit_of_odd_values_is_kept(backend, tmp_path):
     if backend == "memory":
         trace = Trace.from_arrays({"w": odd})
     else:
-        with create_trace(tmp_path / f"run{backend}") as writer:
-            writer.append(0, "w", odd)
-        trace = open_trace(tmp_path / f"run{backend}")
+        trace = open_trace(write_arrays(tmp_path / f"run{backend}", {"w": odd}))
     with trace:
         np.testing.assert_array_equal(trace.read("w", 0).view(np.uint32), odd.view(np.uint32))
         numbers = trace.statistics("w")

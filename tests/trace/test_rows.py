@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from helpers_trace import SUFFIXES, gradient
+from helpers_trace import SUFFIXES, gradient, write_arrays
 from numcodecs.blosc import Blosc
 
 from gtrace.errors import TraceError, UsageError
@@ -112,10 +112,8 @@ def test_rows_of_several_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(layout, "_ELEMENTS", 100_000)
     arrays = [gradient("x", step, size) for step, size in enumerate((300_000, 370_000, 10_000, 0, 200_000))]
     for suffix in SUFFIXES:
-        with create_trace(tmp_path / f"run{suffix}") as writer:
-            for step, array in enumerate(arrays):
-                writer.append(step, "x", array, kind="neural")
-        with open_trace(tmp_path / f"run{suffix}") as trace:
+        path = write_arrays(tmp_path / f"run{suffix}", {"x": dict(enumerate(arrays))}, kind="neural")
+        with open_trace(path) as trace:
             for step, array in enumerate(arrays):
                 np.testing.assert_array_equal(trace.read("x", step), array)
 
@@ -210,11 +208,8 @@ def test_lengths_of_fewer_tensors_than_there_are(tmp_path):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_trace_without_lengths_opens(suffix, tmp_path):
     """Before there were any, every row was full."""
-    path = tmp_path / f"run{suffix}"
     arrays = [gradient("x", step, 24) for step in range(3)]
-    with create_trace(path) as writer:
-        for step, array in enumerate(arrays):
-            writer.append(step, "x", array, kind="neural", capacity=24)
+    path = write_arrays(tmp_path / f"run{suffix}", {"x": dict(enumerate(arrays))}, kind="neural", capacity=24)
     if suffix == ".zarr":
         for table in layout.LENGTHS:
             shutil.rmtree(path / GROUP / table)

@@ -9,7 +9,7 @@ import threading
 import h5py
 import numpy as np
 import pytest
-from helpers_trace import STEPS, check_gradients, gradient, opened, write_steps, write_trace
+from helpers_trace import STEPS, check_gradients, gradient, opened, write_arrays, write_steps, write_trace
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace import Trace, create_trace, open_trace
@@ -155,8 +155,7 @@ def test_a_tensor_appended_twice_is_refused(path):
 
 def test_a_sampled_tensor_keeps_the_shape_of_the_whole(path):
     sample = {"kind": "blocks", "offsets": [0, 32], "total": 64}
-    with create_trace(path) as writer:
-        writer.append(0, "w", np.arange(32), shape=(8, 8), dtype="torch.bfloat16", sample=sample)
+    write_arrays(path, {"w": np.arange(32)}, shape=(8, 8), dtype="torch.bfloat16", sample=sample)
     with open_trace(path) as trace:
         (info,) = trace.tensors
     assert (info.shape, info.size, info.dtype, info.sample) == ((8, 8), 32, "bfloat16", sample)
@@ -338,11 +337,7 @@ def test_memory_of_open_chunks_is_bounded(path, monkeypatch):
     """Past the bound tensors get chunks of one row, which are written at once."""
     monkeypatch.setattr("gtrace.trace.writer._OPEN_CHUNK_BYTES", 600 * 1024)
     arrays = {f"w{k}": gradient("w", k, 1024) for k in range(5)}
-    with create_trace(path) as writer:
-        for step in range(3):
-            for name, array in arrays.items():
-                writer.append(step, name, array + step)
-            writer.commit(step)
+    write_arrays(path, {name: {step: array + step for step in range(3)} for name, array in arrays.items()})
     with open_trace(path) as trace:
         assert [spec.chunk_rows for spec in trace._specs.values()] == [64, 64, 1, 1, 1]
         for name, array in arrays.items():

@@ -13,7 +13,6 @@ import gtrace
 from gtrace.cli import main
 from gtrace.runlog import read_runlog
 from gtrace.training.exchange import Exchange
-from gtrace.training.unmodified import ScriptOptions, ScriptTraining
 
 PROGRAM = """
 import sys, torch
@@ -145,23 +144,6 @@ def test_wrong_usage_is_said_in_one_line(run, program, args, code, said):
     assert "Traceback" not in result.stderr
 
 
-@pytest.fixture
-def training(tmp_path):
-    """Starts hooks in this process, and takes them out."""
-    started = []
-
-    def start(codec="qsgdinf:bits=3", **options):
-        lines = []
-        one = ScriptTraining(ScriptOptions(log=str(tmp_path / "log.jsonl"), codec=codec, **options), lines.append)
-        one.start()
-        started.append(one)
-        return one, lines
-
-    yield start
-    for one in started:
-        one.finish()
-
-
 def linear(**options):
     torch.manual_seed(1)
     model = torch.nn.Linear(50, 8, **options)
@@ -288,9 +270,7 @@ def test_complex_and_double_gradients_keep_their_types(training):
 
 
 def test_a_log_that_cannot_be_written_does_not_stop_training(training, tmp_path):
-    lines = []
-    one = ScriptTraining(ScriptOptions(log=str(tmp_path / "no" / "log.jsonl"), codec="qsgdinf:bits=3"), lines.append)
-    one.start()
+    one, lines = training(log=str(tmp_path / "no" / "log.jsonl"))
     train(*linear(), steps=2)
     summary = one.finish()
     assert (summary.steps, summary.log, len(lines)) == (2, None, 1)

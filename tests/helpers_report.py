@@ -133,16 +133,9 @@ def fit_details(bits=(3, 4), layers=("w", "v"), step=10):
     return found
 
 
-#: Names that a page, a terminal, a formula, Markdown or a spreadsheet would act on.
 EVIL = (
-    "<script>alert(1)</script>",
-    "a\"onload='x'&amp;",
-    "$x^2$",
-    "\x1b[31mred\x1b[0m",
-    "[bold]x[/bold]",
-    "\u202eevil",
-    "a|b`c`*d*_e_",
-    "中文",
+    *("<script>alert(1)</script>", "a\"onload='x'&amp;", "$x^2$", "\x1b[31mred\x1b[0m", "[bold]x[/bold]", "\u202eevil"),
+    *("a|b`c`*d*_e_", "中文"),
 )
 
 PROVENANCE = {

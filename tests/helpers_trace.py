@@ -7,7 +7,9 @@ from functools import lru_cache
 from itertools import zip_longest
 
 import numpy as np
+import pytest
 
+from gtrace.errors import TraceError
 from gtrace.trace import Trace, create_trace, open_trace
 
 SUFFIXES = (".zarr", ".h5")
@@ -95,6 +97,27 @@ def check_gradients(trace, steps):
     for info in trace.tensors:
         for step in trace.steps(info.name):
             np.testing.assert_array_equal(trace.read(info.name, step), gradient(info.name, step).ravel())
+
+
+def read_all(path):
+    """Read everything that a trace at this path has, and return its scalars."""
+    with open_trace(path) as trace:
+        assert trace.fingerprint
+        for info in trace.tensors:
+            assert trace.statistics(info.name)
+            for step in trace.steps(info.name):
+                trace.read(info.name, step)
+        return trace.scalars()
+
+
+def refused(path, *words, read=read_all):
+    """Reading everything ends in a TraceError of one line that says these words."""
+    with pytest.raises(TraceError) as error:
+        read(path)
+    message = str(error.value)
+    assert (error.value.exit_code, message.isprintable()) == (3, True)
+    for word in (str(path), *words):
+        assert word in message, message
 
 
 def edit_json(path, change):

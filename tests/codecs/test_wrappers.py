@@ -21,23 +21,11 @@ from gtrace.sketch import MomentSketch
 from gtrace.types import Key, State
 
 SPECS = [
-    "ef:qsgdinf:bits=3",
-    "ef:none",
-    "ef:int8",
-    "ef:momentum:terngrad",
-    "ef:powersgd",
-    "momentum:signsgd",
-    "momentum:beta=0.5,dampening=0.5:ef:qsgd:bits=3",
-    "rotate:none",
-    "rotate:qsgdinf:bits=3",
-    "rotate:block=2:qsgd:bits=4",
-    "rotate:signsgd:scale=energy",
-    "rotate:rotate:qsgd:bits=3",
-    "rotate:ef:signsgd",
-    "rotate:onebit",
-    "ef:rotate:signsgd",
+    *("ef:qsgdinf:bits=3", "ef:none", "ef:int8", "ef:momentum:terngrad", "ef:powersgd", "ef:rotate:signsgd"),
+    *("momentum:signsgd", "momentum:beta=0.5,dampening=0.5:ef:qsgd:bits=3", "ef21:momentum=0.5:ef:topk:ratio=0.1"),
+    *("rotate:none", "rotate:qsgdinf:bits=3", "rotate:block=2:qsgd:bits=4", "rotate:signsgd:scale=energy"),
+    *("rotate:rotate:qsgd:bits=3", "rotate:ef:signsgd", "rotate:onebit"),
     "rotate:terngrad:bucket_size=1000,tail=exact,clip=2.5",
-    "ef21:momentum=0.5:ef:topk:ratio=0.1",
 ]
 
 

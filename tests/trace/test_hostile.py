@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import zarr
-from helpers_trace import STEPS, edit_json, gradient, write_trace
+from helpers_trace import STEPS, edit_json, gradient, read_all, refused, write_trace
 from numcodecs.blosc import Blosc
 from numcodecs.zstd import Zstd
 
@@ -34,27 +34,6 @@ def path(written, tmp_path):
 @pytest.fixture
 def group(path):
     return path / "rank00000" / "weight_grad"
-
-
-def read_all(path):
-    with open_trace(path) as trace:
-        assert trace.fingerprint
-        for info in trace.tensors:
-            assert trace.statistics(info.name)
-            for step in trace.steps(info.name):
-                trace.read(info.name, step)
-        return trace.scalars()
-
-
-def refused(path, *words):
-    """Reading everything ends in a TraceError of one line that says these words."""
-    with pytest.raises(TraceError) as error:
-        read_all(path)
-    message = str(error.value)
-    assert error.value.exit_code == 3
-    assert message.isprintable()
-    for word in (str(path), *words):
-        assert word in message, message
 
 
 def seal(data):

@@ -126,14 +126,8 @@ def test_equal_gradients_average_to_a_fraction_of_one_error():
 @pytest.mark.parametrize("refit", ["once", "pooled:2"])
 def test_common_levels_fit_the_sum_of_all_sketches_or_pools(refit):
     steps = 4 if refit == "pooled:2" else 2
-    results = exchanged(
-        3,
-        "alq:bits=3",
-        steps=steps,
-        given=lambda rank, step: gradients(rank, step, 10.0**rank),
-        refit=refit,
-        common=True,
-    )
+    how = {"given": lambda rank, step: gradients(rank, step, 10.0**rank), "refit": refit, "common": True}
+    results = exchanged(3, "alq:bits=3", steps=steps, **how)
     found = [shared_bytes(codecs) for _, codecs in results]
     assert found[0] == found[1] == found[2]
     codec, fitted = gtrace.codec("alq:bits=3"), 2 if refit == "pooled:2" else 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pytest
 import torch
 from helpers_capture import run_gtrace
 from torch import nn
@@ -26,6 +27,20 @@ from gtrace.types import SummarySpec
 def without_times(records):
     """Records of a run log as they are on any machine."""
     return [{name: value for name, value in record.items() if not name.endswith("seconds")} for record in records]
+
+
+def interrupt(study, log, after, kind=""):
+    """Run a study until so many records, or records of one kind, are written."""
+    seen = []
+
+    def count(record):
+        seen.extend([record] * (kind in ("", record["type"])))
+        if len(seen) == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study.run(log, on_record=count)
+    return seen
 
 
 def heavy(shape, seed=0, scale=1e-3):

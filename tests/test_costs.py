@@ -136,9 +136,8 @@ def test_the_codecs_time_is_never_hidden():
     for name in ("seconds", "serial", "ideal"):
         assert getattr(paid, name) == pytest.approx(getattr(free, name) + 0.05)
     reference = time_step(SIZES, 32, CLUSTER, "allreduce")
-    assert paid.speed_up(reference) == pytest.approx(
-        [getattr(reference, name) / getattr(paid, name) for name in ("seconds", "serial", "ideal")]
-    )
+    ratios = [getattr(reference, name) / getattr(paid, name) for name in ("seconds", "serial", "ideal")]
+    assert paid.speed_up(reference) == pytest.approx(ratios)
 
 
 def test_at_the_break_even_rate_the_steps_are_equally_long():
@@ -146,9 +145,8 @@ def test_at_the_break_even_rate_the_steps_are_equally_long():
     assert elements == (3 + 1 / 8) * sum(SIZES)
     reference, codec = time_step(SIZES, 16, CLUSTER, "allreduce"), time_step(SIZES, 4, CLUSTER, "two-shot")
     rate = break_even_rate(codec, reference, elements)
-    assert time_step(SIZES, 4, CLUSTER, "two-shot", codec_seconds=elements / rate).seconds == pytest.approx(
-        reference.seconds
-    )
+    as_long = time_step(SIZES, 4, CLUSTER, "two-shot", codec_seconds=elements / rate)
+    assert as_long.seconds == pytest.approx(reference.seconds)
     assert break_even_rate(reference, codec, elements) == math.inf
 
 

@@ -37,6 +37,9 @@ class Run(Captured):
         optimizer.register_step_pre_hook(keep)
         return optimizer
 
+    def sgd(self, model):
+        return self.watch(torch.optim.SGD(model.parameters(), lr=0.1))
+
     def check(self, names, number=0):
         """Every gradient that the hook kept is in the trace, bit for bit, and nothing else is."""
         trace, steps = self.trace, self.expected[number]
@@ -68,7 +71,7 @@ def test_gradients_are_those_of_a_hand_written_hook(tmp_path, suffix):
     torch.manual_seed(0)
     with Run(tmp_path / f"run.{suffix}") as run:
         model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 4))
-        train(model, run.watch(torch.optim.SGD(model.parameters(), lr=0.1)))
+        train(model, run.sgd(model))
     trace = run.check([name for name, _ in model.named_parameters()])
     info = {tensor.name: tensor for tensor in trace.tensors}
     assert (info["0.weight"].shape, info["0.weight"].dtype) == ((8, 3), "float32")
@@ -140,7 +143,7 @@ def test_a_model_that_takes_the_place_of_another_one(path):
     """The same optimizer goes on with a new model: equal shapes continue a tensor, others begin a new one."""
     with Run(path) as run:
         model = nn.Linear(3, 4)
-        optimizer = run.watch(torch.optim.SGD(model.parameters(), lr=0.1))
+        optimizer = run.sgd(model)
         for bias, width in ((True, 3), (True, 3), (False, 5)):
             model = nn.Linear(width, 4, bias=bias)
             optimizer.param_groups[0]["params"] = list(model.parameters())
@@ -154,14 +157,13 @@ def test_a_model_that_takes_the_place_of_another_one(path):
 
 def one_step(path, model, loss, make=torch.optim.SGD):
     """The trace of one step of a model, or of a bare parameter."""
+    bare = isinstance(model, nn.Parameter)
     with Run(path) as run:
-        parameters = [model] if isinstance(model, nn.Parameter) else list(model.parameters())
+        parameters = [model] if bare else list(model.parameters())
         optimizer = run.watch(make(parameters, lr=0.1))
         loss(model).backward()
         optimizer.step()
-    return run.check(
-        ["unnamed/opt0.g0.p0"] if isinstance(model, nn.Parameter) else ["weight", "bias"][: len(parameters)]
-    )
+    return run.check(["unnamed/opt0.g0.p0"] if bare else ["weight", "bias"][: len(parameters)])
 
 
 @pytest.mark.capture_case("bfloat16, float16, float64")
@@ -235,7 +237,7 @@ def test_a_model_without_registration_hooks_is_named_by_a_scan(path):
     original = nn.Sequential(nn.Linear(3, 4))
     with Run(path) as run:
         model = copy.deepcopy(original)
-        train(model, run.watch(torch.optim.SGD(model.parameters(), lr=0.1)), 1)
+        train(model, run.sgd(model), 1)
     run.check(["0.weight", "0.bias"])
 
 
@@ -313,14 +315,16 @@ def test_training_waits_for_a_slow_disk_and_loses_nothing(path, monkeypatch):
         commit(self, step, **options)
 
     monkeypatch.setattr(TraceWriter, "commit", slow)
-    acquired = []
-    acquire = BufferPool.acquire
-    monkeypatch.setattr(
-        BufferPool, "acquire", lambda pool, **how: acquired.append(acquire(pool, **how)) or acquired[-1]
-    )
+    acquired, acquire = [], BufferPool.acquire
+
+    def kept(pool, **how):
+        acquired.append(acquire(pool, **how))
+        return acquired[-1]
+
+    monkeypatch.setattr(BufferPool, "acquire", kept)
     with Run(path, queue_bytes=2 * 64) as run:
         model = nn.Linear(3, 4)
-        train(model, run.watch(torch.optim.SGD(model.parameters(), lr=0.1)), 12)
+        train(model, run.sgd(model), 12)
         let_go.set()
     run.check(["weight", "bias"])
     assert len({id(buffer) for buffer in acquired}) == 2

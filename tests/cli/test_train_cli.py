@@ -27,12 +27,8 @@ def test_a_table_a_log_and_the_next_command(folder, succeed):
 
 
 def test_the_command_in_the_log_repeats_the_run(folder, call):
-    assert (
-        call(
-            "train", "--codec", "nuqsgd", "--bits", "3", *SMALL, "--lr", "0.01", "--seed", "5", "-o", "a.jsonl"
-        ).returncode
-        == 0
-    )
+    first = call("train", "--codec", "nuqsgd", "--bits", "3", *SMALL, "--lr", "0.01", "--seed", "5", "-o", "a.jsonl")
+    assert first.returncode == 0
     command = read_runlog(folder / "a.jsonl")[0]["command"].split()
     assert command[:3] == ["gtrace", "study", "compare"]
     assert call(*command[1:], "-o", "b.jsonl").returncode == 0
@@ -52,9 +48,7 @@ def test_json(folder, succeed):
     assert [run["run"] for run in said["runs"]] == ["none", "terngrad"]
     end = [r for r in read_runlog(folder / said["output"]) if r["type"] == "end"][1]
     coded = said["runs"][1]
-    assert {key: coded[key] for key in ("loss", "accuracy", "bits", "ratio", "steps")} == {
-        key: end[key] for key in ("loss", "accuracy", "bits", "ratio", "steps")
-    }
+    assert all(coded[key] == end[key] for key in ("loss", "accuracy", "bits", "ratio", "steps"))
     assert coded["bits_per_value"] == pytest.approx(32 / coded["ratio"])
     assert coded["bits_per_worker_and_step"] == coded["bits"] / 8
 
@@ -100,10 +94,8 @@ def test_wrong_usage_is_one_line_and_leaves_nothing(folder, arguments, message, 
 
 
 def test_wrong_usage_is_found_without_torch(folder):
-    code = (
-        "import sys; sys.modules['torch'] = None; from gtrace.cli import main\n"
-        "main(['train', '--codec', 'qsgd', '--task', sys.argv[1]])"
-    )
+    code = "import sys; sys.modules['torch'] = None; from gtrace.cli import main; "
+    code += "main(['train', '--codec', 'qsgd', '--task', sys.argv[1]])"
 
     def run(task):
         return subprocess.run([sys.executable, "-c", code, task], capture_output=True, text=True, check=False)
@@ -158,9 +150,8 @@ def test_ctrl_c_keeps_what_is_done(folder, call, monkeypatch):
     assert len(steps) >= 20
     assert {r["run"] for r in steps} == {"none", "qsgd:bits=4"}
     done = max(r["step"] for r in steps if r["run"] == "qsgd:bits=4") + 1
-    assert re.search(
-        rf"interrupted after ({done}|{done + 1}) of 1000000 steps\na\.jsonl\nnext: gtrace report a\.jsonl", out
-    )
+    words = rf"interrupted after ({done}|{done + 1}) of 1000000 steps\na\.jsonl\nnext: gtrace report a\.jsonl"
+    assert re.search(words, out)
 
 
 def test_the_tasks_are_listed(call, succeed):

@@ -9,7 +9,6 @@ from helpers_codecs import once
 
 import gtrace
 from gtrace import testing
-from gtrace.codecs import spec as names
 from gtrace.codecs.base import Codec
 from gtrace.codecs.plugins import REMEMBERED, load_plugin
 from gtrace.coding import ENVELOPE_BYTES
@@ -72,14 +71,7 @@ COMPRESSOR = """
 """
 
 
-@pytest.fixture(autouse=True)
-def _same_registry(monkeypatch):
-    monkeypatch.setattr(names, "_REGISTRY", dict(names._REGISTRY))
-    monkeypatch.setattr("gtrace.codecs.plugins._LOADED", {})
-    modules = set(sys.modules)
-    yield
-    for name in {name for name in sys.modules if name.startswith("gtrace_plugin_")} - modules:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("registry")
 
 
 @pytest.fixture

@@ -134,11 +134,8 @@ def test_facts_come_from_inside():
     assert facts("rotate:signsgd") == ("rotate:signsgd", False, False)
     assert facts("rotate:ef:qsgd") == ("rotate:ef:qsgd", False, True)
     assert facts("momentum:qsgd") == ("momentum:qsgd", False, True)
-    assert [gtrace.codec(f"{prefix}:powersgd").linear for prefix in ("ef", "ef21", "momentum:ef21")] == [
-        True,
-        False,
-        False,
-    ]
+    linear = [gtrace.codec(f"{prefix}:powersgd").linear for prefix in ("ef", "ef21", "momentum:ef21")]
+    assert linear == [True, False, False]
     assert not Rotate.stateful
     assert gtrace.codec("rotate:block=8:qsgd:bits=3").parameters["bits"] == 3
     assert gtrace.codec("rotate:block=8:qsgd:bits=3").parameters["rotate.block"] == 8
@@ -202,12 +199,8 @@ def test_a_memory_inside_a_memory_moves_too():
     # What is left of exact momentum is nothing, so the momentum goes on as without feedback.
     fed, plain = played(gtrace.codec("ef:momentum:none"), g)[0], played(gtrace.codec("momentum:none"), g)[0]
     assert np.array_equal(fed[0], plain[0])
-    assert gtrace.codec("momentum:ef:momentum:signum").init(3).arrays.keys() == {
-        "momentum",
-        "inner.residual",
-        "inner.inner.momentum",
-        "inner.inner.inner.momentum",
-    }
+    nested = {"momentum", "inner.residual", "inner.inner.momentum", "inner.inner.inner.momentum"}
+    assert gtrace.codec("momentum:ef:momentum:signum").init(3).arrays.keys() == nested
 
 
 def test_a_vote_passes_through_memory_but_not_through_a_rotation():
@@ -259,9 +252,8 @@ def test_a_fit_through_wrappers_adopts_a_code_that_receivers_get():
         assert c.shared(fitted)
         coded = c.encode(fitted, g, (1, 2))
         assert len(coded) < 0.95 * fixed
-        assert np.array_equal(
-            c.decode(c.shared(fitted), coded, g.size), c.decode(b"", c.encode(state, g, (1, 2)), g.size)
-        )
+        plain = c.decode(b"", c.encode(state, g, (1, 2)), g.size)
+        assert np.array_equal(c.decode(c.shared(fitted), coded, g.size), plain)
         with pytest.raises(PayloadError):
             c.decode(b"", coded, g.size)
 
@@ -352,11 +344,8 @@ def test_energy_scaled_signs_are_right_on_average_under_rotations():
     energy = float(g.astype(float) @ g)
     for scale, shrinks in (("energy", False), ("mean", True)):
         c = gtrace.codec(f"rotate:block=4096:signsgd:scale={scale}")
-        shares = [
-            float(g.astype(float) @ c.decode(b"", c.encode(c.init(g.size), g, Key.derive(d, tensor="t")), g.size))
-            / energy
-            for d in range(40)
-        ]
+        payloads = [c.encode(c.init(g.size), g, Key.derive(d, tensor="t")) for d in range(40)]
+        shares = [float(g.astype(float) @ c.decode(b"", payload, g.size)) / energy for payload in payloads]
         assert (np.mean(shares) < 0.7) == shrinks
         assert shrinks or np.mean(shares) == pytest.approx(1, abs=1e-5)
 

@@ -37,9 +37,8 @@ def test_a_plan_comes_back(tmp_path, plan, suffix):
 
 def test_a_plan_by_cost_comes_back_and_is_worth_what_it_wins_of_the_batch(tmp_path, plan):
     best = dataclasses.replace(plan.uniform, error=0.5, planned=0.2)
-    priced = dataclasses.replace(
-        plan, objective="cost", horizon=PlanForecast(400, 64.0, 60.0, 40.0, 62.0), uniform=best
-    )
+    forecast = PlanForecast(400, 64.0, 60.0, 40.0, 62.0)
+    priced = dataclasses.replace(plan, objective="cost", horizon=forecast, uniform=best)
     save_plan(priced, tmp_path / "cost.toml")
     assert load_plan(tmp_path / "cost.toml").horizon == priced.horizon
     assert priced.gain == pytest.approx(1.5 / 1.2 - 1)

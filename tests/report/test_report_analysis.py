@@ -90,10 +90,8 @@ def test_bits_that_one_cell_lacks_are_not_made_up():
 
 
 def test_per_step_and_per_tensor_by_hand():
-    rows = [
-        row(tensor, step, squared_error=error, energy=energy)
-        for tensor, step, error, energy in [("a", 0, 1, 2), ("a", 9, 2, 2), ("b", 0, 3, 6), ("b", 9, 8, 4)]
-    ]
+    cells = [("a", 0, 1, 2), ("a", 9, 2, 2), ("b", 0, 3, 6), ("b", 9, 8, 4)]
+    rows = [row(tensor, step, squared_error=error, energy=energy) for tensor, step, error, energy in cells]
     analysis = analyze(result_of(rows))
     assert analysis.tensors == ("a", "b")
     assert analysis.steps.tolist() == [0, 9]
@@ -210,13 +208,8 @@ def test_the_nearest_configuration_is_found_by_measured_bits():
 
 
 def test_families_differ_in_everything_but_the_rate():
-    parameters = [
-        {"bits": 2, "bucket_size": 512, "zero": True},
-        {"bits": 3, "bucket_size": 512, "zero": True},
-        {"bits": 3, "bucket_size": None, "zero": True},
-        {"ratio": 0.01},
-        None,
-    ]
+    parameters = [{"bits": b, "bucket_size": size, "zero": True} for b, size in ((2, 512), (3, 512), (3, None))]
+    parameters += [{"ratio": 0.01}, None]
     labels = label(["a", "b", "c", "d", "e"], ["qsgd", "qsgd", "qsgd", "topk", "odd"], parameters)
     assert labels.families == ("qsgd bucket_size=512", "qsgd bucket_size=512", "qsgd bucket_size=null", "topk", "e")
     assert (labels.settings, labels.unreadable) == (("b2", "b3", "b3", "ratio 0.01", ""), ("e",))

@@ -1,6 +1,7 @@
 import csv
 import importlib.util
 import io
+import itertools
 import json
 import math
 import re
@@ -51,21 +52,14 @@ INPUTS = {
     "expectations alone": lambda: result_of(rows_of(draws=0)),
     "draws alone": lambda: result_of(r for r in rows_of() if r["draw"] >= 0),
     "no error at all": lambda: result_of([row("w", s, squared_error=0.0, bits_total=2.0) for s in range(20)]),
-    "gradients of zero": lambda: result_of(
-        [row("w", s, energy=1.0, squared_error=0.0) | {"energy": 0.0} for s in (0, 1)]
-    ),
+    "gradients of zero": lambda: result_of(row("w", s, squared_error=0.0) | {"energy": 0.0} for s in (0, 1)),
     "codecs with memory alone": lambda: result_of(stateful()),
     "fitted codecs": lambda: result_of(fitted_rows()),
     "whole model alone": lambda: result_of([row("*", s, squared_error=0.5, bits_total=2.0) for s in range(15)]),
     "one tensor has holes": lambda: result_of(r for r in rows_of() if r["tensor"] != "fc1.bias" or r["step"] > 20),
     "names that act": lambda: result_of(
-        [
-            row(name, s, m, b, squared_error=1 / b, bits_total=b)
-            for name in EVIL
-            for s in (0, 1)
-            for m in ("qsgd", "alq")
-            for b in (2, 4)
-        ]
+        row(*which, squared_error=1 / which[-1], bits_total=which[-1])
+        for which in itertools.product(EVIL, (0, 1), ("qsgd", "alq"), (2, 4))
     ),
 }
 

@@ -24,10 +24,8 @@ SPECS = ["qsgd:bits=3,bucket_size=64", "qsgd:bits=5,bucket_size=64", "terngrad:b
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     rng = np.random.default_rng(0)
-    arrays = {
-        name: {step: (rng.standard_normal(size) * 10.0**k).astype(np.float32) for step in range(2)}
-        for k, (name, size) in enumerate(SIZES.items())
-    }
+    sizes = enumerate(SIZES.items())
+    arrays = {name: dict(enumerate(np.float32(rng.standard_normal((2, n)) * 10.0**k))) for k, (name, n) in sizes}
     path = tmp_path_factory.mktemp("groups") / "run.sweep.db"
     specs = [*SPECS, "qsgd:bits=4,bucket_size=64,scope=model"]
     return path, gtrace.run_sweep(Trace.from_arrays(arrays), specs, output=path)

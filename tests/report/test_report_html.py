@@ -170,11 +170,8 @@ def test_the_answer_comes_first(page):
 def test_figures_hold_the_numbers_of_the_report(report, page):
     (panel,) = data_of(page)[0][1]["panels"]
     sweep = report.sweeps[0]
-    points = {
-        name: (x, y)
-        for curve in panel["curves"]
-        for name, x, y in zip(curve["names"], curve["x"], curve["y"], strict=True)
-    }
+    named = [zip(curve["names"], curve["x"], curve["y"], strict=True) for curve in panel["curves"]]
+    points = {name: (x, y) for curve in named for name, x, y in curve}
     drawn = [c for c in sweep.configurations if c.bits > 0 and c.error > 0]
     assert set(points) == {c.spec for c in drawn}
     for c in drawn:
@@ -185,11 +182,8 @@ def test_figures_hold_the_numbers_of_the_report(report, page):
 
 
 def test_names_are_shown_and_do_nothing():
-    rows = [
-        row(name, codec=name, method=name, squared_error=0.5, bits_total=2.0, step=step, params="x")
-        for name in EVIL
-        for step in (0, 1)
-    ]
+    about = {"squared_error": 0.5, "bits_total": 2.0, "params": "x"}
+    rows = [row(name, step, codec=name, method=name, **about) for name in EVIL for step in (0, 1)]
     page = to_html(make_report([result_of(rows, EVIL, {name: {"x": name} for name in EVIL})], title=" ".join(EVIL)))
     parsed = Page(page)
     assert [dict(attrs).get("type") for tag, attrs in parsed.elements if tag == "script"].count(None) == 1

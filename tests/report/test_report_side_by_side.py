@@ -76,9 +76,8 @@ def test_every_further_sweep_is_compared_with_the_first():
 
 
 def test_run_logs_of_one_task_are_put_together(tmp_path):
-    paths = [
-        write_runs(tmp_path / f"{k}.jsonl", steps=40, seeds=seeds) for k, seeds in enumerate([(0, 1, 2), (3, 4, 2)])
-    ]
+    chosen = enumerate([(0, 1, 2), (3, 4, 2)])
+    paths = [write_runs(tmp_path / f"{k}.jsonl", steps=40, seeds=seeds) for k, seeds in chosen]
     report = make_report(runs=paths)
     (pool,) = report.pools
     none, codec = pool.groups

@@ -86,15 +86,11 @@ def test_results_resume_and_extend(trace, tmp_path, result):
     gtrace.run_sweep(trace, CODECS[:2], draws=1, jobs=1, output=path, steps=[1, 3])
     assert len(ResultStore.load(path)) == 3 * 2 * 2 * 2
     seen = []
-    full = gtrace.run_sweep(
-        trace, CODECS, draws=2, jobs=1, output=path, progress=lambda done, total: seen.append((done, total))
-    )
-    assert rows_of(full) == rows_of(result)
+    how = {"draws": 2, "jobs": 1, "output": path, "progress": lambda *told: seen.append(told)}
+    assert rows_of(gtrace.run_sweep(trace, CODECS, **how)) == rows_of(result)
     assert seen[-1][0] == seen[-1][1]
     seen.clear()
-    gtrace.run_sweep(
-        trace, CODECS, draws=2, jobs=1, output=path, progress=lambda done, total: seen.append((done, total))
-    )
+    gtrace.run_sweep(trace, CODECS, **how)
     assert seen == [], "a finished row was computed again"
 
 
@@ -237,29 +233,30 @@ def test_selection(trace):
         gtrace.run_sweep(trace, ["qsdg"])
 
 
+BOTH = {"bits": [3], "ratio": [0.1, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("names", "parameters", "prefix", "specs"),
+    [
+        ("qsgd:bits=5,nuqsgd,natural", {"bits": [2, 3]}, "", "qsgd:bits=5 nuqsgd:bits=2 nuqsgd:bits=3 natural"),
+        ("topk,rotate:qsgdinf", BOTH, "ef:", "ef:topk:ratio=0.1 ef:topk:ratio=0.5 ef:rotate:qsgdinf:bits=3"),
+        ("mcgq", {"bits": [2, 3]}, "", "mcgq:bits=2 mcgq:bits=3"),
+        ("mcgq", {"bits": [2, 3], "amount": [0.1]}, "", "mcgq:amount=0.1"),
+    ],
+    ids=["bits", "bits and ratios of prefixed codecs", "bits of samples", "an amount"],
+)
+def test_names_and_parameters_become_specs(names, parameters, prefix, specs):
+    assert [str(c) for c in expand(names, parameters, prefix=prefix)] == specs.split()
+
+
 def test_expand():
-    assert [str(c) for c in expand("qsgd:bits=5,nuqsgd,natural", {"bits": [2, 3]})] == [
-        "qsgd:bits=5",
-        "nuqsgd:bits=2",
-        "nuqsgd:bits=3",
-        "natural",
-    ]
     assert {c.name for c in expand("all", {"bits": [3]})} == set(gtrace.codec_names())
     assert [c.bucket_size for c in expand("qsgd:bits=3", {"bucket_size": [64, None]})] == [64, None]
     with pytest.raises(UsageError, match="none of the chosen codecs takes it"):
         expand("natural", {"bucket_size": [64]})
     with pytest.raises(UsageError, match="out of range"):
         expand("qsgd", {"bits": [1]})
-
-
-def test_expand_with_prefixes_amounts_and_ratios():
-    assert [str(c) for c in expand("topk,rotate:qsgdinf", {"bits": [3], "ratio": [0.1, 0.5]}, prefix="ef:")] == [
-        "ef:topk:ratio=0.1",
-        "ef:topk:ratio=0.5",
-        "ef:rotate:qsgdinf:bits=3",
-    ]
-    assert [str(c) for c in expand("mcgq", {"bits": [2, 3]})] == ["mcgq:bits=2", "mcgq:bits=3"]
-    assert [str(c) for c in expand("mcgq", {"bits": [2, 3], "amount": [0.1]})] == ["mcgq:amount=0.1"]
 
 
 def test_stateful_codecs_are_replayed_in_order(trace):
@@ -288,9 +285,7 @@ def test_memory_starts_afresh_after_a_gap_and_survives_resuming(tmp_path):
         part = gtrace.run_sweep(path, [spec], jobs=1, tensors=["fc.weight"], steps=steps)
         found, wanted = ([[r[k] for k in kept] for r in rows_of(result) if r[1] in steps] for result in (part, whole))
         assert found == wanted
-    alone = gtrace.run_sweep(
-        write_trace(tmp_path / "same.zarr", steps=(0, 1, 2, 10, 11)), ["topk:ratio=0.05"], jobs=1, tensors=["fc.weight"]
-    )
+    alone = gtrace.run_sweep(path, ["topk:ratio=0.05"], jobs=1, tensors=["fc.weight"])
     first = {r["step"]: r["squared_error"] for r in alone.rows()}
     errors = {r["step"]: r["squared_error"] for r in whole.rows()}
     assert errors[0] == first[0]

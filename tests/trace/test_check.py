@@ -45,11 +45,8 @@ def path(tmp_path):
 @pytest.fixture(params=SUFFIXES)
 def killed(request, tmp_path):
     """The trace of a process that ended in the middle of its 70th step."""
-    program = (
-        "import os, sys; from helpers_trace import *\n"
-        "writer = create_trace(sys.argv[1]); write_steps(writer, range(69))\n"
-        "writer.append(69, 'fc.bias', gradient('fc.bias', 69)); os._exit(0)\n"
-    )
+    program = "import os, sys; from helpers_trace import *; writer = create_trace(sys.argv[1]); "
+    program += "write_steps(writer, range(69)); writer.append(69, 'fc.bias', gradient('fc.bias', 69)); os._exit(0)"
     place = tmp_path / f"run{request.param}"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program, place], check=True, env=environment)
@@ -204,10 +201,8 @@ def test_wrong_statistics_and_values_that_should_not_be_there(tmp_path, path):
     shutil.rmtree(other)
     shutil.rmtree(tmp_path / "full.zarr")
     report = check_trace(path)
-    assert {fault.what for fault in report.faults} == {
-        "stored norm2 does not match the values",
-        "values although the tensor is absent",
-    }
+    wrong = {"stored norm2 does not match the values", "values although the tensor is absent"}
+    assert {fault.what for fault in report.faults} == wrong
     absent = {(fault.tensor, fault.step) for fault in report.faults if fault.what.startswith("values")}
     assert absent == {(name, 1), (name, 2)}
     check_repaired(path, set())

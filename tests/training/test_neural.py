@@ -292,9 +292,8 @@ def test_scope_model_is_fitted_to_all_layers_of_the_batch_before():
     logits = []
     backward(watched(twin, 4, logits.append), data(5))
     values = logits[0].numpy().reshape(-1)
-    payload = codec.encode(
-        codec.init(values.size).with_arrays(**state.arrays), values, Key.derive(7, tensor="4", step=1)
-    )
+    at = codec.init(values.size).with_arrays(**state.arrays)
+    payload = codec.encode(at, values, Key.derive(7, tensor="4", step=1))
     decoded = torch.from_numpy(codec.decode(codec.shared(state), payload, values.size)).reshape(5, 5)
     torch.testing.assert_close(found["4.bias"], decoded.sum(0), rtol=1e-5, atol=1e-7)
 
@@ -395,11 +394,8 @@ def test_gradients_that_are_not_finite():
     study = Study(bad(), ["int8"], kind="neural", layers="all", workers=2, steps=3)
     study.run()
     assert np.isfinite(study.results[1].loss)
-    assert any(
-        "int8: step 0, worker 1, 1: 8 gradient values are not finite; weight gradients that hold any are left out"
-        in text
-        for text in study.warnings
-    )
+    said = "int8: step 0, worker 1, 1: 8 gradient values are not finite; weight gradients that hold any are left out"
+    assert any(said in text for text in study.warnings)
     assert study.results[1].tally.float32_bits == 3 * 2 * 8 * 32
     with pytest.raises(NonfiniteGradientError, match="step 0, worker 1, neural gradient of 1: 8 of 8 gradient values"):
         Study(bad(), ["int8"], kind="neural", layers="all", workers=2, steps=3, nonfinite="error").run()

@@ -160,18 +160,13 @@ def test_a_study_has_a_run_for_all_levels_beside_the_exact_one(tmp_path):
     found = read_runlog(log)
     assert (found[0]["runs"], found[0]["weights"]) == (names, ["optimal5", "xnor5"])
     assert found[0]["command"].endswith("--weights optimal5,xnor5")
-    errors = {
-        name: [r["weight_error"] for r in found if r.get("run") == name and "weight_error" in r] for name in names
-    }
+    told = [record for record in found if "weight_error" in record]
+    errors = {name: [record["weight_error"] for record in told if record["run"] == name] for name in names}
     assert errors["none"] == []
     assert all(len(errors[name]) == 8 and all(0 < e < 1 for e in errors[name]) for name in names[1:])
     assert study.results[1].weight_error == errors[names[1]][-1]
-    assert study.quantized[0] == {
-        "levels": "optimal5",
-        "bits": pytest.approx(2.3219, abs=1e-4),
-        "elements": 128 * 128,
-        "tensors": ["fc2.weight"],
-    }
+    about = {"levels": "optimal5", "bits": pytest.approx(2.3219, abs=1e-4), "elements": 128 * 128}
+    assert study.quantized[0] == about | {"tensors": ["fc2.weight"]}
     trained = study._runs[1]._model.fc2.weight
     assert trained.dtype == torch.float32
     assert len(trained.unique()) > 10_000

@@ -62,6 +62,10 @@ MAKERS = {
 BAD = (2, 5)
 
 
+def copies(named):
+    return {name: p.detach().double().clone() for name, p in named.items()}
+
+
 def train(case, seen=None):
     """Train; ``seen`` gets the weights before each step and at the end, and the momentum after each step."""
     model = model_of(torch.bfloat16 if case == "bfloat16" else torch.float32)
@@ -80,7 +84,7 @@ def train(case, seen=None):
             return loss
 
         if seen is not None:
-            seen.append(({name: p.detach().double().clone() for name, p in named.items()}, {}))
+            seen.append((copies(named), {}))
         if case in ("closure", "LBFGS"):
             optimizer.step(closure)
         else:
@@ -91,7 +95,7 @@ def train(case, seen=None):
             means = {name: own.get("momentum_buffer", own.get("exp_avg")) for name, own in state.items()}
             seen[-1][1].update((name, mean.detach().clone()) for name, mean in means.items() if mean is not None)
     if seen is not None:
-        seen.append(({name: p.detach().double().clone() for name, p in named.items()}, {}))
+        seen.append((copies(named), {}))
     return [p.detach() for p in model.parameters()]
 
 

@@ -46,6 +46,9 @@ SGD = {"kind": "SGD", "momentum": 0.0, "dampening": 0.0, "nesterov": False, "wei
 ADAM = {"kind": "Adam", "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled": False}
 
 
+NESTEROV = {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
+
+
 class Own(torch.optim.Adam):
     """The same rule."""
 
@@ -64,10 +67,7 @@ class Lion(torch.optim.SGD):
     ("settings", "facts"),
     [
         ({}, SGD),
-        (
-            {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
-            {**SGD, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
-        ),
+        (NESTEROV, {**SGD, **NESTEROV}),
         ({"momentum": 0.9, "dampening": 0.5}, {**SGD, "momentum": 0.9, "dampening": 0.5}),
         ({"make": torch.optim.Adam, "weight_decay": 0.1}, {**ADAM, "weight_decay": 0.1}),
         ({"make": Own, "betas": (0.8, 0.99), "eps": 1e-4}, {**ADAM, "betas": (0.8, 0.99), "eps": 1e-4}),

@@ -106,16 +106,10 @@ def test_a_second_model_gets_its_class_in_front_where_names_would_repeat():
     known = Names()
     scale = module(scale=nn.Parameter(torch.ones(2)))
     models = [nn.Linear(2, 2), Critic(2, 2), DistributedDataParallel(nn.Linear(2, 2)), scale]
-    found = [
-        table_names(known.of(groups_of(*model.parameters()), models, stream=k, scan=False), model)
-        for k, model in enumerate(models)
-    ]
-    assert found == [
-        ["weight", "bias"],
-        ["Critic.weight", "Critic.bias"],
-        ["Linear_2.weight", "Linear_2.bias"],
-        ["scale"],
-    ]
+    tables = [known.of(groups_of(*one.parameters()), models, stream=k, scan=False) for k, one in enumerate(models)]
+    found = [name for table, one in zip(tables, models, strict=True) for name in table_names(table, one)]
+    labels = ("", "Critic.", "Linear_2.")
+    assert found == [*(f"{label}{part}" for label in labels for part in ("weight", "bias")), "scale"]
     again = known.of(groups_of(models[1].weight, models[0].weight), models, stream=4, scan=False)
     assert [again[id(model.weight)].name for model in models[:2]] == ["weight", "Critic.weight"]
 

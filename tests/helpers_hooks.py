@@ -36,3 +36,19 @@ def weight(*values):
 
 def quadratic(parameter):
     return (parameter**2).sum()
+
+
+def module(forward=lambda self, *_: None, **parts):
+    """A module with these parts whose call is ``forward``."""
+    made = type("Net", (nn.Module,), {"forward": forward})()
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made
+
+
+def descend(model, optimizer, *shape, steps=3):
+    """Steps of an optimizer on the squares of what a model makes of noise of this shape."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(*shape)).square().mean().backward()
+        optimizer.step()

@@ -41,23 +41,11 @@ def costs_of(curves, flat=(), **about):
     variance = np.nanmean(curves.error, axis=1).T[:-1]
     shape = variance.shape
     along = np.where([name in flat for name in curves.tensors], 1e-9, 1.0) * variance
-    given = {
-        "codecs": curves.codecs[:-1],
-        "tensors": curves.tensors,
-        "noise": noise,
-        "gram": along[:, :, None, None] * noise,
-        "variance": variance,
-        "lost": np.zeros(shape),
-        "signal": np.ones(shape[1]),
-        "growth": np.full(shape[0], np.nan),
-        "unbiased": (True,) * shape[0],
-        "source": "consecutive steps",
-        "batch": 64.0,
-        "optimizer": {"kind": "SGD", "momentum": 0.0, "planned_steps": 300},
-        "lr": 0.01,
-        "last": 99,
-    }
-    return NoiseCosts(**given | about)
+    costs = {"codecs": curves.codecs[:-1], "tensors": curves.tensors, "noise": noise, "variance": variance}
+    costs |= {"gram": along[:, :, None, None] * noise, "lost": np.zeros(shape), "signal": np.ones(shape[1])}
+    costs |= {"growth": np.full(shape[0], np.nan), "unbiased": (True,) * shape[0], "source": "consecutive steps"}
+    training = {"kind": "SGD", "momentum": 0.0, "planned_steps": 300}
+    return NoiseCosts(**costs | {"batch": 64.0, "optimizer": training, "lr": 0.01, "last": 99} | about)
 
 
 def trace_of_laws(path, steps=4, layers=LAYERS, seed=0):

@@ -34,20 +34,9 @@ def row(tensor="w", step=0, method="qsgd", bits=3, draw=EXPECTATION, n=1000, ene
     """One row of a sweep; the spec follows from method and bits unless ``codec`` is given."""
     spec, nominal, params = spec_of(method, bits)
     error = values.pop("squared_error", None)
-    return {
-        "tensor": tensor,
-        "step": step,
-        "codec": spec,
-        "draw": draw,
-        "method": method,
-        "bits": nominal,
-        "params": json.dumps(params),
-        "n": n,
-        "energy": energy,
-        "squared_error": error,
-        "relative_variance": None if error is None else error / energy,
-        **values,
-    }
+    found = {"tensor": tensor, "step": step, "codec": spec, "draw": draw, "method": method, "bits": nominal}
+    found |= {"params": json.dumps(params), "n": n, "energy": energy, "squared_error": error}
+    return found | {"relative_variance": None if error is None else error / energy} | values
 
 
 def rows_of(methods=METHODS, bits=range(2, 9), layers=LAYERS, steps=STEPS, draws=1, seed=0):
@@ -64,31 +53,20 @@ def rows_of(methods=METHODS, bits=range(2, 9), layers=LAYERS, steps=STEPS, draws
                     variance, measured = _SHAPES[method](b)
                     variance *= hardness[name] * math.exp(random.normal(0, 0.08)) * (1 + step / 100)
                     common = {"tensor": name, "step": step, "method": method, "bits": b, "n": sizes[name]}
-                    yield row(
-                        **common,
-                        energy=energy,
-                        squared_error=variance * energy,
-                        bits_fixed=float({"terngrad": 2, "natural": 9}.get(method, b)),
-                        bits_entropy=0.95 * measured,
-                        bits_huffman=measured,
-                        sparsity=0.5,
-                    )
+                    common["energy"] = energy
+                    fixed = float({"terngrad": 2, "natural": 9}.get(method, b))
+                    codes = {"bits_fixed": fixed, "bits_entropy": 0.95 * measured, "bits_huffman": measured}
+                    yield row(**common, squared_error=variance * energy, sparsity=0.5, **codes)
                     for draw in range(draws):
                         noise = math.exp(random.normal(0, 0.05))
-                        bits_total = measured * math.exp(random.normal(0, 0.01))
-                        yield row(
-                            **common,
-                            draw=draw,
-                            energy=energy,
-                            squared_error=variance * energy * noise,
-                            cosine=1 / math.sqrt(1 + variance * noise),
-                            w1_normalized=variance**0.5 / 2,
-                            mean_abs=math.sqrt(energy / sizes[name]) * 0.7,
-                            bits_payload=bits_total,
-                            bits_shared=0.0,
-                            bits_total=bits_total,
-                            ratio_float32=32 / bits_total,
-                        )
+                        total = measured * math.exp(random.normal(0, 0.01))
+                        lost = {
+                            "squared_error": variance * energy * noise,
+                            "cosine": 1 / math.sqrt(1 + variance * noise),
+                        }
+                        lost |= {"w1_normalized": variance**0.5 / 2, "mean_abs": math.sqrt(energy / sizes[name]) * 0.7}
+                        sent = {"bits_payload": total, "bits_shared": 0.0, "bits_total": total}
+                        yield row(**common, draw=draw, **lost, **sent, ratio_float32=32 / total)
 
 
 def result_of(rows, warnings=(), provenance=None, details=None):
@@ -124,17 +102,12 @@ def fitted_rows(bits=(3, 4), layers=("w", "v"), steps=(0, 10)):
                 for b in [0] if method == "terngrad" else bits:
                     law = "truncnorm" if "truncnorm" in form else "empirical"
                     best, energy = 8.0 ** (2 - b), float(n)
-                    yield {
-                        **row(layer, step, method, b, n=1000 * n, energy=energy, squared_error=times * best * energy),
-                        "codec": form.format(b),
-                        "params": json.dumps({"bits": b, "law": law} if b else {}),
-                        "bits": b or None,
-                        "bits_total": 0.7 * b + 0.6,
-                        "optimal_variance": best,
-                        "times_optimal": times,
-                        "model_variance": best / 2 if law == "truncnorm" else None,
-                        "fitted_on": "previous" if step else "itself",
-                    }
+                    found = row(layer, step, method, b, n=1000 * n, energy=energy, squared_error=times * best * energy)
+                    found["params"] = json.dumps({"bits": b, "law": law} if b else {})
+                    found |= {"codec": form.format(b), "bits": b or None, "bits_total": 0.7 * b + 0.6}
+                    found |= {"optimal_variance": best, "times_optimal": times}
+                    model = best / 2 if law == "truncnorm" else None
+                    yield found | {"model_variance": model, "fitted_on": "previous" if step else "itself"}
 
 
 def fit_details(bits=(3, 4), layers=("w", "v"), step=10):
@@ -146,13 +119,8 @@ def fit_details(bits=(3, 4), layers=("w", "v"), step=10):
         for law, centre in (("l2:8192", 0.01), ("linf:8192", 0.1)):
             share = np.exp(-0.5 * (np.log(middle / centre)) ** 2)
             energy = share * middle**2
-            found[layer, step, f"density {law}"] = {
-                "edges": edges.tolist(),
-                "share": (0.7 * share / share.sum()).tolist(),
-                "energy": (energy / energy.sum()).tolist(),
-                "zeros": 0.25,
-                "below": 0.05,
-            }
+            shares = {"share": (0.7 * share / share.sum()).tolist(), "energy": (energy / energy.sum()).tolist()}
+            found[layer, step, f"density {law}"] = {"edges": edges.tolist(), **shares, "zeros": 0.25, "below": 0.05}
         for form, (method, law, _) in FITTED.items():
             for b in [2] if method == "terngrad" else bits:
                 levels = [0.0, *(0.6 ** np.arange(2 ** (b - 1) - 1)[::-1]).tolist()]
@@ -165,16 +133,9 @@ def fit_details(bits=(3, 4), layers=("w", "v"), step=10):
     return found
 
 
-#: Names that a page, a terminal, a formula, Markdown or a spreadsheet would act on.
 EVIL = (
-    "<script>alert(1)</script>",
-    "a\"onload='x'&amp;",
-    "$x^2$",
-    "\x1b[31mred\x1b[0m",
-    "[bold]x[/bold]",
-    "\u202eevil",
-    "a|b`c`*d*_e_",
-    "中文",
+    *("<script>alert(1)</script>", "a\"onload='x'&amp;", "$x^2$", "\x1b[31mred\x1b[0m", "[bold]x[/bold]", "\u202eevil"),
+    *("a|b`c`*d*_e_", "中文"),
 )
 
 PROVENANCE = {
@@ -200,19 +161,10 @@ def write_sweep(path, rows=None, warnings=(), provenance=None):
 def write_runs(path, runs=RUNS, steps=120, workers=4, seeds=(0,), end=True):
     """A run log on disk with falling losses and rising accuracies."""
     parameters = 38_000
-    log = RunLogWriter(
-        path,
-        {
-            "command": "gtrace train --codec qsgdinf --bits 3 --workers 4 --task digits-cnn",
-            "task": "digits-cnn",
-            "workers": workers,
-            "seed": seeds[0],
-            "parameters": parameters,
-            "tensors": {"conv1.weight": 72, "fc.weight": parameters - 72},
-            "versions": {"gtrace": "0.1.0"},
-        },
-        force=True,
-    )
+    command = "gtrace train --codec qsgdinf --bits 3 --workers 4 --task digits-cnn"
+    study = {"command": command, "task": "digits-cnn", "workers": workers, "seed": seeds[0], "parameters": parameters}
+    study |= {"tensors": {"conv1.weight": 72, "fc.weight": parameters - 72}, "versions": {"gtrace": "0.1.0"}}
+    log = RunLogWriter(path, study, force=True)
     for seed in seeds:
         for k, run in enumerate(runs):
             random = np.random.default_rng([seed, k])
@@ -221,33 +173,16 @@ def write_runs(path, runs=RUNS, steps=120, workers=4, seeds=(0,), end=True):
             for step in range(steps):
                 bits = float(workers * per_worker * parameters)
                 total += bits
-                log.write(
-                    "step",
-                    run=run,
-                    seed=seed,
-                    step=step,
-                    loss=2.3 * math.exp(-step / 40) * math.exp(random.normal(0, 0.15)) + 0.05 + 0.03 * k,
-                    lr=0.1,
-                    bits=bits,
-                    bits_float32=float(workers * 32 * parameters),
-                    relative_variance=0.0 if run == "none" else 0.3 * k * math.exp(random.normal(0, 0.1)),
-                    seconds=0.01,
-                    codec_seconds=0.002,
-                )
+                loss = 2.3 * math.exp(-step / 40) * math.exp(random.normal(0, 0.15)) + 0.05 + 0.03 * k
+                sent = {"bits": bits, "bits_float32": float(workers * 32 * parameters)}
+                sent["relative_variance"] = 0.0 if run == "none" else 0.3 * k * math.exp(random.normal(0, 0.1))
+                spent = {"seconds": 0.01, "codec_seconds": 0.002}
+                log.write("step", run=run, seed=seed, step=step, loss=loss, lr=0.1, **sent, **spent)
                 if step % 20 == 19:
                     accuracy = 0.975 - 0.01 * k - 0.8 * math.exp(-step / 25)
                     log.write("eval", run=run, seed=seed, step=step, loss=1 - accuracy, accuracy=accuracy)
             if end:
-                log.write(
-                    "end",
-                    run=run,
-                    seed=seed,
-                    steps=steps,
-                    loss=0.1,
-                    accuracy=0.97,
-                    bits=total,
-                    ratio=32 / per_worker,
-                    seconds=1.0,
-                )
+                ends = {"loss": 0.1, "accuracy": 0.97, "bits": total, "ratio": 32 / per_worker, "seconds": 1.0}
+                log.write("end", run=run, seed=seed, steps=steps, **ends)
     log.close()
     return path

@@ -28,13 +28,17 @@ def style(name):
     return register
 
 
+def learn(watch, optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    watch.loss(optimizer, loss)
+    optimizer.step()
+
+
 def fit(watch, model, optimizer, steps=3, inputs=6, classes=3):
     for _ in range(steps):
         loss = functional.cross_entropy(model(torch.randn(5, inputs)), torch.randint(classes, (5,)))
-        optimizer.zero_grad()
-        loss.backward()
-        watch.loss(optimizer, loss)
-        optimizer.step()
+        learn(watch, optimizer, loss)
 
 
 def network(*widths):
@@ -178,11 +182,7 @@ def copies(watch):
     for x in data:
         with torch.no_grad():
             target = teacher(x)
-        loss = (model(x) - target).square().mean() + model(x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        watch.loss(optimizer, loss)
-        optimizer.step()
+        learn(watch, optimizer, (model(x) - target).square().mean() + model(x).square().mean())
         averaged.update_parameters(model)
         with torch.no_grad():
             for slow, fast in zip(teacher.parameters(), model.parameters(), strict=True):
@@ -217,11 +217,7 @@ def meta(watch):
         loss = functional.mse_loss(functional_call(model, inner, (x,)), x.sin())
         slopes = torch.autograd.grad(loss, list(inner.values()), create_graph=True)
         inner = {name: p - 0.1 * slope for (name, p), slope in zip(inner.items(), slopes, strict=True)}
-        loss = functional.mse_loss(functional_call(model, inner, (x,)), x.sin())
-        outer.zero_grad()
-        loss.backward()
-        watch.loss(outer, loss)
-        outer.step()
+        learn(watch, outer, functional.mse_loss(functional_call(model, inner, (x,)), x.sin()))
     for _ in range(6):
         task = copy.deepcopy(model)
         whole = nn.Sequential(task, nn.Linear(1, 3).requires_grad_(False))

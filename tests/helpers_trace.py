@@ -4,9 +4,12 @@ import json
 import zlib
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import zip_longest
 
 import numpy as np
+import pytest
 
+from gtrace.errors import TraceError
 from gtrace.trace import Trace, create_trace, open_trace
 
 SUFFIXES = (".zarr", ".h5")
@@ -42,6 +45,19 @@ def write_trace(path, steps=STEPS, **options):
     return path
 
 
+def write_arrays(path, tensors, losses=(), attrs=None, **about):
+    """Write a trace of ``{name: {step: array}}`` or ``{name: array}`` and close it; every step is committed."""
+    by_step = {name: values if isinstance(values, dict) else {0: values} for name, values in tensors.items()}
+    steps = sorted({step for values in by_step.values() for step in values})
+    with create_trace(path, attrs=attrs) as writer:
+        for step, told in zip_longest(steps, losses):
+            for name, values in by_step.items():
+                if step in values:
+                    writer.append(step, name, values[step], **about)
+            writer.commit(step, loss=told)
+    return path
+
+
 def write_steps(writer, steps=STEPS):
     for step in steps:
         for name in SHAPES:
@@ -68,7 +84,11 @@ def opened(backend, folder, steps=STEPS):
 
 
 def check_gradients(trace, steps):
-    """Every gradient of the made-up trace up to the given steps is there, and nothing else."""
+    """Every gradient of the made-up trace, open or at a path, is there up to the given steps, and nothing else."""
+    if not isinstance(trace, Trace):
+        with open_trace(trace) as opened_here:
+            check_gradients(opened_here, steps)
+        return
     for name in SHAPES:
         expected = present(name, steps)
         if expected:
@@ -77,6 +97,27 @@ def check_gradients(trace, steps):
     for info in trace.tensors:
         for step in trace.steps(info.name):
             np.testing.assert_array_equal(trace.read(info.name, step), gradient(info.name, step).ravel())
+
+
+def read_all(path):
+    """Read everything that a trace at this path has, and return its scalars."""
+    with open_trace(path) as trace:
+        assert trace.fingerprint
+        for info in trace.tensors:
+            assert trace.statistics(info.name)
+            for step in trace.steps(info.name):
+                trace.read(info.name, step)
+        return trace.scalars()
+
+
+def refused(path, *words, read=read_all):
+    """Reading everything ends in a TraceError of one line that says these words."""
+    with pytest.raises(TraceError) as error:
+        read(path)
+    message = str(error.value)
+    assert (error.value.exit_code, message.isprintable()) == (3, True)
+    for word in (str(path), *words):
+        assert word in message, message
 
 
 def edit_json(path, change):

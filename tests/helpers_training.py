@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pytest
 import torch
+from helpers_capture import run_gtrace
 from torch import nn
 
 from gtrace.codecs import Codec, codec
@@ -23,6 +27,20 @@ from gtrace.types import SummarySpec
 def without_times(records):
     """Records of a run log as they are on any machine."""
     return [{name: value for name, value in record.items() if not name.endswith("seconds")} for record in records]
+
+
+def interrupt(study, log, after, kind=""):
+    """Run a study until so many records, or records of one kind, are written."""
+    seen = []
+
+    def count(record):
+        seen.extend([record] * (kind in ("", record["type"])))
+        if len(seen) == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study.run(log, on_record=count)
+    return seen
 
 
 def heavy(shape, seed=0, scale=1e-3):
@@ -127,3 +145,25 @@ def rank_codecs(place, codec, *, seed=3, refit="once", common=False):
     """The codecs of one rank."""
     options = LinkOptions(RefitSchedule.parse(refit), seed, vectors.ENGINE)
     return RankCodecs(CodecTable.of(codec), options, place, common=common)
+
+
+def reports_of_ranks(name, worlds, folder):
+    """World size -> what each rank of a program beside the tests of training saw."""
+    run = run_gtrace(folder, cwd=Path(__file__).with_name("training"), module=f"{name}_program")
+    assert run.returncode == 0, run.stderr[-3000:]
+    return {
+        world: [json.loads((folder / f"{name}-{world}-{rank}.json").read_text()) for rank in range(world)]
+        for world in worlds
+    }
+
+
+def losses(task, model, batch):
+    """The losses of eight steps on one batch."""
+    optimizer, found = task.optimizer(model, task.recipe.lr), []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = task.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found

@@ -34,16 +34,9 @@ SIZES = [3_000_000, 64, 20_000_000, 1000, 9_000_000, 9_000_000, 64, 400_000]
 def test_three_hundred_million_parameters():
     """4 bits are 8 times less than 32, and by all-gather no faster than bf16."""
     network, values = Network.parse("25Gbit/s"), 300e6
-    times = {
-        name: network.seconds(exchange, 8, bits * values)
-        for name, exchange, bits in (
-            ("float32", "allreduce", 32),
-            ("bfloat16", "allreduce", 16),
-            ("all-gather", "allgather", 4),
-            ("two-shot", "two-shot", 4),
-        )
-    }
-    assert times == pytest.approx({"float32": 0.672, "bfloat16": 0.336, "all-gather": 0.336, "two-shot": 0.084})
+    ways = (("allreduce", 32), ("allreduce", 16), ("allgather", 4), ("two-shot", 4))
+    times = [network.seconds(exchange, 8, bits * values) for exchange, bits in ways]
+    assert times == pytest.approx([0.672, 0.336, 0.336, 0.084])
 
 
 def ring(ranks, size, start):
@@ -143,9 +136,8 @@ def test_the_codecs_time_is_never_hidden():
     for name in ("seconds", "serial", "ideal"):
         assert getattr(paid, name) == pytest.approx(getattr(free, name) + 0.05)
     reference = time_step(SIZES, 32, CLUSTER, "allreduce")
-    assert paid.speed_up(reference) == pytest.approx(
-        [getattr(reference, name) / getattr(paid, name) for name in ("seconds", "serial", "ideal")]
-    )
+    ratios = [getattr(reference, name) / getattr(paid, name) for name in ("seconds", "serial", "ideal")]
+    assert paid.speed_up(reference) == pytest.approx(ratios)
 
 
 def test_at_the_break_even_rate_the_steps_are_equally_long():
@@ -153,9 +145,8 @@ def test_at_the_break_even_rate_the_steps_are_equally_long():
     assert elements == (3 + 1 / 8) * sum(SIZES)
     reference, codec = time_step(SIZES, 16, CLUSTER, "allreduce"), time_step(SIZES, 4, CLUSTER, "two-shot")
     rate = break_even_rate(codec, reference, elements)
-    assert time_step(SIZES, 4, CLUSTER, "two-shot", codec_seconds=elements / rate).seconds == pytest.approx(
-        reference.seconds
-    )
+    as_long = time_step(SIZES, 4, CLUSTER, "two-shot", codec_seconds=elements / rate)
+    assert as_long.seconds == pytest.approx(reference.seconds)
     assert break_even_rate(reference, codec, elements) == math.inf
 
 
@@ -247,11 +238,6 @@ def test_a_simulated_network_is_read_and_written():
             parse_network(text)
 
 
-def test_without_a_compute_time_nothing_is_timed():
-    with pytest.raises(UsageError, match="'8x25Gbit/s' has no compute time of a step"):
-        step_seconds(SIZES, 4.0, parse_cluster("8x25Gbit/s"))
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -272,3 +258,5 @@ def test_wrong_arguments_are_said():
         time_step(SIZES, [1, 2], CLUSTER, "allgather")
     with pytest.raises(UsageError, match="exchange: 'ring' is unknown"):
         time_step(SIZES, 4, CLUSTER, "ring")
+    with pytest.raises(UsageError, match="'8x25Gbit/s' has no compute time of a step"):
+        step_seconds(SIZES, 4.0, parse_cluster("8x25Gbit/s"))

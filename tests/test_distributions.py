@@ -53,12 +53,8 @@ def test_a_mean_far_outside_the_support_leaves_an_exponential(sigmas_away):
     got = law.partial_moments(points)
     for row, t in zip(got, points, strict=True):
         for power in range(3):
-            expected = quadrature(
-                lambda r: r**power * float(law.density(r)),  # noqa: B023
-                0.0,
-                t,
-                scale * np.arange(1, 20),
-            )
+            breaks = scale * np.arange(1, 20)
+            expected = quadrature(lambda r: r**power * float(law.density(r)), 0.0, t, breaks)  # noqa: B023
             assert row[power] == pytest.approx(expected, rel=1e-9)
     # exp(-r / scale) times a factor that differs from 1 by the order of sigmas_away^-2
     assert got[1, 0] == pytest.approx(1 - np.exp(-1), rel=3 / sigmas_away**2)
@@ -107,20 +103,22 @@ def test_a_nearly_flat_law_is_uniform():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("law", "arguments", "said"),
     [
-        (([0.0], [1.0, 2.0], [1.0]), "1 means, 2 sigmas"),
-        (([], [], []), "at least one"),
-        (([0.0, np.nan], [1.0, 1.0], [1.0, 1.0]), r"means\[1\]"),
-        (([0.0], [-1.0], [1.0]), "negative"),
-        (([0.0], [1.0], [0.0]), "all weights zero"),
-        (([0.0], [1.0], [1.0], (0.5, 0.5)), "support"),
-        (([0.0], [1.0], [1.0], (-2.0, 1.0)), "support"),
+        (TruncatedNormalMixture, ([0.0], [1.0, 2.0], [1.0]), "1 means, 2 sigmas"),
+        (TruncatedNormalMixture, ([], [], []), "at least one"),
+        (TruncatedNormalMixture, ([0.0, np.nan], [1.0, 1.0], [1.0, 1.0]), r"means\[1\]"),
+        (TruncatedNormalMixture, ([0.0], [-1.0], [1.0]), "negative"),
+        (TruncatedNormalMixture, ([0.0], [1.0], [0.0]), "all weights zero"),
+        (TruncatedNormalMixture, ([0.0], [1.0], [1.0], (0.5, 0.5)), "support"),
+        (TruncatedNormalMixture, ([0.0], [1.0], [1.0], (-2.0, 1.0)), "support"),
+        (LogNormal, (0.0, -1.0), "negative"),
+        (LogNormal, (np.nan, 1.0), "finite"),
     ],
 )
-def test_what_is_no_mixture_is_refused(arguments, said):
+def test_what_is_no_law_is_refused(law, arguments, said):
     with pytest.raises(UsageError, match=said):
-        TruncatedNormalMixture(*arguments)
+        law(*arguments)
 
 
 def test_weights_are_normalized_and_shapes_kept():
@@ -158,10 +156,3 @@ def test_lognormal_without_spread_is_a_point():
     assert law.cdf([1.99, 2.01]).tolist() == [0.0, 1.0]
     assert law.quantile([0.1, 0.9]) == pytest.approx([2.0, 2.0])
     assert law.partial_moments([1.0, 3.0]) == pytest.approx(np.array([[0, 0, 0], [1, 2, 4]]))
-
-
-def test_lognormal_refuses_what_is_no_law():
-    with pytest.raises(UsageError, match="negative"):
-        LogNormal(0.0, -1.0)
-    with pytest.raises(UsageError, match="finite"):
-        LogNormal(np.nan, 1.0)

@@ -9,15 +9,12 @@ from gtrace.metrics import Reference
 
 def test_by_hand():
     found = Reference([3.0, -4.0, 0.0, 0.0]).compare([3.0, 0.0, 1.0, 0.0])
-    assert found.squared_error == 17
-    assert found.relative_variance == 17 / 25
-    assert found.mean_abs_error == 5 / 4
+    assert (found.squared_error, found.relative_variance, found.mean_abs_error) == (17, 17 / 25, 5 / 4)
     assert found.mean_relative_error == 0.5
     assert math.isclose(found.cosine, 9 / (5 * math.sqrt(10)))
     assert math.isclose(found.snr_db, 10 * math.log10(25 / 17))
     # sorted: -4 0 0 3 against 0 0 1 3
-    assert found.w1 == 5 / 4
-    assert found.w1_normalized == (5 / 4) / (7 / 4)
+    assert (found.w1, found.w1_normalized) == (5 / 4, (5 / 4) / (7 / 4))
     # -4/7 0 0 3/7 against 0 0 1/4 3/4
     assert math.isclose(found.w1_mcgq, (4 / 7 + 1 / 4 + 3 / 4 - 3 / 7) / 4)
     assert found.sparsity == 0.5

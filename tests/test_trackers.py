@@ -91,13 +91,8 @@ PLACES = {"tensorboard": "runs", "wandb": "tried", "mlflow": "tried", "trackio":
 def test_a_package_keeps_what_is_sent(package, tmp_path, monkeypatch):
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    local = {
-        "WANDB_MODE": "offline",
-        "MLFLOW_ALLOW_FILE_STORE": "true",
-        "MLFLOW_TRACKING_URI": f"file:{tmp_path}",
-        "TRACKIO_DIR": str(tmp_path / "trackio"),
-        "HF_HUB_OFFLINE": "1",
-    }
+    local = {"WANDB_MODE": "offline", "MLFLOW_ALLOW_FILE_STORE": "true", "HF_HUB_OFFLINE": "1"}
+    local |= {"MLFLOW_TRACKING_URI": f"file:{tmp_path}", "TRACKIO_DIR": str(tmp_path / "trackio")}
     for name, value in local.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)

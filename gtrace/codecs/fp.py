@@ -360,7 +360,8 @@ class Fp(Composed):
         x = checked_values(state, values)
         form = self.format_of(state)
         head, block, scales = self._scales(state, form, x)
-        codes = form.encode_blocks(x, block, _blocks.factors(self._block_scale, scales), key if self.stochastic else None, start)
+        factors = _blocks.factors(self._block_scale, scales)
+        codes = form.encode_blocks(x, block, factors, key if self.stochastic else None, start)
         return head, block, scales, codes
 
     def _body(self, state: State, head: bytes, codes: NDArray[np.uint16]) -> tuple[bytes, int, NDArray[np.int64]]:

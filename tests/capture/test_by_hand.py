@@ -36,28 +36,21 @@ def word_language_model(note):
 
 
 @loop
-def micro_batches_and_gradients_set_to_none(note):
+def micro_batches_and_gradients_set_to_none(note, batches=2, clear=True):
     model = nn.Linear(4, 2)
     for _ in range(3):
-        for _ in range(2):
+        for _ in range(batches):
             loss_of(model).backward()
         note(dict(model.named_parameters()))
-        with torch.no_grad():
-            for p in model.parameters():
-                p -= 0.1 * p.grad
-                p.grad = None
+        for p in model.parameters():
+            p.data -= 0.1 * p.grad
+            p.grad = None if clear else p.grad
     return model.parameters()
 
 
 @loop
 def gradients_that_are_never_cleared(note):
-    model = nn.Linear(4, 2)
-    for _ in range(3):
-        loss_of(model).backward()
-        note(dict(model.named_parameters()))
-        for p in model.parameters():
-            p.data -= 0.1 * p.grad
-    return model.parameters()
+    return micro_batches_and_gradients_set_to_none(note, 1, clear=False)
 
 
 @loop

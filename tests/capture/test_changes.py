@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_capture import Captured
+from helpers_hooks import descend
 from torch import nn
 
 import gtrace
@@ -61,6 +62,10 @@ MAKERS = {
 BAD = (2, 5)
 
 
+def copies(named):
+    return {name: p.detach().double().clone() for name, p in named.items()}
+
+
 def train(case, seen=None):
     """Train; ``seen`` gets the weights before each step and at the end, and the momentum after each step."""
     model = model_of(torch.bfloat16 if case == "bfloat16" else torch.float32)
@@ -79,7 +84,7 @@ def train(case, seen=None):
             return loss
 
         if seen is not None:
-            seen.append(({name: p.detach().double().clone() for name, p in named.items()}, {}))
+            seen.append((copies(named), {}))
         if case in ("closure", "LBFGS"):
             optimizer.step(closure)
         else:
@@ -90,7 +95,7 @@ def train(case, seen=None):
             means = {name: own.get("momentum_buffer", own.get("exp_avg")) for name, own in state.items()}
             seen[-1][1].update((name, mean.detach().clone()) for name, mean in means.items() if mean is not None)
     if seen is not None:
-        seen.append(({name: p.detach().double().clone() for name, p in named.items()}, {}))
+        seen.append((copies(named), {}))
     return [p.detach() for p in model.parameters()]
 
 
@@ -163,10 +168,7 @@ def test_an_outer_gradient_ends_before_the_program_averages(tmp_path):
 
     optimizer.register_step_post_hook(synchronize)
     with record(model, optimizer, tmp_path / "run.zarr", kind="outer", every=SPAN):
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            model(torch.randn(4, 6)).square().mean().backward()
-            optimizer.step()
+        descend(model, optimizer, 4, 6, steps=STEPS)
     with gtrace.open_trace(tmp_path / "run.zarr") as trace:
         assert trace.steps("2.weight").tolist() == [0, 2, 4]
         for step, wanted in zip((0, 2, 4), differences, strict=True):
@@ -232,10 +234,7 @@ def test_samples_sketches_and_budget_are_those_of_gradients(how, tmp_path):
     model = nn.Linear(200, 200, bias=False)
     optimizer = sgd(model)
     with record(model, optimizer, tmp_path / "run.zarr", kind="update", steps="0-9", **how) as session:
-        for _ in range(5):
-            optimizer.zero_grad()
-            model(torch.randn(4, 200)).square().mean().backward()
-            optimizer.step()
+        descend(model, optimizer, 4, 200, steps=5)
     summary = session.finish("complete")
     with gtrace.open_trace(tmp_path / "run.zarr") as trace:
         (info,) = trace.tensors

@@ -33,6 +33,12 @@ class Process:
             weight.square().sum().backward()
             optimizer.step()
 
+    def live(self, steps=2, **settings):
+        """From the import of torch to the end."""
+        self.start(**settings)
+        self.train(steps)
+        self.end()
+
     def end(self):
         (end,) = self.ends
         end()
@@ -58,9 +64,7 @@ def process(tmp_path, monkeypatch):
 
 
 def test_a_proper_end(process):
-    process.start()
-    process.train()
-    process.end()
+    process.live()
     assert process.status == "complete"
     with open_trace(process.path) as trace:
         assert trace.scalars()["step"].tolist() == [0, 1]
@@ -104,13 +108,11 @@ def test_frames_of_capture_are_not_shown(process):
 
 @pytest.mark.parametrize(("code", "status"), [(0, "complete"), (3, "interrupted")])
 def test_an_end_that_no_finally_sees(code, status, process):
-    leave, codes = os._exit, []
+    leave = os._exit
     process.start()
     process.train()
     assert os._exit is not leave
-    child = process.ends[0].__self__
-    codes.append(child.leave(code))
-    assert codes == [code]
+    assert process.ends[0].__self__.leave(code) == code
     assert process.status == status
     # What comes afterwards changes nothing.
     process.end()
@@ -128,9 +130,7 @@ def test_what_stops_capture_does_not_stop_the_program(process, capsys):
 @pytest.mark.parametrize(("steps", "said"), [(2, 1), (0, 0)])
 def test_patterns_that_match_nothing(steps, said, process, capsys):
     """A process that records nothing at all does not know the names."""
-    process.start(exclude=["nothing*"])
-    process.train(steps)
-    process.end()
+    process.live(steps, exclude=["nothing*"])
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gtrace: warning: ")]
     assert len(warnings) == said
     assert all("nothing*" in line for line in warnings)
@@ -150,9 +150,7 @@ def test_what_the_writer_made_after_multiprocessing_cleaned_up(exiting, process,
 
 def test_several_processes_cannot_write_hdf5(process, capsys):
     process.path = process.path.with_suffix(".h5")
-    process.start()
-    process.train()
-    process.end()
+    process.live()
     refused = "an HDF5 trace cannot take the steps of several processes; choose a name that ends in .zarr"
     assert refused in capsys.readouterr().err
     assert not process.path.exists()
@@ -172,9 +170,7 @@ def test_the_word_of_a_run_over_several_machines(machines, process, monkeypatch)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("WORLD_SIZE", str(2 * machines))
-    process.start()
-    process.train()
-    process.end()
+    process.live()
     attrs = open_trace(process.path).attrs
     assert attrs["writers"] == 2 * machines
     if machines == 1:
@@ -187,8 +183,6 @@ def test_the_word_of_a_run_over_several_machines(machines, process, monkeypatch)
 def test_the_processes_of_a_launch_share_the_budget(process, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    process.start(every=1, budget=4 * 12)
-    process.train(steps=4)
-    process.end()
+    process.live(steps=4, every=1, budget=4 * 12)
     with open_trace(process.path) as trace:
         assert trace.scalars(rank=1)["step"].tolist() == [0, 1]

@@ -115,23 +115,28 @@ def scaled(rank):
         scaler.update()
 
 
-def sharded(rank):
+def shard(model):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    return model
+
+
+def without_extra():
+    model = Model()
+    del model.extra
+    return model
+
+
+def sharded(rank):
     model = Model()
     model.extra.requires_grad_(False)
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    plain(rank, model)
+    plain(rank, shard(model))
 
 
 def sharded_adam(rank):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    model = Model()
-    del model.extra
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    model = shard(without_extra())
     plain(rank, model, torch.optim.Adam(model.parameters()))
 
 
@@ -144,9 +149,7 @@ def timed(rank):
 
 def apart(rank):
     """Each process goes its own way, as between the outer steps of DiLoCo."""
-    model = Model()
-    del model.extra
-    plain(rank, model)
+    plain(rank, without_extra())
 
 
 def static(rank):
@@ -185,9 +188,7 @@ def zero_redundancy(rank):
 def flat(rank, **options):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    model = Model()
-    del model.extra
-    plain(rank, FullyShardedDataParallel(model, device_id=torch.device("cpu"), **options))
+    plain(rank, FullyShardedDataParallel(without_extra(), device_id=torch.device("cpu"), **options))
 
 
 def flat_original(rank):
@@ -278,9 +279,8 @@ def test_what_a_hook_sends_is_not_what_is_recorded(run, program):
     for rank in (0, 1):
         for name, gradient in expected[0][rank].items():
             assert np.array_equal(trace.read(name, 0, rank=rank), gradient.reshape(-1).numpy())
-            assert np.allclose(
-                trace.read(name, 2, rank=rank), expected[2][rank][name].reshape(-1).numpy(), rtol=0.1, atol=0.01
-            )
+            later = expected[2][rank][name].reshape(-1).numpy()
+            assert np.allclose(trace.read(name, 2, rank=rank), later, rtol=0.1, atol=0.01)
     assert {info.stage for info in trace.tensors} == {"local"}
 
 
@@ -307,11 +307,8 @@ def test_local_gradients_of_micro_batches(run, program):
 @pytest.mark.capture_case("DDP, find_unused_parameters")
 def test_a_parameter_that_this_process_did_not_use_is_absent(run):
     trace = run("unused")
-    assert [
-        (info.rank, trace.steps(info.name, rank=info.rank).tolist())
-        for info in trace.tensors
-        if info.name == "extra.bias"
-    ] == [(0, [1])]
+    ranks = [info.rank for info in trace.tensors if info.name == "extra.bias"]
+    assert [(rank, trace.steps("extra.bias", rank=rank).tolist()) for rank in ranks] == [(0, [1])]
     assert trace.read("body.bias", 0, rank=1).any()
 
 
@@ -382,12 +379,8 @@ def test_whether_processes_share_what_an_optimizer_does(run, program, stage):
 @pytest.mark.parametrize("program", ["flat", "flat_original"])
 def test_each_process_records_its_stretch_of_what_is_laid_flat(run, program):
     trace = run(program)
-    whole = {
-        name: np.concatenate(
-            [((first[name] + second[name]) / 2).reshape(1, -1).numpy() for first, second in alone()], axis=0
-        )
-        for name in alone()[0][0]
-    }
+    steps = alone()
+    whole = {name: np.stack([((a[name] + b[name]) / 2).numpy().ravel() for a, b in steps]) for name in steps[0][0]}
     if program == "flat":
         whole = {"_flat_param": np.concatenate(list(whole.values()), axis=1)}
     covered = dict.fromkeys(whole, 0)

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 from helpers_capture import Command, write_script
+from helpers_hooks import descend
 
 from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.options import EveryStep
@@ -74,10 +75,7 @@ def test_training_does_not_wait_for_a_disk_that_never_answers(tmp_path, monkeypa
     model = torch.nn.Linear(10, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session.start([optimizer], [model])
-    for _ in range(20):
-        optimizer.zero_grad()
-        model(torch.randn(8, 10)).square().mean().backward()
-        optimizer.step()
+    descend(model, optimizer, 8, 10, steps=20)
     summary = session.finish("complete")
     answer.set()
     assert (summary.rows, summary.dropped) == (0, 18)

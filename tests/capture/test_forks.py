@@ -72,17 +72,7 @@ FORKS = """
     """
 #: seed of a child -> how it ended: os.fork; mp.Process that returns, raises, is terminated; a child and its own child;
 #: a worker of mp.Pool, which its program terminates, with two trainings; one of ProcessPoolExecutor
-ENDS = {
-    1: "interrupted",
-    2: "complete",
-    3: "interrupted",
-    4: "interrupted",
-    5: "complete",
-    6: "complete",
-    7: "complete",
-    8: "complete",
-    9: "complete",
-}
+ENDS = {seed: "interrupted" if seed in (1, 3, 4) else "complete" for seed in range(1, 10)}
 
 
 @pytest.mark.capture_case("forked children: os.fork, mp.Process, mp.Pool, ProcessPoolExecutor")

@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 from helpers_capture import Captured, run_python, write_script
+from helpers_hooks import descend
 from torch import nn
 
 import gtrace
@@ -98,8 +99,7 @@ def test_two_optimizers_of_one_backward_pass_share_its_neural_gradients(tmp_path
             head(body(torch.randn(2, 3)).tanh()).sum().backward()
             for optimizer in optimizers:
                 optimizer.step()
-    assert (run.summary.rows, run.summary.neural_rows) == (4, 2)
-    assert run.said == []
+    assert (run.summary.rows, run.summary.neural_rows, run.said) == (4, 2, [])
 
 
 def test_the_memory_of_an_optimizer_goes_with_it(tmp_path):
@@ -107,9 +107,7 @@ def test_the_memory_of_an_optimizer_goes_with_it(tmp_path):
         for _ in range(4):
             model = nn.Linear(3, 2)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            model(torch.ones(1, 3)).sum().backward()
-            optimizer.step()
+            descend(model, optimizer, 1, 3, steps=1)
         layouts = run.session._recorder._layouts.values()
         assert [layout.pool is None for layout in layouts] == [True, True, True, False]
-    summary = run.summary
-    assert (summary.rows, summary.optimizers, summary.tensors, summary.errors) == (4, 4, 8, 0)
+    assert (run.summary.rows, run.summary.optimizers, run.summary.tensors, run.summary.errors) == (4, 4, 8, 0)

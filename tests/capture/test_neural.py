@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from helpers_hooks import module
 from helpers_neural import CNN, Run, batches, mlp, weights
 from torch import nn
 from torch.nn import functional
@@ -53,8 +54,7 @@ def test_training_ends_with_the_same_weights(kind, tmp_path):
         plain, _ = weights(None, build, tmp_path, forward)
         captured, run = weights(kind, build, tmp_path / f"{number}.zarr", forward)
         assert all(torch.equal(a, b) for a, b in zip(plain, captured, strict=True))
-        assert run.summary.neural_rows == 6
-        assert run.summary.errors == 0
+        assert (run.summary.neural_rows, run.summary.errors) == (6, 0)
 
 
 def test_the_element_cap_keeps_a_sample(path):
@@ -92,15 +92,7 @@ def test_a_larger_gradient_than_the_first_one_is_cut(path):
 
 
 def test_accumulation_and_shared_modules_are_numbered(path):
-    class Shared(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a = nn.Linear(3, 3, bias=False)
-
-        def forward(self, x):
-            return self.a(self.a(x))
-
-    model = Shared()
+    model = module(lambda self, x: self.a(self.a(x)), a=nn.Linear(3, 3, bias=False))
     nn.init.eye_(model.a.weight)
     with Run(path) as run:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -209,15 +201,7 @@ def test_the_scale_of_a_gradient_scaler_is_taken_out(path, fused):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.complex64])
 def test_other_types_become_float32(path, dtype):
-    class Linear(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(3, 2, dtype=dtype))
-
-        def forward(self, x):
-            return x @ self.weight
-
-    model = Linear()
+    model = module(lambda self, x: x @ self.weight, weight=nn.Parameter(torch.ones(3, 2, dtype=dtype)))
     with Run(path, max_elements=5) as run:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         factor = torch.tensor([0.1, 3.0]).to(dtype)
@@ -227,24 +211,16 @@ def test_other_types_become_float32(path, dtype):
             optimizer.step()
     (info,) = run.infos
     assert info.dtype == str(dtype).removeprefix("torch.")
-    first = run.read("Linear", 0)
+    first = run.read("Net", 0)
     row = torch.view_as_real(factor).flatten() if dtype.is_complex else factor
     assert first.tolist() == row.to(torch.float32).tolist()
     assert info.shape == ((1, 2, 2) if dtype.is_complex else (1, 2))
-    assert run.trace.statistics("Linear")["n_total"].tolist()[1] == 3 * first.size
+    assert run.trace.statistics("Net")["n_total"].tolist()[1] == 3 * first.size
 
 
 def test_gradients_of_any_strides(path):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(2, 3, 1).to(memory_format=torch.channels_last)
-            self.flat = nn.Identity()
-
-        def forward(self, x):
-            return self.flat(self.conv(x))
-
-    model = Net()
+    conv = nn.Conv2d(2, 3, 1).to(memory_format=torch.channels_last)
+    model = module(lambda self, x: self.flat(self.conv(x)), conv=conv, flat=nn.Identity())
     ramp = torch.arange(2 * 3 * 4 * 4.0).reshape(2, 3, 4, 4)
     with Run(path, max_elements=50) as run:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -256,20 +232,14 @@ def test_gradients_of_any_strides(path):
 
 
 def test_what_is_left_out_is_said_once(path):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.frozen = nn.Linear(3, 3).requires_grad_(False)
-            self.used = nn.Linear(3, 3)
-            self.unused = nn.Linear(3, 3)
-
-        def forward(self, x):
-            x = self.frozen(x)
-            self.unused(x)
-            return self.used(x)
+    def forward(self, x):
+        x = self.frozen(x)
+        self.unused(x)
+        return self.used(x)
 
     with Run(path) as run:
-        model = Net()
+        frozen = nn.Linear(3, 3).requires_grad_(False)
+        model = module(forward, frozen=frozen, used=nn.Linear(3, 3), unused=nn.Linear(3, 3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(3):
             model(torch.ones(1, 3)).sum().backward()

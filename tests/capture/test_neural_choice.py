@@ -23,20 +23,23 @@ def test_a_compiled_module_is_named_with_what_to_do(path, part):
             model.conv1 = torch.compile(model.conv1, backend="eager")
         else:
             model = torch.compile(model, backend="eager")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for x, y in batches(3):
-            optimizer.zero_grad()
-            functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
+        fit(model, 3)
     name = "conv1" if part else "CNN"
     assert run.said[0] == (
         f"gtrace: warning: neural gradients inside of the compiled '{name}' are not recorded; run without "
         "torch.compile to record them"
     )
     assert len(run.said) == (1 if part else 2)
-    assert run.summary.rows == 3
     assert list(run.steps) == (["conv2", "fc1", "fc2"] if part else [])
-    assert run.summary.errors == 0
+    assert (run.summary.rows, run.summary.errors) == (3, 0)
+
+
+def fit(model, steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches(steps):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
 
 
 def test_a_compiled_function_is_told_of(path):
@@ -53,11 +56,7 @@ def test_a_compiled_function_is_told_of(path):
 
 def test_patterns_choose_modules(path):
     with Run(path, tensors=("conv*", "fc1.*"), exclude=("conv2*", "nothing"), kind="both") as run:
-        model = CNN()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for x, y in batches(2):
-            functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
+        fit(CNN(), 2)
     assert [t.name for t in run.trace.tensors] == ["conv1.weight", "conv1.bias", "fc1.weight", "fc1.bias", "conv1"]
     (complaint,) = run.summary.complaints
     assert complaint.startswith("--exclude 'nothing' matched no tensor")
@@ -86,8 +85,7 @@ def test_record_takes_the_model_given_and_no_other(tmp_path):
             optimizer.step()
     trace = gtrace.open_trace(tmp_path / "run.zarr")
     assert [(info.name, info.kind, info.size) for info in trace.tensors] == [("0", "neural", 4), ("1", "neural", 4)]
-    assert trace.attrs["capture"]["kind"] == "neural"
-    assert trace.attrs["capture"]["max_elements"] == 4
+    assert (trace.attrs["capture"]["kind"], trace.attrs["capture"]["max_elements"]) == ("neural", 4)
     assert trace.attrs["model"] == "Sequential"
     before = torch.nn.modules.module._global_forward_hooks
     assert len(before) == 0

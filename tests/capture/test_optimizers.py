@@ -60,10 +60,8 @@ def test_a_gan(tmp_path, suffix):
     assert (summary.optimizers, summary.tensors) == (2, 8)
     with gtrace.open_trace(path) as trace:
         assert trace.attrs["model"] == "Generator, Discriminator"
-        assert [(info.name, info.optimizer) for info in trace.tensors] == [
-            *((name, 0) for name in GENERATOR),
-            *((name, 1) for name in DISCRIMINATOR),
-        ]
+        shown = [*((name, 0) for name in GENERATOR), *((name, 1) for name in DISCRIMINATOR)]
+        assert [(info.name, info.optimizer) for info in trace.tensors] == shown
         assert trace.steps("Discriminator.0.weight").tolist() == list(range(6))
         swept = gtrace.run_sweep(trace, ["qsgd:bits=3"], jobs=1, draws=0)
         assert set(swept["tensor"]) == {*GENERATOR, *DISCRIMINATOR}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_capture import Captured, write_script
+from helpers_hooks import descend
 from torch import nn
 
 import gtrace
@@ -147,8 +148,7 @@ def test_an_optimizer_without_second_moments_says_so(model, optimizer, path):
 def test_micro_batches(batches, to_none, model, optimizer, path):
     with record(model, optimizer, path, noise=True) as session:
         added = steps(model, optimizer, batches=batches, set_to_none=to_none)
-    summary = session.finish("complete")
-    assert summary.without == ()
+    assert session.finish("complete").without == ()
     # The time of the looks counts, not only that of the copies.
     assert session._recorder.hooks.seconds > 0
     trace = gtrace.open_trace(path)
@@ -237,11 +237,7 @@ def test_the_first_line_tells_the_size_of_sketches(kind, tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Tanh(), torch.nn.Linear(200, 300))
     session.start()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(500, 300)).square().mean().backward()
-        optimizer.step()
+    descend(model, torch.optim.SGD(model.parameters(), lr=0.01), 500, 300, steps=10)
     assert session.finish("complete").rows == 10
     ((number, unit),) = re.findall(r"tensors, ([\d.]+) ([kM]B) a step", said[0])
     told = float(number) * {"kB": 1e3, "MB": 1e6}[unit]
@@ -337,5 +333,4 @@ def test_a_backward_pass_that_raised_is_no_micro_batch(model, optimizer, path):
         for _ in range(2):
             model(torch.randn(8, 40)).square().mean().backward()
         optimizer.step()
-    numbers = gtrace.open_trace(path).statistics("2.weight")
-    assert numbers["replicas"].tolist() == [2]
+    assert gtrace.open_trace(path).statistics("2.weight")["replicas"].tolist() == [2]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_capture import Captured
+from helpers_hooks import module
 from torch import nn
 from torch.nn import functional
 
@@ -36,6 +37,9 @@ class Run(Captured):
         optimizer.register_step_pre_hook(keep)
         return optimizer
 
+    def sgd(self, model):
+        return self.watch(torch.optim.SGD(model.parameters(), lr=0.1))
+
     def check(self, names, number=0):
         """Every gradient that the hook kept is in the trace, bit for bit, and nothing else is."""
         trace, steps = self.trace, self.expected[number]
@@ -50,15 +54,16 @@ class Run(Captured):
         return trace
 
 
-def train(model, optimizer, steps=4, inputs=3, classes=4):
+def train(model, optimizer=None, steps=4, inputs=3, classes=4):
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
         x = torch.randn(5, inputs, generator=generator)
         y = torch.randint(classes, (5,), generator=generator)
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(x), y)
-        loss.backward()
+        functional.cross_entropy(model(x), y).backward()
         optimizer.step()
+    return model
 
 
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
@@ -66,7 +71,7 @@ def test_gradients_are_those_of_a_hand_written_hook(tmp_path, suffix):
     torch.manual_seed(0)
     with Run(tmp_path / f"run.{suffix}") as run:
         model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 4))
-        train(model, run.watch(torch.optim.SGD(model.parameters(), lr=0.1)))
+        train(model, run.sgd(model))
     trace = run.check([name for name, _ in model.named_parameters()])
     info = {tensor.name: tensor for tensor in trace.tensors}
     assert (info["0.weight"].shape, info["0.weight"].dtype) == ((8, 3), "float32")
@@ -103,18 +108,11 @@ def test_loss_and_learning_rate_of_each_step(path):
 
 @pytest.mark.capture_case("tied, frozen and unowned parameters")
 def test_tied_frozen_and_bare_parameters(path):
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding = nn.Embedding(6, 3)
-            self.body = nn.Linear(3, 3)
-            self.head = nn.Linear(3, 6, bias=False)
-            self.head.weight = self.embedding.weight
-            self.body.bias.requires_grad_(False)
-
     bare = nn.Parameter(torch.ones(()))
     with Run(path) as run:
-        model = Tied()
+        model = module(embedding=nn.Embedding(6, 3), body=nn.Linear(3, 3), head=nn.Linear(3, 6, bias=False))
+        model.head.weight = model.embedding.weight
+        model.body.bias.requires_grad_(False)
         optimizer = run.watch(torch.optim.SGD([*model.parameters(), bare], lr=0.1))
         for step in range(3):
             optimizer.zero_grad(set_to_none=True)
@@ -145,7 +143,7 @@ def test_a_model_that_takes_the_place_of_another_one(path):
     """The same optimizer goes on with a new model: equal shapes continue a tensor, others begin a new one."""
     with Run(path) as run:
         model = nn.Linear(3, 4)
-        optimizer = run.watch(torch.optim.SGD(model.parameters(), lr=0.1))
+        optimizer = run.sgd(model)
         for bias, width in ((True, 3), (True, 3), (False, 5)):
             model = nn.Linear(width, 4, bias=bias)
             optimizer.param_groups[0]["params"] = list(model.parameters())
@@ -159,14 +157,13 @@ def test_a_model_that_takes_the_place_of_another_one(path):
 
 def one_step(path, model, loss, make=torch.optim.SGD):
     """The trace of one step of a model, or of a bare parameter."""
+    bare = isinstance(model, nn.Parameter)
     with Run(path) as run:
-        parameters = [model] if isinstance(model, nn.Parameter) else list(model.parameters())
+        parameters = [model] if bare else list(model.parameters())
         optimizer = run.watch(make(parameters, lr=0.1))
         loss(model).backward()
         optimizer.step()
-    return run.check(
-        ["unnamed/opt0.g0.p0"] if isinstance(model, nn.Parameter) else ["weight", "bias"][: len(parameters)]
-    )
+    return run.check(["unnamed/opt0.g0.p0"] if bare else ["weight", "bias"][: len(parameters)])
 
 
 @pytest.mark.capture_case("bfloat16, float16, float64")
@@ -179,8 +176,7 @@ def test_other_precisions_become_float32(path, dtype):
 @pytest.mark.capture_case("complex parameters")
 def test_complex_parameters_keep_both_parts(path):
     trace = one_step(path, nn.Parameter(torch.tensor([1 + 2j, 3 - 1j])), lambda w: (w.abs() ** 2).sum())
-    assert trace.tensors[0].shape == (2, 2)
-    assert trace.tensors[0].dtype == "complex64"
+    assert (trace.tensors[0].shape, trace.tensors[0].dtype) == ((2, 2), "complex64")
     assert trace.read("unnamed/opt0.g0.p0", 0).tolist() == [2.0, 4.0, 6.0, -2.0]
 
 
@@ -241,14 +237,13 @@ def test_a_model_without_registration_hooks_is_named_by_a_scan(path):
     original = nn.Sequential(nn.Linear(3, 4))
     with Run(path) as run:
         model = copy.deepcopy(original)
-        train(model, run.watch(torch.optim.SGD(model.parameters(), lr=0.1)), 1)
+        train(model, run.sgd(model), 1)
     run.check(["0.weight", "0.bias"])
 
 
 def test_selected_steps_and_tensors(path):
     with Run(path, policy=parse_steps("1,4+2"), tensors=("0.*", "2.*"), exclude=("*.bias",)) as run:
-        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))
-        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 8)
+        train(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4)), steps=8)
     trace = gtrace.open_trace(path)
     assert [t.name for t in trace.tensors] == ["0.weight", "2.weight"]
     assert trace.steps("0.weight").tolist() == [1, 4, 5]
@@ -258,8 +253,7 @@ def test_selected_steps_and_tensors(path):
 
 def test_a_pattern_that_matches_nothing_leaves_no_trace(path):
     with Run(path, tensors=("layer*",)) as run:
-        model = nn.Linear(3, 4)
-        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+        train(nn.Linear(3, 4), steps=2)
     assert not path.exists()
     assert run.summary.rows == 0
     assert run.summary.complaints == ("--tensors 'layer*' matched no tensor; known: bias, weight",)
@@ -269,26 +263,21 @@ def test_a_pattern_that_matches_nothing_leaves_no_trace(path):
 def test_the_budget_is_kept(path, policy):
     row = 4 * (3 * 4 + 4)
     with Run(path, policy=policy, budget=5 * row + row // 2) as run:
-        model = nn.Linear(3, 4)
-        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 20)
+        train(nn.Linear(3, 4), steps=20)
     steps = gtrace.open_trace(path).steps("weight").tolist()
     assert (steps, run.summary.over_budget) == ([0, 1, 2, 3, 4], isinstance(policy, EveryStep))
 
 
 def test_a_step_that_is_larger_than_the_budget_is_not_recorded(path):
     with Run(path, policy=AutomaticSteps(), budget=10) as run:
-        model = nn.Linear(3, 4)
-        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
-    assert (run.summary.rows, run.summary.over_budget) == (0, True)
-    assert not path.exists()
+        train(nn.Linear(3, 4), steps=3)
+    assert (run.summary.rows, run.summary.over_budget, path.exists()) == (0, True, False)
 
 
 def test_a_trace_that_cannot_be_made_does_not_stop_training(tmp_path):
     with Run(tmp_path / "nowhere" / "run.zarr") as run:
         model = nn.Linear(3, 4)
-        before = model.weight.detach().clone()
-        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 20)
-    assert not torch.equal(model.weight, before)
+        assert not torch.equal(model.weight.clone(), train(model, steps=20).weight)
     assert (run.summary.rows, run.summary.steps_seen) == (0, 20)
     assert run.summary.errors >= 1
     assert "does not exist" in run.said[0]
@@ -307,15 +296,12 @@ def test_each_kind_of_error_is_told_once_and_three_at_most(differ, warnings, pat
 
     monkeypatch.setattr(TraceWriter, "commit", failing)
     with Run(path) as run:
-        model = nn.Linear(3, 4)
-        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 9)
-    assert run.summary.errors == 7
-    assert run.summary.unwritten == 7
+        train(nn.Linear(3, 4), steps=9)
+    assert (run.summary.errors, run.summary.unwritten) == (7, 7)
     assert len(run.said) == warnings
     assert run.said[0].endswith("No space left on device; training goes on")
     with gtrace.open_trace(path) as trace:
-        assert trace.attrs["capture"]["errors"] == 7
-        assert trace.attrs["capture"]["unwritten"] == {"0": "2-8"}
+        assert (trace.attrs["capture"]["errors"], trace.attrs["capture"]["unwritten"]) == (7, {"0": "2-8"})
         assert trace.scalars()["step"].tolist() == [0, 1]
 
 
@@ -329,14 +315,16 @@ def test_training_waits_for_a_slow_disk_and_loses_nothing(path, monkeypatch):
         commit(self, step, **options)
 
     monkeypatch.setattr(TraceWriter, "commit", slow)
-    acquired = []
-    acquire = BufferPool.acquire
-    monkeypatch.setattr(
-        BufferPool, "acquire", lambda pool, **how: acquired.append(acquire(pool, **how)) or acquired[-1]
-    )
+    acquired, acquire = [], BufferPool.acquire
+
+    def kept(pool, **how):
+        acquired.append(acquire(pool, **how))
+        return acquired[-1]
+
+    monkeypatch.setattr(BufferPool, "acquire", kept)
     with Run(path, queue_bytes=2 * 64) as run:
         model = nn.Linear(3, 4)
-        train(model, run.watch(torch.optim.SGD(model.parameters(), lr=0.1)), 12)
+        train(model, run.sgd(model), 12)
         let_go.set()
     run.check(["weight", "bias"])
     assert len({id(buffer) for buffer in acquired}) == 2
@@ -352,8 +340,7 @@ def test_a_copy_that_fails_takes_no_memory_with_it(path, monkeypatch):
 
     monkeypatch.setattr(torch, "_foreach_copy_", failing)
     with Run(path, queue_bytes=1) as run:  # room for one row: a lost one would stop training for ever
-        model = nn.Linear(3, 4)
-        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 4)
+        train(nn.Linear(3, 4))
     assert run.summary.errors == 2
     assert gtrace.open_trace(path).steps("weight").tolist() == [2, 3]
 
@@ -371,10 +358,8 @@ def test_a_new_parameter_at_the_address_of_one_that_is_gone():
 
 
 def test_only_what_happens_inside_is_recorded(path):
-    model = nn.Linear(3, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train(model, optimizer, 2)
+    model = train(nn.Linear(3, 4), steps=2)
     with Run(path):
-        train(model, optimizer, 3)
-    train(model, optimizer, 2)
+        train(model, steps=3)
+    train(model, steps=2)
     assert gtrace.open_trace(path).steps("weight").tolist() == [0, 1, 2]

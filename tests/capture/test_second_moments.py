@@ -37,9 +37,7 @@ def train(path, make=torch.optim.Adam, count=ROWS, **options):
 def test_they_are_those_that_the_step_found(suffix, tmp_path):
     path = tmp_path / f"run{suffix}"
     names, found, summary = train(path)
-    assert summary.rows == ROWS
-    assert summary.tensors == 3
-    assert summary.without == ()
+    assert (summary.rows, summary.tensors, summary.without) == (ROWS, 3, ())
     assert not check_trace(path).faults
     packed = tmp_path / "packed.h5"
     pack_trace(path, packed)
@@ -60,8 +58,7 @@ def test_there_are_none_without_adam(tmp_path):
     assert "exp_avg_sq" in summary.without[0]
     with gtrace.open_trace(tmp_path / "run.zarr") as trace:
         assert {info.kind for info in trace.tensors} == {"weight"}
-        rows = run_sweep(trace, ["qsgdinf:bits=3"]).columns
-        assert np.isnan(rows["update_error"]).all()
+        assert np.isnan(run_sweep(trace, ["qsgdinf:bits=3"]).columns["update_error"]).all()
 
 
 def test_the_budget_counts_them(tmp_path):

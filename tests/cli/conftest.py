@@ -37,3 +37,29 @@ def call(folder, monkeypatch, capfd):
         return Done(ended.value.code, *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture
+def succeed(call):
+    """Run ``gtrace`` with arguments that it takes: its stdout and stderr."""
+
+    def run(*arguments):
+        done = call(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    return run
+
+
+@pytest.fixture
+def refuse(call):
+    """Run ``gtrace`` with arguments that it refuses in one line, which this returns."""
+
+    def run(*arguments, code=2):
+        done = call(*arguments)
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        assert done.stderr.startswith("gtrace: ")
+        assert done.stderr.count("\n") == 1
+        return done.stderr
+
+    return run

@@ -402,8 +402,7 @@ def test_ctrl_c_keeps_what_is_done(folder):
     assert status.startswith("gtrace: ")
     assert "steps captured in endless.zarr" in status
     assert last == "gtrace: interrupted; finished work is kept."
-    trace = check_ramp(folder / "endless.zarr", 6)
-    assert trace.status == "interrupted"
+    assert check_ramp(folder / "endless.zarr", 6).status == "interrupted"
 
 
 @pytest.mark.capture_case("Ctrl-C, SIGTERM, os._exit, kill -9")

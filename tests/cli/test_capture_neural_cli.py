@@ -66,8 +66,7 @@ def test_info_tells_batches_and_what_was_kept(call, digits):
 def test_a_report_takes_such_a_trace(call, digits):
     done = call("report", digits / "run.zarr", "-o", digits / "report.md")
     assert done.returncode == 0, done.stderr
-    page = (digits / "report.md").read_text()
-    assert "12 tensors" in page
+    assert "12 tensors" in (digits / "report.md").read_text()
     assert done.stderr == ""
 
 

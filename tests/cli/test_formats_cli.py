@@ -7,10 +7,11 @@ import tomllib
 import numpy as np
 import pytest
 from helpers_laws import LAYERS, STEPS, gradient, write_laws
+from helpers_trace import write_arrays
 
 from gtrace.errors import TraceError
 from gtrace.fitting.magnitudes import LAWS, fit_magnitudes
-from gtrace.trace import Trace, create_trace, open_trace
+from gtrace.trace import Trace, open_trace
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +42,8 @@ def test_both_kinds_are_told_apart(call, trace):
     assert [row[1] for row in rows] == ["weight", "neural"]
 
 
-def test_fit_as_json_has_every_step(call, trace):
-    code, out, _ = call("info", trace, "--fit", "--kind", "neural", "--tensors", "early,tiny", "--json")
-    assert code == 0
+def test_fit_as_json_has_every_step(succeed, trace):
+    out, _ = succeed("info", trace, "--fit", "--kind", "neural", "--tensors", "early,tiny", "--json")
     told = json.loads(out)
     early, tiny = told["tensors"]
     assert (early["best"], early["judged"], tiny["judged"]) == ("half-normal", True, False)
@@ -51,8 +51,7 @@ def test_fit_as_json_has_every_step(call, trace):
     fit = fit_magnitudes(gradient("early", 10))
     at = early["steps"][1]
     assert (at["nonzero"], at["zeros"]) == (fit.count, fit.zeros)
-    assert at["sigma"] == pytest.approx(fit.sigma)
-    assert at["sigma_log2"] == pytest.approx(fit.sigma / math.log(2))
+    assert (at["sigma"], at["sigma_log2"]) == (pytest.approx(fit.sigma), pytest.approx(fit.sigma / math.log(2)))
     assert at["ks"] == pytest.approx(fit.ks)
     assert set(early["formats"]) == {"4", "5", "6", "7", "8"}
     with open_trace(trace) as opened:
@@ -60,10 +59,7 @@ def test_fit_as_json_has_every_step(call, trace):
 
 
 def test_fit_of_zeros_and_equal_values(call, tmp_path):
-    with create_trace(tmp_path / "t.zarr") as writer:
-        writer.append(0, "zero", [0.0] * 5)
-        writer.append(0, "same", [0.5] * 5)
-        writer.commit(0)
+    write_arrays(tmp_path / "t.zarr", {"zero": [0.0] * 5, "same": [0.5] * 5})
     code, out, err = call("info", tmp_path / "t.zarr", "--fit")
     assert (code, err) == (0, "")
     assert "No tensor has the 100 non-zero elements" in out
@@ -79,10 +75,8 @@ def test_fit_of_zeros_and_equal_values(call, tmp_path):
         (["--fit", "--tensors", "wyde"], "did you mean wide"),
     ],
 )
-def test_wrong_usage(call, trace, arguments, message):
-    code, out, err = call("info", trace, *arguments)
-    assert (code, out) == (2, "")
-    assert message in err
+def test_wrong_usage(refuse, trace, arguments, message):
+    assert message in refuse("info", trace, *arguments)
 
 
 def test_formats_as_a_table(call, trace):
@@ -91,8 +85,7 @@ def test_formats_as_a_table(call, trace):
     lines = out.splitlines()
     assert lines[0] == f"{trace}: float formats under scale=error, 4 tensors, 3 steps"
     table = [line.split() for line in lines if line[:6].strip() in (*LAYERS, "")]
-    bits = [row for row in table if "1-" in " ".join(row)]
-    assert len(bits) == 8
+    assert len([row for row in table if "1-" in " ".join(row)]) == 8
 
 
 def test_the_largest_layers_and_the_answer_in_25_lines(call, trace):
@@ -112,9 +105,8 @@ def test_a_layer_that_is_lost_is_pointed_out(call, trace):
 
 
 def test_a_tail_that_ends_early_is_told(call, tmp_path):
-    with create_trace(tmp_path / "t.zarr") as writer:
-        writer.append(0, "w", np.exp(4 * np.minimum(np.random.default_rng(0).standard_normal(5000), 1)))
-        writer.commit(0)
+    cut = np.exp(4 * np.minimum(np.random.default_rng(0).standard_normal(5000), 1))
+    write_arrays(tmp_path / "t.zarr", {"w": cut})
     _, out, _ = call("formats", tmp_path / "t.zarr", "--bits", "4")
     assert "octaves below the largest that the law expects" in out
 
@@ -131,29 +123,22 @@ def test_formats_as_toml_and_json_are_the_same(call, trace, tmp_path):
     assert list(tmp_path.iterdir()) == [recipe]
 
 
-def test_nothing_is_overwritten_unless_asked(call, trace, tmp_path):
+def test_nothing_is_overwritten_unless_asked(refuse, succeed, trace, tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("mine")
-    code, out, err = call("formats", trace, "-o", recipe)
-    assert (code, out) == (4, "")
-    assert "already exists" in err
+    assert "already exists" in refuse("formats", trace, "-o", recipe, code=4)
     assert recipe.read_text() == "mine"
-    code, _, _ = call("formats", trace, "-o", recipe, "--force", "--steps", "0", "--bits", "4")
-    assert code == 0
+    succeed("formats", trace, "-o", recipe, "--force", "--steps", "0", "--bits", "4")
     assert tomllib.loads(recipe.read_text())["gtrace_formats"] == 1
 
 
 @pytest.mark.parametrize("bits", ["2", "9", "x"])
-def test_impossible_bits(call, trace, bits):
-    code, _, err = call("formats", trace, "--bits", bits)
-    assert code == 2
-    assert "--bits" in err
+def test_impossible_bits(refuse, trace, bits):
+    assert "--bits" in refuse("formats", trace, "--bits", bits)
 
 
 def test_names_that_would_act_are_shown(call, tmp_path):
-    with create_trace(tmp_path / "t.zarr") as writer:
-        writer.append(0, "a\x1b[31mb", [1.0, 2.0, 3.0])
-        writer.commit(0)
+    write_arrays(tmp_path / "t.zarr", {"a\x1b[31mb": [1.0, 2.0, 3.0]})
     for command in (["info", "--fit"], ["formats"]):
         _, out, _ = call(command[0], tmp_path / "t.zarr", *command[1:])
         assert "\x1b" not in out

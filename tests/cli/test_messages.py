@@ -4,8 +4,7 @@ import shlex
 
 import numpy as np
 import pytest
-
-from gtrace import create_trace
+from helpers_trace import write_arrays
 
 from ..helpers_report import rows_of, write_sweep
 
@@ -115,19 +114,11 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("messages")
     write_sweep(folder / "net.sweep.db", rows_of(bits=[2], layers=("w",), steps=(0,)), (), {"tensors": {"w": 8}})
     (folder / "folder").mkdir()
-    for name, text in {
-        "train.py": "import torch\n",
-        "run.jsonl": "{}\n",
-        "p.toml": "a = 1\n",
-        "notes.txt": "hi",
-    }.items():
+    texts = {"train.py": "import torch\n", "run.jsonl": "{}\n", "p.toml": "a = 1\n", "notes.txt": "hi"}
+    for name, text in texts.items():
         (folder / name).write_text(text)
-    with create_trace(folder / "empty.zarr"):
-        pass
-    with create_trace(folder / "net.zarr") as writer:
-        for step in range(3):
-            writer.append(step, "w", np.ones(8, np.float32))
-            writer.commit(step)
+    write_arrays(folder / "empty.zarr", {})
+    write_arrays(folder / "net.zarr", {"w": dict.fromkeys(range(3), np.ones(8))})
     return folder
 
 

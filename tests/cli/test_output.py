@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers_trace import write_arrays
 
 from gtrace.report.render.records import csv_text
-from gtrace.trace import create_trace
 
 #: C1 controls, DEL, overrides of the direction, a tag beyond the basic plane, and a sequence that names the window
 ACTS = "a\x9b31m\x7f\u202eb\x1b]0;x\x07\x85\u2028\u2066\U000e0001"
@@ -29,10 +29,8 @@ COMMANDS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("output")
-    with create_trace(folder / f"{FILE}.zarr") as writer:
-        for step in range(2):
-            writer.append(step, ACTS, np.random.default_rng(step).standard_normal(64).astype(np.float32))
-            writer.commit(step)
+    values = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
+    write_arrays(folder / f"{FILE}.zarr", {ACTS: dict(enumerate(values))})
     return folder
 
 

@@ -198,8 +198,7 @@ def test_weights_groups_and_a_bound_on_the_error(trace, tmp_path):
     assert bits[1] > bits[0]
     grouped = plan(trace, tmp_path / "c.toml", "--max-bits", "3bits", "--group", "g=*.weight")
     assert len({row.codec for row in grouped.tensors if row.group == "g"}) == 1
-    bounded = plan(trace, tmp_path / "d.toml", "--max-error", "0.05")
-    assert bounded.totals.error <= 0.05
+    assert plan(trace, tmp_path / "d.toml", "--max-error", "0.05").totals.error <= 0.05
 
 
 def test_a_step_takes_no_longer_than_it_may(trace, tmp_path):

@@ -1,20 +1,10 @@
 import json
 
 import pytest
-from helpers_sweep import write_trace
+from helpers_sweep import PLUGIN, write_trace
 
 from gtrace.codecs.spec import unregister
 from gtrace.sweep import ResultStore
-
-PLUGIN = """
-import numpy as np
-
-def compress(values):
-    return values.astype("<f2").tobytes()
-
-def decompress(data, size):
-    return np.frombuffer(data, "<f2", size).astype(np.float32)
-"""
 
 
 @pytest.fixture
@@ -43,21 +33,13 @@ def test_error_feedback_is_a_prefix(call, tmp_path):
     words = ("--methods", "topk,signsgd", "--ratio", "0.01-0.1", "--error-feedback", "--json")
     done = call("sweep", "run.zarr", *words)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["codecs"] == [
-        "ef:signsgd",
-        "ef:topk",
-        "ef:topk:ratio=0.02",
-        "ef:topk:ratio=0.05",
-        "ef:topk:ratio=0.1",
-    ]
+    swept = " ".join(json.loads(done.stdout)["codecs"])
+    assert swept == "ef:signsgd ef:topk ef:topk:ratio=0.02 ef:topk:ratio=0.05 ef:topk:ratio=0.1"
 
 
-def test_a_broken_plugin_is_one_line(call, tmp_path):
+def test_a_broken_plugin_is_one_line(refuse, tmp_path):
     write_trace(tmp_path / "run.zarr", steps=(0,))
     (tmp_path / "bad.py").write_text("x = 1\nraise RuntimeError('no')\n")
-    done = call("sweep", "run.zarr", "--plugin", "bad.py", "--methods", "none")
-    assert done.returncode == 5
-    assert done.stderr.splitlines() == ["gtrace: plugin bad.py, line 2: RuntimeError: no"]
-    done = call("sweep", "run.zarr", "--plugin", "missing.py", "--methods", "none")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
+    words = ("--methods", "none", "--plugin")
+    assert refuse("sweep", "run.zarr", *words, "bad.py", code=5) == "gtrace: plugin bad.py, line 2: RuntimeError: no\n"
+    refuse("sweep", "run.zarr", *words, "missing.py")

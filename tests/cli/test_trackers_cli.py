@@ -102,8 +102,7 @@ def test_numbers_while_it_runs_are_those_of_the_results(call, folder):
 def test_a_task_and_what_cannot_be_sent(call, folder):
     small = ["--task", "digits-mlp", "--steps", "2", "--batch-size", "2", "--workers", "2"]
     assert call("train", "--codec", "qsgd", "--bits", "3", *small, "--to", "tensorboard", "-o", "b.jsonl")[0] == 0
-    live = said(folder)
-    assert live["gtrace/train/none/bits_per_value", 1] == 32
+    assert said(folder)["gtrace/train/none/bits_per_value", 1] == 32
     (folder / "plan.toml").write_text('format = "gtrace-plan"\n')
     code, _, err = call("report", "b.jsonl", "plan.toml", "--to", "tensorboard")
     assert (code, err) == (2, "gtrace: plan.toml: a plan has no steps to send; name a trace, a sweep or a run log\n")

@@ -71,10 +71,8 @@ def test_a_program_is_compared_with_itself_in_processes_of_their_own(call, folde
     assert " +- 0." in first
     assert len(rest) <= 3
     assert done.stdout.count("seed 0\n") == 2
-    assert [line for line in done.stderr.splitlines() if "run " in line] == [
-        "gtrace: run 1 of 2: uncompressed",
-        "gtrace: run 2 of 2: qsgdinf:bits=2",
-    ]
+    told = [line for line in done.stderr.splitlines() if "run " in line]
+    assert told == ["gtrace: run 1 of 2: uncompressed", "gtrace: run 2 of 2: qsgdinf:bits=2"]
     runs = {run.spec: run for run in analyze_runs(read_runlog(folder / "train-qsgdinf-bits2.jsonl")).runs}
     assert runs["none"].ratio == 1
     assert runs["none"].final_loss < runs["none"].loss[:30].mean() / 2

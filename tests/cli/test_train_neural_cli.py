@@ -15,9 +15,8 @@ def wide(folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
 
-def test_a_table_with_the_cosines_and_a_log(folder, call):
-    code, out, err = call("study", "compare", "qsgdinf", "--bits", "3", "--shadow", "2", *SMALL)
-    assert code == 0
+def test_a_table_with_the_cosines_and_a_log(folder, succeed):
+    out, err = succeed("study", "compare", "qsgdinf", "--bits", "3", "--shadow", "2", *SMALL)
     assert err == ""
     lines = out.splitlines()
     assert re.split(r"  +", lines[0].strip()) == [
@@ -43,9 +42,8 @@ def test_a_table_with_the_cosines_and_a_log(folder, call):
     assert run.spec == "qsgdinf:bits=3"
 
 
-def test_json_carries_the_shadow(folder, call):
-    code, out, _ = call("study", "compare", "terngrad", *SMALL, "--shadow", "1", "--json")
-    assert code == 0
+def test_json_carries_the_shadow(folder, succeed):
+    out, _ = succeed("study", "compare", "terngrad", *SMALL, "--shadow", "1", "--json")
     said = json.loads(out)
     none, coded = said["runs"]
     assert said["kind"] == "neural"
@@ -58,10 +56,9 @@ def test_json_carries_the_shadow(folder, call):
     assert shadow["cosine"] == pytest.approx(sum(r["cosine"] for r in own) / len(own))
 
 
-def test_the_report_shows_the_weight_gradients(call):
+def test_the_report_shows_the_weight_gradients(call, succeed):
     assert call("study", "compare", "int8", *SMALL, "--shadow", "2", "-o", "a.jsonl").returncode == 0
-    code, out, _ = call("report", "a.jsonl", "--full", "-o", "a.md")
-    assert code == 0
+    out, _ = succeed("report", "a.jsonl", "--full", "-o", "a.md")
     assert "Weight gradients under compressed neural gradients" in out
     assert re.search(r"\nfc1\.weight +(0\.99\d\d|1\.0000)", out)
 
@@ -76,25 +73,19 @@ def test_the_report_shows_the_weight_gradients(call):
         (["qsgd", *SMALL, "--shadow", "0"], "gtrace: Invalid value for '--shadow'"),
     ],
 )
-def test_wrong_usage_is_one_line_and_leaves_nothing(folder, arguments, message, call):
-    code, out, err = call("study", "compare", *arguments)
-    assert code == 2
-    assert out == ""
-    assert err.startswith(message)
-    assert err.count("\n") == 1
+def test_wrong_usage_is_one_line_and_leaves_nothing(folder, arguments, message, refuse):
+    assert refuse("study", "compare", *arguments).startswith(message)
     assert os.listdir(folder) == []
 
 
-def test_sparsity(folder, call):
-    code, out, _ = call("study", "compare", "prune", "--sparsity", "0.9", *SMALL, "--steps", "8", "--json")
-    assert code == 0
+def test_sparsity(folder, refuse, succeed):
+    out, _ = succeed("study", "compare", "prune", "--sparsity", "0.9", *SMALL, "--steps", "8", "--json")
     said = json.loads(out)
     assert said["output"] == "digits-mlp-neural-prune-sparsity0.9.jsonl"
     none, coded = said["runs"]
     assert none["sparsity"] < 0.75
     assert coded["sparsity"] == pytest.approx(0.9, abs=0.05)
-    code, _, err = call("study", "compare", "prune:sparsity=0.9", "--sparsity", "0.9", *SMALL)
-    assert code == 2
+    err = refuse("study", "compare", "prune:sparsity=0.9", "--sparsity", "0.9", *SMALL)
     assert "the codec 'prune:sparsity=0.9' names its sparsity already; give it once" in err
 
 

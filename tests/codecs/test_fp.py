@@ -21,8 +21,8 @@ from hypothesis.extra import numpy as hnp
 
 import gtrace
 from gtrace.codecs.fp import FloatFormat, optimal_format, scale_exponent
-from gtrace.coding import ENVELOPE_BYTES, seal
-from gtrace.errors import PayloadError, UsageError
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.errors import UsageError
 from gtrace.fitting.floats import candidates, expected_rounding
 from gtrace.kernels.floats import rounding_error
 from gtrace.sweep import expand
@@ -291,45 +291,13 @@ def test_extreme_values_lose_nothing_to_the_scale():
     tiny, huge = np.float32(1e-45), np.finfo(np.float32).max
     for x in (np.array([tiny, 3 * tiny, -7 * tiny], np.float32), np.array([huge, -huge / 2, huge / 3], np.float32)):
         for spec in ("fp:e5m2", "fp:e2m5", "fp:e7m0", "fp:e1m6", "fp:mxfp8", "fp:nvfp4", "fp:e2m1,scale=rceil"):
-            decoded = sent(spec, x)
-            assert np.isfinite(decoded).all()
+            assert np.isfinite(sent(spec, x)).all()
         # Exact where the format has the digits: the scale costs none, whatever float32 thinks of denormals.
-        wide = sent("fp:e4m9", x).astype(np.float64)
-        assert np.all(np.abs(wide / x - 1) <= 2.0**-10)
+        assert np.all(np.abs(sent("fp:e4m9", x).astype(np.float64) / x - 1) <= 2.0**-10)
     c = gtrace.codec("fp:e4m9,exponent=140")
     x = np.array([tiny, 5 * tiny], np.float32)
     state, _ = fitted(c, x)
     assert np.array_equal(c.decode(c.shared(state), c.encode(state, x, KEY), 2), x)
-
-
-def forged(spec, body, shared=b"", size=10):
-    return seal(body, codec="fp", size=size, shared=shared), gtrace.codec(spec), shared
-
-
-@pytest.mark.parametrize(
-    ("spec", "body", "message"),
-    [
-        ("fp:e3m2", struct.pack("<f", 3.0) + bytes(8), "not a power of two"),
-        ("fp:e3m2", struct.pack("<f", np.inf) + bytes(8), "not a power of two"),
-        ("fp:e3m2", struct.pack("<f", -2.0) + bytes(8), "not a power of two"),
-        ("fp:e3m2", struct.pack("<f", 2.0) + bytes(7), "7 bytes of symbols where 8 were"),
-        ("fp:e4m3fn", struct.pack("<f", 2.0) + b"\x7f" * 10, "has no value"),
-        ("fp:mxfp4", b"\xff" + bytes(5), "not a number"),
-        ("fp:nvfp4", struct.pack("<f", np.nan) + bytes(6), "not finite"),
-        ("fp:nvfp4", struct.pack("<f", 1.0) + b"\x80" + bytes(5), "not finite"),
-    ],
-)
-def test_payloads_with_valid_sums_but_impossible_contents_are_refused(spec, body, message):
-    payload, c, shared = forged(spec, body)
-    with pytest.raises(PayloadError, match=message):
-        c.decode(shared, payload, 10)
-
-
-@pytest.mark.parametrize("shared", [b"", b"\0", b"\x08", b"\x03\x03"])
-def test_shared_bytes_that_name_no_format_are_refused(shared):
-    payload, c, _ = forged("fp:bits=6", struct.pack("<f", 2.0) + bytes(8), shared)
-    with pytest.raises(PayloadError, match="invalid format"):
-        c.decode(shared, payload, 10)
 
 
 SPECS = st.sampled_from(
@@ -540,8 +508,7 @@ def test_rceil_blocks_never_saturate_and_are_tight():
     c = gtrace.codec("fp:e2m1,scale=rceil")
     state, _ = fitted(c, x)
     payload = c.encode(state, x, KEY)
-    decoded = c.decode(c.shared(state), payload, x.size)
-    assert c.clipping(state, x, decoded)[0] == 0
+    assert c.clipping(state, x, c.decode(c.shared(state), payload, x.size))[0] == 0
     scales = 2.0 ** (np.frombuffer(payload, np.uint8, 60, ENVELOPE_BYTES).astype(float) - 127)
     largest = np.abs(x.reshape(-1, 32)).max(axis=1)
     assert ((largest <= 6 * scales) & (largest > 3 * scales)).all()
@@ -555,15 +522,10 @@ def test_rceil_blocks_never_saturate_and_are_tight():
 
 
 def test_a_sweep_reports_saturated_and_flushed_shares(tmp_path):
-    path = tmp_path / "t.zarr"
-    rng = np.random.default_rng(0)
-    with gtrace.create_trace(path) as trace:
-        for step in range(2):
-            trace.append(step, "a", lognormal(3000, seed=step))
-            trace.append(step, "b", rng.normal(size=500).astype(np.float32))
-            trace.commit(step)
+    others = np.random.default_rng(0).normal(size=(2, 500)).astype(np.float32)
+    trace = gtrace.Trace.from_arrays({"a": {k: lognormal(3000, seed=k) for k in (0, 1)}, "b": dict(enumerate(others))})
     specs = ["fp:e3m0", "fp:mxfp4", "qsgd", "fp:e3m0,scope=model", "fp:e3m0,exponent=17", "fp:e3m0,coder=fixed"]
-    result = gtrace.run_sweep(path, specs, draws=1, refit="each", output=tmp_path / "s.db")
+    result = gtrace.run_sweep(trace, specs, draws=1, refit="each", output=tmp_path / "s.db")
     rows = {(r["tensor"], r["step"], r["codec"], r["draw"]): r for r in result.rows()}
     expected, drawn = rows["a", 1, "fp:e3m0", -1], rows["a", 1, "fp:e3m0", 0]
     assert 0 < expected["flushed"] < 1
@@ -580,5 +542,5 @@ def test_a_sweep_reports_saturated_and_flushed_shares(tmp_path):
     assert rows["*", 0, "fp:e3m0,scope=model", 0]["n"] == 3500
     # Resumed, nothing is left to do: a codec without closed forms waits for no expectations.
     before = result["squared_error"]
-    again = gtrace.run_sweep(path, specs, draws=1, refit="each", output=tmp_path / "s.db", progress=pytest.fail)
+    again = gtrace.run_sweep(trace, specs, draws=1, refit="each", output=tmp_path / "s.db", progress=pytest.fail)
     assert np.array_equal(again["squared_error"], before)

@@ -135,13 +135,8 @@ def test_the_command_line_knows_it_too(site):
     write_package(site, "thief", {"qsgd": "mod:Half"}, {})
     write_package(site, "broken", {"mine": "nowhere:Half"}, {})
     paths = os.pathsep.join([str(site), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-m", "gtrace", "codecs"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "100"},
-    )
+    command, env = [sys.executable, "-m", "gtrace", "codecs"], {**os.environ, "PYTHONPATH": paths, "COLUMNS": "100"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
     assert "gtrace-dither 0.1" in done.stdout
     assert done.stderr.splitlines() == [

@@ -99,8 +99,7 @@ def test_long_tensors_follow_the_sequential_float64_sum(amount):
     sums = np.cumsum(np.abs(g).astype(np.float64))
     xi = 0.3
     ends = np.ceil(mcgq.sample_count(g.size, amount) * sums / sums[-1] - xi)
-    wanted = np.sign(g) * np.diff(ends, prepend=0)
-    assert (mcgq.counts(g, amount, xi) == wanted).all()
+    assert (mcgq.counts(g, amount, xi) == np.sign(g) * np.diff(ends, prepend=0)).all()
 
 
 @pytest.mark.parametrize("size", [1, 511, 512, 5000])

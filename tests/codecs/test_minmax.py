@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import gtrace
 from gtrace.codecs import codec_class, codec_names
-from gtrace.coding import ENVELOPE_BYTES, seal
-from gtrace.errors import PayloadError, UsageError
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.errors import UsageError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "mqgrad.json").read_text())
 KEY = (1, 2)
@@ -57,23 +57,6 @@ def test_no_value_moves_by_more_than_half_a_step(bits):
 def test_a_constant_tensor_decodes_to_itself(value):
     x = np.full(9, value, np.float32)
     assert np.array_equal(sent(x, 3)[1], x)
-
-
-@pytest.mark.parametrize(
-    ("body", "flags"),
-    [
-        (np.float32([0, 1]).tobytes() + b"\0", 3),
-        (np.float32([1, 0]).tobytes() + b"\0", 2),
-        (np.float32([0, np.inf]).tobytes() + b"\0", 2),
-        (np.float32([np.nan, 1]).tobytes() + b"\0", 2),
-        (np.float32([0, 1]).tobytes() + b"\0\0", 2),
-        (np.float32([0, 1]).tobytes() + b"\xff", 2),
-    ],
-)
-def test_damaged_bodies_are_refused(body, flags):
-    payload = seal(body, codec="minmax", size=3, shared=b"", flags=flags)
-    with pytest.raises(PayloadError):
-        gtrace.codec("minmax:bits=2").decode(b"", payload, 3)
 
 
 @pytest.mark.parametrize("name", [name for name in codec_names() if "bits" in gtrace.codec(name).parameters])

@@ -5,10 +5,10 @@ import textwrap
 
 import numpy as np
 import pytest
+from helpers_codecs import once
 
 import gtrace
 from gtrace import testing
-from gtrace.codecs import spec as names
 from gtrace.codecs.base import Codec
 from gtrace.codecs.plugins import REMEMBERED, load_plugin
 from gtrace.coding import ENVELOPE_BYTES
@@ -71,14 +71,7 @@ COMPRESSOR = """
 """
 
 
-@pytest.fixture(autouse=True)
-def _same_registry(monkeypatch):
-    monkeypatch.setattr(names, "_REGISTRY", dict(names._REGISTRY))
-    monkeypatch.setattr("gtrace.codecs.plugins._LOADED", {})
-    modules = set(sys.modules)
-    yield
-    for name in {name for name in sys.modules if name.startswith("gtrace_plugin_")} - modules:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("registry")
 
 
 @pytest.fixture
@@ -89,11 +82,6 @@ def write(tmp_path):
         return path
 
     return written
-
-
-def once(c, values, key=(1, 2)):
-    values = np.asarray(values, np.float32)
-    return c.decode(b"", c.encode(c.init(values.size), values, key), values.size)
 
 
 def test_two_functions_are_a_codec_named_like_the_file(write):
@@ -127,7 +115,7 @@ def test_a_compress_that_draws_gets_a_generator_of_the_key(write):
     )
     c, values = gtrace.codec("mine"), np.full(100, 0.5)
     assert np.array_equal(once(c, values), once(c, values))
-    assert not np.array_equal(once(c, values), once(c, values, (3, 4)))
+    assert not np.array_equal(once(c, values), once(c, values, key=(3, 4)))
     assert 30 < once(c, values).sum() < 70
 
 
@@ -142,12 +130,10 @@ def test_a_class_brings_its_parameters(write):
 
 
 def test_a_class_may_register_itself(write):
-    text = CLASS.replace("@dataclass(frozen=True)", "@register\n    @dataclass(frozen=True)").replace(
-        "import Codec, parameter", "import Codec, parameter, register"
-    )
-    path = write(text)
-    assert [cls.name for cls in load_plugin(path)] == ["power2"]
-    assert [cls.name for cls in load_plugin(path)] == ["power2"]
+    text = CLASS.replace("@dataclass(frozen=True)", "@register\n    @dataclass(frozen=True)")
+    path = write(text.replace("import Codec, parameter", "import Codec, parameter, register"))
+    for _ in range(2):
+        assert [cls.name for cls in load_plugin(path)] == ["power2"]
     assert gtrace.codec_names().count("power2") == 1
 
 
@@ -246,11 +232,7 @@ def test_an_edited_file_replaces_its_codecs(write):
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        (
-            "import numpy\nraise ValueError('two\\nlines')",
-            ScriptError,
-            "plugin mine.py, line 2: ValueError: two lines$",
-        ),
+        ("import numpy\nraise ValueError('two\\nlines')", ScriptError, "mine.py, line 2: ValueError: two lines$"),
         ("x = 1\nfrom nowhere_at_all import y", ScriptError, "line 2: ModuleNotFoundError: No module named"),
         ("x = (\n", ScriptError, "plugin mine.py, line 1: SyntaxError: '\\(' was never closed$"),
         ("import sys\n\nsys.exit(3)", ScriptError, "line 3: SystemExit: 3$"),
@@ -275,23 +257,15 @@ def test_a_wrong_file_is_one_line_and_changes_nothing(write, text, error, messag
     assert not {name for name in sys.modules if name.startswith("gtrace_plugin")} - modules
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(UsageError, match=r"plugin .*none\.py: no such file"):
-        load_plugin(tmp_path / "none.py")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (
             FUNCTIONS.replace("return values", "x = 1 / 0; return values"),
-            "mine.py, line 5: ZeroDivisionError: division by",
+            "line 5: ZeroDivisionError: division",
         ),
         (FUNCTIONS.replace(".tobytes()", ""), "compress returned ndarray, not bytes"),
-        (
-            FUNCTIONS.replace("return np.frombuffer", "return 1 + np.frombuffer").replace("1 +", "None or [] and"),
-            "0 values",
-        ),
+        (FUNCTIONS.replace("return np.frombuffer", "return [] and np.frombuffer"), "0 values"),
         (FUNCTIONS.replace("np.frombuffer(data, np.float16)", "np.full(size, np.nan)"), "not finite"),
         (FUNCTIONS.replace("np.frombuffer(data, np.float16)", "['a'] * size"), "no real numbers"),
         (FUNCTIONS.replace("np.frombuffer(data, np.float16)", "data[:-1]"), "no real numbers"),
@@ -310,14 +284,13 @@ def test_an_error_in_a_call_names_file_and_line(write, text, message):
     assert caught.value.exit_code == 5
 
 
-def test_refusals_of_a_class_stay_refusals(write):
+def test_refusals_stay_refusals(write, tmp_path):
     load_plugin(write(CLASS))
     with pytest.raises(PayloadError):
         gtrace.codec("power2").decode(b"", b"", 3)
-
-
-def test_wrong_values_are_refused_before_the_plugin_sees_them(write):
+    # Wrong values are refused before the plugin sees them.
     load_plugin(write(FUNCTIONS))
-    c = gtrace.codec("mine")
     with pytest.raises(UsageError, match="value 1 is nan"):
-        c.encode(c.init(2), [0.0, np.nan], (1, 2))
+        once(gtrace.codec("mine"), [0.0, np.nan])
+    with pytest.raises(UsageError, match=r"plugin .*none\.py: no such file"):
+        load_plugin(tmp_path / "none.py")

@@ -4,21 +4,18 @@ import math
 
 import numpy as np
 import pytest
+from helpers_codecs import once
 
 import gtrace
 from gtrace.codecs.base import Averaged, advance
 from gtrace.codecs.powersgd import PowerSgd
-from gtrace.coding import ENVELOPE_BYTES, seal
-from gtrace.errors import PayloadError, UsageError
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.errors import UsageError
 from gtrace.training import Exchange
 from gtrace.types import State
 
 #: linear, convolution (first dimension x rest), and what has no two dimensions
 SHAPES = [(30, 50), (16, 8, 3, 3), (64, 1, 3, 3), (9, 40, 5)]
-
-
-def once(c, state, values, key=(1, 2)):
-    return c.decode(c.shared(state), c.encode(state, values, key), values.size)
 
 
 def bits(c, shape):
@@ -77,10 +74,9 @@ def test_one_worker_is_the_published_algorithm(shape, rank):
     state = c.init(math.prod(shape), shape)
     reference = Published(1, shape, state.arrays["q"])
     for step, (gradient,) in enumerate(steps_of(1, shape)):
-        got = once(c, state, gradient, (step, 0))
+        got = once(c, gradient, state, (step, 0))
         state = c.update(state, gradient, got)
-        wanted = reference.step([gradient])
-        assert got.reshape(shape) == pytest.approx(wanted, abs=1e-5)
+        assert got.reshape(shape) == pytest.approx(reference.step([gradient]), abs=1e-5)
         assert state.arrays["residual"] == pytest.approx(reference.errors.reshape(-1), abs=1e-5)
 
 
@@ -107,7 +103,7 @@ def test_vectors_and_what_factors_would_not_shorten_are_sent_exactly(shape):
     c, size = PowerSgd(rank=2), math.prod(shape)
     x = np.random.default_rng(3).normal(size=shape).astype(np.float32)
     state = c.init(size, shape)
-    got = once(c, state, x)
+    got = once(c, x, state)
     assert np.array_equal(got, x.reshape(-1))
     assert c.shared(state) == b""
     assert bits(c, shape) == 32 * size
@@ -120,15 +116,15 @@ def test_vectors_and_what_factors_would_not_shorten_are_sent_exactly(shape):
 def test_a_matrix_of_the_codecs_rank_arrives_whole(warm):
     c = PowerSgd(rank=3, warm=warm)
     x = matrix(40, 90, [5.0, 2.0, 1.0])
-    assert once(c, c.init(x.size, x.shape), x) == pytest.approx(x.reshape(-1), abs=1e-5)
+    assert once(c, x, c.init(x.size, x.shape)) == pytest.approx(x.reshape(-1), abs=1e-5)
 
 
 def test_the_shape_of_a_kernel_decides():
     """As a matrix of the first dimension times the rest this one has rank 2; near-square it has more."""
     x = matrix(16, 72, [5.0, 2.0])
     c = PowerSgd(rank=2)
-    assert once(c, c.init(x.size, (16, 8, 3, 3)), x) == pytest.approx(x.reshape(-1), abs=1e-5)
-    assert np.linalg.norm(once(c, c.init(x.size), x) - x.reshape(-1)) > 0.1 * np.linalg.norm(x)
+    assert once(c, x, c.init(x.size, (16, 8, 3, 3))) == pytest.approx(x.reshape(-1), abs=1e-5)
+    assert np.linalg.norm(once(c, x, c.init(x.size)) - x.reshape(-1)) > 0.1 * np.linalg.norm(x)
 
 
 def test_a_warm_start_converges_to_the_best_factors():
@@ -141,7 +137,7 @@ def test_a_warm_start_converges_to_the_best_factors():
         for step in range(25):
             # Without its residual the codec sees the same matrix at every step.
             state = state.with_arrays(residual=np.zeros(x.size, np.float32))
-            got = once(c, state, x, (step, 3))
+            got = once(c, x, state, (step, 3))
             before, state = state, c.update(state, x, got)
             assert not np.array_equal(state.arrays["q"], before.arrays["q"])
         errors[warm] = float(np.linalg.norm(x.reshape(-1) - got))
@@ -163,10 +159,10 @@ def test_a_dead_gradient_does_not_kill_the_start():
     c = PowerSgd(rank=2)
     state = c.init(1600, (40, 40))
     zeros = np.zeros(1600, np.float32)
-    state = c.update(state, zeros, once(c, state, zeros))
+    state = c.update(state, zeros, once(c, zeros, state))
     assert np.array_equal(state.arrays["q"], c.init(1600, (40, 40)).arrays["q"])
     x = matrix(40, 40, [3.0, 1.0])
-    assert once(c, state, x) == pytest.approx(x.reshape(-1), abs=1e-5)
+    assert once(c, x, state) == pytest.approx(x.reshape(-1), abs=1e-5)
 
 
 def test_bits_are_those_of_two_factors_and_the_number_of_rows_is_shared_once():
@@ -216,7 +212,7 @@ def test_wrappers_pass_the_rounds_on(spec):
     assert c.linear
     alone, exchange = c.init(600, (20, 30)), Exchange(c, 3)
     for step, (g,) in enumerate(steps_of(1, (20, 30), 4)):
-        got = once(c, alone, g, (step, 1))
+        got = once(c, g, alone, (step, 1))
         alone = c.update(alone, g, got)
         found = exchange.step(step, [{"w": g}] * 3)
         assert found.gradients["w"].reshape(-1) == pytest.approx(got, abs=2e-6)
@@ -237,21 +233,3 @@ def test_other_codecs_have_no_rounds():
     assert not c.linear
     with pytest.raises(UsageError, match="no rounds"):
         c.rounds(c.init(4), np.ones(4), (1, 2))
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"\0" * (4 * 128 + 4), b"\0" * (4 * 127), np.full(128, np.nan, np.float32).tobytes()]
-)
-def test_a_sealed_body_that_says_nonsense_is_refused(body):
-    c = PowerSgd(rank=2)
-    shared = c.shared(c.init(1000))
-    with pytest.raises(PayloadError):
-        c.decode(shared, seal(body, codec=c.name, size=1000, shared=shared), 1000)
-
-
-@pytest.mark.parametrize("shared", [b"\0", b"\0\0\0\0", b"\1\0\0\0\0", b"\xff\xff\xff\xff"])
-def test_shared_bytes_that_say_nonsense_are_refused(shared):
-    c = PowerSgd(rank=2)
-    body = b"\0" * (4 * 128)
-    with pytest.raises(PayloadError):
-        c.decode(shared, seal(body, codec=c.name, size=1000, shared=shared), 1000)

@@ -131,9 +131,7 @@ def test_nothing_is_pruned_where_nothing_needs_to_be():
         assert (decoded(c, state, x) == x).all()
         assert c.expect(state, sketch).squared_error == 0
         assert (decoded(c, c.init(x.size), x) == x).all()
-
-
-def test_a_summary_of_zeros_leaves_the_threshold():
+    # Nor does a summary of zeros change a threshold.
     c = gtrace.codec("prune")
     state = c.fit(c.init(100), MomentSketch.of(gradients(100), norm="none"), 0)
     assert c.fit(state, MomentSketch.of(np.zeros(100), norm="none"), 1) is state

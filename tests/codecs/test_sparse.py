@@ -2,31 +2,16 @@
 
 import numpy as np
 import pytest
+from helpers_codecs import body, decode_sealed, encode_sparse, fixed_positions, once
 
 import gtrace
 from gtrace import testing
 from gtrace.codecs.sparse import kept, largest, magnitudes
 from gtrace.codecs.sparsifiers import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK
-from gtrace.coding import ENVELOPE_BYTES, Floats, seal
+from gtrace.coding import Floats
 from gtrace.coding.sparse import encode_positions
-from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise
 from gtrace.types import Key
-
-
-def encode_sparse(positions, values, size):
-    return encode_positions(positions, size) + np.asarray(values, "<f4").tobytes()
-
-
-def once(c, values, state=None, key=(1, 2)):
-    values = np.asarray(values, np.float32)
-    state = c.init(values.size) if state is None else state
-    return c.decode(b"", c.encode(state, values, key), values.size)
-
-
-def body(c, values, key=(1, 2)):
-    values = np.asarray(values, np.float32)
-    return c.encode(c.init(values.size), values, key)[ENVELOPE_BYTES:]
 
 
 def gradients(steps, size=400, seed=0):
@@ -255,51 +240,11 @@ def test_a_position_and_its_sign_cost_one_number():
     assert body(AdaComp(), x) == np.float32(2).tobytes() + encode_positions([6, 1401], 2000)
 
 
-# bytes that lie
-
-
-def sealed(c, data, size):
-    return seal(data, codec=c.name, size=size, shared=b"")
-
-
-def fixed(positions, values, padding=0):
-    """What coder=fixed sends of a tensor of 20: five bits a position."""
-    bits = sum(p << 5 * i for i, p in enumerate(positions)) | padding << 5 * len(positions)
-    return bits.to_bytes(-(-5 * len(positions) // 8), "little") + np.array(values, "<f4").tobytes()
-
-
 def test_fixed_positions_are_five_bits_each():
     c, x = TopK(ratio=0.1, coder="fixed"), np.zeros(20, np.float32)
     x[[3, 9]] = [1, 2]
-    assert body(c, x) == fixed([3, 9], [1, 2])
-    assert np.array_equal(c.decode(b"", sealed(c, fixed([3, 9], [1, 2]), 20), 20), x)
-
-
-@pytest.mark.parametrize(
-    ("c", "data"),
-    [
-        (TopK(), b""),
-        (TopK(), encode_sparse([3, 9], [1.0, np.nan], 20)),
-        (TopK(), encode_sparse([3, 9], [1.0, 2.0], 20)[:-1]),
-        (TopK(), encode_sparse([3, 300], [1.0, 2.0], 301)),
-        (TopK(coder="fixed"), b"\1\2"),
-        (TopK(coder="fixed"), fixed([3, 9], [1, np.inf])),
-        (TopK(coder="fixed"), fixed([9, 3], [1, 2])),
-        (TopK(coder="fixed"), fixed([3, 9], [1, 2], padding=32)),
-        (TopK(coder="fixed"), fixed([25], [1])),
-        (RandomK(ratio=0.1), b"\0\0\0\0" + np.float32([1, np.nan]).tobytes()),
-        (RandomK(ratio=0.1), b"\0\0\0\0" + np.float32([1]).tobytes()),
-        (RandomK(ratio=0.1), b""),
-        (AdaComp(), b""),
-        (AdaComp(), np.float32(np.nan).tobytes() + encode_positions([1], 40)),
-        (AdaComp(), np.float32(-1).tobytes() + encode_positions([1], 40)),
-        (AdaComp(), np.float32(1).tobytes() + encode_positions([2, 3], 40)),
-        (AdaComp(), np.float32(1).tobytes() + encode_positions([2], 40) + b"\0"),
-    ],
-)
-def test_a_sealed_body_that_says_nonsense_is_refused(c, data):
-    with pytest.raises(PayloadError):
-        c.decode(b"", sealed(c, data, 20), 20)
+    assert body(c, x) == fixed_positions([3, 9], [1, 2])
+    assert np.array_equal(decode_sealed(c, fixed_positions([3, 9], [1, 2]), 20), x)
 
 
 def test_a_hundred_thousand_bins_of_positions_decode_from_bytes_alone():

@@ -21,23 +21,11 @@ from gtrace.sketch import MomentSketch
 from gtrace.types import Key, State
 
 SPECS = [
-    "ef:qsgdinf:bits=3",
-    "ef:none",
-    "ef:int8",
-    "ef:momentum:terngrad",
-    "ef:powersgd",
-    "momentum:signsgd",
-    "momentum:beta=0.5,dampening=0.5:ef:qsgd:bits=3",
-    "rotate:none",
-    "rotate:qsgdinf:bits=3",
-    "rotate:block=2:qsgd:bits=4",
-    "rotate:signsgd:scale=energy",
-    "rotate:rotate:qsgd:bits=3",
-    "rotate:ef:signsgd",
-    "rotate:onebit",
-    "ef:rotate:signsgd",
+    *("ef:qsgdinf:bits=3", "ef:none", "ef:int8", "ef:momentum:terngrad", "ef:powersgd", "ef:rotate:signsgd"),
+    *("momentum:signsgd", "momentum:beta=0.5,dampening=0.5:ef:qsgd:bits=3", "ef21:momentum=0.5:ef:topk:ratio=0.1"),
+    *("rotate:none", "rotate:qsgdinf:bits=3", "rotate:block=2:qsgd:bits=4", "rotate:signsgd:scale=energy"),
+    *("rotate:rotate:qsgd:bits=3", "rotate:ef:signsgd", "rotate:onebit"),
     "rotate:terngrad:bucket_size=1000,tail=exact,clip=2.5",
-    "ef21:momentum=0.5:ef:topk:ratio=0.1",
 ]
 
 
@@ -149,11 +137,8 @@ def test_facts_come_from_inside():
     assert facts("rotate:signsgd") == ("rotate:signsgd", False, False)
     assert facts("rotate:ef:qsgd") == ("rotate:ef:qsgd", False, True)
     assert facts("momentum:qsgd") == ("momentum:qsgd", False, True)
-    assert [gtrace.codec(f"{prefix}:powersgd").linear for prefix in ("ef", "ef21", "momentum:ef21")] == [
-        True,
-        False,
-        False,
-    ]
+    linear = [gtrace.codec(f"{prefix}:powersgd").linear for prefix in ("ef", "ef21", "momentum:ef21")]
+    assert linear == [True, False, False]
     assert not Rotate.stateful
     assert gtrace.codec("rotate:block=8:qsgd:bits=3").parameters["bits"] == 3
     assert gtrace.codec("rotate:block=8:qsgd:bits=3").parameters["rotate.block"] == 8
@@ -217,12 +202,8 @@ def test_a_memory_inside_a_memory_moves_too():
     # What is left of exact momentum is nothing, so the momentum goes on as without feedback.
     fed, plain = played(gtrace.codec("ef:momentum:none"), g)[0], played(gtrace.codec("momentum:none"), g)[0]
     assert np.array_equal(fed[0], plain[0])
-    assert gtrace.codec("momentum:ef:momentum:signum").init(3).arrays.keys() == {
-        "momentum",
-        "inner.residual",
-        "inner.inner.momentum",
-        "inner.inner.inner.momentum",
-    }
+    nested = {"momentum", "inner.residual", "inner.inner.momentum", "inner.inner.inner.momentum"}
+    assert gtrace.codec("momentum:ef:momentum:signum").init(3).arrays.keys() == nested
 
 
 def test_a_vote_passes_through_memory_but_not_through_a_rotation():
@@ -261,8 +242,7 @@ def test_fitting_sees_what_will_be_encoded():
     # Every rotation is another one, but what it does to outliers is the same.
     spiked = np.zeros(1024, np.float32)
     spiked[5] = 1.0
-    viewed = Rotate(inner).view(State(1024), spiked)
-    assert np.abs(viewed) == pytest.approx(1 / 32, rel=1e-6)
+    assert np.abs(Rotate(inner).view(State(1024), spiked)) == pytest.approx(1 / 32, rel=1e-6)
 
 
 def test_a_fit_through_wrappers_adopts_a_code_that_receivers_get():
@@ -275,9 +255,8 @@ def test_a_fit_through_wrappers_adopts_a_code_that_receivers_get():
         assert c.shared(fitted)
         coded = c.encode(fitted, g, (1, 2))
         assert len(coded) < 0.95 * fixed
-        assert np.array_equal(
-            c.decode(c.shared(fitted), coded, g.size), c.decode(b"", c.encode(state, g, (1, 2)), g.size)
-        )
+        plain = c.decode(b"", c.encode(state, g, (1, 2)), g.size)
+        assert np.array_equal(c.decode(c.shared(fitted), coded, g.size), plain)
         with pytest.raises(PayloadError):
             c.decode(b"", coded, g.size)
 
@@ -345,8 +324,7 @@ def test_every_key_rotates_otherwise_and_the_seed_takes_32_bits():
 
 def test_a_codec_with_memory_is_rotated_alike_at_every_step_and_sends_no_seed():
     c, g = gtrace.codec("rotate:ef:signsgd"), gradients(30, 1024)
-    payload = c.encode(c.init(1024), g[0], (1, 2))
-    assert 8 * (len(payload) - ENVELOPE_BYTES) == 32 + 1024
+    assert 8 * (len(c.encode(c.init(1024), g[0], (1, 2))) - ENVELOPE_BYTES) == 32 + 1024
     close = gtrace.codec("rotate:ef:int8")
     assert close.decode(b"", close.encode(close.init(1024), g[0], (1, 2)), 1024) == pytest.approx(g[0], abs=0.1)
     arrived, state = played(c, g)
@@ -370,11 +348,8 @@ def test_energy_scaled_signs_are_right_on_average_under_rotations():
     energy = float(g.astype(float) @ g)
     for scale, shrinks in (("energy", False), ("mean", True)):
         c = gtrace.codec(f"rotate:block=4096:signsgd:scale={scale}")
-        shares = [
-            float(g.astype(float) @ c.decode(b"", c.encode(c.init(g.size), g, Key.derive(d, tensor="t")), g.size))
-            / energy
-            for d in range(40)
-        ]
+        payloads = [c.encode(c.init(g.size), g, Key.derive(d, tensor="t")) for d in range(40)]
+        shares = [float(g.astype(float) @ c.decode(b"", payload, g.size)) / energy for payload in payloads]
         assert (np.mean(shares) < 0.7) == shrinks
         assert shrinks or np.mean(shares) == pytest.approx(1, abs=1e-5)
 

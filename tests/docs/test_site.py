@@ -41,13 +41,8 @@ def test_the_site_builds_without_a_warning_and_has_everything(tmp_path):
     pytest.importorskip("myst_parser", reason="the docs group is not installed: pip install 'gradtrace[docs]'")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", "-b", "html"]
     site = tmp_path / "html"
-    done = subprocess.run(
-        [*command, "-d", str(tmp_path / "doctrees"), str(DOCS), str(site)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command += ["-d", str(tmp_path / "doctrees"), str(DOCS), str(site)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     pages = {str(path.relative_to(site)): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     check_links(site, pages)

@@ -78,14 +78,12 @@ def test_matches_the_algorithm_of_the_paper(seed):
 
 def test_kept_pairs_are_rounded_up():
     # (1 + 0.25) 2 = 2.5: with 2 kept pairs the rounds would go on to 6 intervals, with 3 they end at 7.
-    x = np.random.default_rng(0).random(500)
-    assert adaquant(x, 2, 0.25, 1.0).size - 1 == 7
+    assert adaquant(np.random.default_rng(0).random(500), 2, 0.25, 1.0).size - 1 == 7
 
 
 def test_rounds_end_where_no_pair_can_be_merged():
     # 2 (1 + gamma) k + delta = 6.8 is below the 7 intervals whose 3 pairs must all be kept.
-    x = np.linspace(0, 1, 8)
-    assert adaquant(x, 1, 1.9, 1.0).size - 1 == 7
+    assert adaquant(np.linspace(0, 1, 8), 1, 1.9, 1.0).size - 1 == 7
 
 
 def test_signed_values_and_given_ends():
@@ -95,8 +93,7 @@ def test_signed_values_and_given_ends():
     assert objective(x, levels) <= 2 * certified_levels(x, 5)[1]
     wide = adaquant(x, 4, 1.0, 2.0, lo=-100.0, hi=200.0)
     assert (wide[0], wide[-1]) == (-100.0, 200.0)
-    inside = adaquant([0.25, 0.5], 1, 1.0, 1.0, lo=0.25)
-    assert inside.tolist() == [0.25, 0.5, 1.0]
+    assert adaquant([0.25, 0.5], 1, 1.0, 1.0, lo=0.25).tolist() == [0.25, 0.5, 1.0]
 
 
 def test_few_values_come_back():

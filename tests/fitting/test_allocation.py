@@ -31,13 +31,13 @@ def random_tensors(seed, count=6):
     return out
 
 
-def cosines(tensors, sparsities):
-    return np.array(
-        [
-            fitting.pruned_cosine(fitting.threshold("exact", min(s, 1 - 1e-12), x), x)
-            for x, s in zip(tensors, sparsities, strict=True)
-        ]
-    )
+def cosine(law, sparsity):
+    """Of a law or of a tensor with what is left of it at this sparsity."""
+    return fitting.pruned_cosine(fitting.threshold("exact", min(float(sparsity), 1 - 1e-12), law), law)
+
+
+def cosines(laws, sparsities):
+    return np.array([cosine(law, s) for law, s in zip(laws, sparsities, strict=True)])
 
 
 @pytest.mark.parametrize("case", GOLDEN["heterogeneous"], ids=lambda c: c["case"])
@@ -47,10 +47,10 @@ def test_golden_allocation(case):
     laws = [LogNormal(0.0, sigma) for sigma in case["sigma"]]
     alphas = [fitting.threshold("exact", float(s), law) for s, law in zip(got, laws, strict=True)]
     assert np.log(alphas) == pytest.approx(case["ln_alpha_minus_mu"], abs=1e-7)
-    cos = [fitting.pruned_cosine(alpha, law) for alpha, law in zip(alphas, laws, strict=True)]
-    assert cos == pytest.approx(case["cos_layer"], abs=1e-8)
-    assert np.average(cos, weights=case["numel"]) == pytest.approx(case["mean_cos"], abs=1e-8)
-    alike = [fitting.pruned_cosine(fitting.threshold("exact", case["S"], law), law) for law in laws]
+    found = cosines(laws, got)
+    assert found == pytest.approx(case["cos_layer"], abs=1e-8)
+    assert np.average(found, weights=case["numel"]) == pytest.approx(case["mean_cos"], abs=1e-8)
+    alike = [cosine(law, case["S"]) for law in laws]
     assert np.average(alike, weights=case["numel"]) == pytest.approx(case["mean_cos_homogeneous"], abs=1e-8)
 
 
@@ -60,21 +60,15 @@ def test_a_general_optimizer_finds_the_same(seed, s):
     tensors = random_tensors(seed)
     sizes = np.array([x.size for x in tensors]) / sum(x.size for x in tensors)
     there = np.array([np.mean(x == 0) for x in tensors])
-    best = minimize(
-        lambda v: -float(sizes @ cosines(tensors, v)),
-        np.maximum(s, there),
-        method="SLSQP",
-        bounds=[(low, 0.9999) for low in there],
-        constraints={"type": "eq", "fun": lambda v: float(sizes @ v) - s},
-        options={"ftol": 1e-13, "maxiter": 300},
-    )
+    within = {"bounds": [(low, 0.9999) for low in there], "options": {"ftol": 1e-13, "maxiter": 300}}
+    within["constraints"] = {"type": "eq", "fun": lambda v: float(sizes @ v) - s}
+    best = minimize(lambda v: -float(sizes @ cosines(tensors, v)), np.maximum(s, there), method="SLSQP", **within)
     got = fitting.allocate_sparsity(tensors, s)
     assert best.success
     assert sizes @ cosines(tensors, got) >= -best.fun - 1e-9
     assert got == pytest.approx(best.x, abs=1e-3)
-    assert fitting.allocate_sparsity([MomentSketch.of(x, norm="none") for x in tensors], s) == pytest.approx(
-        got, abs=1e-4
-    )
+    sketches = [MomentSketch.of(x, norm="none") for x in tensors]
+    assert fitting.allocate_sparsity(sketches, s) == pytest.approx(got, abs=1e-4)
 
 
 def test_the_mean_cosine_is_never_below_that_of_equal_sparsity():
@@ -96,16 +90,7 @@ def test_the_mean_cosine_is_never_below_that_of_equal_sparsity():
 def test_laws_that_differ_gain_and_laws_that_agree_do_not():
     mixed = fitting.allocate_sparsity([(1.0, 1), (1.5, 1), (2.0, 1), (2.5, 1)], 0.8)
     laws = [LogNormal(0.0, sigma) for sigma in (1.0, 1.5, 2.0, 2.5)]
-
-    def mean(sparsities):
-        return np.mean(
-            [
-                fitting.pruned_cosine(fitting.threshold("exact", s, law), law)
-                for s, law in zip(sparsities, laws, strict=True)
-            ]
-        )
-
-    assert mean(mixed) > mean([0.8] * 4) + 0.01
+    assert np.mean(cosines(laws, mixed)) > np.mean(cosines(laws, [0.8] * 4)) + 0.01
     assert fitting.allocate_sparsity([(-3.0, 1.2, 7), (5.0, 1.2, 100)], 0.8) == pytest.approx([0.8, 0.8])
     assert fitting.allocate_sparsity([(1.2, 0), LogNormal(5.0, 1.2)], 0.8) == pytest.approx([0.8, 0.8])
 

@@ -122,11 +122,8 @@ def test_where_nothing_depends_on_the_multiplier_it_stays():
     for nothing in (MomentSketch.of([]), MomentSketch.of(np.zeros(9)), TruncatedNormalMixture([0], [0], [1])):
         assert amq_multiplier(nothing, 4) == 0.5
         assert amq_multiplier(nothing, 4, zero=False, start=0.2) == 0.2
-
-
-def test_a_spike_is_met_by_a_power():
-    law = TruncatedNormalMixture([0.3], [0.0], [1.0])
-    p = amq_multiplier(law, 4)
+    # A spike is met by a power.
+    p = amq_multiplier(TruncatedNormalMixture([0.3], [0.0], [1.0]), 4)
     assert np.min(np.abs(np.log(amq_levels(p, 4)[1:]) - np.log(0.3))) < 1e-6
 
 

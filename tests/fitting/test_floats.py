@@ -25,17 +25,10 @@ KEY = (3, 5)
 def reference(form):
     """The same format in gfloat: finite, no NaN, subnormals."""
     return RESERVED.get(form) or gfloat.FormatInfo(
-        str(form),
-        form.bits,
-        form.mantissa + 1,
-        bias=2 ** (form.exponent - 1) - 1,
-        is_signed=True,
-        domain=gfloat.Domain.Finite,
-        has_nz=True,
-        num_high_nans=0,
-        has_subnormals=True,
+        str(form), form.bits, form.mantissa + 1, bias=2 ** (form.exponent - 1) - 1,
+        domain=gfloat.Domain.Finite, num_high_nans=0, is_signed=True, has_nz=True, has_subnormals=True,
         is_twos_complement=False,
-    )
+    )  # fmt: skip
 
 
 def around(form):

@@ -124,8 +124,7 @@ def test_what_is_not_finite_is_left_out_and_counted():
 
 def test_equal_magnitudes_have_no_width():
     fit = fit_magnitudes(np.full(7, -0.3, np.float32))
-    assert fit.sigma == 0
-    assert fit.mu == pytest.approx(math.log(0.3), abs=1e-6)
+    assert (fit.sigma, fit.mu) == (0, pytest.approx(math.log(0.3), abs=1e-6))
     # The half laws have one parameter, which is their width.
     assert {name for name, distance in fit.ks.items() if distance == distance} == {"half-normal", "half-laplace"}
 

@@ -272,8 +272,7 @@ def test_zero_weights_are_harmless():
 
 
 def test_two_levels_leave_no_choice():
-    x = np.array([0.0, 1.0, 4.0])
-    assert certified_levels(x, 2)[:2] == (pytest.approx([0, 4]), 3.0)
+    assert certified_levels(np.array([0.0, 1.0, 4.0]), 2)[:2] == (pytest.approx([0, 4]), 3.0)
 
 
 @pytest.mark.parametrize("exponent", [-1000, -600, 500, 1000])

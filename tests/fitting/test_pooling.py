@@ -56,6 +56,8 @@ def test_scaling_by_one_and_adding_with_equal_weights_is_merging():
     merged, summed = a + b, a.scaled(1.0) + b.scaled(1.0)
     np.testing.assert_array_equal(merged.sums, summed.sums)
     assert (merged.size, merged.zeros, merged.zero_weight) == (summed.size, summed.zeros, summed.zero_weight)
+    with pytest.raises(UsageError, match="cannot be merged"):
+        pooled([a, MomentSketch.of([1.0], "l2")])
 
 
 def test_a_step_with_a_large_norm_weighs_like_the_others():
@@ -72,8 +74,7 @@ def test_steps_of_zeros_have_no_weight():
     assert mixed.zeros == pytest.approx(300 / (1 + DECAY))
     assert pooled([zeros, zeros]).sums.size == 0
     fitted = codec("alq:bits=3,bucket_size=none")
-    start = fitted.init(300)
-    assert fitted.fit(start, pooled([zeros]), 0).arrays.get("levels") is None
+    assert fitted.fit(fitted.init(300), pooled([zeros]), 0).arrays.get("levels") is None
 
 
 def test_a_running_pool_is_the_pool_of_its_window():
@@ -85,11 +86,6 @@ def test_a_running_pool_is_the_pool_of_its_window():
         np.testing.assert_array_equal(found.rows, expected.rows)
         np.testing.assert_array_equal(found.sums, expected.sums)
         assert (found.size, found.energy) == (expected.size, expected.energy)
-
-
-def test_only_alike_sketches_are_pooled():
-    with pytest.raises(UsageError, match="cannot be merged"):
-        pooled([MomentSketch.of([1.0], "l2"), MomentSketch.of([1.0], "linf")])
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])

@@ -82,17 +82,9 @@ def fit(kind, folder, **options):
     lightning.seed_everything(0, verbose=False)
     data = TensorDataset(torch.randn(32, 4), torch.randint(2, (32,)))
     model = kind()
-    trainer = lightning.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        **options,
-    )
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    where = {"accelerator": "cpu", "devices": 1, "default_root_dir": folder}
+    trainer = lightning.Trainer(max_epochs=2, **where, **quiet, **options)
     trainer.fit(model, DataLoader(data, batch_size=8, shuffle=True))
     return model
 

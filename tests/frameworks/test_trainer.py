@@ -29,18 +29,9 @@ def fit(folder, **options):
     model = transformers.GPT2LMHeadModel(config)
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(50, (12,), generator=generator) for _ in range(16)]
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder / "out"),
-        num_train_epochs=1,
-        per_device_train_batch_size=2,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-        use_cpu=True,
-        seed=0,
-        **options,
-    )
+    quiet = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+    given = {"num_train_epochs": 1, "per_device_train_batch_size": 2, "seed": 0}
+    arguments = transformers.TrainingArguments(str(folder / "out"), **given, **quiet, **options)
     trainer = transformers.Trainer(
         model=model,
         args=arguments,

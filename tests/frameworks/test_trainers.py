@@ -111,18 +111,9 @@ def transformers(pieces, folder, monkeypatch):
         def forward(self, x, labels):
             return {"loss": pieces.loss(x, labels)}
 
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder / "out"),
-        max_steps=STEPS,
-        per_device_train_batch_size=8,
-        lr_scheduler_type="constant",
-        max_grad_norm=0,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-        use_cpu=True,
-    )
+    quiet = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+    plain = {"per_device_train_batch_size": 8, "lr_scheduler_type": "constant", "max_grad_norm": 0}
+    arguments = transformers.TrainingArguments(str(folder / "out"), max_steps=STEPS, **plain, **quiet)
     kept = Kept()
     monkeypatch.setattr("gtrace.trackers.open_tracker", lambda to: {"tensorboard:runs": kept}[to])
     monkeypatch.setattr("gtrace.capture.options.check_tracker", lambda to: None)

@@ -17,9 +17,8 @@ from gtrace.planning.toml import MAX_BYTES, dump, load
 
 @pytest.fixture(scope="module")
 def plan():
-    return make_plan(
-        curves_of_laws(steps=4), Budget("bits", 3.0, "--budget 3bits"), name="small", provenance={"trace": "t.zarr"}
-    )
+    budget = Budget("bits", 3.0, "--budget 3bits")
+    return make_plan(curves_of_laws(steps=4), budget, name="small", provenance={"trace": "t.zarr"})
 
 
 @pytest.mark.parametrize("suffix", ["toml", "json"])
@@ -38,9 +37,8 @@ def test_a_plan_comes_back(tmp_path, plan, suffix):
 
 def test_a_plan_by_cost_comes_back_and_is_worth_what_it_wins_of_the_batch(tmp_path, plan):
     best = dataclasses.replace(plan.uniform, error=0.5, planned=0.2)
-    priced = dataclasses.replace(
-        plan, objective="cost", horizon=PlanForecast(400, 64.0, 60.0, 40.0, 62.0), uniform=best
-    )
+    forecast = PlanForecast(400, 64.0, 60.0, 40.0, 62.0)
+    priced = dataclasses.replace(plan, objective="cost", horizon=forecast, uniform=best)
     save_plan(priced, tmp_path / "cost.toml")
     assert load_plan(tmp_path / "cost.toml").horizon == priced.horizon
     assert priced.gain == pytest.approx(1.5 / 1.2 - 1)
@@ -132,11 +130,11 @@ def test_what_is_too_large_is_not_read(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".yaml", ".yml"])
 def test_yaml_is_refused_by_name(tmp_path, plan, suffix):
-    path = tmp_path / f"plan{suffix}"
-    with pytest.raises(UsageError, match="plans are TOML now: run gtrace plan TRACE -o"):
+    path, said = tmp_path / f"plan{suffix}", "plans are TOML now: run gtrace plan TRACE -o"
+    with pytest.raises(UsageError, match=said):
         save_plan(plan, path)
     path.write_text("gtrace_plan: 1\n")
-    with pytest.raises(TraceError, match="plans are TOML now: run gtrace plan TRACE -o"):
+    with pytest.raises(TraceError, match=said):
         load_plan(path)
 
 

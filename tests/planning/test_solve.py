@@ -11,13 +11,9 @@ from gtrace.planning.solve import ENOUGH, hulls, minimize, uniform
 
 def brute_force(cost, error, budget):
     """The least error of all choices within the budget, None where there is none."""
-    best = None
-    for options in itertools.product(range(cost.shape[1]), repeat=len(cost)):
-        spent = sum(cost[t, o] for t, o in enumerate(options))
-        lost = sum(error[t, o] for t, o in enumerate(options))
-        if spent <= budget and (best is None or lost < best):
-            best = lost
-    return best
+    rows = range(len(cost))
+    choices = map(list, itertools.product(range(cost.shape[1]), repeat=len(cost)))
+    return min((error[rows, chosen].sum() for chosen in choices if cost[rows, chosen].sum() <= budget), default=None)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -77,16 +73,11 @@ def test_a_start_is_never_left_for_something_worse(search):
         assert found.error <= error[rows, start].sum()
 
 
-def test_what_does_not_fit_is_no_choice():
+def test_with_no_room_there_is_no_choice_and_with_room_for_all_nothing_is_left_to_prove():
     cost, error = np.array([[2.0, 3.0]]), np.array([[1.0, 0.5]])
-    assert minimize(cost, error, 1.9) is None
-    assert uniform(cost, error, 1.9) is None
+    assert minimize(cost, error, 1.9) is uniform(cost, error, 1.9) is None
     assert minimize(cost, error, 2.0).options.tolist() == [0]
-
-
-def test_with_room_for_all_the_least_error_is_taken_and_nothing_is_left_to_prove():
-    cost, error = np.array([[1.0, 2.0, 9.0]]), np.array([[5.0, 1.0, 0.0]])
-    found = minimize(cost, error, 100.0)
+    found = minimize(np.array([[1.0, 2.0, 9.0]]), np.array([[5.0, 1.0, 0.0]]), 100.0)
     assert (found.options.tolist(), found.error, found.gap, found.proved) == ([2], 0.0, 0.0, True)
 
 

@@ -33,10 +33,8 @@ def test_sums_by_hand():
     assert c.relative_variance == pytest.approx((1.0 + 3.0) / (2.0 + 6.0))
     assert c.bits == pytest.approx((2 * 1000 + 4 * 3000) / 4000)
     assert c.bits_huffman == pytest.approx((2.5 * 1000 + 4.5 * 3000) / 4000)
-    assert c.bits_entropy == pytest.approx(3.5)
-    assert c.cosine == pytest.approx((0.2 * 1000 + 0.4 * 3000) / 4000)
-    assert c.ratio_float32 == pytest.approx(32 / 3.5)
-    assert c.step_ratio_float32 == pytest.approx(32 / 3.5)
+    assert (c.bits_entropy, c.cosine) == (pytest.approx(3.5), pytest.approx((0.2 * 1000 + 0.4 * 3000) / 4000))
+    assert (c.ratio_float32, c.step_ratio_float32) == (pytest.approx(32 / 3.5), pytest.approx(32 / 3.5))
     assert (c.error_source, c.bits_source, c.cells) == ("expected", "measured", 2)
     assert analysis.energy_share.tolist() == pytest.approx([0.25, 0.75])
     assert analysis.elements.tolist() == [1000, 3000]
@@ -92,10 +90,8 @@ def test_bits_that_one_cell_lacks_are_not_made_up():
 
 
 def test_per_step_and_per_tensor_by_hand():
-    rows = [
-        row(tensor, step, squared_error=error, energy=energy)
-        for tensor, step, error, energy in [("a", 0, 1, 2), ("a", 9, 2, 2), ("b", 0, 3, 6), ("b", 9, 8, 4)]
-    ]
+    cells = [("a", 0, 1, 2), ("a", 9, 2, 2), ("b", 0, 3, 6), ("b", 9, 8, 4)]
+    rows = [row(tensor, step, squared_error=error, energy=energy) for tensor, step, error, energy in cells]
     analysis = analyze(result_of(rows))
     assert analysis.tensors == ("a", "b")
     assert analysis.steps.tolist() == [0, 9]
@@ -148,6 +144,9 @@ def test_whole_model_rows_are_compared_with_the_sum_of_the_tensors():
     assert analysis.tensors == ("a", "b")
     assert {f.label for f in analysis.families} == {"qsgd bucket_size=- scope=model", "qsgd bucket_size=8192 scope=-"}
     assert analysis.energy_share.tolist() == pytest.approx([0.25, 0.75])
+    # Alone, it is a tensor like any other.
+    alone = analyze(result_of([row("*", squared_error=0.25, bits_total=2.0)]))
+    assert (alone.tensors, alone.configurations[0].relative_variance) == (("*",), 0.25)
 
 
 def test_the_whole_model_is_not_compared_at_a_step_with_a_hole():
@@ -166,29 +165,17 @@ def test_the_whole_model_is_not_compared_at_a_step_with_a_hole():
     assert found[spec["codec"]].cells == 2
 
 
-def test_the_whole_model_alone_is_a_tensor_like_any_other():
-    analysis = analyze(result_of([row("*", squared_error=0.25, bits_total=2.0)]))
-    assert analysis.tensors == ("*",)
-    assert analysis.configurations[0].relative_variance == 0.25
-
-
-def test_no_rows():
+def test_nothing_to_sum_up():
     analysis = analyze(result_of([]))
     assert (analysis.rows, analysis.configurations, analysis.families, analysis.cells) == (0, (), (), 0)
     assert analysis.per_tensor.shape == analysis.per_step.shape == (0, 0)
     assert not analysis.measured
-
-
-def test_rows_without_a_number():
     analysis = analyze(result_of({**r, "squared_error": None} for r in rows_of(bits=[2])))
     assert not analysis.measured
     assert len(analysis.notes) == 1
     assert not any(c.pareto for c in analysis.configurations)
-
-
-def test_zero_gradients_have_no_relative_variance():
-    analysis = analyze(result_of([row(energy=1.0, squared_error=0.0) | {"energy": 0.0}]))
-    assert math.isnan(analysis.configurations[0].relative_variance)
+    zeros = analyze(result_of([row(energy=1.0, squared_error=0.0) | {"energy": 0.0}]))
+    assert math.isnan(zeros.configurations[0].relative_variance)
 
 
 def test_a_full_sweep():
@@ -221,25 +208,18 @@ def test_the_nearest_configuration_is_found_by_measured_bits():
 
 
 def test_families_differ_in_everything_but_the_rate():
-    parameters = [
-        {"bits": 2, "bucket_size": 512, "zero": True},
-        {"bits": 3, "bucket_size": 512, "zero": True},
-        {"bits": 3, "bucket_size": None, "zero": True},
-        {"ratio": 0.01},
-        None,
-    ]
+    parameters = [{"bits": b, "bucket_size": size, "zero": True} for b, size in ((2, 512), (3, 512), (3, None))]
+    parameters += [{"ratio": 0.01}, None]
     labels = label(["a", "b", "c", "d", "e"], ["qsgd", "qsgd", "qsgd", "topk", "odd"], parameters)
     assert labels.families == ("qsgd bucket_size=512", "qsgd bucket_size=512", "qsgd bucket_size=null", "topk", "e")
-    assert labels.settings == ("b2", "b3", "b3", "ratio 0.01", "")
-    assert labels.unreadable == ("e",)
+    assert (labels.settings, labels.unreadable) == (("b2", "b3", "b3", "ratio 0.01", ""), ("e",))
 
 
 def test_an_amount_is_not_named_beside_the_budget_that_takes_its_place():
     parameters = [{"amount": 0.1, "bits": None}, {"amount": 1.0, "bits": 4}, {"rank": 2}]
     specs = ["mcgq:amount=0.1", "mcgq:bits=4", "powersgd:rank=2"]
     found = label(specs, ["mcgq", "mcgq", "powersgd"], parameters)
-    assert found.families == ("mcgq", "mcgq", "powersgd")
-    assert found.settings == ("amount 0.1", "b4", "rank 2")
+    assert (found.families, found.settings) == (("mcgq", "mcgq", "powersgd"), ("amount 0.1", "b4", "rank 2"))
 
 
 def test_a_metric_is_declared_once():

@@ -25,16 +25,8 @@ def swept(factors, layers=LAYERS, steps=STEPS, noise=0.05, shared=1.0, seed=0, b
             for method, factor in factors.items():
                 own = factor(layer, step) * math.exp(random.normal(0, noise))
                 for b in bits:
-                    yield row(
-                        layer,
-                        step,
-                        method,
-                        b,
-                        n=n,
-                        energy=energy,
-                        squared_error=energy * common * own * 4.0**-b,
-                        bits_total=float(b),
-                    )
+                    error = energy * common * own * 4.0**-b
+                    yield row(layer, step, method, b, n=n, energy=energy, squared_error=error, bits_total=float(b))
 
 
 def constant(value):
@@ -133,8 +125,7 @@ def test_named_pairs_are_compared_as_they_are():
     analysis = analyze(result_of(swept({"qsgd": constant(1.0), "nuqsgd": constant(3.0)})))
     a, b = "qsgd:bits=2,bucket_size=8192", "nuqsgd:bits=4,bucket_size=8192"
     (compared,) = analysis.compare([(a, b)])
-    assert compared.ratio == pytest.approx(16 / 3, rel=0.03)
-    assert compared.p_holm == compared.by_elements.p
+    assert (compared.ratio, compared.p_holm) == (pytest.approx(16 / 3, rel=0.03), compared.by_elements.p)
     assert math.isnan(compared.bits)
     with pytest.raises(UsageError, match="did you mean qsgd:bits=2"):
         analysis.compare([("qsgd:bits=22,bucket_size=8192", b)])

@@ -1,6 +1,7 @@
 import csv
 import importlib.util
 import io
+import itertools
 import json
 import math
 import re
@@ -51,21 +52,14 @@ INPUTS = {
     "expectations alone": lambda: result_of(rows_of(draws=0)),
     "draws alone": lambda: result_of(r for r in rows_of() if r["draw"] >= 0),
     "no error at all": lambda: result_of([row("w", s, squared_error=0.0, bits_total=2.0) for s in range(20)]),
-    "gradients of zero": lambda: result_of(
-        [row("w", s, energy=1.0, squared_error=0.0) | {"energy": 0.0} for s in (0, 1)]
-    ),
+    "gradients of zero": lambda: result_of(row("w", s, squared_error=0.0) | {"energy": 0.0} for s in (0, 1)),
     "codecs with memory alone": lambda: result_of(stateful()),
     "fitted codecs": lambda: result_of(fitted_rows()),
     "whole model alone": lambda: result_of([row("*", s, squared_error=0.5, bits_total=2.0) for s in range(15)]),
     "one tensor has holes": lambda: result_of(r for r in rows_of() if r["tensor"] != "fc1.bias" or r["step"] > 20),
     "names that act": lambda: result_of(
-        [
-            row(name, s, m, b, squared_error=1 / b, bits_total=b)
-            for name in EVIL
-            for s in (0, 1)
-            for m in ("qsgd", "alq")
-            for b in (2, 4)
-        ]
+        row(*which, squared_error=1 / which[-1], bits_total=which[-1])
+        for which in itertools.product(EVIL, (0, 1), ("qsgd", "alq"), (2, 4))
     ),
 }
 
@@ -190,14 +184,8 @@ def test_records_hold_ratios_and_no_logarithms():
         assert record["by_elements"] == pytest.approx(compared.ratio)
         assert record["by_elements_low"] <= record["by_elements"] <= record["by_elements_high"]
         assert record["workers"] == 1
-    assert {r["record"] for r in all_records(report)} >= {
-        "verdict",
-        "configuration",
-        "equal_bits",
-        "bd_rate",
-        "phase",
-        "layer",
-    }
+    kinds = {r["record"] for r in all_records(report)}
+    assert kinds >= {"verdict", "configuration", "equal_bits", "bd_rate", "phase", "layer"}
     seeds = flat(next(iter(sweep.configurations)))
     assert seeds["in_steps"] == pytest.approx(math.exp(sweep.configurations[0].in_steps.estimate))
 
@@ -243,11 +231,8 @@ def test_json_is_json_and_holds_the_brackets(sweep_report, run_report, capsys):
     first, second = (json.loads(part) for part in re.split(r"(?<=\n})\n(?={)", text))
     (found,) = first["sweeps"]
     cell = next(e for e in found["equal_bits"] if e["method"] == "qsgdinf" and e["bits"] == 2)
-    assert (cell["outcome"], cell["lower"], cell["upper"]) == (
-        "interpolated",
-        "qsgdinf:bits=3,bucket_size=8192",
-        "qsgdinf:bits=4,bucket_size=8192",
-    )
+    between = [f"qsgdinf:bits={bits},bucket_size=8192" for bits in (3, 4)]
+    assert [cell["outcome"], cell["lower"], cell["upper"]] == ["interpolated", *between]
     missing = next(e for e in found["equal_bits"] if e["method"] == "terngrad")
     assert missing["error"] is None
     assert missing["why"].startswith("every configuration of this method takes fewer bits")

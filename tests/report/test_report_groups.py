@@ -24,10 +24,8 @@ SPECS = ["qsgd:bits=3,bucket_size=64", "qsgd:bits=5,bucket_size=64", "terngrad:b
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     rng = np.random.default_rng(0)
-    arrays = {
-        name: {step: (rng.standard_normal(size) * 10.0**k).astype(np.float32) for step in range(2)}
-        for k, (name, size) in enumerate(SIZES.items())
-    }
+    sizes = enumerate(SIZES.items())
+    arrays = {name: dict(enumerate(np.float32(rng.standard_normal((2, n)) * 10.0**k))) for k, (name, n) in sizes}
     path = tmp_path_factory.mktemp("groups") / "run.sweep.db"
     specs = [*SPECS, "qsgd:bits=4,bucket_size=64,scope=model"]
     return path, gtrace.run_sweep(Trace.from_arrays(arrays), specs, output=path)
@@ -106,9 +104,8 @@ def test_every_form_of_a_report_has_the_groups(result):
     records = [json.loads(line) for line in to_json_lines(report).splitlines()]
     assert sum(record["record"] == "group" for record in records) == 2 * len(SPECS)
     for text in (to_html(report), to_markdown(report), to_latex(report)):
-        assert "Error by group of tensors" in text
-        assert "conv: 3 tensors, 2,930 elements" in text
-        assert "In conv, at " in text
+        for words in ("Error by group of tensors", "conv: 3 tensors, 2,930 elements", "In conv, at "):
+            assert words in text
     # Without being asked nobody is shown groups.
     assert "by group" not in to_markdown(make_report([result[1]]))
 

@@ -72,10 +72,8 @@ def test_the_page_is_well_formed(page):
     assert [kinds.count(kind) for kind in ("chart", "heat", "network")] == [8, 1, 1]
     assert parsed.tags.count("h1") == 1
     assert len(parsed.ids) == len(set(parsed.ids))
-
-
-def test_headings_go_down_one_level_at_a_time(page):
-    levels = [int(tag[1]) for tag in Page(page).tags if re.fullmatch("h[1-6]", tag)]
+    # Headings go down one level at a time.
+    levels = [int(tag[1]) for tag in parsed.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert all(later - earlier <= 1 for earlier, later in pairwise(levels))
 
@@ -136,8 +134,7 @@ def test_the_policy_allows_no_address_and_this_script_alone(page):
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert rules["default-src"] == "'none'"
-    assert rules["script-src"] == f"'sha256-{digest}'"
+    assert (rules["default-src"], rules["script-src"]) == ("'none'", f"'sha256-{digest}'")
     (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
     assert rules["style-src"] == f"'sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}'"
     assert "style=" not in page[page.index("<body>") : page.index("<script>")]
@@ -158,25 +155,12 @@ def test_every_layer_has_a_section(page):
 
 def test_the_answer_comes_first(page):
     text = Page(page).text
-    order = [
-        "Both",
-        "Recommendation",
-        "Confidence",
-        "Error against measured bits",
-        "At 2 bits per value, qsgdinf",
-        "Every configuration",
-        "Error at equal bits",
-        "Error per layer",
-        "Relative variance per tensor",
-        "Error over training",
-        "Training runs",
-        "Training against steps",
-        "Time of a step",
-        "Configurations",
-        "fc1: 2 NaN",
-        "gtrace sweep digits_cnn.zarr",
-        "How to read this page",
-    ]
+    order = (
+        *("Both", "Recommendation", "Confidence", "Error against measured bits", "At 2 bits per value, qsgdinf"),
+        *("Every configuration", "Error at equal bits", "Error per layer", "Relative variance per tensor"),
+        *("Error over training", "Training runs", "Training against steps", "Time of a step", "Configurations"),
+        *("fc1: 2 NaN", "gtrace sweep digits_cnn.zarr", "How to read this page"),
+    )
     places = []
     for words in order:
         places.append(text.index(words, places[-1] if places else text.index("Both\n") if "Both\n" in text else 0))
@@ -186,11 +170,8 @@ def test_the_answer_comes_first(page):
 def test_figures_hold_the_numbers_of_the_report(report, page):
     (panel,) = data_of(page)[0][1]["panels"]
     sweep = report.sweeps[0]
-    points = {
-        name: (x, y)
-        for curve in panel["curves"]
-        for name, x, y in zip(curve["names"], curve["x"], curve["y"], strict=True)
-    }
+    named = [zip(curve["names"], curve["x"], curve["y"], strict=True) for curve in panel["curves"]]
+    points = {name: (x, y) for curve in named for name, x, y in curve}
     drawn = [c for c in sweep.configurations if c.bits > 0 and c.error > 0]
     assert set(points) == {c.spec for c in drawn}
     for c in drawn:
@@ -201,11 +182,8 @@ def test_figures_hold_the_numbers_of_the_report(report, page):
 
 
 def test_names_are_shown_and_do_nothing():
-    rows = [
-        row(name, codec=name, method=name, squared_error=0.5, bits_total=2.0, step=step, params="x")
-        for name in EVIL
-        for step in (0, 1)
-    ]
+    about = {"squared_error": 0.5, "bits_total": 2.0, "params": "x"}
+    rows = [row(name, step, codec=name, method=name, **about) for name in EVIL for step in (0, 1)]
     page = to_html(make_report([result_of(rows, EVIL, {name: {"x": name} for name in EVIL})], title=" ".join(EVIL)))
     parsed = Page(page)
     assert [dict(attrs).get("type") for tag, attrs in parsed.elements if tag == "script"].count(None) == 1
@@ -224,9 +202,8 @@ def test_two_hundred_layers_stay_small():
     layers = [f"model.layers.{k}.attention.weight" for k in range(200)]
     page = to_html(make_report([result_of(rows_of(layers=layers, steps=(0,), bits=(3,), draws=0))]))
     assert len(page) < 1_000_000
-    text = Page(page).text
     # The table of layers, the layer's own part, and the numbers of the heat map.
-    assert text.count("model.layers.199.attention.weight") == 3
+    assert Page(page).text.count("model.layers.199.attention.weight") == 3
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,7 @@ def test_the_optimum_is_summed_like_the_error():
     ]
     c = analyze(result_of(rows)).configurations[0]
     assert c.relative_variance == pytest.approx(1.4 / 4)
-    assert c.optimal_variance == pytest.approx((0.25 + 0.3) / 4)
-    assert c.times_optimal == pytest.approx(1.4 / 0.55)
+    assert (c.optimal_variance, c.times_optimal) == (pytest.approx((0.25 + 0.3) / 4), pytest.approx(1.4 / 0.55))
     assert c.model_variance == pytest.approx((0.1 + 0.6) / 4)
 
 
@@ -98,15 +97,13 @@ def test_every_export_has_the_optimum(sweep, capsys):
     report = make_report([fitted()])
     found = {r["spec"]: r for r in csv.DictReader(io.StringIO(to_csv(report)))}
     assert float(found["alq:bits=3"]["times_optimal"]) == 1.25
-    assert found["alq:bits=3"]["model_variance"] == ""
-    assert found["alq:bits=3"]["fitted_on"] == "previous"
+    assert (found["alq:bits=3"]["model_variance"], found["alq:bits=3"]["fitted_on"]) == ("", "previous")
     print_json(to_json(report))
     (section,) = json.loads(capsys.readouterr().out)["sweeps"]
     assert next(c for c in section["configurations"] if c["spec"] == "zipml:bits=4")["optimal_variance"] == 1 / 64
     assert [fit["tensor"] for fit in section["fits"]] == ["v", "w"]
     assert section["fits"][0]["convergence"]["objective"]["uniform"] == [3.0, 2.0, 1.5]
-    markdown = to_markdown(report)
-    assert "| times optimal | model says |" in markdown
+    assert "| times optimal | model says |" in to_markdown(report)
     out = io.StringIO()
     print_report(report, Console(file=out, width=190))
     assert "No room" not in out.getvalue()

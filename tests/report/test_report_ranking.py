@@ -18,24 +18,15 @@ NAN = math.nan
 
 def curve(method, points, bias=0.0, **values):
     """A method with the points (bits, error); ``bias`` is the part of each error that is bias."""
-    return [
-        row(
-            method=method,
-            bits=b,
-            squared_error=error,
-            bits_total=bits,
-            relative_bias=None if bias is None else math.sqrt(bias * error),
-            **values,
-        )
-        for b, (bits, error) in enumerate(points, 2)
-    ]
+    found = []
+    for b, (bits, error) in enumerate(points, 2):
+        biased = None if bias is None else math.sqrt(bias * error)
+        found.append(row(method=method, bits=b, squared_error=error, bits_total=bits, relative_bias=biased, **values))
+    return found
 
 
 def labels(analysis, bits):
     return [standing.family for standing in analysis.standings(bits)]
-
-
-# Fewer bits and less error
 
 
 def test_fewer_bits_and_less_error_leads_although_nothing_lies_above():
@@ -54,9 +45,6 @@ def test_fewer_bits_and_less_error_leads_although_nothing_lies_above():
 def test_a_codec_that_ends_below_a_target_without_the_least_error_is_not_ranked_there():
     found = all_at_bits([([1.0, 1.5], [0.9, 0.5]), ([1.8, 2.2], [0.2, 0.1])], 2.0)
     assert [at.outcome for at in found] == ["all-below", "interpolated"]
-
-
-# Brackets
 
 
 def test_wide_brackets_are_refused_and_said():
@@ -206,8 +194,7 @@ def test_over_windows_variance_shrinks_with_workers_and_memory_does_not():
     analysis = analyze(result_of(sparse_and_levels()), targets=[1.5], workers=8)
     found = {s.family: (s.error, s.bias) for s in analysis.standings(1.5)}
     assert found["qsgdinf"] == pytest.approx((0.14 / 8, 0.0))
-    assert found["ef:topk"] == pytest.approx((0.085, 0.085))
-    assert found["topk"] == pytest.approx((0.282, 0.282))
+    assert (found["ef:topk"], found["topk"]) == (pytest.approx((0.085, 0.085)), pytest.approx((0.282, 0.282)))
     assert labels(analysis, 1.5)[0] == "qsgdinf"
     by_method = {c.method: c for c in analysis.configurations}
     assert by_method["qsgdinf"].window_variance == pytest.approx(0.14)
@@ -267,8 +254,7 @@ CODED = [
 def test_bits_are_those_of_one_coder(coder, bits):
     analysis = analyze(result_of(CODED), coder=coder)
     found = {(c.method, c.nominal_bits): c for c in analysis.configurations}
-    assert found["zipml", 4].bits == pytest.approx(bits)
-    assert found["zipml", 4].bits_measured == 3.0
+    assert (found["zipml", 4].bits, found["zipml", 4].bits_measured) == (pytest.approx(bits), 3.0)
     assert found["zipml", 4].bits_source == ("measured" if coder == "huffman" else "expected")
     # What sends no symbols has one number of bits.
     assert found["minmax", 8].bits == 3.0
@@ -282,8 +268,7 @@ def test_the_column_counts_when_a_configuration_uses_another_coder():
 
 def test_a_leader_that_changes_with_the_coder_is_said():
     assert labels(analyze(result_of(CODED), targets=[2]), 2)[0] == "qsgdinf"
-    fixed = analyze(result_of(CODED), targets=[3.1], coder="fixed")
-    assert labels(fixed, 3.1)[0] == "zipml"
+    assert labels(analyze(result_of(CODED), targets=[3.1], coder="fixed"), 3.1)[0] == "zipml"
     same = sweep_verdict(analyze(result_of(CODED), targets=[2.5]))
     assert "At fixed width zipml leads; with Huffman codes qsgdinf does." in same
     # At 1.5 bits of fixed width nothing was measured.
@@ -301,14 +286,8 @@ def unequal_steps(steps=range(0, 400, 10), gap=2.0):
         energy = 10.0 if step % 20 else 0.1
         for method, error in (("qsgd", 1.0), ("nuqsgd", 4.0 if step % 20 else gap)):
             for b in (2, 3):
-                yield row(
-                    step=step,
-                    method=method,
-                    bits=b,
-                    energy=energy,
-                    squared_error=energy * error * 4.0**-b,
-                    bits_total=float(b),
-                )
+                numbers = {"squared_error": energy * error * 4.0**-b, "bits_total": float(b)}
+                yield row(step=step, method=method, bits=b, energy=energy, **numbers)
 
 
 def test_the_ratio_of_a_comparison_is_that_of_the_table():
@@ -336,13 +315,12 @@ def test_thirds_and_layers_are_ratios_of_sums_too():
 
 
 def test_without_an_interval_a_leader_must_be_better_in_most_of_training():
-    rows = []
-    for step in range(8):
-        for method, error in (("qsgd", 1.0), ("nuqsgd", 0.9 if step % 2 else 1.3)):
-            rows += [
-                row(step=step, method=method, bits=b, squared_error=error * 4.0**-b, bits_total=float(b))
-                for b in (2, 3)
-            ]
+    rows = [
+        row(step=step, method=method, bits=b, squared_error=error * 4.0**-b, bits_total=float(b))
+        for step in range(8)
+        for method, error in (("qsgd", 1.0), ("nuqsgd", 0.9 if step % 2 else 1.3))
+        for b in (2, 3)
+    ]
     sentences = sweep_verdict(analyze(result_of(rows)))
     assert (
         "qsgd and nuqsgd are too close to call: qsgd was better in 50% of training, but 8 steps are too few for a "
@@ -501,9 +479,7 @@ def test_pareto_front_by_hand():
     bits = [1.0, 2.0, 2.0, 3.0, 4.0, 5.0]
     variance = [0.9, 0.5, 0.6, 0.5, 0.7, 0.1]
     assert pareto_front(bits, variance).tolist() == [True, True, False, False, False, True]
-
-
-def test_equal_points_stand_together_and_missing_ones_never():
+    # Equal points stand together, missing ones never.
     assert pareto_front([1.0, 1.0, NAN, 0.5], [0.2, 0.2, 0.0, NAN]).tolist() == [True, True, False, False]
     assert pareto_front([], []).tolist() == []
 
@@ -511,11 +487,6 @@ def test_equal_points_stand_together_and_missing_ones_never():
 def test_pareto_front_against_the_definition():
     random = np.random.default_rng(0)
     bits, variance = random.integers(1, 8, (2, 60)) / 8
-    naive = [
-        not any(
-            b <= bits[i] and v <= variance[i] and (b < bits[i] or v < variance[i])
-            for b, v in zip(bits, variance, strict=True)
-        )
-        for i in range(60)
-    ]
-    assert pareto_front(bits.tolist(), variance.tolist()).tolist() == naive
+    no_worse = (bits <= bits[:, None]) & (variance <= variance[:, None])
+    beaten = no_worse & ((bits < bits[:, None]) | (variance < variance[:, None]))
+    assert pareto_front(bits.tolist(), variance.tolist()).tolist() == (~beaten.any(axis=1)).tolist()

@@ -19,21 +19,14 @@ BITS = (2.5, 3.0, 3.5)
 
 def swept(errors, bias=0.0):
     """A sweep of methods (name -> tensor -> errors at three numbers of bits)."""
+
+    def one(tensor, step, method, b, bits, error):
+        about = {"codec": f"{method}:bits={b}", "method": method, "params": json.dumps({"bits": b}), "n": SIZE}
+        about |= {"squared_error": error, "relative_bias": bias if method == "biased" else 0.0, "bits_shared": 0.0}
+        return row(tensor, step, **about, bits_huffman=bits, bits_payload=bits, bits_total=bits)
+
     return result_of(
-        row(
-            tensor,
-            step,
-            codec=f"{method}:bits={b}",
-            method=method,
-            params=json.dumps({"bits": b}),
-            n=SIZE,
-            squared_error=error,
-            relative_bias=bias if method == "biased" else 0.0,
-            bits_huffman=bits,
-            bits_payload=bits,
-            bits_shared=0.0,
-            bits_total=bits,
-        )
+        one(tensor, step, method, b, bits, error)
         for method, tensors in errors.items()
         for tensor, three in tensors.items()
         for step in range(4)
@@ -66,8 +59,7 @@ def test_what_was_swept_comes_before_the_closed_form_and_bias_takes_no_part():
     assert [one.ratio for one in found.known] == pytest.approx([0.5] * 3)
     assert "on 3 of 3 tensors" in rotation_sentences(found)[0]
     assert "loses 2.0 times less there" in rotation_sentences(found)[0]
-    numbers = [row["verdict"] for row in rotation_rows(found)]
-    assert numbers == ["rotate"] * 3
+    assert [row["verdict"] for row in rotation_rows(found)] == ["rotate"] * 3
 
 
 def test_no_tensor_gains():

@@ -20,17 +20,9 @@ COSINES = {"a.weight": (0.9, 0.7), "a.bias": (None, None), "b<i>.weight": (0.99,
 
 def shadow_records(cosines=COSINES, run=RUN, seed=0):
     return [
-        {
-            "type": "shadow",
-            "run": run,
-            "seed": seed,
-            "step": 10 * k,
-            "tensor": tensor,
-            "cosine_alone": None if tensor == "a.bias" else 0.995,
-            "error_alone": 0.1,
-            "cosine": values[k],
-            "error": 0.5 + k,
-        }
+        {"type": "shadow", "run": run, "seed": seed, "step": 10 * k, "tensor": tensor}
+        | {"cosine_alone": None if tensor == "a.bias" else 0.995, "error_alone": 0.1}
+        | {"cosine": values[k], "error": 0.5 + k}
         for k in range(2)
         for tensor, values in cosines.items()
     ]
@@ -89,13 +81,8 @@ def test_words_of_neural_gradients(records):
 def test_figures(records):
     analysis = analyze_runs(records)
     plates = {plate.name: plate for plate in run_figures(analysis)}
-    assert list(plates) == [
-        "training-over-steps",
-        "training-over-bits",
-        "training-bits",
-        "neural-gradients",
-        "weight-gradients",
-    ]
+    shown = "training-over-steps training-over-bits training-bits neural-gradients weight-gradients"
+    assert list(plates) == shown.split()
     alone, every = plates["weight-gradients"].draw().axes
     assert {line.get_label() for line in alone.get_lines()} == {"a.weight", "b<i>.weight"}
     (line,) = [line for line in every.get_lines() if line.get_label() == "a.weight"]

@@ -32,8 +32,7 @@ def test_the_same_codecs_are_paired_on_what_both_have():
     assert (pair.tensors, pair.steps, pair.same_trace, pair.paired) == (1, 25, None, True)
     assert [c.spec.split(":")[0] for c in pair.shared] == ["qsgd", "nuqsgd"]
     for found in pair.shared:
-        assert found.cells == 25
-        assert found.ratio == pytest.approx(1.3, rel=0.02)
+        assert (found.cells, found.ratio) == (25, pytest.approx(1.3, rel=0.02))
         ratio, low, high = found.by_elements.exp()
         assert low < ratio < high < 1.33
         assert low > 1.27
@@ -77,15 +76,13 @@ def test_every_further_sweep_is_compared_with_the_first():
 
 
 def test_run_logs_of_one_task_are_put_together(tmp_path):
-    paths = [
-        write_runs(tmp_path / f"{k}.jsonl", steps=40, seeds=seeds) for k, seeds in enumerate([(0, 1, 2), (3, 4, 2)])
-    ]
+    chosen = enumerate([(0, 1, 2), (3, 4, 2)])
+    paths = [write_runs(tmp_path / f"{k}.jsonl", steps=40, seeds=seeds) for k, seeds in chosen]
     report = make_report(runs=paths)
     (pool,) = report.pools
     none, codec = pool.groups
     assert (none.spec, none.seeds, codec.seeds) == ("none", (0, 1, 2, 3, 4), (0, 1, 2, 3, 4))
-    assert codec.metric == "test accuracy"
-    assert codec.mean == pytest.approx(np.mean(codec.values))
+    assert (codec.metric, codec.mean) == ("test accuracy", pytest.approx(np.mean(codec.values)))
     assert codec.deviation == pytest.approx(np.std(codec.values, ddof=1), abs=1e-12)
     assert any("with seed 2" in note for note in pool.notes)
     assert codec.difference.estimate == pytest.approx(np.mean(codec.values) - np.mean(none.values))
@@ -120,8 +117,7 @@ def test_runs_without_accuracy_are_compared_by_test_loss():
     assert codec.difference.p == pytest.approx(paired.pvalue)
     assert (codec.difference.low, codec.difference.high) == pytest.approx(tuple(paired.confidence_interval()))
     assert not math.isfinite(none.difference.estimate)
-    text = to_markdown(make_report(runs=[log]))
-    assert "within the noise" not in text
+    assert "within the noise" not in to_markdown(make_report(runs=[log]))
     # Unpaired, half a unit of noise between seeds would hide a tenth.
     assert stats.ttest_ind(list(worse.values()), list(exact.values())).pvalue > 0.3
 

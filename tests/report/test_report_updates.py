@@ -48,8 +48,7 @@ def test_update_errors_are_the_last_detail_and_no_headline(known):
         # Tensors of one size weigh alike, and so do steps at equal distances.
         assert c.update_error == pytest.approx(known["update_error"][chosen].mean())
     columns = configuration_table(analysis).columns
-    assert columns[-1].heading == "update error"
-    assert columns[-1].rank == max(column.rank for column in columns)
+    assert (columns[-1].heading, columns[-1].rank) == ("update error", max(column.rank for column in columns))
     assert "Adam" not in " ".join(sweep_verdict(analysis))
 
 

@@ -4,8 +4,8 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 from helpers_report import result_of, rows_of, write_runs, write_sweep
+from helpers_trace import write_arrays
 
-import gtrace
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.report import default_page, figure_names, load_report, make_report, newest_results, write_report
 from gtrace.report.inputs import Asked, kind_of
@@ -121,10 +121,8 @@ def test_the_page_is_named_after_the_first_results(results, page, tmp_path):
 
 
 def test_what_a_path_holds_is_told_from_its_content(tmp_path, sweep_path):
-    renamed = sweep_path.rename(tmp_path / "x.dat")
-    assert kind_of(renamed) == "sweep"
-    log = write_runs(tmp_path / "r.jsonl", steps=2)
-    assert kind_of(log.rename(tmp_path / "y.txt")) == "run"
+    assert kind_of(sweep_path.rename(tmp_path / "x.dat")) == "sweep"
+    assert kind_of(write_runs(tmp_path / "r.jsonl", steps=2).rename(tmp_path / "y.txt")) == "run"
     (tmp_path / "z").write_bytes(b"\x89HDF\r\n\x1a\n")
     assert kind_of(tmp_path / "z") == "trace"
     assert kind_of(tmp_path) == "trace"
@@ -155,11 +153,7 @@ def test_a_folder_without_results_says_how_to_get_some(tmp_path):
 
 
 def test_a_trace_is_listed(tmp_path):
-    with gtrace.create_trace(tmp_path / "t.zarr") as trace:
-        for step in (0, 1):
-            trace.append(step, "fc.weight", np.ones((3, 4), dtype=np.float32))
-            trace.commit(step, loss=1.0)
-    report = load_report([tmp_path / "t.zarr"])
+    report = load_report([write_arrays(tmp_path / "t.zarr", {"fc.weight": dict.fromkeys((0, 1), np.ones((3, 4)))})])
     (summary,) = report.traces
     assert [(t.name, t.shape, t.elements, t.steps) for t in summary.tensors] == [("fc.weight", (3, 4), 12, 2)]
     assert summary.sentence.startswith("1 tensor, 12 elements, up to 2 steps each.")

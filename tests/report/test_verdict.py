@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from helpers_trace import write_arrays
 from rich.console import Console
 
 import gtrace
@@ -98,12 +99,8 @@ def test_simpler_codecs_come_first(simpler, other):
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     """A sweep of one tensor whose gradient noise is not known."""
-    path = tmp_path_factory.mktemp("verdict") / "one.zarr"
-    rng = np.random.default_rng(0)
-    with gtrace.create_trace(path) as writer:
-        for step in (0, 10, 20):
-            writer.append(step, "w", rng.standard_normal(5000).astype(np.float32))
-            writer.commit(step)
+    values = zip((0, 10, 20), np.random.default_rng(0).standard_normal((3, 5000)), strict=True)
+    path = write_arrays(tmp_path_factory.mktemp("verdict") / "one.zarr", {"w": dict(values)})
     results = path.with_suffix(".sweep.db")
     gtrace.run_sweep(path, ["qsgdinf:bits=4", "qsgdinf:bits=2", "alq:bits=4", "bf16"], output=results)
     return results
@@ -150,8 +147,4 @@ def test_the_network_decides(swept, network, answer):
 
 
 def test_a_report_without_sweeps_has_no_verdict(tmp_path):
-    path = tmp_path / "one.zarr"
-    with gtrace.create_trace(path) as writer:
-        writer.append(0, "w", np.ones(10, np.float32))
-        writer.commit(0)
-    assert to_json(report_of(path))["verdict"] is None
+    assert to_json(report_of(write_arrays(tmp_path / "one.zarr", {"w": np.ones(10)})))["verdict"] is None

@@ -17,26 +17,13 @@ from gtrace.sweep.jobs import Job, Settings
 from gtrace.sweep.replay import Replay
 from gtrace.trace import Trace
 
-VARIANTS = [
-    "qsgd:bits=2",
-    "qsgd:bits=8",
-    "qsgd:bits=3,zero=False",
-    "qsgd:bits=3,coder=fixed",
-    "qsgd:bits=3,coder=elias",
-    "qsgd:bits=3,bucket_size=none",
-    "qsgd:bits=3,bucket_size=7,tail=exact",
-    "qsgdinf:bits=5,zero=False,bucket_size=1",
-    "nuqsgd:bits=8,p=0.1",
-    "nuqsgd:bits=4,p=0.9,zero=False",
-    "terngrad:clip=2.5",
-    "natural",
-    "alq:bits=3",
-    "amq:bits=2",
-    "amq:bits=5",
-    "zipml:bits=3",
-    "zipml:bits=3,zero=False",
-    "alq:bits=3,law=truncnorm",
-]
+_SPECS = """
+qsgd:bits=2  qsgd:bits=8  qsgd:bits=3,zero=False  qsgd:bits=3,coder=fixed  qsgd:bits=3,coder=elias
+qsgd:bits=3,bucket_size=none  qsgd:bits=3,bucket_size=7,tail=exact  qsgdinf:bits=5,zero=False,bucket_size=1
+nuqsgd:bits=8,p=0.1  nuqsgd:bits=4,p=0.9,zero=False  terngrad:clip=2.5  natural
+alq:bits=3  amq:bits=2  amq:bits=5  zipml:bits=3  zipml:bits=3,zero=False  alq:bits=3,law=truncnorm
+"""
+VARIANTS = _SPECS.split()
 
 
 @pytest.fixture(scope="module")

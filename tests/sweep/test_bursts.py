@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers_sweep import rows_of, write_trace
+from helpers_sweep import rows_of, stop_sweep, write_trace
 
 import gtrace
 from gtrace.cli import main
@@ -84,25 +84,13 @@ STATEFUL = [
 ]
 
 
-class StoppedError(Exception):
-    """What ends a sweep between two steps."""
-
-
 def test_a_sweep_that_ends_within_a_burst_resumes_with_the_same_rows(tmp_path):
     path = write_trace(tmp_path / "run.zarr", steps=(0, 1, 2, 7, 8), tensors=(("a", 300), ("b", 40)))
     whole = rows_of(gtrace.run_sweep(path, STATEFUL, draws=2, jobs=1))
 
-    def stop_after(count):
-        def progress(done, _all):
-            if done == count:
-                raise StoppedError
-
-        return progress
-
     for count in (2, 7):
         out = tmp_path / f"{count}.db"
-        with pytest.raises(StoppedError):
-            gtrace.run_sweep(path, STATEFUL, draws=2, jobs=1, output=out, progress=stop_after(count))
+        stop_sweep(count, path, STATEFUL, draws=2, jobs=1, output=out)
         left = len(ResultStore.load(out))
         assert 0 < left < len(whole)
         assert rows_of(gtrace.run_sweep(path, STATEFUL, draws=2, jobs=2, output=out)) == whole

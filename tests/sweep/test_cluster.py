@@ -10,7 +10,8 @@ import zlib
 from pathlib import Path
 
 import pytest
-from helpers_sweep import rows_of, write_trace
+from helpers_sweep import PLUGIN, rows_of, write_trace
+from helpers_trace import write_arrays
 
 import gtrace
 from gtrace.cli import main
@@ -25,15 +26,6 @@ distributed = pytest.importorskip("distributed")
 dask = pytest.importorskip("dask")
 
 CODECS = ["none", "qsgdinf:bits=3,bucket_size=512", "alq:bits=3", "ef:topk", "prune:sparsity=0.8", "qsgd:scope=model"]
-PLUGIN = """
-import numpy as np
-
-def compress(values):
-    return values.astype("<f2").tobytes()
-
-def decompress(data, size):
-    return np.frombuffer(data, "<f2", size).astype(np.float32)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -199,11 +191,9 @@ def test_another_version_on_the_workers_is_refused(trace, client, monkeypatch):
 
 
 def test_a_failure_in_a_task_is_the_sweeps(tmp_path, client):
-    with gtrace.create_trace(tmp_path / "nan.zarr") as writer:
-        writer.append(0, "w", [1.0, float("nan")])
-        writer.commit(0)
+    path = write_arrays(tmp_path / "nan.zarr", {"w": [1.0, float("nan")]})
     with pytest.raises(TraceError, match=r"worker tcp.*w at step 0: 1 of 2 gradients are not finite"):
-        gtrace.run_sweep(tmp_path / "nan.zarr", ["none"], nonfinite="error", scheduler=client)
+        gtrace.run_sweep(path, ["none"], nonfinite="error", scheduler=client)
 
 
 def test_what_cannot_be_sent_or_reached_is_told(trace, tmp_path, client, monkeypatch):

@@ -8,6 +8,7 @@ import sqlite3
 import struct
 from contextlib import closing
 
+import helpers_trace
 import pytest
 
 import gtrace
@@ -40,13 +41,7 @@ def contents(folder):
 def refused(path, *words):
     """Loading ends in a TraceError of one line, and the folder stays as it was."""
     before = contents(path.parent)
-    with pytest.raises(TraceError) as error:
-        ResultStore.load(path)
-    message = str(error.value)
-    assert error.value.exit_code == 3
-    assert message.isprintable()
-    for word in (str(path), *words):
-        assert word in message, message
+    helpers_trace.refused(path, *words, read=ResultStore.load)
     assert contents(path.parent) == before
 
 

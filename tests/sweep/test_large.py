@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from helpers_sweep import rows_of
+from helpers_trace import write_arrays
 
 import gtrace
 from gtrace.errors import TraceError
@@ -24,19 +25,16 @@ def values(name, step):
 
 @pytest.fixture(scope="module", params=["memory", "zarr", "h5"])
 def trace(request, tmp_path_factory):
+    made = {name: {step: values(name, step) for step in range(3)} for name in SIZES}
     if request.param == "memory":
-        yield Trace.from_arrays({name: {step: values(name, step) for step in range(3)} for name in SIZES})
+        yield Trace.from_arrays(made)
         return
     path = tmp_path_factory.mktemp("large") / f"run.{request.param}"
     with pytest.MonkeyPatch.context() as patch:
         # Several stored chunks of a row, none of them as long as a chunk of the sweep.
         patch.setattr(layout, "_ELEMENTS", 700)
         patch.setattr(layout, "_CHUNK_BYTES", 2800)
-        with gtrace.create_trace(path) as writer:
-            for step in range(3):
-                for name in SIZES:
-                    writer.append(step, name, values(name, step))
-                writer.commit(step)
+        write_arrays(path, made)
     with gtrace.open_trace(path) as opened:
         yield opened
 
@@ -96,10 +94,7 @@ def test_nonfinite_values_in_a_chunk():
 def test_a_damaged_gradient_is_noticed_before_its_last_chunk(tmp_path, monkeypatch):
     monkeypatch.setattr(layout, "_ELEMENTS", 700)
     monkeypatch.setattr(layout, "_CHUNK_BYTES", 2800)
-    with gtrace.create_trace(tmp_path / "run.zarr") as writer:
-        writer.append(0, "large", values("large", 0))
-        writer.commit(0)
-    with gtrace.open_trace(tmp_path / "run.zarr") as opened:
+    with gtrace.open_trace(write_arrays(tmp_path / "run.zarr", {"large": values("large", 0)})) as opened:
         stream = next(iter(opened._streams.values()))
         stream.statistic("crc32c")[:] += 1
         pieces = opened.read_chunks("large", 0, CHUNK)

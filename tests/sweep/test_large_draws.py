@@ -15,23 +15,11 @@ CHUNK = 1024
 SIZE = MOST_CHUNKS * CHUNK + 1700
 SPECS = [
     *(name for name in gtrace.codec_names() if name not in ("natural", "nuqsgd")),
-    "natural:coder=delta",
-    "qsgd:bits=5,bucket_size=128,coder=elias",
-    "qsgd:bits=6,bucket_size=256,tail=exact,coder=fixed",
-    "qsgd:bits=7,zero=false,bucket_size=none",
-    "nuqsgd:bits=3,bucket_size=none",
-    "qsgd:norm=l1,bits=8,bucket_size=none",
-    "alq:bits=3,bucket_size=none",
-    "terngrad:clip=2.5",
-    "fp:e4m3,rounding=stochastic",
-    "fp:mxfp4",
-    "fp:nvfp4",
-    "fp:e3m2,block=48",
-    "signsgd:scale=none",
-    "signsgd:scale=energy",
-    "prune:sparsity=0.8",
-    "ef:qsgd",
-    "rotate:qsgd:bucket_size=256",
+    *("natural:coder=delta", "qsgd:bits=5,bucket_size=128,coder=elias", "qsgd:bits=7,zero=false,bucket_size=none"),
+    *("qsgd:bits=6,bucket_size=256,tail=exact,coder=fixed", "nuqsgd:bits=3,bucket_size=none"),
+    *("qsgd:norm=l1,bits=8,bucket_size=none", "alq:bits=3,bucket_size=none", "terngrad:clip=2.5"),
+    *("fp:e4m3,rounding=stochastic", "fp:mxfp4", "fp:nvfp4", "fp:e3m2,block=48", "signsgd:scale=none"),
+    *("signsgd:scale=energy", "prune:sparsity=0.8", "ef:qsgd", "rotate:qsgd:bucket_size=256"),
 ]
 
 

@@ -15,22 +15,11 @@ MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
 ALL = [*VARIANTS, MIXED, f"ef:{MIXED}"]
 #: which codec a row is of; a plan's rows carry the plan's name instead
 NAMING = ("codec", "method", "bits", "params")
-#: codecs that draw a tensor chunk by chunk, a few of each kind
-CHUNKED = [
-    "qsgd:bits=4,bucket_size=100",
-    "qsgdinf:bits=4,bucket_size=none",
-    "terngrad:clip=2.5",
-    "natural",
-    "alq:bits=3,bucket_size=512",
-    "fp:e4m3fn",
-    "signsgd",
-    "bf16",
-    "prune",
-    MIXED,
-    "none",
-    "int8:block_size=none",
-    "ef:topk",
-]
+_CHUNKED = """
+qsgd:bits=4,bucket_size=100  qsgdinf:bits=4,bucket_size=none  terngrad:clip=2.5  natural  alq:bits=3,bucket_size=512
+fp:e4m3fn  signsgd  bf16  prune  none  int8:block_size=none  ef:topk
+"""
+CHUNKED = [*_CHUNKED.split(), MIXED]
 
 
 def gradient(name, step):
@@ -141,7 +130,6 @@ def test_a_plan_with_memory_needs_consecutive_steps():
 
 def test_a_codec_over_the_whole_model_leaves_no_tensor_to_another_codec():
     whole = "fp:bits=8,scope=model"
-    found = gtrace.run_sweep(trace(), [plan(whole)])
-    assert set(found["tensor"]) == {"*"}
+    assert set(gtrace.run_sweep(trace(), [plan(whole)])["tensor"]) == {"*"}
     with pytest.raises(UsageError, match="leaves no tensor to another codec"):
         gtrace.run_sweep(trace(), [plan(whole, ["fc"])])

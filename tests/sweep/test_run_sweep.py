@@ -7,7 +7,8 @@ import time
 import naive
 import numpy as np
 import pytest
-from helpers_sweep import rows_of, write_trace
+from helpers_sweep import pick, rows_of, write_trace
+from helpers_trace import write_arrays
 
 import gtrace
 from gtrace.errors import OutputExistsError, TraceError, UsageError
@@ -28,12 +29,6 @@ def trace(tmp_path_factory):
 @pytest.fixture(scope="module")
 def result(trace):
     return gtrace.run_sweep(trace, CODECS, draws=2, jobs=1)
-
-
-def pick(result, **wanted):
-    found = [r for r in result.rows() if all(r[k] == v for k, v in wanted.items())]
-    assert len(found) == 1
-    return found[0]
 
 
 def test_one_row_per_tensor_step_codec_and_draw(result):
@@ -83,25 +78,19 @@ def test_an_expectation_is_the_closed_form(trace, result):
 
 
 def test_rows_do_not_depend_on_the_number_of_workers(trace, result):
-    again = gtrace.run_sweep(trace, CODECS, draws=2, jobs=3)
-    assert rows_of(again) == rows_of(result)
+    assert rows_of(gtrace.run_sweep(trace, CODECS, draws=2, jobs=3)) == rows_of(result)
 
 
 def test_results_resume_and_extend(trace, tmp_path, result):
     path = tmp_path / "out.db"
     gtrace.run_sweep(trace, CODECS[:2], draws=1, jobs=1, output=path, steps=[1, 3])
-    first = ResultStore.load(path)
-    assert len(first) == 3 * 2 * 2 * 2
+    assert len(ResultStore.load(path)) == 3 * 2 * 2 * 2
     seen = []
-    full = gtrace.run_sweep(
-        trace, CODECS, draws=2, jobs=1, output=path, progress=lambda done, total: seen.append((done, total))
-    )
-    assert rows_of(full) == rows_of(result)
+    how = {"draws": 2, "jobs": 1, "output": path, "progress": lambda *told: seen.append(told)}
+    assert rows_of(gtrace.run_sweep(trace, CODECS, **how)) == rows_of(result)
     assert seen[-1][0] == seen[-1][1]
     seen.clear()
-    gtrace.run_sweep(
-        trace, CODECS, draws=2, jobs=1, output=path, progress=lambda done, total: seen.append((done, total))
-    )
+    gtrace.run_sweep(trace, CODECS, **how)
     assert seen == [], "a finished row was computed again"
 
 
@@ -116,25 +105,15 @@ def test_a_sweep_continues_when_its_trace_has_grown(tmp_path):
             writer.append(step, "b", values[:20] * 3)
             writer.commit(step, loss=1.0)
             if step in (4, 8):
-                report = [0]
-                result = gtrace.run_sweep(
-                    place,
-                    codecs,
-                    jobs=1,
-                    output=path,
-                    noise=False,
-                    progress=lambda _, total, report=report: report.append(total),
-                )
-                sizes.append(report[-1])
+                totals = [0]
+                how = {"progress": lambda _, total, totals=totals: totals.append(total), "output": path}
+                result = gtrace.run_sweep(place, codecs, jobs=1, noise=False, **how)
+                sizes.append(totals[-1])
     assert result.provenance["learning"]["last"] == 8
-    whole = gtrace.run_sweep(place, codecs, jobs=1, noise=False)
-    assert rows_of(result) == rows_of(whole)
+    assert rows_of(result) == rows_of(gtrace.run_sweep(place, codecs, jobs=1, noise=False))
     assert sizes[1] < 1.5 * sizes[0]
-    with gtrace.create_trace(tmp_path / "other.zarr") as writer:
-        writer.append(0, "w", gradients[0])
-        writer.commit(0)
     with pytest.raises(OutputExistsError, match="other data or settings"):
-        gtrace.run_sweep(tmp_path / "other.zarr", codecs[:2], output=path, jobs=1)
+        gtrace.run_sweep(gtrace.Trace.from_arrays({"w": gradients[0]}), codecs[:2], output=path, jobs=1)
 
 
 def test_another_sweep_is_not_overwritten(trace, tmp_path):
@@ -224,14 +203,9 @@ def test_what_a_code_was_fitted_on_is_said(trace):
 
 
 def test_nonfinite_gradients_are_counted_and_not_quantized(tmp_path):
-    path = tmp_path / "bad.zarr"
-    with gtrace.create_trace(path) as writer:
-        for step in range(2):
-            g = np.ones(100, np.float32)
-            if step == 1:
-                g[[3, 7]] = np.nan, np.inf
-            writer.append(step, "w", g)
-            writer.commit(step)
+    values = np.ones((2, 100), np.float32)
+    values[1, [3, 7]] = np.nan, np.inf
+    path = write_arrays(tmp_path / "bad.zarr", {"w": dict(enumerate(values))})
     found = gtrace.run_sweep(path, ["qsgd:bits=3"], jobs=1)
     (said,) = found.warnings
     assert said == "NaN or infinity in the gradients of 1 of 1 tensor, at 1 of 2 steps, first at step 1: skipped"
@@ -259,30 +233,30 @@ def test_selection(trace):
         gtrace.run_sweep(trace, ["qsdg"])
 
 
+BOTH = {"bits": [3], "ratio": [0.1, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("names", "parameters", "prefix", "specs"),
+    [
+        ("qsgd:bits=5,nuqsgd,natural", {"bits": [2, 3]}, "", "qsgd:bits=5 nuqsgd:bits=2 nuqsgd:bits=3 natural"),
+        ("topk,rotate:qsgdinf", BOTH, "ef:", "ef:topk:ratio=0.1 ef:topk:ratio=0.5 ef:rotate:qsgdinf:bits=3"),
+        ("mcgq", {"bits": [2, 3]}, "", "mcgq:bits=2 mcgq:bits=3"),
+        ("mcgq", {"bits": [2, 3], "amount": [0.1]}, "", "mcgq:amount=0.1"),
+    ],
+    ids=["bits", "bits and ratios of prefixed codecs", "bits of samples", "an amount"],
+)
+def test_names_and_parameters_become_specs(names, parameters, prefix, specs):
+    assert [str(c) for c in expand(names, parameters, prefix=prefix)] == specs.split()
+
+
 def test_expand():
-    assert [str(c) for c in expand("qsgd:bits=5,nuqsgd,natural", {"bits": [2, 3]})] == [
-        "qsgd:bits=5",
-        "nuqsgd:bits=2",
-        "nuqsgd:bits=3",
-        "natural",
-    ]
     assert {c.name for c in expand("all", {"bits": [3]})} == set(gtrace.codec_names())
-    sizes = expand("qsgd:bits=3", {"bucket_size": [64, None]})
-    assert [c.bucket_size for c in sizes] == [64, None]
+    assert [c.bucket_size for c in expand("qsgd:bits=3", {"bucket_size": [64, None]})] == [64, None]
     with pytest.raises(UsageError, match="none of the chosen codecs takes it"):
         expand("natural", {"bucket_size": [64]})
     with pytest.raises(UsageError, match="out of range"):
         expand("qsgd", {"bits": [1]})
-
-
-def test_expand_with_prefixes_amounts_and_ratios():
-    assert [str(c) for c in expand("topk,rotate:qsgdinf", {"bits": [3], "ratio": [0.1, 0.5]}, prefix="ef:")] == [
-        "ef:topk:ratio=0.1",
-        "ef:topk:ratio=0.5",
-        "ef:rotate:qsgdinf:bits=3",
-    ]
-    assert [str(c) for c in expand("mcgq", {"bits": [2, 3]})] == ["mcgq:bits=2", "mcgq:bits=3"]
-    assert [str(c) for c in expand("mcgq", {"bits": [2, 3], "amount": [0.1]})] == ["mcgq:amount=0.1"]
 
 
 def test_stateful_codecs_are_replayed_in_order(trace):
@@ -311,9 +285,7 @@ def test_memory_starts_afresh_after_a_gap_and_survives_resuming(tmp_path):
         part = gtrace.run_sweep(path, [spec], jobs=1, tensors=["fc.weight"], steps=steps)
         found, wanted = ([[r[k] for k in kept] for r in rows_of(result) if r[1] in steps] for result in (part, whole))
         assert found == wanted
-    alone = gtrace.run_sweep(
-        write_trace(tmp_path / "same.zarr", steps=(0, 1, 2, 10, 11)), ["topk:ratio=0.05"], jobs=1, tensors=["fc.weight"]
-    )
+    alone = gtrace.run_sweep(path, ["topk:ratio=0.05"], jobs=1, tensors=["fc.weight"])
     first = {r["step"]: r["squared_error"] for r in alone.rows()}
     errors = {r["step"]: r["squared_error"] for r in whole.rows()}
     assert errors[0] == first[0]
@@ -398,11 +370,8 @@ def test_draws_know_the_shape_that_the_trace_has(tmp_path):
     """A kernel is a matrix of its first dimension; a plan and a resumed sweep know that, too."""
     shapes = {"conv.weight": (16, 8, 3, 3), "fc.weight": (30, 40), "fc.bias": (30,)}
     rng = np.random.default_rng(5)
-    with gtrace.create_trace(tmp_path / "s.zarr") as writer:
-        for step in range(3):
-            for name, shape in shapes.items():
-                writer.append(step, name, rng.standard_t(4, shape).astype(np.float32))
-            writer.commit(step)
+    made = {name: {step: rng.standard_t(4, shape).astype("f") for step in range(3)} for name, shape in shapes.items()}
+    write_arrays(tmp_path / "s.zarr", made)
     c = gtrace.codec("powersgd")
     found = gtrace.run_sweep(tmp_path / "s.zarr", [c], jobs=1)
     gtrace.run_sweep(tmp_path / "s.zarr", [c], steps=[0, 1], jobs=1, output=tmp_path / "s.db")

@@ -12,14 +12,8 @@ from gtrace.sweep import ResultStore
 
 
 def row(step):
-    return {
-        "tensor": "layer.weight",
-        "step": step,
-        "codec": "qsgd",
-        "draw": 0,
-        "energy": float(step),
-        "note": "n" * 500,
-    }
+    place = {"tensor": "layer.weight", "step": step, "codec": "qsgd", "draw": 0}
+    return place | {"energy": float(step), "note": "n" * 500}
 
 
 def _fill(path, told):

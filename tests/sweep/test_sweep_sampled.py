@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from helpers_trace import write_arrays
 
 import gtrace
 from gtrace.errors import UsageError
@@ -22,8 +23,7 @@ def gradient():
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
     folder, values = tmp_path_factory.mktemp("sampled"), gradient()
-    with create_trace(folder / "whole.zarr") as writer:
-        writer.append(0, "w", values)
+    write_arrays(folder / "whole.zarr", {"w": values})
     with create_trace(folder / "sample.zarr") as writer:
         for k in range(12):
             sample = BlockSample.choose(f"w{k}", TOTAL, 12 * BLOCK)
@@ -89,8 +89,7 @@ def test_draws_stand_for_the_whole(traces):
     exact = {(row["codec"], row["draw"]): row for row in whole.rows()}
     for row in sampled.rows():
         true = exact[row["codec"], row["draw"]]
-        assert row["n"] == TOTAL
-        assert row["squared_error"] == pytest.approx(true["squared_error"], rel=0.1)
+        assert (row["n"], row["squared_error"]) == (TOTAL, pytest.approx(true["squared_error"], rel=0.1))
         assert row["bits_total"] == pytest.approx(true["bits_total"], rel=0.05)
 
 
@@ -117,10 +116,9 @@ def test_what_a_sample_cannot_answer_is_left_out_with_a_line(codec, why, traces)
 
 def test_codecs_with_a_memory_are_left_out(tmp_path):
     sample, values = BlockSample.choose("w", TOTAL, BLOCK), gradient()
-    with create_trace(tmp_path / "run.zarr") as writer:
-        for step in (0, 1):
-            writer.append(step, "w", sample.take(values), sample=sample.describe(), shape=[TOTAL])
-    result = gtrace.run_sweep(tmp_path / "run.zarr", ["ef:qsgd", "natural"], draws=0)
+    taken = dict.fromkeys((0, 1), sample.take(values))
+    path = write_arrays(tmp_path / "run.zarr", {"w": taken}, sample=sample.describe(), shape=[TOTAL])
+    result = gtrace.run_sweep(path, ["ef:qsgd", "natural"], draws=0)
     assert set(result["codec"]) == {"natural"}
     assert ["their memory of the whole tensor is not stored" in line for line in result.warnings] == [True]
 
@@ -132,10 +130,9 @@ def test_scales_of_their_own_need_no_whole_tensor(traces):
 
 def test_few_blocks_say_that_the_error_is_unknown(tmp_path):
     sample, values = BlockSample.choose("w", TOTAL, 3 * BLOCK), gradient()
-    with create_trace(tmp_path / "run.zarr") as writer:
-        about = {"sample": sample.describe(), "shape": [TOTAL]}
-        writer.append(0, "w", sample.take(values), **about)
-    (row,) = gtrace.run_sweep(tmp_path / "run.zarr", ["natural"], draws=0).rows()
+    about = {"sample": sample.describe(), "shape": [TOTAL]}
+    path = write_arrays(tmp_path / "run.zarr", {"w": sample.take(values)}, **about)
+    (row,) = gtrace.run_sweep(path, ["natural"], draws=0).rows()
     assert row["note"] == "sample of 3 of 40 blocks; sampling error unknown"
     # Without numbers about the whole its energy is that of the sample, stretched.
     stored = float(np.square(sample.take(values), dtype=np.float64).sum())

@@ -238,5 +238,4 @@ def test_rows_do_not_depend_on_jobs_or_resumption(tmp_path):
     once = gtrace.run_sweep(path, codecs, jobs=1)
     out = tmp_path / "part.db"
     gtrace.run_sweep(path, codecs[:1], steps=[1], output=out)
-    again = gtrace.run_sweep(path, codecs, output=out, jobs=3)
-    assert rows_of(again) == rows_of(once)
+    assert rows_of(gtrace.run_sweep(path, codecs, output=out, jobs=3)) == rows_of(once)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from helpers_sweep import rows_of, write_trace
+from helpers_sweep import rows_of, stop_sweep, write_trace
 
 import gtrace
 from gtrace.sweep import fits, gradients
@@ -131,10 +131,6 @@ def rows_about(specs, result):
     return [row for row in rows_of(result) if row[2] in names]
 
 
-class StoppedError(Exception):
-    """What ends a sweep between two steps."""
-
-
 @pytest.mark.parametrize("held", [0, 500])
 def test_rows_depend_neither_on_memory_nor_on_jobs_nor_on_where_a_sweep_resumes(
     path, result, tmp_path, monkeypatch, held
@@ -146,17 +142,9 @@ def test_rows_depend_neither_on_memory_nor_on_jobs_nor_on_where_a_sweep_resumes(
     assert (result["noise_ratio"] > 0).any()
     assert rows_of(gtrace.run_sweep(path, KINDS, draws=2, jobs=2)) == whole
 
-    def stop_after(count):
-        def progress(done, _all):
-            if done == count:
-                raise StoppedError
-
-        return progress
-
     for count in (4, 24):
         out = tmp_path / f"{count}.db"
-        with pytest.raises(StoppedError):
-            gtrace.run_sweep(path, KINDS, draws=2, jobs=1, output=out, progress=stop_after(count))
+        stop_sweep(count, path, KINDS, draws=2, jobs=1, output=out)
         assert rows_of(gtrace.run_sweep(path, KINDS, draws=2, jobs=1, output=out)) == whole
 
 
@@ -178,8 +166,7 @@ def test_fewer_steps_leave_windows_as_they_are(path, tmp_path):
 
 def test_steps_that_are_not_wanted_are_in_no_window(path):
     found = gtrace.run_sweep(path, ["topk:ratio=0.1", "ef:topk:ratio=0.1"], steps=[2, 3, 4, 6, 20], jobs=1)
-    windows_at = {row["step"]: row["window"] for row in found.rows() if row["window"] > 0}
-    assert windows_at == {4: 3}
+    assert {row["step"]: row["window"] for row in found.rows() if row["window"] > 0} == {4: 3}
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 20])
@@ -211,12 +198,10 @@ def test_a_model_of_other_tensors_at_some_steps_has_no_window():
     assert set(found["step"][found["window"] > 0]) == {5}
 
 
-def test_gradients_of_outputs_have_no_sum(tmp_path):
-    with gtrace.create_trace(tmp_path / "run.zarr") as writer:
-        for step in range(4):
-            writer.append(step, "out", np.random.default_rng(step).normal(size=50).astype(np.float32), kind="neural")
-            writer.commit(step)
-    found = gtrace.run_sweep(tmp_path / "run.zarr", ["qsgdinf:bits=3", "topk", "ef:topk"])
+def test_gradients_of_outputs_have_no_sum():
+    values = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32)
+    trace = Trace.from_arrays({"out": dict(enumerate(values))}, kind="neural")
+    found = gtrace.run_sweep(trace, ["qsgdinf:bits=3", "topk", "ef:topk"])
     assert np.isnan(found["window"]).all()
 
 

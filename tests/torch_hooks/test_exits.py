@@ -39,16 +39,8 @@ SCRIPT = """
         ("pass", 0, ["after"]),
         ("os._exit(3) if os.fork() == 0 else print(os.wait()[1] >> 8)", 0, ["3", "after"]),
         ("os.kill(os.getpid(), signal.SIGTERM) if os.fork() == 0 else print(os.wait()[1])", 0, ["15", "after"]),
-        (
-            "os.fork() or os.kill(os.getpid(), signal.SIGTERM); os.wait(); time.sleep(0.7)",
-            0,
-            ["after"],
-        ),
-        (
-            "signal.signal(signal.SIGTERM, lambda *_: print('own')); os.kill(os.getpid(), signal.SIGTERM)",
-            0,
-            ["own", "after"],
-        ),
+        ("os.fork() or os.kill(os.getpid(), signal.SIGTERM); os.wait(); time.sleep(0.7)", 0, ["after"]),
+        ("signal.signal(15, lambda *_: print('own')); os.kill(os.getpid(), 15)", 0, ["own", "after"]),
     ],
 )
 def test_what_comes_before_the_end(tmp_path, body, code, lines):
@@ -58,8 +50,7 @@ def test_what_comes_before_the_end(tmp_path, body, code, lines):
 
 
 def test_an_error_in_finish_cannot_keep_the_process_alive(tmp_path):
-    body = "os._exit(3)"
-    script = write_script(tmp_path / "script.py", SCRIPT.format(body=body).replace("return 5", "1 / 0"))
+    script = write_script(tmp_path / "script.py", SCRIPT.format(body="os._exit(3)").replace("return 5", "1 / 0"))
     assert run_python(script, cwd=tmp_path).returncode == 3
 
 

@@ -58,8 +58,7 @@ def launch(tmp_path):
 
 
 def same(plain, launched):
-    assert launched.stdout == plain.stdout
-    assert launched.stderr == plain.stderr
+    assert (launched.stdout, launched.stderr) == (plain.stdout, plain.stderr)
     assert launched.returncode == plain.returncode
     return launched
 
@@ -77,8 +76,7 @@ def test_a_module_sees_what_it_sees_under_python(tmp_path, launch):
     write_script(tmp_path / "pkg" / "__init__.py", "")
     write_script(tmp_path / "pkg" / "other.py", "VALUE = 7\n")
     write_script(tmp_path / "pkg" / "train.py", "from .other import VALUE\n" + PROBE.replace("\n    ", "\n"))
-    result = same(*launch("-m", "pkg.train", "--lr", "1"))
-    assert json.loads(result.stdout)["package"] == "pkg"
+    assert json.loads(same(*launch("-m", "pkg.train", "--lr", "1")).stdout)["package"] == "pkg"
 
 
 def test_folders_and_zip_files_run_too(tmp_path, launch):
@@ -136,6 +134,7 @@ def test_code_sees_what_it_sees_under_python(tmp_path, launch):
     assert same(*launch("-c", "1 / 0")).returncode == 1
 
 
+SHELL = shutil.which("sh")
 #: How installers begin the file of a command; the second is for paths that are too long for a first line.
 BEGINNINGS = {
     "a path": "#!{python}\n",
@@ -230,10 +229,7 @@ def test_the_interpreter_is_left_as_it_was(tmp_path, monkeypatch):
         (Program("pkg.nowhere", is_module=True), "-m pkg.nowhere: No module named pkg.nowhere"),
         (Program("nowhere", is_module=True), "-m nowhere: No module named nowhere"),
         (Program("python3", ("train.py",)), "python3: leave python3 out; write the script, -m MODULE or -c CODE"),
-        (
-            Program("sh"),
-            f"sh: {shutil.which('sh')} is not a Python script; write the script or -m MODULE that it starts",
-        ),
+        (Program("sh"), f"sh: {SHELL} is not a Python script; write the script or -m MODULE that it starts"),
     ],
 )
 def test_what_cannot_be_run_is_the_users_mistake(tmp_path, monkeypatch, program, message):

@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from helpers_hooks import module
 from torch import nn
 
 from gtrace.torch_hooks.naming import ModuleCollector, Names, ParameterName, name_parameters
@@ -34,10 +35,8 @@ def test_names_are_paths_in_the_module_tree():
 
 def test_inner_modules_are_named_through_the_outermost_one():
     net = Net()
-    assert names(groups_of(*net.encoder.parameters()), [net.encoder, net.layers[0], net], scan=False) == [
-        "encoder.weight",
-        "encoder.bias",
-    ]
+    found = names(groups_of(*net.encoder.parameters()), [net.encoder, net.layers[0], net], scan=False)
+    assert found == ["encoder.weight", "encoder.bias"]
 
 
 def test_tied_weights_have_aliases():
@@ -78,31 +77,22 @@ def test_a_wrapper_that_holds_its_model_twice_makes_no_aliases():
 
     net = Net()
     table = name_parameters(groups_of(*net.parameters()), [_FabricModule(DistributedDataParallel(net), net)])
-    assert [(entry.name, entry.aliases) for entry in table.values()] == [
-        (name, ()) for name, _ in net.named_parameters()
-    ]
-
-
-def test_labels_are_those_of_the_models_inside_of_wrappers():
-    first, second = Net(), Net()
-    found = names(groups_of(first.encoder.weight, second.encoder.weight), [OptimizedModule(first), second], scan=False)
-    assert found == ["Net.encoder.weight", "Net_2.encoder.weight"]
-
-
-def test_a_users_own_attribute_called_module_stays():
-    class Holder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.module = nn.Linear(2, 2)
-
-    holder = Holder()
-    assert names(groups_of(*holder.parameters()), [holder], scan=False) == ["module.weight", "module.bias"]
+    assert [(one.name, one.aliases) for one in table.values()] == [(name, ()) for name, _ in net.named_parameters()]
 
 
 def test_several_models_of_one_optimizer_are_told_apart():
     first, second, net = nn.Linear(2, 2), nn.Linear(2, 2), Net()
     found = names(groups_of(first.weight, second.weight, net.encoder.weight), [first, second, net], scan=False)
     assert found == ["Linear.weight", "Linear_2.weight", "Net.encoder.weight"]
+    # Labels are those of the models inside of wrappers.
+    other = Net()
+    found = names(groups_of(net.encoder.weight, other.encoder.weight), [OptimizedModule(net), other], scan=False)
+    assert found == ["Net.encoder.weight", "Net_2.encoder.weight"]
+
+
+def test_a_users_own_attribute_called_module_stays():
+    holder = module(module=nn.Linear(2, 2))
+    assert names(groups_of(*holder.parameters()), [holder], scan=False) == ["module.weight", "module.bias"]
 
 
 def table_names(table, *modules):
@@ -113,23 +103,13 @@ def test_a_second_model_gets_its_class_in_front_where_names_would_repeat():
     class Critic(nn.Linear):
         pass
 
-    class Other(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(2))
-
     known = Names()
-    models = [nn.Linear(2, 2), Critic(2, 2), DistributedDataParallel(nn.Linear(2, 2)), Other()]
-    found = [
-        table_names(known.of(groups_of(*model.parameters()), models, stream=k, scan=False), model)
-        for k, model in enumerate(models)
-    ]
-    assert found == [
-        ["weight", "bias"],
-        ["Critic.weight", "Critic.bias"],
-        ["Linear_2.weight", "Linear_2.bias"],
-        ["scale"],
-    ]
+    scale = module(scale=nn.Parameter(torch.ones(2)))
+    models = [nn.Linear(2, 2), Critic(2, 2), DistributedDataParallel(nn.Linear(2, 2)), scale]
+    tables = [known.of(groups_of(*one.parameters()), models, stream=k, scan=False) for k, one in enumerate(models)]
+    found = [name for table, one in zip(tables, models, strict=True) for name in table_names(table, one)]
+    labels = ("", "Critic.", "Linear_2.")
+    assert found == [*(f"{label}{part}" for label in labels for part in ("weight", "bias")), "scale"]
     again = known.of(groups_of(models[1].weight, models[0].weight), models, stream=4, scan=False)
     assert [again[id(model.weight)].name for model in models[:2]] == ["weight", "Critic.weight"]
 
@@ -147,9 +127,8 @@ def test_a_model_over_several_optimizers_keeps_its_names():
     known.of(groups_of(net.encoder.weight), [net, other])
     later = known.of(groups_of(*other.layers[0].parameters()), [net, other], stream=1)
     assert table_names(later, other.layers[0]) == ["Net_2.layers.0.weight", "Net_2.layers.0.bias"]
-    assert table_names(known.of(groups_of(*net.parameters()), [net, other], stream=2), net.encoder)[0] == (
-        "encoder.weight"
-    )
+    again = known.of(groups_of(*net.parameters()), [net, other], stream=2)
+    assert table_names(again, net.encoder)[0] == "encoder.weight"
 
 
 def test_models_that_are_gone_keep_their_names_from_other_optimizers():
@@ -175,21 +154,19 @@ def test_given_names_of_two_optimizers_are_told_apart():
     assert [entry.name for table in found for entry in table.values()] == ["scale", "unnamed/opt1.g0.p0", "scale"]
 
 
-def test_a_view_of_a_part_of_the_model_is_not_the_model():
+def test_a_part_of_the_model_is_not_the_model_and_a_module_inside_itself_is_walked_once():
     net = Net()
     part = nn.Sequential(net.encoder)
     assert names(groups_of(*net.parameters()), [part, net], scan=False)[0] == "encoder.weight"
+    net.encoder.owner = net
+    assert "encoder.weight" in names(groups_of(*net.parameters()), [net], scan=False)
 
 
-def test_bare_tensors_are_numbered():
+def test_bare_tensors_have_the_names_that_the_optimizer_was_given_or_numbers():
     net, bare = Net(), nn.Parameter(torch.zeros(3))
     groups = groups_of(net.encoder.weight) + groups_of(net.encoder.bias, bare)
     assert names(groups, [net], stream=2) == ["encoder.weight", "encoder.bias", "unnamed/opt2.g1.p1"]
-
-
-def test_names_that_the_optimizer_was_given_are_used_for_bare_tensors():
-    first, second = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
-    optimizer = torch.optim.SGD([("scale", first), ("shift", second)], lr=0.1)
+    optimizer = torch.optim.SGD([("scale", bare), ("shift", nn.Parameter(torch.zeros(3)))], lr=0.1)
     assert names(optimizer.param_groups) == ["scale", "shift"]
 
 
@@ -205,12 +182,6 @@ def test_the_scan_survives_modules_that_are_not_built_yet():
     copied = copy.deepcopy(Net())
     assert names(groups_of(*copied.parameters()))[0] == "encoder.weight"
     assert not vars(unborn).get("_parameters")
-
-
-def test_a_module_inside_itself_is_walked_once():
-    net = Net()
-    net.encoder.owner = net
-    assert "encoder.weight" in names(groups_of(*net.parameters()), [net], scan=False)
 
 
 @pytest.fixture

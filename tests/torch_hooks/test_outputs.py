@@ -9,6 +9,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from helpers_hooks import module
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -76,16 +77,9 @@ def unchanged(build, forward):
 
 
 def test_containers_are_watched_only_where_they_own_parameters():
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-            self.scale = nn.Parameter(torch.ones(3))
-
-        def forward(self, x):
-            return self.inner(x) * self.scale
-
-    model = nn.Sequential(Scaled(), nn.Linear(3, 2))
+    inner = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    scaled = module(lambda self, x: self.inner(x) * self.scale, inner=inner, scale=nn.Parameter(torch.ones(3)))
+    model = nn.Sequential(scaled, nn.Linear(3, 2))
     with Watch(model) as watch:
         model(torch.randn(4, 3)).sum().backward()
     assert watch.names == ["0.inner.0", "0.inner.1", "0", "1"]
@@ -290,14 +284,8 @@ def test_compiled_modules_run_as_they_would(how):
 
 
 def test_names_of_modules():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-            self.decoder = self.encoder
-            self.head = nn.Linear(3, 2)
-
-    net = nn.DataParallel(Net())
+    encoder = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    net = nn.DataParallel(module(encoder=encoder, decoder=encoder, head=nn.Linear(3, 2)))
     paths = ModulePaths(lambda: [net, net.module], scan=False)
     assert paths.of(net.module.encoder[0]) == ModuleName("encoder.0", "Linear", ("decoder.0",))
     assert paths.of(net.module.head).path == "head"

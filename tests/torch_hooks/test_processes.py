@@ -33,14 +33,12 @@ def token(monkeypatch):
     return first
 
 
-def test_without_a_launcher(environment, token):
+def test_the_place_among_launched_processes(environment, token):
     environment()
     assert launched_place() == (None, 1)
     assert token(1) is None
     assert (spans_machines(), first_of_launch(), started_again()) == (False, False, {})
-
-
-def test_a_rank_makes_the_world_as_large_as_it_must_be(environment):
+    # A rank makes the world as large as it must be.
     environment(RANK="3")
     assert launched_place() == (3, 4)
     environment(WORLD_SIZE="8")
@@ -48,22 +46,15 @@ def test_a_rank_makes_the_world_as_large_as_it_must_be(environment):
 
 
 def test_on_one_machine_the_parent_tells_launches_apart(environment, token):
+    """Each trace of a process has its own token, and a number that is used again is another process."""
     environment(**ONE_MACHINE)
+    assert launch_token() != launch_token()
     assert token(1) == token(1) != token(2)
     assert (spans_machines(), first_of_launch()) == (False, False)
-
-
-def test_a_number_of_a_process_that_is_used_again_is_another_process(environment, token, monkeypatch):
-    environment(**ONE_MACHINE)
     assert token(1) is not None
     assert processes._process(1).startswith("1@")
     assert processes._process(1) != "1@"
     assert processes._process(0) == "0@"
-
-
-def test_each_trace_of_a_process_has_its_own_token(environment):
-    environment(**ONE_MACHINE)
-    assert launch_token() != launch_token()
 
 
 def test_over_machines_the_parents_differ_and_the_token_does_not(environment, token):

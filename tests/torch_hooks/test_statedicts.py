@@ -60,22 +60,14 @@ def test_types_layouts_and_nesting(guard):
         "epoch": 4,
     }
     found = arrays(guard, state)
-    assert {name: dtype for name, (dtype, _) in found.items()} == {
-        "grads.0": "bfloat16",
-        "grads.1": "float32",
-        "grads.2.half": "float16",
-        "p": "float32",
-        "z": "complex64",
-        "wide": "float32",
-        "fp8": "float8_e5m2",
-    }
+    types = {"grads.0": "bfloat16", "grads.1": "float32", "grads.2.half": "float16", "p": "float32"}
+    types |= {"z": "complex64", "wide": "float32", "fp8": "float8_e5m2"}
+    assert {name: dtype for name, (dtype, _) in found.items()} == types
     for name in ("grads.0", "grads.1", "grads.2.half", "fp8", "p"):
         assert found[name][1].tolist() == [[1.5, 0], [0, -2]]
     assert found["z"][1].tolist() == [[1.5 + 1.5j, 0], [0, -2 - 2j]]
     assert found["wide"][1].tolist() == [1] * 6
-
-
-def test_an_axis_of_steps(guard):
+    # An axis of steps.
     assert arrays(guard, {"w": torch.arange(6.0).reshape(3, 2).bfloat16()}, row=2)["w"][1].tolist() == [4, 5]
 
 

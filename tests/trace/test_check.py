@@ -11,7 +11,17 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from helpers_trace import SUFFIXES, check_gradients, edit_json, gradient, loss, present, write_steps, write_trace
+from helpers_trace import (
+    SUFFIXES,
+    check_gradients,
+    edit_json,
+    gradient,
+    loss,
+    present,
+    write_arrays,
+    write_steps,
+    write_trace,
+)
 
 from gtrace.cli import main
 from gtrace.errors import TraceError, UsageError
@@ -35,11 +45,8 @@ def path(tmp_path):
 @pytest.fixture(params=SUFFIXES)
 def killed(request, tmp_path):
     """The trace of a process that ended in the middle of its 70th step."""
-    program = (
-        "import os, sys; from helpers_trace import *\n"
-        "writer = create_trace(sys.argv[1]); write_steps(writer, range(69))\n"
-        "writer.append(69, 'fc.bias', gradient('fc.bias', 69)); os._exit(0)\n"
-    )
+    program = "import os, sys; from helpers_trace import *; writer = create_trace(sys.argv[1]); "
+    program += "write_steps(writer, range(69)); writer.append(69, 'fc.bias', gradient('fc.bias', 69)); os._exit(0)"
     place = tmp_path / f"run{request.param}"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program, place], check=True, env=environment)
@@ -189,18 +196,13 @@ def test_wrong_statistics_and_values_that_should_not_be_there(tmp_path, path):
     shutil.copyfile(other / GROUP / "norm2" / "c.0.0", path / GROUP / "norm2" / "c.0.0")
     # Gradients of 1 and 2, where this tensor is absent.
     name = "fc.weight"
-    with create_trace(tmp_path / "full.zarr") as writer:
-        for step in STEPS:
-            writer.append(step, name, gradient(name, step))
-            writer.commit(step)
+    write_arrays(tmp_path / "full.zarr", {name: {step: gradient(name, step) for step in STEPS}})
     shutil.copyfile(tmp_path / "full.zarr" / GROUP / name / "c.0.0", path / GROUP / name / "c.0.0")
     shutil.rmtree(other)
     shutil.rmtree(tmp_path / "full.zarr")
     report = check_trace(path)
-    assert {fault.what for fault in report.faults} == {
-        "stored norm2 does not match the values",
-        "values although the tensor is absent",
-    }
+    wrong = {"stored norm2 does not match the values", "values although the tensor is absent"}
+    assert {fault.what for fault in report.faults} == wrong
     absent = {(fault.tensor, fault.step) for fault in report.faults if fault.what.startswith("values")}
     assert absent == {(name, 1), (name, 2)}
     check_repaired(path, set())
@@ -215,8 +217,7 @@ def test_metadata_of_groups(place, path):
 
 def test_metadata_of_a_tensor(path):
     (path / GROUP / "fc.weight" / "zarr.json").write_text("{")
-    check = check_trace(path)
-    assert any("fc.weight/zarr.json" in fault.what for fault in check.faults)
+    assert any("fc.weight/zarr.json" in fault.what for fault in check_trace(path).faults)
     repair_trace(path)
     assert lost(path) == {("fc.weight", step) for step in present("fc.weight", STEPS)}
 
@@ -226,8 +227,7 @@ def test_steps_that_fall_end_the_trace(path):
     array[50:] = 3
     assert any("steps do not ascend" in fault.what for fault in check_trace(path).faults)
     repair_trace(path)
-    with open_trace(path) as trace:
-        check_gradients(trace, range(50))
+    check_gradients(path, range(50))
 
 
 def test_a_damaged_journal_ends_the_trace_there(tmp_path):

@@ -59,8 +59,7 @@ def test_they_are_in_the_journal_and_survive_a_repair(tmp_path):
     with open_trace(path) as trace:
         assert trace.statistics("w")["second_moment"].tolist() == [0, 1, 2]
     writer.close()
-    chunk = path / "rank00000" / "weight_grad" / "loss"
-    assert chunk.is_dir()
+    assert (path / "rank00000" / "weight_grad" / "loss").is_dir()
     (path / "rank00000" / "weight_grad" / "x.partial").write_text("left by a killed writer")
     assert repair_trace(path).changed
     with open_trace(path) as trace:

@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from helpers_trace import SUFFIXES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -53,11 +52,9 @@ def test_what_is_no_text_is_refused(name):
         encode_name(name)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names=st.lists(NAMES, unique=True, min_size=1, max_size=6))
-def test_names_come_back(suffix, names, tmp_path):
-    path = tmp_path / f"run{suffix}"
+def test_names_come_back(path, names, tmp_path):
     with create_trace(path, force=True) as writer:
         for k, name in enumerate(names):
             writer.append(0, name, [k])

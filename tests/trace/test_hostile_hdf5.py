@@ -17,11 +17,10 @@ import h5py
 import numpy as np
 import pytest
 from fuzz.mutations import edited, random_edits
-from helpers_trace import STEPS, gradient, write_trace
+from helpers_trace import STEPS, gradient, read_all, refused, write_trace
 from numcodecs.jenkins import jenkins_lookup3
 
 from gtrace.cli import main
-from gtrace.errors import TraceError
 from gtrace.trace import open_trace
 
 FORKED = multiprocessing.get_context("fork")
@@ -36,25 +35,6 @@ def written(tmp_path_factory):
 @pytest.fixture
 def path(written, tmp_path):
     return shutil.copy(written, tmp_path / "run.h5")
-
-
-def read_all(path):
-    with open_trace(path) as trace:
-        assert trace.fingerprint
-        assert trace.scalars()
-        for info in trace.tensors:
-            assert trace.statistics(info.name)
-            for step in trace.steps(info.name):
-                trace.read(info.name, step)
-
-
-def refused(path, *words):
-    with pytest.raises(TraceError) as error:
-        read_all(path)
-    message = str(error.value)
-    assert message.isprintable()
-    for word in (str(path), *words):
-        assert word in message, message
 
 
 def edit(path, node, change):

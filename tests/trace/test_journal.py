@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from helpers_trace import SUFFIXES, check_gradients, loss, write_steps
+from helpers_trace import check_gradients, loss, write_steps
 
 from gtrace.errors import TraceError
 from gtrace.trace import create_trace, open_trace
@@ -44,10 +44,8 @@ def test_a_full_journal_is_emptied(tmp_path, monkeypatch):
         assert min(sizes[20:]) < 30_000
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_row_that_is_given_up_leaves_nothing(suffix, tmp_path):
+def test_a_row_that_is_given_up_leaves_nothing(path):
     """Short and long rows; the tensors are absent at the step that takes its place."""
-    path = tmp_path / f"run{suffix}"
     with create_trace(path) as writer:
         for step in range(5):
             for name, size in (("short", 10), ("long", 200_000)):
@@ -80,8 +78,7 @@ def test_an_append_to_the_journal_that_was_cut_off_is_made_good(tmp_path, monkey
         monkeypatch.setattr(os, "pwritev", half)
         with pytest.raises(TraceError, match="No space left"):
             write_steps(writer, (2,))
-        with open_trace(tmp_path / "run.zarr") as trace:
-            check_gradients(trace, (0, 1))
+        check_gradients(tmp_path / "run.zarr", (0, 1))
         monkeypatch.setattr(os, "pwritev", append)
         writer.commit(2, loss=loss(2))
         write_steps(writer, (4,))

@@ -19,13 +19,8 @@ def kill_writers(*arguments):
     """What the writers had done when they were killed."""
     package = Path(gtrace.__file__).parents[1]
     environment = os.environ | {"PYTHONPATH": f"{HERE.parent}{os.pathsep}{package}"}
-    done = subprocess.run(
-        [sys.executable, HERE / "killed_writers.py", *map(str, arguments)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, HERE / "killed_writers.py", *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

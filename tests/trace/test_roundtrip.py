@@ -4,7 +4,18 @@ import math
 
 import numpy as np
 import pytest
-from helpers_trace import SHAPES, STEPS, SUFFIXES, check_gradients, gradient, loss, opened, present, write_trace
+from helpers_trace import (
+    SHAPES,
+    STEPS,
+    SUFFIXES,
+    check_gradients,
+    gradient,
+    loss,
+    opened,
+    present,
+    write_arrays,
+    write_trace,
+)
 
 from gtrace.errors import UsageError
 from gtrace.sketch import MomentSketch
@@ -80,38 +91,22 @@ def test_fingerprint_reads_no_gradient(suffix, tmp_path, monkeypatch):
             trace.read("fc.weight", 0)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_attributes_come_back(suffix, tmp_path):
-    attrs = {
-        "argv": ["train.py", "--x"],
-        "seed": 7,
-        "rate": 0.5,
-        "big": 2**80,
-        "text": "é\0\x1b",
-        "empty": "",
-        "flag": True,
-        "nothing": None,
-        "versions": {"torch": "2.13"},
-        "numbers": np.arange(3),
-        "folder": tmp_path,
-    }
-    with create_trace(tmp_path / f"run{suffix}", attrs=attrs) as writer:
+def test_attributes_come_back(path, tmp_path):
+    attrs = {"argv": ["train.py", "--x"], "seed": 7, "rate": 0.5, "big": 2**80, "text": "é\0\x1b", "empty": ""}
+    attrs |= {"flag": True, "nothing": None, "versions": {"torch": "2.13"}, "numbers": np.arange(3), "folder": tmp_path}
+    with create_trace(path, attrs=attrs) as writer:
         writer.append(0, "w", np.ones(3), aliases=("v", "u"), module_type="Linear", stage="reduced", note={"a": [1]})
         writer.set_attrs(seed=8, dropped={"steps": 2})
-    with open_trace(tmp_path / f"run{suffix}") as trace:
+    with open_trace(path) as trace:
         told = {**attrs, "numbers": [0, 1, 2], "folder": str(tmp_path), "seed": 8, "dropped": {"steps": 2}}
         assert {key: trace.attrs[key] for key in told} == told
-        assert trace.attrs["format"] == "gtrace"
-        assert trace.attrs["version"] == 1
+        assert (trace.attrs["format"], trace.attrs["version"]) == ("gtrace", 1)
         (info,) = trace.tensors
     assert (info.aliases, info.module_type, info.stage) == (("v", "u"), "Linear", "reduced")
-    assert info.attrs == {"note": {"a": [1]}}
-    assert info.dtype == "float64"
+    assert (info.attrs, info.dtype) == ({"note": {"a": [1]}}, "float64")
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_several_optimizers_kinds_and_ranks(suffix, tmp_path):
-    path = tmp_path / f"run{suffix}"
+def test_several_optimizers_kinds_and_ranks(path):
     with create_trace(path) as writer:
         for step in range(4):
             writer.append(step, "w", [step, 0.0])
@@ -177,12 +172,8 @@ def test_many_steps_and_tensors_outgrow_the_first_shapes(suffix, tmp_path, monke
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_row_longer_than_a_chunk(suffix, tmp_path, monkeypatch):
     monkeypatch.setattr(layout, "_ELEMENTS", 100_000)
-    path = tmp_path / f"run{suffix}"
     arrays = [gradient("w", step, 300_001) for step in range(3)]
-    with create_trace(path) as writer:
-        for step, array in enumerate(arrays):
-            writer.append(step, "w", array)
-            writer.commit(step)
+    path = write_arrays(tmp_path / f"run{suffix}", {"w": dict(enumerate(arrays))})
     if suffix == ".zarr":
         found = sorted(p.name for p in (path / "rank00000" / "weight_grad" / "w").iterdir())
         assert found == [*(f"c.{r}.{p}" for r in range(3) for p in range(4)), "zarr.json"]
@@ -220,15 +211,10 @@ ARRAYS = [
 ]
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_any_real_array_is_taken(suffix, tmp_path):
-    with create_trace(tmp_path / f"run{suffix}") as writer:
-        for step in range(2):
-            for k, array in enumerate(ARRAYS):
-                writer.append(step, f"w{k}", array)
-            writer.commit(step)
-    with open_trace(tmp_path / f"run{suffix}") as trace:
+def test_any_real_array_is_taken(path):
+    write_arrays(path, {f"w{k}": {0: array, 1: array} for k, array in enumerate(ARRAYS)})
+    with open_trace(path) as trace:
         for info, array in zip(trace.tensors, ARRAYS, strict=True):
             for step in range(2):
                 np.testing.assert_array_equal(trace.read(info.name, step), np.asarray(array, np.float32).ravel())
@@ -243,9 +229,7 @@ def test_every_bit_of_odd_values_is_kept(backend, tmp_path):
     if backend == "memory":
         trace = Trace.from_arrays({"w": odd})
     else:
-        with create_trace(tmp_path / f"run{backend}") as writer:
-            writer.append(0, "w", odd)
-        trace = open_trace(tmp_path / f"run{backend}")
+        trace = open_trace(write_arrays(tmp_path / f"run{backend}", {"w": odd}))
     with trace:
         np.testing.assert_array_equal(trace.read("w", 0).view(np.uint32), odd.view(np.uint32))
         numbers = trace.statistics("w")
@@ -254,10 +238,9 @@ def test_every_bit_of_odd_values_is_kept(backend, tmp_path):
     assert math.isclose(numbers["norm2"][0], float(np.float32(3.4028235e38)) ** 2)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_an_empty_trace(suffix, tmp_path):
-    create_trace(tmp_path / f"run{suffix}").close()
-    with open_trace(tmp_path / f"run{suffix}") as trace:
+def test_an_empty_trace(path):
+    create_trace(path).close()
+    with open_trace(path) as trace:
         assert trace.tensors == ()
         assert trace.scalars()["step"].size == 0
         assert trace.status == "complete"
@@ -266,14 +249,13 @@ def test_an_empty_trace(suffix, tmp_path):
             trace.read("w", 0)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_steps_without_any_gradient(suffix, tmp_path):
-    with create_trace(tmp_path / f"run{suffix}") as writer:
+def test_steps_without_any_gradient(path):
+    with create_trace(path) as writer:
         writer.commit(0, loss=3.0)
         writer.append(1, "w", [1.0])
         writer.commit(1, loss=2.0)
         writer.commit(2, loss=1.0)
-    with open_trace(tmp_path / f"run{suffix}") as trace:
+    with open_trace(path) as trace:
         assert trace.scalars()["loss"].tolist() == [3, 2, 1]
         assert trace.steps("w").tolist() == [1]
 

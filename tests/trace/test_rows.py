@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from helpers_trace import SUFFIXES, gradient
+from helpers_trace import SUFFIXES, gradient, write_arrays
 from numcodecs.blosc import Blosc
 
 from gtrace.errors import TraceError, UsageError
@@ -67,8 +67,7 @@ def test_exactly_the_valid_elements_come_back(backend, tmp_path):
                 assert numbers["absmax"][k] == np.abs(values).max(initial=0)
                 assert (numbers["zeros"][k], numbers["nonfinite"][k]) == (0, 0)
                 assert numbers["crc32c"][k] == checksum(values)
-        assert infos["conv1"].shape == (64,)
-        assert infos["conv1"].sample == SAMPLE
+        assert (infos["conv1"].shape, infos["conv1"].sample) == ((64,), SAMPLE)
 
 
 def test_weight_gradients_say_their_size(tmp_path):
@@ -113,10 +112,8 @@ def test_rows_of_several_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(layout, "_ELEMENTS", 100_000)
     arrays = [gradient("x", step, size) for step, size in enumerate((300_000, 370_000, 10_000, 0, 200_000))]
     for suffix in SUFFIXES:
-        with create_trace(tmp_path / f"run{suffix}") as writer:
-            for step, array in enumerate(arrays):
-                writer.append(step, "x", array, kind="neural")
-        with open_trace(tmp_path / f"run{suffix}") as trace:
+        path = write_arrays(tmp_path / f"run{suffix}", {"x": dict(enumerate(arrays))}, kind="neural")
+        with open_trace(path) as trace:
             for step, array in enumerate(arrays):
                 np.testing.assert_array_equal(trace.read("x", step), array)
 
@@ -211,11 +208,8 @@ def test_lengths_of_fewer_tensors_than_there_are(tmp_path):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_trace_without_lengths_opens(suffix, tmp_path):
     """Before there were any, every row was full."""
-    path = tmp_path / f"run{suffix}"
     arrays = [gradient("x", step, 24) for step in range(3)]
-    with create_trace(path) as writer:
-        for step, array in enumerate(arrays):
-            writer.append(step, "x", array, kind="neural", capacity=24)
+    path = write_arrays(tmp_path / f"run{suffix}", {"x": dict(enumerate(arrays))}, kind="neural", capacity=24)
     if suffix == ".zarr":
         for table in layout.LENGTHS:
             shutil.rmtree(path / GROUP / table)
@@ -248,9 +242,7 @@ def test_other_tools_open_it(tmp_path):
         assert file[GROUP].variables["wide"].shape == (4, 87_500)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_what_is_committed_can_be_read_while_more_is_written(suffix, tmp_path):
-    path = tmp_path / f"run{suffix}"
+def test_what_is_committed_can_be_read_while_more_is_written(path):
     with create_trace(path) as writer:
         for step, size in enumerate((9, 4, 11)):
             writer.append(step, "x", gradient("x", step, size), kind="neural")

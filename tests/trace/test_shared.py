@@ -32,6 +32,14 @@ def join(path, rank=None, writers=2, run="a", **more):
     return join_trace(path, run=run, rank=rank, writers=writers, **more)
 
 
+def take_part(path, rank=None, writers=2, end="complete", **more):
+    """Join, write, close: the rank that it got."""
+    writer, rank = join(path, rank, writers, **more)
+    write(writer, rank)
+    writer.close(end)
+    return rank
+
+
 def test_the_last_process_finishes_the_trace(path):
     first, rank0 = join(path, 0, attrs={"seed": 1, "argv": ["train.py"]})
     second, rank1 = join(path, 1, attrs={"seed": 2})
@@ -47,34 +55,27 @@ def test_the_last_process_finishes_the_trace(path):
     assert trace.read("w", 2, rank=0).tolist() == [3.0] * 4
     assert trace.read("w", 2, rank=1).tolist() == [6.0] * 4
     assert [part["seed"] for part in parts(path)] == [1, 2]
-    group = zarr.open_consolidated(str(path), mode="r")
-    assert group["rank00001/weight_grad/w"].shape == (3, 4)
+    assert zarr.open_consolidated(str(path), mode="r")["rank00001/weight_grad/w"].shape == (3, 4)
 
 
 @pytest.mark.parametrize(
     ("ends", "expected"), [(("complete", "interrupted"), "interrupted"), (("complete", "complete"), "complete")]
 )
 def test_one_interrupted_part_interrupts_the_whole(path, ends, expected):
-    writers = [join(path, rank) for rank in (0, 1)]
-    for (writer, rank), end in zip(writers, ends, strict=True):
-        write(writer, rank)
-        writer.close(end)
+    for rank, end in enumerate(ends):
+        take_part(path, rank, end=end)
     assert open_trace(path).status == expected
 
 
 def test_a_trace_waits_for_processes_that_have_not_come_yet(path):
-    writer, rank = join(path, 0)
-    write(writer, rank)
-    writer.close()
+    take_part(path, 0)
     assert open_trace(path).status == "interrupted"
     settle(path, "a", "complete")
     assert open_trace(path).status == "complete"
 
 
 def test_a_process_that_comes_late_opens_the_trace_again(path):
-    writer, rank = join(path, writers=1)
-    write(writer, rank)
-    writer.close()
+    take_part(path, writers=1)
     assert open_trace(path).status == "complete"
     writer, rank = join(path, writers=1)
     assert (rank, open_trace(path).status) == (1, "interrupted")
@@ -90,16 +91,13 @@ def test_a_rank_that_is_taken_gets_a_number_beyond_those_expected(path):
 
 
 def test_a_trace_of_another_run_stays_unless_forced(path):
-    writer, rank = join(path, 0, 1)
-    write(writer, rank)
-    writer.close()
+    take_part(path, 0, 1)
     with pytest.raises(OutputExistsError, match="already exists"):
         join(path, 0, 1, run="b")
     assert open_trace(path).steps("w").size == 3
     settle(path, "b", "interrupted")
     assert open_trace(path).status == "complete"
-    writer, rank = join(path, 0, 1, run="b", force=True)
-    writer.close()
+    join(path, 0, 1, run="b", force=True)[0].close()
     assert open_trace(path).tensors == ()
 
 
@@ -193,11 +191,15 @@ def test_what_the_root_says_in_the_end(path):
     assert root(path)["attributes"]["status"] == "interrupted"
 
 
-def test_only_zarr(tmp_path):
+def test_what_cannot_be_joined(tmp_path, path):
     with pytest.raises(UsageError, match=r"end in \.zarr"):
         join(tmp_path / "run.h5")
     with pytest.raises(UsageError, match="does not exist"):
         join(tmp_path / "nowhere" / "run.zarr")
+    # Nor does a launch of another size join.
+    join(path, 0, 2, first=True)
+    with pytest.raises(OutputExistsError):
+        join(path, 1, 3, first=True)
 
 
 WRITER = """
@@ -313,9 +315,3 @@ def test_a_later_launch_of_the_same_name_does_not_join(path, finished):
     assert join_trace(path, run="token", rank=0, writers=2)[1] == 2
     for rank in (1, 0):
         assert join_trace(path, run="token", rank=rank, writers=2, first=True, force=True)[1] == rank
-
-
-def test_a_launch_of_another_size_does_not_join(path):
-    join_trace(path, run="token", rank=0, writers=2, first=True)
-    with pytest.raises(OutputExistsError):
-        join_trace(path, run="token", rank=1, writers=3, first=True)

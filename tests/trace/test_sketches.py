@@ -55,8 +55,7 @@ def opened(backend, folder, plan=PLAN):
 
 
 def same(one, other):
-    assert one.spec == other.spec
-    assert one.mantissa == other.mantissa
+    assert (one.spec, one.mantissa) == (other.spec, other.mantissa)
     np.testing.assert_array_equal(one.rows, other.rows)
     np.testing.assert_array_equal(one.sums, other.sums)
     assert (one.zeros, one.size, one.nonfinite, one.buckets) == (
@@ -108,14 +107,13 @@ def test_full_width_keeps_every_digit(tmp_path, monkeypatch):
     np.testing.assert_allclose(found.sums, truth.sums, rtol=1e-14, atol=0)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_later_row_may_be_much_longer_than_the_first(suffix, tmp_path):
+def test_a_later_row_may_be_much_longer_than_the_first(path):
     rng = np.random.default_rng(0)
     rows = [np.zeros(SIZE, np.float32), rng.lognormal(0, 9, SIZE).astype(np.float32), np.ones(SIZE, np.float32)]
-    with create_trace(tmp_path / f"run{suffix}", sketch=PLAN) as writer:
+    with create_trace(path, sketch=PLAN) as writer:
         for step, row in enumerate(rows):
             writer.append(step, "x", row)
-    with open_trace(tmp_path / f"run{suffix}") as trace:
+    with open_trace(path) as trace:
         for step, row in enumerate(rows):
             expected = unpack_sketch(pack_sketch(MomentSketch.of(row, "l2", 512), 6))
             same(trace.sketch("x", step, "l2", 512), expected)

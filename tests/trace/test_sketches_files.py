@@ -53,8 +53,7 @@ def test_repair_leaves_out_what_is_damaged(name, tmp_path):
     data = bytearray(chunk.read_bytes())
     data[len(data) // 2] ^= 1
     chunk.write_bytes(data)
-    report = check_trace(path)
-    assert report.wrong == (1 if name == "large" else 5)
+    assert check_trace(path).wrong == (1 if name == "large" else 5)
     repair_trace(path)
     assert check_trace(path).clean
     with open_trace(path) as trace:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import sys
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,18 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ranks_program import Counted, Training, digest, model, same_everywhere
+from ranks_program import (
+    Counted,
+    Training,
+    batch,
+    digest,
+    local_gradients,
+    model,
+    report_of,
+    same_everywhere,
+    start,
+    take,
+)
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -66,22 +75,13 @@ class Sharded:
         return [p.full_tensor().detach() for p in self.model.parameters()]
 
 
-def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(1000 * number + dist.get_rank())
-    return torch.randn(8, 24, generator=random), torch.randint(0, 6, (8,), generator=random)
-
-
 def everyones(number: int, weights: list[torch.Tensor]) -> list[list[np.ndarray]]:
-    """Every rank's own gradients of a step, without any wrapper."""
+    """Every rank's own gradients of a step with these weights, without any wrapper."""
     plain = model()
     with torch.no_grad():
         for parameter, value in zip(plain.parameters(), weights, strict=True):
             parameter.copy_(value)
-    x, y = batch(number)
-    nn.functional.cross_entropy(plain(x), y).backward()
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, [p.grad.numpy() for p in plain.parameters()])
-    return found
+    return local_gradients(number, plain)
 
 
 def rows(size: int, ranks: int, rank: int) -> slice:
@@ -119,24 +119,19 @@ class Simulated:
                 [local[self.names.index(p.name.partition("[")[0])].reshape(-1)[p.start :][: p.size] for p in pieces]
                 for local in gradients[one * self.ranks : (one + 1) * self.ranks]
             ]
-            averages.append(
-                lockstep([self.way(c, pieces, v, number, scattered=True) for c, v in zip(codecs, values, strict=True)])[
-                    0
-                ]
-            )
+            paired = zip(codecs, values, strict=True)
+            averages.append(lockstep([self.way(c, pieces, v, number, scattered=True) for c, v in paired])[0])
         found: list[dict[str, np.ndarray]] = [{} for _ in gradients]
         for rank in range(self.ranks):
             own = [piece for piece in pieces if piece.owner == rank]
             means = [averages[one][rank] for one in range(self.replicas)]
             if self.replicas > 1:
                 named = [Piece(f"{p.name}+replicas", self.spec, p.size) for p in own]
-                means = lockstep(
-                    [self.way(c, named, v, number) for c, v in zip(self.between[rank], means, strict=True)]
-                )[0]
+                paired = zip(self.between[rank], means, strict=True)
+                means = lockstep([self.way(c, named, v, number) for c, v in paired])[0]
             for one in range(self.replicas):
-                found[one * self.ranks + rank] = {
-                    p.name.partition("[")[0]: v for p, v in zip(own, means[one], strict=True)
-                }
+                parts = zip(own, means[one], strict=True)
+                found[one * self.ranks + rank] = {p.name.partition("[")[0]: v for p, v in parts}
         return found
 
 
@@ -215,16 +210,12 @@ def divide(training: Sharded) -> None:
         module.set_gradient_divide_factor(3.0)
 
 
-def nothing(training: Sharded) -> None:
-    pass
-
-
 #: what programs ask of torch -> (arguments of fully_shard, what is called before the steps, largest difference)
 SETTINGS: dict[str, tuple[dict[str, Any], Any, float]] = {
-    "rows": ({}, nothing, 1e-6),
-    "columns": ({"shard_placement_fn": by_columns}, nothing, 1e-6),
-    "bf16": ({"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)}, nothing, 1e-2),
-    "fp16": ({"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float16)}, nothing, 2e-3),
+    "rows": ({}, id, 1e-6),
+    "columns": ({"shard_placement_fn": by_columns}, id, 1e-6),
+    "bf16": ({"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)}, id, 1e-2),
+    "fp16": ({"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float16)}, id, 2e-3),
     "frozen": ({}, freeze, 1e-6),
     "divided": ({}, divide, 1e-6),
 }
@@ -325,17 +316,14 @@ def resume(folder: str, training: Any, *, codec: bool = True) -> None:
 def resumed(make: Any, place: str) -> list[bool]:
     """Two steps, a checkpoint, two more: whether they end like four at a stretch, with the codec's state or not."""
     whole, first = make(), make()
-    for number in range(4):
-        whole.step(number)
-    for number in range(2):
-        first.step(number)
+    take(whole, 0, 1, 2, 3)
+    take(first, 0, 1)
     dcp.save(content(first), checkpoint_id=place)
     ends = []
     for with_codec in (True, False):
         second = make()
         resume(place, second, codec=with_codec)
-        for number in range(2, 4):
-            second.step(number)
+        take(second, 2, 3)
         ends.append(digest(second.weights()) == digest(whole.weights()))
     return ends
 
@@ -369,8 +357,7 @@ def compiled_report() -> dict[str, Any]:
         ends = []
         for backend in (None, CompileCounterWithBackend("aot_eager")):
             training = make("ef:topk:ratio=0.3", seed=5, compiled=backend)
-            for number in range(STEPS):
-                training.step(number)
+            take(training, *range(STEPS))
             ends.append(training.weights())
         report[kind] = {
             "graphs": backend.frame_count,
@@ -383,22 +370,10 @@ def compiled_report() -> dict[str, Any]:
 
 
 def main(rank: int, world: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/fsdp-{world}", rank=rank, world_size=world)
-    parts = [averages_report, settings_report, refused_report]
-    report = {part.__name__: part() for part in [*parts, *([chunks_report, compiled_report] if world == 2 else [])]}
-    report["resume_report"] = resume_report(folder)
-    if world == 4:
-        report["replicas_report"] = replicas_report(folder)
-    with open(f"{folder}/fsdp-{world}-{rank}.json", "w") as file:
-        json.dump(report, file)
-    dist.barrier()
-    dist.destroy_process_group()
+    parts = [averages_report, settings_report, refused_report, functools.partial(resume_report, folder)]
+    parts += [chunks_report, compiled_report] if world == 2 else [functools.partial(replicas_report, folder)]
+    report_of(parts, "fsdp", rank, world, folder)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    # Forked ranks share what is compiled here.
-    for spec in (*SPECS, "ef:intn"):
-        gtrace.training.Exchange(spec).step(0, [{"w": np.linspace(-1, 1, 64, dtype=np.float32)}])
-    for world in (2, 4):
-        torch.multiprocessing.start_processes(main, (world, sys.argv[1]), world, start_method="fork")
+    start(main, (*SPECS, "ef:intn"), (2, 4))

@@ -65,10 +65,26 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(24, 60), nn.ReLU(), nn.Linear(60, 6))
 
 
-def same_everywhere(value: str) -> bool:
+def from_everyone(value: Any) -> list[Any]:
+    """What every rank has in the place of this value."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
-    return len(set(found)) == 1
+    return found
+
+
+def same_everywhere(value: str) -> bool:
+    return len(set(from_everyone(value))) == 1
+
+
+def batch(number: int, rank: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """A step's batch of a rank, by default of this one."""
+    random = torch.Generator().manual_seed(1000 * number + (dist.get_rank() if rank is None else rank))
+    return torch.randn(8, 24, generator=random), torch.randint(0, 6, (8,), generator=random)
+
+
+def take(training: Any, *numbers: int) -> None:
+    for number in numbers:
+        training.step(number)
 
 
 def digest(tensors: Any) -> str:
@@ -93,8 +109,7 @@ class Training:
         return DistributedDataParallel(inner, bucket_cap_mb=0.004)
 
     def step(self, number: int, poison: bool = False) -> list[torch.Tensor]:
-        random = torch.Generator().manual_seed(1000 * number + dist.get_rank())
-        x, y = torch.randn(8, 24, generator=random), torch.randint(0, 6, (8,), generator=random)
+        x, y = batch(number)
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.wrapped(x), y)
         if poison and dist.get_rank() == 0:
@@ -115,12 +130,9 @@ def local_gradients(number: int, like: nn.Module | None = None) -> list[list[np.
     """Every rank's gradients of a step, without any wrapper, of the first model or of one that is trained."""
     plain = model() if like is None else copy.deepcopy(like)
     plain.zero_grad()
-    random = torch.Generator().manual_seed(1000 * number + dist.get_rank())
-    x, y = torch.randn(8, 24, generator=random), torch.randint(0, 6, (8,), generator=random)
+    x, y = batch(number)
     nn.functional.cross_entropy(plain(x), y).backward()
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, [p.grad.numpy() for p in plain.parameters()])
-    return found
+    return from_everyone([p.grad.numpy() for p in plain.parameters()])
 
 
 def twin(spec: str, names: list[str]) -> list[np.ndarray]:
@@ -149,11 +161,10 @@ def codecs_report() -> dict[str, Any]:
             state = training.state
             with Counted() as counted:
                 gradients = training.step(0)
-                for number in range(1, STEPS):
-                    training.step(number)
+                take(training, *range(1, STEPS))
             tally = state.tally
             reported = (tally.payload_bits + tally.shared_bits + tally.envelope_bits + tally.frame_bits) // 8
-            expected = twin(spec, names) if exchange == "allgather" else None
+            expected = twin(spec, names) if exchange == "allgather" else []
             report[f"{spec} {exchange}"] = {
                 "same": training.same,
                 "steps": state.steps,
@@ -161,8 +172,7 @@ def codecs_report() -> dict[str, Any]:
                 "wire": tally.wire_bytes,
                 "reported": reported,
                 "elements": tally.float32_bits // 32,
-                "twin": expected
-                and all(np.array_equal(a.numpy(), b) for a, b in zip(gradients, expected, strict=True)),
+                "twin": all(np.array_equal(a.numpy(), b) for a, b in zip(gradients, expected, strict=bool(expected))),
                 "variance": tally.worker_variance,
                 "down": [tally.down_squared_error, tally.down_energy, tally.down_bits],
                 "senders": sorted({name.partition("[")[0] for _, name in state._codecs._senders}),
@@ -176,10 +186,8 @@ def linear_report() -> dict[str, Any]:
     report, world = {}, dist.get_world_size()
     for spec in ("powersgd", "momentum:beta=0.5:powersgd:rank=1"):
         for exchange in ("allgather", "two-shot"):
-            training, simulated = (
-                Training(spec, exchange=exchange, compare_every=0),
-                gtrace.training.Exchange(spec, world),
-            )
+            training = Training(spec, exchange=exchange, compare_every=0)
+            simulated = gtrace.training.Exchange(spec, world)
             state, worst, wire = training.state, 0.0, 0
             for number in range(STEPS):
                 everyone = local_gradients(number, training.model)
@@ -278,8 +286,7 @@ def device_report() -> dict[str, Any]:
         for kinds in (frozenset(), frozenset({"cpu"})):
             device.DEVICES = kinds
             training = Training("alq:bits=3", exchange=exchange, compare_every=1)
-            training.step(0)
-            training.step(1)
+            take(training, 0, 1)
             ends.append(digest(training.model.parameters()))
         found[exchange] = [training.same and ends[0] == ends[1], calls - before >= 8]
     device.encode, device.DEVICES = encode, frozenset({"cuda"})
@@ -296,10 +303,8 @@ def resume_report() -> dict[str, Any]:
         ("powersgd", {}),
     ):
         whole, first = Training(spec, **options), Training(spec, **options)
-        for number in range(4):
-            whole.step(number)
-        for number in range(2):
-            first.step(number)
+        take(whole, 0, 1, 2, 3)
+        take(first, 0, 1)
         file = io.BytesIO()
         torch.save([first.model.state_dict(), first.optimizer.state_dict(), first.state.state_dict()], file)
         file.seek(0)
@@ -313,8 +318,7 @@ def resume_report() -> dict[str, Any]:
             second.state.steps = 2
             second.model.load_state_dict(weights)
             second.optimizer.load_state_dict(copy.deepcopy(moments))
-            for number in range(2, 4):
-                second.step(number)
+            take(second, 2, 3)
             ends[how] = digest(second.model.parameters()) == digest(whole.model.parameters())
         refused = ""
         try:
@@ -371,8 +375,7 @@ def joint_report() -> dict[str, bool]:
         equal = True
         for step in range(5):
             for rank, one in [*enumerate(simulated.models), (real.rank, own)]:
-                random = torch.Generator().manual_seed(1000 * step + rank)
-                x, y = torch.randn(8, 24, generator=random), torch.randint(0, 6, (8,), generator=random)
+                x, y = batch(step, rank)
                 one.zero_grad()
                 nn.functional.cross_entropy(one(x), y).backward()
             simulated.step(0.01, last=False)
@@ -382,24 +385,33 @@ def joint_report() -> dict[str, bool]:
     return report
 
 
-def main(rank: int, world: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{world}", rank=rank, world_size=world)
-    parts = {
-        2: [codecs_report, exact_report, rules_report, nonfinite_report, device_report, resume_report, joint_report],
-        3: [codecs_report, exact_report, linear_report],
-        4: [ways_report],
-    }[world]
-    report = {part.__name__: part() for part in parts}
-    with open(f"{folder}/report-{world}-{rank}.json", "w") as file:
+def report_of(parts: Any, name: str, rank: int, world: int, folder: str) -> None:
+    """What each part says, written by this rank."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{name}-{world}", rank=rank, world_size=world)
+    report = {getattr(part, "func", part).__name__: part() for part in parts}
+    with open(f"{folder}/{name}-{world}-{rank}.json", "w") as file:
         json.dump(report, file)
     dist.barrier()
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def start(main: Any, specs: tuple[str, ...], worlds: tuple[int, ...]) -> None:
+    """Ranks of every world size; forked, they share what is imported and compiled here."""
     torch.set_num_threads(1)
-    # Forked ranks share what is imported and compiled here, too.
-    for spec in (*SPECS[2], "powersgd", "qsgdinf:bits=2"):
+    for spec in specs:
         gtrace.training.Exchange(spec).step(0, [{"w": np.linspace(-1, 1, 64, dtype=np.float32)}])
-    for world in (*SPECS, 4):
+    for world in worlds:
         torch.multiprocessing.start_processes(main, (world, sys.argv[1]), world, start_method="fork")
+
+
+def main(rank: int, world: int, folder: str) -> None:
+    parts = {
+        2: [codecs_report, exact_report, rules_report, nonfinite_report, device_report, resume_report, joint_report],
+        3: [codecs_report, exact_report, linear_report],
+        4: [ways_report],
+    }
+    report_of(parts[world], "ranks", rank, world, folder)
+
+
+if __name__ == "__main__":
+    start(main, (*SPECS[2], "powersgd", "qsgdinf:bits=2"), (*SPECS, 4))

@@ -13,7 +13,6 @@ from gtrace.sketch import MomentSketch
 from gtrace.trace import Trace
 from gtrace.training.exchange import Exchange, Tally
 from gtrace.training.neural import LayerCodecs
-from gtrace.training.unmodified import ScriptOptions, ScriptTraining
 
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
 SIZES = {"heavy": 6000, "light": 2000, "bias": 30}
@@ -116,17 +115,12 @@ def test_a_fit_does_not_depend_on_what_was_fitted_before():
     assert "lengths" in both.state.arrays
 
 
-def test_several_optimizers_of_a_script_are_told_that_they_share_apart(tmp_path):
-    said = []
-    training = ScriptTraining(ScriptOptions(log=str(tmp_path / "log.jsonl"), codec=MIXED), said.append)
-    training.start()
-    try:
-        layers = [torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)]
-        optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
-        for _ in range(2):
-            layers[1](layers[0](torch.ones(4, 8))).sum().backward()
-            for optimizer in optimizers:
-                optimizer.step()
-    finally:
-        training.finish()
+def test_several_optimizers_of_a_script_are_told_that_they_share_apart(training):
+    _, said = training(MIXED)
+    layers = [torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)]
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
+    for _ in range(2):
+        layers[1](layers[0](torch.ones(4, 8))).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
     assert sum("each optimizer's tensors apart" in line for line in said) == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers_training import Regression, without_times
+from helpers_training import Regression, interrupt, without_times
 
 from gtrace.costs import Network
 from gtrace.errors import TraceError, UsageError
@@ -33,19 +33,6 @@ def with_quantized_weights():
 
 
 STUDIES = {"seeds": lambda: study(seeds=2), "policies": with_policies, "weights": with_quantized_weights}
-
-
-def interrupt(one, log, after):
-    """Run a study until so many records are written."""
-    left = [after]
-
-    def count(_record):
-        left[0] -= 1
-        if not left[0]:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        one.run(log, on_record=count)
 
 
 @pytest.fixture(scope="module")

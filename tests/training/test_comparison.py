@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from helpers_training import Faulty, Memory, Regression, without_times
+from helpers_training import Faulty, Memory, Regression, interrupt, without_times
 
 from gtrace.costs import Network
 from gtrace.errors import OutputExistsError, UsageError
@@ -62,9 +62,8 @@ def test_the_averaged_gradient_is_clipped():
     study = Study(Clipped(), [])
     before = [p.detach().clone() for p in study._runs[0]._model.parameters()]
     records(study)
-    moved = sum(
-        ((p - old) ** 2).sum().item() for p, old in zip(study._runs[0]._model.parameters(), before, strict=True)
-    )
+    after = study._runs[0]._model.parameters()
+    moved = sum(((p - old) ** 2).sum().item() for p, old in zip(after, before, strict=True))
     assert math.sqrt(moved) == pytest.approx(0.5 * 0.01, rel=1e-3)
 
 
@@ -86,7 +85,9 @@ def test_the_same_arguments_give_the_same_log(tmp_path):
 
 def test_the_result_depends_on_nothing_around_it():
     """The global generator and the number of threads change nothing, and are left as they were."""
+    alive = threading.active_count()
     before = without_times(records(Study(Regression(), ["terngrad"])))
+    assert threading.active_count() == alive
     threads = torch.get_num_threads()
     torch.manual_seed(77)
     torch.set_num_threads(2)
@@ -155,10 +156,8 @@ def test_a_worker_with_bad_gradients_is_left_out_and_reported():
     assert [r["nonfinite"] for r in of(found, "step", "qsgdinf:bits=4")] == [13] * 5
     texts = [r["text"] for r in of(found, "warning")]
     assert texts == study.warnings
-    assert (
-        "qsgdinf:bits=4: step 0, worker 1, 1.weight: 12 gradient values are not finite; "
-        "this worker's tensor is left out of the mean"
-    ) in texts
+    said = "qsgdinf:bits=4: step 0, worker 1, 1.weight: 12 gradient values are not finite; this worker's tensor is "
+    assert f"{said}left out of the mean" in texts
     assert texts[-1] == "qsgdinf:bits=4: 65 gradient values in 2 tensors were not finite, at 5 steps"
     assert len(texts) == 2 * (3 + 1)
     assert all(result.finished and result.tally.nonfinite == 65 for result in study.results)
@@ -197,16 +196,8 @@ def test_a_run_that_learned_nothing_says_so():
 
 
 def test_an_interruption_keeps_what_was_done(tmp_path):
-    path, seen = tmp_path / "log.jsonl", []
-
-    def stop(record):
-        seen.append(record)
-        if len(seen) == 8:
-            raise KeyboardInterrupt
-
-    study = Study(Regression(), ["qsgd"], steps=50)
-    with pytest.raises(KeyboardInterrupt):
-        study.run(path, on_record=stop)
+    path, study = tmp_path / "log.jsonl", Study(Regression(), ["qsgd"], steps=50)
+    seen = interrupt(study, path, 8)
     assert read_runlog(path)[1:] == seen
     assert [result.steps for result in study.results] == [4, 4]
     assert not any(result.finished for result in study.results)
@@ -225,13 +216,11 @@ def test_an_existing_log_is_refused_before_training(tmp_path):
     assert json.loads(path.read_text().splitlines()[-1])["type"] == "end"
 
 
-def test_none_alone_has_no_twin():
+def test_none_alone_has_no_twin_and_a_task_of_ones_own_no_command():
     assert [result.run for result in Study(Regression(), ["none"]).results] == ["none"]
-    assert [result.run for result in Study(Regression(), ["qsgd", "none"]).results] == ["none", "qsgd:bits=4"]
-
-
-def test_a_task_of_ones_own_has_no_command():
-    assert Study(Regression(), ["qsgd"]).command == ""
+    study = Study(Regression(), ["qsgd", "none"])
+    assert [result.run for result in study.results] == ["none", "qsgd:bits=4"]
+    assert study.command == ""
 
 
 @pytest.mark.parametrize(
@@ -275,9 +264,3 @@ def test_bad_settings_are_refused(arguments, message):
     task, codecs = arguments.pop("task", Regression()), arguments.pop("codecs", [])
     with pytest.raises(UsageError, match=message):
         Study(task, codecs, **arguments)
-
-
-def test_no_thread_is_left_behind():
-    before = threading.active_count()
-    records(Study(Regression(), ["qsgd"]))
-    assert threading.active_count() == before

@@ -81,9 +81,8 @@ def test_products_are_those_of_the_whole_matrix():
     assert all(torch.equal(one, other) for one, other in zip(before, model.buffers(), strict=True))
 
     def rows(values, inputs):
-        found = [
-            torch.autograd.grad(one, inputs, retain_graph=True, materialize_grads=True) for one in values.flatten()
-        ]
+        how = {"retain_graph": True, "materialize_grads": True}
+        found = [torch.autograd.grad(one, inputs, **how) for one in values.flatten()]
         return torch.stack([torch.cat([part.flatten() for part in parts]) for parts in found]).double().numpy()
 
     scores = outputs(model, batch)
@@ -121,10 +120,8 @@ def test_ratios_are_those_of_plain_matrices(kind, monkeypatch):
     for name, p in model.named_parameters():
         p.grad = torch.from_numpy(exact[0][name])
     optimizer.step()
-    averaged = {
-        name: np.float32(np.mean([one[name] for one in exact], axis=0) + rng.standard_normal(shape))
-        for name, shape in shapes.items()
-    }
+    centre = {name: np.mean([one[name] for one in exact], axis=0) for name in shapes}
+    averaged = {name: np.float32(centre[name] + rng.standard_normal(shape)) for name, shape in shapes.items()}
     drawn = []
     plain = GaussNewton.__init__
     monkeypatch.setattr(GaussNewton, "__init__", lambda self, *given: drawn.append(given[-1]) or plain(self, *given))

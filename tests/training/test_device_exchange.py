@@ -56,9 +56,8 @@ def test_values_that_are_not_finite_in_tensors(policy, on_cpu):
     batch = [{"w": heavy(100, k)} for k in range(2)]
     batch[1]["w"][[3, 50]] = np.nan, np.inf
     expected = Exchange(gtrace.codec("qsgdinf"), 2, nonfinite=policy).step(0, batch)
-    found = Exchange(gtrace.codec("qsgdinf"), 2, nonfinite=policy).step(
-        0, [{"w": torch.from_numpy(one["w"])} for one in batch]
-    )
+    tensors = [{"w": torch.from_numpy(one["w"])} for one in batch]
+    found = Exchange(gtrace.codec("qsgdinf"), 2, nonfinite=policy).step(0, tensors)
     assert found.bad == expected.bad
     assert found.tally.nonfinite == 2
     np.testing.assert_array_equal(found.gradients["w"].numpy(), expected.gradients["w"])
@@ -97,15 +96,12 @@ TENSORS = [(size, RULES.choose(name, size)) for name, size in zip(NAMES, SIZES, 
 
 def both_ranks(way, common, kept):
     """What both ranks hold after a step, and their tallies; rank 1 has no values to send for the last two tensors."""
-
     everyone, exchanges = [], []
     for rank in range(2):
         likes = [vectors.flat(kept(heavy(size, 5 * rank + k)), codec) for k, (size, codec) in enumerate(TENSORS)]
         values = [*likes[:2], NOT_FINITE, None] if rank == 1 else likes
-        whole = [
-            Piece(name, codec, size, vectors.place_of(like))
-            for name, (size, codec), like in zip(NAMES, TENSORS, likes, strict=True)
-        ]
+        named = zip(NAMES, TENSORS, likes, strict=True)
+        whole = [Piece(name, codec, size, vectors.place_of(like)) for name, (size, codec), like in named]
         everyone.append(rank_codecs(SimulatedRank(rank, 2), RULES, common=common))
         exchanges.append(way_of(way)(everyone[-1], whole, values, 0))
     return lockstep(exchanges)[0], [codecs.tally for codecs in everyone]

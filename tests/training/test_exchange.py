@@ -44,8 +44,7 @@ def test_counted_bits_are_the_lengths_of_the_bytes(spec):
                 shared += 8 * len(made.shared(state)) if made.shared(state) != known else 0
                 states[name, worker] = state, made.shared(state)
         assert (tally.payload_bits, tally.shared_bits) == (payload, shared)
-        assert tally.bits == payload + shared
-        assert tally.envelope_bits == 8 * ENVELOPE_BYTES * 2 * workers
+        assert (tally.bits, tally.envelope_bits) == (payload + shared, 8 * ENVELOPE_BYTES * 2 * workers)
         assert tally.float32_bits == 32 * 1025 * workers
     assert spec == "none" or any(known for _, known in states.values())
 
@@ -136,11 +135,8 @@ def test_without_a_codec_the_exchange_is_the_mean():
     for name in ("w", "b"):
         mean = np.mean([g[name].astype(np.float64) for g in gradients(4)], axis=0).astype(np.float32)
         np.testing.assert_array_equal(result.gradients[name], mean)
-        assert result.gradients[name].shape == mean.shape
-        assert result.gradients[name].dtype == np.float32
-    assert result.tally.relative_variance == 0.0
-    assert result.tally.worker_variance == 0.0
-    assert result.tally.ratio == 1.0
+        assert (result.gradients[name].shape, result.gradients[name].dtype) == (mean.shape, np.float32)
+    assert (result.tally.relative_variance, result.tally.worker_variance, result.tally.ratio) == (0.0, 0.0, 1.0)
     assert result.tally.bits_per_element == 32.0
 
 
@@ -212,21 +208,24 @@ def poisoned(*workers):
 
 
 def test_skipping_leaves_a_workers_tensor_out():
-    result = Exchange(codec("none"), 3).step(7, poisoned(1))
-    clean = gradients(3)
+    result, clean = Exchange(codec("none"), 3).step(7, poisoned(1)), gradients(3)
     mean = ((clean[0]["w"].astype(np.float64) + clean[2]["w"]) / 2).astype(np.float32)
     np.testing.assert_array_equal(result.gradients["w"], mean)
     np.testing.assert_array_equal(result.gradients["b"], Exchange(codec("none"), 3).step(7, clean).gradients["b"])
     assert [(b.tensor, b.worker, b.count) for b in result.bad] == [("w", 1, 2)]
-    assert result.tally.nonfinite == 2
-    assert result.tally.payload_bits == 32 * (2 * 1000 + 3 * 25)
-    assert result.tally.float32_bits == result.tally.payload_bits
-
-
-def test_a_tensor_that_no_worker_can_send_is_missing():
+    tally = result.tally
+    assert (tally.nonfinite, tally.payload_bits, tally.float32_bits) == (2, *[32 * (2 * 1000 + 3 * 25)] * 2)
+    # One that no worker can send is missing.
     result = Exchange(codec("qsgd"), 3).step(0, poisoned(0, 1, 2))
-    assert list(result.gradients) == ["b"]
-    assert result.tally.nonfinite == 6
+    assert (list(result.gradients), result.tally.nonfinite) == (["b"], 6)
+
+
+def test_of_zeros_and_of_nothing_there_is_no_relative_error():
+    tally = Exchange(codec("qsgdinf"), 2).step(0, [{"w": np.zeros(10, np.float32)}] * 2).tally
+    assert tally.relative_variance == 0.0
+    tally = Exchange(codec("none")).step(0, [{}]).tally
+    assert tally.bits == 0
+    assert np.isnan([tally.ratio, tally.bits_per_element]).all()
 
 
 def test_zeros_are_sent_where_the_user_says_so():
@@ -286,18 +285,6 @@ def test_a_tensor_that_a_worker_lacks_is_averaged_over_the_others():
     result = Exchange(codec("none"), 2).step(0, [{"w": heavy(4)}, {"w": heavy(4), "b": heavy(2)}])
     np.testing.assert_array_equal(result.gradients["b"], heavy(2))
     assert list(result.gradients) == ["w", "b"]
-
-
-def test_zero_gradients_have_no_relative_error():
-    tally = Exchange(codec("qsgdinf"), 2).step(0, [{"w": np.zeros(10, np.float32)}] * 2).tally
-    assert tally.relative_variance == 0.0
-
-
-def test_a_tally_before_anything_was_sent():
-    tally = Exchange(codec("none")).step(0, [{}]).tally
-    assert tally.bits == 0
-    assert np.isnan(tally.ratio)
-    assert np.isnan(tally.bits_per_element)
 
 
 def test_bad_arguments_are_refused():

@@ -5,6 +5,7 @@ import gzip
 import numpy as np
 import pytest
 import torch
+from helpers_training import losses
 
 from gtrace.errors import TraceError
 from gtrace.training import load_task
@@ -37,19 +38,12 @@ def test_models_have_their_size_and_learn(folder, name, parameters):
         torch.manual_seed(0)
         model = task.model()
     assert sum(p.numel() for p in model.parameters()) == parameters
-    optimizer = task.optimizer(model, task.recipe.lr)
     random = np.random.default_rng(1)
     batch = task.batch(random, 16)
     assert batch[0].shape == (16, 1, 28, 28)
     assert abs(float(task.batch(random, 500)[0].mean())) < 0.05
-    losses = []
-    for _ in range(8):
-        optimizer.zero_grad()
-        loss = task.loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]
+    found = losses(task, model, batch)
+    assert found[-1] < 0.8 * found[0]
 
 
 def test_a_smaller_test_takes_images_evenly_spread(folder):

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers_training import Regression
+from helpers_training import Regression, interrupt
 from torch import nn
 
 from gtrace.codecs.assignment import CodecTable
@@ -33,15 +33,20 @@ def gradient(step, worker, shape):
     return torch.randn(shape, generator=random) + 0.3
 
 
+def give(workers, step):
+    """Every worker's model gets its gradients of a step."""
+    for worker, model in enumerate(workers.models):
+        for p in model.parameters():
+            p.grad = gradient(step, worker, p.shape)
+
+
 def played(workers, twin, steps=STEPS, rates=lambda step: LR):
     """The largest difference between a twin's weights and the workers' common ones, after each step."""
     apart, model = [], copy.deepcopy(workers.models[0])
     start = [p.detach().clone() for p in model.parameters()]
     twins = [twin(p, len(workers.models)) for p in start]
     for step in range(steps):
-        for worker, one in enumerate(workers.models):
-            for p in one.parameters():
-                p.grad = gradient(step, worker, p.shape)
+        give(workers, step)
         last = step == steps - 1
         workers.step(rates(step), last=last)
         workers.common_to(model)
@@ -169,16 +174,8 @@ def adam(parameters):
 
 METHODS = {
     "onebit-adam": (lambda *a: OneBitAdam(*a, warmup=8), onebit_twin(8), SIGNS),
-    "zeroone-adam": (
-        lambda *a: ZeroOneAdam(*a, warmup=6, every=4, doubling=5),
-        zeroone_twin(6, 4, 5, 2),
-        SIGNS,
-    ),
-    "diloco": (
-        lambda model, *a: LocalSteps(model, *a, inner=adam(model.parameters()), every=5),
-        diloco_twin(5, adam),
-        "none",
-    ),
+    "zeroone-adam": (lambda *a: ZeroOneAdam(*a, warmup=6, every=4, doubling=5), zeroone_twin(6, 4, 5, 2), SIGNS),
+    "diloco": (lambda m, *a: LocalSteps(m, *a, inner=adam(m.parameters()), every=5), diloco_twin(5, adam), "none"),
 }
 
 
@@ -217,9 +214,8 @@ def test_a_weight_without_a_gradient_stays_where_it_is(method):
     workers = workers_of(METHODS[method][0], 2)
     before = workers.models[0].weight.detach().clone()
     for step in range(STEPS):
-        for worker, model in enumerate(workers.models):
-            for p in model.parameters():
-                p.grad = gradient(step, worker, p.shape)
+        give(workers, step)
+        for model in workers.models:
             model.weight.grad[:, 3] = 0
         workers.step(LR, last=step == STEPS - 1)
     moved = (workers.models[0].weight.detach() - before).abs()
@@ -232,9 +228,7 @@ def test_costs_are_those_of_what_travels():
     workers = workers_of(lambda *a: OneBitAdam(*a, warmup=1), count)
     tallies = []
     for step in range(2):
-        for worker, model in enumerate(workers.models):
-            for p in model.parameters():
-                p.grad = gradient(step, worker, p.shape)
+        give(workers, step)
         tallies.append(workers.step(LR, last=False))
     # A bit a value and a float32 scale for each of two tensors, from each worker and once back.
     assert [tally.payload_bits for tally in tallies] == [32 * size * count, (size + 4 + 64) * count]
@@ -256,18 +250,9 @@ def test_a_study_continues_after_an_interruption(settings, name, tmp_path):
     def study():
         return Study(Regression(), [SIGNS], steps=9, eval_every=3, workers=2, **settings)
 
-    whole, parted = study(), study()
+    whole = study()
     whole.run(tmp_path / "whole.jsonl")
-    seen = 0
-
-    def interrupt(record):
-        nonlocal seen
-        seen += record["type"] == "step"
-        if seen == 14:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        parted.run(tmp_path / "parted.jsonl", on_record=interrupt)
+    interrupt(study(), tmp_path / "parted.jsonl", 14, "step")
     again = study()
     assert again.can_resume(tmp_path / "parted.jsonl")
     again.run(tmp_path / "parted.jsonl")

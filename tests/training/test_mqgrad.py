@@ -31,25 +31,26 @@ def sequence(agent, values, clock=CLOCK):
     return found
 
 
+NAMES = ("hidden", "hidden_bias", "out", "out_bias")
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
 class Twin:
     """The agent, word by word, on lists of numbers."""
 
     def __init__(self, weights, seed, period=5, low=2, high=8, discount=0.9):
-        self.hidden, self.hidden_bias, self.out, self.out_bias = (
-            weights[name].tolist() for name in ("hidden", "hidden_bias", "out", "out_bias")
-        )
+        for name in NAMES:
+            setattr(self, name, weights[name].tolist())
         self.seed, self.period, self.low, self.high, self.discount = seed, period, low, high, discount
         self.node, self.number, self.bits = low, 0, low
         self.losses, self.seconds, self.smoothed = [], [], []
 
     def q(self, state):
-        h = [
-            max(0.0, sum(w * x for w, x in zip(row, state, strict=True)) + b)
-            for row, b in zip(self.hidden, self.hidden_bias, strict=True)
-        ]
-        return h, [
-            sum(w * x for w, x in zip(row, h, strict=True)) + b for row, b in zip(self.out, self.out_bias, strict=True)
-        ]
+        h = [max(0.0, dot(row, state) + b) for row, b in zip(self.hidden, self.hidden_bias, strict=True)]
+        return h, [dot(row, h) + b for row, b in zip(self.out, self.out_bias, strict=True)]
 
     def step(self, loss, seconds):
         if self.number and len(self.losses) < self.period - 1:
@@ -70,9 +71,8 @@ class Twin:
         self.losses, self.seconds = [], []
         _, values = self.q(state)
         at = self.node - self.low
-        coin = np.random.default_rng(
-            Key.derive(self.seed, tensor="mqgrad/coin", step=self.number, role="sample")
-        ).random()
+        key = Key.derive(self.seed, tensor="mqgrad/coin", step=self.number, role="sample")
+        coin = np.random.default_rng(key).random()
         g = a = 0
         if self.node < self.high:
             g = 1 if values[at + 1] > values[at] else 0
@@ -126,11 +126,10 @@ def test_golden_clock(entry):
     assert abs(clock.iteration(entry["K"]) - entry["authors_table_s"]) < 0.1 * entry["authors_table_s"]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"workers": 0}, {"bandwidth": 0}, {"bandwidth": math.nan}, {"compute_seconds": -1}, {"n_full": -1}],
-    ids=str,
-)
+IMPOSSIBLE = [{"workers": 0}, {"bandwidth": 0}, {"bandwidth": math.nan}, {"compute_seconds": -1}, {"n_full": -1}]
+
+
+@pytest.mark.parametrize("wrong", IMPOSSIBLE, ids=str)
 def test_a_clock_that_cannot_be_is_refused(wrong):
     with pytest.raises(UsageError, match="clock"):
         ParameterServerClock(**{"workers": 1, "bandwidth": 1e6, "compute_seconds": 1, "n_quantized": 1, **wrong})
@@ -142,7 +141,7 @@ def test_the_agent_is_its_twin(seed, period, bits):
     twin = Twin(agent.network.weights, seed, period=period, low=bits[0], high=bits[1])
     values = losses(400, seed)
     assert sequence(agent, values) == sequence(twin, values)
-    for name in ("hidden", "hidden_bias", "out", "out_bias"):
+    for name in NAMES:
         assert agent.network.weights[name] == pytest.approx(np.array(getattr(twin, name)), rel=1e-9, abs=1e-12)
 
 
@@ -221,22 +220,13 @@ def test_an_update_that_is_not_finite_is_left_out_and_told():
     assert 2 <= agent.step(1.0, 1.0) <= 8
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"bits": (8, 2)},
-        {"bits": (0, 2)},
-        {"period": 1},
-        {"alpha": 2},
-        {"epsilon": -0.1},
-        {"discount": 1.1},
-        {"learning_rate": math.inf},
-        {"reward_scale": -1},
-        {"cost": "hours"},
-        {"constant_reward": math.nan},
-    ],
-    ids=str,
-)
+OUT_OF_RANGE = [
+    *({"bits": (8, 2)}, {"bits": (0, 2)}, {"period": 1}, {"alpha": 2}, {"epsilon": -0.1}, {"discount": 1.1}),
+    *({"learning_rate": math.inf}, {"reward_scale": -1}, {"cost": "hours"}, {"constant_reward": math.nan}),
+]
+
+
+@pytest.mark.parametrize("wrong", OUT_OF_RANGE, ids=str)
 def test_parameters_out_of_range_are_refused(wrong):
     with pytest.raises(UsageError, match="mqgrad"):
         MQGrad(**wrong)

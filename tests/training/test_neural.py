@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from helpers_hooks import module
 from helpers_training import Faulty, Memory, Regression
 from torch import nn
 
@@ -151,8 +152,7 @@ def test_each_call_of_a_module_is_a_tensor_of_its_own():
     backward(model, data(), neural)
     assert set(neural._layers[0]._tensors) == {"shared", "shared#1", "norm", "head"}
     tally, _ = neural.collect()
-    assert tally.float32_bits == 32 * 9 * (3 * 12 + 5)
-    assert tally.envelope_bits == 4 * 8 * 24
+    assert (tally.float32_bits, tally.envelope_bits) == (32 * 9 * (3 * 12 + 5), 4 * 8 * 24)
     backward(model, data(), neural, step=1)
     assert len(neural._layers[0]._tensors) == 4
 
@@ -168,34 +168,30 @@ def test_structured_outputs():
 
 
 def test_a_tensor_handed_on_is_compressed_once():
-    class Outer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(1))
-            self.inner = nn.Linear(12, 5)
-
-        def forward(self, x):
-            return self.inner(self.scale * x)
-
-    model = Outer()
+    scale, inner = nn.Parameter(torch.ones(1)), nn.Linear(12, 5)
+    model = module(lambda self, x: self.inner(self.scale * x), scale=scale, inner=inner)
     neural = compressed(model, "int8")
     backward(model, data(), neural)
     assert set(neural._layers[0]._tensors) == {"inner"}
+
+
+def test_parallel_heads_are_all_last():
+    def forward(self, x):
+        x = torch.relu(self.stem(x))
+        return self.one(x) + self.two(x)
+
+    model = module(forward, stem=nn.Linear(12, 8), one=nn.Linear(8, 5), two=nn.Linear(8, 5))
+    neural = compressed(model, "int8", layers="inner")
+    for step in range(2):
+        backward(model, data(), neural, step=step)
+    assert set(neural._layers[0]._tensors) == {"stem"}
 
 
 @pytest.mark.parametrize("make", [mlp, Reused])
 def test_the_last_layer_is_left_out_unless_asked_for(make):
     """What reaches it comes from the loss; a view or an activation behind it changes nothing."""
 
-    class Reshaped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inside = make()
-
-        def forward(self, x):
-            return torch.log_softmax(self.inside(x).reshape(-1, 5), 1)
-
-    model = Reshaped()
+    model = module(lambda self, x: torch.log_softmax(self.inside(x).reshape(-1, 5), 1), inside=make())
     neural = compressed(model, "int8", layers="inner")
     plain = backward(copy.deepcopy(model), data())
     found = backward(model, data(), neural)
@@ -208,28 +204,10 @@ def test_the_last_layer_is_left_out_unless_asked_for(make):
     assert neural.collect()[0].float32_bits == 32 * 9 * (20 + 16 if make is mlp else 3 * 12)
 
 
-def test_parallel_heads_are_all_last():
-    class Heads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.stem, self.one, self.two = nn.Linear(12, 8), nn.Linear(8, 5), nn.Linear(8, 5)
-
-        def forward(self, x):
-            x = torch.relu(self.stem(x))
-            return self.one(x) + self.two(x)
-
-    model = Heads()
-    neural = compressed(model, "int8", layers="inner")
-    for step in range(2):
-        backward(model, data(), neural, step=step)
-    assert set(neural._layers[0]._tensors) == {"stem"}
-
-
 def test_nothing_outside_of_a_batch():
     model = mlp()
     neural = compressed(model, "terngrad")
-    plain = backward(copy.deepcopy(model), data())
-    same(backward(model, data()), plain)
+    same(backward(model, data()), backward(copy.deepcopy(model), data()))
     with neural.batch(0), torch.no_grad():
         model(data()[0])
     assert neural.collect()[0].float32_bits == 0
@@ -240,12 +218,10 @@ def test_ragged_batches_keep_what_was_fitted():
     neural = compressed(model, codec)
     backward(model, data(9), neural)
     levels = {name: tensor.sender.state.arrays["levels"] for name, tensor in neural._layers[0]._tensors.items()}
-    shared = neural.collect()[0].shared_bits
-    assert shared > 0
+    assert neural.collect()[0].shared_bits > 0
     backward(model, data(4), neural, step=1)
     tally, _ = neural.collect()
-    assert tally.shared_bits == 0
-    assert tally.float32_bits == 32 * 4 * (20 + 16 + 5)
+    assert (tally.shared_bits, tally.float32_bits) == (0, 32 * 4 * (20 + 16 + 5))
     for name, tensor in neural._layers[0]._tensors.items():
         assert tensor.sender.state.arrays["levels"] is levels[name]
 
@@ -316,9 +292,8 @@ def test_scope_model_is_fitted_to_all_layers_of_the_batch_before():
     logits = []
     backward(watched(twin, 4, logits.append), data(5))
     values = logits[0].numpy().reshape(-1)
-    payload = codec.encode(
-        codec.init(values.size).with_arrays(**state.arrays), values, Key.derive(7, tensor="4", step=1)
-    )
+    at = codec.init(values.size).with_arrays(**state.arrays)
+    payload = codec.encode(at, values, Key.derive(7, tensor="4", step=1))
     decoded = torch.from_numpy(codec.decode(codec.shared(state), payload, values.size)).reshape(5, 5)
     torch.testing.assert_close(found["4.bias"], decoded.sum(0), rtol=1e-5, atol=1e-7)
 
@@ -383,8 +358,7 @@ def test_without_a_codec_training_is_plain_training(task):
     neural.run()
     same(plain._runs[0]._model.state_dict(), neural._runs[0]._model.state_dict())
     tally = neural.results[0].tally
-    assert tally.ratio == 1
-    assert tally.squared_error == 0
+    assert (tally.ratio, tally.squared_error) == (1, 0)
     assert neural.results[0].tally.float32_bits != plain.results[0].tally.float32_bits
 
 
@@ -420,11 +394,8 @@ def test_gradients_that_are_not_finite():
     study = Study(bad(), ["int8"], kind="neural", layers="all", workers=2, steps=3)
     study.run()
     assert np.isfinite(study.results[1].loss)
-    assert any(
-        "int8: step 0, worker 1, 1: 8 gradient values are not finite; weight gradients that hold any are left out"
-        in text
-        for text in study.warnings
-    )
+    said = "int8: step 0, worker 1, 1: 8 gradient values are not finite; weight gradients that hold any are left out"
+    assert any(said in text for text in study.warnings)
     assert study.results[1].tally.float32_bits == 3 * 2 * 8 * 32
     with pytest.raises(NonfiniteGradientError, match="step 0, worker 1, neural gradient of 1: 8 of 8 gradient values"):
         Study(bad(), ["int8"], kind="neural", layers="all", workers=2, steps=3, nonfinite="error").run()

@@ -14,7 +14,6 @@ from gtrace.runlog import read_runlog
 from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training import vectors
 from gtrace.training.joint import JointWorkers, LocalSteps
-from gtrace.training.unmodified import ScriptOptions, ScriptTraining
 
 EVERY = 3
 #: run by ranks: nine steps
@@ -90,23 +89,6 @@ def test_ranks_step_alone_and_exchange_what_simulated_ones_do(tmp_path):
     assert "--every 3" in records[0]["command"]
 
 
-@pytest.fixture
-def training():
-    """Starts hooks with local steps, and takes them out at the end."""
-    started = []
-
-    def start(codec="none", **options):
-        lines = []
-        one = ScriptTraining(ScriptOptions(log="/dev/null/none", codec=codec, every=EVERY, **options), lines.append)
-        one.start()
-        started.append(one)
-        return one, lines
-
-    yield start
-    for one in started:
-        one.finish()
-
-
 def model_and_data():
     torch.manual_seed(1)
     return nn.Linear(50, 8), torch.randn(16, 50)
@@ -123,7 +105,7 @@ def test_a_single_process_moves_as_the_published_outer_optimizer_does(training):
     model, x = model_and_data()
     twin = copy.deepcopy(model)
     outer = torch.optim.SGD(twin.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    one, lines = training()
+    one, lines = training("none", every=EVERY)
     steps(model, x, torch.optim.SGD(model.parameters(), lr=0.1), 7)
     summary = one.finish()
     for _ in range(2):
@@ -135,8 +117,7 @@ def test_a_single_process_moves_as_the_published_outer_optimizer_does(training):
     steps(twin, x, torch.optim.SGD(twin.parameters(), lr=0.1), 1)
     torch.testing.assert_close(model.weight, twin.weight, rtol=1e-5, atol=1e-7)
     assert summary.steps == 7
-    assert summary.tally.bits == 2 * 32 * 408
-    assert summary.tally.float32_bits == 7 * 32 * 408
+    assert (summary.tally.bits, summary.tally.float32_bits) == (2 * 32 * 408, 7 * 32 * 408)
     assert "changes the training" in lines[0]
 
 
@@ -144,7 +125,7 @@ def test_a_checkpoint_within_a_round_goes_on_as_if_nothing_had_happened(training
     ends = []
     for parts in ((8,), (4, 4)):
         model, x = model_and_data()
-        one, _ = training("ef:signsgd")
+        one, _ = training("ef:signsgd", every=EVERY)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         for number, count in enumerate(parts):
             if number:
@@ -155,7 +136,7 @@ def test_a_checkpoint_within_a_round_goes_on_as_if_nothing_had_happened(training
                 weights, state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
                 model, _ = model_and_data()
                 torch.optim.Adam(model.parameters(), lr=0.01).load_state_dict(state)
-                one, lines = training("ef:signsgd")
+                one, lines = training("ef:signsgd", every=EVERY)
                 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
                 model.load_state_dict(weights)
                 optimizer.load_state_dict(state)
@@ -164,7 +145,7 @@ def test_a_checkpoint_within_a_round_goes_on_as_if_nothing_had_happened(training
         ends.append(model.weight.detach().clone())
     assert torch.equal(*ends)
     assert not any("memory" in line for line in lines)
-    other, lines = training("ef:topk:ratio=0.5")
+    other, lines = training("ef:topk:ratio=0.5", every=EVERY)
     optimizer.load_state_dict(state)
     steps(model, x, optimizer, 1)
     other.finish()
@@ -174,7 +155,7 @@ def test_a_checkpoint_within_a_round_goes_on_as_if_nothing_had_happened(training
 @pytest.mark.parametrize("left_out", [(0, 2), (0, 1, 2), (3, 4, 5)])
 def test_a_step_that_a_scaler_leaves_out_counts(training, left_out):
     model, x = model_and_data()
-    one, _ = training()
+    one, _ = training("none", every=EVERY)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for step in range(6):
@@ -187,16 +168,15 @@ def test_a_step_that_a_scaler_leaves_out_counts(training, left_out):
 
 def test_several_encodings_are_compared_with_as_many_gradients(training):
     model, x = model_and_data()
-    one, _ = training(workers=2)
+    one, _ = training("none", every=EVERY, workers=2)
     steps(model, x, torch.optim.SGD(model.parameters(), lr=0.1), EVERY)
     tally = one.finish().tally
-    assert tally.bits == 2 * 32 * 408
-    assert tally.ratio == EVERY
+    assert (tally.bits, tally.ratio) == (2 * 32 * 408, EVERY)
 
 
 def test_an_error_of_the_exchange_stops_the_program(training):
     model, x = model_and_data()
-    training(nonfinite="error")
+    training("none", every=EVERY, nonfinite="error")
     optimizer = torch.optim.SGD(model.parameters(), lr=float("inf"))
     with pytest.raises(Exception, match="not finite"):
         steps(model, x, optimizer, EVERY)
@@ -204,7 +184,7 @@ def test_an_error_of_the_exchange_stops_the_program(training):
 
 def test_nothing_is_left_behind(training):
     before = torch.optim.Optimizer.state_dict, torch.optim.Optimizer.load_state_dict
-    one, _ = training()
+    one, _ = training("none", every=EVERY)
     assert torch.optim.Optimizer.state_dict is not before[0]
     one.finish()
     assert (torch.optim.Optimizer.state_dict, torch.optim.Optimizer.load_state_dict) == before

@@ -30,8 +30,7 @@ def test_a_study_trains_with_a_plan_beside_a_codec():
     assert any("1 of its 4 tensors are not in this model, gone" in text for text in study.warnings)
     assert study.describe()["plans"] == [TABLE.describe()]
     assert "qsgdinf:bits=4 --plan 'dir/p l.toml' --task digits-mlp" in study.command
-    only = Study("digits-mlp", [TABLE], steps=1)
-    assert "--codec" not in only.command
+    assert "--codec" not in Study("digits-mlp", [TABLE], steps=1).command
 
 
 def test_what_a_plan_cannot_do_is_refused():

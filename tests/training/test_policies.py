@@ -162,15 +162,10 @@ def test_a_change_of_bits_keeps_the_residual_and_equals_a_codec_of_those_bits():
     changed, fresh = Exchange(few, refit="once"), Exchange(more, refit="once")
     first = changed.step(0, [{"w": x}]).gradients["w"]
     changed.use(few.at_bits(5))
-    residual = x - first
-    assert np.array_equal(changed.step(1, [{"w": x}]).gradients["w"], fresh_with(fresh, residual, x).gradients["w"])
-
-
-def fresh_with(exchange, residual, x):
-    """A step of an exchange that owes a residual."""
-    sender, _ = exchange._link("w", 0, x.size)
-    sender.state = sender.state.with_arrays(residual=residual)
-    return exchange.step(1, [{"w": x}])
+    sender, _ = fresh._link("w", 0, x.size)
+    sender.state = sender.state.with_arrays(residual=x - first)
+    found, wanted = (exchange.step(1, [{"w": x}]).gradients["w"] for exchange in (changed, fresh))
+    assert np.array_equal(found, wanted)
 
 
 def test_the_average_goes_back_through_the_codec():
@@ -238,12 +233,10 @@ def test_the_agent_of_a_study_is_the_agent_alone():
     records = found["minmax@mqgrad"]
     agent, seconds = MQGrad(seed=3), math.nan
     for record in records:
-        assert record["codec_bits"] == agent.step(record["loss"], seconds)
-        assert record["node"] == agent.node
+        assert (record["codec_bits"], record["node"]) == (agent.step(record["loss"], seconds), agent.node)
         assert ("reward" in record) == (record["step"] % 5 == 0)
         seconds = record["sim_seconds"]
-    assert records[35]["reward"] == agent.decision.reward
-    assert records[35]["explored"] == agent.decision.explored
+    assert (records[35]["reward"], records[35]["explored"]) == (agent.decision.reward, agent.decision.explored)
 
 
 def test_without_a_network_the_agent_has_the_papers():

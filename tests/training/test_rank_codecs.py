@@ -15,16 +15,8 @@ from gtrace.training.ranks import Piece
 from gtrace.training.ways import all_reduce, split_tensor, way
 from gtrace.types import Key
 
-SPECS = (
-    "none",
-    "qsgdinf:bits=3",
-    "alq:bits=3",
-    "zipml:bits=3",
-    "mcgq",
-    "ef:topk:ratio=0.05",
-    "ef21:topk:ratio=0.05",
-    "signsgd",
-)
+_SPECS = "none qsgdinf:bits=3 alq:bits=3 zipml:bits=3 mcgq ef:topk:ratio=0.05 ef21:topk:ratio=0.05 signsgd"
+SPECS = _SPECS.split()
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
 NAMES = ("conv.weight", "fc.weight", "fc.bias")
 SIZES = (20_000, 3_000, 10)
@@ -41,15 +33,28 @@ def gradients(rank, step=0, scale=1.0):
     return [(scale * random.standard_t(4, size)).astype(np.float32) for size in SIZES]
 
 
+def means(world):
+    """The exact averages of the first step."""
+    return [np.mean([gradients(rank)[k] for rank in range(world)], axis=0) for k in range(len(SIZES))]
+
+
+def apart(ours, theirs):
+    """The squared error of lists of arrays."""
+    return sum(float(np.sum((a - b) ** 2)) for a, b in zip(ours, theirs, strict=True))
+
+
+def scaled(rank, step):
+    """Each rank's gradients ten times as large as those of the one before."""
+    return gradients(rank, step, 10.0**rank)
+
+
 def exchanged(world, spec, by="allgather", steps=1, given=gradients, **options):
     """Of each rank the averages of each step, and its codecs."""
-
     everyone = [rank_codecs(SimulatedRank(rank, world), spec, **options) for rank in range(world)]
     results = [([], codecs) for codecs in everyone]
     for step in range(steps):
-        found, _ = lockstep(
-            [way_of(by)(codecs, whole(spec), given(rank, step), step) for rank, codecs in enumerate(everyone)]
-        )
+        running = [way_of(by)(codecs, whole(spec), given(rank, step), step) for rank, codecs in enumerate(everyone)]
+        found, _ = lockstep(running)
         for (averages, _), average in zip(results, found, strict=True):
             averages.append(average)
     return results
@@ -94,8 +99,7 @@ def test_two_shots_give_all_ranks_the_same_and_measure_the_second_error(spec, wo
     for averages, _ in results:
         for a, b in zip(averages[0], first, strict=True):
             np.testing.assert_array_equal(a, b)
-    exact = [np.mean([gradients(rank)[k] for rank in range(world)], axis=0) for k in range(3)]
-    error = sum(float(np.sum((a - b) ** 2)) for a, b in zip(first, exact, strict=True))
+    error = apart(first, means(world))
     down = sum(codecs.tally.down_squared_error for _, codecs in results)
     up = sum(codecs.tally.worker_squared_error for _, codecs in results) / world**2
     if spec == "none":
@@ -127,31 +131,21 @@ def test_ranks_and_stages_draw_from_keys_of_their_own(monkeypatch):
 def test_equal_gradients_average_to_a_fraction_of_one_error():
     """Shared randomness would leave the error of the mean as large as that of one."""
     averages, codecs = exchanged(4, "qsgdinf:bits=2", given=lambda _rank, _step: gradients(0))[0]
-    error = sum(float(np.sum((a - b) ** 2)) for a, b in zip(averages[0], gradients(0), strict=True))
-    assert error / codecs.tally.worker_squared_error == pytest.approx(1 / 4, rel=0.15)
+    assert apart(averages[0], gradients(0)) / codecs.tally.worker_squared_error == pytest.approx(1 / 4, rel=0.15)
 
 
 @pytest.mark.parametrize("refit", ["once", "pooled:2"])
 def test_common_levels_fit_the_sum_of_all_sketches_or_pools(refit):
     steps = 4 if refit == "pooled:2" else 2
-    results = exchanged(
-        3,
-        "alq:bits=3",
-        steps=steps,
-        given=lambda rank, step: gradients(rank, step, 10.0**rank),
-        refit=refit,
-        common=True,
-    )
+    results = exchanged(3, "alq:bits=3", steps=steps, given=scaled, refit=refit, common=True)
     found = [shared_bytes(codecs) for _, codecs in results]
     assert found[0] == found[1] == found[2]
     codec, fitted = gtrace.codec("alq:bits=3"), 2 if refit == "pooled:2" else 0
     for k in range(3):
         total = None
         for rank in range(3):
-            sketches = [
-                gtrace.MomentSketch.from_spec(gradients(rank, step, 10.0**rank)[k], codec.needs)
-                for step in range(fitted + 1)
-            ]
+            seen = [scaled(rank, step)[k] for step in range(fitted + 1)]
+            sketches = [gtrace.MomentSketch.from_spec(values, codec.needs) for values in seen]
             part = unpack_sketch(pack_sketch(pooled(sketches) if fitted else sketches[0]))
             total = part if total is None else total + part
         assert found[0][k] == codec.shared(codec.fit(codec.init(SIZES[k]), total, fitted))
@@ -160,9 +154,8 @@ def test_common_levels_fit_the_sum_of_all_sketches_or_pools(refit):
 def spread(rank, _step=0):
     """Tensors of unlike spread, so that shares differ."""
     random = np.random.default_rng(rank)
-    return [
-        random.lognormal(0, scale, size).astype(np.float32) for size, scale in zip(SIZES, (2.5, 0.5, 0.2), strict=True)
-    ]
+    spreads = zip(SIZES, (2.5, 0.5, 0.2), strict=True)
+    return [random.lognormal(0, scale, size).astype(np.float32) for size, scale in spreads]
 
 
 def targets(codecs, role="up"):
@@ -192,9 +185,6 @@ def test_two_shots_allocate_among_pieces_on_the_way_up_and_down():
 
 
 def test_ranks_agree_on_nothing_where_every_payload_has_its_own_scale():
-    def scaled(rank, step):
-        return gradients(rank, step, 10.0**rank)
-
     common, own = (exchanged(3, "fp:e4m3", steps=2, given=scaled, common=common) for common in (True, False))
     assert [codecs.tally.shared_bits for _, codecs in common] == [0, 0, 0]
     for averages, others in zip(common[0][0], own[0][0], strict=True):
@@ -223,9 +213,8 @@ def test_states_come_back_from_lists(spec, by):
             for step in numbers
         ]
 
-    unbroken, first, second = (
-        [rank_codecs(SimulatedRank(k, 2), spec, refit="0,3") for k in range(2)] for _ in range(3)
-    )
+    made = ([rank_codecs(SimulatedRank(k, 2), spec, refit="0,3") for k in range(2)] for _ in range(3))
+    unbroken, first, second = made
     expected = steps(unbroken, range(5))
     steps(first, range(2))
     for before, after in zip(first, second, strict=True):
@@ -241,11 +230,8 @@ def test_linear_codecs_average_what_they_send():
     results = exchanged(4, "powersgd", "all-reduce", steps=3)
     simulated = Exchange("powersgd", 4)
     for step in range(3):
-        workers = [
-            {name: g.reshape(shape) for name, g, shape in zip(NAMES, gradients(rank, step), SHAPES, strict=True)}
-            for rank in range(4)
-        ]
-        expected = simulated.step(step, workers)
+        shaped = [zip(NAMES, gradients(rank, step), SHAPES, strict=True) for rank in range(4)]
+        expected = simulated.step(step, [{name: g.reshape(shape) for name, g, shape in each} for each in shaped])
         for averages, _ in results:
             for name, average in zip(NAMES, averages[step], strict=True):
                 wanted = expected.gradients[name].reshape(-1)
@@ -260,9 +246,8 @@ def test_what_one_rank_cannot_send_of_a_linear_codec(missing):
     everyone = [rank_codecs(SimulatedRank(rank, 3), "powersgd") for rank in range(3)]
 
     def averaged(given, step):
-        return lockstep(
-            [all_reduce(one, whole("powersgd"), values, step) for one, values in zip(everyone, given, strict=True)]
-        )[0]
+        paired = zip(everyone, given, strict=True)
+        return lockstep([all_reduce(one, whole("powersgd"), values, step) for one, values in paired])[0]
 
     averaged([gradients(rank) for rank in range(3)], 0)
     firsts = [one.to_lists()["senders"] for one in everyone]
@@ -291,16 +276,17 @@ def test_ranks_of_other_models_are_noticed():
 WAYS = ("allgather", "two-shot", "ring", "hierarchical:2", "shared-scale")
 
 
+def energy(world):
+    return sum(float(one @ one) for one in means(world))
+
+
 def error_and_codecs(spec, by, world=8):
     results = exchanged(world, spec, by)
     averages = [found[0] for found, _ in results]
     for found in averages[1:]:
         for a, b in zip(found, averages[0], strict=True):
             np.testing.assert_array_equal(a, b)
-    exact = [np.mean([gradients(rank)[k] for rank in range(world)], axis=0) for k in range(3)]
-    energy = sum(float(one @ one) for one in exact)
-    error = sum(float(np.sum((a - b) ** 2)) for a, b in zip(averages[0], exact, strict=True))
-    return error / energy, [codecs for _, codecs in results]
+    return apart(averages[0], means(world)) / energy(world), [codecs for _, codecs in results]
 
 
 @pytest.mark.parametrize("by", WAYS[:4])
@@ -312,22 +298,20 @@ def test_nothing_is_lost_on_any_way_without_a_codec(by):
 def test_on_every_way_each_message_changes_an_estimate_once(by):
     """Gradients that stay: what is sent a quarter at a time adds up to them, on every rank."""
     results = exchanged(4, "ef21:topk:ratio=0.25", by, steps=24, given=lambda rank, _step: gradients(rank))
-    for k in range(len(NAMES)):
-        exact = np.mean([gradients(rank)[k] for rank in range(4)], axis=0)
-        for averages, _ in results:
-            assert averages[-1][k] == pytest.approx(exact, abs=1e-5)
+    for averages, _ in results:
+        for found, exact in zip(averages[-1], means(4), strict=True):
+            assert found == pytest.approx(exact, abs=1e-5)
 
 
 def test_each_further_encoding_of_a_sum_adds_its_error():
     spec = "qsgdinf:bits=4,bucket_size=512"
-    exact = sum(float(np.sum(np.mean([gradients(r)[k] for r in range(8)], axis=0) ** 2)) for k in range(3))
     errors = {}
     for by in WAYS:
         errors[by], everyone = error_and_codecs(spec, by)
         if by in ("allgather", "two-shot"):
             own = sum(codecs.tally.worker_squared_error for codecs in everyone) / 64
             down = sum(codecs.tally.down_squared_error for codecs in everyone)
-            assert errors[by] == pytest.approx((own + down) / exact, rel=0.15)
+            assert errors[by] == pytest.approx((own + down) / energy(8), rel=0.15)
     assert errors["allgather"] < errors["two-shot"] < errors["hierarchical:2"] < errors["ring"]
     # The largest of eight norms is larger than each one's own.
     assert errors["allgather"] < errors["shared-scale"]
@@ -337,15 +321,13 @@ def test_each_further_encoding_of_a_sum_adds_its_error():
 def test_codes_under_a_common_scale_add_up_to_the_mean_of_what_they_mean(spec):
     """Sums of integers lose nothing, so the error is that of rounding under the larger scales alone."""
     error, everyone = error_and_codecs(spec, "shared-scale")
-    exact = sum(float(np.sum(np.mean([gradients(r)[k] for r in range(8)], axis=0) ** 2)) for k in range(3))
     own = sum(codecs.tally.worker_squared_error for codecs in everyone) / 64
-    assert error == pytest.approx(own / exact, rel=0.1)
+    assert error == pytest.approx(own / energy(8), rel=0.1)
 
 
 def test_memory_repays_what_a_shared_range_cuts():
     """What is cut makes every average too small; with memory their sum is right."""
-    exact = np.mean([gradients(rank)[0] for rank in range(2)], axis=0)
-    lost = {}
+    exact, lost = means(2)[0], {}
     for prefix in ("", "ef:"):
         spec = f"{prefix}thc:outside=0.3"
         (averages, _), _ = exchanged(2, spec, "shared-scale", steps=20, given=lambda rank, _step: gradients(rank))

@@ -1,16 +1,14 @@
 """Real ranks: processes over gloo, started once for each world size; what they saw is judged here."""
 
 import gc
-import json
 import sys
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from helpers_capture import run_gtrace
+from helpers_training import reports_of_ranks
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
@@ -22,13 +20,7 @@ from gtrace.training import frames
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     """World size -> what each rank saw."""
-    folder = tmp_path_factory.mktemp("ranks")
-    run = run_gtrace(folder, cwd=Path(__file__).parent, module="ranks_program")
-    assert run.returncode == 0, run.stderr[-3000:]
-    return {
-        world: [json.loads((folder / f"report-{world}-{rank}.json").read_text()) for rank in range(world)]
-        for world in (2, 3, 4)
-    }
+    return reports_of_ranks("ranks", (2, 3, 4), tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.framework_case("DistributedDataParallel: payloads between ranks")

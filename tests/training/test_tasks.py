@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers_training import losses
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.training import load_task, task_names, tasks
@@ -48,15 +49,8 @@ def test_an_untrained_model_knows_nothing_and_can_learn(task):
     else:
         assert 0 <= found.accuracy < 0.3
     batch = task.batch(np.random.default_rng(0), 8)
-    optimizer = task.optimizer(model.eval(), task.recipe.lr)
-    losses = []
-    for _ in range(8):
-        optimizer.zero_grad()
-        loss = task.loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.95 * losses[0]
+    found = losses(task, model.eval(), batch)
+    assert found[-1] < 0.95 * found[0]
 
 
 def test_training_and_held_out_digits_are_apart():

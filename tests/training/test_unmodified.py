@@ -13,7 +13,6 @@ import gtrace
 from gtrace.cli import main
 from gtrace.runlog import read_runlog
 from gtrace.training.exchange import Exchange
-from gtrace.training.unmodified import ScriptOptions, ScriptTraining
 
 PROGRAM = """
 import sys, torch
@@ -68,8 +67,7 @@ def test_a_program_trains_through_a_codec_and_its_log_can_be_reported(run, progr
     assert [record["step"] for record in steps] == list(range(6))
     assert records[0]["tensors"] == {"0.weight": 1200, "0.bias": 40, "2.weight": 160, "2.bias": 4}
     assert all(0.01 < record["relative_variance"] < 2 for record in steps)
-    assert records[-1]["type"] == "end"
-    assert records[-1]["bits"] == sum(record["bits"] for record in steps)
+    assert (records[-1]["type"], records[-1]["bits"]) == ("end", sum(record["bits"] for record in steps))
     report = run("train-qsgdinf-bits3.jsonl", "--json", command="report")
     assert report.exit_code == 0, report.output
 
@@ -92,8 +90,7 @@ def test_the_codec_sees_the_gradients_that_the_optimizer_would_have_used(run, pr
     gradients = {name: p.grad.numpy() for name, p in model.named_parameters()}
     by_hand = Exchange(gtrace.codec("alq:bits=3"), seed=7).step(0, [gradients])
     first = read_runlog(program / "log.jsonl")[1]
-    assert first["bits"] == by_hand.tally.bits
-    assert first["relative_variance"] == by_hand.tally.relative_variance
+    assert (first["bits"], first["relative_variance"]) == (by_hand.tally.bits, by_hand.tally.relative_variance)
 
 
 def test_rules_and_small_tensors_go_their_own_way(run, program):
@@ -147,28 +144,19 @@ def test_wrong_usage_is_said_in_one_line(run, program, args, code, said):
     assert "Traceback" not in result.stderr
 
 
-@pytest.fixture
-def training(tmp_path):
-    """Starts hooks in this process, and takes them out."""
-    started = []
-
-    def start(codec="qsgdinf:bits=3", **options):
-        lines = []
-        one = ScriptTraining(ScriptOptions(log=str(tmp_path / "log.jsonl"), codec=codec, **options), lines.append)
-        one.start()
-        started.append(one)
-        return one, lines
-
-    yield start
-    for one in started:
-        one.finish()
-
-
 def linear(**options):
     torch.manual_seed(1)
     model = torch.nn.Linear(50, 8, **options)
     x = torch.randn(16, 50, dtype=options.get("dtype", torch.float32))
     return model, x
+
+
+def train(model, x, steps=1):
+    """Steps of plain SGD on the squares of the outputs."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(x).abs().square().mean().backward()
+        optimizer.step()
 
 
 def test_every_evaluation_of_a_closure_is_compressed(training):
@@ -213,16 +201,12 @@ def test_optimizers_inside_the_backward_pass_make_one_step(training):
 
 
 def test_two_models_with_equal_names_keep_states_of_their_own(training):
-    first, x = linear()
-    second, _ = linear()
     one, _ = training("ef:topk:ratio=0.1")
-    for model in (first, second):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model(x).square().mean().backward()
-        optimizer.step()
+    models = [linear() for _ in range(2)]
+    for model in models:
+        train(*model)
     summary = one.finish()
-    assert summary.optimizers == 2
-    assert summary.elements == 2 * 408
+    assert (summary.optimizers, summary.elements) == (2, 2 * 408)
     assert set(one._sizes) == {"weight", "bias", "Linear_2.weight", "Linear_2.bias"}
 
 
@@ -230,14 +214,9 @@ def test_models_that_come_and_go_never_share_a_state(training):
     """A later parameter may lie where one that is gone lay, and have another size."""
     one, _ = training("ef:topk:ratio=0.1")
     for width in (8, 9, 10, 11):
-        model = torch.nn.Linear(50, width)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model(torch.randn(4, 50)).square().mean().backward()
-        optimizer.step()
-        del model, optimizer
+        train(torch.nn.Linear(50, width), torch.randn(4, 50))
     summary = one.finish()
-    assert summary.steps == 4
-    assert summary.elements == 51 * (8 + 9 + 10 + 11)
+    assert (summary.steps, summary.elements) == (4, 51 * (8 + 9 + 10 + 11))
 
 
 def test_a_gradient_scaler_still_skips_what_is_not_finite(training):
@@ -268,13 +247,9 @@ def test_sparse_gradients_go_uncompressed_with_one_warning(training):
 
 
 def test_an_error_of_the_hooks_becomes_a_warning_and_training_goes_on(training, monkeypatch):
-    model, x = linear()
     one, lines = training()
     monkeypatch.setattr(one, "_flush", lambda: 1 / 0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        model(x).square().mean().backward()
-        optimizer.step()
+    train(*linear(), steps=2)
     monkeypatch.undo()
     assert lines[0].startswith("gtrace: warning: ZeroDivisionError")
 
@@ -295,18 +270,10 @@ def test_complex_and_double_gradients_keep_their_types(training):
 
 
 def test_a_log_that_cannot_be_written_does_not_stop_training(training, tmp_path):
-    model, x = linear()
-    lines = []
-    one = ScriptTraining(ScriptOptions(log=str(tmp_path / "no" / "log.jsonl"), codec="qsgdinf:bits=3"), lines.append)
-    one.start()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        model(x).square().mean().backward()
-        optimizer.step()
+    one, lines = training(log=str(tmp_path / "no" / "log.jsonl"))
+    train(*linear(), steps=2)
     summary = one.finish()
-    assert summary.steps == 2
-    assert summary.log is None
-    assert len(lines) == 1
+    assert (summary.steps, summary.log, len(lines)) == (2, None, 1)
     assert "training goes on without a run log" in lines[0]
 
 

@@ -42,9 +42,7 @@ if __name__ == "__main__":
         mp.spawn(main, args=(2, sys.argv[1]), nprocs=2)
 """
 SHARDED = (
-    PROGRAM.replace(
-        "from torch.nn.parallel import DistributedDataParallel", "from torch.distributed.fsdp import fully_shard"
-    )
+    PROGRAM.replace("nn.parallel import DistributedDataParallel", "distributed.fsdp import fully_shard")
     .replace("wrapped = DistributedDataParallel(model)", "fully_shard(model[0])\n    wrapped = fully_shard(model)")
     .replace("    wrapped.register_comm_hook(None, bf16_compress_hook)\n", "")
     .replace("p.tolist()", "p.full_tensor().tolist()")
@@ -52,9 +50,8 @@ SHARDED = (
 START = "mp.spawn(main, args=(2, sys.argv[1]), nprocs=2)"
 FORKED = PROGRAM.replace(START, 'mp.start_processes(main, args=(2, sys.argv[1]), nprocs=2, start_method="fork")')
 #: the program is rank 0 itself, and forks rank 1
-BESIDE = PROGRAM.replace(
-    START, 'mp.get_context("fork").Process(target=main, args=(1, 2, sys.argv[1])).start(); main(0, 2, sys.argv[1])'
-)
+FORK = 'mp.get_context("fork").Process(target=main, args=(1, 2, sys.argv[1])).start()'
+BESIDE = PROGRAM.replace(START, f"{FORK}; main(0, 2, sys.argv[1])")
 LAUNCH = """
 import subprocess, sys
 ranks = [subprocess.Popen([sys.executable, "train.py", sys.argv[1], rank]) for rank in "01"]

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers_hooks import module
 from torch import nn
 
 from gtrace.errors import UsageError
@@ -71,14 +72,9 @@ def test_the_factor_of_xnor_leaves_the_least_error():
 
 
 def test_only_inner_weights_are_quantized():
-    class Text(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.lstm, self.norm = nn.Embedding(9, 4), nn.LSTM(4, 4), nn.LayerNorm(4)
-            self.head = nn.Linear(4, 9)
-
+    text = module(embedding=nn.Embedding(9, 4), lstm=nn.LSTM(4, 4), norm=nn.LayerNorm(4), head=nn.Linear(4, 9))
     assert list(inner_weights(model())) == ["2.weight"]
-    assert list(inner_weights(Text())) == ["lstm.weight_ih_l0", "lstm.weight_hh_l0"]
+    assert list(inner_weights(text)) == ["lstm.weight_ih_l0", "lstm.weight_hh_l0"]
     with pytest.raises(UsageError, match="has 2 with weights"):
         inner_weights(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     with pytest.raises(UsageError, match="float64"):
@@ -162,21 +158,15 @@ def test_a_study_has_a_run_for_all_levels_beside_the_exact_one(tmp_path):
     names = ["none", "weights=optimal5", "weights=xnor5"]
     assert [result.run for result in study.results] == names
     found = read_runlog(log)
-    assert found[0]["runs"] == names
-    assert found[0]["weights"] == ["optimal5", "xnor5"]
+    assert (found[0]["runs"], found[0]["weights"]) == (names, ["optimal5", "xnor5"])
     assert found[0]["command"].endswith("--weights optimal5,xnor5")
-    errors = {
-        name: [r["weight_error"] for r in found if r.get("run") == name and "weight_error" in r] for name in names
-    }
+    told = [record for record in found if "weight_error" in record]
+    errors = {name: [record["weight_error"] for record in told if record["run"] == name] for name in names}
     assert errors["none"] == []
     assert all(len(errors[name]) == 8 and all(0 < e < 1 for e in errors[name]) for name in names[1:])
     assert study.results[1].weight_error == errors[names[1]][-1]
-    assert study.quantized[0] == {
-        "levels": "optimal5",
-        "bits": pytest.approx(2.3219, abs=1e-4),
-        "elements": 128 * 128,
-        "tensors": ["fc2.weight"],
-    }
+    about = {"levels": "optimal5", "bits": pytest.approx(2.3219, abs=1e-4), "elements": 128 * 128}
+    assert study.quantized[0] == about | {"tensors": ["fc2.weight"]}
     trained = study._runs[1]._model.fc2.weight
     assert trained.dtype == torch.float32
     assert len(trained.unique()) > 10_000

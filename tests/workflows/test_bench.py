@@ -128,9 +128,8 @@ def test_a_duel_finds_the_factor_between_two_curves(curve, factor):
 def test_a_duel_is_held_where_both_are_and_nowhere_else():
     curve = [(2.0, 0.8), (4.0, 0.2)]
     assert duel([(3.0, 0.1)], curve)[:3] == (pytest.approx(0.25), 3.0, 3.0)
-    assert np.isnan(duel([(5.0, 0.1)], curve).error)
-    assert np.isnan(duel([], curve).error)
-    assert np.isnan(duel([(4.5, 0.1), (6.0, 0.01)], curve).error)
+    for elsewhere in ([(5.0, 0.1)], [], [(4.5, 0.1), (6.0, 0.01)]):
+        assert np.isnan(duel(elsewhere, curve).error)
     # Half the rate at every error.
     base = [(float(b), 0.5**b) for b in (2, 3, 4, 6)]
     assert duel([(b / 2, v) for b, v in base], base).rate == pytest.approx(0.5)
@@ -147,15 +146,11 @@ def test_a_result_and_its_tables(warm, dither):
     part = (3 - low.bits) / (high.bits - low.bits)
     expected = low.relative_variance ** (1 - part) * high.relative_variance**part
     assert float(rows_of(first)["dither"][0]) == pytest.approx(expected, rel=0.01)
-    terngrad = result.duels["dither", "terngrad"][0]
     # dither takes two bits and more, terngrad fewer: there is nothing to compare.
-    assert np.isnan(terngrad.error)
-    assert "No bits that both reach: none, terngrad." in " ".join(against.notes).replace(
-        "terngrad, none", "none, terngrad"
-    )
-    ours, others = (
-        [(c.bits, c.relative_variance) for c in found.values() if c.family == f] for f in ("dither", "topk")
-    )
+    assert np.isnan(result.duels["dither", "terngrad"][0].error)
+    assert re.search("No bits that both reach: (none, terngrad|terngrad, none)[.]", " ".join(against.notes))
+    families = ("dither", "topk")
+    ours, others = ([(c.bits, c.relative_variance) for c in found.values() if c.family == f] for f in families)
     assert result.duels["dither", "topk"][0] == duel(ours, others)
     said = " ".join(bench_lines(result))
     assert "Protocol small" in said

@@ -13,8 +13,7 @@ def check(data):
     wanted = split("made", A, B, labels=False)
     np.testing.assert_allclose(data.a, wanted.a, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(data.test_b, wanted.test_b, rtol=1e-9)
-    assert data.a.dtype == np.float32
-    assert data.a.shape == (32, 3)
+    assert (data.a.dtype, data.a.shape) == (np.float32, (32, 3))
     assert data.test_a.shape == (8, 3)
     np.testing.assert_allclose(data.a.mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(data.a.std(axis=0), 1, atol=1e-5)
@@ -87,7 +86,6 @@ def test_made_data_depend_on_the_seed_alone():
     assert (first.b == again.b).all()
     assert not (first.a == other.a).any()
     assert first.a.shape == first.test_a.shape == (50, 5)
-    labels = load("synthetic-5x4000", labels=True, seed=1)
-    assert 0.4 < (labels.b > 0).mean() < 0.6
+    assert 0.4 < (load("synthetic-5x4000", labels=True, seed=1).b > 0).mean() < 0.6
     heavy = load("heavy-4x5000", labels=False)
     assert abs(heavy.a).max(axis=0)[-1] > 3 * abs(heavy.a).max(axis=0)[0]

@@ -16,8 +16,7 @@ def test_bits_are_those_that_move():
     assert whole.traffic.samples == 3 * k * n * 6
     assert whole.traffic.model == whole.traffic.gradients == 3 * steps * (n * 5 + 32)
     assert whole.traffic.shared == n * 32  # one scale a feature, once
-    assert optimal.traffic.samples == 3 * k * n * 3
-    assert optimal.traffic.shared == 7 * n * 32
+    assert (optimal.traffic.samples, optimal.traffic.shared) == (3 * k * n * 3, 7 * n * 32)
     assert coded.traffic.gradients < 3 * steps * n * 8
     assert coded.traffic.shared > 0  # its levels
     assert coded.ratio == pytest.approx(plain.traffic.total / coded.traffic.total)
@@ -36,8 +35,7 @@ def test_refetched_and_sketched_samples_are_counted():
 
 def test_a_precise_codec_changes_little():
     plain, coded = train_linear("linear", ["fp:e7m8"], data=SET, epochs=1).results
-    assert coded.run == "fp:e7m8"
-    assert coded.loss == pytest.approx(plain.loss, rel=1e-3)
+    assert (coded.run, coded.loss) == ("fp:e7m8", pytest.approx(plain.loss, rel=1e-3))
     assert coded.loss != plain.loss
 
 

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from helpers_trace import SHAPES, STEPS, gradient, memory_trace, present
+from helpers_trace import SHAPES, STEPS, gradient, memory_trace, present, write_arrays
 
 from gtrace.errors import OutputExistsError, UsageError
 from gtrace.trace import Trace, create_trace, open_trace
@@ -81,11 +81,7 @@ def test_without_pyarrow_the_message_names_it(tmp_path, monkeypatch):
 
 def test_gradients_of_layer_outputs(tmp_path):
     values = {step: gradient("y", step, (size, 3)) for step, size in ((0, 4), (1, 2), (2, 40))}
-    with create_trace(tmp_path / "run.zarr") as writer:
-        for step, array in values.items():
-            writer.append(step, "y", array, kind="neural", capacity=30)
-            writer.commit(step)
-    with open_trace(tmp_path / "run.zarr") as trace:
+    with open_trace(write_arrays(tmp_path / "run.zarr", {"y": values}, kind="neural", capacity=30)) as trace:
         export_trace(trace, tmp_path / "out", "npz")
         sampled = trace.read("y", 2)
     assert load(tmp_path / "out/step_000000.npz")["y"].shape == (4, 3)

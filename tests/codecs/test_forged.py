@@ -1,0 +1,116 @@
+"""Bodies that no encoder made, in envelopes that are right, are refused."""
+
+import numpy as np
+import pytest
+from helpers_codecs import body, decode_sealed, encode_sparse, fixed_positions
+
+import gtrace
+from gtrace.coding.sparse import encode_positions
+from gtrace.errors import PayloadError
+
+NAN, INF = np.nan, np.inf
+
+
+def floats(*numbers):
+    return np.array(numbers, "<f4").tobytes()
+
+
+#: spec -> elements, and bodies
+FORGED = {
+    "fp16": (2, [np.array([1, INF], np.float16).tobytes(), np.array([1, NAN], np.float16).tobytes(), b"\0\0\0"]),
+    "bf16": (2, [b"\x80\x7f\0\0", b"\xff\xff\0\0", b"\0\0\0\0\0"]),
+    "int8": (2, [b"", floats(1) + b"\1", floats(1) + b"\xff\0", *(floats(x) + b"\1\0" for x in (-1, NAN, INF))]),
+    "signsgd": (
+        12,
+        [*(floats(x) + b"\1\1" for x in (NAN, INF, -1)), *(floats(1) + bits for bits in (b"", b"\1\x11", b"\1\1\1"))],
+    ),
+    "signsgd:scale=none": (12, [b"\1", b"\1\x10"]),
+    "onebit": (
+        12,
+        [
+            *(floats(*means) + b"\1\1" for means in ([1, 1], [-1, -1], [1, NAN])),
+            *(b"", floats(1, -1) + b"\1", floats(1, -1) + b"\1\xf1"),
+        ],
+    ),
+    "topk": (
+        20,
+        [
+            *(b"", encode_sparse([3, 9], [1, NAN], 20), encode_sparse([3, 9], [1, 2], 20)[:-1]),
+            encode_sparse([3, 300], [1, 2], 301),
+        ],
+    ),
+    "topk:coder=fixed": (
+        20,
+        [
+            *(b"\1\2", fixed_positions([3, 9], [1, INF]), fixed_positions([9, 3], [1, 2])),
+            *(fixed_positions([25], [1]), fixed_positions([3, 9], [1, 2], padding=32)),
+        ],
+    ),
+    "randomk:ratio=0.1": (20, [b"", b"\0\0\0\0" + floats(1), b"\0\0\0\0" + floats(1, NAN)]),
+    "adacomp": (
+        20,
+        [
+            *(b"", floats(NAN) + encode_positions([1], 40), floats(-1) + encode_positions([1], 40)),
+            *(floats(1) + encode_positions([2, 3], 40), floats(1) + encode_positions([2], 40) + b"\0"),
+        ],
+    ),
+    "powersgd:rank=2": (1000, [b"", bytes(4 * 128 + 4), bytes(4 * 127), floats(*[NAN] * 128)]),
+    "minmax:bits=2": (
+        3,
+        [floats(0, 1) + b"\0\0", floats(0, 1) + b"\xff", *(floats(*x) + b"\0" for x in ([1, 0], [0, INF], [NAN, 1]))],
+    ),
+}
+#: flags beside the bodies of a codec, where they are not 0
+FLAGS = {"minmax:bits=2": 2}
+
+
+@pytest.mark.parametrize("spec", FORGED)
+def test_a_sealed_body_that_says_nonsense_is_refused(spec):
+    c, (size, bodies) = gtrace.codec(spec), FORGED[spec]
+    shared = c.shared(c.init(size))
+    for data in bodies:
+        with pytest.raises(PayloadError):
+            decode_sealed(c, data, size, shared, FLAGS.get(spec, 0))
+
+
+@pytest.mark.parametrize(
+    ("spec", "data", "message"),
+    [
+        ("fp:e3m2", floats(3) + bytes(8), "not a power of two"),
+        ("fp:e3m2", floats(INF) + bytes(8), "not a power of two"),
+        ("fp:e3m2", floats(-2) + bytes(8), "not a power of two"),
+        ("fp:e3m2", floats(2) + bytes(7), "7 bytes of symbols where 8 were"),
+        ("fp:e4m3fn", floats(2) + b"\x7f" * 10, "has no value"),
+        ("fp:mxfp4", b"\xff" + bytes(5), "not a number"),
+        ("fp:nvfp4", floats(NAN) + bytes(6), "not finite"),
+        ("fp:nvfp4", floats(1) + b"\x80" + bytes(5), "not finite"),
+    ],
+)
+def test_floats_that_no_format_has_are_refused(spec, data, message):
+    with pytest.raises(PayloadError, match=message):
+        decode_sealed(gtrace.codec(spec), data, 10)
+
+
+@pytest.mark.parametrize(
+    ("spec", "size", "data", "shared"),
+    [
+        *(("fp:bits=6", 10, floats(2) + bytes(8), shared) for shared in (b"", b"\0", b"\x08", b"\x03\x03")),
+        *(
+            ("powersgd:rank=2", 1000, bytes(4 * 128), shared)
+            for shared in (b"\0", b"\0\0\0\0", b"\1\0\0\0\0", b"\xff\xff\xff\xff")
+        ),
+    ],
+)
+def test_shared_bytes_that_say_nonsense_are_refused(spec, size, data, shared):
+    with pytest.raises(PayloadError, match="invalid format" if spec.startswith("fp") else None):
+        decode_sealed(gtrace.codec(spec), data, size, shared)
+
+
+@pytest.mark.parametrize("spec", ["fp16", "bf16", "int8", "signsgd", "onebit", "minmax:bits=2"])
+def test_unknown_flags_are_refused(spec):
+    c, flags = gtrace.codec(spec), FLAGS.get(spec, 0)
+    for size in (3, 12):
+        data = body(c, np.arange(size))
+        decode_sealed(c, data, size, flags=flags)
+        with pytest.raises(PayloadError):
+            decode_sealed(c, data, size, flags=flags | 1)

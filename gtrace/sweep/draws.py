@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gtrace.buckets import bucket_scales
+from gtrace.codecs import TensorSums
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK, power_sum
@@ -19,11 +21,14 @@ from gtrace.metrics import Histogram, Reference, RunningComparison
 from gtrace.sweep.fits import Ready
 from gtrace.sweep.jobs import Totals
 from gtrace.sweep.level_draws import PartDraws, draws_in_parts
+from gtrace.sweep.limits import draw_obstacle
 from gtrace.sweep.rows import Drawn, DrawnTogether
 from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import Key, State
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec, EncodedPart
@@ -57,7 +62,8 @@ class Window(NamedTuple):
 class Draws:
     """The encodings of a job, each of all values of a step at once."""
 
-    def __init__(self, source: Values, fits: Fits, sums: RunningSums) -> None:
+    def __init__(self, gradients: Gradients, job: Job, source: Values, fits: Fits, sums: RunningSums) -> None:
+        self._gradients, self._job = gradients, job
         self._source, self._fits, self._sums = source, fits, sums
         #: (codec, index) -> what encoded a step of a window, if the sum of the window is not kept
         self._sent: dict[tuple[int, int], Ready] = {}
@@ -77,10 +83,10 @@ class Draws:
         if total is not None:
             add_error(values, sent.values, total)
         elif not codec.stateful and index in self._sums.first:
-            self._sent[id(codec), index] = ready
+            self._keep(codec, index, ready, reference)
         found = reference.compare(sent.values)
         clipped = codec.clipping(ready.state, values, sent.values)
-        lost = None if window is None else self._loss(codec, draw, index, values, sent.values)
+        lost = None if window is None else self._lost([codec], draw, index)[0]
         spent = {"simulate": ended - started, "compare": time.perf_counter() - ended}
         return Drawn(found, sent.payload_bytes - ENVELOPE_BYTES, sent.coded, clipped, spent, window_error=lost)
 
@@ -98,42 +104,78 @@ class Draws:
         started = time.perf_counter()
         size = reference.size
         states = fitted.states(size)
-        keys = [(id(codec), draw) for codec in encoder.codecs]
-        totals = [self._sums.at(key, index, size, always=False) for key in keys]
+        totals = [self._sums.at((id(codec), draw), index, size, always=False) for codec in encoder.codecs]
         found = encoder.draw(states, reference, self._fits.key(index, draw), totals)
         if index in self._sums.first:
             for codec, state, total in zip(encoder.codecs, states, totals, strict=True):
                 if total is None:
-                    self._sent[id(codec), index] = Ready(state, b"", {})
-        lost = None
-        if window is not None:
-            sums = [self._sums.take(key, index) for key in keys]
-            lost = np.array(
-                [
-                    float(power_sum(self._again(codec, draw, index) if total is None else total, 2))
-                    for codec, total in zip(encoder.codecs, sums, strict=True)
-                ]
-            )
+                    self._keep(codec, index, Ready(state, codec.shared(state), {}), reference)
+        lost = None if window is None else np.array(self._lost(encoder.codecs, draw, index))
         return DrawnTogether(found, time.perf_counter() - started, lost)
 
     def forget(self) -> None:
         """Drop what a finished window kept."""
         self._sent.clear()
 
-    def _loss(
-        self, codec: Codec, draw: int, index: int, values: NDArray[np.float32], arrived: NDArray[np.float32]
-    ) -> float:
-        """||sum of errors||^2 over the window that ends at a step."""
-        total = self._sums.take((id(codec), draw), index)
-        if total is None:
-            # Codecs with memory were replayed from the start of the burst; others are encoded again.
-            assert not codec.stateful
-            total = self._again(codec, draw, index - 1)
-            add_error(values, arrived, total)
-        return float(power_sum(total, 2))
+    def _in_parts(self, codec: Codec) -> bool:
+        """Whether a codec can be encoded again a piece at a time."""
+        return self._job.sample is None and draw_obstacle(codec, BLOCK) is None
+
+    def _keep(self, codec: Codec, index: int, ready: Ready, reference: Reference) -> None:
+        """Keep what encoded a step of a window."""
+        if self._in_parts(codec):
+            largest = float(bucket_scales(reference.values, "linf", None)[0])
+            sums = TensorSums(reference.size, reference.norm1, reference.energy, largest)
+            ready = ready._replace(state=codec.prepare(ready.state, sums))
+        self._sent[id(codec), index] = ready
+
+    def _lost(self, codecs: Sequence[Codec], draw: int, last: int) -> list[float]:
+        """||sum of errors||^2 over the window that ends at a step; where the sum was not kept, it is encoded again."""
+        sums = [self._sums.take((id(codec), draw), last) for codec in codecs]
+        parts = [
+            (codec, draw)
+            for codec, total in zip(codecs, sums, strict=True)
+            if total is None and not codec.stateful and self._in_parts(codec)
+        ]
+        found = self._losses(parts, range(self._sums.first[last], last + 1)) if parts else {}
+        for codec, total in zip(codecs, sums, strict=True):
+            if (id(codec), draw) not in found:
+                total = self._again(codec, draw, last) if total is None else total
+                found[id(codec), draw] = float(power_sum(total, 2))
+        return [found[id(codec), draw] for codec in codecs]
+
+    def _prepared(self, item: Codec, number: int, index: int, totals: Totals) -> Ready:
+        assert totals.sums is not None
+        ready = self._fits.ready(item, number, index, totals.size)
+        return ready._replace(state=item.prepare(ready.state, totals.sums))
+
+    def _losses(self, pairs: list[tuple[Codec, int]], steps: range) -> dict[tuple[int, int], float]:
+        """||sum of errors||^2 of each encoding over a window: encodes its steps again, a piece of each at a time."""
+        tensor, places = self._job.tensor, self._job.steps
+        for item, number in pairs:
+            for k in steps:
+                if (id(item), k) not in self._sent:
+                    totals = self._gradients.scan(tensor, places[k], [])[0]
+                    self._sent[id(item), k] = self._prepared(item, number, k, totals)
+        piece = _piece(pairs)
+        found = {(id(item), number): 0.0 for item, number in pairs}
+        start = 0
+        for gradients in zip(*(self._gradients.chunks(tensor, places[k], piece) for k in steps), strict=True):
+            for item, number in pairs:
+                total = np.zeros(gradients[0].size)
+                for k, values in zip(steps, gradients, strict=True):
+                    ready = self._sent[id(item), k]
+                    state = State(values.size, ready.state.arrays)
+                    part = item.encode_part(state, values, self._fits.key(k, number), start)
+                    add_error(values, item.decode(ready.shared, part.payload, values.size), total)
+                found[id(item), number] += float(power_sum(total, 2))
+            start += gradients[0].size
+        return found
 
     def _again(self, codec: Codec, draw: int, last: int) -> NDArray[np.float64]:
         """The sum of the errors over a window up to a step, float64[n], encoded again."""
+        # Codecs with memory were replayed from the start of the burst.
+        assert not codec.stateful
         total = None
         for k in range(self._sums.first[last], last + 1):
             values, _ = self._source.values(k)
@@ -148,8 +190,7 @@ class ChunkDraws(Draws):
     """Encodings of a tensor chunk by chunk, several of them in one pass."""
 
     def __init__(self, gradients: Gradients, job: Job, source: Values, fits: Fits, sums: RunningSums) -> None:
-        super().__init__(source, fits, sums)
-        self._gradients, self._job = gradients, job
+        super().__init__(gradients, job, source, fits, sums)
         self._wanted = dict(job.wanted)
         #: (codec, draw, index) -> what came out of a pass
         self._drawn: dict[tuple[int, int, int], Drawn] = {}
@@ -193,11 +234,6 @@ class ChunkDraws(Draws):
         known = {k: totals for k, totals in found.items() if totals is not None}
         return known if len(known) == len(found) else {}
 
-    def _prepared(self, item: Codec, number: int, index: int, totals: Totals) -> Ready:
-        assert totals.sums is not None
-        ready = self._fits.ready(item, number, index, totals.size)
-        return ready._replace(state=item.prepare(ready.state, totals.sums))
-
     def _pass(self, pairs: list[tuple[Codec, int]], steps: dict[int, Totals], window: Window | None = None) -> None:
         """Encode each pair of a codec and a draw at these steps: one, or all of a window."""
         piece = _piece(pairs) if len(steps) > 1 else self._gradients.piece(item.part_multiple for item, _ in pairs)
@@ -234,29 +270,6 @@ class ChunkDraws(Draws):
             losses = {} if window is None else self._losses(pairs, range(window.first, last + 1))
         for (item_id, number), error in losses.items():
             self._drawn[item_id, number, last] = self._drawn[item_id, number, last]._replace(window_error=error)
-
-    def _losses(self, pairs: list[tuple[Codec, int]], steps: range) -> dict[tuple[int, int], float]:
-        """||sum of errors||^2 of each encoding over a window: encodes its steps again, a piece of each at a time."""
-        tensor, places = self._job.tensor, self._job.steps
-        for item, number in pairs:
-            for k in steps:
-                if (id(item), k) not in self._sent:
-                    totals = self._gradients.scan(tensor, places[k], [])[0]
-                    self._sent[id(item), k] = self._prepared(item, number, k, totals)
-        piece = _piece(pairs)
-        found = {(id(item), number): 0.0 for item, number in pairs}
-        start = 0
-        for gradients in zip(*(self._gradients.chunks(tensor, places[k], piece) for k in steps), strict=True):
-            for item, number in pairs:
-                total = np.zeros(gradients[0].size)
-                for k, values in zip(steps, gradients, strict=True):
-                    ready = self._sent[id(item), k]
-                    state = State(values.size, ready.state.arrays)
-                    part = item.encode_part(state, values, self._fits.key(k, number), start)
-                    add_error(values, item.decode(ready.shared, part.payload, values.size), total)
-                found[id(item), number] += float(power_sum(total, 2))
-            start += gradients[0].size
-        return found
 
 
 def _piece(pairs: list[tuple[Codec, int]]) -> int:

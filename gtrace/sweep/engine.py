@@ -193,6 +193,9 @@ def _serve(
                     pipe.send(_Said(result, last=False))
             except BaseException as found:  # noqa: BLE001
                 error = _portable(found)
+            # Freed memory of a large tensor would stay with this process while another one takes the next.
+            with contextlib.suppress(AttributeError):
+                ctypes.CDLL(None).malloc_trim(0)
             _flush()
             pipe.send(_Said(error=error))
     except (EOFError, OSError):

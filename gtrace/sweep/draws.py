@@ -84,8 +84,8 @@ class Draws:
             add_error(values, sent.values, total)
         elif not codec.stateful and index in self._sums.first:
             self._keep(codec, index, ready, reference)
-        found = reference.compare(sent.values)
         clipped = codec.clipping(ready.state, values, sent.values)
+        found = reference.compare(sent.values, spoil=not codec.stateful)
         lost = None if window is None else self._lost([codec], draw, index)[0]
         spent = {"simulate": ended - started, "compare": time.perf_counter() - ended}
         return Drawn(found, sent.payload_bytes - ENVELOPE_BYTES, sent.coded, clipped, spent, window_error=lost)
@@ -227,8 +227,8 @@ class ChunkDraws(Draws):
     def _window_ahead(self, index: int) -> dict[int, Totals]:
         """The totals of the steps of the window that begins at a step; empty if they cannot be drawn together."""
         steps = [k for k, first in self._sums.first.items() if first == index]
-        alike = all(self._wanted.get(k) == self._wanted[index] for k in steps)
-        if not (alike and 1 < len(steps) <= _HISTOGRAMS // 2):
+        same = all(self._wanted.get(k) == self._wanted[index] for k in steps)
+        if not (same and 1 < len(steps) <= _HISTOGRAMS // 2):
             return {}
         found = {k: self._gradients.ahead(self._job.tensor, self._job.steps[k]) for k in steps}
         known = {k: totals for k, totals in found.items() if totals is not None}

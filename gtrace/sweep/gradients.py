@@ -218,9 +218,9 @@ class Gradients:
         return chosen
 
     def read(self, name: str, step: int) -> NDArray[np.float32]:
-        """A tensor at a step, or the whole model's gradient."""
+        """A tensor at a step, or the whole model's gradient; not to be written."""
         if name != WHOLE_MODEL:
-            return self._trace.read(name, step, **self._streams[name])
+            return self._trace.read(name, step, copy=False, **self._streams[name])
         parts = [self.read(part, step) for part in self._parts(step)]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 

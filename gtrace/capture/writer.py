@@ -189,12 +189,13 @@ class AsyncWriter:
         The thread begins with it at once if it is the first of its optimizer or its slab is full. Otherwise it sleeps
         on: to be woken, and to share the interpreter, would cost a small training more than the work itself.
         """
+        if self._thread.ident is None:
+            # Not earlier: most forked children never train. And not after the row: this waits until the thread waits.
+            self._thread.start()
         self._rows.put(row)
         if row.buffer.last or (row.kind, row.stream) not in self._begun:
             self._begun.add((row.kind, row.stream))
             self._queue.put(_wake)
-        if self._thread.ident is None:
-            self._thread.start()  # not earlier: most forked children never train
 
     @property
     def waiting(self) -> int:

@@ -1,5 +1,6 @@
 """Copies through a device's own stream, with a stand-in for the device that does its work as late as it may."""
 
+import sys
 import threading
 
 import pytest
@@ -133,6 +134,25 @@ def test_rows_one_after_the_other_share_memory_until_all_of_them_are_back():
     assert pool.acquire(wait=False) is None
     rows[3].release()
     assert [pool.acquire(wait=False) for _ in range(3)] == [rows[2], rows[3], None]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives memory ahead of its use")
+def test_rows_that_follow_each_other_find_their_memory_there():
+    import resource
+
+    pool = BufferPool([(4096,)], 4 * 64 * 4096 * 4)  # four slabs of 64 rows of four pages
+    one, other = pool.acquire(), pool.acquire()
+    for number, buffer in enumerate((one, other)):
+        buffer.fill([0], [torch.full((4096,), float(number))])
+    other.release()
+    assert not one.slab.touched, "a row whose successor has not come: perhaps none will"
+    one.release()
+    assert [set(buffer.targets[0].tolist()) for buffer in (one, other)] == [{0.0}, {1.0}]
+    later, gradient = [pool.acquire() for _ in range(62)], torch.ones(4096)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    for buffer in later:
+        buffer.fill([0], [gradient])
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 62
 
 
 def test_gradients_that_are_elsewhere_are_copied_at_once():

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from gtrace.capture.waiting import GRACE, PATIENCE
 
@@ -113,6 +113,12 @@ class Row:
         return same and self.numbers.keys() == later.numbers.keys()
 
 
+class _Ahead(NamedTuple):
+    """A call that makes memory for later rows; those that have arrived wait on."""
+
+    call: Callable[[], None]
+
+
 def _wake() -> None:
     """Nothing but the end of the thread's pause."""
 
@@ -157,7 +163,7 @@ class AsyncWriter:
         self._on_error = on_error
         self._rows: queue.SimpleQueue[Row] = queue.SimpleQueue()
         #: calls for the thread, each after the rows that came before it; None ends it
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], None] | _Ahead | None] = queue.SimpleQueue()
         #: rows that the thread has, and has not written yet
         self._taken = 0
         #: rows that wait for others to be written with
@@ -196,6 +202,8 @@ class AsyncWriter:
         if row.buffer.last or (row.kind, row.stream) not in self._begun:
             self._begun.add((row.kind, row.stream))
             self._queue.put(_wake)
+        elif row.buffer.ahead is not None:
+            self._queue.put(_Ahead(row.buffer.ahead))
 
     @property
     def waiting(self) -> int:
@@ -263,18 +271,27 @@ class AsyncWriter:
             self._write_all()
 
     def _write_all(self) -> None:
-        job: Callable[[], None] | None = _wake
+        job: Callable[[], None] | _Ahead | None = _wake
         while job is not None:
             try:
                 job = self._queue.get(timeout=_PAUSE)
             except queue.Empty:
                 job = _wake
             with self.busy:
+                if isinstance(job, _Ahead):
+                    self._prepare(job)
+                    continue
                 for runs in self._runs():
                     for run in runs:
                         self._write_run(run, wait=job is _wake and run is runs[-1])
                 if job is not None:
                     job()
+
+    def _prepare(self, job: _Ahead) -> None:
+        try:
+            job.call()
+        except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
+            self._on_error(error)
 
     def _runs(self) -> list[list[list[Row]]]:
         """The rows that have arrived: for each stream, those together that can be written together."""

@@ -137,22 +137,25 @@ def test_rows_one_after_the_other_share_memory_until_all_of_them_are_back():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives memory ahead of its use")
-def test_rows_that_follow_each_other_find_their_memory_there():
+def test_rows_that_follow_find_their_memory_there():
     import resource
 
     pool = BufferPool([(4096,)], 4 * 64 * 4096 * 4)  # four slabs of 64 rows of four pages
-    one, other = pool.acquire(), pool.acquire()
-    for number, buffer in enumerate((one, other)):
-        buffer.fill([0], [torch.full((4096,), float(number))])
-    other.release()
-    assert not one.slab.touched, "a row whose successor has not come: perhaps none will"
-    one.release()
-    assert [set(buffer.targets[0].tolist()) for buffer in (one, other)] == [{0.0}, {1.0}]
-    later, gradient = [pool.acquire() for _ in range(62)], torch.ones(4096)
+    gradient, first = torch.ones(4096), pool.acquire()
+    assert first.ahead is None, "a single row says nothing about others"
+    first.fill([0], [gradient])
+    rows = [pool.acquire() for _ in range(16)]
+    for ahead in [buffer.ahead for buffer in rows]:
+        if ahead is not None:
+            ahead()
+    assert first.targets[0].tolist() == [1.0] * 4096
+    rows += [pool.acquire() for _ in range(47 + 16)]
+    assert pool.acquire().slab is rows[-1].slab is not first.slab
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-    for buffer in later:
+    for buffer in rows:
         buffer.fill([0], [gradient])
-    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 62
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 64
+    assert [buffer.ahead for buffer in rows[:63]] == [None] * 63, "all of the slab is there"
 
 
 def test_gradients_that_are_elsewhere_are_copied_at_once():

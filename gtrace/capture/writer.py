@@ -279,19 +279,16 @@ class AsyncWriter:
                 job = _wake
             with self.busy:
                 if isinstance(job, _Ahead):
-                    self._prepare(job)
+                    try:
+                        job.call()
+                    except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
+                        self._on_error(error)
                     continue
                 for runs in self._runs():
                     for run in runs:
                         self._write_run(run, wait=job is _wake and run is runs[-1])
                 if job is not None:
                     job()
-
-    def _prepare(self, job: _Ahead) -> None:
-        try:
-            job.call()
-        except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
-            self._on_error(error)
 
     def _runs(self) -> list[list[list[Row]]]:
         """The rows that have arrived: for each stream, those together that can be written together."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
-import itertools
 import json
+import statistics
 import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler
 from gtrace.torch_hooks.unstepped import HandedStream, HandStream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
@@ -149,13 +149,6 @@ _ENDS = (
 )
 
 
-def _median(counted: Iterable[tuple[Any, int]]) -> Any:
-    """The lower median of values, each with how often it was there."""
-    ordered = sorted(counted)
-    ends = list(itertools.accumulate(count for _, count in ordered))
-    return next(value for (value, _), end in zip(ordered, ends, strict=True) if 2 * end >= ends[-1])
-
-
 class OptimizerHistory:
     """The settings, batch sizes and progress of one optimizer over a training. Keeps nothing of it alive.
 
@@ -227,18 +220,16 @@ class OptimizerHistory:
 
     def facts(self, steps: int) -> dict[str, Any]:
         """What is known after this many steps, as JSON values; names are those of ``gtrace.trace.OptimizerFacts``."""
-        counted = [(json.loads(text), count) for text, count in self._settings.items()]
-        facts: dict[str, Any] = {"kind": self._kind}
-        varies = []
-        for name in counted[0][0] if counted else ():
-            known = [(found[name], count) for found, count in counted if name in found]
-            facts[name] = _median(known)
-            if any(value != known[0][0] for value, _ in known):
-                varies.append(name)
-        if self._batches:
-            facts["batch_size"] = _median(self._batches.items())
+        known = {text: json.loads(text) for text in self._settings}
+        every = [known[text] for text in self._settings.elements()]
+        values = {name: [found[name] for found in every if name in found] for name in every[0]} if every else {}
+        varies = [name for name, found in values.items() if any(value != found[0] for value in found)]
+        facts = {"kind": self._kind, **{name: statistics.median_low(found) for name, found in values.items()}}
+        batches = list(self._batches.elements())
+        if batches:
+            facts["batch_size"] = statistics.median_low(batches)
             facts |= {"tokens": self._tokens} if self._tokens > 1 else {}
-            if self._batches[facts["batch_size"]] < _SAME * self._batches.total():
+            if self._batches[facts["batch_size"]] < _SAME * len(batches):
                 varies.append("batch_size")
         facts |= {"steps_seen": steps, "planned_steps": self._planned(steps), "varies": varies}
         return {name: value for name, value in facts.items() if value not in (None, [])}

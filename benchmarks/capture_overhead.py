@@ -31,8 +31,8 @@ BATCHES = {"mlp": 256, "cnn": 64, "transformer": 16}
 WARM_UP = 5
 #: records the first step only
 ONLY_FIRST = 10**9
-#: steps between that and its stretch: until they are over, each step is timed
-LEAD = 100
+#: steps between that and its stretch, until which each step is timed, and seconds in which the trace is opened
+LEAD, OPENING = 100, 0.3
 
 
 def mlp(batch):
@@ -137,6 +137,7 @@ def worker(name, batch, steps, every, pairs, folder):
             session = CaptureSession(capture_options(path, CaptureSettings(every=every, force=True)))
             session.start([optimizer], [model])
         train(lead)
+        time.sleep(OPENING if lead else 0)
         hooks = -session.waited[0] if captured else 0.0
         stretch = Stretch()
         train(count)

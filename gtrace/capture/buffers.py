@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 #: limits on the bytes and the rows of a slab, and the least number of slabs in a pool that has room for several rows
 _SLAB_BYTES, _SLAB_ROWS, _FEWEST_SLABS = 32 * 1024 * 1024, 512, 4
-#: when so many rows are in use, memory for this many times as many is made
-_AHEAD = 4
+#: when so many rows are in use, memory for this many times as many is made; and of a slab that is to come, this share
+_AHEAD, _FIRST_PART = 2, 1 / 8
 #: Linux's MADV_POPULATE_WRITE, and bytes for each call: meanwhile nobody in the process can map memory
 _POPULATE, _AT_ONCE = 23, 1024 * 1024
 
@@ -273,7 +273,7 @@ class BufferPool:
         slab = buffer.slab
         slab.touch(_AHEAD * buffer.place)
         if slab.touched == slab.size and self._made == 1 and (second := self._new_slab()) is not None:
-            second.touch(second.size // _AHEAD)
+            second.touch(int(second.size * _FIRST_PART))
             self._spare.put(second)
 
     def _next_slab(self, *, wait: bool) -> Slab | None:

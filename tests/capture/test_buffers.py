@@ -144,12 +144,12 @@ def test_rows_that_follow_find_their_memory_there():
     gradient, first = torch.ones(4096), pool.acquire()
     assert first.ahead is None, "a single row says nothing about others"
     first.fill([0], [gradient])
-    rows = [pool.acquire() for _ in range(16)]
+    rows = [pool.acquire() for _ in range(32)]
     for ahead in [buffer.ahead for buffer in rows]:
         if ahead is not None:
             ahead()
     assert first.targets[0].tolist() == [1.0] * 4096
-    rows += [pool.acquire() for _ in range(47 + 16)]
+    rows += [pool.acquire() for _ in range(31 + 8)]
     assert pool.acquire().slab is rows[-1].slab is not first.slab
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
     for buffer in rows:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: limits on the bytes and the rows of a slab, and the least number of slabs in a pool that has room for several rows
 _SLAB_BYTES, _SLAB_ROWS, _FEWEST_SLABS = 32 * 1024 * 1024, 512, 4
-#: when so many rows are in use, memory for this many times as many is made; and of a slab that is to come, this share
+#: memory is made for this many times the rows in use, and for this share of the slab that is to come
 _AHEAD, _FIRST_PART = 2, 1 / 8
 #: Linux's MADV_POPULATE_WRITE, and bytes for each call: meanwhile nobody in the process can map memory
 _POPULATE, _AT_ONCE = 23, 1024 * 1024

@@ -110,45 +110,14 @@ def prefetch(values: Singles | Bytes, at: int, size: int, line: int) -> None:
 
 
 @inline
-def pack_chunk(codes: Symbols, count: int, width: int, narrow: bool, scratch: Bytes, out: Bytes) -> None:
-    """Write the first ``count`` of CHUNK symbols in ``width`` bits each, 1 to 16, and up to SLACK bytes of zeros.
-
-    Neighbours are pushed together within words, eight (up to 8 bits) or four at a time, which is vectorized; eight
-    symbols are ``width`` bytes. Loops over whole chunks have a length that the compiler knows. Symbols of up to 8 bits
-    are in ``scratch``, uint8[CHUNK], already (``narrow``) or brought there. Symbols after ``count`` are overwritten.
-    """
-    bits = np.uint64(width)
-    groups = -(-count // 8)
-    if not narrow:
-        for i in range(count, groups * 8):
-            codes[i] = 0
-        if width <= 8:
-            for i in range(CHUNK):
-                scratch[i] = codes[i]
-    # Writing must not wait for the lines of the next chunk.
-    prefetch(out, CHUNK * width // 8, CHUNK * width // 8, BYTES)
-    if width <= 8:
-        _pack_bytes(scratch, count, width, out)
-        return
-    fours = codes.view(np.uint64)
-    for i in range(CHUNK // 4):
-        v = fours[i]
-        v = (v & _EVEN16) | ((v & ~_EVEN16) >> (_16 - bits))
-        fours[i] = (v & _LOW32) | ((v >> _32) << (_U2 * bits))
-    length = _U4 * bits
-    at = 0
-    for g in range(groups):
-        store64(out, at, fours[2 * g] | ((fours[2 * g + 1] << _U1) << (length - _U1)))
-        store64(out, at + 8, fours[2 * g + 1] >> (_64 - length))
-        at += width
-
-
-@inline
-def _pack_bytes(codes: Bytes, count: int, width: int, out: Bytes) -> None:
+def pack_bytes(codes: Bytes, count: int, width: int, out: Bytes) -> None:
+    """Like :func:`pack_chunk`, up to 8 bits of each of uint8[CHUNK], which is overwritten."""
     bits = np.uint64(width)
     groups = -(-count // 8)
     for i in range(count, groups * 8):
         codes[i] = 0
+    # Writing must not wait for the lines of the next chunk.
+    prefetch(out, CHUNK * width // 8, CHUNK * width // 8, BYTES)
     if width == 8:
         for i in range(groups * 8):
             out[i] = codes[i]
@@ -173,6 +142,36 @@ def _pack_bytes(codes: Bytes, count: int, width: int, out: Bytes) -> None:
         at += width
 
 
+@inline
+def pack_chunk(codes: Symbols, count: int, width: int, scratch: Bytes, out: Bytes) -> None:
+    """Write the first ``count`` of CHUNK symbols in ``width`` bits each, 1 to 16, and up to SLACK bytes of zeros.
+
+    Neighbours are pushed together within words, eight (up to 8 bits) or four at a time, which is vectorized; eight
+    symbols are ``width`` bytes. Loops over whole chunks have a length that the compiler knows. The symbols after
+    ``count`` are overwritten, as is ``scratch``, uint8[CHUNK].
+    """
+    if width <= 8:
+        for i in range(CHUNK):
+            scratch[i] = codes[i]
+        pack_bytes(scratch, count, width, out)
+        return
+    bits = np.uint64(width)
+    groups = -(-count // 8)
+    for i in range(count, groups * 8):
+        codes[i] = 0
+    fours = codes.view(np.uint64)
+    for i in range(CHUNK // 4):
+        v = fours[i]
+        v = (v & _EVEN16) | ((v & ~_EVEN16) >> (_16 - bits))
+        fours[i] = (v & _LOW32) | ((v >> _32) << (_U2 * bits))
+    length = _U4 * bits
+    at = 0
+    for g in range(groups):
+        store64(out, at, fours[2 * g] | ((fours[2 * g + 1] << _U1) << (length - _U1)))
+        store64(out, at + 8, fours[2 * g + 1] >> (_64 - length))
+        at += width
+
+
 @jit
 def pack(symbols: Symbols, width: int, out: Bytes) -> None:
     """Write each symbol in ``width`` bits, 1 to 16, into the first ceil(n width / 8) bytes of ``out``.
@@ -184,7 +183,7 @@ def pack(symbols: Symbols, width: int, out: Bytes) -> None:
         sp = symbols[p : min(p + CHUNK, symbols.size)]
         for i in range(sp.size):
             codes[i] = sp[i]
-        pack_chunk(codes, sp.size, width, False, scratch, out[p * width // 8 :])
+        pack_chunk(codes, sp.size, width, scratch, out[p * width // 8 :])
 
 
 @inline

@@ -168,7 +168,7 @@ def encode_nearest(
             code = min(code, highest)
             ob[i] = np.int32(code | np.int32(np.int32(sb[i] >> last) & minus))
         if width:
-            pack_chunk(codes, q - p, width, False, scratch, packed[p * width // 8 :])
+            pack_chunk(codes, q - p, width, scratch, packed[p * width // 8 :])
 
 
 @jit

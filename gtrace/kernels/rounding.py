@@ -22,6 +22,7 @@ from gtrace.kernels.bits import (
     PIECE,
     SLACK,
     load64,
+    pack_bytes,
     pack_chunk,
     prefetch,
     readable,
@@ -108,19 +109,6 @@ def _odd_grid(x: Singles, scale: np.float32, key: Key, steps: int, out: Symbols)
 
 
 @inline
-def _to_grid(
-    x: Singles, scale: np.float32, key: Key, steps: int, mirrored: bool, narrow: bool, small: Bytes, out: Symbols
-) -> None:
-    """To a uniform grid; symbols that are to be packed are bytes from the start (``narrow``), in ``small``."""
-    if mirrored:
-        _odd_grid(x, scale, key, steps, out)
-    elif narrow:
-        _uniform_grid(x, scale, key, steps, small)
-    else:
-        _uniform_grid(x, scale, key, steps, out)
-
-
-@inline
 def _count(r: Singles, u: Singles, levels: Singles, widths: Singles, cell: NDArray[np.int32]) -> None:
     """Number of thresholds l_k + u (l_{k+1} - l_k) that each value passes; only that of its own cell is random to it.
 
@@ -162,6 +150,26 @@ def _search(
         # A value on its level, a zero above all, is done: beside tiny levels the product is denormal and slow.
         drawn = u[i] if value > levels[c] else _ZERO
         cell[i] = np.int32(c) + np.int32(value > levels[c] + drawn * widths[c])
+
+
+@inline
+def _cells(
+    rule: int,
+    r: Singles,
+    u: Singles,
+    levels: Singles,
+    widths: Singles,
+    count: int,
+    table: Symbols,
+    deep: Flags,
+    bits: NDArray[np.int32],
+    cell: NDArray[np.int32],
+) -> None:
+    """The cell of each value among ``count`` levels, which are padded, by counting or by searching."""
+    if rule == COUNT:
+        _count(r, u, levels[: -(-(count - 1) // 4) * 4], widths, cell)
+    else:
+        _search(r, u, levels, widths, table, deep, bits, cell)
 
 
 @inline
@@ -265,7 +273,6 @@ def quantize(
     bits, cell = r.view(np.int32), np.empty(CHUNK, np.int32)
     codes, scratch = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
     ends, widths = _padded(levels)
-    counted = -(-(levels.size - 1) // 4) * 4
     first, last = levels[0] if mirrored and levels.size else _ZERO, np.int32(levels.size - 1)
     searched = _TABLE if rule == SEARCH else 0
     table, deep = np.empty(searched, np.uint16), np.empty(searched, np.bool_)
@@ -286,25 +293,27 @@ def quantize(
                 end = min(stop, (b + 1) * bucket)
                 xb, scale, here = x[at:end], scales[b], moved(key, start + at)
                 ob = symbols[at:end] if sink == SYMBOLS else codes[at - p : end - p]
-                if rule == UNIFORM:
-                    _to_grid(xb, scale, here, steps, mirrored, narrow, scratch[at - p : end - p], ob)
+                if narrow:
+                    _uniform_grid(xb, scale, here, steps, scratch[at - p : end - p])
+                elif even:
+                    _uniform_grid(xb, scale, here, steps, ob)
+                elif rule == UNIFORM:
+                    _odd_grid(xb, scale, here, steps, ob)
                 elif rule == POWERS:
                     _powers(xb, here, ob)
                 else:
                     cb = cell[: xb.size]
                     _magnitudes(xb, scale, here, r, u)
-                    if rule == COUNT:
-                        _count(r, u, ends[:counted], widths, cb)
-                    else:
-                        _search(r, u, ends, widths, table, deep, bits, cb)
+                    _cells(rule, r, u, ends, widths, levels.size, table, deep, bits, cb)
                     _signed(xb, scale, u, first, cb, last, ob)
                 if sink == VALUES:
                     _look_up(ob, even, values, scale, decoded[at:end])
+                    tally(ob, tallies)
                 at = end
-            if sink == PACKED:
-                pack_chunk(codes, stop - p, width, narrow, scratch, packed[p * width // 8 :])
-            elif tallies.size:
-                tally(codes[: stop - p], tallies)
+            if narrow:
+                pack_bytes(scratch, stop - p, width, packed[p * width // 8 :])
+            elif sink == PACKED:
+                pack_chunk(codes, stop - p, width, scratch, packed[p * width // 8 :])
     return True
 
 

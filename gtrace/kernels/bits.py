@@ -13,7 +13,9 @@ from numba.extending import intrinsic, overload
 from gtrace.kernels._jit import inline, jit
 
 if TYPE_CHECKING:
-    from gtrace.kernels import Bytes, Floats, Ints, Singles, Symbols
+    from numpy.typing import NDArray
+
+    from gtrace.kernels import Bytes, Floats, Ints, Symbols
 
 _8 = np.uint64(8)
 _32 = np.uint64(32)
@@ -48,7 +50,12 @@ def store64(data: Bytes, at: int, value: np.uint64) -> None:
     data[at : at + 8] = np.array([value], "<u8").view(np.uint8)
 
 
-def touch(values: Singles | Bytes, at: int) -> None:
+def shift(value: np.int32, by: np.int32) -> np.int32:
+    """``value >> by``, 0 to 31, in 32-bit lanes; numba's own has 64."""
+    return np.int32(value >> by)
+
+
+def touch(values: NDArray[Any], at: int) -> None:
     """Ask for the line of the cache with ``values[at]``, which may lie beyond the array; nothing waits for it."""
 
 
@@ -81,6 +88,12 @@ if not config.DISABLE_JIT:
         return types.void(data, types.intp, types.uint64), generate
 
     @intrinsic
+    def _shift(typing: Any, value: Any, by: Any) -> Any:
+        del typing, value, by
+        word = types.int32
+        return word(word, word), lambda _context, builder, _signature, arguments: builder.ashr(*arguments)
+
+    @intrinsic
     def _touch(typing: Any, values: Any, at: Any) -> Any:
         del typing, at
 
@@ -95,6 +108,7 @@ if not config.DISABLE_JIT:
         return types.void(values, types.intp), generate
 
     # numba needs functions of the same signature, annotations included, around what it compiles.
+    overload(shift, inline="always")(lambda value, by: lambda value, by: _shift(value, by))  # type: ignore[call-arg]  # noqa: PLW0108
     overload(touch, inline="always")(lambda values, at: lambda values, at: _touch(values, at))  # type: ignore[call-arg]  # noqa: PLW0108
     overload(load64, inline="always")(lambda data, at: lambda data, at: _load(data, at))  # type: ignore[call-arg]  # noqa: PLW0108
     overload(store64, inline="always")(
@@ -103,7 +117,7 @@ if not config.DISABLE_JIT:
 
 
 @inline
-def prefetch(values: Singles | Bytes, at: int, size: int, line: int) -> None:
+def prefetch(values: NDArray[Any], at: int, size: int, line: int) -> None:
     """Ask for the lines, of ``line`` values, with ``size`` values from ``at`` on, which may lie beyond the array."""
     for k in range(0, size, line):
         touch(values, at + k)

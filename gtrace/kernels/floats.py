@@ -121,6 +121,7 @@ def _nearest(
     highest, minus = np.int32(top), np.int32(sign)
     for p in range(0, x.size, PIECE):
         prefetch(x, p + _AHEAD, PIECE, FLOATS)
+        prefetch(out, p + CHUNK, PIECE, 2 * FLOATS)
         vp, sp = values[p : p + PIECE], sums[p : p + PIECE]
         for i in range(vp.size):
             sp[i] = vp[i] + coarse

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit, jit_slp
+from gtrace.kernels.bits import FLOATS, prefetch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,6 +19,8 @@ SHIFT = 42
 #: columns of a bin: count, sum d, sum d^2, and the same weighted by the squared scale; d = r - lower edge
 COLUMNS = 6
 _CHUNK = 512
+#: values between those that are added and those that are fetched
+_AHEAD = 8 * _CHUNK
 #: bins of a block and of a large block: without a level inside, a block counts as one bin
 BLOCK_BINS = 8
 LARGE_BINS = 64
@@ -55,6 +58,7 @@ def accumulate(
             q = min(p + _CHUNK, end)
             m = q - p
             xb = x[p:q]
+            prefetch(x, p + _AHEAD, _CHUNK, FLOATS)
             for i in range(m):
                 r[i] = abs(np.float64(xb[i])) / divisor
             for i in range(m):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit, jit_slp
-from gtrace.kernels.bits import FLOATS, prefetch
+from gtrace.kernels.bits import FLOATS, touch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,7 +58,6 @@ def accumulate(
             q = min(p + _CHUNK, end)
             m = q - p
             xb = x[p:q]
-            prefetch(x, p + _AHEAD, _CHUNK, FLOATS)
             for i in range(m):
                 r[i] = abs(np.float64(xb[i])) / divisor
             for i in range(m):
@@ -68,7 +67,6 @@ def accumulate(
                 row[i] = max(key - base, np.int64(r_bits[i] > 0))
             for i in range(m):
                 edge[i] = r[i] - edge[i]
-            for i in range(m):
                 low = min(low, row[i])
                 high = max(high, row[i])
             if own:
@@ -79,6 +77,8 @@ def accumulate(
                 d = edge[i]
                 w = heavy[i]
                 cell = table[row[i]]
+                if i % FLOATS == 0:
+                    touch(x, p + _AHEAD + i)
                 cell[0] += 1.0
                 cell[1] += d
                 cell[2] += d * d

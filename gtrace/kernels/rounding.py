@@ -433,7 +433,7 @@ def _evenly_spaced(values: Singles) -> bool:
     even = n > 0
     for k in range(values.size):
         value = np.float32(n - 2 * k) / np.float32(-n)
-        even &= values[k] == value and _ONE / values[k] == _ONE / value
+        even &= values[k] == value and np.signbit(values[k]) == np.signbit(value)
     return even
 
 

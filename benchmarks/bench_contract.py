@@ -165,9 +165,14 @@ def test_decode(benchmark, x, out, copy, width):
     rng = np.random.default_rng(width)
     symbols = np.clip(rng.normal(count / 2, count / 8, N), 0, count - 1).astype(np.uint16)
     packed = np.frombuffer(pack_fixed(symbols, width), np.uint8)
-    scales, values = bucket_scales(x, "linf", BUCKET), np.linspace(-1, 1, count, dtype=np.float32)
-    seconds = best(lambda: rounding.restore_packed(packed, width, BUCKET, scales, values, out))
-    note(benchmark, f"decode, {width} bits, {count} values", seconds, copy, 1.3)
+    scales = bucket_scales(x, "linf", BUCKET)
+    even = -(np.arange(count - 1, -count, -2) / (count - 1)).astype(np.float32)
+    kinds = {f"decode, {width} bits, {count} values of a uniform grid": even}
+    if width in (3, 5, 8, 9):  # levels have 256 magnitudes at most
+        kinds[f"  decode, {width} bits, {count} values looked up"] = even + even**3
+    for name, values in kinds.items():
+        seconds = best(lambda values=values: rounding.restore_packed(packed, width, BUCKET, scales, values, out))
+        note(benchmark, name, seconds, copy, 1.3)
 
 
 @pytest.mark.parametrize("spec", ["qsgdinf:bits=3,coder=fixed", "qsgdinf:bits=3", "alq:bits=4", "natural", "terngrad"])

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from gtrace.buckets import bucket_scales
+from gtrace.codecs.base import check_finite
 from gtrace.errors import PayloadError
 from gtrace.fitting.floats import FloatFormat
+from gtrace.kernels import norms as _norms
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,15 +39,20 @@ def header_bytes(kind: BlockScale, size: int, block: int) -> int:
 
 
 def measure(kind: BlockScale, form: FloatFormat, x: NDArray[np.float32], block: int) -> bytes:
-    """The scales of a finite float32[n] as bytes.
+    """The scales of float32[n] as bytes.
 
     ``floor``: 2^(floor(log2 amax) - emax), as in OCP's standard; the largest values may saturate. ``ceil``: the same
     with log2 rounded up. ``even``: amax first rounded to the elements' mantissa. ``rceil``: the power of two from
     amax / max on, NVIDIA's rule, which saturates none. ``e4m3``: a float32 for the tensor, 1 / (448 max / amax), and
     for each block a float8 e4m3 in units of it, amax / max; divisions and float32 roundings are those of NVIDIA's
     recipe, in its order.
+
+    Raises:
+        UsageError: values that are not finite.
     """
-    largest = bucket_scales(x, "linf", block)
+    largest = np.empty(-(-x.size // block), np.float32)
+    if not _norms.bucket_scales(x, block, _norms.LINF, largest):
+        check_finite(x)
     if kind == "e4m3":
         amax = largest.max(initial=np.float32(0.0))
         with np.errstate(over="ignore"):
@@ -88,6 +94,14 @@ def read(kind: BlockScale, data: bytes | memoryview) -> NDArray[np.float64]:
         raise PayloadError("payload holds a scale that is not a number")
     powers: NDArray[np.float64] = _POWERS[codes]
     return powers
+
+
+def factors_in(kind: BlockScale, data: bytes) -> NDArray[np.float64]:
+    """:func:`factors` of the scales in ``data``, from :func:`measure`; each possible byte's is computed once."""
+    head = _TENSOR.size if kind == "e4m3" else 0
+    every = data[:head] + bytes(range(_E4M3.top + 1 if head else 2 * _BIAS + 1))
+    found: NDArray[np.float64] = factors(kind, read(kind, every))[np.frombuffer(data, np.uint8, offset=head)]
+    return found
 
 
 def factors(kind: BlockScale, scales: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -131,7 +131,7 @@ class Composed(Codec):
         late = self.parts.scale.checks and not self.parts.memory.keeps and "scale" not in state.arrays
         return sized_values(state, values) if late else checked_values(state, values)
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes | memoryview, int]:
         """Body and flags of the payload of float32[n]: scales, an exact tail, coded symbols."""
         parts = self.parts
         v = parts.scale.cut(parts.memory.given(state.arrays, x), state, late=True)

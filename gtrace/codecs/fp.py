@@ -19,6 +19,7 @@ from gtrace.codecs.base import (
     coder_parameter,
     parameter,
     parameter_fields,
+    sized_values,
 )
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.spec import register
@@ -312,14 +313,20 @@ class Fp(Composed):
         """E of a format that was chosen; nothing for a named one."""
         return b"" if self._named else bytes([_width(state)])
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes | memoryview, int]:
         """The scale (2^-k as float32; or a byte a block), then a block of codes; flag 1 says that a code is sent."""
         if self.coder == "fixed" and not self.stochastic:
             form = self.format_of(state)
-            head, block, scales = self._scales(state, form, x)
-            packed = packed_room(x.size, form.bits)
-            form.pack_blocks(x, block, _blocks.factors(self._block_scale, scales), packed)
-            return b"".join((head, packed[: fixed_size(x.size, form.bits)].data)), 0
+            if self.block is None:
+                head, block, scales = self._scales(state, form, x)
+                factors = 1.0 / scales
+            else:
+                head, block = _blocks.measure(self._block_scale, form, x, self.block), self.block
+                factors = _blocks.factors_in(self._block_scale, head)
+            room = packed_room(8 * len(head) + x.size * form.bits, 1)
+            room[: len(head)] = np.frombuffer(head, np.uint8)
+            form.pack_blocks(x, block, factors, room[len(head) :])
+            return room[: len(head) + fixed_size(x.size, form.bits)].data, 0
         head, _, _, codes = self._rounded(state, x, key, 0)
         body, flags, _ = self._body(state, head, codes)
         return body, flags
@@ -353,11 +360,15 @@ class Fp(Composed):
         block = CodedBlock.signed(whole.tallies, coder=self.coder)
         return whole.head // 8 + block.size, CodedBits.of(block, whole.head, size)
 
+    def _values(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+        """The input of ``encode``, checked; without a look at the values if the scales of blocks check them."""
+        return checked_values(state, values) if self.block is None else sized_values(state, values)
+
     def _rounded(
         self, state: State, values: ArrayLike, key: tuple[int, int], start: int
     ) -> tuple[bytes, int, NDArray[np.float64], NDArray[np.uint16]]:
         """The scales as sent, the number of values per scale, the scales, and codes of values from ``start`` on."""
-        x = checked_values(state, values)
+        x = self._values(state, values)
         form = self.format_of(state)
         head, block, scales = self._scales(state, form, x)
         factors = _blocks.factors(self._block_scale, scales)

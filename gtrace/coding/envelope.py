@@ -22,14 +22,15 @@ def codec_number(name: str) -> int:
     return zlib.crc32(name.encode()) & 0xFFFF
 
 
-def seal(body: bytes, *, codec: str, size: int, shared: bytes, flags: int = 0) -> bytes:
+def seal(body: bytes | memoryview, *, codec: str, size: int, shared: bytes, flags: int = 0) -> bytes:
     """Put the envelope before a payload body: magic, codec, flags, elements, checksums of shared and body.
 
     A body with less than a byte for each 2^20 elements, such as that of a large tensor of zeros, is padded.
     """
     padding = sealed_size(len(body), size) - ENVELOPE_BYTES - len(body)
     if padding:
-        body, flags = body + bytes(padding - 4) + padding.to_bytes(4, "little"), flags | _PADDED
+        body = b"".join((body, bytes(padding - 4), padding.to_bytes(4, "little")))
+        flags |= _PADDED
     return _HEADER.pack(MAGIC, codec_number(codec), flags, size, zlib.crc32(shared), zlib.crc32(body)) + body
 
 

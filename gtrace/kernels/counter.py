@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.core import config
 from numba.extending import intrinsic, overload
@@ -51,8 +52,6 @@ def mix(counter: np.uint64, add: np.uint64, flip: np.uint64, last: np.uint64) ->
 
 def _lanes(builder: Any, words: Sequence[Any]) -> Any:
     """:func:`mix` as instructions on 32-bit lanes; left to itself, the compiler takes 64, which halves the speed."""
-    from llvmlite import ir
-
     narrow, wide = ir.IntType(32), ir.IntType(64)
     counter, add, flip, last = (builder.trunc(word, narrow) for word in words)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
-from gtrace.kernels.bits import CHUNK, pack_chunk
+from gtrace.kernels.bits import CHUNK, FLOATS, PIECE, pack_bytes, pack_chunk, prefetch, shift
 from gtrace.kernels.counter import MASK32, mix, words
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _DRAWN = 32
 #: blocks up to this length, a power of two, have their factors spread over a chunk
-_SHORT = 16
+_SHORT = 32
+#: values between those that are encoded and those that are fetched
+_AHEAD = 1 << 13
 #: powers of two that are normal float32
 _LEAST, _MOST = 2.0**-126, 2.0**127
 
@@ -83,21 +85,52 @@ def _spread(factors: Floats, block: int, held: Singles, out: Singles) -> bool:
 
     Each pass doubles what the one before has made; both arrays are float32[CHUNK].
     """
-    held[0] = 1.0
-    for b in range(CHUNK // block):
-        first, second = _single_factors(factors[b])
-        out[b] = first
-        held[0] = second if second != 1.0 else held[0]
-    if held[0] != 1.0:
-        return False
-    width = CHUNK // block
-    while width < CHUNK:
+    width, inside = CHUNK // block, True
+    for b in range(width):
+        inside &= _LEAST <= factors[b] <= _MOST
+        out[b] = factors[b]
+    while inside and width < CHUNK:
         for i in range(width):
             held[i] = out[i]
         for i in range(np.uint64(width)):
             out[2 * i], out[2 * i + 1] = held[i], held[i]
         width *= 2
-    return True
+    return inside
+
+
+@inline
+def _nearest(
+    values: Singles,
+    sums: Singles,
+    x: Singles,
+    mantissa: int,
+    bias: int,
+    top: int,
+    sign: int,
+    out: Symbols | Bytes,
+) -> None:
+    """Codes of the magnitudes of x times a factor, ``values``, with the signs of x; ``sums`` is overwritten."""
+    normal, small, signs = values.view(np.int32), sums.view(np.int32), x.view(np.int32)
+    cut = np.int32(23 - mantissa)
+    half, one = np.int32((1 << (22 - mantissa)) - 1 - ((127 - bias) << 23)), np.int32(1)
+    least, last = np.int32((128 - bias) << 23), np.int32(31)
+    # The last digit of this number is a step of the subnormal ones, so adding it rounds to them.
+    coarse = np.float32(2.0 ** (24 - bias - mantissa))
+    sums[0] = coarse
+    lowest = small[0]
+    highest, minus = np.int32(top), np.int32(sign)
+    for p in range(0, x.size, PIECE):
+        prefetch(x, p + _AHEAD, PIECE, FLOATS)
+        prefetch(out, p + CHUNK, PIECE, 2 * FLOATS)
+        vp, sp = values[p : p + PIECE], sums[p : p + PIECE]
+        for i in range(vp.size):
+            sp[i] = vp[i] + coarse
+    for i in range(x.size):
+        v = normal[i]
+        code = shift(np.int32(np.int32(v + half) + np.int32(shift(v, cut) & one)), cut)
+        code = np.int32(small[i] - lowest) if v < least else code
+        code = min(code, highest)
+        out[i] = np.int32(code | np.int32(np.int32(signs[i] >> last) & minus))
 
 
 @jit
@@ -129,19 +162,8 @@ def encode_nearest(
         packed, out: see ``width``.
     """
     values, sums = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    codes, scratch = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
-    normal, small = values.view(np.int32), sums.view(np.int32)
-    # A shift that is below 32 for certain stays in 32-bit lanes.
-    shift = np.int64(23 - mantissa) & 31
-    half, one = np.int32((1 << (22 - mantissa)) - 1 - ((127 - bias) << 23)), np.int32(1)
-    least, last = np.int32((128 - bias) << 23), np.int32(31)
-    # The last digit of this number is a step of the subnormal ones, so adding it rounds to them.
-    coarse = np.float32(2.0 ** (24 - bias - mantissa))
-    sums[0] = coarse
-    lowest = small[0]
-    highest, minus = np.int32(top), np.int32(sign)
+    codes, small = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
     short = block <= _SHORT and CHUNK % block == 0
-    signs = x.view(np.int32)
     for p in range(0, x.size, CHUNK):
         q = min(p + CHUNK, x.size)
         xb, at = x[p:q], p
@@ -153,22 +175,18 @@ def encode_nearest(
             b = at // block
             end = min((b + 1) * block, q)
             first, second = _single_factors(factors[b])
-            # Unsigned indices need no check for negative ones, and slicing would cost more than a short block.
-            for i in range(np.uint64(at), np.uint64(end)):
-                values[i - np.uint64(p)] = abs(x[i]) * first * second
+            given, made = x[at:end], values[at - p : end - p]
+            for i in range(given.size):
+                made[i] = abs(given[i]) * first * second
             at = end
-        sb, ob = signs[p:q], codes[: q - p] if width else out[p:q]
-        for i in range(sb.size):
-            sums[i] = values[i] + coarse
-        for i in range(sb.size):
-            v = normal[i]
-            odd = np.int32(np.int32(v >> shift) & one)
-            code = np.int32(np.int32(np.int32(v + half) + odd) >> shift)
-            code = np.int32(small[i] - lowest) if v < least else code
-            code = min(code, highest)
-            ob[i] = np.int32(code | np.int32(np.int32(sb[i] >> last) & minus))
-        if width:
-            pack_chunk(codes, q - p, width, scratch, packed[p * width // 8 :])
+        if width == 0:
+            _nearest(values, sums, xb, mantissa, bias, top, sign, out[p:q])
+        elif width <= 8:
+            _nearest(values, sums, xb, mantissa, bias, top, sign, small)
+            pack_bytes(small, q - p, width, packed[p * width // 8 :])
+        else:
+            _nearest(values, sums, xb, mantissa, bias, top, sign, codes)
+            pack_chunk(codes, q - p, width, small, packed[p * width // 8 :])
 
 
 @jit

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
+from gtrace.kernels.bits import FLOATS, PIECE, prefetch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,6 +22,8 @@ BLOCK = 1 << 20
 _CHUNK = 1024
 #: buckets up to this length, a power of two, are compared across a whole chunk
 _SHORT = 64
+#: values between those that are compared and those that are fetched
+_AHEAD = 1 << 12
 #: columns of a bucket's row of moments: mean and deviation of the signed normalized values, and the scale
 MEAN, SIGMA, SCALE = range(3)
 FLOAT32_MAX = 3.4028234663852886e38
@@ -94,8 +97,11 @@ def _short_maxima(bits: NDArray[np.int32], bucket: int, out: NDArray[np.int32]) 
     chunks = bits.size // _CHUNK
     for c in range(chunks):
         block, target = bits[c * _CHUNK : (c + 1) * _CHUNK], out[c * several : (c + 1) * several]
-        for i in range(_CHUNK):
-            held[i] = np.int32(block[i] & _ABS)
+        for p in range(0, _CHUNK, PIECE):
+            prefetch(bits, c * _CHUNK + p + _AHEAD, PIECE, FLOATS)
+            bp, hp = block[p : p + PIECE], held[p : p + PIECE]
+            for i in range(PIECE):
+                hp[i] = np.int32(bp[i] & _ABS)
         width = _CHUNK
         while width > several:
             width //= 2

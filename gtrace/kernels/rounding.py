@@ -11,12 +11,23 @@ packed at a fixed width, or decoded again on the spot.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
-from gtrace.kernels.bits import CHUNK, SLACK, load64, pack_chunk
+from gtrace.kernels.bits import (
+    CHUNK,
+    FLOATS,
+    PIECE,
+    SLACK,
+    load64,
+    pack_bytes,
+    pack_chunk,
+    prefetch,
+    readable,
+    unpack_chunk,
+)
 from gtrace.kernels.codes import tally
 from gtrace.kernels.counter import moved, uniform, words
 from gtrace.kernels.norms import GIVEN, bucket_scales
@@ -39,7 +50,7 @@ _BASE = np.int32((127 - 32) << 6)
 _TABLE = (32 << 6) + 2
 #: up to this number of values no table is used
 _FEW = 8
-#: values whose norms are taken before they are rounded
+#: values whose norms are taken before they are rounded, while the memory fetches as many of the next ones
 _SPAN = 1 << 13
 #: widest symbols that are decoded two at a time
 _TWIN = 5
@@ -54,31 +65,30 @@ _U1 = np.uint64(1)
 @inline
 def _magnitudes(x: Singles, scale: np.float32, key: Key, r: Singles, u: Singles) -> None:
     """|x| / scale, and the uniform of each value."""
-    add, flip, last = key
     divisor = scale if scale > 0 else _ONE
-    for i in range(x.size):
-        r[i] = abs(x[i] / divisor)
-        u[i] = uniform(np.uint64(i), add, flip, last)
+    for p in range(0, x.size, PIECE):
+        prefetch(x, p + _SPAN, PIECE, FLOATS)
+        add, flip, last = moved(key, p)
+        xp, rp, up = x[p : p + PIECE], r[p : p + PIECE], u[p : p + PIECE]
+        for i in range(xp.size):
+            rp[i] = abs(xp[i] / divisor)
+            up[i] = uniform(np.uint64(i), add, flip, last)
 
 
 @inline
-def _uniform_grid(x: Singles, scale: np.float32, key: Key, steps: int, out: Symbols) -> None:
-    add, flip, last = key
+def _uniform_grid(x: Singles, scale: np.float32, key: Key, steps: int, out: Symbols | Bytes) -> None:
+    """To the multiples of 1 / steps."""
     divisor = scale if scale > 0 else _ONE
     grid, top = np.float32(steps), np.int32(steps)
-    for i in range(x.size):
-        t = abs(x[i] / divisor) * grid
-        k = np.int32(t)
-        k = np.int32(k + np.int32(uniform(np.uint64(i), add, flip, last) < t - np.float32(k)))
-        out[i] = np.int32(top + (k if x[i] > 0 else np.int32(-k)))
-
-
-@inline
-def _grid_values(codes: Symbols, scale: np.float32, steps: int, out: Singles) -> None:
-    """The values of :func:`_uniform_grid`, k / steps times the scale."""
-    grid, top = np.float32(steps), np.int32(steps)
-    for i in range(codes.size):
-        out[i] = np.float32(np.int32(np.int32(codes[i]) - top)) / grid * scale
+    for p in range(0, x.size, PIECE):
+        prefetch(x, p + _SPAN, PIECE, FLOATS)
+        add, flip, last = moved(key, p)
+        xp, op = x[p : p + PIECE], out[p : p + PIECE]
+        for i in range(xp.size):
+            t = abs(xp[i] / divisor) * grid
+            k = np.int32(t)
+            k = np.int32(k + np.int32(uniform(np.uint64(i), add, flip, last) < t - np.float32(k)))
+            op[i] = np.int32(top + (k if xp[i] > 0 else np.int32(-k)))
 
 
 @inline
@@ -140,6 +150,26 @@ def _search(
         # A value on its level, a zero above all, is done: beside tiny levels the product is denormal and slow.
         drawn = u[i] if value > levels[c] else _ZERO
         cell[i] = np.int32(c) + np.int32(value > levels[c] + drawn * widths[c])
+
+
+@inline
+def _cells(
+    rule: int,
+    r: Singles,
+    u: Singles,
+    levels: Singles,
+    widths: Singles,
+    count: int,
+    table: Symbols,
+    deep: Flags,
+    bits: NDArray[np.int32],
+    cell: NDArray[np.int32],
+) -> None:
+    """The cell of each value among ``count`` levels, which are padded, by counting or by searching."""
+    if rule == COUNT:
+        _count(r, u, levels[: -(-(count - 1) // 4) * 4], widths, cell)
+    else:
+        _search(r, u, levels, widths, table, deep, bits, cell)
 
 
 @inline
@@ -237,12 +267,12 @@ def quantize(
     Returns:
         whether all values are finite; if not, rounding stopped there.
     """
-    key = words(high, low, start)
+    key, even = words(high, low, start), steps if rule == UNIFORM and not mirrored else 0
+    narrow = even > 0 and sink == PACKED and width <= 8
     r, u = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
     bits, cell = r.view(np.int32), np.empty(CHUNK, np.int32)
     codes, scratch = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
     ends, widths = _padded(levels)
-    counted = -(-(levels.size - 1) // 4) * 4
     first, last = levels[0] if mirrored and levels.size else _ZERO, np.int32(levels.size - 1)
     searched = _TABLE if rule == SEARCH else 0
     table, deep = np.empty(searched, np.uint16), np.empty(searched, np.bool_)
@@ -263,28 +293,27 @@ def quantize(
                 end = min(stop, (b + 1) * bucket)
                 xb, scale, here = x[at:end], scales[b], moved(key, start + at)
                 ob = symbols[at:end] if sink == SYMBOLS else codes[at - p : end - p]
-                if rule == UNIFORM and mirrored:
-                    _odd_grid(xb, scale, here, steps, ob)
-                elif rule == UNIFORM:
+                if narrow:
+                    _uniform_grid(xb, scale, here, steps, scratch[at - p : end - p])
+                elif even:
                     _uniform_grid(xb, scale, here, steps, ob)
+                elif rule == UNIFORM:
+                    _odd_grid(xb, scale, here, steps, ob)
                 elif rule == POWERS:
                     _powers(xb, here, ob)
                 else:
                     cb = cell[: xb.size]
                     _magnitudes(xb, scale, here, r, u)
-                    if rule == COUNT:
-                        _count(r, u, ends[:counted], widths, cb)
-                    else:
-                        _search(r, u, ends, widths, table, deep, bits, cb)
+                    _cells(rule, r, u, ends, widths, levels.size, table, deep, bits, cb)
                     _signed(xb, scale, u, first, cb, last, ob)
                 if sink == VALUES:
-                    even = rule == UNIFORM and not mirrored
-                    _decode(ob, even, values, steps, scale, decoded[at:end])
+                    _look_up(ob, even, values, scale, decoded[at:end])
+                    tally(ob, tallies)
                 at = end
-            if sink == PACKED:
+            if narrow:
+                pack_bytes(scratch, stop - p, width, packed[p * width // 8 :])
+            elif sink == PACKED:
                 pack_chunk(codes, stop - p, width, scratch, packed[p * width // 8 :])
-            elif tallies.size:
-                tally(codes[: stop - p], tallies)
     return True
 
 
@@ -300,9 +329,17 @@ def _padded(levels: Singles) -> tuple[Singles, Singles]:
 
 
 @inline
-def _look_up(codes: Symbols, values: Singles, scale: np.float32, out: Singles) -> None:
-    """values[code] * scale; few values are chosen by comparisons, which are vectorized, many are looked up."""
+def _look_up(codes: Symbols, steps: int, values: Singles, scale: np.float32, out: Singles) -> None:
+    """values[code] * scale; few values are chosen by comparisons, which are vectorized, many are looked up.
+
+    With ``steps`` they are computed: k / steps times the scale.
+    """
     last = values.size - 1
+    if steps:
+        grid, top = np.float32(steps), np.int32(steps)
+        for i in range(codes.size):
+            out[i] = np.float32(np.int32(np.int32(codes[i]) - top)) / grid * scale
+        return
     if last >= _FEW:
         for i in range(codes.size):
             out[i] = values[codes[i]] * scale
@@ -328,7 +365,7 @@ def restore(symbols: Symbols, bucket: int, scales: Singles, values: Singles, out
     for b in range(scales.size):
         p = b * bucket
         end = min(n, p + bucket)
-        _look_up(symbols[p:end], values, scales[b], out[p:end])
+        _look_up(symbols[p:end], 0, values, scales[b], out[p:end])
 
 
 @inline
@@ -374,15 +411,6 @@ def _look_up_packed(data: Bytes, width: int, table: Singles, found: Singles) -> 
 
 
 @inline
-def _decode(codes: Symbols, even: bool, values: Singles, steps: int, scale: np.float32, out: Singles) -> None:
-    """Values times the scale; those of an even grid are computed."""
-    if even:
-        _grid_values(codes, scale, steps, out)
-    else:
-        _look_up(codes, values, scale, out)
-
-
-@inline
 def _scaled(found: Singles, p: int, bucket: int, scales: Singles, out: Singles) -> bool:
     """The values of a chunk, which begins at value p, times the scales of their buckets; whether none was NaN."""
     good = True
@@ -398,25 +426,58 @@ def _scaled(found: Singles, p: int, bucket: int, scales: Singles, out: Singles) 
     return good
 
 
+@inline
+def _evenly_spaced(values: Singles) -> bool:
+    """Whether value k of n + 1 is the float32 next to (2 k - n) / n, and the middle one, if there is one, -0."""
+    n = values.size - 1
+    even = n > 0
+    for k in range(values.size):
+        value = np.float32(n - 2 * k) / np.float32(-n)
+        even &= values[k] == value and np.signbit(values[k]) == np.signbit(value)
+    return even
+
+
+@inline
+def _even_values(codes: NDArray[Any], p: int, bucket: int, scales: Singles, last: int, out: Singles) -> bool:
+    """The evenly spaced values of a chunk of symbols, up to ``last``, as :func:`_scaled` has them."""
+    top, grid = np.int32(0), np.float32(-last)
+    at = p
+    while at < p + codes.size:
+        b = at // bucket
+        end = min(p + codes.size, (b + 1) * bucket)
+        scale, cb, ob = scales[b], codes[at - p : end - p], out[at:end]
+        for i in range(ob.size):
+            code = np.int32(cb[i])
+            top = max(top, code)
+            ob[i] = np.float32(np.int32(np.int32(last) - np.int32(code + code))) / grid * scale
+        at = end
+    return top <= last
+
+
 @jit
 def restore_packed(data: Bytes, width: int, bucket: int, scales: Singles, values: Singles, out: Singles) -> bool:
-    """Like :func:`restore`, from symbols packed in ``width`` bits, 1 to 16.
+    """Like :func:`restore`, from symbols packed in ``width`` bits, 1 to 16; values of uniform grids are computed.
 
     Returns:
         whether every symbol is an index into ``values``, which are finite; if not, decoding stopped there.
     """
-    table = np.empty((1 << (2 * width)) * 2 if width <= _TWIN else 1 << width, np.float32)
-    _fill_values(values, width, table)
-    found, last = np.empty(CHUNK, np.float32), np.zeros(2 * CHUNK + SLACK, np.uint8)
+    even, last = _evenly_spaced(values), np.empty(2 * CHUNK + SLACK, np.uint8)
+    found, narrow, codes = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.uint8), np.empty(CHUNK, np.uint16)
+    table = np.empty(0 if even else (1 << (2 * width)) * 2 if width <= _TWIN else 1 << width, np.float32)
+    if not even:
+        _fill_values(values, width, table)
     for p in range(0, out.size, CHUNK):
         size = min(CHUNK, out.size - p)
-        groups = -(-size // 8)
-        source = data[p * width // 8 :]
-        if source.size < groups * width + SLACK:  # words would reach beyond the end
-            for i in range(source.size):
-                last[i] = source[i]
-            source = last
-        _look_up_packed(source, width, table, found[: 8 * groups])
-        if not _scaled(found[:size], p, bucket, scales, out):
+        source = readable(data, p * width // 8, width, last)
+        if even:
+            unpack_chunk(source, width, narrow, codes)
+            if width <= 8:
+                good = _even_values(narrow[:size], p, bucket, scales, values.size - 1, out)
+            else:
+                good = _even_values(codes[:size], p, bucket, scales, values.size - 1, out)
+        else:
+            _look_up_packed(source, width, table, found[: -(-size // 8) * 8])
+            good = _scaled(found[:size], p, bucket, scales, out)
+        if not good:
             return False
     return True

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit, jit_slp
+from gtrace.kernels.bits import FLOATS, touch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,6 +19,8 @@ SHIFT = 42
 #: columns of a bin: count, sum d, sum d^2, and the same weighted by the squared scale; d = r - lower edge
 COLUMNS = 6
 _CHUNK = 512
+#: values between those that are added and those that are fetched
+_AHEAD = 8 * _CHUNK
 #: bins of a block and of a large block: without a level inside, a block counts as one bin
 BLOCK_BINS = 8
 LARGE_BINS = 64
@@ -64,7 +67,6 @@ def accumulate(
                 row[i] = max(key - base, np.int64(r_bits[i] > 0))
             for i in range(m):
                 edge[i] = r[i] - edge[i]
-            for i in range(m):
                 low = min(low, row[i])
                 high = max(high, row[i])
             if own:
@@ -75,6 +77,8 @@ def accumulate(
                 d = edge[i]
                 w = heavy[i]
                 cell = table[row[i]]
+                if i % FLOATS == 0:
+                    touch(x, p + _AHEAD + i)
                 cell[0] += 1.0
                 cell[1] += d
                 cell[2] += d * d

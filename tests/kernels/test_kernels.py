@@ -238,6 +238,22 @@ def test_packing_many(width):
         assert (back == symbols).all()
 
 
+@pytest.mark.parametrize("width", range(2, 17))
+def test_values_of_uniform_grids_are_computed(width):
+    """They have the bits of a table's, the sign of zero among them; a symbol beyond the last is refused."""
+    count = (1 << width) - 1
+    values = -(np.arange(count - 1, -count, -2) / (count - 1)).astype(np.float32)
+    symbols = np.random.default_rng(width).integers(0, count, 3001).astype(np.uint16)
+    symbols[0] = count // 2
+    scales, out = np.array([1, 0, 2.5, 7, 1e-30], np.float32), np.empty(symbols.size, np.float32)
+    packed = np.frombuffer(naive.pack(symbols, width), np.uint8)
+    assert rounding.restore_packed(packed, width, 700, scales, values, out)
+    assert out.tobytes() == (values[symbols] * np.repeat(scales, 700)[: symbols.size]).tobytes()
+    symbols[2999] = count
+    packed = np.frombuffer(naive.pack(symbols, width), np.uint8)
+    assert not rounding.restore_packed(packed, width, 700, scales, values, out)
+
+
 def test_restore_looks_up_and_scales():
     symbols = np.array([0, 1, 2, 2, 0], np.uint16)
     out = np.empty(5, np.float32)

@@ -85,7 +85,7 @@ def command(settings: AdviseOptions, target: str, args: tuple[str, ...]) -> None
         print_json({**advice.as_dict(), "paste": paste(advice)})
         return
     from gtrace.cli.console import wide_console
-    from gtrace.report.render.text import print_verdict
+    from gtrace.report.text import print_verdict
 
     print_verdict(advice.verdict, wide_console())
     program = shlex.join([*(["-m"] if settings.is_module else []), target, *args])

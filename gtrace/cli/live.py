@@ -28,7 +28,7 @@ _NEEDS = "gtrace: --live needs a terminal as stderr; nothing is shown live"
 #: processor time that the training leaves.
 _PROGRAM = (
     "import os, sys; os.fork() and os._exit(0); os.nice(19); os.write(0, b'%d' % os.getpid()); "
-    "sys.path[0] = sys.argv.pop(1); from gtrace.cli.footer import main; main(sys.argv[1])"
+    "sys.path[0] = sys.argv.pop(1); from gtrace.cli.watch import main; main(sys.argv[1])"
 )
 #: Seconds between two reports of how long training waited; that the view gets to start, and to leave the terminal.
 _EVERY, _START, _GRACE = 1.0, 10.0, 2.0

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import click
 
-from gtrace.cli.completion import complete_specs
-from gtrace.cli.groups import SUBCOMMANDS, LazyGroup
+from gtrace.cli.groups import SUBCOMMANDS, LazyGroup, complete_specs
 from gtrace.cli.options import JSON, Command, options, print_json
 from gtrace.cli.train import chosen_codecs
 from gtrace.cli.train_settings import DEFAULT_TASK, CompareSettings, SeedsSettings

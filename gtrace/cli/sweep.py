@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from gtrace.cli.completion import complete_specs
 from gtrace.cli.console import echo, status_line, work_progress
+from gtrace.cli.groups import complete_specs
 from gtrace.cli.options import (
     STEPS,
     CodecSettings,
@@ -164,7 +164,7 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
     from gtrace.sweep import run_sweep
     from gtrace.sweep.quick import announce, quick_steps, wait_for_kernels
     from gtrace.trace import open_trace
-    from gtrace.trace.io.remote import stem_of
+    from gtrace.trace.remote import stem_of
 
     load_plugins(settings.codecs.plugin)
     # What is loaded by now stays, so no collection of garbage has to look through it again.
@@ -225,8 +225,8 @@ def _exchange(
     """Measure exchanges, add them to the results and print them."""
     from rich.console import Console
 
-    from gtrace.report.render.text import print_table
-    from gtrace.report.sections.exchanges import exchanges_shown
+    from gtrace.report.sections.checks import exchanges_shown
+    from gtrace.report.text import print_table
     from gtrace.sweep.store import ResultStore
     from gtrace.trace import open_trace
     from gtrace.training.averages import measure_averages

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gtrace.cli.cluster import ClusterSettings
-from gtrace.cli.completion import complete_spec, complete_specs, complete_task
+from gtrace.cli.groups import complete_spec, complete_specs, complete_task
 from gtrace.cli.options import JSON, CodecSettings
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace.settings import nested, option

@@ -15,14 +15,11 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.run_logs import RunLogAnalysis, analyze_runs
     from gtrace.report.analysis.sweep import analyze
+    from gtrace.report.files import default_page, to_csv, to_json, to_json_lines, to_parquet, write_html, write_report
+    from gtrace.report.html import to_html
     from gtrace.report.inputs import Asked, Report, load_report, make_report, newest_results
-    from gtrace.report.render.files import default_page, write_html, write_report
-    from gtrace.report.render.html import to_html
-    from gtrace.report.render.latex import to_latex
-    from gtrace.report.render.markdown import to_markdown
-    from gtrace.report.render.records import to_csv, to_json, to_json_lines, to_parquet
-    from gtrace.report.render.text import print_report
     from gtrace.report.sections import answer, draw, figure_names
+    from gtrace.report.text import print_report, to_latex, to_markdown
 
 _HOMES = {
     "Asked": "inputs",
@@ -32,22 +29,22 @@ _HOMES = {
     "analyze": "analysis.sweep",
     "analyze_runs": "analysis.run_logs",
     "answer": "sections",
-    "default_page": "render.files",
+    "default_page": "files",
     "draw": "sections",
     "figure_names": "sections",
     "load_report": "inputs",
     "make_report": "inputs",
     "newest_results": "inputs",
-    "print_report": "render.text",
-    "to_csv": "render.records",
-    "to_html": "render.html",
-    "to_json": "render.records",
-    "to_json_lines": "render.records",
-    "to_latex": "render.latex",
-    "to_markdown": "render.markdown",
-    "to_parquet": "render.records",
-    "write_html": "render.files",
-    "write_report": "render.files",
+    "print_report": "text",
+    "to_csv": "files",
+    "to_html": "html",
+    "to_json": "files",
+    "to_json_lines": "files",
+    "to_latex": "text",
+    "to_markdown": "text",
+    "to_parquet": "files",
+    "write_html": "files",
+    "write_report": "files",
 }
 
 __all__ = [

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gtrace.trace.convert import SketchSummary, sketch_trace
+    from gtrace.trace.facts import OptimizerFacts
     from gtrace.trace.format import StreamKey
-    from gtrace.trace.optimizer import OptimizerFacts
     from gtrace.trace.reader import TensorInfo, Trace, open_trace
     from gtrace.trace.sketches import SketchPlan, SketchRow
     from gtrace.trace.writer import TraceWriter, create_trace
 
 _HOMES = {
-    "OptimizerFacts": "optimizer",
+    "OptimizerFacts": "facts",
     "SketchPlan": "sketches",
     "SketchRow": "sketches",
     "SketchSummary": "convert",

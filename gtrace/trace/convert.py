@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from gtrace.errors import OutputExistsError, TraceError, UsageError, suggest
 from gtrace.trace.files import HDF5_SUFFIXES, beside, check_place, move_in, remove
 from gtrace.trace.format import SECOND_MOMENT, SKETCH
-from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.reader import Trace, open_source, open_trace
+from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.sketches import DEFAULT_SKETCHES, SketchPlan, SketchRow
 from gtrace.trace.writer import create_trace
 from gtrace.trace.zarr import is_gtrace_zarr, write_zarr

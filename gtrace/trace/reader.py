@@ -17,10 +17,10 @@ import numpy as np
 
 from gtrace.errors import TraceError, UsageError, printable, suggest
 from gtrace.tabular import Tabular
+from gtrace.trace.facts import OptimizerFacts
 from gtrace.trace.files import LOCAL
 from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VALUES, VERSION, StreamKey, TensorSpec
-from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of
-from gtrace.trace.optimizer import OptimizerFacts
+from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.rows import checksum, checksum_bytes, rechunk, verify
 from gtrace.trace.sketches import SketchPlan, SketchRow, sketch_name, unpack_row
 from gtrace.trace.source import refuse
@@ -584,7 +584,7 @@ def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refu
     """The source of the trace at a place; ``tolerate`` is called with damage that leaves other parts readable.
 
     Args:
-        place: a path of this machine, or another address, see :func:`gtrace.trace.io.remote.place_of`.
+        place: a path of this machine, or another address, see :func:`gtrace.trace.remote.place_of`.
         tolerate: raises by default.
 
     Raises:

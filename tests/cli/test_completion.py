@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
-from gtrace.cli import completion, gtrace
+from gtrace.cli import groups, gtrace
 from gtrace.codecs import codec_names, wrapper_names
 from gtrace.report import figure_names
 from gtrace.training import task_names
@@ -62,7 +62,7 @@ def test_bash_completes_with_its_script(tmp_path):
 
 
 def test_names_are_those_that_there_are():
-    assert completion.built_in() == (sorted(CODECS), sorted(wrapper_names()))
+    assert groups.built_in() == (sorted(CODECS), sorted(wrapper_names()))
     assert offered("report", "--figure", "") == figure_names()
     assert offered("codecs", "qs") == ["qsgd", "qsgdinf"]
     assert offered("codecs", "rot") == ["rotate"]

@@ -5,7 +5,7 @@ from helpers_report import result_of, row
 
 from gtrace.planning import Budget, curves_of, make_plan
 from gtrace.report import analyze
-from gtrace.report.analysis.insight import layer_insight
+from gtrace.report.analysis.tensors import layer_insight
 
 SIZES = {"head": 1_000, "body": 8_000, "rest": 1_000}
 ENERGY = {"head": 90.0, "body": 8.0, "rest": 2.0}

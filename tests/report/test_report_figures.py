@@ -30,8 +30,7 @@ from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import FIGURES
 from gtrace.report.figures import sweep as figures
 from gtrace.report.figures.charts import draw_chart
-from gtrace.report.figures.style import _METHODS, DARK, look
-from gtrace.report.figures.svg import render
+from gtrace.report.figures.style import _METHODS, DARK, look, render
 from gtrace.report.names import shorten_all
 from gtrace.report.section import Chart, Curve, Panel
 from gtrace.report.sections import charts

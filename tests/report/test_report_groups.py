@@ -12,7 +12,7 @@ import gtrace
 from gtrace.cli import gtrace as command_line
 from gtrace.errors import UsageError
 from gtrace.report import make_report, to_csv, to_html, to_json, to_json_lines, to_latex, to_markdown
-from gtrace.report.analysis.groups import OTHERS, group_tensors
+from gtrace.report.analysis.tensors import OTHERS, group_tensors
 from gtrace.report.inputs import Asked
 from gtrace.report.sections.sweep_tables import group_table
 from gtrace.trace import Trace

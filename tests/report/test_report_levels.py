@@ -14,15 +14,14 @@ from gtrace.cli.options import print_json
 from gtrace.report.analysis.fits import common_count, tensors_with_levels
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import sweep as levels
-from gtrace.report.figures.svg import render
+from gtrace.report.figures.style import render
+from gtrace.report.files import to_csv, to_json
+from gtrace.report.html import to_html
 from gtrace.report.inputs import make_report
-from gtrace.report.render.html import to_html
-from gtrace.report.render.markdown import to_markdown
-from gtrace.report.render.records import to_csv, to_json
-from gtrace.report.render.text import print_report
 from gtrace.report.sections import charts
 from gtrace.report.sections.sweep import sweep_figures
 from gtrace.report.sections.sweep_tables import configuration_table
+from gtrace.report.text import print_report, to_markdown
 from gtrace.sweep import ResultStore
 
 

@@ -9,7 +9,7 @@ from gtrace.codecs import codec, expected_on_any
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.inputs import make_report
 from gtrace.report.sections import sections
-from gtrace.report.sections.rotation import rotation_rows, rotation_sentences, rotation_table
+from gtrace.report.sections.checks import rotation_rows, rotation_sentences, rotation_table
 
 SIZE = 1 << 20
 #: tensor -> error at 2.5, 3 and 3.5 bits without a rotation; eden loses 3.2% at 3 bits whatever the tensor

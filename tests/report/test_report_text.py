@@ -7,8 +7,8 @@ from rich.console import Console
 
 from gtrace.report.inputs import make_report
 from gtrace.report.names import number
-from gtrace.report.render.text import MOST_LINES, print_report
 from gtrace.report.sections import sections
+from gtrace.report.text import MOST_LINES, print_report
 from gtrace.report.verdict import Candidate, lost, short_list
 
 

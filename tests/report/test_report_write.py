@@ -8,8 +8,8 @@ from helpers_trace import write_arrays
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.report import default_page, figure_names, load_report, make_report, newest_results, write_report
+from gtrace.report.files import output_kind
 from gtrace.report.inputs import Asked, kind_of
-from gtrace.report.render.files import output_kind
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ TABLES = ("report.html", "report.md", "report.tex", "report.jsonl", "configurati
 
 
 def test_a_folder_has_one_csv_for_each_kind_of_row(tmp_path, monkeypatch):
-    monkeypatch.setattr("gtrace.report.render.files.figure_specs", lambda report: {})
+    monkeypatch.setattr("gtrace.report.files.figure_specs", lambda report: {})
     log = write_runs(tmp_path / "a.jsonl", steps=20)
     report = make_report([result_of(rows_of(bits=(2, 3), steps=(0,)))], [log], asked=Asked(groups=["layer"]))
     written = write_report(report, tmp_path / "out")

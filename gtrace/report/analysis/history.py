@@ -16,10 +16,10 @@ from gtrace.errors import printable
 from gtrace.report.names import count, number, sparkline
 from gtrace.settings import KINDS
 from gtrace.trace.choose import agreement, part_of
-from gtrace.trace.io.remote import place_of
+from gtrace.trace.facts import StepTimes
 from gtrace.trace.journal import being_written
+from gtrace.trace.remote import place_of
 from gtrace.trace.sketches import sketch_name
-from gtrace.trace.times import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

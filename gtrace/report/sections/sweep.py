@@ -10,16 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.report import figures
-from gtrace.report.analysis.basis import averaged_over
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
 from gtrace.report.analysis.fits import MOST_TENSORS, common_count, tensors_with_convergence, tensors_with_levels
-from gtrace.report.analysis.results import MOST_NAMED
+from gtrace.report.analysis.results import MOST_NAMED, averaged_over
 from gtrace.report.names import count
 from gtrace.report.section import FigureSpec, Numbers, Record, Section, flat
 from gtrace.report.sections import charts
-from gtrace.report.sections.exchanges import exchange_sentence, exchange_table
-from gtrace.report.sections.rotation import rotation_rows, rotation_sentences, rotation_table
-from gtrace.report.sections.safety import noise_table, over_noise_sentence, safety_json, safety_sentences, safety_table
+from gtrace.report.sections.checks import (
+    exchange_sentence,
+    exchange_table,
+    noise_table,
+    over_noise_sentence,
+    rotation_rows,
+    rotation_sentences,
+    rotation_table,
+    safety_json,
+    safety_sentences,
+    safety_table,
+)
 from gtrace.report.sections.sweep_tables import (
     choice_table,
     comparison_table,
@@ -40,9 +48,9 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.evidence import PairedComparison, Phase
     from gtrace.report.analysis.families import Configuration
-    from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.savings import Savings
+    from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.inputs import Report
     from gtrace.report.section import Block, Verdict
 

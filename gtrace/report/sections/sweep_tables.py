@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report.analysis.basis import CODED, whose_gradient
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
 from gtrace.report.analysis.evidence import SIGNIFICANT
 from gtrace.report.analysis.families import MEASURES
+from gtrace.report.analysis.results import CODED, whose_gradient
 from gtrace.report.analysis.safety import samples
 from gtrace.report.names import MISSING, count, duration, listed, number, percent, sparkline
 from gtrace.report.section import (
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.equal_bits import AtBits
     from gtrace.report.analysis.evidence import PairedComparison, Phase
     from gtrace.report.analysis.families import BDRate, Configuration, Family
-    from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.safety import Judgement, SafetyVerdict
     from gtrace.report.analysis.savings import Savings
+    from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.section import Mark
     from gtrace.report.statistics import Interval
 

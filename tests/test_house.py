@@ -9,13 +9,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 275,
-    "lines": 80_700,
-    "functions of one statement": 1_330,
+    "files": 274,
+    "lines": 80_670,
+    "functions of one statement": 1_328,
     "of these below 100 lines, codecs and commands aside": 1,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,
-    "imports inside functions": 233,
+    "imports inside functions": 214,
     "cycles inside packages": 0,
     "class names used twice": 0,
     "definitions of encode and decode in codecs": 9,

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
-from gtrace.cli.console import echo
+from gtrace.cli.console import echo, wide_console
 from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, options, print_json
 from gtrace.errors import UsageError
 from gtrace.report.names import duration, number
 from gtrace.settings import nested, option
+from gtrace.units import parse_bandwidth, rate_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +85,6 @@ def command(settings: AdviseOptions, target: str, args: tuple[str, ...]) -> None
     if settings.as_json:
         print_json({**advice.as_dict(), "paste": paste(advice)})
         return
-    from gtrace.cli.console import wide_console
     from gtrace.report.text import print_verdict
 
     print_verdict(advice.verdict, wide_console())
@@ -94,8 +94,6 @@ def command(settings: AdviseOptions, target: str, args: tuple[str, ...]) -> None
 
 
 def _speeds(text: str) -> tuple[float, float]:
-    from gtrace.units import parse_bandwidth
-
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"--bandwidth: '{text}' needs two speeds and a unit, e.g. 1-100Gbit/s.")
@@ -107,8 +105,6 @@ def _speeds(text: str) -> tuple[float, float]:
 
 def _lines(advice: Advice, program: str) -> list[str]:
     """What follows the verdict."""
-    from gtrace.units import rate_text
-
     lines = ["", *_table(advice)]
     if advice.speeds:
         *slower, last = advice.speeds

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gtrace.cli.console import echo, status_line
+from gtrace.cli.console import echo, status_line, stdout_console
 from gtrace.cli.groups import complete_spec
 from gtrace.cli.options import PLUGIN, Command, check_output, load_plugins, options, print_json
 from gtrace.errors import UsageError
@@ -132,7 +132,6 @@ def predict(settings: PredictSettings, runs: tuple[Path, ...]) -> None:
     if settings.as_json:
         print_json({"first": first, "studies": [predicting.as_json(study) for study in found]})
         return
-    from gtrace.cli.console import stdout_console
     from gtrace.report.text import print_table
 
     print_table(predicting.table(found), [study.sentence for study in found], stdout_console())

@@ -1,4 +1,4 @@
-"""``gtrace plan formats`` and ``gtrace info --fit``: laws of magnitudes, and a float format for every layer."""
+"""``gtrace plan formats``: a float format for every layer."""
 
 from __future__ import annotations
 
@@ -6,31 +6,22 @@ import math
 import shlex
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from gtrace.cli.console import FEW_ROWS, TensorColumn, echo, name_columns, print_columns, stdout_console
-from gtrace.cli.options import STEPS, TENSORS, Command, Integers, TracePath, check_output, options, pick, print_json
-from gtrace.fitting.magnitudes import LAWS
-from gtrace.report.analysis.history import spark
+from gtrace.cli.options import STEPS, TENSORS, Command, Integers, TracePath, check_output, options, print_json
+from gtrace.errors import UsageError
 from gtrace.report.names import count, literal, number, percent
 from gtrace.settings import KIND, option
-from gtrace.sweep.formats import FormatTrial
-from gtrace.sweep.laws import follow_laws, judge, verdict_sentences
-from gtrace.trace.choose import choose_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from gtrace.sweep.formats import LayerFormat, LayerFormats
-    from gtrace.sweep.laws import LayerLaws
-    from gtrace.trace import TensorInfo, Trace
-
+    from gtrace.trace import Trace
 
 _ALL_ZERO = "Every gradient is zero: any format will do."
 #: A layer that loses more than this to zero, or clips more than this, is marked.
@@ -71,7 +62,6 @@ def command(settings: FormatsSettings, trace: Path | str) -> None:
     by 2 to its power) and how it drifts, the worst fraction flushed to zero and clipped at the largest number, and the
     margin: the expected error of the second best format over that of the best.
     """
-    from gtrace.errors import UsageError
     from gtrace.planning.toml import check_suffix, dump
     from gtrace.report.files import put
     from gtrace.sweep.formats import choose_formats, recipe
@@ -204,110 +194,3 @@ def _show(trace: Trace, layers: Sequence[LayerFormats], scale: str) -> None:
     click.echo("\nRelative error: E |Q(x) - x| / |x| under the fitted lognormal law, mean over steps.")
     click.echo("Scale: the k of 2^k that gradients are multiplied by. Margin: second best error over best, 1 is a tie.")
     _mind(rows, scale, encoding)
-
-
-#: Bits for which the best float format is shown.
-_BITS = (4, 5, 6, 7, 8)
-#: How early a narrow terminal drops the distance to a law.
-_RANKS = {"lognormal": 0, "normal": 2, "half-normal": 5, "laplace": 6, "half-laplace": 4, "loglaplace": 3}
-
-
-def print_fits(
-    trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] | None, *, full: bool, as_json: bool
-) -> None:
-    """Fit laws to the magnitudes of gradients, and print a table with a verdict, or JSON with every step.
-
-    Args:
-        trace: an open trace.
-        infos: the tensors.
-        steps: at which to fit; None for 16 of them.
-        full: every tensor.
-        as_json: print JSON.
-    """
-    chosen = choose_steps(trace, infos, steps)
-    layers: list[LayerLaws] = []
-    formats: list[LayerFormats | None] = []
-    for info in infos:
-        trial = FormatTrial(_BITS)
-        for layer in follow_laws(trace, [info], chosen, look=trial):
-            layers.append(layer)
-            formats.append(trial.formats(info))
-    verdict = judge(layers)
-    if as_json:
-        rows = [_fits_json(layer, found) for layer, found in zip(layers, formats, strict=True)]
-        print_json(
-            {
-                "path": trace.path,
-                "fingerprint": trace.fingerprint,
-                "verdict": verdict_sentences(verdict),
-                "mean_ks": verdict.distances,
-                "nearest": verdict.nearest,
-                "tensors": rows,
-            }
-        )
-        return
-    console = stdout_console()
-    encoding = console.encoding or "utf-8"
-    steps_seen = sorted({int(step) for layer in layers for step in layer.steps})
-    click.echo(
-        f"{literal(trace.path, encoding)}: laws of |g| without zeros, {count(len(layers), 'tensor')}, "
-        f"{count(len(steps_seen), 'step')} from {steps_seen[0]} to {steps_seen[-1]}"
-    )
-    for sentence in verdict_sentences(verdict):
-        click.echo(sentence)
-    every = len(layers)
-    if not full:
-        places = sorted(sorted(range(every), key=lambda k: -layers[k].info.size)[:FEW_ROWS])
-        layers, formats = [layers[k] for k in places], [formats[k] for k in places]
-    means = [layer.mean_distances for layer in layers]
-    columns = [
-        *name_columns([literal(layer.info.name, encoding) for layer in layers], [layer.info for layer in layers]),
-        TensorColumn("non- zero", [f"{float(layer.counts.mean()):.0f}" for layer in layers], 8),
-        TensorColumn("nearest law", [layer.best or "-" for layer in layers], 1, right=False),
-        *(
-            TensorColumn(
-                f"KS {name}",
-                ["-" if math.isnan(mean[name]) else f"{mean[name]:.3f}" for mean in means],
-                _RANKS.get(name, 7),
-            )
-            for name in LAWS
-        ),
-        TensorColumn("mu log2", [number(_mean(layer.mu_log2)) for layer in layers], 3),
-        TensorColumn("sigma log2", [number(_mean(layer.sigma_log2)) for layer in layers], 1),
-        TensorColumn("sigma over steps", [spark(one.sigma_log2.tolist(), encoding) for one in layers], 3, right=False),
-        *(
-            TensorColumn(f"FP{bits} max", [str(found.formats[k].format) if found else "-" for found in formats], 2)
-            for k, bits in enumerate(_BITS)
-        ),
-    ]
-    few = {place for place, layer in enumerate(layers) if not layer.judged.any()}
-    best = [layer.best for layer in layers]
-    print_columns(
-        columns,
-        console,
-        lambda place, heading: "dim" if place in few else "bold green" if heading == f"KS {best[place]}" else "",
-    )
-    if len(layers) < every:
-        click.echo(f"{count(every - len(layers), 'smaller tensor')}: --full shows all.")
-    click.echo("\nKS: largest gap between the distribution functions, mean over steps; no p-value, laws are fitted.")
-    click.echo("FP: format 1-E-M with the least expected relative error under scale=max; see gtrace plan formats.")
-
-
-def _fits_json(layer: LayerLaws, found: LayerFormats | None) -> dict[str, Any]:
-    numbers = ("zeros", "nonfinite", "mu", "sigma", "mu_log2", "sigma_log2", "best", "ks")
-    return {
-        **pick(layer.info, "name", "kind", "optimizer", "rank"),
-        "best": layer.best,
-        "judged": bool(layer.judged.any()),
-        "mean_ks": layer.mean_distances,
-        "formats": {one.bits: one.format.name for one in found.formats} if found else {},
-        "steps": [
-            {"step": step, "nonzero": fit.count, **pick(fit, *numbers)}
-            for step, fit in zip(layer.steps.tolist(), layer.fits, strict=True)
-        ],
-    }
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    known = [value for value in values.tolist() if math.isfinite(value)]
-    return sum(known) / len(known) if known else math.nan

@@ -78,8 +78,6 @@ _READERS = {".py": "capture", ".zarr": "info", ".h5": "info", ".sweep.db": "repo
 @cache
 def added_commands() -> dict[str, EntryPoint]:
     """Commands of other installed packages, by name; nothing of theirs is imported."""
-    from importlib import metadata
-
     known = (*COMMANDS, *ALIASES)
     return {entry.name: entry for entry in metadata.entry_points(group=GROUP) if entry.name not in known}
 

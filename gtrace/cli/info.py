@@ -77,7 +77,7 @@ def command(settings: InfoSettings, trace: Path | str | None) -> None:
     with open_trace(trace) as opened:
         infos = choose_infos(opened, settings.tensors, **arguments(settings, "infos"))
         if settings.fit:
-            from gtrace.cli.formats import print_fits
+            from gtrace.cli.fits import print_fits
 
             print_fits(opened, infos, settings.steps, full=settings.full, as_json=settings.as_json)
             return

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from gtrace import __version__
 from gtrace.cli.console import TensorColumn, echo, print_columns, stdout_console, wide_console
 from gtrace.cli.groups import CommandWithCommands, complete_specs
 from gtrace.cli.options import (
@@ -33,6 +34,7 @@ from gtrace.cli.options import (
 )
 from gtrace.cli.plan_goal import BudgetSettings, GoalSettings, TimeLimit, choose_goal, parse_budget, weigh
 from gtrace.errors import UsageError, suggest
+from gtrace.planning.toml import check_suffix
 from gtrace.report.names import literal, number
 from gtrace.settings import KIND, nested, option
 
@@ -166,7 +168,6 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
       gtrace plan digits_cnn.zarr --max-bits 4 --methods fp --formats e2m1,e3m2,e2m3,e4m3
     """
     from gtrace.planning import Budget, make_plan, save_plan
-    from gtrace.planning.toml import check_suffix
     from gtrace.trace.remote import stem_of
 
     load_plugins(settings.plugin)
@@ -354,8 +355,6 @@ def _groups(tensors: tuple[str, ...], groups: tuple[str, ...]) -> dict[str, str]
 
 
 def _provenance(settings: PlanSettings, curves: Curves) -> dict[str, Any]:
-    from gtrace import __version__
-
     every = arguments(settings, "provenance") | arguments(settings.goal, "provenance")
     given = {name: value for name, value in every.items() if value not in (None, ())}
     steps = {"count": len(curves.steps), "first": curves.steps[0], "last": curves.steps[-1]}

@@ -9,6 +9,7 @@ import math
 import secrets
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import click
 
 from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
 from gtrace.cli.console import echo
-from gtrace.cli.options import arguments, check_output, file_name, pick, print_json
+from gtrace.cli.options import arguments, check_output, file_name, load_plugins, pick, print_json
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
 
 if TYPE_CHECKING:
@@ -123,7 +124,6 @@ def run_one(message: str) -> int:
     Args:
         message: JSON of the program (``target``, ``args``, ``is_module``) and of what to do (``setup``).
     """
-    from gtrace.cli.options import load_plugins
     from gtrace.torch_hooks.launcher import Program
     from gtrace.torch_hooks.processes import seed_libraries
 
@@ -243,8 +243,6 @@ def _rules(texts: tuple[str, ...]) -> list[list[str]]:
 
 def _live() -> Any:
     """Show every record: one line on a terminal that is written over and over, nothing in a pipe."""
-    import time
-
     if not sys.stderr.isatty():
         return None
     shown = [0.0]

@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gtrace.capture.summary import disk_usage
-from gtrace.cli.live import identity
+from gtrace.cli.capture import identity
 from gtrace.errors import TraceError, UsageError, size_text
 from gtrace.report.analysis.history import WRITING, RunHistory, status_in_words
 from gtrace.report.names import count, literal, number, shorten, sparkline
@@ -118,7 +118,7 @@ class Watch:
             stream = _main_stream(run)
             if stream is None:
                 return Glance(trace.path, "no step is recorded yet", self._end(trace), [], [], [], [])
-            tensors = [one for one in run.tensors if _is_of(one, stream)]
+            tensors = [one for one in run.tensors if one.info.stream == stream.key]
             norms = stream.norms(tensors)
             if (finite := stream.steps[np.isfinite(norms) & (norms > 0)]).size:
                 self._wanted = int(finite[-1]), _largest(tensors, int(finite[-1]))
@@ -185,10 +185,6 @@ def _main_stream(run: RunHistory) -> StreamHistory | None:
     """The first rank's optimizer with most steps; weights rather than other gradients."""
     there = [stream for stream in run.streams if stream.steps.size]
     return min(there, key=lambda one: (one.key.kind != "weight", one.key.rank, -one.steps.size), default=None)
-
-
-def _is_of(tensor: TensorHistory, stream: StreamHistory) -> bool:
-    return (tensor.info.rank, tensor.info.kind, tensor.info.optimizer) == stream.key
 
 
 def _speed(stream: StreamHistory) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from gtrace.report.names import MISSING, number
 from gtrace.report.statistics import Interval
-from gtrace.tabular import Tabular
+from gtrace.types import Tabular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

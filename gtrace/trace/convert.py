@@ -152,7 +152,8 @@ def sketch_trace(
         attrs = {key: value for key, value in source.attrs.items() if key not in _OWN}
         with create_trace(output, force=force, attrs=attrs, sketch=plan) as writer:
             tensors_of = [
-                (key, [_Rewritten(source, info, plan) for info in infos if _is_in(info, key)]) for key in source.streams
+                (key, [_Rewritten(source, info, plan) for info in infos if info.stream == key])
+                for key in source.streams
             ]
             total = sum(tensor.size.size for _, members in tensors_of for tensor in members)
             done = 0
@@ -187,10 +188,6 @@ def _chosen(source: Trace, globs: Sequence[str]) -> list[TensorInfo]:
     if not globs:
         return there
     return [info for info in there if any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
-
-
-def _is_in(info: TensorInfo, key: StreamKey) -> bool:
-    return (info.rank, info.kind, info.optimizer) == key
 
 
 def _keeps_sketches(info: TensorInfo, plan: SketchPlan) -> bool:

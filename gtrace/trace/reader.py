@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, Typ
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, printable, suggest
-from gtrace.tabular import Tabular
 from gtrace.trace.facts import OptimizerFacts
 from gtrace.trace.files import LOCAL
 from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VALUES, VERSION, StreamKey, TensorSpec
@@ -26,7 +25,7 @@ from gtrace.trace.sketches import SketchPlan, SketchRow, sketch_name, unpack_row
 from gtrace.trace.source import refuse
 from gtrace.trace.writer import source_of
 from gtrace.trace.zarr import open_zarr
-from gtrace.types import SummarySpec
+from gtrace.types import SummarySpec, Tabular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,6 +100,11 @@ class TensorInfo:
     sketches: tuple[SummarySpec, ...] = ()
     merged: int = 1
     mantissa: int = 0
+
+    @property
+    def stream(self) -> StreamKey:
+        """The sequence of steps that it belongs to."""
+        return StreamKey(self.rank, self.kind, self.optimizer)
 
     @classmethod
     def of(cls, key: StreamKey, spec: TensorSpec, name: str) -> TensorInfo:

@@ -118,7 +118,7 @@ def compare_rotation(
         targets: measured bits; that at which most codecs can be compared is taken, the nearest to three bits of those.
         coder: that turns symbols into bits.
     """
-    fit = [f for f in families if f.members and all(_averages_out(configurations[i]) for i in f.members)]
+    fit = [f for f in families if f.members and all(configurations[i].averages_out for i in f.members)]
     plain = [f for f in fit if not rotates(f.method)]
     rotated = [f for f in fit if rotates(f.method)]
 
@@ -148,10 +148,6 @@ def compare_rotation(
         if found.known:
             return found
     return None
-
-
-def _averages_out(c: Configuration) -> bool:
-    return c.bias_known and c.bias == 0 and 0 < c.relative_variance < math.inf
 
 
 def _best(labels: Sequence[str], curves: Sequence[Rates], target: float) -> tuple[str, float]:

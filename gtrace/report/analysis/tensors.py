@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gtrace.report.analysis.cells import Coder
-    from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.sweep import SweepResult
 
@@ -198,7 +197,9 @@ def layer_insight(analysis: SweepAnalysis, recommended: str | None = None) -> La
         analysis: of a sweep of single tensors.
         recommended: spec of the configuration to start from; another one if it is biased, exact or None.
     """
-    place = {c.spec: k for k, c in enumerate(analysis.configurations) if _option(c)}
+    place = {
+        c.spec: k for k, c in enumerate(analysis.configurations) if c.averages_out and not c.partial and c.bits > 0
+    }
     reference = _reference(analysis, place, recommended)
     if reference is None or len(analysis.tensors) < 2:
         return None
@@ -241,10 +242,6 @@ def layer_insight(analysis: SweepAnalysis, recommended: str | None = None) -> La
         gain=before / after,
         shares=tuple(_shares(analysis, spent, order)),
     )
-
-
-def _option(c: Configuration) -> bool:
-    return not c.partial and c.bias_known and c.bias == 0 and 0 < c.relative_variance < math.inf and c.bits > 0
 
 
 def _reference(analysis: SweepAnalysis, place: dict[str, int], recommended: str | None) -> str | None:

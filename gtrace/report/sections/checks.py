@@ -284,7 +284,10 @@ def rotation_sentences(found: Rotation | None) -> list[str]:
     if found is None:
         return []
     known, at = found.known, bits_in_words(found.bits)
-    gaining = sorted((layer for layer in known if layer.verdict == "rotate"), key=lambda layer: -_saved(layer))
+    gaining = sorted(
+        (layer for layer in known if layer.verdict == "rotate"),
+        key=lambda layer: layer.energy * (layer.rotated_error - layer.plain_error),
+    )
     whole = f"{count(len(known), 'tensor')}{' compared' if len(known) < len(found.layers) else ''}"
     if not gaining:
         said = f"Rotation pays on none of {whole} at {at}: leave it out."
@@ -310,10 +313,6 @@ def rotation_rows(found: Rotation | None) -> list[Record]:
         return []
     about = {"bits": found.bits, "measured": found.measured}
     return [{**about, **flat(one), "ratio": one.ratio, "verdict": one.verdict} for one in found.known]
-
-
-def _saved(layer: LayerRotation) -> float:
-    return layer.energy * (layer.plain_error - layer.rotated_error)
 
 
 def _change(layer: LayerRotation) -> str:

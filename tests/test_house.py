@@ -9,9 +9,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 274,
-    "lines": 80_670,
-    "functions of one statement": 1_328,
+    "files": 270,
+    "lines": 80_500,
+    "functions of one statement": 1_329,
     "of these below 100 lines, codecs and commands aside": 1,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,

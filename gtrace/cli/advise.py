@@ -1,4 +1,4 @@
-"""``gtrace advise``: from a training script, or a trace, to the decision."""
+"""``gtrace advise`` and ``gtrace demo``: the whole way to a decision in one go, on your script or a shipped sample."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import shlex
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -19,9 +20,8 @@ from gtrace.settings import nested, option
 from gtrace.units import parse_bandwidth, rate_text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gtrace.workflows.advise import Advice
+
 
 #: columns of the lines below a verdict
 _WIDTH = 80
@@ -171,3 +171,31 @@ def paste(advice: Advice) -> list[str]:
 
 
 _BF16 = 16.0
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """The options of ``gtrace demo``."""
+
+    output: Path = option(Path("demo"), names=("-o", "--output"), help="Folder to fill.")
+    force: bool = option(False, help="Replace what an earlier demo wrote there.")
+
+
+@click.command("demo", cls=Command)
+@options(DemoSettings)
+def demo(settings: DemoSettings) -> None:
+    """Capture, sweep, train and report on a shipped sample; ends with the path of the report.
+
+    A small network learns handwritten digits while its gradients are recorded; codecs are then measured on them, and
+    one of them is used in training. Each step is shown as the command that does it, in the folder of the demo.
+
+    \b
+    Example:
+      gtrace demo -o demo
+    """
+    from gtrace.workflows.demo import run_demo
+
+    page = run_demo(
+        settings.output, force=settings.force, say=lambda line: click.secho(line, bold=line.startswith("$"))
+    )
+    echo(f"\nreport: {page.resolve()}")

@@ -1,7 +1,8 @@
 """``gtrace capture``: run a training script and record its gradients, with a live view below its output if wanted.
 
 Importing this imports neither torch nor numpy: the program may set them up first. With ``--live`` a process of its own
-shows the capture."""
+shows the capture. ``%load_ext gtrace`` adds the same as a cell magic of notebooks.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +20,15 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 import gtrace
+from gtrace import capture
 from gtrace.capture.options import CaptureSettings, capture_options
 from gtrace.capture.session import CaptureSession, captured, end_of_fork, git_commit, print_line
+from gtrace.capture.words import result_text
 from gtrace.cli.options import Command, options
 from gtrace.errors import EXIT_OK, EXIT_USAGE, GtraceError, ScriptError, UsageError
 from gtrace.settings import nested, option
@@ -119,8 +122,6 @@ def _conclude(
     program: Program, outcome: Outcome, session: CaptureSession, path: Path, say: Callable[[str], None]
 ) -> int:
     """Finish the trace, say what came of it, and give the exit code."""
-    from gtrace.capture.words import result_text
-
     place = launched_place()
     status: Literal["complete", "interrupted"] = "interrupted" if outcome.exit_code else "complete"
     if session.in_child:
@@ -282,3 +283,46 @@ def identity(path: Path) -> str:
     except OSError:
         return ""
     return f"{about.st_ino}.{about.st_ctime_ns}"
+
+
+@dataclass(frozen=True)
+class _Cell:
+    settings: CaptureSettings = nested(CaptureSettings)
+
+
+@click.command("%%gtrace_capture", cls=Command, epilog="Example: %%gtrace_capture run.zarr --every 10 --force")
+@options(_Cell)
+@click.argument("path", default="run.zarr", type=click.Path(path_type=Path))
+def _read(target: _Cell, path: Path) -> tuple[Path, CaptureSettings]:
+    """Run this cell and record the gradients of everything that it trains in PATH, run.zarr by default."""
+    return path, target.settings
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What ``%load_ext gtrace`` does in a shell of IPython."""
+    shell.register_magic_function(functools.partial(_run_cell, shell), "cell", "gtrace_capture")
+
+
+def _run_cell(shell: Any, line: str, cell: str) -> None:
+    chosen = _reported(shell, lambda: _read.main(shlex.split(line), prog_name=_read.name, standalone_mode=False))
+    if not isinstance(chosen, tuple):
+        return  # --help, or a mistake
+    path, settings = chosen
+    arguments = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
+    block = _reported(shell, lambda: capture(path, **arguments))  # type: ignore[operator]
+    with block as session:
+        done = shell.run_cell(cell)
+        status = "complete" if done.success else "interrupted"
+        session.finish(status)
+    print_line(f"gtrace: {result_text(session.settle(status), path)}")
+
+
+def _reported(shell: Any, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except click.ClickException as error:
+        message = error.format_message()
+    except GtraceError as error:
+        message = str(error)
+    shell.show_usage_error(message)
+    return None

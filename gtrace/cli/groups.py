@@ -35,7 +35,7 @@ _TRACE = {
 }
 #: the top level, in the order of use
 COMMANDS = {
-    "demo": ("gtrace.cli.demo", "See all of it on a shipped sample."),
+    "demo": ("gtrace.cli.advise:demo", "See all of it on a shipped sample."),
     "advise": ("gtrace.cli.advise", "Find out in one go whether to compress, with what, at what cost."),
     "capture": ("gtrace.cli.capture", "Run your training script and record its gradients."),
     "info": _TRACE["info"],
@@ -43,7 +43,7 @@ COMMANDS = {
     "report": ("gtrace.cli.report", "Read the results: which method to use, tables, a page."),
     "plan": ("gtrace.cli.plan", "Choose a method and bits for every tensor; show and diff plans."),
     "train": ("gtrace.cli.train", "Train your script, or a built-in task, with a method."),
-    "study": ("gtrace.cli.study", "Compare methods on built-in tasks, over seeds, by protocol."),
+    "study": ("gtrace.cli.train:study", "Compare methods on built-in tasks, over seeds, by protocol."),
     "codecs": ("gtrace.cli.codecs", "List the compression methods, or explain one."),
     "trace": ("gtrace.cli.trace", "Look after traces: check, pack, sketch, import, export."),
 }
@@ -55,9 +55,9 @@ SUBCOMMANDS = {
         "formats": ("gtrace.cli.formats", "Choose a float format for every layer of a trace."),
     },
     "study": {
-        "tasks": ("gtrace.cli.study:tasks", "List the built-in tasks."),
-        "compare": ("gtrace.cli.study:compare", "Train a task with several methods side by side."),
-        "seeds": ("gtrace.cli.study:seeds", "The same with several seeds, and how sure the differences are."),
+        "tasks": ("gtrace.cli.train:tasks", "List the built-in tasks."),
+        "compare": ("gtrace.cli.train:compare", "Train a task with several methods side by side."),
+        "seeds": ("gtrace.cli.train:seeds", "The same with several seeds, and how sure the differences are."),
         "predict": ("gtrace.cli.bench:predict", "Show which measure of the error predicts the loss of training."),
         "bench": ("gtrace.cli.bench:bench", "Compare a codec of your own with every built-in one."),
     },

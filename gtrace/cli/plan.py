@@ -54,6 +54,8 @@ BUCKETS = "128,1024,8192"
 #: steps of a trace that are looked at, spread over all of them
 MOST_STEPS = 32
 
+#: of options that only ``--help-all`` shows and a plan's provenance says
+_MADE: dict[str, Any] = {"advanced": True, "call": ("provenance",)}
 #: the trace's attributes among what is known about the curves
 _ATTRS = "trace_attrs"
 
@@ -76,51 +78,29 @@ class PlanSettings:
     bits: tuple[int, ...] = option(
         "2-8", call=("provenance",), type=Integers(), help="Nominal bits of codecs with bits."
     )
-    bucket_size: str = option(
-        BUCKETS, advanced=True, call=("provenance",), help="Values per norm of codecs that have buckets: 128,8192."
-    )
+    bucket_size: str = option(BUCKETS, **_MADE, help="Values per norm of codecs that have buckets: 128,8192.")
     per_bit: int = option(
         4,
-        advanced=True,
-        call=("provenance",),
+        **_MADE,
         minimum=1,
         metavar="N",
         help="Uniform grids from one number of bits to the next, of qsgd and qsgdinf.",
     )
     formats: str | None = option(
-        None,
-        advanced=True,
-        call=("provenance",),
-        metavar="NAMES",
-        help="Float formats to choose from, e.g. e2m1,e3m2,e2m3,e4m3; or all.",
+        None, **_MADE, metavar="NAMES", help="Float formats to choose from, e.g. e2m1,e3m2,e2m3,e4m3; or all."
     )
     sparsity: tuple[float, ...] | None = option(
-        None,
-        advanced=True,
-        call=("provenance",),
-        type=Fractions("0.05"),
-        help="Zeros that prune aims at, per tensor, e.g. 0.5-0.95.",
+        None, **_MADE, type=Fractions("0.05"), help="Zeros that prune aims at, per tensor, e.g. 0.5-0.95."
     )
     keep: tuple[float, ...] | None = option(
-        None,
-        advanced=True,
-        call=("provenance",),
-        type=Fractions(),
-        help="Part of the values that sparsifiers send, per tensor, e.g. 0.001-0.1.",
+        None, **_MADE, type=Fractions(), help="Part of the values that sparsifiers send, per tensor, e.g. 0.001-0.1."
     )
     goal: GoalSettings = nested(GoalSettings)
     groups: tuple[str, ...] = option(
-        (),
-        advanced=True,
-        names=("--group",),
-        call=("provenance",),
-        metavar="NAME=GLOB",
-        help="One codec for these tensors: NAME=GLOB[,GLOB].",
+        (), **_MADE, names=("--group",), metavar="NAME=GLOB", help="One codec for these tensors: NAME=GLOB[,GLOB]."
     )
     uniform: bool = option(False, advanced=True, help="The best single codec within the budget instead.")
-    tensors: str | None = option(
-        None, advanced=True, call=("provenance",), help="Only tensors that match one of these globs, comma-separated."
-    )
+    tensors: str | None = option(None, **_MADE, help="Only tensors that match one of these globs, comma-separated.")
     kind: str | None = option(None, advanced=True, call=("measure",), **KIND)
     steps: tuple[int, ...] | None = option(
         None, advanced=True, **STEPS | {"help": f"Only these steps, e.g. 0,100-200.  [default: {MOST_STEPS} of them]"}

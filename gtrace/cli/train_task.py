@@ -20,6 +20,7 @@ from gtrace.cli.options import arguments, check_output, file_name, pick, print_j
 from gtrace.cli.train_settings import DEFAULT_TASK
 from gtrace.costs import parse_network
 from gtrace.errors import UsageError
+from gtrace.report.names import duration, size
 from gtrace.trackers import Tracking, of_record
 from gtrace.training.tasks import describe_task
 
@@ -332,7 +333,7 @@ def print_seeds(study: Study) -> None:
     if study.quantized:
         columns["weights"] = of("weight_error", 1, ".3g")
     if timed:
-        columns["a step"] = [time_text(entry["step_seconds"]) for entry in entries]
+        columns["a step"] = [_time(entry["step_seconds"]) for entry in entries]
     console = print_results(columns)
     settings, seeds = study.settings, study.seeds
     workers = f"{settings.workers} worker{'s' * (settings.workers > 1)}"
@@ -379,7 +380,7 @@ def print_table(study: Study, logged: dict[tuple[str, int], Logged], target: flo
         computed = "measured CPU time, " if settings.network.compute is None else ""
         click.echo(
             f"time: of a step over {settings.network}; {computed}simulated links. A bf16 all-reduce: "
-            f"{time_text(_bf16(study))}."
+            f"{_time(_bf16(study))}."
         )
     if math.isfinite(target):
         click.echo(f"to loss: simulated time to a training loss of {target:g}, the least that all runs reached.")
@@ -404,8 +405,8 @@ def _columns(study: Study, logged: dict[tuple[str, int], Logged], target: float)
     columns["bits"] = [_number(r.tally.bits_per_element, "{:.2f}") for r in results]
     # A terminal of 80 columns has no room for everything.
     if not aimed:
-        sent = [r.tally.bits / 8 / (settings.workers * max(1, r.steps)) for r in results]
-        columns["a step" if settings.kind == "neural" else "sent"] = [_bytes(one) for one in sent]
+        sent = [r.tally.bits / (settings.workers * max(1, r.steps)) for r in results]
+        columns["a step" if settings.kind == "neural" else "sent"] = [size(one) for one in sent]
     if not timed and not study.quantized:
         columns["smaller"] = [_number(r.tally.ratio, "{:.1f}x") for r in results]
     columns["variance"] = [_number(r.relative_variance, "{:.3g}") for r in results]
@@ -418,9 +419,9 @@ def _columns(study: Study, logged: dict[tuple[str, int], Logged], target: float)
         shares = [100 * r.tally.codec_seconds / r.seconds if r.seconds else math.nan for r in results]
         columns["codec CPU"] = [_number(share, "{:.0f} %") for share in shares]
     if timed:
-        columns["time"] = [time_text(r.sim_seconds / max(1, r.steps)) for r in results]
+        columns["time"] = [_time(r.sim_seconds / max(1, r.steps)) for r in results]
     if aimed:
-        columns["to loss"] = [time_text(seconds_to_loss(logged[r.run, r.seed], target)) for r in results]
+        columns["to loss"] = [_time(seconds_to_loss(logged[r.run, r.seed], target)) for r in results]
     return columns
 
 
@@ -440,25 +441,8 @@ def _number(value: float, form: str) -> str:
     return form.format(value) if math.isfinite(value) else "-"
 
 
-def time_text(seconds: float) -> str:
-    """Seconds with three digits and a unit; ``-`` for NaN."""
-    if not math.isfinite(seconds):
-        return "-"
-    return (
-        f"{seconds:.3g} s"
-        if 1 <= seconds < 1000
-        else f"{seconds:.0f} s"
-        if seconds >= 1
-        else f"{1000 * seconds:.3g} ms"
-    )
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB"
+def _time(seconds: float) -> str:
+    return duration(seconds) if math.isfinite(seconds) else "-"
 
 
 def explain_weights(study: Study) -> str:

@@ -11,7 +11,7 @@ from helpers_report import EVIL, FITTED, fit_details, fitted_rows, result_of, ro
 from rich.console import Console
 
 from gtrace.cli.options import print_json
-from gtrace.report.analysis.fits import common_count, tensors_with_levels
+from gtrace.report.analysis.details import common_count, tensors_with_levels
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import sweep as levels
 from gtrace.report.figures.style import render

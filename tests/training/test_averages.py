@@ -6,7 +6,7 @@ import pytest
 import gtrace
 from gtrace.cli import main
 from gtrace.errors import UsageError
-from gtrace.report.analysis.checks import exchanges_of
+from gtrace.report.analysis.details import exchanges_of
 from gtrace.report.sections.checks import exchange_sentence, exchange_table
 from gtrace.sweep.store import ResultStore
 from gtrace.training.averages import COPIES, NOISY, RECORDED, ExchangePlan, RankGradients, measure_averages

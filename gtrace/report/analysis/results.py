@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.report.analysis.cells import CellTable, Coder
-    from gtrace.report.analysis.checks import ExchangeError, Rotation
+    from gtrace.report.analysis.details import ExchangeError, Rotation, TensorFit
     from gtrace.report.analysis.families import BDRate, Labels
-    from gtrace.report.analysis.fits import TensorFit
 
 
 #: How symbols become bits, in words.

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.report.analysis.cells import CODERS, CellTable, Coder, Sums, common_cells, divide, read_cells
-from gtrace.report.analysis.checks import compare_rotation, exchanges_of
+from gtrace.report.analysis.details import compare_rotation, exchanges_of, read_fits
 from gtrace.report.analysis.equal_bits import (
     PREFERRED_BITS,
     AtBits,
@@ -53,7 +53,6 @@ from gtrace.report.analysis.families import (
     errors_at,
     label,
 )
-from gtrace.report.analysis.fits import read_fits
 from gtrace.report.analysis.results import SweepAnalysis, over_windows, per_step, ranked_by, sweep_notes, workers_of
 from gtrace.report.analysis.runs import known_mean
 from gtrace.report.analysis.safety import Outlook, judge, outlook_of

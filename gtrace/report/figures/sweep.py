@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from gtrace.report.analysis.fits import common_count, levels_on
+from gtrace.report.analysis.details import common_count, levels_on
 from gtrace.report.analysis.results import MOST_NAMED
 from gtrace.report.figures.charts import Label, label_curves, list_curves
 from gtrace.report.figures.style import (
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
     from numpy.typing import NDArray
 
-    from gtrace.report.analysis.fits import Density, TensorFit
+    from gtrace.report.analysis.details import Density, TensorFit
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.safety import Safety
 

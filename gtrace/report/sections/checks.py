@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report.analysis.checks import exchanges_of
+from gtrace.report.analysis.details import exchanges_of
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
 from gtrace.report.analysis.safety import LEAST_OVER_NOISE, SAFE_BIAS, SAFE_COST, Judgement, cheapest_safe, samples
 from gtrace.report.analysis.savings import EXCHANGES
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
-    from gtrace.report.analysis.checks import ExchangeError, LayerRotation, Rotation
+    from gtrace.report.analysis.details import ExchangeError, LayerRotation, Rotation
     from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.safety import SafetyVerdict

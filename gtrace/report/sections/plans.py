@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.planning.plan import WORTH, to_plain
-from gtrace.report.analysis.checks import rotates
+from gtrace.report.analysis.details import rotates
 from gtrace.report.analysis.families import method_of
 from gtrace.report.names import count, listed, natural_order, number
 from gtrace.report.section import (

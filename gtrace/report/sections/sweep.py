@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.report import figures
+from gtrace.report.analysis.details import MOST_TENSORS, common_count, tensors_with_convergence, tensors_with_levels
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
-from gtrace.report.analysis.fits import MOST_TENSORS, common_count, tensors_with_convergence, tensors_with_levels
 from gtrace.report.analysis.results import MOST_NAMED, averaged_over
 from gtrace.report.names import count
 from gtrace.report.section import FigureSpec, Numbers, Record, Section, flat

@@ -1,4 +1,4 @@
-"""Results by group of tensors."""
+"""Results by tensor: groups of them, and which ones to give more bits."""
 
 import csv
 import io
@@ -7,12 +7,14 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from helpers_report import result_of, row
 
 import gtrace
 from gtrace.cli import gtrace as command_line
 from gtrace.errors import UsageError
-from gtrace.report import make_report, to_csv, to_html, to_json, to_json_lines, to_latex, to_markdown
-from gtrace.report.analysis.tensors import OTHERS, group_tensors
+from gtrace.planning import Budget, curves_of, make_plan
+from gtrace.report import analyze, make_report, to_csv, to_html, to_json, to_json_lines, to_latex, to_markdown
+from gtrace.report.analysis.tensors import OTHERS, group_tensors, layer_insight
 from gtrace.report.inputs import Asked
 from gtrace.report.sections.sweep_tables import group_table
 from gtrace.trace import Trace
@@ -130,3 +132,59 @@ def test_the_command(result, tmp_path):
     assert out.read_text().startswith("results,group,group_tensors")
     refused = run(command_line, ["report", str(path), "--group", "layer", "--figure", "layers"])
     assert isinstance(refused.exception, UsageError)
+
+
+ELEMENTS = {"head": 1_000, "body": 8_000, "rest": 1_000}
+ENERGY = {"head": 90.0, "body": 8.0, "rest": 2.0}
+SPEC = "qsgd:bits=4,bucket_size=8192"
+
+
+def swept(tensors=tuple(ELEMENTS), energy=ENERGY, bias=0.0):
+    """Errors that fall by a factor of four with each bit, the same share of every tensor's energy."""
+    return result_of(
+        [
+            row(t, 0, bits=b, n=ELEMENTS[t], energy=energy[t], squared_error=energy[t] * 4.0**-b, bits_total=b)
+            | {"relative_bias": bias}
+            for t in tensors
+            for b in range(2, 9)
+        ]
+    )
+
+
+def test_a_plan_moves_bits_to_the_tensor_with_the_energy():
+    result = swept()
+    found = layer_insight(analyze(result), SPEC)
+    plan = make_plan(curves_of(result), Budget("bits", 4.0, "4 bits"), name="plan", provenance={})
+    assert (found.codec, found.bits, found.tensor.name) == (SPEC, 4.0, "head")
+    assert found.gain == pytest.approx(4.0**-4 / plan.totals.error)
+    bits = {one.tensor: one.bits for one in plan.tensors}
+    assert found.tensor.bits == (bits["head"], bits["head"])
+    assert found.rest == pytest.approx((8 * bits["body"] + bits["rest"]) / 9)
+    assert [(one.name, one.elements, one.energy) for one in found.shares] == [
+        ("head", 0.1, pytest.approx(0.9)),
+        ("body", 0.8, pytest.approx(0.08)),
+        ("rest", 0.1, pytest.approx(0.02)),
+    ]
+    fact, advice = found.sentences
+    assert fact == "head is 10% of parameters and 90% of gradient energy."
+    assert f"Give it {found.tensor.bits[0]:.1f} bits" in advice
+    assert "at the same 4.00 bits per value" in advice
+
+
+def test_without_a_recommendation_the_configuration_near_three_bits_is_planned():
+    assert layer_insight(analyze(swept())).bits == 3.0
+    assert layer_insight(analyze(swept()), "bf16").bits == 3.0
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        swept(tensors=("head",)),
+        swept(energy={name: float(n) for name, n in ELEMENTS.items()}),
+        swept(bias=0.5),
+        result_of([]),
+    ],
+    ids=["one tensor", "energy as elements", "biased", "nothing"],
+)
+def test_nothing_is_said_if_nothing_is_gained(result):
+    assert layer_insight(analyze(result), SPEC) is None

@@ -1,6 +1,7 @@
 """What capture costs a training run: blocked time, CPU time and wall time against the same run without it.
 
-    python benchmarks/capture_overhead.py [--pairs N] [--scale F] [--model NAME] [--other CHECKOUT] [--json]
+    python benchmarks/capture_overhead.py [--pairs N] [--scale F] [--model NAME] [--batch N]
+                                            [--other CHECKOUT] [--json]
 
 Three models: an MLP with four tensors, the CNN of ``samples/digits_cnn.py`` and a transformer with 3.7 million
 parameters. Each is trained with all steps captured, every tenth one, and only the first, in a process of its own.
@@ -25,39 +26,41 @@ from pathlib import Path
 
 #: model -> steps of a stretch, chosen to take one to some seconds on an idle machine
 STEPS = {"mlp": 600, "cnn": 300, "transformer": 20}
+#: model -> samples of a batch
+BATCHES = {"mlp": 256, "cnn": 64, "transformer": 16}
 WARM_UP = 5
 #: records the first step only
 ONLY_FIRST = 10**9
-#: steps between that and its stretch: until they are over, each step is timed
-LEAD = 100
+#: steps between that and its stretch, until which each step is timed, and seconds in which the trace is opened
+LEAD, OPENING = 100, 0.3
 
 
-def mlp():
-    """Two linear layers, 64 to 128 to 10, on batches of 256, SGD with momentum: steps below a millisecond."""
+def mlp(batch):
+    """Two linear layers, 64 to 128 to 10, SGD with momentum: steps below a millisecond."""
     import torch
     from torch import nn
 
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-    inputs, labels = torch.randn(256, 64), torch.randint(10, (256,))
+    inputs, labels = torch.randn(batch, 64), torch.randint(10, (batch,))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     return model, optimizer, lambda: nn.functional.cross_entropy(model(inputs), labels)
 
 
-def cnn():
-    """The sample's network on random images of its size, batches of 64, SGD with momentum."""
+def cnn(batch):
+    """The sample's network on random images of its size, SGD with momentum."""
     import torch
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "samples"))
     from digits_cnn import DigitsCNN
 
     model = DigitsCNN()
-    images, labels = torch.randn(64, 1, 8, 8), torch.randint(10, (64,))
+    images, labels = torch.randn(batch, 1, 8, 8), torch.randint(10, (batch,))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     return model, optimizer, lambda: torch.nn.functional.cross_entropy(model(images), labels)
 
 
-def transformer():
-    """A language model: 4 layers, width 256, 8 heads, 2,000 tokens, texts of 64, batches of 16, AdamW."""
+def transformer(batch):
+    """A language model: 4 layers, width 256, 8 heads, 2,000 tokens, texts of 64, AdamW."""
     import torch
     from torch import nn
 
@@ -74,7 +77,7 @@ def transformer():
             return self.head(self.layers(self.embed(tokens)))
 
     model = LanguageModel()
-    tokens, targets = torch.randint(2000, (16, 64)), torch.randint(2000, (16 * 64,))
+    tokens, targets = torch.randint(2000, (batch, 64)), torch.randint(2000, (batch * 64,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     return model, optimizer, lambda: torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets)
 
@@ -108,7 +111,7 @@ class Stretch:
         return [after - before for after, before in zip(now, self._before, strict=True)]
 
 
-def worker(name, steps, every, pairs, folder):
+def worker(name, batch, steps, every, pairs, folder):
     """Pairs of stretches in this process, without capture and with it. Prints their figures as JSON."""
     import torch
 
@@ -117,7 +120,7 @@ def worker(name, steps, every, pairs, folder):
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model, optimizer, loss_of = MODELS[name]()
+    model, optimizer, loss_of = MODELS[name](batch)
 
     def train(count):
         for _ in range(count):
@@ -134,6 +137,7 @@ def worker(name, steps, every, pairs, folder):
             session = CaptureSession(capture_options(path, CaptureSettings(every=every, force=True)))
             session.start([optimizer], [model])
         train(lead)
+        time.sleep(OPENING if lead else 0)
         hooks = -session.waited[0] if captured else 0.0
         stretch = Stretch()
         train(count)
@@ -161,10 +165,10 @@ def worker(name, steps, every, pairs, folder):
     print(json.dumps({"parameters": sum(p.numel() for p in model.parameters()), "pairs": out}))
 
 
-def run(name, steps, every, cores, pairs, checkout):
+def run(name, batch, steps, every, cores, pairs, checkout):
     """The figures of one process on a number of cores, with the gtrace of a checkout."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
-        command = [sys.executable, __file__, "--worker", name, str(steps), str(every), str(pairs), folder]
+        command = [sys.executable, __file__, "--worker", name, *map(str, (batch, steps, every, pairs, folder))]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout.resolve())}
         chosen = sorted(os.sched_getaffinity(0))[:cores]
         done = subprocess.run(
@@ -178,9 +182,9 @@ def run(name, steps, every, cores, pairs, checkout):
         return json.loads(done.stdout.splitlines()[-1])
 
 
-def row(name, steps, every, cores, pairs, checkout):
+def row(name, batch, steps, every, cores, pairs, checkout):
     """One line of the table."""
-    found = run(name, steps, every, cores, pairs, checkout)
+    found = run(name, batch, steps, every, cores, pairs, checkout)
     more = [1e3 / steps * (captured["cpu"] - plain["cpu"]) for plain, captured in found["pairs"]]
 
     def median(figure):
@@ -207,7 +211,7 @@ def row(name, steps, every, cores, pairs, checkout):
     }
 
 
-def rows(pairs, scale, models, checkouts):
+def rows(pairs, scale, models, batch, checkouts):
     """A line for each model, distance of captured steps, number of cores and checkout."""
     for name, steps in ((model, STEPS[model]) for model in models):
         for cores in (2, 1):
@@ -215,7 +219,9 @@ def rows(pairs, scale, models, checkouts):
                 continue
             for every in (1, 10, ONLY_FIRST):
                 for checkout in checkouts:
-                    found = row(name, max(int(steps * scale), 20), every, cores, pairs, checkout)
+                    found = row(
+                        name, batch or BATCHES[name], max(int(steps * scale), 20), every, cores, pairs, checkout
+                    )
                     yield found | {"checkout": checkout.name}
 
 
@@ -224,13 +230,14 @@ def main():
     parser.add_argument("--pairs", type=int, default=3, help="pairs of stretches for each row (default 3)")
     parser.add_argument("--scale", type=float, default=1.0, help="times as many steps")
     parser.add_argument("--model", action="append", choices=STEPS, help="only this one; may be repeated")
+    parser.add_argument("--batch", type=int, help=f"samples of a batch (default {BATCHES})")
     parser.add_argument("--other", type=Path, help="another checkout, whose rows come before those of this one")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        name, steps, every, pairs, folder = args.worker
-        worker(name, int(steps), int(every), int(pairs), folder)
+        name, *numbers, folder = args.worker
+        worker(name, *map(int, numbers), folder)
         return
     if not args.json:
         load = os.getloadavg()[0]
@@ -238,7 +245,8 @@ def main():
         print("| model | cores | captured steps | step | blocked | asleep | thread | CPU | more CPU a step | wall |")
         print("|---|---|---|---|---|---|---|---|---|---|")
     here = Path(__file__).parents[1]
-    for line in rows(args.pairs, args.scale, args.model or STEPS, [here] if args.other is None else [args.other, here]):
+    checkouts = [here] if args.other is None else [args.other, here]
+    for line in rows(args.pairs, args.scale, args.model or STEPS, args.batch, checkouts):
         if args.json:
             print(json.dumps(line), flush=True)
             continue

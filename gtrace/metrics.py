@@ -88,8 +88,12 @@ class Reference:
         """The values in ascending order, float32[n]."""
         return np.sort(self.values)
 
-    def compare(self, decoded: ArrayLike) -> Comparison:
+    def compare(self, decoded: ArrayLike, *, spoil: bool = False) -> Comparison:
         """Measure a decoded tensor.
+
+        Args:
+            decoded: as many real numbers.
+            spoil: a float32 array of its own may be sorted in place.
 
         Raises:
             UsageError: another number of elements.
@@ -109,7 +113,8 @@ class Reference:
             _compare.nonzeros(q, room)
             ordered = np.sort(room[:count])
         else:
-            ordered = np.sort(q)
+            ordered = q if spoil and not np.may_share_memory(q, self.values) else q.copy()
+            ordered.sort()
         w1, w1_mcgq = _compare.distances(self.ordered, ordered, negative, *self.scales(sums))
         return self.comparison(sums, w1, w1_mcgq)
 

@@ -7,8 +7,13 @@ copy: until then the writer does not read it and the next step does not fill the
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
 import math
+import mmap
+import queue
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,13 +22,17 @@ from gtrace.capture.waiting import Returns
 from gtrace.trace.journal import MOST_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
 #: limits on the bytes and the rows of a slab, and the least number of slabs in a pool that has room for several rows
 _SLAB_BYTES, _SLAB_ROWS, _FEWEST_SLABS = 32 * 1024 * 1024, 512, 4
+#: memory is made for this many times the rows in use, and for this share of the slab that is to come
+_AHEAD, _FIRST_PART = 2, 1 / 8
+#: Linux's MADV_POPULATE_WRITE, and bytes for each call: meanwhile nobody in the process can map memory
+_POPULATE, _AT_ONCE = 23, 1024 * 1024
 
 
 class CudaRuntime:
@@ -138,6 +147,12 @@ class RowBuffer:
         return self.place == self.slab.size - 1
 
     @property
+    def ahead(self) -> Callable[[], None] | None:
+        """What the writer's thread is to call when this row has been taken, for those that follow."""
+        due = self.place and not self.place & (self.place - 1) and self.slab.touched < self.slab.size
+        return functools.partial(self._pool.prepare, self) if due else None
+
+    @property
     def several(self) -> bool:
         """Whether the slab has as many rows as the trace takes together."""
         return self.slab.size >= MOST_ROWS
@@ -180,6 +195,8 @@ class Slab:
         self.size = len(block)
         self.parts = parts
         self.rows: list[RowBuffer] = []
+        #: rows at its start that the system has given their memory
+        self.touched = 0
         #: rows handed out, and rows that came back
         self.taken = self.returned = 0
 
@@ -189,6 +206,22 @@ class Slab:
         together = places == list(range(places[0], places[0] + len(places)))
         values: NDArray[np.float32] = self.block.numpy()[slice(places[0], places[-1] + 1) if together else places]
         return values
+
+    def touch(self, rows: int) -> None:
+        """Have the system give as many rows their memory now, so that no copy waits for that; they keep their values.
+
+        Where the system has no such call, nothing happens.
+        """
+        first, self.touched = self.touched, min(max(rows, self.touched), self.size)
+        if sys.platform == "linux":
+            # Not ``mmap.madvise``, which keeps the interpreter's lock.
+            advise = ctypes.CDLL(None).madvise
+            start, row = self.block.data_ptr(), self.block.stride(0) * self.block.element_size()
+            begin, end = (-(-(start + row * place) // mmap.PAGESIZE) * mmap.PAGESIZE for place in (first, self.touched))
+            # The last page may be partly another's.
+            end = min(end, (start + self.block.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE)
+            for piece in range(begin, end, _AT_ONCE):
+                advise(ctypes.c_void_p(piece), ctypes.c_size_t(min(_AT_ONCE, end - piece)), _POPULATE)
 
 
 class BufferPool:
@@ -211,11 +244,14 @@ class BufferPool:
         self._parts = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         self._elements = sum(sizes)
         row = max(1, 4 * self._elements)
-        self._unborn = max(1, limit // row)
-        rows = max(1, min(_SLAB_ROWS, _SLAB_BYTES // row, self._unborn // _FEWEST_SLABS))
+        self._most_rows = max(1, limit // row)
+        rows = max(1, min(_SLAB_ROWS, _SLAB_BYTES // row, self._most_rows // _FEWEST_SLABS))
         # The writer is quickest with rows up to a multiple of 64.
         self._slab_rows = rows // MOST_ROWS * MOST_ROWS or rows
+        #: numbers for slabs; two threads make them, and this many are made
+        self._numbers, self._made = itertools.count(), 0
         self._slab: Slab | None = None
+        self._spare: queue.SimpleQueue[Slab] = queue.SimpleQueue()
         self._free: Returns[RowBuffer] = Returns()
 
     def acquire(self, *, wait: bool = True) -> RowBuffer | None:
@@ -229,25 +265,48 @@ class BufferPool:
         slab.taken += 1
         return slab.rows[slab.taken - 1]
 
+    def prepare(self, buffer: RowBuffer) -> None:
+        """Have memory for rows after this one; called in the writer's thread at the 1st, 2nd, 4th, 8th row and so on.
+
+        That many more rows are likely. Two slabs are enough for a writer that keeps up, so the second is made ahead.
+        """
+        slab = buffer.slab
+        slab.touch(_AHEAD * buffer.place)
+        if slab.touched == slab.size and self._made == 1 and (second := self._new_slab()) is not None:
+            second.touch(int(second.size * _FIRST_PART))
+            self._spare.put(second)
+
     def _next_slab(self, *, wait: bool) -> Slab | None:
-        """A slab whose rows have all come back, or a new one."""
-        while (buffer := self._free.get(wait=wait and not self._unborn)) is not None:
+        slab = self._returned(wait=False)
+        if slab is None and not self._spare.empty():
+            slab = self._spare.get()
+        return slab or self._new_slab() or self._returned(wait=wait)
+
+    def _returned(self, *, wait: bool) -> Slab | None:
+        """A slab whose rows have all come back."""
+        while (buffer := self._free.get(wait=wait)) is not None:
             slab = buffer.slab
             slab.returned += 1
             if slab.returned == slab.size:
                 slab.taken = slab.returned = 0
                 return slab
-        return self._new_slab() if self._unborn else None
+        return None
 
-    def _new_slab(self) -> Slab:
-        rows = min(self._slab_rows, self._unborn)
-        self._unborn -= rows
+    def _new_slab(self) -> Slab | None:
+        """A slab; None if there are as many as may be."""
+        number = next(self._numbers)
+        rows = min(self._slab_rows, self._most_rows - number * self._slab_rows)
+        if rows <= 0:
+            return None
+        self._made = number + 1
         if self.staging is not None:
             block = self.staging.room(rows * self._elements)
         else:
             # Device and dtype are explicit because the script may have set other defaults.
             block = torch.empty(rows * self._elements, dtype=torch.float32, device="cpu")
         slab = Slab(block.view(rows, self._elements), self._parts)
+        if self.staging is not None:
+            slab.touched = rows  # locked memory
         # All views at once: one by one they would cost more than the copies.
         parts = [
             (slab.block[:, part].view(rows, *shape) if shape else slab.block[:, part.start]).unbind()

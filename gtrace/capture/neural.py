@@ -63,6 +63,7 @@ class NeuralRow:
     pool: HostBlocks
     #: These rows share no memory and wait for no other.
     slab: None = None
+    ahead: None = None
     last: bool = True
     several: bool = False
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from gtrace.capture.waiting import GRACE, PATIENCE
 
@@ -113,6 +113,12 @@ class Row:
         return same and self.numbers.keys() == later.numbers.keys()
 
 
+class _Ahead(NamedTuple):
+    """A call that makes memory for later rows; those that have arrived wait on."""
+
+    call: Callable[[], None]
+
+
 def _wake() -> None:
     """Nothing but the end of the thread's pause."""
 
@@ -157,7 +163,7 @@ class AsyncWriter:
         self._on_error = on_error
         self._rows: queue.SimpleQueue[Row] = queue.SimpleQueue()
         #: calls for the thread, each after the rows that came before it; None ends it
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], None] | _Ahead | None] = queue.SimpleQueue()
         #: rows that the thread has, and has not written yet
         self._taken = 0
         #: rows that wait for others to be written with
@@ -189,12 +195,15 @@ class AsyncWriter:
         The thread begins with it at once if it is the first of its optimizer or its slab is full. Otherwise it sleeps
         on: to be woken, and to share the interpreter, would cost a small training more than the work itself.
         """
+        if self._thread.ident is None:
+            # Not earlier: most forked children never train. And not after the row: this waits until the thread waits.
+            self._thread.start()
         self._rows.put(row)
         if row.buffer.last or (row.kind, row.stream) not in self._begun:
             self._begun.add((row.kind, row.stream))
             self._queue.put(_wake)
-        if self._thread.ident is None:
-            self._thread.start()  # not earlier: most forked children never train
+        elif row.buffer.ahead is not None:
+            self._queue.put(_Ahead(row.buffer.ahead))
 
     @property
     def waiting(self) -> int:
@@ -262,13 +271,19 @@ class AsyncWriter:
             self._write_all()
 
     def _write_all(self) -> None:
-        job: Callable[[], None] | None = _wake
+        job: Callable[[], None] | _Ahead | None = _wake
         while job is not None:
             try:
                 job = self._queue.get(timeout=_PAUSE)
             except queue.Empty:
                 job = _wake
             with self.busy:
+                if isinstance(job, _Ahead):
+                    try:
+                        job.call()
+                    except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
+                        self._on_error(error)
+                    continue
                 for runs in self._runs():
                     for run in runs:
                         self._write_run(run, wait=job is _wake and run is runs[-1])

@@ -127,10 +127,11 @@ def _dispatcher(function: Any) -> Any:
         return result
 
     compiled._compiler.compile = compile_whole
-    helper: Any = numba.njit(**_HELPER)(function)
-    compiled.get_overload = helper.get_overload
+    # Made when a kernel is compiled: a process that finds its kernels compiled would make a hundred for nothing.
+    helper: Any = cache(lambda: numba.njit(**_HELPER)(function))
+    compiled.get_overload = lambda *signature: helper().get_overload(*signature)
     # numba would compile a helper again for each constant among its arguments.
-    compiled.get_call_template = lambda types, named: helper.get_call_template(tuple(map(unliteral, types)), named)
+    compiled.get_call_template = lambda types, named: helper().get_call_template(tuple(map(unliteral, types)), named)
     return compiled
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gtrace.buckets import bucket_scales
+from gtrace.codecs import TensorSums
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK, power_sum
@@ -19,11 +21,14 @@ from gtrace.metrics import Histogram, Reference, RunningComparison
 from gtrace.sweep.fits import Ready
 from gtrace.sweep.jobs import Totals
 from gtrace.sweep.level_draws import PartDraws, draws_in_parts
+from gtrace.sweep.limits import draw_obstacle
 from gtrace.sweep.rows import Drawn, DrawnTogether
 from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import Key, State
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec, EncodedPart
@@ -34,8 +39,10 @@ if TYPE_CHECKING:
     from gtrace.sweep.level_draws import LevelDraws
     from gtrace.sweep.sources import Values
 
-#: Encodings that share a pass over a tensor in chunks; each holds a histogram of 8 MiB.
+#: Encodings that share a pass over a tensor in chunks; each holds a histogram of 8 MiB, and each step another.
 _TOGETHER = 8
+#: histograms of a pass over a whole window
+_HISTOGRAMS = 16
 
 
 class Window(NamedTuple):
@@ -55,7 +62,8 @@ class Window(NamedTuple):
 class Draws:
     """The encodings of a job, each of all values of a step at once."""
 
-    def __init__(self, source: Values, fits: Fits, sums: RunningSums) -> None:
+    def __init__(self, gradients: Gradients, job: Job, source: Values, fits: Fits, sums: RunningSums) -> None:
+        self._gradients, self._job = gradients, job
         self._source, self._fits, self._sums = source, fits, sums
         #: (codec, index) -> what encoded a step of a window, if the sum of the window is not kept
         self._sent: dict[tuple[int, int], Ready] = {}
@@ -75,10 +83,10 @@ class Draws:
         if total is not None:
             add_error(values, sent.values, total)
         elif not codec.stateful and index in self._sums.first:
-            self._sent[id(codec), index] = ready
-        found = reference.compare(sent.values)
+            self._keep(codec, index, ready, reference)
         clipped = codec.clipping(ready.state, values, sent.values)
-        lost = None if window is None else self._loss(codec, draw, index, values, sent.values)
+        found = reference.compare(sent.values, spoil=not codec.stateful)
+        lost = None if window is None else self._lost([codec], draw, index)[0]
         spent = {"simulate": ended - started, "compare": time.perf_counter() - ended}
         return Drawn(found, sent.payload_bytes - ENVELOPE_BYTES, sent.coded, clipped, spent, window_error=lost)
 
@@ -96,105 +104,50 @@ class Draws:
         started = time.perf_counter()
         size = reference.size
         states = fitted.states(size)
-        keys = [(id(codec), draw) for codec in encoder.codecs]
-        totals = [self._sums.at(key, index, size, always=False) for key in keys]
+        totals = [self._sums.at((id(codec), draw), index, size, always=False) for codec in encoder.codecs]
         found = encoder.draw(states, reference, self._fits.key(index, draw), totals)
         if index in self._sums.first:
             for codec, state, total in zip(encoder.codecs, states, totals, strict=True):
                 if total is None:
-                    self._sent[id(codec), index] = Ready(state, b"", {})
-        lost = None
-        if window is not None:
-            sums = [self._sums.take(key, index) for key in keys]
-            lost = np.array(
-                [
-                    float(power_sum(self._again(codec, draw, index) if total is None else total, 2))
-                    for codec, total in zip(encoder.codecs, sums, strict=True)
-                ]
-            )
+                    self._keep(codec, index, Ready(state, codec.shared(state), {}), reference)
+        lost = None if window is None else np.array(self._lost(encoder.codecs, draw, index))
         return DrawnTogether(found, time.perf_counter() - started, lost)
 
     def forget(self) -> None:
         """Drop what a finished window kept."""
         self._sent.clear()
 
-    def _loss(
-        self, codec: Codec, draw: int, index: int, values: NDArray[np.float32], arrived: NDArray[np.float32]
-    ) -> float:
-        """||sum of errors||^2 over the window that ends at a step."""
-        total = self._sums.take((id(codec), draw), index)
-        if total is None:
-            # Codecs with memory were replayed from the start of the burst; others are encoded again.
-            assert not codec.stateful
-            total = self._again(codec, draw, index - 1)
-            add_error(values, arrived, total)
-        return float(power_sum(total, 2))
+    def _in_parts(self, codec: Codec) -> bool:
+        """Whether a codec can be encoded again a piece at a time."""
+        return self._job.sample is None and draw_obstacle(codec, BLOCK) is None
 
-    def _again(self, codec: Codec, draw: int, last: int) -> NDArray[np.float64]:
-        """The sum of the errors over a window up to a step, float64[n], encoded again."""
-        total = None
-        for k in range(self._sums.first[last], last + 1):
-            values, _ = self._source.values(k)
-            total = np.zeros(values.size) if total is None else total
-            ready = self._sent.get((id(codec), k)) or self._fits.ready(codec, draw, k, values.size)
-            add_error(values, codec.simulate(ready.state, values, self._fits.key(k, draw)).values, total)
-        assert total is not None
-        return total
+    def _keep(self, codec: Codec, index: int, ready: Ready, reference: Reference) -> None:
+        """Keep what encoded a step of a window."""
+        if self._in_parts(codec):
+            largest = float(bucket_scales(reference.values, "linf", None)[0])
+            sums = TensorSums(reference.size, reference.norm1, reference.energy, largest)
+            ready = ready._replace(state=codec.prepare(ready.state, sums))
+        self._sent[id(codec), index] = ready
 
-
-class ChunkDraws(Draws):
-    """Encodings of a tensor chunk by chunk, several of them in one pass."""
-
-    def __init__(self, gradients: Gradients, job: Job, source: Values, fits: Fits, sums: RunningSums) -> None:
-        super().__init__(source, fits, sums)
-        self._gradients, self._job = gradients, job
-        self._wanted = dict(job.wanted)
-        self._drawn: dict[tuple[int, int], Drawn] = {}
-
-    def draw(
-        self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference | Totals, window: Window | None
-    ) -> Drawn:
-        """This draw, as in :class:`Draws`, and the next draws of the step, in one pass over the tensor."""
-        del ready
-        found = self._drawn.pop((id(codec), draw), None)
-        if found is None:
-            assert isinstance(reference, Totals)
-            pairs = [
-                (item, number) for item, numbers in self._wanted[index] for number in numbers if number != EXPECTATION
-            ]
-            first = pairs.index((codec, draw))
-            self._pass(pairs[first : first + _TOGETHER], index, reference, window)
-            found = self._drawn.pop((id(codec), draw))
-        return found
+    def _lost(self, codecs: Sequence[Codec], draw: int, last: int) -> list[float]:
+        """||sum of errors||^2 over the window that ends at a step; where the sum was not kept, it is encoded again."""
+        sums = [self._sums.take((id(codec), draw), last) for codec in codecs]
+        parts = [
+            (codec, draw)
+            for codec, total in zip(codecs, sums, strict=True)
+            if total is None and not codec.stateful and self._in_parts(codec)
+        ]
+        found = self._losses(parts, range(self._sums.first[last], last + 1)) if parts else {}
+        for codec, total in zip(codecs, sums, strict=True):
+            if (id(codec), draw) not in found:
+                total = self._again(codec, draw, last) if total is None else total
+                found[id(codec), draw] = float(power_sum(total, 2))
+        return [found[id(codec), draw] for codec in codecs]
 
     def _prepared(self, item: Codec, number: int, index: int, totals: Totals) -> Ready:
         assert totals.sums is not None
         ready = self._fits.ready(item, number, index, totals.size)
         return ready._replace(state=item.prepare(ready.state, totals.sums))
-
-    def _pass(self, pairs: list[tuple[Codec, int]], index: int, totals: Totals, window: Window | None) -> None:
-        """Encode each pair of a codec and a draw."""
-        assert totals.sums is not None
-        exact = Histogram()
-        encodings: dict[tuple[int, int], _Encoding | _Drawing] = {}
-        for item, number in pairs:
-            ready = self._prepared(item, number, index, totals)
-            if index in self._sums.first:
-                self._sent[id(item), index] = ready
-            compared = RunningComparison(exact, totals.energy, totals.sums.norm1)
-            kind = _Drawing if draws_in_parts(item, ready.state, totals.size) else _Encoding
-            encodings[id(item), number] = kind(item, ready, self._fits.key(index, number), compared)
-        start = 0
-        piece = self._gradients.piece(item.part_multiple for item, _ in pairs)
-        for values, weights in self._gradients.weighted_chunks(self._job.tensor, self._job.steps[index], piece):
-            exact.add(values)
-            for encoding in encodings.values():
-                encoding.add(values, start, weights)
-            start += values.size
-        self._drawn.update((name, encoding.finish()) for name, encoding in encodings.items())
-        if window is not None:
-            for name, error in self._losses(pairs, range(window.first, index + 1)).items():
-                self._drawn[name] = self._drawn[name]._replace(window_error=error)
 
     def _losses(self, pairs: list[tuple[Codec, int]], steps: range) -> dict[tuple[int, int], float]:
         """||sum of errors||^2 of each encoding over a window: encodes its steps again, a piece of each at a time."""
@@ -204,8 +157,7 @@ class ChunkDraws(Draws):
                 if (id(item), k) not in self._sent:
                     totals = self._gradients.scan(tensor, places[k], [])[0]
                     self._sent[id(item), k] = self._prepared(item, number, k, totals)
-        whole = math.lcm(*(item.part_multiple or 1 for item, _ in pairs))
-        piece = whole * max(1, BLOCK // whole)
+        piece = _piece(pairs)
         found = {(id(item), number): 0.0 for item, number in pairs}
         start = 0
         for gradients in zip(*(self._gradients.chunks(tensor, places[k], piece) for k in steps), strict=True):
@@ -220,6 +172,111 @@ class ChunkDraws(Draws):
             start += gradients[0].size
         return found
 
+    def _again(self, codec: Codec, draw: int, last: int) -> NDArray[np.float64]:
+        """The sum of the errors over a window up to a step, float64[n], encoded again."""
+        # Codecs with memory were replayed from the start of the burst.
+        assert not codec.stateful
+        total = None
+        for k in range(self._sums.first[last], last + 1):
+            values, _ = self._source.values(k)
+            total = np.zeros(values.size) if total is None else total
+            ready = self._sent.get((id(codec), k)) or self._fits.ready(codec, draw, k, values.size)
+            add_error(values, codec.simulate(ready.state, values, self._fits.key(k, draw)).values, total)
+        assert total is not None
+        return total
+
+
+class ChunkDraws(Draws):
+    """Encodings of a tensor chunk by chunk, several of them in one pass."""
+
+    def __init__(self, gradients: Gradients, job: Job, source: Values, fits: Fits, sums: RunningSums) -> None:
+        super().__init__(gradients, job, source, fits, sums)
+        self._wanted = dict(job.wanted)
+        #: (codec, draw, index) -> what came out of a pass
+        self._drawn: dict[tuple[int, int, int], Drawn] = {}
+
+    def draw(
+        self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference | Totals, window: Window | None
+    ) -> Drawn:
+        """This draw, as in :class:`Draws`, and the next draws, in one pass over the tensor.
+
+        They are those of the step, or of all steps of the window that begins there, so that no step is read again for
+        the window's error.
+        """
+        del ready
+        found = self._drawn.pop((id(codec), draw, index), None)
+        if found is None:
+            assert isinstance(reference, Totals)
+            pairs = [
+                (item, number) for item, numbers in self._wanted[index] for number in numbers if number != EXPECTATION
+            ]
+            pairs = pairs[pairs.index((codec, draw)) :]
+            ahead = self._window_ahead(index)
+            if ahead:
+                self._pass(pairs[: _HISTOGRAMS // len(ahead) - 1], ahead)
+            else:
+                self._pass(pairs[:_TOGETHER], {index: reference}, window)
+            found = self._drawn.pop((id(codec), draw, index))
+        return found
+
+    def forget(self) -> None:
+        """Drop what a finished window kept."""
+        super().forget()
+        self._gradients.forget(self._job.tensor)
+
+    def _window_ahead(self, index: int) -> dict[int, Totals]:
+        """The totals of the steps of the window that begins at a step; empty if they cannot be drawn together."""
+        steps = [k for k, first in self._sums.first.items() if first == index]
+        same = all(self._wanted.get(k) == self._wanted[index] for k in steps)
+        if not (same and 1 < len(steps) <= _HISTOGRAMS // 2):
+            return {}
+        found = {k: self._gradients.ahead(self._job.tensor, self._job.steps[k]) for k in steps}
+        known = {k: totals for k, totals in found.items() if totals is not None}
+        return known if len(known) == len(found) else {}
+
+    def _pass(self, pairs: list[tuple[Codec, int]], steps: dict[int, Totals], window: Window | None = None) -> None:
+        """Encode each pair of a codec and a draw at these steps: one, or all of a window."""
+        piece = _piece(pairs) if len(steps) > 1 else self._gradients.piece(item.part_multiple for item, _ in pairs)
+        totals = [np.empty(piece if len(steps) > 1 else 0) for _ in pairs]
+        lost = np.zeros(len(pairs))
+        exact = {k: Histogram() for k in steps}
+        encodings: dict[int, list[_Encoding | _Drawing]] = {k: [] for k in steps}
+        for k, whole in steps.items():
+            assert whole.sums is not None
+            for (item, number), total in zip(pairs, totals, strict=True):
+                ready = self._prepared(item, number, k, whole)
+                if len(steps) == 1 and k in self._sums.first:
+                    self._sent[id(item), k] = ready
+                compared = RunningComparison(exact[k], whole.energy, whole.sums.norm1)
+                kind = _Drawing if draws_in_parts(item, ready.state, whole.size) else _Encoding
+                encodings[k].append(kind(item, ready, self._fits.key(k, number), compared, total))
+        start, tensor, places = 0, self._job.tensor, self._job.steps
+        for pieces in zip(*(self._gradients.weighted_chunks(tensor, places[k], piece) for k in steps), strict=True):
+            for total in totals:
+                total.fill(0.0)
+            for k, (values, weights) in zip(steps, pieces, strict=True):
+                exact[k].add(values)
+                for encoding in encodings[k]:
+                    encoding.add(values, start, weights)
+            size = pieces[0][0].size
+            lost += [float(power_sum(total[:size], 2)) for total in totals]
+            start += size
+        for k in steps:
+            for (item, number), encoding in zip(pairs, encodings[k], strict=True):
+                self._drawn[id(item), number, k] = encoding.finish()
+        last = max(steps)
+        losses = dict(zip(((id(item), number) for item, number in pairs), lost.tolist(), strict=True))
+        if len(steps) == 1:
+            losses = {} if window is None else self._losses(pairs, range(window.first, last + 1))
+        for (item_id, number), error in losses.items():
+            self._drawn[item_id, number, last] = self._drawn[item_id, number, last]._replace(window_error=error)
+
+
+def _piece(pairs: list[tuple[Codec, int]]) -> int:
+    """Values of a part over which errors of a window are summed up: never a chunk, which must not show in the sums."""
+    whole = math.lcm(*(item.part_multiple or 1 for item, _ in pairs))
+    return whole * max(1, BLOCK // whole)
+
 
 class _Encoding:
     """One encoding of a tensor, chunk by chunk.
@@ -229,10 +286,14 @@ class _Encoding:
         ready: the result of :meth:`~gtrace.codecs.Codec.prepare`, with what the receiver holds.
         key: the key of the encoding.
         compared: takes the decoded values.
+        total: float64[most values of a part], to which errors are added; or empty.
     """
 
-    def __init__(self, codec: Codec, ready: Ready, key: Key, compared: RunningComparison) -> None:
+    def __init__(
+        self, codec: Codec, ready: Ready, key: Key, compared: RunningComparison, total: NDArray[np.float64]
+    ) -> None:
         self._codec, self._ready, self._key, self._compared = codec, ready, key, compared
+        self._total = total
         #: the sum of the parts so far
         self._whole: EncodedPart | None = None
         self._size = 0
@@ -252,6 +313,8 @@ class _Encoding:
         self._whole = part if self._whole is None else self._whole + part
         self._size += values.size
         self._compared.add(values, decoded, weights)
+        if self._total.size:
+            add_error(values, decoded, self._total[: values.size])
         clipping = self._codec.clipping(state, values, decoded) if self._clips else None
         if clipping is None:
             self._clips = False
@@ -281,8 +344,10 @@ class _Encoding:
 class _Drawing:
     """One encoding of a tensor by a level codec, chunk by chunk; see :class:`_Encoding`."""
 
-    def __init__(self, codec: Codec, ready: Ready, key: Key, compared: RunningComparison) -> None:
-        self._parts, self._compared = PartDraws(codec, ready.state, key, compared), compared
+    def __init__(
+        self, codec: Codec, ready: Ready, key: Key, compared: RunningComparison, total: NDArray[np.float64]
+    ) -> None:
+        self._parts, self._compared = PartDraws(codec, ready.state, key, compared, total), compared
         self._spent = 0.0
 
     def add(self, values: NDArray[np.float32], start: int, weights: NDArray[np.float64] | None) -> None:

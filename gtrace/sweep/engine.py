@@ -19,6 +19,7 @@ import sys
 import threading
 import traceback
 import warnings
+from collections import deque
 from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
@@ -43,24 +44,31 @@ _AHEAD = 8
 _PATIENCE = 1.0
 #: A task of at most this part of the work that every worker has runs before them: it loads kernels once for all.
 _FIRST = 0.1
+#: elements of a tensor after which a worker gives freed memory back; for smaller ones it is needed again at once
+_LARGE = 1 << 22
 #: prctl's request for a signal when the parent dies
 _PR_SET_PDEATHSIG = 1
 
 
 class Gate:
-    """Lets threads in while what they hold together fits into the room; a larger one enters alone."""
+    """Lets threads in, as they come, while what they hold together fits into the room; a larger one enters alone."""
 
     def __init__(self, room: float) -> None:
         self._free = self._room = room
         self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
 
     @contextlib.contextmanager
     def held(self, size: int) -> Iterator[None]:
         """Hold ``size`` of the room (at most all of it), as soon as that much is free."""
-        taken = min(size, self._room)
+        taken, place = min(size, self._room), object()
         with self._changed:
-            self._changed.wait_for(lambda: self._free >= taken)
+            self._waiting.append(place)
+            # A large one would never enter while small ones pass it.
+            self._changed.wait_for(lambda: self._waiting[0] is place and self._free >= taken)
+            self._waiting.popleft()
             self._free -= taken
+            self._changed.notify_all()
         try:
             yield
         finally:
@@ -111,10 +119,15 @@ class _Forked(Generic[Task, Result]):
         tasks: the tasks.
         function: task -> results.
         others: the processes forked before.
+        sizes: what each task holds.
     """
 
     def __init__(
-        self, tasks: Sequence[Task], function: Callable[[Task], Iterable[Result]], others: Iterable[_Forked[Any, Any]]
+        self,
+        tasks: Sequence[Task],
+        function: Callable[[Task], Iterable[Result]],
+        others: Iterable[_Forked[Any, Any]],
+        sizes: Sequence[int],
     ) -> None:
         self._pipe, there = Pipe()
         parent = os.getpid()
@@ -130,7 +143,7 @@ class _Forked(Generic[Task, Result]):
                 # A pipe that others hold open too is not closed when its owner dies.
                 for child in (*others, self):
                     child._pipe.close()
-                _serve(there, parent, tasks, function)
+                _serve(there, parent, tasks, function, sizes)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         there.close()
@@ -175,7 +188,11 @@ class _Forked(Generic[Task, Result]):
 
 
 def _serve(
-    pipe: Connection, parent: int, tasks: Sequence[Task], function: Callable[[Task], Iterable[Result]]
+    pipe: Connection,
+    parent: int,
+    tasks: Sequence[Task],
+    function: Callable[[Task], Iterable[Result]],
+    sizes: Sequence[int],
 ) -> NoReturn:
     """Run in a forked process the tasks whose numbers come through the pipe, until it is closed."""
     try:
@@ -193,6 +210,10 @@ def _serve(
                     pipe.send(_Said(result, last=False))
             except BaseException as found:  # noqa: BLE001
                 error = _portable(found)
+            # Freed memory of a large tensor would stay with this process while another one takes the next.
+            if sizes[number] >= _LARGE:
+                with contextlib.suppress(AttributeError):
+                    ctypes.CDLL(None).malloc_trim(0)
             _flush()
             pipe.send(_Said(error=error))
     except (EOFError, OSError):
@@ -340,7 +361,7 @@ def spread(
     children: list[_Forked[Task, Result]] = []
     try:
         for _ in range(number if processes else 0):
-            children.append(_Forked(waiting, function, children))
+            children.append(_Forked(waiting, function, children, sizes))
         runs: list[Callable[[int], Iterable[Result]]] = [child.run for child in children]
         runs = runs or [lambda place: function(waiting[place])] * number
         _Crew(runs, children, sizes[: len(waiting)], room).work(sink)

@@ -218,9 +218,9 @@ class Gradients:
         return chosen
 
     def read(self, name: str, step: int) -> NDArray[np.float32]:
-        """A tensor at a step, or the whole model's gradient."""
+        """A tensor at a step, or the whole model's gradient; not to be written."""
         if name != WHOLE_MODEL:
-            return self._trace.read(name, step, **self._streams[name])
+            return self._trace.read(name, step, copy=False, **self._streams[name])
         parts = [self.read(part, step) for part in self._parts(step)]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
@@ -252,13 +252,23 @@ class Gradients:
         The sketches are sums over chunks, see :func:`gtrace.sweep.limits.spec_in_chunks`. Non-finite values count as
         zero. Norms of the whole tensor need a pass of their own before the sketches.
         """
-        ahead = self._ahead.pop((name, step), None)
+        ahead = self._ahead.get((name, step))
         if ahead is not None and ahead[2].keys() >= set(specs):
             return ahead
         found = _Scan(self._partial(name, step, specs))
         for piece in self._pieces(name, step, self.piece(spec.bucket_size for spec in specs)):
             found.add(piece)
         return found.finish()
+
+    def ahead(self, name: str, step: int) -> Totals | None:
+        """The totals of a step that :meth:`energy_of_sum` read ahead, if all its values are finite."""
+        totals, bad, _ = self._ahead.get((name, step), (None, 0, {}))
+        return None if bad else totals
+
+    def forget(self, name: str) -> None:
+        """Drop what was read ahead of a tensor."""
+        for key in [key for key in list(self._ahead) if key[0] == name]:
+            self._ahead.pop(key, None)
 
     def _partial(self, name: str, step: int, specs: Sequence[SummarySpec]) -> dict[SummarySpec, PartialSketch]:
         whole = [spec for spec in specs if spec.bucket_size is None and spec.norm != "none"]
@@ -345,7 +355,9 @@ class Gradients:
         """
         if name == WHOLE_MODEL and len({tuple(self._parts(step)) for step in steps}) > 1:
             return None
-        fits = specs is not None and all(spec.bucket_size and BLOCK % spec.bucket_size == 0 for spec in specs)
+        fits = specs is not None and all(
+            BLOCK % spec.bucket_size == 0 if spec.bucket_size else spec.norm == "none" for spec in specs
+        )
         if not fits or len(specs or ()) * len(steps) > _TABLES:
             specs = None
         scans = {step: _Scan(self._partial(name, step, specs or ())) for step in steps}
@@ -363,9 +375,7 @@ class Gradients:
         if sums:
             self.yardstick.learn(name, {middle: noise_of_sums(found) for middle, found in sums.items()})
         if specs is not None:
-            # Steps of the window before that were not looked at are not needed any more.
-            for key in [key for key in list(self._ahead) if key[0] == name]:
-                self._ahead.pop(key, None)
+            self.forget(name)
             self._ahead.update(((name, step), scan.finish()) for step, scan in scans.items())
         return energy if zero or not any(scan.bad for scan in scans.values()) else None
 

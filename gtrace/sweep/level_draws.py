@@ -258,10 +258,19 @@ class PartDraws:
         state: the result of its ``prepare``.
         key: as for ``encode``.
         compared: gets the decoded values.
+        total: float64[most values of a part], to which errors are added; or empty.
     """
 
-    def __init__(self, codec: Codec, state: State, key: tuple[int, int], compared: RunningComparison) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        state: State,
+        key: tuple[int, int],
+        compared: RunningComparison,
+        total: NDArray[np.float64] = _UNWEIGHTED,
+    ) -> None:
         self._codec, self._state, self._key, self._compared = codec, state, key, compared
+        self._total = total
         self._draws = LevelDraws([codec])
         self._kept: _Kept | None = None
         self._head, self._size = 0, 0
@@ -272,7 +281,7 @@ class PartDraws:
         x = checked_values(state, values)
         v = draws._scale.cut(x, state)
         sets = draws._sets([state], v)
-        self._kept = self._kept or _Kept.of(sets, [0])
+        self._kept = self._kept or _Kept.of(sets, [self._total.ctypes.data if self._total.size else 0])
         heavy = _UNWEIGHTED if weights is None else weights
         bits, counts, ends = draws._run(sets, v, x, heavy, self._key, start, self._kept)
         self._compared.add_counted(x, bits[: ends[0]].view(np.float32), counts[: ends[0]], weights)

@@ -336,7 +336,7 @@ class _Tensor:
 def _read(trace: Trace, info: TensorInfo, step: int, stride: int) -> NDArray[np.float32]:
     """A gradient, or every ``stride``-th block of it; non-finite values become zero."""
     if stride == 1:
-        values = trace.read(info.name, step, **stream(info))
+        values = trace.read(info.name, step, copy=False, **stream(info))
     else:
         pieces = trace.read_chunks(info.name, step, _BLOCK * stride, **stream(info))
         values = np.concatenate([piece[:_BLOCK] for piece in pieces])

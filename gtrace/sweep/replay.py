@@ -99,9 +99,8 @@ class Replay:
         self._source = source_of(gradients, job)
         self._sums = RunningSums(job.windows)
         self._fits = Fits(self._source, job, settings, allocation, self._sums)
-        self._draws = Draws(self._source, self._fits, self._sums)
-        if job.chunked:
-            self._draws = ChunkDraws(gradients, job, self._source, self._fits, self._sums)
+        draws = ChunkDraws if job.chunked else Draws
+        self._draws = draws(gradients, job, self._source, self._fits, self._sums)
         # The steps of a job mostly want the same and then refer to one object, which the job keeps.
         distinct = {id(wanted): wanted for _, wanted in job.wanted}
         self._split = {key: split(wanted, job) for key, wanted in distinct.items()}

@@ -266,6 +266,10 @@ class TrainingHooks:
         self._first_losses = Losses()
         #: backward passes so far
         self.backward_passes = 0
+        #: how many they were when listening last ended
+        self._unheard_from = -1
+        #: an optimizer was made after its first backward pass: listen always, or the loss of the next such one is lost
+        self._made_late = False
         self._samples = Samples(self._guarded)
         self.schedulers = Schedulers()
         self._born = _forks
@@ -369,6 +373,10 @@ class TrainingHooks:
         if near is self._listens:
             return
         self._listens = near
+        if not near:
+            self._unheard_from = self.backward_passes
+            for losses in (self._first_losses, *self._threads.values()):
+                losses.forget()
         if has_compiled():
             return  # it would compile again
         # Of what programs import and call the flag is looked at instead.
@@ -715,6 +723,7 @@ class TrainingHooks:
         if self._micro_batches is not None:
             self._micro_batches.wanted = near
         near = near or self._unstepped is not None or self._handed is not None or self.after is not None
+        near = near or self._made_late
         for stream, step in coming:
             # The step before a wanted one begins to listen.
             stream.quiet = 0 if near else min(step - 1, self.clock.due(stream.steps) if stream.number == 0 else step)
@@ -737,6 +746,7 @@ class TrainingHooks:
         losses = self._losses
         first = losses.use()
         stream, step = self._advance(optimizer)
+        self._made_late = self._made_late or (step == 0 and self.backward_passes == self._unheard_from)
         scaler, losses.scaler = losses.scaler, None
         # A fused optimizer decides by itself whether it skips. The sum stays on its device: reading it at
         # each step would make training wait.

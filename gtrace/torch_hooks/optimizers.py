@@ -220,10 +220,11 @@ class OptimizerHistory:
 
     def facts(self, steps: int) -> dict[str, Any]:
         """What is known after this many steps, as JSON values; names are those of ``gtrace.trace.OptimizerFacts``."""
-        every = [json.loads(found) for found in self._settings.elements()]
+        known = {text: json.loads(text) for text in self._settings}
+        every = [known[text] for text in self._settings.elements()]
         values = {name: [found[name] for found in every if name in found] for name in every[0]} if every else {}
-        varies = [name for name, known in values.items() if any(value != known[0] for value in known)]
-        facts = {"kind": self._kind, **{name: statistics.median_low(known) for name, known in values.items()}}
+        varies = [name for name, found in values.items() if any(value != found[0] for value in found)]
+        facts = {"kind": self._kind, **{name: statistics.median_low(found) for name, found in values.items()}}
         batches = list(self._batches.elements())
         if batches:
             facts["batch_size"] = statistics.median_low(batches)

@@ -145,6 +145,11 @@ class Losses:
         first, self._used = not self._used, True
         return first
 
+    def forget(self) -> None:
+        """Backward passes that follow are not seen: what was before them is not what a step is taken with."""
+        self._used = True
+        self._begin()
+
     def scaled(self, scaler: GradScaler, loss: object, result: object) -> None:
         """A gradient scaler turned ``loss`` into ``result``."""
         self.scaler = scaler
@@ -154,11 +159,8 @@ class Losses:
     def backward(self, tensors: object, gradients: object) -> None:
         """A backward pass starts. It starts at a loss if it starts at a single number, or at a multiple of one."""
         if self._used:
-            self._all.total, self._all.count, self._used = 0.0, 0, False
-            if self._since:
-                self._since, self._sums = {}, [self._all]
-            if self._clipped:
-                self._clipped = []
+            self._used = False
+            self._begin()
         if gradients is None and isinstance(tensors, torch.Tensor):
             # The usual case: what happens at every step of a small model has to be quick.
             if tensors.numel() == 1:
@@ -175,6 +177,13 @@ class Losses:
             self._add(self._value(root) if factor is None else self._value(root) * _number(factor))
         for one in self._sums:
             one.count -= len(roots) - 1
+
+    def _begin(self) -> None:
+        self._all.total, self._all.count = 0.0, 0
+        if self._since:
+            self._since, self._sums = {}, [self._all]
+        if self._clipped:
+            self._clipped = []
 
     def _add(self, value: float | torch.Tensor) -> None:
         for one in self._sums:

@@ -111,7 +111,8 @@ def export_trace(
     if not infos:
         raise UsageError(f"{trace.path}: holds no such gradients to export")
     _check_names(infos, to)
-    chosen = sorted(choose_steps(trace, infos, _every(trace, infos) if choice.steps is None else choice.steps))
+    every = sorted({step for info in infos for step in steps_of(trace, info).tolist()})
+    chosen = sorted(choose_steps(trace, infos, every if choice.steps is None else choice.steps))
     rows = _Rows(trace, infos, chosen)
     place = Path(os.path.realpath(output))
     check_place(place, force=force, is_trace=_is_export)
@@ -173,10 +174,6 @@ def _shape(info: TensorInfo, size: int) -> tuple[int, ...]:
     if info.kind == "neural" and info.shape and rest and size % rest == 0:
         return size // rest, *info.shape[1:]
     return (size,)
-
-
-def _every(trace: Trace, infos: Sequence[TensorInfo]) -> list[int]:
-    return sorted({step for info in infos for step in steps_of(trace, info).tolist()})
 
 
 def _check_names(infos: Sequence[TensorInfo], to: str) -> None:

@@ -307,11 +307,19 @@ class Trace(Tabular):
         self,
         name: str,
         step: int,
+        *,
+        copy: bool = True,
         **where: Unpack[Where],
     ) -> NDArray[np.float32]:
-        """The gradient as a new 1-D C-contiguous float32 array of ``size`` elements, a neural one of ``n_valid``.
+        """The gradient as a 1-D C-contiguous float32 array of ``size`` elements, a neural one of ``n_valid``.
 
         Reading the steps of one tensor in order decodes each chunk once, and chunks that were read last are kept.
+
+        Args:
+            name: the tensor.
+            step: the step.
+            copy: a new array; without, it may be what is kept, and must not be written.
+            where: the stream, if several have the tensor.
 
         Raises:
             UsageError: there is no such tensor, it is absent at that step, or the trace is closed.
@@ -326,8 +334,10 @@ class Trace(Tabular):
         chunk = self._chunk(stream, spec, row)
         valid = stream.lengths(spec, slice(row, row + 1))["n_valid"][0] if stream.key.kind == "neural" else spec.size
         # A row that is not kept was decoded for this call and may be as large as memory: do not copy it again.
-        fresh = chunk.rows.nbytes > LARGEST_KEPT and len(chunk.rows) == 1 and chunk.rows.flags.writeable
-        values = np.array(chunk.rows[row - chunk.first][:valid], np.float32, order="C", copy=None if fresh else True)
+        # Kernels are compiled for arrays that can be written.
+        alone = chunk.rows.nbytes > LARGEST_KEPT and len(chunk.rows) == 1
+        copied = None if chunk.rows.flags.writeable and (alone or not copy) else True
+        values = np.array(chunk.rows[row - chunk.first][:valid], np.float32, order="C", copy=copied)
         if row not in chunk.verified:
             verify(checksum(values), stream.statistic("crc32c")[row, spec.index], about)
             chunk.verified.add(row)

@@ -1,5 +1,8 @@
 """Tensors beyond a chunk: expectations from sums of chunks, and what needs all values at once."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 from helpers_sweep import rows_of
@@ -102,6 +105,27 @@ def test_a_damaged_gradient_is_noticed_before_its_last_chunk(tmp_path, monkeypat
             assert next(pieces).size == CHUNK
         with pytest.raises(TraceError, match="checksum mismatch"):
             next(pieces)
+
+
+def test_nothing_passes_a_large_task_that_waits():
+    gate, entered = Gate(10), []
+
+    def enter(size):
+        with gate.held(size):
+            entered.append(size)
+
+    threads = [threading.Thread(target=enter, args=(size,)) for size in (8, 2)]
+    with gate.held(6):
+        for count, thread in enumerate(threads, 1):
+            thread.start()
+            while len(gate._waiting) < count and not entered:
+                time.sleep(0.001)
+        time.sleep(0.05)
+        assert not entered
+    for thread in threads:
+        thread.join()
+    assert sorted(entered) == [2, 8]
+    assert gate._free == 10
 
 
 def test_gate():

@@ -389,3 +389,14 @@ def test_draws_know_the_shape_that_the_trace_has(tmp_path):
                 columns = math.prod(shape[1:])
                 bits = 32 * (2 * (shape[0] + columns) if len(shape) > 1 else shape[0])
                 assert math.isclose(row["bits_payload"], bits / math.prod(shape))
+
+
+def test_no_codec_writes_into_the_gradients_that_a_trace_keeps(tmp_path):
+    rng = np.random.default_rng(0)
+    given = {step: rng.standard_t(4, 3000).astype(np.float32) for step in range(3)}
+    with gtrace.open_trace(write_arrays(tmp_path / "run.zarr", {"w": given})) as trace:
+        kept = trace.read("w", 0, copy=False)
+        assert np.shares_memory(trace.read("w", 0, copy=False), kept)
+        gtrace.run_sweep(trace, ",".join(gtrace.codec_names()), draws=1, jobs=1)
+        for step, values in given.items():
+            np.testing.assert_array_equal(trace.read("w", step, copy=False), values)

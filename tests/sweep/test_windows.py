@@ -8,7 +8,7 @@ import pytest
 from helpers_sweep import rows_of, stop_sweep, write_trace
 
 import gtrace
-from gtrace.sweep import fits, gradients
+from gtrace.sweep import draws, fits, gradients
 from gtrace.sweep.jobs import start_of, windows_of
 from gtrace.trace import Trace
 from gtrace.types import Key
@@ -205,16 +205,18 @@ def test_gradients_of_outputs_have_no_sum():
     assert np.isnan(found["window"]).all()
 
 
-@pytest.mark.parametrize("kept", [0, 1 << 20])
-def test_chunks_give_the_windows_of_the_whole(path, tmp_path, kept, monkeypatch):
+@pytest.mark.parametrize(("kept", "histograms"), [(1 << 20, 16), (0, 16), (0, 24), (0, 99)])
+def test_chunks_give_the_windows_of_the_whole(path, tmp_path, kept, histograms, monkeypatch):
     monkeypatch.setattr(gradients, "LARGEST_KEPT", kept)
+    # With so many, all steps of a window are drawn together: one codec at a time, or all.
+    monkeypatch.setattr(draws, "_HISTOGRAMS", histograms)
+    monkeypatch.setattr(gradients, "_TABLES", 2 * histograms)
     specs = ["qsgdinf:bits=3,bucket_size=64", "alq:bits=3,bucket_size=64", "signsgd", "topk:ratio=0.1"]
 
     def swept(chunk, **more):
         found = gtrace.run_sweep(path, specs, tensors=["a"], jobs=1, chunk=chunk, draws=2, **more)
-        return [
-            (row["step"], row["codec"], row["draw"], row["window_error"], row["window_energy"]) for row in found.rows()
-        ]
+        shown = ("step", "codec", "draw", "window_error", "window_energy", "squared_error", "bits_payload")
+        return [tuple(row[name] for name in shown) for row in found.rows()]
 
     whole, parts = swept(1 << 20), swept(128)
     assert len(whole) == len(STEPS) * (3 + 2 * 4)

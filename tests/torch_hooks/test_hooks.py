@@ -379,3 +379,25 @@ def test_between_recorded_steps_nothing_is_installed_in_a_backward_pass(monkeypa
             optimizer.step()
     # What is compiled may know it by its identity.
     assert there == [compiled or step % 10 == 0 for step in range(20)]
+
+
+def test_a_loss_that_nobody_heard_is_unknown_and_the_next_one_is_heard(monkeypatch):
+    monkeypatch.setattr(gc, "get_objects", list)  # for an optimizer of another test it would listen
+    first, second = weight(), weight(3.0, 1.0)
+    optimizer, losses = torch.optim.SGD([first], lr=0.1), []
+    with Watch(lambda _, step: step % 10 == 0, coming=lambda step: step + -step % 10) as watch:
+        watch.hooks.clock.due = lambda step: step + 100
+        for step in range(8):
+            for group in (first, second):
+                group.grad = None
+            loss = quadratic(first) + quadratic(second)
+            loss.backward()
+            if step in (3, 6):
+                norm = nn.utils.clip_grad_norm_([second], 1.0)
+                torch.optim.SGD([second], lr=0.1).step()
+                losses.append((loss.item(), norm.item()))
+            optimizer.step()
+    found = [(step.stream, step.loss, step.micro_batches, step.clip_norm) for step in watch.steps]
+    assert [one[:3:2] for one in found] == [(0, 1), (1, 0), (2, 1)]
+    assert math.isnan(found[1][1])
+    assert found[2][1::2] == losses[1]

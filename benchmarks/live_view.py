@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from gtrace.capture import record
-from gtrace.cli.live import LiveView
+from gtrace.cli.capture import LiveView
 
 #: of a block: some seconds, so that the view looks at the trace in each
 STEPS = 150

@@ -19,7 +19,7 @@ import numpy as np
 import gtrace
 from gtrace.codecs import codec_class, codec_names, wrapper_names
 from gtrace.report import load_report
-from gtrace.report.render.files import write_figure
+from gtrace.report.files import write_figure
 from gtrace.workflows.demo import SWEEP, TRACE, run_demo
 
 ROOT = Path(__file__).resolve().parents[1]

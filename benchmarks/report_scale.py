@@ -74,8 +74,8 @@ def measure(stage: str, path: Path) -> None:
     from rich.console import Console
 
     from gtrace.report import analyze, make_report, print_report, write_report
-    from gtrace.report.render.markdown import to_markdown
-    from gtrace.report.render.records import to_json
+    from gtrace.report.files import to_json
+    from gtrace.report.text import to_markdown
     from gtrace.sweep import ResultStore
 
     begin = start = time.perf_counter()

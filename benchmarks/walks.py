@@ -81,10 +81,13 @@ def trace_to_row(spec):
         # Kernels are compiled before the profiler watches, which would slow their compiler down.
         run.run_sweep(path, [spec], jobs=1, optimal=False)
         Replay.blocks = watched
+        # One worker is this thread or one of its own.
         threading.setprofile(walk.profile)
+        sys.setprofile(walk.profile)
         try:
             run.run_sweep(path, [spec], jobs=1, optimal=False)
         finally:
+            sys.setprofile(None)
             threading.setprofile(None)
             Replay.blocks = blocks
     # The last step closes a window and leaves figures of levels; most steps do neither.

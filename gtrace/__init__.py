@@ -30,7 +30,7 @@ _HOMES = {
     "codec_names": "gtrace.codecs",
     "compress": "gtrace.codecs.single",
     "create_trace": "gtrace.trace",
-    "load_ipython_extension": "gtrace.cli.notebook",
+    "load_ipython_extension": "gtrace.cli.capture",
     "load_plan": "gtrace.planning",
     "open_trace": "gtrace.trace",
     "record_gradients": "gtrace.capture",

@@ -9,13 +9,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 297,
-    "lines": 81_113,
-    "functions of one statement": 1_333,
+    "files": 270,
+    "lines": 80_860,
+    "functions of one statement": 1_332,
     "of these below 100 lines, codecs and commands aside": 1,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,
-    "imports inside functions": 232,
+    "imports inside functions": 212,
     "cycles inside packages": 0,
     "class names used twice": 0,
     "definitions of encode and decode in codecs": 9,

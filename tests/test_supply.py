@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 import gtrace
 import gtrace_experiments
 from gtrace.cli import main
-from gtrace.report.render.files import put
+from gtrace.report.files import put
 from gtrace.runlog import RunLogWriter
 from gtrace.training import checkpoint
 
@@ -43,7 +43,7 @@ ALLOWED = {
     # renameat2 of the C library, which Python has no call for: an HDF5 file and the folder before it change places.
     # prctl, likewise: a forked worker ends with its parent. signal: the default action while the main thread is in C.
     # prctl and Landlock's calls: a child that reads foreign files gives up its rights.
-    "ctypes.CDLL": {"trace/files.py", "sweep/engine.py", "torch_hooks/processes.py", "trace/io/guard.py"},
+    "ctypes.CDLL": {"trace/files.py", "sweep/engine.py", "torch_hooks/processes.py", "trace/guard.py"},
 }
 FORBIDDEN = {
     *("eval", "exec", "compile", "os.system", "os.popen", "pickle.load", "pickle.loads", "pickle.dumps", "pickle.dump"),

@@ -12,7 +12,7 @@ import gtrace
 from gtrace import trackers
 from gtrace.errors import UsageError
 from gtrace.noise import Moments, noise_of_sum
-from gtrace.report.render.records import send_results
+from gtrace.report.files import send_results
 from gtrace.runlog import read_runlog
 from gtrace.sweep import ResultStore
 from gtrace.trace.numbers import numbers_of_trace

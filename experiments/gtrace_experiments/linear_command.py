@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.completion import complete_spec, complete_specs
 from gtrace.cli.console import print_results, step_progress
+from gtrace.cli.groups import complete_spec, complete_specs
 from gtrace.cli.options import (
     PLUGIN,
     arguments,
@@ -31,7 +31,7 @@ from gtrace.settings import option
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gtrace.cli.train_tables import Spread
+    from gtrace.cli.train_task import Spread
     from gtrace_experiments.linear import LinearResult, LinearStudy
 
 #: longest spec that is shown on one line
@@ -252,7 +252,7 @@ def _as_dict(study: LinearStudy, result: LinearResult) -> dict[str, Any]:
 
 
 def _print_table(study: LinearStudy) -> None:
-    from gtrace.cli.train_tables import spread
+    from gtrace.cli.train_task import spread
 
     by_run = {str(item): [r for r in study.results if r.run == str(item)] for item in study.precisions}
     has_gap = math.isfinite(study.results[0].optimum)

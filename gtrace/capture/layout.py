@@ -15,7 +15,7 @@ from gtrace.torch_hooks.gradients import main_gradient, own_gradient
 from gtrace.torch_hooks.naming import local_part, sharding
 from gtrace.torch_hooks.optimizers import differing_groups
 from gtrace.torch_hooks.processes import started_again
-from gtrace.trace.optimizer import GROUP
+from gtrace.trace.facts import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -28,11 +28,10 @@ from gtrace.torch_hooks.hooks import TrainingHooks
 from gtrace.torch_hooks.naming import Names
 from gtrace.torch_hooks.optimizers import OptimizerHistory
 from gtrace.torch_hooks.times import StepClock
+from gtrace.trace.facts import OPTIMIZERS, TIMES
 from gtrace.trace.format import SECOND_MOMENT
 from gtrace.trace.numbers import numbers_of
-from gtrace.trace.optimizer import OPTIMIZERS
 from gtrace.trace.rows import BLOCK
-from gtrace.trace.times import TIMES
 from gtrace.trackers import Tracking
 
 if TYPE_CHECKING:

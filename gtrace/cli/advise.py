@@ -1,4 +1,4 @@
-"""``gtrace advise``: from a training script, or a trace, to the decision."""
+"""``gtrace advise`` and ``gtrace demo``: the whole way to a decision in one go, on your script or a shipped sample."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import re
 import shlex
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
-from gtrace.cli.console import echo
+from gtrace.cli.console import echo, wide_console
 from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, options, print_json
 from gtrace.errors import UsageError
 from gtrace.report.names import duration, number
 from gtrace.settings import nested, option
+from gtrace.units import parse_bandwidth, rate_text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gtrace.workflows.advise import Advice
+
 
 #: columns of the lines below a verdict
 _WIDTH = 80
@@ -84,8 +85,7 @@ def command(settings: AdviseOptions, target: str, args: tuple[str, ...]) -> None
     if settings.as_json:
         print_json({**advice.as_dict(), "paste": paste(advice)})
         return
-    from gtrace.cli.console import wide_console
-    from gtrace.report.render.text import print_verdict
+    from gtrace.report.text import print_verdict
 
     print_verdict(advice.verdict, wide_console())
     program = shlex.join([*(["-m"] if settings.is_module else []), target, *args])
@@ -94,8 +94,6 @@ def command(settings: AdviseOptions, target: str, args: tuple[str, ...]) -> None
 
 
 def _speeds(text: str) -> tuple[float, float]:
-    from gtrace.units import parse_bandwidth
-
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"--bandwidth: '{text}' needs two speeds and a unit, e.g. 1-100Gbit/s.")
@@ -107,8 +105,6 @@ def _speeds(text: str) -> tuple[float, float]:
 
 def _lines(advice: Advice, program: str) -> list[str]:
     """What follows the verdict."""
-    from gtrace.units import rate_text
-
     lines = ["", *_table(advice)]
     if advice.speeds:
         *slower, last = advice.speeds
@@ -175,3 +171,31 @@ def paste(advice: Advice) -> list[str]:
 
 
 _BF16 = 16.0
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """The options of ``gtrace demo``."""
+
+    output: Path = option(Path("demo"), names=("-o", "--output"), help="Folder to fill.")
+    force: bool = option(False, help="Replace what an earlier demo wrote there.")
+
+
+@click.command("demo", cls=Command)
+@options(DemoSettings)
+def demo(settings: DemoSettings) -> None:
+    """Capture, sweep, train and report on a shipped sample; ends with the path of the report.
+
+    A small network learns handwritten digits while its gradients are recorded; codecs are then measured on them, and
+    one of them is used in training. Each step is shown as the command that does it, in the folder of the demo.
+
+    \b
+    Example:
+      gtrace demo -o demo
+    """
+    from gtrace.workflows.demo import run_demo
+
+    page = run_demo(
+        settings.output, force=settings.force, say=lambda line: click.secho(line, bold=line.startswith("$"))
+    )
+    echo(f"\nreport: {page.resolve()}")

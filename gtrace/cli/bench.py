@@ -1,20 +1,17 @@
-"""``gtrace study bench``: a codec of one's own against every built-in one."""
+"""``gtrace study bench`` and ``gtrace study predict``: a codec against all others, and a measure against the loss."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
-from gtrace.cli.completion import complete_spec
-from gtrace.cli.console import echo, status_line
+from gtrace.cli.console import echo, status_line, stdout_console
+from gtrace.cli.groups import complete_spec
 from gtrace.cli.options import PLUGIN, Command, check_output, load_plugins, options, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import option
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class BenchSettings:
 @click.command("bench", cls=Command)
 @click.argument("codecs", nargs=-1, required=True, metavar="CODEC...", shell_complete=complete_spec)
 @options(BenchSettings)
-def command(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
+def bench(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
     """Compare CODEC with every built-in codec at equal measured bits, by a fixed protocol.
 
     CODEC is a Python file with codecs of your own, which is run, or a spec: of such a file given with --plugin, of an
@@ -57,10 +54,10 @@ def command(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
     load_plugins(settings.plugin)
     from gtrace.codecs import split_specs
     from gtrace.codecs.plugins import load_plugin
-    from gtrace.report.render.files import put
-    from gtrace.report.render.latex import latex_comment, latex_preamble, latex_table
-    from gtrace.report.render.markdown import markdown_table
-    from gtrace.workflows.bench import FULL, QUICK, bench_json, bench_lines, bench_tables, run_bench
+    from gtrace.report.files import put
+    from gtrace.report.text import latex_comment, latex_preamble, latex_table, markdown_table
+    from gtrace.workflows.bench import FULL, QUICK, run_bench
+    from gtrace.workflows.bench_tables import bench_json, bench_lines, bench_tables
 
     specs = []
     for word in codecs:
@@ -82,8 +79,61 @@ def command(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
         return
     from rich.console import Console
 
-    from gtrace.report.render.text import print_tables
+    from gtrace.report.text import print_tables
 
     print_tables(tables, lines, Console())
     for path in settings.output:
         echo(path)
+
+
+def _share(_context: click.Context, _option: click.Parameter, text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0.0 < value <= 1.0:
+        raise UsageError(f"--first: '{text}' is not a share of the steps; write e.g. 10%.")
+    return value
+
+
+@dataclass(frozen=True)
+class PredictSettings:
+    """The options of ``gtrace study predict``."""
+
+    first: float = option("100%", type=str, metavar="SHARE", callback=_share, help="Steps whose measures count.")
+    exclude: tuple[str, ...] = option((), metavar="GLOB", help="Leave codecs out, e.g. 'ef:*'.")
+    output: Path | None = option(
+        None, names=("-o", "--output"), help="Draw the measures over the losses: .png, .svg, .pdf."
+    )
+    force: bool = option(False, help="Replace an existing figure.")
+    as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
+
+
+@click.command("predict", cls=Command, epilog="Example: gtrace study predict digits-mlp-compare.jsonl -o predicts.svg")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@options(PredictSettings)
+def predict(settings: PredictSettings, runs: tuple[Path, ...]) -> None:
+    """Relate what was measured on the gradients of RUNS to their final losses.
+
+    RUNS are run logs of gtrace study compare, best with several --seeds and with --measure. For
+    each study and measure: the rank correlation over codecs with the final test loss above that of the uncompressed
+    run of the same seed, and its bootstrap interval.
+    """
+    from gtrace.report import predicting
+    from gtrace.runlog import read_runlog
+
+    first, output = settings.first, settings.output
+    found = [predicting.predict(read_runlog(run), run.name, first=first, exclude=settings.exclude) for run in runs]
+    if output is not None:
+        from gtrace.report.figures.charts import draw_chart
+        from gtrace.report.files import write_drawing
+
+        write_drawing(output, lambda: draw_chart(predicting.chart(found)), force=settings.force)
+    if settings.as_json:
+        print_json({"first": first, "studies": [predicting.as_json(study) for study in found]})
+        return
+    from gtrace.report.text import print_table
+
+    print_table(predicting.table(found), [study.sentence for study in found], stdout_console())
+    if output is not None:
+        echo(str(output))

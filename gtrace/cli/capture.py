@@ -1,30 +1,45 @@
-"""``gtrace capture``: run a training script and record its gradients."""
+"""``gtrace capture``: run a training script and record its gradients, with a live view below its output if wanted.
+
+Importing this imports neither torch nor numpy: the program may set them up first. With ``--live`` a process of its own
+shows the capture. ``%load_ext gtrace`` adds the same as a cell magic of notebooks.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import os
 import secrets
+import select
 import shlex
+import signal
+import socket
+import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+import gtrace
+from gtrace import capture
 from gtrace.capture.options import CaptureSettings, capture_options
-from gtrace.cli.live import live_view
+from gtrace.capture.session import CaptureSession, captured, end_of_fork, git_commit, print_line
+from gtrace.capture.words import result_text
 from gtrace.cli.options import Command, options
 from gtrace.errors import EXIT_OK, EXIT_USAGE, GtraceError, ScriptError, UsageError
 from gtrace.settings import nested, option
+from gtrace.torch_hooks.children import after_import, watch_no_more
+from gtrace.torch_hooks.launcher import Outcome, Program, run_program
+from gtrace.torch_hooks.processes import before_abrupt_exit, first_of_launch, launch_token, launched_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from gtrace.capture.session import CaptureSession
     from gtrace.capture.summary import CaptureSummary
-    from gtrace.torch_hooks.launcher import Outcome, Program
 
 
 @dataclass(frozen=True)
@@ -60,10 +75,6 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
     takes, and one at the end what was recorded. The exit code is 5 where the script fails, and the message names
     its own.
     """
-    from gtrace.torch_hooks.children import watch_no_more
-    from gtrace.torch_hooks.launcher import Outcome, Program, run_program
-    from gtrace.torch_hooks.processes import first_of_launch, launch_token, launched_place
-
     if target.is_module and target.is_code:
         raise UsageError("-m and -c exclude each other")
     program = Program(script, args, target.is_module, target.is_code)
@@ -72,10 +83,6 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
     watch_no_more()
     if target.settings.rank == "0" and place.rank:
         return run_program(program).exit_code
-
-    from gtrace.capture.session import CaptureSession, captured, git_commit, print_line
-    from gtrace.torch_hooks.children import after_import
-    from gtrace.torch_hooks.processes import before_abrupt_exit
 
     shown = target.output or Path(f"{program.stem}.zarr")
     chosen = capture_options(
@@ -115,10 +122,6 @@ def _conclude(
     program: Program, outcome: Outcome, session: CaptureSession, path: Path, say: Callable[[str], None]
 ) -> int:
     """Finish the trace, say what came of it, and give the exit code."""
-    from gtrace.capture.session import end_of_fork
-    from gtrace.capture.words import result_text
-    from gtrace.torch_hooks.processes import launched_place
-
     place = launched_place()
     status: Literal["complete", "interrupted"] = "interrupted" if outcome.exit_code else "complete"
     if session.in_child:
@@ -152,3 +155,174 @@ def _conclude(
 def _next(summary: CaptureSummary, path: Path) -> str:
     name = shlex.quote(str(path))
     return f"; next: gtrace info {name}, gtrace sweep {name}" if summary.rows else ""
+
+
+_NEEDS = "gtrace: --live needs a terminal as stderr; nothing is shown live"
+#: The process that shows the view. It is nobody's child, so that a script which waits for all of its own does not wait
+#: for this one, and finds gtrace where this process found it, and nothing in the current folder. It takes only
+#: processor time that the training leaves.
+_PROGRAM = (
+    "import os, sys; os.fork() and os._exit(0); os.nice(19); os.write(0, b'%d' % os.getpid()); "
+    "sys.path[0] = sys.argv.pop(1); from gtrace.cli.watch import main; main(sys.argv[1])"
+)
+#: Seconds between two reports of how long training waited; that the view gets to start, and to leave the terminal.
+_EVERY, _START, _GRACE = 1.0, 10.0, 2.0
+#: Lets the whole terminal scroll again, and does not move the cursor.
+WHOLE = "\x1b7\x1b[r\x1b8"
+
+
+class LiveView:
+    """The process that shows a capture live.
+
+    Args:
+        path: the trace.
+        waited: seconds that training waited for capture so far, and seconds of training.
+        say: prints one line for the user.
+
+    Attributes:
+        pid: the process's id, None if nothing is shown.
+    """
+
+    def __init__(self, path: Path, waited: Callable[[], tuple[float, float]], say: Callable[[str], None]) -> None:
+        self.pid: int | None = None
+        self._waited = waited
+        self._owner = os.getpid()
+        self._done = threading.Event()
+        try:
+            self._terminal = sys.stderr.fileno()
+            if not os.isatty(self._terminal) or os.environ.get("TERM", "dumb") == "dumb":
+                say(_NEEDS)
+                return
+            self._socket, theirs = socket.socketpair()
+            self._socket.settimeout(_START)
+            with theirs:
+                _start(path.absolute(), self._terminal, theirs)
+            self.pid = int(self._socket.recv(32))
+        except (OSError, ValueError, AttributeError, subprocess.SubprocessError) as error:
+            say(f"gtrace: --live could not start ({error}); nothing is shown live")
+            return
+        self._thread = threading.Thread(target=self._report, name="gtrace-live", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the view; does nothing in a forked child, or a second time."""
+        if self.pid is None or os.getpid() != self._owner:
+            return
+        view, self.pid = self.pid, None
+        self._done.set()
+        self._thread.join(_GRACE)
+        with self._socket:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if self._ended(0.0):
+                    break
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(view, number)
+                self._ended(_GRACE)
+        # It may have been killed with its lines on the terminal, which takes nothing at all after Ctrl-S.
+        with contextlib.suppress(OSError, ValueError):
+            if os.isatty(self._terminal) and select.select([], [self._terminal], [], 0)[1]:
+                os.write(self._terminal, WHOLE.encode())
+
+    def _ended(self, seconds: float) -> bool:
+        """Whether the process ends within some seconds, with which its end of the socket is closed."""
+        self._socket.settimeout(seconds)
+        try:
+            return not self._socket.recv(1)
+        except (TimeoutError, BlockingIOError):
+            return False
+        except OSError:
+            return True
+
+    def _report(self) -> None:
+        """Report once a second how long training waited."""
+        self._socket.settimeout(0)
+        while not self._done.wait(_EVERY):
+            try:
+                self._socket.send(json.dumps(self._waited()).encode() + b"\n")
+            except BlockingIOError:
+                continue
+            except OSError:
+                return
+
+
+@contextlib.contextmanager
+def live_view(
+    path: Path, waited: Callable[[], tuple[float, float]], say: Callable[[str], None], *, shown: bool
+) -> Iterator[Callable[[], None]]:
+    """Show a capture live inside the block, if it is to be ``shown``; yields what ends that earlier.
+
+    The other arguments are those of :class:`LiveView`.
+    """
+    close = LiveView(path, waited, say).close if shown else lambda: None
+    try:
+        yield close
+    finally:
+        close()
+
+
+def _start(path: Path, terminal: int, reports: socket.socket) -> None:
+    about = {"path": str(path), "since": identity(path), "parent": os.getpid()}
+    package = os.path.dirname(os.path.dirname(os.path.abspath(gtrace.__file__)))
+    # Kernels with one thread: the processors are for the training.
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    subprocess.run(
+        [sys.executable, "-c", _PROGRAM, package, json.dumps(about)],
+        stdin=reports.fileno(),
+        stdout=terminal,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **threads},
+        timeout=_START,
+        check=True,
+    )
+
+
+def identity(path: Path) -> str:
+    """A word that another trace at the same path does not have; empty if nothing is there."""
+    try:
+        about = path.stat()
+    except OSError:
+        return ""
+    return f"{about.st_ino}.{about.st_ctime_ns}"
+
+
+@dataclass(frozen=True)
+class _Cell:
+    settings: CaptureSettings = nested(CaptureSettings)
+
+
+@click.command("%%gtrace_capture", cls=Command, epilog="Example: %%gtrace_capture run.zarr --every 10 --force")
+@options(_Cell)
+@click.argument("path", default="run.zarr", type=click.Path(path_type=Path))
+def _read(target: _Cell, path: Path) -> tuple[Path, CaptureSettings]:
+    """Run this cell and record the gradients of everything that it trains in PATH, run.zarr by default."""
+    return path, target.settings
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What ``%load_ext gtrace`` does in a shell of IPython."""
+    shell.register_magic_function(functools.partial(_run_cell, shell), "cell", "gtrace_capture")
+
+
+def _run_cell(shell: Any, line: str, cell: str) -> None:
+    chosen = _reported(shell, lambda: _read.main(shlex.split(line), prog_name=_read.name, standalone_mode=False))
+    if not isinstance(chosen, tuple):
+        return  # --help, or a mistake
+    path, settings = chosen
+    arguments = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
+    block = _reported(shell, lambda: capture(path, **arguments))  # type: ignore[operator]
+    with block as session:
+        done = shell.run_cell(cell)
+        status = "complete" if done.success else "interrupted"
+        session.finish(status)
+    print_line(f"gtrace: {result_text(session.settle(status), path)}")
+
+
+def _reported(shell: Any, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except click.ClickException as error:
+        message = error.format_message()
+    except GtraceError as error:
+        message = str(error)
+    shell.show_usage_error(message)
+    return None

@@ -88,7 +88,7 @@ def print_savings(savings: Savings | None, *, err: bool = False) -> None:
     """The section of a report on what codecs save, on a terminal."""
     if savings is None:
         return
-    from gtrace.report.render.text import print_sections
     from gtrace.report.sections.savings import savings_section
+    from gtrace.report.text import print_sections
 
     print_sections([savings_section(savings)], wide_console(err=err))

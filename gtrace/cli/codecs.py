@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.completion import complete_codec
 from gtrace.cli.console import echo, plain_table
+from gtrace.cli.groups import complete_codec
 from gtrace.cli.options import JSON, PLUGIN, Command, load_plugins, options, pick, print_json
 from gtrace.errors import GtraceError, printable
 from gtrace.settings import option

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from gtrace.errors import printable
+from gtrace.units import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -162,7 +163,6 @@ def work_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], No
     if quiet:
         yield None
         return
-    from gtrace.units import rate_text
 
     begun = last = time.monotonic()
     bar = _bar(what) if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else None

@@ -12,6 +12,7 @@ import click
 
 from gtrace.cli.console import FEW_ROWS, TensorColumn, echo, name_columns, print_columns, stdout_console
 from gtrace.cli.options import STEPS, TENSORS, Command, Integers, TracePath, check_output, options, print_json
+from gtrace.errors import UsageError
 from gtrace.report.names import count, literal, number, percent
 from gtrace.settings import KIND, option
 
@@ -61,9 +62,8 @@ def command(settings: FormatsSettings, trace: Path | str) -> None:
     by 2 to its power) and how it drifts, the worst fraction flushed to zero and clipped at the largest number, and the
     margin: the expected error of the second best format over that of the best.
     """
-    from gtrace.errors import UsageError
     from gtrace.planning.toml import check_suffix, dump
-    from gtrace.report.render.files import put
+    from gtrace.report.files import put
     from gtrace.sweep.formats import choose_formats, recipe
     from gtrace.trace import open_trace
     from gtrace.trace.choose import choose_infos, choose_steps

@@ -1,10 +1,17 @@
-"""Groups of commands: what is in each, loaded when it is called, and what a mistyped word may mean."""
+"""The words after ``gtrace``: groups of commands, what a mistyped word may mean, and what a shell offers after TAB.
+
+A command is loaded when it is called. The scripts for a shell are click's: ``_GTRACE_COMPLETE=bash_source gtrace``
+prints one. A shell calls gtrace at every TAB, so nothing here may import numpy, numba or torch. Importing the codecs
+would: their names are read from the classes' text.
+"""
 
 from __future__ import annotations
 
 import importlib
+import re
 from contextlib import contextmanager
 from functools import cache
+from importlib import metadata, resources
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +22,7 @@ from gtrace.errors import UsageError, suggest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from importlib.metadata import EntryPoint
+
 
 #: what a table of commands holds: name -> (module that defines it as ``command``, or module:name; its line in the help)
 _TRACE = {
@@ -27,7 +35,7 @@ _TRACE = {
 }
 #: the top level, in the order of use
 COMMANDS = {
-    "demo": ("gtrace.cli.demo", "See all of it on a shipped sample."),
+    "demo": ("gtrace.cli.advise:demo", "See all of it on a shipped sample."),
     "advise": ("gtrace.cli.advise", "Find out in one go whether to compress, with what, at what cost."),
     "capture": ("gtrace.cli.capture", "Run your training script and record its gradients."),
     "info": _TRACE["info"],
@@ -35,23 +43,23 @@ COMMANDS = {
     "report": ("gtrace.cli.report", "Read the results: which method to use, tables, a page."),
     "plan": ("gtrace.cli.plan", "Choose a method and bits for every tensor; show and diff plans."),
     "train": ("gtrace.cli.train", "Train your script, or a built-in task, with a method."),
-    "study": ("gtrace.cli.study", "Compare methods on built-in tasks, over seeds, by protocol."),
+    "study": ("gtrace.cli.train:study", "Compare methods on built-in tasks, over seeds, by protocol."),
     "codecs": ("gtrace.cli.codecs", "List the compression methods, or explain one."),
     "trace": ("gtrace.cli.trace", "Look after traces: check, pack, sketch, import, export."),
 }
 #: the commands of each group
 SUBCOMMANDS = {
     "plan": {
-        "show": ("gtrace.cli.plan_show:show", "Show what a plan chooses and what it costs."),
-        "diff": ("gtrace.cli.plan_show:diff", "Show where two plans differ."),
+        "show": ("gtrace.cli.plan:show", "Show what a plan chooses and what it costs."),
+        "diff": ("gtrace.cli.plan:diff", "Show where two plans differ."),
         "formats": ("gtrace.cli.formats", "Choose a float format for every layer of a trace."),
     },
     "study": {
-        "tasks": ("gtrace.cli.study:tasks", "List the built-in tasks."),
-        "compare": ("gtrace.cli.study:compare", "Train a task with several methods side by side."),
-        "seeds": ("gtrace.cli.study:seeds", "The same with several seeds, and how sure the differences are."),
-        "predict": ("gtrace.cli.predict", "Show which measure of the error predicts the loss of training."),
-        "bench": ("gtrace.cli.bench", "Compare a codec of your own with every built-in one."),
+        "tasks": ("gtrace.cli.train:tasks", "List the built-in tasks."),
+        "compare": ("gtrace.cli.train:compare", "Train a task with several methods side by side."),
+        "seeds": ("gtrace.cli.train:seeds", "The same with several seeds, and how sure the differences are."),
+        "predict": ("gtrace.cli.bench:predict", "Show which measure of the error predicts the loss of training."),
+        "bench": ("gtrace.cli.bench:bench", "Compare a codec of your own with every built-in one."),
     },
     "trace": _TRACE,
 }
@@ -70,8 +78,6 @@ _READERS = {".py": "capture", ".zarr": "info", ".h5": "info", ".sweep.db": "repo
 @cache
 def added_commands() -> dict[str, EntryPoint]:
     """Commands of other installed packages, by name; nothing of theirs is imported."""
-    from importlib import metadata
-
     known = (*COMMANDS, *ALIASES)
     return {entry.name: entry for entry in metadata.entry_points(group=GROUP) if entry.name not in known}
 
@@ -252,3 +258,65 @@ class CommandWithCommands(Command):
             formatter.write_dl(
                 [(f"{self.name} {word}", line) for word, (_, line) in SUBCOMMANDS[self.name or ""].items()]
             )
+
+
+#: how a codec's class says its name, after the decorators, by which a prefix differs
+_NAME = re.compile(r'^((?:@[^\n]*\n)+)class (?:(?!^class ).)*?^    name = "([\w-]+)"$', re.MULTILINE | re.DOTALL)
+_PREFIXES = ("@prefix\n", "@register_wrapper\n")
+
+
+def built_in() -> tuple[list[str], list[str]]:
+    """Names of gtrace's own codecs, and of its prefixes."""
+    codecs: list[str] = []
+    prefixes: list[str] = []
+    for file in (resources.files("gtrace") / "codecs").iterdir():
+        if file.name.endswith(".py"):
+            for decorators, name in _NAME.findall(file.read_text(encoding="utf-8")):
+                (prefixes if decorators.startswith(_PREFIXES) else codecs).append(name)
+    return sorted(codecs), sorted(prefixes)
+
+
+def _codecs() -> list[str]:
+    """Names of codecs, those of installed packages among them."""
+    return sorted({*built_in()[0], *(entry.name for entry in metadata.entry_points(group="gtrace.codecs"))})
+
+
+def complete_codec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The name of a codec or a prefix."""
+    del context, parameter
+    return [name for name in (*_codecs(), *built_in()[1]) if name.startswith(incomplete)]
+
+
+def complete_spec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """A spec: prefixes with their colon, then a codec."""
+    del context, parameter
+    head, colon, word = incomplete.rpartition(":")
+    prefixes = built_in()[1]
+    if colon and head.rpartition(":")[2] not in prefixes:
+        return []
+    return [f"{head}{colon}{name}" for name in (*_codecs(), *(f"{p}:" for p in prefixes)) if name.startswith(word)]
+
+
+def complete_specs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The last of a list of specs with commas; a sweep also takes all."""
+    head, comma, word = incomplete.rpartition(",")
+    found = complete_spec(context, parameter, word)
+    if parameter.name == "methods" and context.command.name == "sweep" and "all".startswith(word):
+        found.append("all")
+    return [f"{head}{comma}{spec}" for spec in found]
+
+
+def complete_task(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The name of a built-in task."""
+    del context, parameter
+    from gtrace.training.tasks import task_names
+
+    return [name for name in task_names() if name.startswith(incomplete)]
+
+
+def complete_figure(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The name of a figure of a report."""
+    del context, parameter
+    from gtrace.report.figures import FIGURES
+
+    return [name for name in FIGURES if name.startswith(incomplete)]

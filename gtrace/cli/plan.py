@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from gtrace.cli.completion import complete_specs
-from gtrace.cli.console import echo
-from gtrace.cli.groups import CommandWithCommands
+from gtrace import __version__
+from gtrace.cli.console import TensorColumn, echo, print_columns, stdout_console, wide_console
+from gtrace.cli.groups import CommandWithCommands, complete_specs
 from gtrace.cli.options import (
     PLUGIN,
     STEPS,
+    Command,
     Fractions,
     Integers,
     TracePath,
@@ -33,15 +34,18 @@ from gtrace.cli.options import (
 )
 from gtrace.cli.plan_goal import BudgetSettings, GoalSettings, TimeLimit, choose_goal, parse_budget, weigh
 from gtrace.errors import UsageError, suggest
+from gtrace.planning.toml import check_suffix
+from gtrace.report.names import literal, number
 from gtrace.settings import KIND, nested, option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gtrace.codecs import Codec
-    from gtrace.planning import Budget, Curves
+    from gtrace.planning import Budget, Curves, Plan
     from gtrace.report.analysis.safety import Outlook
     from gtrace.sweep import SweepResult
+
 
 #: coordinate-wise codecs with fixed levels are judged together, so that all of them take no longer than a few; what
 #: eden loses is known beforehand, and it is the choice for tensors that a rotation helps
@@ -50,6 +54,8 @@ BUCKETS = "128,1024,8192"
 #: steps of a trace that are looked at, spread over all of them
 MOST_STEPS = 32
 
+#: of options that only ``--help-all`` shows and a plan's provenance says
+_MADE: dict[str, Any] = {"advanced": True, "call": ("provenance",)}
 #: the trace's attributes among what is known about the curves
 _ATTRS = "trace_attrs"
 
@@ -72,51 +78,29 @@ class PlanSettings:
     bits: tuple[int, ...] = option(
         "2-8", call=("provenance",), type=Integers(), help="Nominal bits of codecs with bits."
     )
-    bucket_size: str = option(
-        BUCKETS, advanced=True, call=("provenance",), help="Values per norm of codecs that have buckets: 128,8192."
-    )
+    bucket_size: str = option(BUCKETS, **_MADE, help="Values per norm of codecs that have buckets: 128,8192.")
     per_bit: int = option(
         4,
-        advanced=True,
-        call=("provenance",),
+        **_MADE,
         minimum=1,
         metavar="N",
         help="Uniform grids from one number of bits to the next, of qsgd and qsgdinf.",
     )
     formats: str | None = option(
-        None,
-        advanced=True,
-        call=("provenance",),
-        metavar="NAMES",
-        help="Float formats to choose from, e.g. e2m1,e3m2,e2m3,e4m3; or all.",
+        None, **_MADE, metavar="NAMES", help="Float formats to choose from, e.g. e2m1,e3m2,e2m3,e4m3; or all."
     )
     sparsity: tuple[float, ...] | None = option(
-        None,
-        advanced=True,
-        call=("provenance",),
-        type=Fractions("0.05"),
-        help="Zeros that prune aims at, per tensor, e.g. 0.5-0.95.",
+        None, **_MADE, type=Fractions("0.05"), help="Zeros that prune aims at, per tensor, e.g. 0.5-0.95."
     )
     keep: tuple[float, ...] | None = option(
-        None,
-        advanced=True,
-        call=("provenance",),
-        type=Fractions(),
-        help="Part of the values that sparsifiers send, per tensor, e.g. 0.001-0.1.",
+        None, **_MADE, type=Fractions(), help="Part of the values that sparsifiers send, per tensor, e.g. 0.001-0.1."
     )
     goal: GoalSettings = nested(GoalSettings)
     groups: tuple[str, ...] = option(
-        (),
-        advanced=True,
-        names=("--group",),
-        call=("provenance",),
-        metavar="NAME=GLOB",
-        help="One codec for these tensors: NAME=GLOB[,GLOB].",
+        (), **_MADE, names=("--group",), metavar="NAME=GLOB", help="One codec for these tensors: NAME=GLOB[,GLOB]."
     )
     uniform: bool = option(False, advanced=True, help="The best single codec within the budget instead.")
-    tensors: str | None = option(
-        None, advanced=True, call=("provenance",), help="Only tensors that match one of these globs, comma-separated."
-    )
+    tensors: str | None = option(None, **_MADE, help="Only tensors that match one of these globs, comma-separated.")
     kind: str | None = option(None, advanced=True, call=("measure",), **KIND)
     steps: tuple[int, ...] | None = option(
         None, advanced=True, **STEPS | {"help": f"Only these steps, e.g. 0,100-200.  [default: {MOST_STEPS} of them]"}
@@ -164,8 +148,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
       gtrace plan digits_cnn.zarr --max-bits 4 --methods fp --formats e2m1,e3m2,e2m3,e4m3
     """
     from gtrace.planning import Budget, make_plan, save_plan
-    from gtrace.planning.toml import check_suffix
-    from gtrace.trace.io.remote import stem_of
+    from gtrace.trace.remote import stem_of
 
     load_plugins(settings.plugin)
     asked = parse_budget(settings.budget)
@@ -205,7 +188,6 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
     if isinstance(asked, TimeLimit):
         plan.provenance["step_seconds"] = asked.seconds(plan)
     save_plan(plan, path, force=settings.force)
-    from gtrace.cli.plan_show import print_plan
     from gtrace.planning.plan import to_plain
 
     if settings.as_json:
@@ -347,14 +329,12 @@ def _groups(tensors: tuple[str, ...], groups: tuple[str, ...]) -> dict[str, str]
     """Tensor -> its group, of those that have one."""
     if not groups:
         return {}
-    from gtrace.report.analysis.groups import OTHERS, assign
+    from gtrace.report.analysis.tensors import OTHERS, assign
 
     return {tensor: group for tensor, group in assign(tensors, groups).items() if group != OTHERS}
 
 
 def _provenance(settings: PlanSettings, curves: Curves) -> dict[str, Any]:
-    from gtrace import __version__
-
     every = arguments(settings, "provenance") | arguments(settings.goal, "provenance")
     given = {name: value for name, value in every.items() if value not in (None, ())}
     steps = {"count": len(curves.steps), "first": curves.steps[0], "last": curves.steps[-1]}
@@ -366,3 +346,113 @@ def _name(path: Path) -> str:
     """A plan's name: that of its file, without what every plan's file is called."""
     stem = path.name.removesuffix(path.suffix)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem.removesuffix(".plan")) or "plan"
+
+
+_PLAN = click.Path(path_type=Path)
+
+
+@dataclass(frozen=True)
+class PlanDiffSettings:
+    """The options of ``gtrace plan diff``."""
+
+    plugin: tuple[Path, ...] = option((), help="A Python file with codecs of your own that a plan names; it is run.")
+    as_json: bool = option(False, names=("--json",), help="Print JSON instead of tables.")
+
+
+@dataclass(frozen=True)
+class PlanShowSettings(PlanDiffSettings):
+    """The options of ``gtrace plan show``."""
+
+    full: bool = option(False, help="Print every tensor and note, not only the answer.")
+
+
+@click.command("show", cls=Command, epilog="Example: gtrace plan show plan.toml")
+@click.argument("plan", type=_PLAN)
+@options(PlanShowSettings)
+def show(settings: PlanShowSettings, plan: Path) -> None:
+    """Show what a PLAN chooses, what it costs, and how firm it is."""
+    from gtrace.planning import load_plan
+    from gtrace.planning.plan import to_plain
+
+    load_plugins(settings.plugin)
+    found = load_plan(plan)
+    if settings.as_json:
+        print_json(to_plain(found))
+    else:
+        print_plan(found, plan, full=settings.full)
+
+
+@click.command("diff", cls=Command, epilog="Example: gtrace plan diff plan.toml other.toml")
+@click.argument("first", type=_PLAN)
+@click.argument("second", type=_PLAN)
+@options(PlanDiffSettings)
+def diff(settings: PlanDiffSettings, first: Path, second: Path) -> None:
+    """Show where two plans differ, tensor by tensor."""
+    from gtrace.planning import load_plan
+    from gtrace.report.sections.plans import aim, samples, what
+
+    load_plugins(settings.plugin)
+    plans = load_plan(first), load_plan(second)
+    old, new = ({row.tensor: row for row in plan.tensors} for plan in plans)
+    changed = {
+        name: (old.get(name), new.get(name))
+        for name in dict.fromkeys([*old, *new])
+        if name not in old or name not in new or old[name].codec != new[name].codec
+    }
+    totals = [
+        {
+            "plan": str(path),
+            "bits": plan.totals.bits,
+            what(plan): plan.totals.error,
+            "default": plan.default,
+            "objective": aim(plan),
+        }
+        for path, plan in zip((first, second), plans, strict=True)
+    ]
+    if settings.as_json:
+        rows = [
+            {"tensor": name, **{key: row and {"codec": row.codec, "bits": row.bits} for key, row in zip("ab", pair)}}  # noqa: B905
+            for name, pair in changed.items()
+        ]
+        print_json({"a": totals[0], "b": totals[1], "changed": rows, "same": len(set(old) & set(new) - set(changed))})
+        return
+    console = stdout_console()
+    for path, plan in zip((first, second), plans, strict=True):
+        lost = f"error {number(plan.totals.error)}" if plan.horizon is None else f"worth {samples(plan)} samples"
+        said = f"{number(plan.totals.bits)} bits, {lost} ({plan.budget})"
+        echo(literal(f"{path}: {said}; minimizes {aim(plan)}", console.encoding or "utf-8"))
+    if aim(plans[0]) != aim(plans[1]):
+        echo("These numbers don't compare: the plans minimize different things.")
+    same = len(set(old) & set(new)) - sum(None not in pair for pair in changed.values())
+    if changed:
+        pairs = list(changed.values())
+        print_columns(
+            [
+                TensorColumn("tensor", [literal(name) for name in changed], 0, right=False),
+                TensorColumn("codec of the first", [_codec(row) for row, _ in pairs], 0, right=False),
+                TensorColumn("codec of the second", [_codec(row) for _, row in pairs], 0, right=False),
+                TensorColumn("bits of the first", [_bits(row) for row, _ in pairs], 2),
+                TensorColumn("bits of the second", [_bits(row) for _, row in pairs], 1),
+            ],
+            console,
+        )
+    echo(f"\n{len(changed)} tensors differ, {same} are the same.")
+    if plans[0].default != plans[1].default:
+        echo(f"Tensors that they do not name: {plans[0].default}, then {plans[1].default}.")
+
+
+def _codec(row: Any) -> str:
+    return "-" if row is None else row.codec
+
+
+def _bits(row: Any) -> str:
+    return "-" if row is None else number(row.bits)
+
+
+def print_plan(plan: Plan, path: Path, *, full: bool) -> None:
+    """A plan on a terminal, the path of its file and what to do with it."""
+    from gtrace.report.inputs import Report
+    from gtrace.report.text import print_report
+
+    after = [str(path), f"next: gtrace train --plan {shlex.quote(str(path))} SCRIPT"]
+    print_report(Report(plan.name, plans=(plan,)), wide_console(), full=full, after=after)

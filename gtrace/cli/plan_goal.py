@@ -129,7 +129,7 @@ class TimeLimit:
         Raises:
             UsageError: computing alone takes longer.
         """
-        from gtrace.trace.times import StepTimes
+        from gtrace.trace.facts import StepTimes
 
         cluster, line = StepTimes.of(attrs).applied(self.cluster)
         computing = cluster.step_time or 0.0

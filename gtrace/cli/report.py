@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
-from gtrace.cli.completion import complete_figure
 from gtrace.cli.console import echo, wide_console
+from gtrace.cli.groups import complete_figure
 from gtrace.cli.options import Command, HorizonSettings, arguments, options, print_json
 from gtrace.errors import UsageError
 from gtrace.report.names import count
@@ -131,7 +131,7 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
 def _send(to: str, results: list[Path]) -> None:
     """The numbers of the results, step by step, to a tracker."""
     check_tracker(to)
-    from gtrace.report.render.records import send_results
+    from gtrace.report.files import send_results
 
     for path, sent in send_results(_given(results), to).items():
         echo(f"{path}: {count(sent, 'set')} of numbers sent to {to}")
@@ -139,7 +139,7 @@ def _send(to: str, results: list[Path]) -> None:
 
 def _draw(figure: str, settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> None:
     """One figure into a file, its path on standard output."""
-    from gtrace.report.render.files import write_figure
+    from gtrace.report.files import write_figure
 
     report = _report(settings, _given(results), cluster)
     path = settings.output or Path(f"{figure}.svg")
@@ -182,7 +182,7 @@ def _write(settings: ReportSettings, results: list[Path], cluster: Cluster | Non
 
     The page is written before anything is printed, because the reader of a pipe (``head``) may go away at any time.
     """
-    from gtrace.report.render.files import check_page, default_page, folder_in_words, output_kind, write_report
+    from gtrace.report.files import check_page, default_page, folder_in_words, output_kind, write_report
 
     output, force = settings.output, settings.force
     if output is not None:
@@ -198,12 +198,12 @@ def _write(settings: ReportSettings, results: list[Path], cluster: Cluster | Non
     after = [folder_in_words(report)] if len(written) > 1 else []
     after += map(str, written[:1])
     if settings.as_json:
-        from gtrace.report.render.records import to_json
+        from gtrace.report.files import to_json
 
         print_json(to_json(report))
         for line in after:
             echo(line, err=True)
     else:
-        from gtrace.report.render.text import print_report
+        from gtrace.report.text import print_report
 
         print_report(report, wide_console(), full=settings.full or bool(settings.groups or settings.pairs), after=after)

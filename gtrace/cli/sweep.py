@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from gtrace.cli.completion import complete_specs
 from gtrace.cli.console import echo, status_line, work_progress
+from gtrace.cli.groups import complete_specs
 from gtrace.cli.options import (
     STEPS,
     CodecSettings,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from gtrace.sweep.gradients import Kind
     from gtrace.training.averages import ExchangePlan
 
+#: of options that only ``--help-all`` shows and :func:`gtrace.run_sweep` takes as they are
+_SWEEP: dict[str, Any] = {"advanced": True, "call": ("sweep",)}
 #: numbers of ranks of --exchange
 _RANKS = (8, 64)
 _REFITS = ("pooled", "previous", "each", "once")
@@ -78,11 +80,9 @@ class SweepSettings:
     scope: str | None = option(
         None, advanced=True, help="Buckets over one tensor, or over the whole model: tensor, model."
     )
-    draws: int = option(
-        1, advanced=True, call=("sweep",), minimum=0, help="Encodings per tensor and step; 0: closed forms only."
-    )
+    draws: int = option(1, **_SWEEP, minimum=0, help="Encodings per tensor and step; 0: closed forms only.")
     tensors: str | None = option(None, help="Only tensors that match one of these globs, comma-separated.")
-    kind: Kind | None = option(None, advanced=True, call=("sweep",), **KIND)
+    kind: Kind | None = option(None, **_SWEEP, **KIND)
     steps: tuple[int, ...] | None = option(
         None,
         **STEPS
@@ -95,22 +95,16 @@ class SweepSettings:
         "(the one before), each (the step itself), once (the first), or steps.",
     )
     nonfinite: str = option(
-        "skip",
-        advanced=True,
-        call=("sweep",),
-        choices=("skip", "zero", "error"),
-        help="What to do with a tensor that holds NaN or infinity.",
+        "skip", **_SWEEP, choices=("skip", "zero", "error"), help="What to do with a tensor that holds NaN or infinity."
     )
     optimal: bool = option(
         True,
-        advanced=True,
-        call=("sweep",),
+        **_SWEEP,
         help="With a fitted codec among the methods: set each level codec beside the best levels of the same number.",
     )
     noise: bool = option(
         True,
-        advanced=True,
-        call=("sweep",),
+        **_SWEEP,
         help="Measure what a codec's noise costs over a horizon, on at most four windows of consecutive steps.",
     )
     exchange: str | None = option(
@@ -122,19 +116,17 @@ class SweepSettings:
     )
     chunk: int = option(
         2**24,
-        advanced=True,
-        call=("sweep",),
+        **_SWEEP,
         minimum=1,
         help="Elements held at a time of larger tensors: a power of two, a multiple of the bucket sizes.",
     )
-    seed: int = option(0, advanced=True, call=("sweep",), help="Seed of the stochastic rounding.")
+    seed: int = option(0, **_SWEEP, help="Seed of the stochastic rounding.")
     jobs: int | None = option(
         None, call=("sweep",), minimum=1, help="Workers; rows do not depend on it.  [default: all processors]"
     )
     scheduler: str | None = option(
         None,
-        advanced=True,
-        call=("sweep",),
+        **_SWEEP,
         metavar="ADDRESS",
         help="Run on a Dask cluster: tcp://HOST:PORT, a scheduler file, or local:N processes here. Same rows.",
     )
@@ -162,13 +154,15 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
       gtrace sweep digits_cnn.zarr --all
     """
     from gtrace.sweep import run_sweep
+    from gtrace.sweep.engine import keep_memory
     from gtrace.sweep.quick import announce, quick_steps, wait_for_kernels
     from gtrace.trace import open_trace
-    from gtrace.trace.io.remote import stem_of
+    from gtrace.trace.remote import stem_of
 
     load_plugins(settings.codecs.plugin)
     # What is loaded by now stays, so no collection of garbage has to look through it again.
     gc.freeze()
+    keep_memory()
     if said := wait_for_kernels():
         status_line(f"gtrace: {said}")
     path = settings.output or Path(f"{stem_of(trace)}.sweep.db")
@@ -225,8 +219,8 @@ def _exchange(
     """Measure exchanges, add them to the results and print them."""
     from rich.console import Console
 
-    from gtrace.report.render.text import print_table
-    from gtrace.report.sections.exchanges import exchanges_shown
+    from gtrace.report.sections.checks import exchanges_shown
+    from gtrace.report.text import print_table
     from gtrace.sweep.store import ResultStore
     from gtrace.trace import open_trace
     from gtrace.training.averages import measure_averages

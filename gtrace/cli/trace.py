@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gtrace.trace.check import CheckReport, Fault, Repair
-    from gtrace.trace.io.importing import Imported
+    from gtrace.trace.importing import Imported
 
 
 @click.group("trace", cls=LazyGroup, table=SUBCOMMANDS["trace"], epilog="Example: gtrace trace check run.zarr --repair")
@@ -193,7 +193,7 @@ def sketch(settings: SketchSettings, trace: Path | str) -> None:
     It is swept like a full one, in expectation. Tensors whose values take less room than their sketches keep them.
     """
     from gtrace.trace import SketchPlan, sketch_trace
-    from gtrace.trace.io.remote import stem_of
+    from gtrace.trace.remote import stem_of
 
     plan = SketchPlan.parse(settings.sketch, settings.mantissa, settings.merge_steps)
     path = settings.output or Path(f"{stem_of(trace)}.sketch.zarr")
@@ -252,7 +252,7 @@ def import_(settings: ImportSettings, sources: tuple[Path, ...]) -> None:
       gtrace trace import grads/ -o run.zarr
       gtrace trace import grads/ -o run.zarr --pattern '{step}/{tensor}.npy'
     """
-    from gtrace.trace.io.importing import ImportRules, import_trace
+    from gtrace.trace.importing import ImportRules, import_trace
 
     with step_progress("import", quiet=settings.as_json) as progress:
         rules = ImportRules(readers=STATE_DICTS, **arguments(settings, "rules"))
@@ -271,7 +271,7 @@ def import_(settings: ImportSettings, sources: tuple[Path, ...]) -> None:
 
 
 def _show_import(made: Imported) -> None:
-    from gtrace.trace.io.importing import STEPS_FROM
+    from gtrace.trace.importing import STEPS_FROM
 
     say: Callable[[str], None] = echo
     span = f" ({made.steps[0]} to {made.steps[-1]})" if len(made.steps) > 1 else ""
@@ -321,8 +321,8 @@ def export(settings: ExportSettings, trace: Path | str) -> None:
       gtrace trace export run.zarr --to npz -o grads
     """
     from gtrace.trace import open_trace
-    from gtrace.trace.io.exporting import ExportChoice, export_trace
-    from gtrace.trace.io.remote import stem_of
+    from gtrace.trace.exporting import ExportChoice, export_trace
+    from gtrace.trace.remote import stem_of
 
     with open_trace(trace) as opened, step_progress("export", quiet=settings.as_json) as progress:
         made = export_trace(

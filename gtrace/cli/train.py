@@ -1,25 +1,39 @@
-"""``gtrace train``: train with a codec on the gradients: a program of one's own, or a built-in task."""
+"""``gtrace train`` and ``gtrace study``: a codec on the gradients of a program of one's own, or of a built-in task.
+
+A study compares methods on built-in tasks, beyond one run."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gtrace.cli.groups import use_instead
-from gtrace.cli.options import Command, all_fields, codec_with, load_plugins, option_name, options, refuse
-from gtrace.cli.train_settings import CompareSettings, RunSettings, TrainSettings
+from gtrace.cli.groups import SUBCOMMANDS, LazyGroup, complete_specs, use_instead
+from gtrace.cli.options import (
+    JSON,
+    Command,
+    all_fields,
+    codec_with,
+    load_plugins,
+    option_name,
+    options,
+    print_json,
+    refuse,
+)
+from gtrace.cli.train_settings import DEFAULT_TASK, CompareSettings, RunSettings, SeedsSettings, TrainSettings
 from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
+from gtrace.settings import option
 from gtrace.trackers import check_tracker
-from gtrace.training.tasks import require_torch
+from gtrace.training.tasks import describe_task, require_torch, task_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gtrace.codecs.assignment import CodecTable, Coding
+
 
 #: models that have a command of their own
 _LINEAR = ("linear", "lssvm", "logistic", "svm")
@@ -156,3 +170,87 @@ def _planned(paths: tuple[Path, ...]) -> list[CodecTable]:
     from gtrace.planning import load_plan
 
     return [load_plan(path).table for path in paths]
+
+
+@click.group(
+    "study",
+    cls=LazyGroup,
+    table=SUBCOMMANDS["study"],
+    epilog="Example: gtrace study compare qsgdinf:bits=3,alq:bits=3 --task digits-cnn",
+)
+def study() -> None:
+    """Compare methods on built-in tasks: side by side, over several seeds, and against what a sweep predicts."""
+
+
+@dataclass(frozen=True)
+class TasksSettings:
+    """The options of ``gtrace study tasks``."""
+
+    as_json: bool = option(False, **JSON)
+
+
+@click.command("tasks", cls=Command, epilog="Example: gtrace study tasks")
+@options(TasksSettings)
+def tasks(settings: TasksSettings) -> None:
+    """List the built-in tasks: a model, its data, and how it is trained."""
+    described = {name: describe_task(name) for name in task_names()}
+    if settings.as_json:
+        print_json(described)
+        return
+    width = max(map(len, described))
+    for name, line in described.items():
+        click.echo(f"{name:{width}}  {line}{' (default)' if name == DEFAULT_TASK else ''}")
+
+
+@click.command("compare", cls=Command)
+@click.argument("codecs", nargs=-1, metavar="[CODECS]...", shell_complete=complete_specs)
+@options(CompareSettings)
+def compare(settings: CompareSettings, codecs: tuple[str, ...]) -> None:
+    """Train a built-in task with each of CODECS side by side, and without any.
+
+    With --kind neural the gradient with respect to each layer's output goes through the codec inside the backward pass,
+    and weight gradients are averaged exactly. --network adds what a step would take over simulated links. If --cluster
+    has a compute time, the end says what each codec saves between such machines.
+
+    \b
+    Examples:
+      gtrace study compare qsgdinf:bits=3,alq:bits=3,terngrad --seeds 5
+      gtrace study compare int8 --kind neural --shadow 10
+      gtrace study compare --weights optimal5,uniform5 --task fashion-cnn
+      gtrace study compare minmax --policy mqgrad --policy adaptive --network 10MB/s,topology=ps --down same
+      gtrace study compare qsgdinf:bits=3 --plan plan.toml --task digits-cnn
+      gtrace study compare --optimizer onebit-adam --task digits-mlp
+      gtrace study compare eden:bits=2 --every 16 --task char-transformer
+    """
+    _run_study(settings, codecs)
+
+
+@click.command("seeds", cls=Command)
+@click.argument("codecs", nargs=-1, metavar="[CODECS]...", shell_complete=complete_specs)
+@options(SeedsSettings)
+def seeds(settings: SeedsSettings, codecs: tuple[str, ...]) -> None:
+    """Train a built-in task with each of CODECS over several seeds, and say how sure the differences are.
+
+    It is gtrace study compare with 5 seeds instead of one: every number is a mean with its deviation, and accuracy and
+    loss are compared with the uncompressed run of the same seed.
+
+    \b
+    Example:
+      gtrace study seeds qsgdinf:bits=3,alq:bits=3,terngrad --task digits-cnn
+    """
+    _run_study(settings, codecs)
+
+
+def _run_study(settings: CompareSettings, codecs: tuple[str, ...]) -> None:
+    from gtrace.cli.train_task import check_task, run_task
+    from gtrace.codecs import split_specs
+    from gtrace.training.settings import JOINT, JOINT_CODEC
+
+    check_task(settings.task)
+    specs = split_specs(",".join(codecs)) if codecs else []
+    if not specs and not settings.plans:
+        joint = settings.optimizer.partition(":")[0] in JOINT
+        if not joint and settings.weights is None:
+            raise UsageError("name at least one codec, e.g. gtrace study compare qsgdinf:bits=3,alq:bits=3.")
+        specs = [JOINT_CODEC if joint else "none"]
+    run_task(settings, chosen_codecs(settings, specs, settings.sparsity))

@@ -9,6 +9,7 @@ import math
 import secrets
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,11 @@ import click
 
 from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
 from gtrace.cli.console import echo
-from gtrace.cli.options import arguments, check_output, file_name, pick, print_json
+from gtrace.cli.options import arguments, check_output, file_name, load_plugins, pick, print_json
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gtrace.cli.train_settings import TrainSettings
     from gtrace.codecs.assignment import Coding
@@ -123,7 +124,6 @@ def run_one(message: str) -> int:
     Args:
         message: JSON of the program (``target``, ``args``, ``is_module``) and of what to do (``setup``).
     """
-    from gtrace.cli.options import load_plugins
     from gtrace.torch_hooks.launcher import Program
     from gtrace.torch_hooks.processes import seed_libraries
 
@@ -243,8 +243,6 @@ def _rules(texts: tuple[str, ...]) -> list[list[str]]:
 
 def _live() -> Any:
     """Show every record: one line on a terminal that is written over and over, nothing in a pipe."""
-    import time
-
     if not sys.stderr.isatty():
         return None
     shown = [0.0]
@@ -305,27 +303,27 @@ def _conclude(
     return EXIT_OK
 
 
-def _lines(summary: ScriptSummary, setup: dict[str, Any]) -> list[str]:
+def _lines(summary: ScriptSummary, setup: dict[str, Any]) -> Iterator[str]:
     """What a user reads at the end."""
     tally, steps = summary.tally, summary.steps
     each = tally.bits / 8 / steps
     variance = tally.worker_variance
-    lines = [
+    yield (
         f"gtrace: {steps} steps through {setup['codec']}: {tally.bits_per_element:.2f} bits per value "
         f"({tally.ratio:.1f} times smaller than float32, {tally.ratio / 2:.1f} than bf16), "
         f"{size_text(round(each))} a step"
         + (" from each rank" if summary.exchanged else "")
         + f", relative variance {variance:.3g} of one {'outer gradient' if setup['every'] else 'gradient'}"
-    ]
+    )
     if summary.exchanged:
-        lines.append(
+        yield (
             f"gtrace: {summary.world_size} ranks, {setup['exchange']}: this one gave {size_text(tally.wire_bytes)} to "
             f"collectives for others and spent {1000 * tally.wire_seconds / steps:.3g} ms a step in them, "
             f"{1000 * tally.codec_seconds / steps:.3g} ms of CPU time on the codec"
         )
         if tally.down_energy:
             onward = 32 * tally.down_bits * summary.world_size / tally.float32_bits
-            lines.append(
+            yield (
                 f"gtrace: second shot: {onward:.2f} bits per value, "
                 f"relative variance {tally.down_squared_error / tally.down_energy:.3g} of the average"
             )
@@ -334,23 +332,21 @@ def _lines(summary: ScriptSummary, setup: dict[str, Any]) -> list[str]:
             ours = sum(one.relative_variance for one in summary.comparisons) / count
             bf16 = sum(one.bf16_variance for one in summary.comparisons) / count
             seconds = sum(one.bf16_seconds for one in summary.comparisons) / count
-            lines.append(
+            yield (
                 f"gtrace: beside it a bf16 all-reduce, at {count} step{'s' * (count > 1)}: 16 bits, relative variance "
                 f"of the average {bf16:.2g} against {ours:.3g}, {1000 * seconds:.3g} ms"
             )
     elif setup["workers"] > 1:
-        lines.append(
+        yield (
             f"gtrace: each gradient is the mean of {setup['workers']} encodings of the same values, variance "
             f"{tally.relative_variance:.3g}; that is optimistic, because real workers' gradients differ"
         )
     if summary.seconds:
-        lines.append(
-            f"gtrace: the codec took {summary.codec_seconds / summary.seconds:.0%} of the CPU time after the first step"
-        )
+        share = summary.codec_seconds / summary.seconds
+        yield f"gtrace: the codec took {share:.0%} of the CPU time after the first step"
     if summary.log is not None:
         shown = shlex.quote(str(_near(summary.log)))
-        lines.append(f"gtrace: {shown}; next: gtrace report {shown}")
-    return lines
+        yield f"gtrace: {shown}; next: gtrace report {shown}"
 
 
 def _of_children(log: Path, setup: dict[str, Any]) -> list[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gtrace.cli.cluster import ClusterSettings
-from gtrace.cli.completion import complete_spec, complete_specs, complete_task
+from gtrace.cli.groups import complete_spec, complete_specs, complete_task
 from gtrace.cli.options import JSON, CodecSettings
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace.settings import nested, option
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEFAULT_TASK = "digits-cnn"
+#: of options that only ``--help-all`` shows: the calls that take them, and whether a task or a SCRIPT alone has them
+_STUDY: dict[str, Any] = {"advanced": True, "call": ("study",)}
+_TASK = {**_STUDY, "only": "task"}
+_SCRIPT: dict[str, Any] = {"advanced": True, "call": ("script",), "only": "script"}
+_BOTH: dict[str, Any] = {"advanced": True, "call": ("study", "script")}
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,7 @@ class RunSettings:
     )
     workers: int | None = option(
         None,
-        advanced=True,
-        call=("study",),
+        **_STUDY,
         minimum=1,
         help="Simulated workers, each with its own mini-batch; for a SCRIPT, encodings of the same gradient that are "
         "averaged.  [default: 4; 1 for neural gradients and for a SCRIPT]",
@@ -84,35 +88,17 @@ class RunSettings:
     force: bool = option(False, help="Replace an existing run log.")
     codecs: CodecSettings = nested(CodecSettings)
     batch_size: int | None = option(
-        None,
-        only="task",
-        advanced=True,
-        call=("study",),
-        minimum=1,
-        help="Samples of one worker in a step of a task.  [default: the task's]",
+        None, **_TASK, minimum=1, help="Samples of one worker in a step of a task.  [default: the task's]"
     )
-    lr: float | None = option(
-        None,
-        only="task",
-        advanced=True,
-        call=("study",),
-        help="Learning rate at the start of a task.  [default: the task's]",
-    )
+    lr: float | None = option(None, **_TASK, help="Learning rate at the start of a task.  [default: the task's]")
     every: int | None = option(
         None,
-        advanced=True,
-        call=("study", "script"),
+        **_BOTH,
         minimum=1,
         metavar="H",
         help="Workers step alone, and every H steps what their weights changed goes through the codec (DiLoCo).",
     )
-    seed: int = option(
-        0,
-        advanced=True,
-        call=("study", "script"),
-        minimum=0,
-        help="Random seed for model, batches and rounding.",
-    )
+    seed: int = option(0, **_BOTH, minimum=0, help="Random seed for model, batches and rounding.")
     network: str | None = option(
         None,
         only="task",
@@ -132,8 +118,7 @@ class RunSettings:
     )
     refit: str = option(
         DEFAULT_REFIT,
-        advanced=True,
-        call=("study", "script"),
+        **_BOTH,
         help="Steps at which levels and codes are fitted to the gradient; +N repeats. Or: every, once. pooled:STEPS "
         "fits to a decayed mean of up to 10 steps; pooled alone means pooled:0,10,20,50,100,200,500,+1000.",
     )
@@ -145,19 +130,11 @@ class RunSettings:
         "[default: skip; for a SCRIPT pass]",
     )
     min_size: int = option(
-        0,
-        advanced=True,
-        call=("study", "script"),
-        minimum=0,
-        show_default=False,
-        metavar="N",
-        help="Tensors with fewer elements stay exact.",
+        0, **_BOTH, minimum=0, show_default=False, metavar="N", help="Tensors with fewer elements stay exact."
     )
     measure: int | None = option(
         None,
-        only="task",
-        advanced=True,
-        call=("study",),
+        **_TASK,
         minimum=1,
         metavar="K",
         help="Every K steps of a task measure the averaged gradient's errors, as a sweep does, and what the codec's "
@@ -181,25 +158,19 @@ class TrainSettings(RunSettings, CodecChoice):
     )
     exchange: str = option(
         "allgather",
-        only="script",
-        advanced=True,
-        call=("script",),
+        **_SCRIPT,
         metavar="WAY",
         help="Between the ranks of a SCRIPT: allgather, two-shot, ring, hierarchical:RANKS_OF_A_NODE, shared-scale.",
     )
     levels: str = option(
         "own",
-        only="script",
-        advanced=True,
-        call=("script",),
+        **_SCRIPT,
         choices=("own", "common"),
         help="Between the ranks of a SCRIPT: each rank's own levels, or those fitted to all ranks' sketches.",
     )
     compare_every: int = option(
         100,
-        only="script",
-        advanced=True,
-        call=("script",),
+        **_SCRIPT,
         minimum=0,
         metavar="N",
         help="Between the ranks of a SCRIPT: every N steps, also all-reduce in float32 and bfloat16; 0: never.",
@@ -220,15 +191,13 @@ class CompareSettings(RunSettings):
     sparsity: float | None = option(None, advanced=True, help="Sparsity of a codec that has it, e.g. 0.8.")
     layers: str = option(
         "inner",
-        advanced=True,
-        call=("study",),
+        **_STUDY,
         choices=("inner", "all"),
         help="With --kind neural: inner leaves the gradient alone that the last layer gets from the loss.",
     )
     shadow: int | None = option(
         None,
-        advanced=True,
-        call=("study",),
+        **_STUDY,
         minimum=1,
         metavar="K",
         help="With --kind neural: every K steps run the backward pass exactly too, and compare the weight gradients.",
@@ -241,34 +210,24 @@ class CompareSettings(RunSettings):
     )
     optimizer: str = option(
         "",
-        advanced=True,
-        call=("study",),
+        **_STUDY,
         metavar="NAME",
         show_default=False,
         help="sgd, momentum, nesterov, adam, amsgrad, adamw; or onebit-adam, zeroone-adam, which send momentum, "
         "e.g. onebit-adam:warmup=100.  [default: the task's]",
     )
     clip: float | None = option(
-        None,
-        advanced=True,
-        call=("study",),
-        metavar="NORM",
-        help="Largest norm of the averaged gradient.  [default: the task's]",
+        None, **_STUDY, metavar="NORM", help="Largest norm of the averaged gradient.  [default: the task's]"
     )
     down: str = option(
         "",
-        advanced=True,
-        call=("study",),
+        **_STUDY,
         metavar="CODEC",
         show_default=False,
         help="A server sends the average back through this codec; same: through the workers'.",
     )
     eval_every: int | None = option(
-        None,
-        advanced=True,
-        call=("study",),
-        minimum=1,
-        help="Steps between two tests.  [default: a tenth of the steps]",
+        None, **_STUDY, minimum=1, help="Steps between two tests.  [default: a tenth of the steps]"
     )
 
 

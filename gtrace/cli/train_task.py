@@ -1,31 +1,38 @@
-"""A built-in task trained with codecs, for ``gtrace train`` and ``gtrace study``."""
+"""A built-in task trained with codecs, for ``gtrace train`` and ``gtrace study``, and its tables."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import shlex
+import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+import numpy as np
+from scipy import special
+
 from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
-from gtrace.cli.console import echo, step_progress
+from gtrace.cli.console import echo, print_results, step_progress
 from gtrace.cli.options import arguments, check_output, file_name, pick, print_json, words
 from gtrace.cli.train_settings import DEFAULT_TASK
-from gtrace.cli.train_tables import print_seeds, print_table, summarize
 from gtrace.costs import parse_network
 from gtrace.errors import UsageError
+from gtrace.report.names import duration, size
 from gtrace.trackers import Tracking, of_record
 from gtrace.training.tasks import describe_task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gtrace.cli.train_settings import CompareSettings
     from gtrace.codecs.assignment import Coding
     from gtrace.costs import Cluster
     from gtrace.report.analysis.runs import LoggedRun as Logged
     from gtrace.training import RunResult, Study
+    from gtrace.training.settings import Kind
 
 
 def check_task(name: str | None) -> None:
@@ -201,3 +208,250 @@ def _following(
             show(done, total, f"loss {shown}")
 
     return update
+
+
+#: what stands below the table: column -> what it says; columns that are not shown are left out
+_MEANINGS: dict[Kind, dict[str, str]] = {
+    "weight": {
+        "loss": "held-out data, as accuracy",
+        "bits": "per value",
+        "sent": "by one worker in a step",
+        "smaller": "than float32",
+        "variance": "squared error of the averaged gradient over its energy, mean over the steps",
+        "codec CPU": "its part of the steps' CPU time",
+    },
+    "neural": {
+        "loss": "held-out data, as accuracy",
+        "bits": "per value of the gradients of layers' outputs",
+        "a step": "bytes of them, one worker",
+        "smaller": "than float32",
+        "variance": "their squared error over their energy, mean over the steps",
+        "codec CPU": "its part of the steps' CPU time",
+    },
+}
+#: longest spec that is shown on one line
+_NAME = 16
+
+
+CONFIDENCE = 0.95
+#: with fewer seeds an interval is printed, and called what it is
+_ENOUGH = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A number over seeds.
+
+    Attributes:
+        mean: over the seeds.
+        deviation: sample standard deviation; NaN for a single one.
+        reach: half width of the t-interval of the mean; NaN for a single one.
+        count: seeds.
+    """
+
+    mean: float
+    deviation: float
+    reach: float
+    count: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean, deviation and the reach of the 95 % t-interval, of the finite values."""
+    known = np.asarray([value for value in values if math.isfinite(value)], np.float64)
+    n = known.size
+    if n == 0:
+        return Spread(math.nan, math.nan, math.nan, 0)
+    if n == 1:
+        return Spread(float(known[0]), math.nan, math.nan, 1)
+    deviation = float(known.std(ddof=1))
+    reach = float(special.stdtrit(n - 1, 0.5 + CONFIDENCE / 2)) * deviation / math.sqrt(n)
+    return Spread(float(known.mean()), deviation, reach, n)
+
+
+def paired(study: Study, spec: str, number: Callable[[RunResult], float | None]) -> Spread:
+    """Difference to the uncompressed run of the same seed, over the seeds."""
+    by_seed = {(result.run, result.seed): number(result) for result in study.results}
+    differences = []
+    for seed in study.seeds:
+        ours, plain = by_seed.get((spec, seed)), by_seed.get(("none", seed))
+        if ours is not None and plain is not None:
+            differences.append(ours - plain)
+    return spread(differences)
+
+
+def summarize(study: Study) -> list[dict[str, Any]]:
+    """One entry a codec, for JSON: what the table shows."""
+    entries = []
+    for spec in dict.fromkeys(result.run for result in study.results):
+        runs = [result for result in study.results if result.run == spec]
+        entry: dict[str, Any] = {"run": spec, "seeds": len(runs)}
+        for name, number in _NUMBERS.items():
+            found = spread([math.nan if (value := number(one)) is None else value for one in runs])
+            entry[name] = found.mean
+            entry[f"{name}_deviation"] = found.deviation
+        for name in ("accuracy", "loss"):
+            change = paired(study, spec, _NUMBERS[name])
+            entry[f"{name}_change"] = change.mean
+            entry[f"{name}_change_low"] = change.mean - change.reach
+            entry[f"{name}_change_high"] = change.mean + change.reach
+        entries.append(entry)
+    return entries
+
+
+_NUMBERS: dict[str, Callable[[RunResult], float | None]] = {
+    "accuracy": lambda result: result.accuracy,
+    "loss": lambda result: result.loss,
+    "bits_per_value": lambda result: result.tally.bits_per_element,
+    "relative_variance": lambda result: result.relative_variance,
+    "worker_variance": lambda result: result.worker_variance,
+    "weight_error": lambda result: result.weight_error,
+    "step_seconds": lambda result: result.sim_seconds / max(1, result.steps),
+}
+
+
+def print_seeds(study: Study) -> None:
+    """The table on stdout, with what its numbers mean."""
+    entries = summarize(study)
+    accurate = any(math.isfinite(entry["accuracy"]) for entry in entries)
+    timed = any(math.isfinite(entry["step_seconds"]) for entry in entries)
+    name, scale, form = ("accuracy", 100, ".2f") if accurate else ("loss", 1, ".4f")
+
+    def changed(entry: dict[str, Any]) -> str:
+        reach = entry[f"{name}_change_high"] - entry[f"{name}_change"]
+        return "" if entry["run"] == "none" else _with(entry[f"{name}_change"], reach, scale, f"+{form}")
+
+    def of(number: str, scale: float, form: str) -> list[str]:
+        return [_with(entry[number], entry[f"{number}_deviation"], scale, form) for entry in entries]
+
+    columns = {
+        "codec": [entry["run"] for entry in entries],
+        name: of(name, scale, form),
+        "against none": [changed(entry) for entry in entries],
+        "bits": [f"{entry['bits_per_value']:.2f}" for entry in entries],
+        "variance": of("relative_variance", 1, ".3g"),
+    }
+    if study.quantized:
+        columns["weights"] = of("weight_error", 1, ".3g")
+    if timed:
+        columns["a step"] = [_time(entry["step_seconds"]) for entry in entries]
+    console = print_results(columns)
+    settings, seeds = study.settings, study.seeds
+    workers = f"{settings.workers} worker{'s' * (settings.workers > 1)}"
+    text = (
+        f"{study.task.name}: {workers} with {settings.batch_size} samples each, {settings.steps} steps, "
+        f"seeds {seeds[0]} to {seeds[-1]}.\n"
+        f"{'accuracy, in percent' if accurate else 'loss'}: of held-out data, mean and standard deviation over seeds. "
+        "against none: difference to\nthe uncompressed run of the same seed, mean and 95 % t-interval. variance: "
+        "squared error of the average of\nall workers over its energy."
+    )
+    if timed:
+        assert settings.network is not None
+        computed = "measured CPU time, " if settings.network.compute is None else ""
+        text += f" a step: over {settings.network}; {computed}simulated links."
+    if len(seeds) < _ENOUGH:
+        text += f"\n{len(seeds)} seeds describe what happened; differences inside of an interval are noise."
+    if study.quantized:
+        text += f"\n{explain_weights(study)}"
+    console.print(text, soft_wrap=True)
+
+
+def _with(value: float, spread_of: float, scale: float, form: str) -> str:
+    if not math.isfinite(value):
+        return "-"
+    shown = format(scale * value, form)
+    return shown if not math.isfinite(spread_of) else f"{shown} ± {format(scale * spread_of, form.lstrip('+'))}"
+
+
+def print_table(study: Study, logged: dict[tuple[str, int], Logged], target: float) -> None:
+    """The table of one seed on stdout, with what its numbers mean."""
+    settings = study.settings
+    columns = _columns(study, logged, target)
+    print_results(columns)
+    workers = f"{settings.workers} workers with {settings.batch_size} samples each"
+    click.echo(
+        f"{study.task.name}: {workers if settings.workers > 1 else f'1 worker with {settings.batch_size} samples'}, "
+        f"{settings.steps} steps, seed {settings.seed}."
+    )
+    meanings = _MEANINGS[settings.kind].items()
+    click.echo(textwrap.fill(" ".join(f"{name}: {text}." for name, text in meanings if name in columns), 104))
+    if study.quantized:
+        click.echo(explain_weights(study))
+    if settings.network is not None:
+        computed = "measured CPU time, " if settings.network.compute is None else ""
+        click.echo(
+            f"time: of a step over {settings.network}; {computed}simulated links. A bf16 all-reduce: "
+            f"{_time(_bf16(study))}."
+        )
+    if math.isfinite(target):
+        click.echo(f"to loss: simulated time to a training loss of {target:g}, the least that all runs reached.")
+    for result in study.results:
+        if result.shadow.worst is not None:
+            click.echo(
+                "cosine: of weight gradients to the exact ones of the same batch, mean over tensors and shadow\n"
+                f"passes ({result.shadow.steps}). worst: the tensor with the lowest, {result.shadow.worst.tensor}."
+            )
+
+
+def _columns(study: Study, logged: dict[tuple[str, int], Logged], target: float) -> dict[str, list[str]]:
+    """Heading -> a cell for every run."""
+    from gtrace.report.analysis.runs import seconds_to_loss
+
+    settings, results = study.settings, study.results
+    timed, aimed = settings.network is not None, math.isfinite(target)
+    columns = {"codec": [r.run if len(r.run) <= _NAME else r.run.replace(",", ",\n") for r in results]}
+    if any(r.accuracy is not None for r in results):
+        columns["accuracy"] = ["-" if r.accuracy is None else f"{100 * r.accuracy:.1f} %" for r in results]
+    columns["loss"] = [_number(r.loss, "{:.4f}") for r in results]
+    columns["bits"] = [_number(r.tally.bits_per_element, "{:.2f}") for r in results]
+    # A terminal of 80 columns has no room for everything.
+    if not aimed:
+        sent = [r.tally.bits / (settings.workers * max(1, r.steps)) for r in results]
+        columns["a step" if settings.kind == "neural" else "sent"] = [size(one) for one in sent]
+    if not timed and not study.quantized:
+        columns["smaller"] = [_number(r.tally.ratio, "{:.1f}x") for r in results]
+    columns["variance"] = [_number(r.relative_variance, "{:.3g}") for r in results]
+    if any(r.shadow.steps for r in results):
+        columns["cosine"] = ["-" if r.shadow.worst is None else f"{r.shadow.cosine:.4f}" for r in results]
+        columns["worst"] = ["-" if (w := r.shadow.worst) is None else f"{w.cosine:.4f}" for r in results]
+    if study.quantized:
+        columns["weights"] = [_number(r.weight_error, "{:.3g}") for r in results]
+    else:
+        shares = [100 * r.tally.codec_seconds / r.seconds if r.seconds else math.nan for r in results]
+        columns["codec CPU"] = [_number(share, "{:.0f} %") for share in shares]
+    if timed:
+        columns["time"] = [_time(r.sim_seconds / max(1, r.steps)) for r in results]
+    if aimed:
+        columns["to loss"] = [_time(seconds_to_loss(logged[r.run, r.seed], target)) for r in results]
+    return columns
+
+
+def _bf16(study: Study) -> float:
+    """Seconds of a step in which half of float32's bits travelled and nothing else cost anything."""
+    network, plain = study.settings.network, study.results[0]
+    assert network is not None
+    steps, workers = max(1, plain.steps), study.settings.workers
+    values = plain.tally.float32_bits // 32 // workers // steps
+    computed = network.compute
+    if computed is None:
+        computed = (plain.seconds - plain.tally.codec_seconds) / workers / steps
+    return computed + network.transfer(workers, 16.0 * values, values, exact=True)
+
+
+def _number(value: float, form: str) -> str:
+    return form.format(value) if math.isfinite(value) else "-"
+
+
+def _time(seconds: float) -> str:
+    return duration(seconds) if math.isfinite(seconds) else "-"
+
+
+def explain_weights(study: Study) -> str:
+    """What the column on quantized weights says, in words."""
+    total = sum(study.describe()["tensors"].values())
+    first = study.quantized[0]
+    bits = "/".join(dict.fromkeys(f"{one['bits']:.3g}" for one in study.quantized))
+    return (
+        f"weights: squared error of the quantized ones over their energy, in the last step; {bits} bits each,\n"
+        f"{100 * first['elements'] / total:.0f} % of the parameters ({', '.join(first['tensors'])}). The first and the "
+        "last layer,\nbiases and norms are exact, and so is what the optimizer steps."
+    )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.trace.optimizer import OptimizerFacts
+    from gtrace.trace.facts import OptimizerFacts
 
 #: What the bounds of a ratio are widened by: with it 9 of 10 of the measured batches in docs/noise.md agree.
 MISS = 3.0

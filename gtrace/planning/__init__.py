@@ -10,41 +10,31 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gtrace.planning.curves import Curves, curves_of, measure, noise_ratios
-    from gtrace.planning.make import Budget, make_plan
-    from gtrace.planning.plan import Plan, load_plan, save_plan
-    from gtrace.planning.solve import Choice, minimize
+    from gtrace.planning.curves import Curves as Curves
+    from gtrace.planning.curves import curves_of as curves_of
+    from gtrace.planning.curves import measure as measure
+    from gtrace.planning.curves import noise_ratios as noise_ratios
+    from gtrace.planning.make import Budget as Budget
+    from gtrace.planning.make import make_plan as make_plan
+    from gtrace.planning.plan import Plan as Plan
+    from gtrace.planning.plan import load_plan as load_plan
+    from gtrace.planning.plan import save_plan as save_plan
+    from gtrace.planning.solve import Choice as Choice
+    from gtrace.planning.solve import minimize as minimize
 
+#: module -> what comes from it
 _HOMES = {
-    "Budget": "make",
-    "Choice": "solve",
-    "Curves": "curves",
-    "Plan": "plan",
-    "curves_of": "curves",
-    "load_plan": "plan",
-    "make_plan": "make",
-    "measure": "curves",
-    "minimize": "solve",
-    "noise_ratios": "curves",
-    "save_plan": "plan",
+    "gtrace.planning.curves": ("Curves", "curves_of", "measure", "noise_ratios"),
+    "gtrace.planning.make": ("Budget", "make_plan"),
+    "gtrace.planning.plan": ("Plan", "load_plan", "save_plan"),
+    "gtrace.planning.solve": ("Choice", "minimize"),
 }
 
-__all__ = [
-    "Budget",
-    "Choice",
-    "Curves",
-    "Plan",
-    "curves_of",
-    "load_plan",
-    "make_plan",
-    "measure",
-    "minimize",
-    "noise_ratios",
-    "save_plan",
-]
+__all__ = sorted(name for names in _HOMES.values() for name in names)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"gtrace.planning.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'gtrace.planning' has no attribute {name!r}")
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module 'gtrace.planning' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)

@@ -17,8 +17,8 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.spec import codec as build_codec
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.planning import toml
-from gtrace.tabular import Tabular
 from gtrace.trace.files import write_beside
+from gtrace.types import Tabular
 
 if TYPE_CHECKING:
     import os

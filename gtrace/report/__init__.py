@@ -9,75 +9,58 @@ its name, one of ``figure_names``.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gtrace.report.analysis.results import SweepAnalysis
-    from gtrace.report.analysis.run_logs import RunLogAnalysis, analyze_runs
-    from gtrace.report.analysis.sweep import analyze
-    from gtrace.report.inputs import Asked, Report, load_report, make_report, newest_results
-    from gtrace.report.render.files import default_page, write_html, write_report
-    from gtrace.report.render.html import to_html
-    from gtrace.report.render.latex import to_latex
-    from gtrace.report.render.markdown import to_markdown
-    from gtrace.report.render.records import to_csv, to_json, to_json_lines, to_parquet
-    from gtrace.report.render.text import print_report
-    from gtrace.report.sections import answer, draw, figure_names
+    from gtrace.report.analysis.results import SweepAnalysis as SweepAnalysis
+    from gtrace.report.analysis.run_logs import RunLogAnalysis as RunLogAnalysis
+    from gtrace.report.analysis.run_logs import analyze_runs as analyze_runs
+    from gtrace.report.analysis.sweep import analyze as analyze
+    from gtrace.report.files import default_page as default_page
+    from gtrace.report.files import to_csv as to_csv
+    from gtrace.report.files import to_json as to_json
+    from gtrace.report.files import to_json_lines as to_json_lines
+    from gtrace.report.files import to_parquet as to_parquet
+    from gtrace.report.files import write_html as write_html
+    from gtrace.report.files import write_report as write_report
+    from gtrace.report.html import to_html as to_html
+    from gtrace.report.inputs import Asked as Asked
+    from gtrace.report.inputs import Report as Report
+    from gtrace.report.inputs import load_report as load_report
+    from gtrace.report.inputs import make_report as make_report
+    from gtrace.report.inputs import newest_results as newest_results
+    from gtrace.report.sections import answer as answer
+    from gtrace.report.sections import draw as draw
+    from gtrace.report.sections import figure_names as figure_names
+    from gtrace.report.text import print_report as print_report
+    from gtrace.report.text import to_latex as to_latex
+    from gtrace.report.text import to_markdown as to_markdown
 
+#: module -> what comes from it
 _HOMES = {
-    "Asked": "inputs",
-    "Report": "inputs",
-    "RunLogAnalysis": "analysis.run_logs",
-    "SweepAnalysis": "analysis.results",
-    "analyze": "analysis.sweep",
-    "analyze_runs": "analysis.run_logs",
-    "answer": "sections",
-    "default_page": "render.files",
-    "draw": "sections",
-    "figure_names": "sections",
-    "load_report": "inputs",
-    "make_report": "inputs",
-    "newest_results": "inputs",
-    "print_report": "render.text",
-    "to_csv": "render.records",
-    "to_html": "render.html",
-    "to_json": "render.records",
-    "to_json_lines": "render.records",
-    "to_latex": "render.latex",
-    "to_markdown": "render.markdown",
-    "to_parquet": "render.records",
-    "write_html": "render.files",
-    "write_report": "render.files",
+    "gtrace.report.analysis.results": ("SweepAnalysis",),
+    "gtrace.report.analysis.run_logs": ("RunLogAnalysis", "analyze_runs"),
+    "gtrace.report.analysis.sweep": ("analyze",),
+    "gtrace.report.files": (
+        "default_page",
+        "to_csv",
+        "to_json",
+        "to_json_lines",
+        "to_parquet",
+        "write_html",
+        "write_report",
+    ),
+    "gtrace.report.html": ("to_html",),
+    "gtrace.report.inputs": ("Asked", "Report", "load_report", "make_report", "newest_results"),
+    "gtrace.report.sections": ("answer", "draw", "figure_names"),
+    "gtrace.report.text": ("print_report", "to_latex", "to_markdown"),
 }
 
-__all__ = [
-    "Asked",
-    "Report",
-    "RunLogAnalysis",
-    "SweepAnalysis",
-    "analyze",
-    "analyze_runs",
-    "answer",
-    "default_page",
-    "draw",
-    "figure_names",
-    "load_report",
-    "make_report",
-    "newest_results",
-    "print_report",
-    "to_csv",
-    "to_html",
-    "to_json",
-    "to_json_lines",
-    "to_latex",
-    "to_markdown",
-    "to_parquet",
-    "write_html",
-    "write_report",
-]
+__all__ = sorted(name for names in _HOMES.values() for name in names)  # noqa: PLE0605
 
 
-def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"gtrace.report.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'gtrace.report' has no attribute {name!r}")
+def __getattr__(name: str) -> Any:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module 'gtrace.report' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from gtrace.errors import TraceError, UsageError
 from gtrace.planning.plan import is_plan, load_plan
 from gtrace.planning.toml import SUFFIXES as PLAN_SUFFIXES
-from gtrace.report.analysis.groups import TensorGroup, group_tensors
 from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool, analyze_runs, pool_runs
 from gtrace.report.analysis.savings import Savings, savings_of_runs, savings_of_sweep
 from gtrace.report.analysis.side_by_side import SideBySide, compare_sweeps
 from gtrace.report.analysis.sweep import analyze
+from gtrace.report.analysis.tensors import TensorGroup, group_tensors
 from gtrace.report.analysis.traces import TraceSummary, summarize_trace
 from gtrace.report.names import number
 from gtrace.runlog import read_runlog
 from gtrace.sweep.store import ResultStore, SweepResult
-from gtrace.trace.times import StepTimes
+from gtrace.trace.facts import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,7 @@ class Asked:
 
     Attributes:
         pairs: specs of configurations to be compared within each sweep as they are.
-        groups: of tensors, as :func:`gtrace.report.analysis.groups.group_tensors` reads them.
+        groups: of tensors, as :func:`gtrace.report.analysis.tensors.group_tensors` reads them.
         batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
         cluster: for which savings are computed, if it has a compute time; its ranks are the workers.
         workers: for how many codecs are compared; None takes those of the run that was captured.

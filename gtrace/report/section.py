@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from gtrace.report.names import MISSING, number
 from gtrace.report.statistics import Interval
-from gtrace.tabular import Tabular
+from gtrace.types import Tabular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -270,7 +270,7 @@ class Numbers:
     """What a section says, for other programs.
 
     Attributes:
-        json: entries by the list of :func:`gtrace.report.render.records.to_json` that each belongs to.
+        json: entries by the list of :func:`gtrace.report.files.to_json` that each belongs to.
         records: lines of JSON, each with its kind as ``record``.
         rows: records by the CSV file that they belong to.
     """

@@ -225,7 +225,8 @@ def _written(
     if choice.answer == "nothing is safe" or chosen is None:
         limit = f"{SAFE_COST:.0%} of the batch" if analysis.safety.known else f"{ERROR_LIMIT:.0%} of gradient energy"
         kept = "" if savings is None else f"; bf16 saves {_saved(plain['bf16'], plain['none'])}"
-        sentence = f"don't compress: none of {_codecs(analysis)} stays below {limit}"
+        tried = {c.spec for c in analysis.configurations if c.method not in _PLAIN}
+        sentence = f"don't compress: none of {count(len(tried), 'codec')} stays below {limit}"
         return Verdict(choice.answer, sentence, f"nothing{kept}", "nothing", confidence)
     configuration = next((c for c in analysis.configurations if c.spec == chosen.codec), None)
     if choice.answer == "do not compress":
@@ -293,10 +294,6 @@ def _saved(row: Saving, reference: Saving) -> str:
 def lost(error: float) -> str:
     """A share of gradient energy as verdicts and the table beside them show it."""
     return f"{number(100 * error)}%" if math.isfinite(error) else MISSING
-
-
-def _codecs(analysis: SweepAnalysis) -> str:
-    return count(len({c.spec for c in analysis.configurations if c.method not in _PLAIN}), "codec")
 
 
 def _confidence(

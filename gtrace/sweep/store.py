@@ -41,7 +41,7 @@ from gtrace.sweep.schema import (
     create,
     nonfinite_line,
 )
-from gtrace.tabular import Tabular
+from gtrace.types import Tabular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gtrace.errors import TraceError, printable
-from gtrace.trace.io.foreign import TensorFile, join_name
-from gtrace.trace.io.guard import Entry
+from gtrace.trace.foreign import TensorFile, join_name
+from gtrace.trace.guard import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ class StateDictFile(TensorFile):
                 yield from self._found(join_name(name, str(key)), item, depth + 1)
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[np.generic]:
-        """See :class:`gtrace.trace.io.foreign.TensorFile`."""
+        """See :class:`gtrace.trace.foreign.TensorFile`."""
         tensor = self._tensors[entry.name]
         if tensor.layout is not torch.strided:
             tensor = tensor.to_dense()

@@ -113,7 +113,7 @@ class StepClock:
             self._ask(models())
 
     def describe(self) -> dict[str, Any]:
-        """What is known, the fields of :class:`gtrace.trace.times.StepTimes`."""
+        """What is known, the fields of :class:`gtrace.trace.facts.StepTimes`."""
         recorded = not self._found[False]
         found = self._found[recorded]
         if not found:

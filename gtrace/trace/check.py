@@ -15,9 +15,9 @@ from gtrace.errors import TraceError, UsageError
 from gtrace.trace import format as layout
 from gtrace.trace.files import beside, dead_leftovers, move_in, remove
 from gtrace.trace.format import SKETCH
-from gtrace.trace.io.remote import is_hdf5, place_of
 from gtrace.trace.journal import NAME, being_written
 from gtrace.trace.reader import open_source
+from gtrace.trace.remote import is_hdf5, place_of
 from gtrace.trace.rows import RowStatistics, checksum, checksum_bytes, row_statistics, verify
 from gtrace.trace.sketches import SketchPlan, unpack_row
 from gtrace.trace.source import MemoryStream, TraceSource

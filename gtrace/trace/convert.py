@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from gtrace.errors import OutputExistsError, TraceError, UsageError, suggest
 from gtrace.trace.files import HDF5_SUFFIXES, beside, check_place, move_in, remove
 from gtrace.trace.format import SECOND_MOMENT, SKETCH
-from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.reader import Trace, open_source, open_trace
+from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.sketches import DEFAULT_SKETCHES, SketchPlan, SketchRow
 from gtrace.trace.writer import create_trace
 from gtrace.trace.zarr import is_gtrace_zarr, write_zarr
@@ -152,7 +152,8 @@ def sketch_trace(
         attrs = {key: value for key, value in source.attrs.items() if key not in _OWN}
         with create_trace(output, force=force, attrs=attrs, sketch=plan) as writer:
             tensors_of = [
-                (key, [_Rewritten(source, info, plan) for info in infos if _is_in(info, key)]) for key in source.streams
+                (key, [_Rewritten(source, info, plan) for info in infos if info.stream == key])
+                for key in source.streams
             ]
             total = sum(tensor.size.size for _, members in tensors_of for tensor in members)
             done = 0
@@ -187,10 +188,6 @@ def _chosen(source: Trace, globs: Sequence[str]) -> list[TensorInfo]:
     if not globs:
         return there
     return [info for info in there if any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
-
-
-def _is_in(info: TensorInfo, key: StreamKey) -> bool:
-    return (info.rank, info.kind, info.optimizer) == key
 
 
 def _keeps_sketches(info: TensorInfo, plan: SketchPlan) -> bool:

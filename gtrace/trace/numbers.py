@@ -61,7 +61,7 @@ def numbers_of(key: StreamKey, names: Sequence[str], rows: Rows) -> Iterator[tup
 def numbers_of_trace(trace: Trace) -> Iterator[tuple[dict[str, float], int]]:
     """:func:`numbers_of` all steps of the first rank, optimizer by optimizer."""
     for key in trace.streams:
-        infos = [info for info in trace.tensors if (info.rank, info.kind, info.optimizer) == key]
+        infos = [info for info in trace.tensors if info.stream == key]
         if key.rank or not infos:
             continue
         scalars = trace.scalars(**key._asdict())

@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, Typ
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, printable, suggest
-from gtrace.tabular import Tabular
+from gtrace.trace.facts import OptimizerFacts
 from gtrace.trace.files import LOCAL
 from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VALUES, VERSION, StreamKey, TensorSpec
-from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of
-from gtrace.trace.optimizer import OptimizerFacts
+from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.rows import checksum, checksum_bytes, rechunk, verify
 from gtrace.trace.sketches import SketchPlan, SketchRow, sketch_name, unpack_row
 from gtrace.trace.source import refuse
 from gtrace.trace.writer import source_of
 from gtrace.trace.zarr import open_zarr
-from gtrace.types import SummarySpec
+from gtrace.types import SummarySpec, Tabular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,6 +100,11 @@ class TensorInfo:
     sketches: tuple[SummarySpec, ...] = ()
     merged: int = 1
     mantissa: int = 0
+
+    @property
+    def stream(self) -> StreamKey:
+        """The sequence of steps that it belongs to."""
+        return StreamKey(self.rank, self.kind, self.optimizer)
 
     @classmethod
     def of(cls, key: StreamKey, spec: TensorSpec, name: str) -> TensorInfo:
@@ -332,8 +336,8 @@ class Trace(Tabular):
         # A row that is not kept was decoded for this call and may be as large as memory: do not copy it again.
         # Kernels are compiled for arrays that can be written.
         alone = chunk.rows.nbytes > LARGEST_KEPT and len(chunk.rows) == 1
-        anew = None if chunk.rows.flags.writeable and (alone or not copy) else True
-        values = np.array(chunk.rows[row - chunk.first][:valid], np.float32, order="C", copy=anew)
+        copied = None if chunk.rows.flags.writeable and (alone or not copy) else True
+        values = np.array(chunk.rows[row - chunk.first][:valid], np.float32, order="C", copy=copied)
         if row not in chunk.verified:
             verify(checksum(values), stream.statistic("crc32c")[row, spec.index], about)
             chunk.verified.add(row)
@@ -594,7 +598,7 @@ def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refu
     """The source of the trace at a place; ``tolerate`` is called with damage that leaves other parts readable.
 
     Args:
-        place: a path of this machine, or another address, see :func:`gtrace.trace.io.remote.place_of`.
+        place: a path of this machine, or another address, see :func:`gtrace.trace.remote.place_of`.
         tolerate: raises by default.
 
     Raises:

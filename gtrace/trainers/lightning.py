@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 
-from gtrace.trainers.watch import TrainerWatch
+from gtrace.trainers import TrainerWatch
 
 if TYPE_CHECKING:
     from pathlib import Path

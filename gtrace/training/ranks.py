@@ -42,10 +42,6 @@ if TYPE_CHECKING:
     Values: TypeAlias = Vector | NotFinite | None
 
 
-#: bits of a sum of codes at most
-_SUM_BITS = 16
-
-
 class RankPlace(Protocol):
     """A rank among the others."""
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gtrace.codecs.base import Rounds
     from gtrace.training.ranks import RankCodecs, Values
     from gtrace.training.vectors import Vector
+    from gtrace.types import Role
 
     #: an exchange whose result is float32[n] of each tensor
     Averaging: TypeAlias = Exchanging[list[Vector]]
@@ -116,20 +117,40 @@ def _sent_on(codecs: RankCodecs, cut: Cut, step: int, half: Half) -> Averaging:
     return averages
 
 
+def _owned(codecs: RankCodecs, pieces: Sequence[Piece]) -> list[list[int]]:
+    """The places of each rank's own pieces."""
+    return [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(codecs.place.size)]
+
+
 def _first_shot(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Values], step: int) -> Averaging:
     """Send every piece to its owner; returns the averages of this rank's own pieces, in order."""
+    everyone = range(codecs.place.size)
+    return (yield from _averaged_among(codecs, pieces, parts, step, everyone, _owned(codecs, pieces)))
+
+
+def _averaged_among(
+    codecs: RankCodecs,
+    pieces: Sequence[Piece],
+    parts: Sequence[Values],
+    step: int,
+    among: Sequence[int],
+    places: Sequence[Sequence[int]],
+    counted: Role = "up",
+) -> Averaging:
+    """Send each of some ranks the pieces at its places; returns the averages of those of this rank, in order."""
     rank, size = codecs.place.rank, codecs.place.size
     messages = yield from codecs.encode(pieces, parts, "up", step)
     # Nobody sends a rank its own pieces back, but its memory needs the decoded values.
     own = codecs.decode(pieces, messages, "up", rank)
-    codecs.settle(pieces, parts, own, "up")
-    owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
-    frames = yield [pack([messages[k] for k in chosen]) for chosen in owned]
-    mine = [pieces[k] for k in owned[rank]]
+    codecs.settle(pieces, parts, own, "up", counted=counted)
+    frames = yield [pack([messages[k] for k in places[one]]) if one in among else b"" for one in range(size)]
+    mine = [pieces[k] for k in places[rank]]
     # A receiver takes each message once: it may add it to what it holds.
     gathered = [
-        [own[k] for k in owned[rank]] if one == rank else codecs.decode(mine, unpack(frame, len(mine)), "up", one)
-        for one, frame in enumerate(frames)
+        [own[k] for k in places[rank]]
+        if one == rank
+        else codecs.decode(mine, unpack(frames[one], len(mine)), "up", one)
+        for one in among
     ]
     return [piece.mean(arrived) for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True)]
 
@@ -139,7 +160,7 @@ def _send_on(
 ) -> Exchanging[None]:
     """Send the averages of this rank's own pieces to all, and write those of all into ``targets``."""
     rank, size = codecs.place.rank, codecs.place.size
-    owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
+    owned = _owned(codecs, pieces)
     mine = [pieces[k] for k in owned[rank]]
     finite: list[Values] = [NOT_FINITE if vectors.count_nonfinite(total) else total for total in sums]
     onward = pack((yield from codecs.encode(mine, finite, "down", step)))
@@ -253,35 +274,12 @@ def _hierarchical(
     codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int, *, node: int
 ) -> Averaging:
     rank, size = codecs.place.rank, codecs.place.size
-    messages = yield from codecs.encode(pieces, parts, "up", step)
-    decoded = codecs.decode(pieces, messages, "up", rank)
-    codecs.settle(pieces, parts, decoded, "up")
     beside = range(rank - rank % node, rank - rank % node + node)
-    place = [[k for k, piece in enumerate(pieces) if piece.owner % node == one % node] for one in range(size)]
-    frames = yield [pack([messages[k] for k in place[one]]) if one in beside else b"" for one in range(size)]
-    mine = [pieces[k] for k in place[rank]]
-    gathered = [
-        [decoded[k] for k in place[rank]]
-        if one == rank
-        else codecs.decode(mine, unpack(frames[one], len(mine)), "up", one)
-        for one in beside
-    ]
-    sums = [piece.mean(arrived) for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True)]
-    nodes = [replace(piece, name=f"{piece.name}+nodes") for piece in mine]
-    onward = yield from codecs.encode(nodes, sums, "up", step)
-    decoded = codecs.decode(nodes, onward, "up", rank)
-    codecs.settle(nodes, sums, decoded, "up", counted="down")
-    own = [[k for k, piece in enumerate(mine) if piece.owner == one] for one in range(size)]
-    frames = yield [pack([onward[k] for k in own[one]]) for one in range(size)]
-    final = [nodes[k] for k in own[rank]]
+    places = [[k for k, piece in enumerate(pieces) if piece.owner % node == one % node] for one in range(size)]
+    sums = yield from _averaged_among(codecs, pieces, parts, step, beside, places)
+    nodes = [replace(pieces[k], name=f"{pieces[k].name}+nodes") for k in places[rank]]
     across = range(rank % node, size, node)
-    gathered = [
-        [decoded[k] for k in own[rank]]
-        if one == rank
-        else codecs.decode(final, unpack(frames[one], len(final)), "up", one)
-        for one in across
-    ]
-    return [piece.mean(arrived) for piece, arrived in zip(final, zip(*gathered, strict=True), strict=True)]
+    return (yield from _averaged_among(codecs, nodes, sums, step, across, _owned(codecs, nodes), "down"))
 
 
 def _sums_of_codes(
@@ -309,7 +307,7 @@ def _sums_of_codes(
         codecs.tally.add_sent(vectors.on_host(part), own)
         packed.append(pack_fixed(codes, width_for(_integers(parts).size)))
         codecs.tally.payload_bits += 8 * (len(packed[-1]) + scale.nbytes)
-    owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
+    owned = _owned(codecs, pieces)
     frames = yield [join([packed[k] for k in chosen]) for chosen in owned]
     mine = owned[codecs.place.rank]
     sums = [np.zeros(pieces[k].size, np.int64) for k in mine]
@@ -327,7 +325,7 @@ def _sums_of_codes(
 
 def _means_of_codes(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int) -> Averaging:
     sums, mean = yield from _sums_of_codes(codecs, pieces, parts, step)
-    mine = [k for k, piece in enumerate(pieces) if piece.owner == codecs.place.rank]
+    mine = _owned(codecs, pieces)[codecs.place.rank]
     return [mean(k, total) for k, total in zip(mine, sums, strict=True)]
 
 
@@ -335,7 +333,7 @@ def _shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[V
     size = codecs.place.size
     averages, pieces, cuts, targets = cut_up(whole, values, size)
     sums, mean = yield from _sums_of_codes(codecs, pieces, cuts, step)
-    owned = [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(size)]
+    owned = _owned(codecs, pieces)
     mine = owned[codecs.place.rank]
     widths = [_wide(cast("Composed", _inside(piece.codec)).parts, size) for piece in pieces]
     onward = [pack_fixed(total.astype(np.uint16), widths[k]) for total, k in zip(sums, mine, strict=True)]

@@ -24,15 +24,15 @@ from gtrace.costs import Cluster, time_step
 from gtrace.errors import OutputExistsError, ScriptError, UsageError
 from gtrace.planning import Budget, curves_of, make_plan, save_plan
 from gtrace.report.analysis.savings import PAYLOADS, savings_of_sweep
+from gtrace.report.files import write_report
 from gtrace.report.inputs import Asked, make_report
-from gtrace.report.render.files import write_report
 from gtrace.report.verdict import candidates_of, choose, verdict_of
 from gtrace.sweep import run_sweep
 from gtrace.sweep.quick import BITS, quick_steps
 from gtrace.sweep.run import expand
 from gtrace.torch_hooks.launcher import Program
 from gtrace.trace import open_trace
-from gtrace.trace.times import StepTimes
+from gtrace.trace.facts import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

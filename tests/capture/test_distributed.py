@@ -19,7 +19,7 @@ import gtrace
 from gtrace.capture.options import parse_steps
 from gtrace.trace import open_trace
 from gtrace.trace.choose import agreement
-from gtrace.trace.times import StepTimes
+from gtrace.trace.facts import StepTimes
 
 STEPS = 3
 

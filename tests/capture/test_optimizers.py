@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gtrace
 from gtrace.capture.options import parse_steps
-from gtrace.trace.io.exporting import ExportChoice, export_trace
+from gtrace.trace.exporting import ExportChoice, export_trace
 
 
 class Generator(nn.Sequential):

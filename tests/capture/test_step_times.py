@@ -11,7 +11,7 @@ from torch import nn
 from gtrace.capture.options import EveryStep
 from gtrace.costs import parse_cluster
 from gtrace.torch_hooks.times import StepClock
-from gtrace.trace.times import StepTimes
+from gtrace.trace.facts import StepTimes
 
 FORWARD, BACKWARD, AFTER = 0.004, 0.006, 0.002
 

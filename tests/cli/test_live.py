@@ -18,7 +18,7 @@ import pytest
 from helpers_capture import Command, environment, write_script
 
 from gtrace.cli import watch
-from gtrace.cli.live import WHOLE, LiveView
+from gtrace.cli.capture import WHOLE, LiveView
 from gtrace.trace import create_trace
 
 #: What the view writes: its lines with the cursor put back, and the room that it makes for them.

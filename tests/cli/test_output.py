@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers_trace import write_arrays
 
-from gtrace.report.render.records import csv_text
+from gtrace.report.files import csv_text
 
 #: C1 controls, DEL, overrides of the direction, a tag beyond the basic plane, and a sequence that names the window
 ACTS = "a\x9b31m\x7f\u202eb\x1b]0;x\x07\x85\u2028\u2066\U000e0001"

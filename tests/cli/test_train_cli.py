@@ -1,3 +1,5 @@
+"""``gtrace train`` and ``gtrace study`` on built-in tasks."""
+
 import itertools
 import json
 import os
@@ -158,3 +160,113 @@ def test_the_tasks_are_listed(call, succeed):
     out, _ = succeed("study", "tasks")
     assert [line.split()[0] for line in out.splitlines()] == list(task_names())
     assert list(json.loads(call("study", "tasks", "--json").stdout)) == list(task_names())
+
+
+def test_the_command_says_what_was_chosen(tmp_path, succeed):
+    words = "study compare minmax:bits=4 --task digits-mlp --steps 12 --batch-size 2 --workers 2 --down same"
+    words += " --min-size 500"
+    words += " --network 1MB/s,topology=ps,compute=0.5s --policy fixed --policy schedule:0=2,6=3"
+    out, _ = succeed(*words.split(), "--json")
+    told = json.loads(out)
+    assert [run["run"] for run in told["runs"]] == ["none", "minmax:bits=4", "minmax@schedule:0=2,6=3"]
+    assert [run["codec_bits"] for run in told["runs"]] == [[], [], [[0, 2], [6, 3]]]
+    assert told["runs"][1]["down_bits"] > 0 == told["runs"][0]["down_bits"]
+    assert told["output"] == "digits-mlp-compare.jsonl"
+    reached = [run["seconds_to_common_loss"] for run in told["runs"] if not run["diverged"]]
+    assert any(seconds is not None and 0 < seconds <= told["runs"][0]["sim_seconds"] for seconds in reached)
+    head = read_runlog(tmp_path / "digits-mlp-compare.jsonl")[0]
+    assert head["command"].endswith(
+        "--network 8Mbit/s,latency=0s,topology=ps,compute=0.5s --min-size 500 --down same "
+        "--policy fixed --policy schedule:0=2,6=3"
+    )
+    out, _ = succeed(*head["command"].split()[1:], "--force")
+    assert "bits of minmax@schedule:0=2,6=3: 2, 3 from 6" in out
+    assert "to loss: simulated time to a training loss of" in out
+    assert "sent:" not in out
+
+
+def test_scripts_are_refused_in_one_line(tmp_path, refuse):
+    (tmp_path / "s.py").write_text("")
+    err = refuse("train", "--codec", "minmax", "--policy", "mqgrad", str(tmp_path / "s.py"))
+    assert "gtrace.training.MQGrad" in err
+
+
+def test_a_table_with_the_error_of_the_weights(succeed):
+    out, err = succeed("study", "compare", "--weights", "optimal5,uniform5", *SMALL)
+    lines = out.splitlines()
+    assert "warning" not in err
+    assert lines[0].split() == ["codec", "accuracy", "loss", "bits", "sent", "variance", "weights"]
+    assert lines[1].split()[-1] == "-"
+    optimal, uniform = (float(line.split()[-1]) for line in lines[2:4])
+    assert 0 < optimal <= uniform < 0.2
+    assert "2.32 bits each,\n63 % of the parameters (fc2.weight)" in out
+    assert "digits-mlp-weights-optimal5-uniform5.jsonl" in out
+
+
+def test_json_and_the_command_of_the_log(folder, succeed):
+    arguments = ["alq:bits=4", "--weights", "optimal7", *SMALL]
+    out, _ = succeed("study", "compare", *arguments, "-o", "a.jsonl", "--json")
+    summary = json.loads(out)
+    assert [run["run"] for run in summary["runs"]] == ["none", "alq:bits=4 weights=optimal7"]
+    assert summary["weights"][0]["tensors"] == ["fc2.weight"]
+    assert summary["runs"][0]["weight_error"] is None
+    assert 0 < summary["runs"][1]["weight_error"] < 1
+    assert "--weights optimal7" in read_runlog(folder / "a.jsonl")[0]["command"]
+
+
+def test_seeds_show_the_error_of_the_weights(succeed):
+    out, _ = succeed("study", "seeds", "--weights", "optimal3", "--seeds", "2", *SMALL)
+    assert out.splitlines()[0].split()[-1] == "weights"
+    assert "1.58 bits each" in out
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "said"),
+    [
+        ("optimal1", [], "levels of weights: 1 is not between 2 and 256"),
+        ("common5", [], "levels of weights: 'common' is unknown"),
+        ("optimal", [], "levels of weights: 'optimal' needs a placement and a count, e.g. optimal5."),
+        ("optimal5", ["--kind", "neural"], "choose kind weight"),
+    ],
+)
+def test_what_are_not_levels_is_said_in_one_line(refuse, weights, options, said):
+    assert said in refuse("study", "compare", "--weights", weights, *options)
+
+
+SHORT = ("--steps", 3, "--workers", 2, "--task", "digits-mlp", "--json")
+
+
+@pytest.mark.parametrize(
+    ("words", "log", "runs"),
+    [
+        (("--optimizer", "onebit-adam"), "digits-mlp-onebit-adam.jsonl", ["none", "onebit-adam"]),
+        (("bf16", "--every", 2), "digits-mlp-bf16-every2.jsonl", ["none", "bf16 every=2"]),
+    ],
+)
+def test_a_study_needs_few_words_and_its_command_repeats_it(call, words, log, runs):
+    code, out, err = call("study", "compare", *words, *SHORT)
+    assert code == 0, err
+    assert [run["run"] for run in json.loads(out)["runs"]] == runs
+    with open(log) as file:
+        study = json.loads(file.readline())
+    assert study["kind"] == "outer"
+    assert " ".join(map(str, words[-2:])) in study["command"]
+    code, out, err = call("report", log, "--full")
+    assert code == 0, err
+    assert runs[1] in out
+    # Its arithmetic is that of an exchange at every step.
+    assert call("report", log, "--cluster", "8x1Gbit/s,20ms").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("study", "compare"), "name at least one codec"),
+        (("study", "compare", "bf16", "--every", 2, "--cluster", "8x1Gbit/s,20ms"), "leave out every=2"),
+        (("study", "compare", "bf16", "--every", 2, "--network", "1Gbit/s"), "leave out every=2"),
+        (("study", "compare", "bf16", "--every", 2, "--kind", "neural"), "leave out every=2"),
+        (("train", "--codec", "bf16", "--every", 2, "--cluster", "8x1Gbit/s,20ms", "train.py"), "leave out --every"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(refuse, words, said):
+    assert said in refuse(*words)

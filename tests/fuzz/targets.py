@@ -34,17 +34,17 @@ from gtrace.coding.envelope import open_envelope, seal
 from gtrace.costs import Network
 from gtrace.errors import TraceError
 from gtrace.planning import Budget, make_plan, save_plan
+from gtrace.report.html import pieces
 from gtrace.report.inputs import make_report
-from gtrace.report.render.html import pieces
-from gtrace.report.render.text import print_report
 from gtrace.report.section import Cell, Column, Table
+from gtrace.report.text import print_report
 from gtrace.runlog import RunLogWriter
 from gtrace.schedule import RefitSchedule
 from gtrace.sweep import ResultStore, expand
 from gtrace.testing import fitted
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace.io.foreign import READERS
-from gtrace.trace.io.guard import Guard
+from gtrace.trace.foreign import READERS
+from gtrace.trace.guard import Guard
 from gtrace.trace.journal import parse_journal
 from gtrace.trace.sketches import SketchPlan
 from gtrace.types import Key

@@ -30,8 +30,7 @@ from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import FIGURES
 from gtrace.report.figures import sweep as figures
 from gtrace.report.figures.charts import draw_chart
-from gtrace.report.figures.style import _METHODS, DARK, look
-from gtrace.report.figures.svg import render
+from gtrace.report.figures.style import _METHODS, DARK, look, render
 from gtrace.report.names import shorten_all
 from gtrace.report.section import Chart, Curve, Panel
 from gtrace.report.sections import charts
@@ -129,7 +128,7 @@ def test_a_run_with_a_prefix_is_named_and_drawn_as_its_codec_with_one(tmp_path):
 
 
 def test_gallery_offers_what_there_is(sweep, runs):
-    ours, theirs = sweep_figures(sweep), run_figures(runs)
+    ours, theirs = list(sweep_figures(sweep)), list(run_figures(runs))
     shown = " ".join(plate.name for plate in ours)
     assert shown == "rate-distortion variance-over-steps layers bits-over-steps wasserstein"
     shown = " ".join(plate.name for plate in theirs)

@@ -14,14 +14,12 @@ from rich.console import Console
 
 from gtrace.cli.options import print_json
 from gtrace.errors import UsageError
+from gtrace.report.files import all_records, plain, to_csv, to_json, to_json_lines, to_parquet
 from gtrace.report.inputs import Asked, make_report
 from gtrace.report.names import literal
-from gtrace.report.render.latex import latex_text, to_latex
-from gtrace.report.render.markdown import markdown_text, to_markdown
-from gtrace.report.render.records import all_records, plain, to_csv, to_json, to_json_lines, to_parquet
-from gtrace.report.render.text import print_report
 from gtrace.report.section import flat
 from gtrace.report.sections import sections
+from gtrace.report.text import latex_text, markdown_text, print_report, to_latex, to_markdown
 
 
 def stateful():

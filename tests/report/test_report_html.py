@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 from helpers_report import EVIL, LAYERS, result_of, row, rows_of
 
+from gtrace.report.html import flatten, to_html
 from gtrace.report.inputs import make_report
-from gtrace.report.render.html import flatten, to_html
 from gtrace.report.sections.charts import FRONT
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}

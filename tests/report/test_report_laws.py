@@ -30,7 +30,9 @@ def test_a_section_per_kind(tmp_path, monkeypatch):
     # Drawing is tested figure by figure.
     for name in ("distribution", "distances_over_steps", "spread_over_steps", "format_errors", "sparsity"):
         monkeypatch.setattr(figures, name, lambda _section: None)
-    monkeypatch.setattr("gtrace.report.figures.svg.inline_svg", lambda _figure, prefix, _: f'<svg id="{prefix}"></svg>')
+    monkeypatch.setattr(
+        "gtrace.report.figures.style.inline_svg", lambda _figure, prefix, _: f'<svg id="{prefix}"></svg>'
+    )
     path = write_laws(tmp_path / "t.zarr", kinds=("weight", "neural"), steps=(0,))
     report = load_report([path])
     assert [laws.kind for laws in report.traces[0].laws] == ["weight", "neural"]

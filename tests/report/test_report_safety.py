@@ -15,13 +15,12 @@ from gtrace.noise import NoiseCosts, NoisePrediction
 from gtrace.report import analyze, answer
 from gtrace.report.analysis.safety import NOT_ASKED, NOT_MEASURED, cost_in_words, outlook_of, part_in_words, verdict_on
 from gtrace.report.figures.sweep import layer_heatmap, rate_distortion
+from gtrace.report.files import to_json
+from gtrace.report.html import to_html
 from gtrace.report.inputs import Asked, make_report
 from gtrace.report.names import MISSING, number
-from gtrace.report.render.html import to_html
-from gtrace.report.render.markdown import to_markdown
-from gtrace.report.render.records import to_json
 from gtrace.report.sections import charts, sections
-from gtrace.report.sections.safety import (
+from gtrace.report.sections.checks import (
     least_over_noise,
     noise_table,
     over_noise_sentence,
@@ -29,6 +28,7 @@ from gtrace.report.sections.safety import (
     safety_table,
 )
 from gtrace.report.statistics import ratio_of_sums
+from gtrace.report.text import to_markdown
 from gtrace.sweep.gradient_noise import NOISE
 
 STEPS = range(40)

@@ -11,9 +11,8 @@ from gtrace.costs import Cluster, Network, sent, time_step
 from gtrace.report import analyze, draw, figure_names, make_report, to_json
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.report.analysis.savings import savings_of_runs, savings_of_sweep
+from gtrace.report.files import csv_tables, write_report
 from gtrace.report.inputs import Asked
-from gtrace.report.render.files import write_report
-from gtrace.report.render.records import csv_tables
 from gtrace.report.sections import sections
 from gtrace.report.sections.savings import savings_records, savings_table, savings_verdict
 

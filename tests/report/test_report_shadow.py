@@ -7,11 +7,11 @@ from helpers_report import write_runs
 
 from gtrace.errors import TraceError
 from gtrace.report.analysis.run_logs import analyze_runs
+from gtrace.report.html import to_html
 from gtrace.report.inputs import make_report
-from gtrace.report.render.html import to_html
-from gtrace.report.render.markdown import to_markdown
 from gtrace.report.sections.charts import weight_gradient_cosines
 from gtrace.report.sections.training import run_figures, run_table, runs_verdict, shadow_table
+from gtrace.report.text import to_markdown
 from gtrace.runlog import read_runlog
 
 RUN = "qsgdinf:bits=3"

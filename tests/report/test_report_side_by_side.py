@@ -5,9 +5,9 @@ import pytest
 from helpers_report import result_of, row, write_runs
 from scipy import stats
 
+from gtrace.report.files import all_records, to_json
 from gtrace.report.inputs import make_report
-from gtrace.report.render.markdown import to_markdown
-from gtrace.report.render.records import all_records, to_json
+from gtrace.report.text import to_markdown
 
 STEPS = tuple(range(0, 300, 10))
 

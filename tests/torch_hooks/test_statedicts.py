@@ -11,7 +11,7 @@ import torch
 
 from gtrace.cli.trace import STATE_DICTS
 from gtrace.errors import TraceError
-from gtrace.trace.io.guard import Guard
+from gtrace.trace.guard import Guard
 
 
 @pytest.fixture(scope="module")

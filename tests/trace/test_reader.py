@@ -1,5 +1,8 @@
 """Reading in the order of a sweep: chunks are decoded once, memory is bounded, threads do not disturb each other."""
 
+from __future__ import annotations
+
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,9 +10,11 @@ import numpy as np
 import pytest
 from helpers_trace import SHAPES, SUFFIXES, gradient, opened, present, write_trace
 
-from gtrace.errors import UsageError
-from gtrace.trace import Trace, create_trace, open_trace, reader
-from gtrace.trace.rows import checksum_bytes, row_statistics
+from gtrace.errors import TraceError, UsageError
+from gtrace.trace import OptimizerFacts, Trace, create_trace, open_trace, reader
+from gtrace.trace.check import check_trace, repair_trace
+from gtrace.trace.convert import pack_trace
+from gtrace.trace.rows import BLOCK, BlockSample, checksum_bytes, row_statistics, whole_numbers
 
 STEPS = range(140)
 
@@ -142,3 +147,157 @@ def test_chunks_are_the_pieces_of_a_gradient(tmp_path, suffix):
                 pieces = list(trace.read_chunks("w", step, chunk))
                 assert np.array_equal(np.concatenate(pieces), row)
                 assert [piece.size for piece in pieces[:-1]] == [chunk] * (len(pieces) - 1)
+
+
+TOTAL = 3 * BLOCK + 10
+
+
+def values(step, size=TOTAL):
+    return np.random.default_rng(step).normal(size=size).astype(np.float32)
+
+
+def write(path, steps=70):
+    sample = BlockSample.choose("big", TOTAL, BLOCK)
+    with create_trace(path) as writer:
+        for step in range(steps):
+            about = {"sample": sample.describe(), "shape": [TOTAL]}
+            writer.append(step, "big", sample.take(values(step)), numbers=whole_numbers(values(step)), **about)
+            writer.append(step, "small", values(step, 5), numbers={"second_moment": step} if step % 2 else {})
+            if step == 0:
+                writer.append(0, "late", values(0, 2), numbers={"second_moment": 7.0})
+    return path
+
+
+def check(trace, steps=70):
+    numbers = trace.statistics("big")
+    for step in range(0, steps, 9):
+        assert numbers["whole_norm2"][step] == pytest.approx(np.square(values(step), dtype=np.float64).sum())
+    assert np.isnan(numbers["second_moment"]).all()
+    moments = trace.statistics("small")["second_moment"]
+    np.testing.assert_array_equal(moments, [step if step % 2 else np.nan for step in range(steps)])
+    assert "replicas" not in numbers
+    assert trace.statistics("late")["second_moment"].tolist() == [7.0]
+
+
+@pytest.mark.parametrize(("suffix", "target"), [SUFFIXES, SUFFIXES[::-1]])
+def test_written_read_and_packed(suffix, target, tmp_path):
+    path = write(tmp_path / f"run{suffix}")
+    assert check_trace(path).clean
+    with open_trace(path) as trace:
+        check(trace)
+    with open_trace(pack_trace(path, tmp_path / f"out{target}")) as trace:
+        check(trace)
+
+
+def test_they_are_in_the_journal_and_survive_a_repair(tmp_path):
+    path = tmp_path / "run.zarr"
+    writer = create_trace(path)
+    for step in range(3):
+        writer.append(step, "w", values(step, 5), numbers={"second_moment": step})
+        writer.commit(step)
+    with open_trace(path) as trace:
+        assert trace.statistics("w")["second_moment"].tolist() == [0, 1, 2]
+    writer.close()
+    assert (path / "rank00000" / "weight_grad" / "loss").is_dir()
+    (path / "rank00000" / "weight_grad" / "x.partial").write_text("left by a killed writer")
+    assert repair_trace(path).changed
+    with open_trace(path) as trace:
+        assert trace.statistics("w")["second_moment"].tolist() == [0, 1, 2]
+
+
+def test_wrong_numbers(tmp_path):
+    with create_trace(tmp_path / "run.zarr") as writer:
+        with pytest.raises(UsageError, match=r"unknown number 'second_momemt'; .*second_moment"):
+            writer.append(0, "w", [1.0], numbers={"second_momemt": 1})
+        writer.append(0, "w", [1.0])
+        writer.commit(0)
+        with pytest.raises(UsageError, match="first step of its stream had no 'replicas'"):
+            writer.append(1, "w", [1.0], numbers={"replicas": 2})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"offsets": [1, BLOCK]},
+        {"offsets": [BLOCK, 0]},
+        {"offsets": []},
+        {"offsets": [0, 4 * BLOCK]},
+        {"total": TOTAL + 1},
+        {"block": 0},
+        {"block": "16384"},
+    ],
+)
+def test_samples_that_contradict_themselves(change, tmp_path):
+    sample = BlockSample((0, BLOCK), TOTAL)
+    told = sample.describe() | change
+    with create_trace(tmp_path / "run.zarr") as writer, pytest.raises((UsageError, TraceError), match="'sample'"):
+        writer.append(0, "w", sample.take(values(0)), sample=told, shape=[TOTAL])
+
+
+def test_blocks_are_drawn_once_and_evenly():
+    sample = BlockSample.choose("w", 1_000_000, 100_000)
+    assert (sample.kept, sample.blocks) == (7, 62)
+    assert sample == BlockSample.choose("w", 1_000_000, 100_000)
+    assert sample != BlockSample.choose("v", 1_000_000, 100_000)
+    assert BlockSample.choose("w", 4 * BLOCK, 3 * BLOCK + 1) is None
+    assert BlockSample.read(sample.describe()) == sample
+    counts = np.zeros(10)
+    for k in range(2000):
+        counts[[o // BLOCK for o in BlockSample.choose(f"w{k}", 10 * BLOCK, 3 * BLOCK).offsets]] += 1
+    # Binomial(2000, 0.3): five standard deviations are 102.
+    assert np.abs(counts - 600).max() < 102
+
+
+SGD = OptimizerFacts(kind="SGD", momentum=0.9, nesterov=True, weight_decay=5e-4, decoupled=False, planned_steps=1000)
+ADAM = OptimizerFacts(kind="AdamW", betas=(0.9, 0.95), eps=1e-8, steps_seen=40, batch_size=12.0, varies=("betas",))
+
+
+def trace_with(**attrs):
+    return Trace.from_arrays({"w": [1.0]}, attrs=attrs)
+
+
+@pytest.mark.parametrize("facts", [SGD, ADAM])
+def test_what_is_described_is_read(facts):
+    trace = trace_with(optimizers={"1": facts.describe()})
+    assert trace.optimizer_facts(1).describe() == facts.describe()
+    assert trace.optimizer_facts() == OptimizerFacts()
+
+
+@pytest.mark.parametrize(
+    ("attrs", "length"),
+    [
+        ({"status": "complete"}, 40),
+        ({"status": "interrupted"}, None),
+        ({"status": "complete", "cut": True}, None),
+        ({"status": "interrupted", "planned": 90}, 90),
+    ],
+)
+def test_the_length_of_the_training(attrs, length):
+    facts = {"steps_seen": 40, "planned_steps": attrs.pop("planned", None)}
+    assert OptimizerFacts.of({**attrs, "optimizers": {"0": facts}}).length == length
+
+
+def test_the_batch_size_of_a_trace_without_an_optimizer():
+    assert trace_with(batch_size=64).optimizer_facts() == OptimizerFacts(batch_size=64.0)
+
+
+def test_a_tensor_of_another_group():
+    own = SGD.of_tensor({"group": {"weight_decay": 0.0, "lr_ratio": 10.0, "eps": "x"}})
+    assert own == dataclasses.replace(SGD, weight_decay=0.0, lr_ratio=10.0)
+    assert SGD.of_tensor({}) == SGD
+
+
+@pytest.mark.parametrize(
+    "optimizers",
+    [
+        None,
+        [],
+        {"0": 3},
+        {
+            "0": {"kind": 7, "momentum": 1.5, "nesterov": 1, "weight_decay": float("nan"), "betas": [0.9, "x"]}
+            | {"eps": -1, "planned_steps": True, "batch_size": 0, "varies": 3, "lr_ratio": "1", "length": 3}
+        },
+    ],
+)
+def test_what_is_not_a_fact_is_unknown(optimizers):
+    assert OptimizerFacts.of({"optimizers": optimizers}) == OptimizerFacts()

@@ -6,8 +6,8 @@ import pytest
 import gtrace
 from gtrace.cli import main
 from gtrace.errors import UsageError
-from gtrace.report.analysis.exchanges import exchanges_of
-from gtrace.report.sections.exchanges import exchange_sentence, exchange_table
+from gtrace.report.analysis.details import exchanges_of
+from gtrace.report.sections.checks import exchange_sentence, exchange_table
 from gtrace.sweep.store import ResultStore
 from gtrace.training.averages import COPIES, NOISY, RECORDED, ExchangePlan, RankGradients, measure_averages
 

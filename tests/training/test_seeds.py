@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gtrace.cli.train_tables import paired, spread, summarize
+from gtrace.cli.train_task import paired, spread, summarize
 from gtrace.costs import Network
 from gtrace.runlog import read_runlog
 from gtrace.training import Study

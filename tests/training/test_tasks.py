@@ -1,11 +1,21 @@
+"""The tasks on Fashion-MNIST, on a few made-up images in files of its format."""
+
+import gzip
+import subprocess
+import sys
+import types
+
 import numpy as np
 import pytest
 import torch
 from helpers_training import losses
+from torch.nn import functional
 
+import gtrace.training
 from gtrace.errors import TraceError, UsageError
-from gtrace.training import load_task, task_names, tasks
-from gtrace.training.tasks import describe_task
+from gtrace.training import load_task, task_names, tasks, train
+from gtrace.training.tasks import describe_task, text
+from gtrace.training.tasks.images import VARIABLE, FashionResNet8
 
 
 @pytest.fixture(params=["digits-cnn", "digits-mlp", "char-lstm", "char-transformer"])
@@ -95,3 +105,195 @@ def test_where_the_data_are_looked_for():
     assert package.parts[-4:] == ("gtrace", "workflows", "samples", "data")
     assert checkout.parts[-2:] == ("samples", "data")
     assert package.parents[3] == checkout.parents[1]
+
+
+TRAIN = " the cat sat on the mat \n a dog sat on the <unk> \n" * 20
+VALID = " the dog sat on a cat \n" * 200
+
+
+@pytest.fixture
+def without_treebank(monkeypatch):
+    monkeypatch.delenv(text.VARIABLE, raising=False)
+    monkeypatch.setitem(sys.modules, "treebank", None)
+
+
+def fresh(task, seed=0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return task.model().eval()
+
+
+def test_the_sonnets_in_words():
+    task = load_task("word-lstm")
+    shown = task._vocabulary[task._train[:8]]
+    assert list(shown) == ["from", "fairest", "creatures", "we", "desire", "increase", ",", "\n"]
+    assert len(task._test) == pytest.approx(len(task._train) / 9, rel=0.01)
+    inputs, targets = task.batch(np.random.default_rng(0), 3)
+    assert inputs.shape == targets.shape == (3, text.WORD_LENGTH)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    again, _ = task.batch(np.random.default_rng(0), 3)
+    assert torch.equal(inputs, again)
+
+
+def test_an_untrained_model_knows_nothing_and_learns():
+    study = train("word-lstm", [], workers=1, steps=6, batch_size=4, lr=2.0)
+    (result,) = study.results
+    assert result.first_loss == pytest.approx(np.log(len(study.task._vocabulary)), rel=0.02)
+    assert result.loss < result.first_loss
+    assert result.accuracy is None
+
+
+def test_the_loss_of_word_frequencies():
+    task = load_task("word-lstm")
+    counts = {}
+    for code in task._train.tolist():
+        counts[code] = counts.get(code, 0) + 1
+    total = len(task._train) + len(task._vocabulary)
+    by_hand = [-np.log((counts.get(code, 0) + 1) / total) for code in task._test[1:].tolist()]
+    assert task.unigram_loss == pytest.approx(np.mean(by_hand))
+
+
+def test_the_test_in_pieces_is_that_of_the_whole_text(monkeypatch):
+    task = load_task("word-lstm")
+    model = fresh(task)
+    task._test = task._test[:900]
+    with torch.no_grad():
+        scores = model(task._test[None, :-1])[0]
+        whole = functional.cross_entropy(scores, task._test[1:]).item()
+        assert task.evaluate(model).loss == pytest.approx(whole, rel=1e-5)
+        monkeypatch.setattr(text, "_PIECE", 7)
+        assert task.evaluate(model).loss == pytest.approx(whole, rel=1e-5)
+
+
+def test_the_treebank_from_a_folder(tmp_path, monkeypatch, without_treebank):
+    (tmp_path / "ptb.train.txt").write_text(TRAIN)
+    (tmp_path / "ptb.valid.txt").write_text(VALID)
+    monkeypatch.setenv(text.VARIABLE, str(tmp_path))
+    task = load_task("ptb-lstm")
+    assert list(task._vocabulary) == ["<eos>", "<unk>", "a", "cat", "dog", "mat", "on", "sat", "the"]
+    assert list(task._vocabulary[task._train[:7]]) == ["the", "cat", "sat", "on", "the", "mat", "<eos>"]
+    assert list(task._vocabulary[task._test[:3]]) == ["the", "dog", "sat"]
+    assert len(task._train) == 20 * 14
+    assert sum(p.numel() for p in fresh(task).parameters()) == 9 * 200 + 4 * 800 * 200 + 4 * 800 + 201 * 9
+
+
+def test_the_treebank_from_its_package(monkeypatch):
+    monkeypatch.delenv(text.VARIABLE, raising=False)
+    monkeypatch.setitem(sys.modules, "treebank", types.SimpleNamespace(penn={"train": TRAIN, "valid": VALID}))
+    assert len(load_task("ptb-lstm")._train) == 20 * 14
+
+
+def test_without_the_treebank_one_line_says_where_it_belongs(tmp_path, monkeypatch, without_treebank):
+    with pytest.raises(TraceError, match=r"Penn Treebank: not found .* set GTRACE_PTB .* or install"):
+        load_task("ptb-lstm")
+    monkeypatch.setenv(text.VARIABLE, str(tmp_path))
+    with pytest.raises(TraceError, match=r"ptb\.train\.txt"):
+        load_task("ptb-lstm")
+    monkeypatch.delenv(text.VARIABLE)
+    monkeypatch.setitem(sys.modules, "treebank", types.SimpleNamespace())
+    with pytest.raises(TraceError, match="Penn Treebank"):
+        load_task("ptb-lstm")
+
+
+def idx(array):
+    header = (0x800 | array.ndim).to_bytes(4, "big") + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return gzip.compress(header + array.tobytes())
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Ten classes, told apart by the row that is bright."""
+    random = np.random.default_rng(0)
+    for part, count in (("train", 600), ("t10k", 700)):
+        classes = random.integers(0, 10, count).astype(np.uint8)
+        images = random.integers(0, 40, (count, 28, 28)).astype(np.uint8)
+        images[np.arange(count), 2 * classes + 3] += 200
+        (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(idx(images))
+        (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(classes))
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("fashion-resnet8", 75_002), ("fashion-cnn", 941_386)])
+def test_models_have_their_size_and_learn(folder, name, parameters):
+    task = load_task(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = task.model()
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    random = np.random.default_rng(1)
+    batch = task.batch(random, 16)
+    assert batch[0].shape == (16, 1, 28, 28)
+    assert abs(float(task.batch(random, 500)[0].mean())) < 0.05
+    found = losses(task, model, batch)
+    assert found[-1] < 0.8 * found[0]
+
+
+def test_a_smaller_test_takes_images_evenly_spread(folder):
+    whole, part = FashionResNet8(), FashionResNet8(test_images=350)
+    assert np.array_equal(part._test[1], whole._test[1][::2])
+    assert np.array_equal(part._test[0], whole._test[0][::2])
+    assert len(FashionResNet8(test_images=10_000)._test[1]) == 700
+
+
+def test_the_test_covers_all_images(folder):
+    task = load_task("fashion-resnet8")
+    seen = []
+
+    class Knows(torch.nn.Module):
+        def forward(self, x):
+            seen.append(len(x))
+            rows = x.mean(3)[:, 0]
+            scores = torch.zeros(len(x), 10)
+            scores[torch.arange(len(x)), (rows.argmax(1) - 3) // 2] = 20.0
+            scores[0] = 0.0  # of each part, one answer is a guess
+            return scores
+
+    found = task.evaluate(Knows())
+    assert seen == [500, 200]
+    assert 698 / 700 <= found.accuracy <= 1
+    assert found.loss == pytest.approx(2 * np.log(10) / 700, rel=1e-3)
+
+
+def test_missing_and_damaged_files_are_named(folder, monkeypatch):
+    images = folder / "train-images-idx3-ubyte.gz"
+    whole = images.read_bytes()
+    for bad in (
+        whole[:500],
+        gzip.compress(gzip.decompress(whole)[:-1]),
+        (folder / "t10k-labels-idx1-ubyte.gz").read_bytes(),
+    ):
+        images.write_bytes(bad)
+        with pytest.raises(TraceError, match=r"train-images-idx3-ubyte\.gz"):
+            load_task("fashion-resnet8")
+    monkeypatch.setenv(VARIABLE, str(folder / "elsewhere"))
+    with pytest.raises(TraceError, match="install Debian's dataset-fashion-mnist, or set GTRACE_FASHION_MNIST"):
+        load_task("fashion-resnet8")
+
+
+def test_every_public_name_is_there():
+    for name in gtrace.training.__all__:
+        assert getattr(gtrace.training, name).__name__ == ("RankExchange" if name == "State" else name)
+    assert set(gtrace.training.__all__) <= set(dir(gtrace.training))
+    with pytest.raises(AttributeError, match="no attribute 'compres'"):
+        _ = gtrace.training.compres
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = (
+        "import sys, gtrace.training, gtrace.training.tasks; gtrace.training.RefitSchedule\n"
+        "print([m for m in ('torch', 'numpy', 'numba', 'scipy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_torch_missing_is_said_in_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for use in (
+        lambda: gtrace.training.train,
+        lambda: gtrace.training.compress,
+        lambda: gtrace.training.load_task("digits-cnn"),
+    ):
+        with pytest.raises(UsageError, match=r"needs PyTorch.*pip install torch"):
+            use()

@@ -18,9 +18,9 @@ from gtrace.codecs import Codec, plugins, spec
 from gtrace.codecs.plugins import load_plugin
 from gtrace.errors import UsageError
 from gtrace.workflows import bench
-from gtrace.workflows.bench import FULL, QUICK, bench_json, bench_lines, bench_tables, duel, run_bench
-from gtrace.workflows.bench import run as protocol
-from gtrace.workflows.bench.run import Protocol
+from gtrace.workflows import bench as protocol
+from gtrace.workflows.bench import FULL, QUICK, Protocol, duel, run_bench
+from gtrace.workflows.bench_tables import bench_json, bench_lines, bench_tables
 
 DITHER = Path(__file__).resolve().parents[2] / "samples" / "my_codec" / "dither.py"
 BUILT_IN = ("qsgdinf", "topk", "terngrad", "none")
@@ -226,7 +226,7 @@ def test_without_torch_gradients_are_made_by_formulas(cache, monkeypatch, tmp_pa
 
 
 def test_made_gradients_are_there_for_every_model(tmp_path):
-    from gtrace.workflows.bench.run import LAYERS, make_trace
+    from gtrace.workflows.bench import LAYERS, make_trace
 
     assert set(LAYERS) == {model.task for model in FULL.models}
     for task, layers in LAYERS.items():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report.render.files import put
+from gtrace.report.files import put
 from gtrace_experiments.reproduce._training import small_task
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 import gtrace.training
 from gtrace.codecs import codec
 from gtrace.errors import TraceError
-from gtrace.report.render.files import put
+from gtrace.report.files import put
 from gtrace.runlog import read_runlog
 from gtrace.training.tasks import require_torch
 from gtrace_experiments.reproduce.experiment import Curve

@@ -9,10 +9,10 @@ from markupsafe import Markup
 
 import gtrace
 from gtrace.report.figures.charts import draw_chart
-from gtrace.report.figures.svg import inline_svg, render
+from gtrace.report.figures.style import inline_svg, render
+from gtrace.report.files import put
+from gtrace.report.html import document, pieces
 from gtrace.report.names import literal
-from gtrace.report.render.files import put
-from gtrace.report.render.html import document, pieces
 from gtrace.report.section import Cell, Column
 from gtrace.report.section import Table as Cells
 from gtrace_experiments.reproduce.reasons import REASONS

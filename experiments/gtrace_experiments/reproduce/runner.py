@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import gtrace
 from gtrace.errors import TraceError, printable
-from gtrace.report.render.files import put
+from gtrace.report.files import put
 from gtrace_experiments.reproduce.experiment import Context, Result
 
 if TYPE_CHECKING:

@@ -285,6 +285,11 @@ class Configuration:
         """Family and setting, short enough for a heading: ``qsgdinf b3``."""
         return f"{self.family} {self.setting}".strip()
 
+    @property
+    def averages_out(self) -> bool:
+        """Whether its error has no bias, so that more workers or steps shrink it, and is known."""
+        return self.bias_known and self.bias == 0 and 0 < self.relative_variance < math.inf
+
 
 #: field of a configuration -> how it is made and shown
 MEASURES: dict[str, Measure] = {f.name: f.metadata["measure"] for f in fields(Configuration) if f.metadata}

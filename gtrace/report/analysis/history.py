@@ -16,10 +16,10 @@ from gtrace.errors import printable
 from gtrace.report.names import count, number, sparkline
 from gtrace.settings import KINDS
 from gtrace.trace.choose import agreement, part_of
-from gtrace.trace.io.remote import place_of
+from gtrace.trace.facts import StepTimes
 from gtrace.trace.journal import being_written
+from gtrace.trace.remote import place_of
 from gtrace.trace.sketches import sketch_name
-from gtrace.trace.times import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -156,7 +156,7 @@ class StreamHistory:
         """Norms of the whole gradient, float64[S]; infinite where some values are not finite."""
         energy = np.zeros(self.steps.size)
         for one in tensors:
-            if (one.info.rank, one.info.kind, one.info.optimizer) == self.key:
+            if one.info.stream == self.key:
                 energy[np.searchsorted(self.steps, one.steps)] += np.square(one.shown_norms)
         return np.sqrt(energy)
 
@@ -194,7 +194,7 @@ class RunHistory:
     def __init__(self, trace: Trace, infos: Iterable[TensorInfo]) -> None:
         self._together = trace.attrs.get("world_size", 1) != 1
         self.tensors = [TensorHistory.of(trace, info) for info in infos]
-        there = {(one.info.rank, one.info.kind, one.info.optimizer) for one in self.tensors}
+        there = {one.info.stream for one in self.tensors}
         self.streams = [StreamHistory.of(trace, key) for key in trace.streams if key in there or not there]
 
     @property
@@ -331,7 +331,7 @@ def _trainings(trace: Trace) -> list[str]:
             parts.append(f"{'Nesterov ' if facts.nesterov else ''}momentum {facts.momentum:g}")
         if facts.betas is not None:
             parts.append(f"betas {facts.betas[0]:g} and {facts.betas[1]:g}")
-        infos = [info for info in trace.tensors if (info.rank, info.kind, info.optimizer) == (rank, kind, optimizer)]
+        infos = [info for info in trace.tensors if info.stream == (rank, kind, optimizer)]
         decays = Counter(facts.of_tensor(info.attrs).weight_decay for info in infos)
         for decay, tensors in decays.items():
             if decay:

@@ -1,44 +1,241 @@
-"""What a sweep says, as numbers. Everything that is drawn or printed about a sweep comes from here."""
+"""What a sweep says, as numbers. Everything that is drawn or printed about a sweep comes from here.
+
+M workers see a codec's bias, and an M-th of its variance: every worker rounds for itself, so averaging divides the
+variance by their number; a bias stays. A codec with memory sends later what it leaves out now, so a single step says
+little about it: what counts is the error of all that has arrived over a window of consecutive steps. One such codec is
+enough to compare all of them over windows.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gtrace.errors import UsageError, suggest
-from gtrace.report.analysis.basis import Basis
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
-from gtrace.report.analysis.evidence import (
-    LayerChoice,
-    PairedComparison,
-    Phase,
-    StepTable,
-    compare_configurations,
-)
-from gtrace.report.analysis.families import (
-    LEVEL,
-    MOSTLY,
-    Configuration,
-    Family,
-    Leader,
-    Standing,
-    decisive,
-    ranked,
-)
+from gtrace.report.analysis.evidence import LayerChoice, PairedComparison, Phase, StepTable, compare_configurations
+from gtrace.report.analysis.families import LEVEL, MOSTLY, Configuration, Family, Leader, Standing, decisive, ranked
 from gtrace.report.analysis.safety import Safety
+from gtrace.report.names import count, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.report.analysis.exchanges import ExchangeError
-    from gtrace.report.analysis.families import BDRate
-    from gtrace.report.analysis.fits import TensorFit
-    from gtrace.report.analysis.rotation import Rotation
+    from gtrace.report.analysis.cells import CellTable, Coder
+    from gtrace.report.analysis.details import ExchangeError, Rotation, TensorFit
+    from gtrace.report.analysis.families import BDRate, Labels
+
+
+#: How symbols become bits, in words.
+CODED = {"fixed": "at fixed width", "huffman": "with Huffman codes", "entropy": "at the entropy of the symbols"}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSplit:
+    """Errors of cells in two parts, C configurations by K cells.
+
+    Attributes:
+        error: bias and variance of one worker.
+        bias: the part that more workers do not shrink.
+        energy: that both are related to.
+    """
+
+    error: NDArray[np.float64]
+    bias: NDArray[np.float64]
+    energy: NDArray[np.float64]
+
+    @property
+    def variance(self) -> NDArray[np.float64]:
+        """(C, K) the part that more workers shrink."""
+        return self.error - self.bias
+
+    def at(self, workers: int) -> NDArray[np.float64]:
+        """(C, K) the error of an average over so many workers."""
+        return self.bias + self.variance / workers
+
+
+def per_step(table: CellTable) -> ErrorSplit:
+    """Errors of single steps. Where the bias is not known, all of the error counts as bias."""
+    error = table.squared_error
+    bias = np.fmin(table.relative_bias**2 * table.energy, error)
+    return ErrorSplit(error, np.where(np.isfinite(bias), bias, error), table.energy)
+
+
+def over_windows(table: CellTable, steps: ErrorSplit) -> ErrorSplit:
+    """Errors over windows of consecutive steps, at the cell where each window ends; NaN elsewhere.
+
+    Draws of different steps are independent, so variances of the steps of a window add up. What is left of the
+    window's error is bias: of a codec with memory, all of it.
+    """
+    ends = np.isfinite(table.window) & np.isfinite(table.window_error) & np.isfinite(table.window_energy)
+    # Sums over the steps before each, tensor by tensor; the steps of a window follow each other in the table.
+    shape = (len(table.specs), len(table.tensors) + 1, len(table.steps) + 1)
+    sums = []
+    for values in (steps.variance, steps.bias):
+        by_step = np.zeros(shape)
+        by_step[:, table.tensor, table.step + 1] = np.nan_to_num(values)
+        sums.append(by_step.cumsum(axis=2))
+    c, k = np.nonzero(ends)
+    last = table.step[k] + 1
+    first = np.maximum(last - table.window[c, k].astype(np.int64), 0)
+    variance, bias = (total[c, table.tensor[k], last] - total[c, table.tensor[k], first] for total in sums)
+    error, energy, of_it = (np.full(ends.shape, np.nan) for _ in range(3))
+    error[c, k], energy[c, k] = table.window_error[c, k], table.window_energy[c, k]
+    # A draw of an unbiased codec is off by variance alone, by more or by less than what is expected.
+    of_it[c, k] = np.where(bias == 0, 0.0, np.maximum(error[c, k] - variance, 0.0))
+    return ErrorSplit(error, of_it, energy)
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What the methods of a sweep are compared by.
+
+    Attributes:
+        workers: whose average the errors are of.
+        coder: that turns symbols into bits.
+        window: fewest and most steps of the windows that errors are summed over; None for single steps.
+    """
+
+    workers: int = 1
+    coder: Coder = "huffman"
+    window: tuple[int, int] | None = None
+
+    @property
+    def steps_in_words(self) -> str:
+        """``7 consecutive steps``, empty for single steps."""
+        if self.window is None:
+            return ""
+        fewest, most = self.window
+        return f"{most} consecutive steps" if fewest == most else f"{fewest} to {most} consecutive steps"
+
+
+def ranked_by(
+    table: CellTable, steps: ErrorSplit, windows: ErrorSplit, partial: NDArray[np.bool_], workers: int, coder: Coder
+) -> tuple[CellTable, ErrorSplit, Basis]:
+    """The table with the errors and energies that methods are compared by, these in two parts, and what they are."""
+    remembers = table.memory & ~partial & np.isfinite(windows.error).any(axis=1)
+    split, span = steps, None
+    if remembers.any():
+        split = windows
+        lengths = table.window[np.isfinite(windows.error)]
+        span = int(lengths.min()), int(lengths.max())
+    ranked = replace(table, squared_error=split.at(workers), energy=split.energy)
+    return ranked, split, Basis(workers, coder, span)
+
+
+def workers_of(provenance: Mapping[str, Any]) -> int:
+    """Workers of the run that a sweep's trace is of; 1 where nobody says."""
+    attrs = provenance.get("trace_attrs")
+    found = attrs.get("world_size") if isinstance(attrs, dict) else None
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 1 else 1
+
+
+def sweep_notes(
+    table: CellTable,
+    common: NDArray[np.bool_],
+    configurations: tuple[Configuration, ...],
+    labels: Labels,
+    basis: Basis,
+) -> tuple[str, ...]:
+    """What a reader must know about how the numbers of a sweep came to be, one line each.
+
+    Args:
+        table: cells of the sweep.
+        common: (cells,) which of them are compared.
+        configurations: summed up.
+        labels: names of families, in the order of ``table.specs``.
+        basis: what configurations are compared by.
+    """
+    if not table.measured.any():
+        return ("The column 'note' of the results says why errors are missing.",) if table.specs else ()
+    return (
+        *_compared(table, common, configurations),
+        *_errors(configurations, basis),
+        *_sources(configurations, labels, basis),
+    )
+
+
+def _compared(table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...]) -> Iterator[str]:
+    """What is compared, and what is left out."""
+    is_tensor = table.tensor >= 0
+    covered = table.covers().any(axis=0)
+    holes = int((is_tensor & ~covered).sum())
+    if holes:
+        yield (
+            f"{holes:,} of {int(is_tensor.sum()):,} tensor-steps could not be measured with any codec and "
+            "are left out (non-finite gradients, or skipped)."
+        )
+    empty = [c.spec for c in configurations if c.partial and not c.cells]
+    if empty:
+        yield f"No error that is a number: {listed(empty)}."
+    partial = [c.spec for c in configurations if c.partial and c.cells]
+    if partial:
+        yield (
+            f"Not compared, because measured on too few of the tensors and steps: {listed(partial)}. "
+            "Their lines are summed over what they have."
+        )
+    if common.sum() < covered.sum():
+        yield (
+            f"Compared over the {int(common.sum()):,} tensor-steps, of {int(covered.sum()):,}, "
+            "that every compared codec has."
+        )
+
+
+def _errors(configurations: tuple[Configuration, ...], basis: Basis) -> Iterator[str]:
+    """What errors are when they are not those of single steps of one worker."""
+    if basis.window is not None:
+        yield (
+            f"Some codecs have memory, so all are compared by the error of what has arrived over "
+            f"{basis.steps_in_words}. The memory's part of it counts as bias."
+        )
+        without = [c.spec for c in configurations if c.cells and math.isnan(c.error)]
+        if without:
+            yield f"Not measured over several steps, so not compared: {listed(without)}."
+    if basis.workers > 1:
+        unknown = [c.spec for c in configurations if c.cells and not c.bias_known]
+        if unknown:
+            which = "all codecs" if len(unknown) == len(configurations) else listed(unknown)
+            yield f"Bias not known, so all of the error counts as bias, which is the most it can be: {which}."
+
+
+def _sources(configurations: tuple[Configuration, ...], labels: Labels, basis: Basis) -> Iterator[str]:
+    """Where bits and errors come from."""
+    expected = [c.spec for c in configurations if c.bits_source in ("expected", "mixed")]
+    if expected:
+        which = "all codecs" if len(expected) == len(configurations) else listed(expected)
+        yield f"Bits {CODED[basis.coder]} are computed, not counted on encoded bytes: {which}."
+    lacking = [c.spec for c in configurations if math.isnan(c.bits) and c.cells]
+    if lacking:
+        yield f"No bits known, so not compared at equal bits: {listed(lacking)}."
+    drawn = [c.spec for c in configurations if c.error_source in ("measured", "mixed")]
+    if drawn:
+        which = "all codecs" if len(drawn) == len(configurations) else listed(drawn)
+        yield f"Error of the draws, rounding noise included, if there is no closed form: {which}."
+    if labels.unreadable:
+        yield f"Parameters could not be read from the results: {listed(labels.unreadable)}."
+
+
+def averaged_over(provenance: Mapping[str, Any]) -> int:
+    """Ranks whose average the gradients of a sweep were, 1 for those of each rank itself or where nobody says."""
+    attrs = provenance.get("trace_attrs")
+    attrs = attrs if isinstance(attrs, dict) else {}
+    world = attrs.get("world_size")
+    stages = provenance.get("stages")
+    if not isinstance(stages, list):
+        captured = attrs.get("capture")
+        stages = [captured.get("stage")] if isinstance(captured, dict) else []
+    return world if "reduced" in stages and isinstance(world, int) and world > 1 else 1
+
+
+def whose_gradient(provenance: Mapping[str, Any]) -> str:
+    """Whose gradient the errors of a sweep are about: ``one worker's gradient``."""
+    ranks = averaged_over(provenance)
+    return "one worker's gradient" if ranks == 1 else f"the average of {count(ranks, 'rank')}' gradients"
 
 
 #: Tensors that a figure names one by one; more are named in groups, or every few.

@@ -20,7 +20,7 @@ from gtrace.noise import Dynamics, cost, predict
 from gtrace.report.analysis.cells import Sums, divide
 from gtrace.report.names import number
 from gtrace.report.statistics import UNKNOWN, Interval, ratio_of_sums
-from gtrace.trace.optimizer import OPTIMIZERS, OptimizerFacts
+from gtrace.trace.facts import OPTIMIZERS, OptimizerFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

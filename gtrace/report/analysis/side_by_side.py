@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report.analysis.basis import whose_gradient
 from gtrace.report.analysis.evidence import KEY, SIGNIFICANT, log_of_mean
+from gtrace.report.analysis.results import whose_gradient
 from gtrace.report.statistics import Interval, bootstrap, holm, step_weights
 
 if TYPE_CHECKING:

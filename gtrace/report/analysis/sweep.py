@@ -11,7 +11,7 @@ elements*: every element of the model counts the same. *By layers*, every layer 
 layers' relative variances. All configurations are summed over the same cells.
 
 What methods are compared by is their *error*: bias and an M-th of the variance, for M workers, over windows of steps
-when a codec with memory takes part, with the bits of one coder for all; see :mod:`gtrace.report.analysis.basis`.
+when a codec with memory takes part, with the bits of one coder for all; see :mod:`gtrace.report.analysis.results`.
 For one worker, without windows, it is the relative variance.
 """
 
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.report.analysis.basis import over_windows, per_step, ranked_by, sweep_notes, workers_of
 from gtrace.report.analysis.cells import CODERS, CellTable, Coder, Sums, common_cells, divide, read_cells
+from gtrace.report.analysis.details import compare_rotation, exchanges_of, read_fits
 from gtrace.report.analysis.equal_bits import (
     PREFERRED_BITS,
     AtBits,
@@ -40,7 +40,6 @@ from gtrace.report.analysis.evidence import (
     compare_layers,
     log_of_mean,
 )
-from gtrace.report.analysis.exchanges import exchanges_of
 from gtrace.report.analysis.families import (
     SUMMED,
     Configuration,
@@ -54,9 +53,7 @@ from gtrace.report.analysis.families import (
     errors_at,
     label,
 )
-from gtrace.report.analysis.fits import read_fits
-from gtrace.report.analysis.results import SweepAnalysis
-from gtrace.report.analysis.rotation import compare_rotation
+from gtrace.report.analysis.results import SweepAnalysis, over_windows, per_step, ranked_by, sweep_notes, workers_of
 from gtrace.report.analysis.runs import known_mean
 from gtrace.report.analysis.safety import Outlook, judge, outlook_of
 from gtrace.report.statistics import bootstrap, step_weights, thirds

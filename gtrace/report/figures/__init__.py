@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gtrace.report.figures import charts as charts
     from gtrace.report.figures import laws as laws
-    from gtrace.report.figures import svg as svg
+    from gtrace.report.figures import style as style
     from gtrace.report.figures import sweep as sweep
 
 #: Every figure there is: name -> what it shows. In a trace's report the kind of gradient stands before the name,
@@ -44,7 +44,7 @@ FIGURES = {
     "weight-gradients": "run log: cosine of the weight gradients under compressed neural gradients",
 }
 
-_MODULES = ("charts", "laws", "svg", "sweep")
+_MODULES = ("charts", "laws", "style", "sweep")
 
 
 def __getattr__(name: str) -> object:

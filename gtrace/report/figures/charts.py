@@ -1,22 +1,187 @@
-"""Charts drawn: curves and bars on panels, with one legend beside them."""
+"""Charts drawn: curves and bars on panels with one legend, and names beside the curves.
+
+A name covers neither another one nor the data.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
-from gtrace.report.figures.style import MUTED, PAPER, log_ticks, look, new_figure, say_empty, series, styled
-from gtrace.report.figures.sweep import log_values
+from gtrace.report.figures.style import MUTED, PAPER, log_ticks, log_values, look, new_figure, say_empty, series, styled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from numpy.typing import NDArray
 
     from gtrace.report.figures.style import Look
     from gtrace.report.section import Chart, Panel
+
+
+class Label(NamedTuple):
+    """A name to write near the end of the curve with the points ``x``, ``y`` (data units)."""
+
+    text: str
+    colour: str
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+
+
+#: Height of a line and mean width of a character, in units of the font size; DejaVu Sans is wide.
+_LINE, _CHARACTER = 1.25, 0.6
+_FONT = 8.0
+#: Inches for a list of names.
+_LIST_WIDTH = 2.4
+#: Distance of a label from its point, in points.
+_GAP = 7.0
+
+#: Places around a point, best first: (horizontal, vertical) in label sizes from the point, and alignment.
+_PLACES = (
+    (1, 0, "left"),
+    (1, 1, "left"),
+    (1, -1, "left"),
+    (0, 1, "center"),
+    (0, -1, "center"),
+    (-1, 1, "right"),
+    (-1, -1, "right"),
+    (-1, 0, "right"),
+)
+
+
+def list_curves(axes: Axes, curves: Sequence[tuple[Line2D, Label]]) -> None:
+    """Name many curves in a list beside the axes, in the order of their ends, where names at curves would collide."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    shown = sorted((pair for pair in curves if len(pair[1].y)), key=lambda pair: -float(pair[1].y[-1]))
+    figure.set_size_inches(figure.get_figwidth() + _LIST_WIDTH, figure.get_figheight())
+    figure.legend(
+        [line for line, _ in shown],
+        [label.text for _, label in shown],
+        labelcolor=[label.colour for _, label in shown],
+        loc="outside right upper",
+        frameon=False,
+        fontsize=_FONT,
+        handlelength=3.4,
+    )
+
+
+def make_room(axes: Axes, labels: Sequence[Label]) -> None:
+    """Widen the horizontal axis so that the longest label fits to the right of the data."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    needed = (max(len(label.text) for label in labels) * _CHARACTER * _FONT + 2 * _GAP) * figure.dpi / 72
+    share = min(needed / axes.get_window_extent().width, 0.45)
+    low, high = axes.get_xlim()
+    if axes.get_xscale() == "log":
+        axes.set_xlim(low, high * (high / low) ** (share / (1 - share)))
+    else:
+        axes.set_xlim(low, high + (high - low) * share / (1 - share))
+
+
+def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> None:
+    """Write each label near its curve's end, or further back along the curve where the end is crowded.
+
+    Call it last: limits and layout must be final, since overlaps are judged in pixels.
+
+    Args:
+        axes: with the curves.
+        labels: none of them draws nothing.
+        room: widen the axes first, see :func:`make_room`.
+    """
+    if not labels:
+        return
+    if room:
+        make_room(axes, labels)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    pixel = figure.dpi / 72
+    bounds = axes.get_window_extent()
+    frame = (bounds.x0, bounds.y0, bounds.x1, bounds.y1)
+    curves = [_pixels(axes, label) for label in labels]
+    crowd = np.concatenate([_dense(c, 4 * pixel) for c in curves if len(c)] or [np.empty((0, 2))])
+    taken: list[tuple[float, float, float, float]] = []
+    for label, curve in zip(labels, curves, strict=True):
+        if not len(curve):
+            continue
+        width, height = len(label.text) * _CHARACTER * _FONT * pixel, _LINE * _FONT * pixel
+        best: tuple[float, int, int, tuple[float, float, float, float]] | None = None
+        for back, point in enumerate(curve[::-1][:12]):
+            for rank, (dx, dy, _) in enumerate(_PLACES):
+                box = _box(point, dx, dy, width, height, _GAP * pixel)
+                cost = 200 * _outside(box, frame) / height
+                cost += sum(60 * _overlap(box, other) / (width * height) for other in taken)
+                cost += 3 * _inside(crowd, box) + 0.4 * rank + 1.5 * back
+                if best is None or cost < best[0]:
+                    best = (cost, back, rank, box)
+        assert best is not None
+        _, back, rank, box = best
+        taken.append(box)
+        dx, dy, side = _PLACES[rank]
+        at = len(label.x) - 1 - back
+        text = axes.annotate(
+            label.text,
+            (label.x[at], label.y[at]),
+            xytext=(dx * _GAP, dy * _GAP),
+            textcoords="offset points",
+            ha=side,
+            va={0: "center", 1: "bottom", -1: "top"}[dy],
+            fontsize=_FONT,
+            fontweight="bold",
+            color=label.colour,
+            annotation_clip=False,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.6},
+            zorder=6,
+        )
+        text.set_in_layout(False)
+
+
+def _pixels(axes: Axes, label: Label) -> NDArray[np.float64]:
+    if not len(label.x):
+        return np.empty((0, 2))
+    return np.asarray(axes.transData.transform(np.column_stack([label.x, label.y])), dtype=np.float64)
+
+
+def _dense(curve: NDArray[np.float64], every: float) -> NDArray[np.float64]:
+    """The curve with points put in between, so that a label on a straight piece counts as a collision."""
+    pieces = [curve[:1]]
+    for start, end in pairwise(curve):
+        number = int(min(max(np.hypot(*(end - start)) / every, 1), 400))
+        pieces.append(start + (end - start) * np.linspace(0, 1, number + 1)[1:, None])
+    return np.concatenate(pieces)
+
+
+def _box(
+    point: NDArray[np.float64], dx: int, dy: int, width: float, height: float, gap: float
+) -> tuple[float, float, float, float]:
+    x = float(point[0]) + dx * gap + {1: 0.0, 0: -width / 2, -1: -width}[dx]
+    y = float(point[1]) + dy * gap + {1: 0.0, 0: -height / 2, -1: -height}[dy]
+    return x, y, x + width, y + height
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> float:
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    return width * height if width > 0 and height > 0 else 0.0
+
+
+def _outside(box: tuple[float, float, float, float], frame: tuple[float, float, float, float]) -> float:
+    over = (frame[0] - box[0], frame[1] - box[1], box[2] - frame[2], box[3] - frame[3])
+    return sum(max(v, 0.0) for v in over)
+
+
+def _inside(points: NDArray[np.float64], box: tuple[float, float, float, float]) -> int:
+    x, y = points.T
+    return int(np.count_nonzero((x > box[0]) & (x < box[2]) & (y > box[1]) & (y < box[3])))
 
 
 #: Inches of a panel beside others, of one alone, and of each.

@@ -12,7 +12,7 @@ from gtrace.fitting.floats import candidates, placed_error
 from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
 from gtrace.report.analysis.traces import SCALE, LawSection, Picture, judged_layers, mean_over_layers
-from gtrace.report.figures.labels import Label, label_curves, make_room
+from gtrace.report.figures.charts import Label, label_curves, make_room
 from gtrace.report.figures.style import FRONT, INK, MUTED, PAPER, Look, hue, log_ticks, new_figure, note, styled
 from gtrace.report.figures.sweep import step_axis
 from gtrace.report.names import literal, shorten_all

@@ -11,9 +11,9 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from gtrace.report.analysis.fits import common_count, levels_on
+from gtrace.report.analysis.details import common_count, levels_on
 from gtrace.report.analysis.results import MOST_NAMED
-from gtrace.report.figures.labels import Label, label_curves, list_curves
+from gtrace.report.figures.charts import Label, label_curves, list_curves
 from gtrace.report.figures.style import (
     FRONT,
     GRID,
@@ -23,6 +23,7 @@ from gtrace.report.figures.style import (
     PAPER,
     Look,
     log_ticks,
+    log_values,
     look,
     new_figure,
     note,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
     from numpy.typing import NDArray
 
-    from gtrace.report.analysis.fits import Density, TensorFit
+    from gtrace.report.analysis.details import Density, TensorFit
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.safety import Safety
 
@@ -53,8 +54,6 @@ _NAME = 34
 _FEW = 12
 #: Inches that each of them adds to a figure.
 _MORE = 0.09
-#: Factor that a logarithmic axis spans at least.
-_LEAST_SPAN = 3.0
 #: Bits up to which an axis of them stays linear.
 _MOST_BITS = 12.0
 #: The middle part of the steps that an error bar spans, and the fewest steps that have a middle.
@@ -167,18 +166,6 @@ def _frame(axes: Axes, *, empty: bool) -> None:
         say_empty(axes)
         return
     log_values(axes)
-
-
-def log_values(axes: Axes) -> None:
-    """A logarithmic vertical axis of at least a factor of three, so that a wobble of a percent looks like one."""
-    axes.set_yscale("log")
-    axes.margins(y=0.12)
-    axes.autoscale_view()
-    low, high = axes.get_ylim()
-    if high < _LEAST_SPAN * low:
-        middle = math.sqrt(low * high)
-        axes.set_ylim(middle / math.sqrt(_LEAST_SPAN), middle * math.sqrt(_LEAST_SPAN))
-    log_ticks(axes.yaxis)
 
 
 def _bits_axis(axes: Axes, bits: NDArray[np.float64]) -> None:

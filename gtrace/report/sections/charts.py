@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.report import figures
+from gtrace.report.analysis.details import common_count, levels_on
 from gtrace.report.analysis.families import method_of, short_spec
-from gtrace.report.analysis.fits import common_count, levels_on
 from gtrace.report.analysis.runs import BASELINE, WINDOW, running_mean, worst_shadows
 from gtrace.report.names import number
 from gtrace.report.section import Chart, Curve, FigureSpec, HeatMap, Panel
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.report.analysis.fits import TensorFit
+    from gtrace.report.analysis.details import TensorFit
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.run_logs import RunLogAnalysis
     from gtrace.report.analysis.runs import LoggedRun

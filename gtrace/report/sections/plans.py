@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.planning.plan import WORTH, to_plain
+from gtrace.report.analysis.details import rotates
 from gtrace.report.analysis.families import method_of
-from gtrace.report.analysis.rotation import rotates
 from gtrace.report.names import count, listed, natural_order, number
 from gtrace.report.section import (
     FEW_ROWS,
@@ -372,33 +372,28 @@ def _numbers(plan: Plan) -> Numbers:
     return Numbers({"plans": {"verdict": plan_verdict(plan), **to_plain(plan)}}, (totals, *rows))
 
 
-def plan_figures(plan: Plan) -> list[FigureSpec]:
+def plan_figures(plan: Plan) -> Iterator[FigureSpec]:
     """The figures of a plan."""
-    found = [
-        charted(
-            "plan-frontier",
-            "Plans against single codecs",
-            "Lower and further left is better. The line is what a codec for each tensor makes at every budget, out of "
-            "the same codecs; each point is one codec for all tensors.",
-            lambda: frontier(plan),
-        ),
-        charted(
-            "plan-bits",
-            "Bits of every tensor",
-            "Measured bits per value that each tensor gets; the line is the mean over all values. The thin bars span "
-            "the middle 90 % of what the price of a bit picks on resampled steps."
-            + (f" The {MOST_BARS} largest tensors." if len(plan.tensors) > MOST_BARS else ""),
-            lambda: bits_per_tensor(plan),
-        ),
-    ]
+    yield charted(
+        "plan-frontier",
+        "Plans against single codecs",
+        "Lower and further left is better. The line is what a codec for each tensor makes at every budget, out of "
+        "the same codecs; each point is one codec for all tensors.",
+        lambda: frontier(plan),
+    )
+    yield charted(
+        "plan-bits",
+        "Bits of every tensor",
+        "Measured bits per value that each tensor gets; the line is the mean over all values. The thin bars span "
+        "the middle 90 % of what the price of a bit picks on resampled steps."
+        + (f" The {MOST_BARS} largest tensors." if len(plan.tensors) > MOST_BARS else ""),
+        lambda: bits_per_tensor(plan),
+    )
     if len(plan.frontier) > 1 and any(row.at_frontier for row in plan.tensors):
-        found.append(
-            charted(
-                "plan-budgets",
-                "What changes between budgets",
-                "Bits of the largest tensors against the bits of the whole plan. Where a curve is flat, other tensors "
-                "get what is added; 32 bits are exact.",
-                lambda: bits_by_budget(plan),
-            )
+        yield charted(
+            "plan-budgets",
+            "What changes between budgets",
+            "Bits of the largest tensors against the bits of the whole plan. Where a curve is flat, other tensors "
+            "get what is added; 32 bits are exact.",
+            lambda: bits_by_budget(plan),
         )
-    return found

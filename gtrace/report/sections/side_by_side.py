@@ -53,17 +53,16 @@ def side_by_side_table(pair: SideBySide) -> Table:
     )
 
 
-def side_by_side_verdict(pair: SideBySide) -> list[str]:
+def side_by_side_verdict(pair: SideBySide) -> Iterator[str]:
     """How much more or less error the same codecs make in a second sweep, and what only one of them has."""
-    sentences = []
     known = sorted(c.ratio for c in pair.shared if math.isfinite(c.ratio))
     if not pair.shared:
-        sentences.append("No codec is in both sweeps.")
+        yield "No codec is in both sweeps."
     elif not known:
-        sentences.append(f"{count(len(pair.shared), 'configuration')} in both, none with errors to compare.")
+        yield f"{count(len(pair.shared), 'configuration')} in both, none with errors to compare."
     else:
         middle = math.sqrt(known[(len(known) - 1) // 2] * known[len(known) // 2])
-        sentences.append(
+        yield (
             f"{count(len(pair.shared), 'configuration')} in both: {pair.second} has {number(middle)} times the error "
             f"of {pair.first} in the median, {number(known[0])} to {number(known[-1])} times."
         )
@@ -71,18 +70,17 @@ def side_by_side_verdict(pair: SideBySide) -> list[str]:
             sure = sum(c.differs for c in pair.shared)
             none = sum(not c.by_elements.known for c in pair.shared)
             unsure = f"; {none} have too few steps to compare" if none else ""
-            sentences.append(
+            yield (
                 f"Paired on {count(pair.tensors, 'tensor')} and {count(pair.steps, 'step')} that both have: "
                 f"{sure} differ beyond the noise of steps{unsure}."
             )
         else:
-            sentences.append("No tensor at any step is in both, so these are ratios of sums over different gradients.")
+            yield "No tensor at any step is in both, so these are ratios of sums over different gradients."
     if pair.same_trace is False:
-        sentences.append("The sweeps are of different traces: the ratios hold the difference of the runs as well.")
+        yield "The sweeps are of different traces: the ratios hold the difference of the runs as well."
     for name, specs in ((pair.first, pair.only_first), (pair.second, pair.only_second)):
         if specs:
-            sentences.append(f"Only in {name}: {listed(specs)}.")
-    return sentences
+            yield f"Only in {name}: {listed(specs)}."
 
 
 def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
@@ -104,6 +102,6 @@ def _numbers(pair: SideBySide) -> Numbers:
     fields = {field.name: getattr(pair, field.name) for field in dataclasses.fields(pair)}
     common = {"first_results": pair.first, "same_trace": pair.same_trace}
     return Numbers(
-        {"side_by_side": {**fields, "verdict": side_by_side_verdict(pair), "shared": shared}},
+        {"side_by_side": {**fields, "verdict": list(side_by_side_verdict(pair)), "shared": shared}},
         tuple({"record": "side_by_side", "results": pair.second, **common, **row} for row in shared),
     )

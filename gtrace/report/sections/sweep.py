@@ -10,16 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.report import figures
-from gtrace.report.analysis.basis import averaged_over
+from gtrace.report.analysis.details import MOST_TENSORS, common_count, tensors_with_convergence, tensors_with_levels
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
-from gtrace.report.analysis.fits import MOST_TENSORS, common_count, tensors_with_convergence, tensors_with_levels
-from gtrace.report.analysis.results import MOST_NAMED
+from gtrace.report.analysis.results import MOST_NAMED, averaged_over
 from gtrace.report.names import count
 from gtrace.report.section import FigureSpec, Numbers, Record, Section, flat
 from gtrace.report.sections import charts
-from gtrace.report.sections.exchanges import exchange_sentence, exchange_table
-from gtrace.report.sections.rotation import rotation_rows, rotation_sentences, rotation_table
-from gtrace.report.sections.safety import noise_table, over_noise_sentence, safety_json, safety_sentences, safety_table
+from gtrace.report.sections.checks import (
+    exchange_sentence,
+    exchange_table,
+    noise_table,
+    over_noise_sentence,
+    rotation_rows,
+    rotation_sentences,
+    rotation_table,
+    safety_json,
+    safety_sentences,
+    safety_table,
+)
 from gtrace.report.sections.sweep_tables import (
     choice_table,
     comparison_table,
@@ -40,9 +48,9 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.evidence import PairedComparison, Phase
     from gtrace.report.analysis.families import Configuration
-    from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.savings import Savings
+    from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.inputs import Report
     from gtrace.report.section import Block, Verdict
 
@@ -138,7 +146,7 @@ def _details(analysis: SweepAnalysis, most_layers: int | None) -> Iterator[Block
     """Every configuration, and every layer."""
     if not analysis.configurations:
         return
-    drawn = sweep_figures(analysis)
+    drawn = list(sweep_figures(analysis))
     yield from (figure for figure in drawn if figure.name == "rate-distortion")
     yield configuration_table(analysis)
     yield from (figure for figure in drawn if figure.name != "rate-distortion")
@@ -153,73 +161,61 @@ def _details(analysis: SweepAnalysis, most_layers: int | None) -> Iterator[Block
         yield layer_table(analysis, most_layers)
 
 
-def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
+def sweep_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
     """The figures of a sweep that have something to show."""
-    found = []
     if any(c.bits > 0 and c.relative_variance > 0 and not c.partial for c in analysis.configurations):
-        found.append(
-            FigureSpec(
-                "rate-distortion",
-                "Error against measured bits",
-                "Lower and further left is better. Each point is one configuration, summed over tensors and "
-                "steps; its bar spans the middle 80 % of the steps, each by itself. Circled points are "
-                "Pareto-optimal. What has no error at all, or no known bits, cannot be drawn."
-                + _noise_in_words(analysis),
-                lambda: figures.sweep.rate_distortion(analysis),
-                chart=lambda: charts.rate_distortion(analysis),
-                place="first",
-            )
+        yield FigureSpec(
+            "rate-distortion",
+            "Error against measured bits",
+            "Lower and further left is better. Each point is one configuration, summed over tensors and "
+            "steps; its bar spans the middle 80 % of the steps, each by itself. Circled points are "
+            "Pareto-optimal. What has no error at all, or no known bits, cannot be drawn." + _noise_in_words(analysis),
+            lambda: figures.sweep.rate_distortion(analysis),
+            chart=lambda: charts.rate_distortion(analysis),
+            place="first",
         )
     if (analysis.per_step > 0).any():
-        found.append(
-            charts.charted(
-                "variance-over-steps",
-                "Error over training",
-                f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}, which are "
-                "beside its name. Methods at different bits are not to be ranked here." + _noise_in_words(analysis),
-                lambda: charts.error_over_steps(analysis),
-                place="training",
-            )
+        yield charts.charted(
+            "variance-over-steps",
+            "Error over training",
+            f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}, which are "
+            "beside its name. Methods at different bits are not to be ranked here." + _noise_in_words(analysis),
+            lambda: charts.error_over_steps(analysis),
+            place="training",
         )
     if (analysis.per_tensor > 0).any():
-        found.append(
-            FigureSpec(
-                "layers",
-                "Error per layer",
-                "Every tensor with every configuration, summed over steps. Darker is worse; grey has no value."
-                + (" Rows are named by block, or every few." if len(analysis.tensors) > MOST_NAMED else ""),
-                lambda: figures.sweep.layer_heatmap(analysis),
-                chart=lambda: charts.layers(analysis),
-                place="layers",
-            )
+        yield FigureSpec(
+            "layers",
+            "Error per layer",
+            "Every tensor with every configuration, summed over steps. Darker is worse; grey has no value."
+            + (" Rows are named by block, or every few." if len(analysis.tensors) > MOST_NAMED else ""),
+            lambda: figures.sweep.layer_heatmap(analysis),
+            chart=lambda: charts.layers(analysis),
+            place="layers",
         )
     if len(analysis.steps) > 1 and (analysis.bits_per_step > 0).any():
         marked = "Points below: levels and codes were fitted to that step." if analysis.fitted_at else ""
-        found.append(
-            charts.charted(
-                "bits-over-steps",
-                "Bits over training",
-                "The configurations of the figure before, payload and shared bytes of all tensors. A method whose "
-                f"bits grow needs more of them as the gradients change. {marked}".rstrip(),
-                lambda: charts.bits_over_steps(analysis),
-                folded=True,
-                place="training",
-            )
+        yield charts.charted(
+            "bits-over-steps",
+            "Bits over training",
+            "The configurations of the figure before, payload and shared bytes of all tensors. A method whose "
+            f"bits grow needs more of them as the gradients change. {marked}".rstrip(),
+            lambda: charts.bits_over_steps(analysis),
+            folded=True,
+            place="training",
         )
     if any(c.relative_variance > 0 and c.w1_normalized > 0 for c in analysis.configurations):
-        found.append(
-            charts.charted(
-                "wasserstein",
-                "Wasserstein distance against variance",
-                "Each point is one configuration. Lower and further left is better. The Wasserstein distance compares "
-                "the values before and after as two heaps, whoever holds which; the variance compares them one by "
-                "one. Points far below the others keep the distribution better than their error says.",
-                lambda: charts.wasserstein(analysis),
-                folded=True,
-                place="details",
-            )
+        yield charts.charted(
+            "wasserstein",
+            "Wasserstein distance against variance",
+            "Each point is one configuration. Lower and further left is better. The Wasserstein distance compares "
+            "the values before and after as two heaps, whoever holds which; the variance compares them one by "
+            "one. Points far below the others keep the distribution better than their error says.",
+            lambda: charts.wasserstein(analysis),
+            folded=True,
+            place="details",
         )
-    return found + _fit_figures(analysis)
+    yield from _fit_figures(analysis)
 
 
 def _noise_in_words(analysis: SweepAnalysis) -> str:
@@ -231,8 +227,7 @@ def _noise_in_words(analysis: SweepAnalysis) -> str:
     )
 
 
-def _fit_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
-    found = []
+def _fit_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
     drawn = tensors_with_levels(analysis.fits, {c.spec for c in analysis.configurations})
     others = drawn[1 : 1 + MOST_TENSORS]
     n = common_count(analysis.fits)
@@ -242,42 +237,35 @@ def _fit_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
         "shown, so that they can be compared; methods that scale differently have panels of their own."
     )
     if drawn:
-        found.append(
-            FigureSpec(
-                "levels",
-                "Levels over the density of the gradient",
-                f"{how} The largest tensor, at step {drawn[0].step:,}.",
-                lambda: figures.sweep.levels_over_density(analysis, drawn[:1]),
-                chart=lambda: charts.levels_over_density(analysis, drawn[:1]),
-                place="details",
-            )
+        yield FigureSpec(
+            "levels",
+            "Levels over the density of the gradient",
+            f"{how} The largest tensor, at step {drawn[0].step:,}.",
+            lambda: figures.sweep.levels_over_density(analysis, drawn[:1]),
+            chart=lambda: charts.levels_over_density(analysis, drawn[:1]),
+            place="details",
         )
     if others:
-        found.append(
-            FigureSpec(
-                "levels-of-other-tensors",
-                "Levels over the density of other tensors",
-                f"{how} The largest tensors after the first.",
-                lambda: figures.sweep.levels_over_density(analysis, others),
-                chart=lambda: charts.levels_over_density(analysis, others),
-                folded=True,
-                place="details",
-            )
+        yield FigureSpec(
+            "levels-of-other-tensors",
+            "Levels over the density of other tensors",
+            f"{how} The largest tensors after the first.",
+            lambda: figures.sweep.levels_over_density(analysis, others),
+            chart=lambda: charts.levels_over_density(analysis, others),
+            folded=True,
+            place="details",
         )
     descents = tensors_with_convergence(analysis.fits)[:MOST_TENSORS]
     if descents:
-        found.append(
-            charts.charted(
-                "convergence",
-                "Convergence of coordinate descent",
-                "How far the objective is from the best one found, after each sweep over the levels, from uniform, "
-                "exponential and companding starts. The dotted line is one part in a million: arrived. A curve that "
-                "ends above it is caught in a local optimum.",
-                lambda: charts.convergence(descents),
-                place="details",
-            )
+        yield charts.charted(
+            "convergence",
+            "Convergence of coordinate descent",
+            "How far the objective is from the best one found, after each sweep over the levels, from uniform, "
+            "exponential and companding starts. The dotted line is one part in a million: arrived. A curve that "
+            "ends above it is caught in a local optimum.",
+            lambda: charts.convergence(descents),
+            place="details",
         )
-    return found
 
 
 def _numbers(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report.analysis.basis import CODED, whose_gradient
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
 from gtrace.report.analysis.evidence import SIGNIFICANT
 from gtrace.report.analysis.families import MEASURES
+from gtrace.report.analysis.results import CODED, whose_gradient
 from gtrace.report.analysis.safety import samples
 from gtrace.report.names import MISSING, count, duration, listed, number, percent, sparkline
 from gtrace.report.section import (
@@ -32,15 +32,15 @@ from gtrace.report.statistics import THIRDS
 from gtrace.report.verdict import ERROR_LIMIT, Candidate, candidates_of, choose, lost, short_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from gtrace.report.analysis.equal_bits import AtBits
     from gtrace.report.analysis.evidence import PairedComparison, Phase
     from gtrace.report.analysis.families import BDRate, Configuration, Family
-    from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.safety import Judgement, SafetyVerdict
     from gtrace.report.analysis.savings import Savings
+    from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.section import Mark
     from gtrace.report.statistics import Interval
 
@@ -395,27 +395,24 @@ def _compared(analysis: SweepAnalysis) -> str:
     return ", ".join(([f"over {basis.steps_in_words}"] if basis.window else []) + parts)
 
 
-def _what_error_is(analysis: SweepAnalysis) -> list[str]:
+def _what_error_is(analysis: SweepAnalysis) -> Iterator[str]:
     basis, whose = analysis.basis, whose_gradient(analysis.provenance)
-    notes = [
+    yield (
         f"Error: ||Q(g) - g||² / ||g||² of {whose}, the share of gradient energy lost; above 100% it is more than the "
         "gradient."
-    ]
+    )
     if basis.window:
-        notes.append(
+        yield (
             f"Q(g) - g and g are summed over {basis.steps_in_words} first, because codecs with memory send later what "
             "they leave out now."
         )
     if basis.workers > 1:
-        notes.append(
+        yield (
             f"Averaging over {basis.workers:,} workers divides the variance of an error by {basis.workers:,}; its bias "
             "stays."
         )
     else:
-        notes.append(
-            "For one worker. --cluster or --ranks compares for N workers, which shrink variance and leave bias."
-        )
-    return notes
+        yield "For one worker. --cluster or --ranks compares for N workers, which shrink variance and leave bias."
 
 
 def _rate_cell(rate: BDRate | None, *, reference: bool) -> Cell:

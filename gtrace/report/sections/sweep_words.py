@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from gtrace.report.analysis.basis import CODED, averaged_over
 from gtrace.report.analysis.families import LEVEL
+from gtrace.report.analysis.results import CODED, averaged_over
 from gtrace.report.names import MISSING, count, listed, number, percent
 
 if TYPE_CHECKING:
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.evidence import PairedComparison
     from gtrace.report.analysis.families import Family
-    from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.analysis.tensors import TensorGroup
 
 
 #: Methods that the first sentence names: a tired reader stops there.

@@ -18,7 +18,7 @@ from gtrace.report.section import FEW_ROWS, Block, Cell, Column, FigureSpec, Mar
 from gtrace.sweep.laws import ASKED, FEW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from gtrace.report.analysis.traces import LawSection, TraceSummary
     from gtrace.report.inputs import Report
@@ -270,7 +270,7 @@ def _numbers(trace: TraceSummary) -> Numbers:
 
 def law_section(laws: LawSection) -> Section:
     """One kind of gradient in a trace; each table is before the figures that show the same."""
-    shown: tuple[tuple[Table, list[FigureSpec]], ...] = (
+    shown: tuple[tuple[Table, Iterable[FigureSpec]], ...] = (
         (law_table(laws), _law_figures(laws)),
         (format_table(laws), _format_figures(laws)),
         (sparsity_table(laws), _sparsity_figures(laws)),
@@ -283,36 +283,30 @@ def law_section(laws: LawSection) -> Section:
     return Section("", laws.title, tuple(laws.sentences), tuple(blocks), "details", together=True)
 
 
-def _law_figures(section: LawSection) -> list[FigureSpec]:
-    found = []
+def _law_figures(section: LawSection) -> Iterator[FigureSpec]:
     picture = section.picture
     if picture is not None:
-        found.append(
-            FigureSpec(
-                f"{section.kind}-distribution",
-                f"One gradient as an example: {picture.tensor} at step {picture.step:,}",
-                "The largest tensor at the last step looked at, its zeros left out. Grey: the data. On the Q-Q plots, "
-                "points on the dashed line follow the law.",
-                lambda: figures.laws.distribution(picture),
-            )
+        yield FigureSpec(
+            f"{section.kind}-distribution",
+            f"One gradient as an example: {picture.tensor} at step {picture.step:,}",
+            "The largest tensor at the last step looked at, its zeros left out. Grey: the data. On the Q-Q plots, "
+            "points on the dashed line follow the law.",
+            lambda: figures.laws.distribution(picture),
         )
     if section.verdict.cells:
-        found += [
-            FigureSpec(
-                f"{section.kind}-distances-over-steps",
-                "Distance to each law over training",
-                "Lower is a better fit; the thick curve is the law that fits best on average.",
-                lambda: figures.laws.distances_over_steps(section),
-            ),
-            FigureSpec(
-                f"{section.kind}-mu-and-sigma",
-                "Fitted mu and sigma over training",
-                "One octave is a factor of two. sigma says how many exponent bits a float format needs, mu how its "
-                "scale has to follow.",
-                lambda: figures.laws.spread_over_steps(section),
-            ),
-        ]
-    return found
+        yield FigureSpec(
+            f"{section.kind}-distances-over-steps",
+            "Distance to each law over training",
+            "Lower is a better fit; the thick curve is the law that fits best on average.",
+            lambda: figures.laws.distances_over_steps(section),
+        )
+        yield FigureSpec(
+            f"{section.kind}-mu-and-sigma",
+            "Fitted mu and sigma over training",
+            "One octave is a factor of two. sigma says how many exponent bits a float format needs, mu how its "
+            "scale has to follow.",
+            lambda: figures.laws.spread_over_steps(section),
+        )
 
 
 def _format_figures(section: LawSection) -> list[FigureSpec]:

@@ -341,10 +341,9 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
     return sentences
 
 
-def noise_sentences(analysis: RunLogAnalysis) -> list[str]:
+def noise_sentences(analysis: RunLogAnalysis) -> Iterator[str]:
     """What each codec's noise costs, as batches: the median over the measured steps, all seeds together."""
     batch = analysis.study.get("batch_size")
-    sentences = []
     for spec in dict.fromkeys(run.spec for run in analysis.runs if run.spec != BASELINE):
         every = np.concatenate([run.equivalent_batch for run in analysis.runs if run.spec == spec])
         known = every[np.isfinite(every)]
@@ -352,11 +351,10 @@ def noise_sentences(analysis: RunLogAnalysis) -> list[str]:
             continue
         low, middle, high = (number(value) for value in np.quantile(known, (0, 0.5, 1)))
         spread = f"median of {known.size} measured steps, {low} to {high}" if known.size > 1 else "one measured step"
-        sentences.append(
+        yield (
             f"With the noise of {spec}, a batch of {batch * analysis.workers:,} is worth {middle} uncompressed over "
             f"the steps that are left ({spread})."
         )
-    return sentences
 
 
 def _between_ranks(costs: RankCosts) -> list[str]:
@@ -471,71 +469,59 @@ def _reached(run: LoggedRun, *, name: bool = True) -> str:
     return "no finite loss"
 
 
-def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
+def run_figures(analysis: RunLogAnalysis) -> Iterator[FigureSpec]:
     """The figures of a run log that have something to show."""
     neural = analysis.neural
-    found = []
     if any(len(run.steps) or len(run.eval_steps) for run in analysis.runs):
-        found += [
-            charts.charted(
-                "training-over-steps",
-                "Training against steps",
-                "Running mean of the loss. Does the codec cost steps?",
-                lambda: charts.training_curves(analysis, "steps"),
-            ),
-            charts.charted(
-                "training-over-bits",
-                "Training against bytes encoded" if neural else "Training against bytes sent",
-                f"The same curves against what one worker has {'encoded' if neural else 'sent up'}, "
-                "payload and shared bytes: further left is cheaper.",
-                lambda: charts.training_curves(analysis, "bits"),
-            ),
-        ]
+        yield charts.charted(
+            "training-over-steps",
+            "Training against steps",
+            "Running mean of the loss. Does the codec cost steps?",
+            lambda: charts.training_curves(analysis, "steps"),
+        )
+        yield charts.charted(
+            "training-over-bits",
+            "Training against bytes encoded" if neural else "Training against bytes sent",
+            f"The same curves against what one worker has {'encoded' if neural else 'sent up'}, "
+            "payload and shared bytes: further left is cheaper.",
+            lambda: charts.training_curves(analysis, "bits"),
+        )
     if any(np.isfinite(run.sim_seconds).any() for run in analysis.runs):
-        found.append(
-            charts.charted(
-                "training-over-time",
-                "Training against simulated time",
-                "The same curves against the time that steps would take with the simulated network: further left is "
-                "sooner.",
-                lambda: charts.training_curves(analysis, "time"),
-            )
+        yield charts.charted(
+            "training-over-time",
+            "Training against simulated time",
+            "The same curves against the time that steps would take with the simulated network: further left is "
+            "sooner.",
+            lambda: charts.training_curves(analysis, "time"),
         )
     if any((run.bits > 0).any() for run in analysis.runs):
-        found.append(
-            charts.charted(
-                "training-bits",
-                "Bits over training",
-                f"Bits per value that one worker {'encoded' if neural else 'sent up'} in each step, payload and shared "
-                "bytes. Points on a curve: its levels or codes were fitted.",
-                lambda: charts.bits_of_runs(analysis),
-            )
+        yield charts.charted(
+            "training-bits",
+            "Bits over training",
+            f"Bits per value that one worker {'encoded' if neural else 'sent up'} in each step, payload and shared "
+            "bytes. Points on a curve: its levels or codes were fitted.",
+            lambda: charts.bits_of_runs(analysis),
         )
     if any(np.isfinite(run.relative_variance).any() and (run.relative_variance > 0).any() for run in analysis.runs):
-        found.append(
-            charts.charted(
-                "neural-gradients" if neural else "averaged-gradient",
-                "Error of the neural gradients" if neural else "Error of the averaged gradient",
-                "The codec's error on the gradients that enter the layers' backward passes, all layers together."
-                if neural
-                else "What is left of the codec's error after the workers' decoded gradients are averaged.",
-                lambda: charts.error_of_runs(analysis),
-            )
+        yield charts.charted(
+            "neural-gradients" if neural else "averaged-gradient",
+            "Error of the neural gradients" if neural else "Error of the averaged gradient",
+            "The codec's error on the gradients that enter the layers' backward passes, all layers together."
+            if neural
+            else "What is left of the codec's error after the workers' decoded gradients are averaged.",
+            lambda: charts.error_of_runs(analysis),
         )
     for k, run in enumerate(run for run in analysis.runs if run.shadow):
         most = len(run.shadow) > MOST_SHADOWS
         left_out = f" The {MOST_SHADOWS} with the lowest mean of {len(run.shadow)}." if most else ""
-        found.append(
-            charts.charted(
-                f"weight-gradients{f'-{k + 1}' if k else ''}",
-                f"Weight gradients with {run.spec}",
-                "Cosine to the exact weight gradient of the same batch. Left: only the gradients of this layer's own "
-                "outputs are compressed. Right: those of all layers, as in training, so errors accumulate towards the "
-                f"first layer.{left_out}",
-                lambda run=run: charts.weight_gradient_cosines(run),  # type: ignore[misc]
-            )
+        yield charts.charted(
+            f"weight-gradients{f'-{k + 1}' if k else ''}",
+            f"Weight gradients with {run.spec}",
+            "Cosine to the exact weight gradient of the same batch. Left: only the gradients of this layer's own "
+            "outputs are compressed. Right: those of all layers, as in training, so errors accumulate towards the "
+            f"first layer.{left_out}",
+            lambda run=run: charts.weight_gradient_cosines(run),  # type: ignore[misc]
         )
-    return found
 
 
 def _numbers(log: RunLogAnalysis) -> Numbers:

@@ -1,0 +1,445 @@
+"""One HTML page that needs nothing else: no network, its numbers and its one script inside.
+
+The answer is on the first screen; sections follow by what a reader wants to know. Figures are drawn by the page's
+script from numbers beside it. The policy in its head lets no address be opened and no script run but the page's own.
+Every name that comes from outside is escaped, and characters that would act (control characters, direction marks) are
+shown as escapes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import shlex
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+
+import gtrace
+from gtrace.planning import Plan
+from gtrace.report import figures
+from gtrace.report.analysis.history import RunHistory, energy_shares, run_lines, spark
+from gtrace.report.analysis.savings import ASSUMED, network_model
+from gtrace.report.analysis.tensors import layer_insight
+from gtrace.report.inputs import make_report
+from gtrace.report.names import count, duration, literal, number
+from gtrace.report.section import (
+    FEW_ROWS,
+    Cell,
+    Chart,
+    Column,
+    FigureSpec,
+    HeatMap,
+    LayerTables,
+    Section,
+    Table,
+    Verdict,
+)
+from gtrace.report.sections import sections
+from gtrace.report.sections.sweep_tables import choice_table
+from gtrace.report.verdict import ERROR_LIMIT
+from gtrace.trace import Trace
+from gtrace.units import rate_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from gtrace.costs import Cluster
+    from gtrace.report.analysis.history import TensorHistory
+    from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.inputs import Report
+    from gtrace.report.section import Block, Place, Shown
+    from gtrace.sweep import SweepResult
+
+
+_FOOTER = (
+    f"How to read this page: docs/reading-a-report.md in the gtrace repository. Made by gtrace {gtrace.__version__}."
+)
+#: What the sections of a page are called.
+_PLACES: dict[Place, str] = {
+    "first": "Answer",
+    "choose": "Choose",
+    "layers": "Layers",
+    "training": "Training",
+    "network": "Network",
+    "safety": "Safety",
+    "details": "Details",
+}
+#: Codecs that the figure of the network shows beside float32 and bf16.
+_MOST_DRAWN = 3
+#: Digits of a number that a page draws.
+_DIGITS = 5
+
+
+def _shown(value: object) -> object:
+    """What a template shows of a value: its characters, none of which acts."""
+    return value if isinstance(value, Markup) else literal(value)
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader("gtrace.report"),
+    autoescape=True,
+    finalize=_shown,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+#: The macros of ``pieces.html``: table, heading, verdict, figure and others. Each returns escaped HTML.
+pieces: Any = TEMPLATES.get_template("pieces.html").module
+
+
+def to_html(report: Report) -> str:
+    """The page as text."""
+    found = list(sections(report))
+    alone = report.sections == 1
+    page: dict[Place, list[Markup]] = {place: [] for place in _PLACES}
+    answers = [section for section in found if section.verdict is not None]
+    analyses = {id(section): sweep for section, sweep in zip(answers, report.sweeps, strict=True)}
+    for k, section in enumerate(found):
+        named = not alone or section.together
+        shown = _Shown(section, f"s{k}", named, analyses.get(id(section)), report)
+        for place in page:
+            items = [item for item in shown.items(place) if item.strip()]
+            if items:
+                page[place] += [pieces.name(section)] * named + items
+    header = [pieces.heading(report.title, 1), *[pieces.facts_line(line) for line in report_facts(report)]]
+    parts = [(place, _PLACES[place], items) for place, items in page.items() if items]
+    drawn = [spec for section in found for part in section.with_parts for spec in part.figures]
+    own = all(spec.chart is not None for spec in drawn)
+    return document(report.title, [*header], [pieces.part(*part) for part in parts], index=parts, own_figures=own)
+
+
+def report_facts(report: Report) -> Iterator[str]:
+    """What the first screen says about how the numbers of one input were made, a line each."""
+    if report.sections != 1:
+        return
+    for sweep in report.sweeps:
+        attrs = sweep.provenance.get("trace_attrs") or {}
+        seen = (attrs.get("capture") or {}).get("steps_seen")
+        steps = f"{len(sweep.steps):,} of {seen:,} steps" if isinstance(seen, int) else count(len(sweep.steps), "step")
+        facts = [steps, f"{count(len(sweep.configurations), 'configuration')} measured"]
+        savings = report.savings_of(sweep)
+        if savings is not None:
+            facts.append(_cluster(savings.cluster))
+        yield " · ".join(facts)
+
+
+def _cluster(cluster: Cluster) -> str:
+    return f"{cluster.ranks} ranks at {rate_text(cluster.network.bandwidth)}, {duration(cluster.computing)} a step"
+
+
+def document(
+    title: str,
+    header: Iterable[Markup],
+    main: Iterable[Markup],
+    footer: str = _FOOTER,
+    index: Sequence[tuple[str, str, Sequence[Markup]]] = (),
+    *,
+    own_figures: bool = False,
+) -> str:
+    """A whole page around its header and its main part.
+
+    Args:
+        title: of the page.
+        header: what is above its index.
+        main: everything else.
+        footer: below it.
+        index: identifiers and names of its sections, each with what it holds.
+        own_figures: no figure comes from matplotlib, whose drawings need styles of their own.
+    """
+    script, css = source("page.js"), source("page.css") + ("" if own_figures else _colours())
+    # What is not escaped is the page's own: its policy, its script and its colours.
+    return TEMPLATES.get_template("page.html").render(
+        title=title,
+        header=Markup("\n").join(header),
+        index=index if len(index) > 1 else (),
+        main=Markup("\n").join(main),
+        footer=footer,
+        version=gtrace.__version__,
+        policy=Markup(_policy(script, css if own_figures else None)),  # noqa: S704
+        script=Markup(script),  # noqa: S704
+        css=Markup(css),  # noqa: S704
+    )
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A section, and what a page shows of it in each place; ``named`` ones have a heading of their own."""
+
+    section: Section
+    prefix: str
+    named: bool
+    analysis: SweepAnalysis | None
+    report: Report
+
+    def items(self, place: Place) -> Iterator[Markup]:
+        """The pieces of one place, in their order."""
+        section = self.section
+        if place == "first":
+            yield from self._answer()
+        elif place == "choose" and self.analysis is not None:
+            yield pieces.verdict(section.sentences)
+            yield from self._choices(self.analysis)
+        elif place == section.place and self.analysis is None and self.named:
+            yield pieces.verdict(section.sentences)
+        if place == "network" and self.analysis is not None:
+            yield from self._network(self.analysis)
+        for block in section.blocks_at(place):
+            if place != "first":
+                yield self._block(block, self.prefix)
+        if place == section.place:
+            yield from self._parts()
+        if place == "details":
+            yield from self._provenance()
+
+    def _answer(self) -> Iterator[Markup]:
+        section = self.section
+        if section.verdict is None or self.analysis is None:
+            if not self.named:
+                yield pieces.verdict(section.sentences)
+            return
+        yield pieces.cards(_cards(section.verdict), len(section.warnings))
+        insight = layer_insight(self.analysis, section.verdict.codec)
+        drawn = [self._block(block, self.prefix) for block in section.blocks_at("first")]
+        yield pieces.first(drawn, insight)
+
+    def _choices(self, analysis: SweepAnalysis) -> Iterator[Markup]:
+        """Every configuration with the time of a step, which follows the sliders."""
+        table = choice_table(analysis, self.report.savings_of(analysis), every=True)
+        if table is None or self._model is None:
+            return
+        yield pieces.item(
+            table.title,
+            _anchor(self.prefix, table.title),
+            pieces.table(table, network=self.prefix, cluster=_cluster(self._cluster)),
+        )
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        savings = None if self.analysis is None else self.report.savings_of(self.analysis)
+        return ASSUMED if savings is None else savings.cluster
+
+    @cached_property
+    def _model(self) -> dict[str, Any] | None:
+        assert self.analysis is not None
+        return network_model(self.analysis, self._cluster, _drawn(self.analysis, self.section.verdict))
+
+    def _network(self, analysis: SweepAnalysis) -> Iterator[Markup]:
+        model = self._model
+        if model is None or not model["codecs"]:
+            return
+        given = self.report.savings_of(analysis) is not None
+        assumed = "" if given else f"No cluster was given: the sliders start at an assumed {_cluster(self._cluster)}."
+        yield pieces.network(self.prefix, _json(model), assumed)
+
+    def _block(self, block: Block, prefix: str) -> Markup:
+        html: Markup
+        folded = isinstance(block, LayerTables) or block.folded or block.place in ("details", "network")
+        if isinstance(block, LayerTables):
+            html = pieces.item(block.title, _anchor(prefix, block.title), pieces.layers(block), folded)
+        elif isinstance(block, Table):
+            html = pieces.item(block.title, _anchor(prefix, block.title), pieces.table(block), folded)
+        else:
+            name = f"{prefix}-{block.name}"
+            html = pieces.item(block.title, f"{name}-title", figure(block, name), folded)
+        return html
+
+    def _parts(self) -> Iterator[Markup]:
+        for k, part in enumerate(self.section.parts):
+            prefix = f"{self.prefix}-{k}"
+            yield pieces.item(part.heading, _anchor(prefix, part.heading), pieces.verdict(part.sentences))
+            for block in part.blocks:
+                yield self._block(block, prefix)
+
+    def _provenance(self) -> Iterator[Markup]:
+        section = self.section
+        facts = section.provenance or {}
+        if section.facts:
+            yield pieces.facts_line(section.facts)
+        yield pieces.made_by(_made_by(facts))
+        yield pieces.caution(section.notes)
+        if section.warnings:
+            yield pieces.item("Warnings", f"{self.prefix}-warnings", pieces.caution(section.warnings))
+        if section.provenance is not None:
+            lines = flatten(section.provenance)
+            yield pieces.item("Provenance", f"{self.prefix}-provenance", pieces.facts(lines), folded=True)
+
+
+def figure(spec: FigureSpec, identifier: str) -> Markup:
+    """A figure that the page draws; what it cannot draw is a drawing by matplotlib."""
+    html: Markup
+    if spec.chart is None:
+        drawing = figures.style.inline_svg(spec.draw(), identifier, f"{spec.title}. {spec.caption}")
+        # The drawing is an element of its own, made of escaped text.
+        html = pieces.figure(spec.title, spec.caption, Markup(drawing))  # noqa: S704
+    else:
+        chart = spec.chart()
+        kind = "heat" if isinstance(chart, HeatMap) else "chart"
+        caption = (isinstance(chart, Chart) and chart.caption) or spec.caption
+        html = pieces.drawn(spec.title, caption, kind, _json(asdict(chart)))
+    return html
+
+
+def _json(data: Any) -> Markup:
+    """Numbers for the page's script: no character of it can end the element that it is in."""
+    text = json.dumps(_rounded(data), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c"))  # noqa: S704
+
+
+def _rounded(value: Any) -> Any:
+    """Plain data with short numbers and shown names; infinities are the largest number, NaN is null."""
+    if isinstance(value, (float, np.floating)):
+        if math.isnan(value):
+            return None
+        return 1e300 if value == math.inf else float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {literal(key): _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return literal(value) if isinstance(value, str) else value
+
+
+def _cards(verdict: Verdict) -> list[tuple[str, str, str]]:
+    """Name, headline and the rest of each line of a verdict: what is before its first comma, colon or parenthesis."""
+    cards = []
+    for name, text in verdict.lines:
+        head, mark, rest = _split(text)
+        # The name of a codec stays as it is typed.
+        head = head if verdict.answer == "compress" and name == "Recommendation" else head[:1].upper() + head[1:]
+        cards.append((name, head, f"{mark}{rest}" if mark == "(" else rest))
+    return cards
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    found = re.search(r": |; | \(|, | of gradient energy", text)
+    if found is None:
+        return text, "", ""
+    cut = found.start()
+    mark = found[0].strip()
+    rest = text[cut:].lstrip() if mark.startswith("of") else text[found.end() :]
+    return text[:cut], mark, rest
+
+
+def _drawn(analysis: SweepAnalysis, verdict: Verdict | None) -> list[str]:
+    """The recommended codec, and the Pareto-optimal ones with the fewest bits within falling limits of the error."""
+    chosen = [verdict.codec] if verdict is not None and verdict.codec else []
+    front = sorted((c for c in analysis.configurations if c.pareto), key=lambda c: c.bits)
+    for limit in (ERROR_LIMIT, ERROR_LIMIT / 5, ERROR_LIMIT / 25):
+        chosen += [c.spec for c in front if c.error <= limit][:1]
+    return list(dict.fromkeys(chosen))[:_MOST_DRAWN]
+
+
+def _anchor(prefix: str, title: str) -> str:
+    """An identifier for a heading, from words of the program (never from names of a trace)."""
+    return f"{prefix}-{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}"
+
+
+def _made_by(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The command, the version and the seed of an input; None if none of them is known."""
+    command, versions, seed = facts.get("command"), facts.get("versions"), facts.get("seed")
+    if isinstance(command, list) and command:
+        # The first word is where the program is on that machine.
+        command = shlex.join(["gtrace", *map(str, command[1:])])
+    version = versions.get("gtrace") if isinstance(versions, dict) else None
+    if not command and version is None and seed is None:
+        return None
+    return {"command": command, "version": version, "seed": seed}
+
+
+def flatten(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested facts as lines, ``versions.numpy`` for what was nested."""
+    lines: list[tuple[str, str]] = []
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            lines += flatten(value, f"{prefix}{name}.")
+        else:
+            lines.append((f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value, default=str)))
+    return lines
+
+
+def source(name: str) -> str:
+    """A template, style sheet or script as text."""
+    assert TEMPLATES.loader is not None
+    return TEMPLATES.loader.get_source(TEMPLATES, name)[0]
+
+
+def _policy(script: str, css: str | None) -> str:
+    """Content security policy: nothing from anywhere, of scripts this one alone, and of styles too; None: any."""
+
+    def digest(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    styles = "'unsafe-inline'" if css is None else digest(css)
+    return f"default-src 'none'; script-src {digest(script)}; style-src {styles}; base-uri 'none'; form-action 'none'"
+
+
+def _colours() -> str:
+    """Of matplotlib's drawings, which follow the page's."""
+    light, dark = figures.style.variables()
+    # Paper is white whatever the screen is.
+    return f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+
+
+#: Sentences of a plan.
+_LEADING = 2
+
+
+def to_notebook(value: Trace | SweepResult | Plan | Verdict) -> str:
+    """HTML for the last line of a cell: the answer, a table of at most eight rows, and what to do next."""
+    if isinstance(value, Verdict):
+        shown: dict[str, Any] = {"lines": value.lines}
+    elif isinstance(value, Trace):
+        shown = _trace(value)
+    else:
+        plans, sweeps = ([value], []) if isinstance(value, Plan) else ([], [value.selected])
+        shown = _results(plans, sweeps)
+    # The one thing that is not escaped: the program's own styles.
+    css = Markup(source("notebook.css"))  # noqa: S704
+    return TEMPLATES.get_template("notebook.html").render(css=css, **shown)
+
+
+def _results(plans: list[Plan], sweeps: list[SweepResult]) -> dict[str, Any]:
+    report = make_report(sweeps, plans=plans)
+    main = next(sections(report))
+    last = [f"{count(len(main.warnings), 'warning')}: see .warnings"] if main.warnings else []
+    return {
+        "title": report.title if sweeps else main.heading,
+        "facts": list(report_facts(report)),
+        "lines": () if main.verdict is None else main.verdict.lines,
+        "sentences": main.sentences[:_LEADING] if main.verdict is None else (),
+        "table": main.brief,
+        "last": last,
+    }
+
+
+def _trace(trace: Trace) -> dict[str, Any]:
+    run = RunHistory(trace, trace.tensors)
+    first, *rest = run_lines(trace, run)
+    shares = energy_shares(run.tensors)
+    ordered = sorted(zip(run.tensors, shares, strict=True), key=lambda row: -row[1])
+    columns: list[tuple[Column, Any]] = [
+        (Column("tensor", numeric=False), lambda row: row[0].info.name),
+        (Column("shape", numeric=False), lambda row: row[0].shape),
+        (Column("steps"), lambda row: f"{row[0].steps.size:,}"),
+        (Column("energy", "share of the squared norms of all gradients"), lambda row: f"{row[1]:.1%}"),
+        (Column("norm first"), lambda row: _norm(row[0], 0)),
+        (Column("norm last"), lambda row: _norm(row[0], -1)),
+        (Column("norm over steps", numeric=False), lambda row: spark(row[0].shown_norms)),
+    ]
+    left = ordered[FEW_ROWS:]
+    last = [f"{count(len(left), 'more tensor')}, {sum(share for _, share in left):.1%} of the energy"] if left else []
+    command = "" if trace.location is None else f", or gtrace sweep {shlex.quote(trace.path)}"
+    last.append(f"next: gtrace.sweep(trace){command}")
+    table = Table.of("Tensors with the most energy", ordered[:FEW_ROWS], columns)
+    return {"title": first[1], "lines": rest, "quiet": True, "table": table, "last": last}
+
+
+def _norm(row: TensorHistory, place: int) -> Shown:
+    return Cell("NaN") if row.nonfinite[place] else number(row.norms[place])

@@ -1,1 +1,0 @@
-"""A report as a page, as text, Markdown, LaTeX and records."""

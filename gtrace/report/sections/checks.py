@@ -1,0 +1,445 @@
+"""What else a sweep says of its codecs, in sentences and tables: noise, rotation and exchanges.
+
+Verdicts on safety follow from gradient noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.report.analysis.details import exchanges_of
+from gtrace.report.analysis.equal_bits import PREFERRED_BITS
+from gtrace.report.analysis.safety import LEAST_OVER_NOISE, SAFE_BIAS, SAFE_COST, Judgement, cheapest_safe, samples
+from gtrace.report.analysis.savings import EXCHANGES
+from gtrace.report.names import MISSING, count, listed, number, percent
+from gtrace.report.section import NOTHING, Cell, Column, Table, flat, format_cell, value_cell
+from gtrace.report.sections.sweep_tables import MARKS, batch_cell, method_columns, most_energy
+from gtrace.report.sections.sweep_words import bits_in_words, energy_share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from typing import Any
+
+    from gtrace.report.analysis.details import ExchangeError, LayerRotation, Rotation
+    from gtrace.report.analysis.families import Configuration
+    from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.analysis.safety import SafetyVerdict
+    from gtrace.report.analysis.savings import Saving, Savings
+    from gtrace.report.section import Record, Shown
+    from gtrace.sweep import SweepResult
+
+
+TITLE = "Is it safe?"
+_ORDER: tuple[SafetyVerdict, ...] = ("safe", "at risk", "cannot tell")
+
+
+def safety_sentences(analysis: SweepAnalysis) -> list[str]:
+    """What is safe, or why that is unknown, after the verdict on errors."""
+    safety = analysis.safety
+    if not analysis.measured:
+        return []
+    if not safety.known:
+        return [f"Safety unknown: {safety.why}."]
+    noise, outlook = number(safety.noise.estimate), safety.outlook
+    judged = Counter(found.verdict for found in safety.judged)
+    counted = listed(f"{judged[verdict]} {verdict}" for verdict in _ORDER if judged[verdict])
+    sentences = [
+        f"Gradient noise, from {listed(list(safety.sources))}, is {noise} times the squared norm of the gradients.",
+        f"Of {count(len(safety.judged), 'configuration')}: {counted}.",
+    ]
+    if outlook.why:
+        sentences.append(f"What noise costs is not known: {outlook.why}.")
+    k = cheapest_safe(safety.judged, [c.bits for c in analysis.configurations])
+    if k >= 0:
+        sentences.append(f"Fewest bits that are safe: {analysis.configurations[k].spec} {safety.judged[k].reason}.")
+    return sentences
+
+
+def over_noise_sentence(analysis: SweepAnalysis) -> list[str]:
+    """How many configurations keep the gradient's norm above sqrt(3) times their noise, and from which bits on."""
+    least = least_over_noise(analysis)
+    known = [(c, value) for c, value in zip(analysis.configurations, least, strict=True) if math.isfinite(value)]
+    if not known:
+        return []
+    above = [(c, value) for c, value in known if value >= LEAST_OVER_NOISE]
+    said = (
+        f"sqrt(3) rule (Chmiel et al. 2025: quantized training gets worse once the gradient's norm is below "
+        f"{LEAST_OVER_NOISE:.2f} times the quantization noise): {len(above)} of "
+        f"{count(len(known), 'configuration')} stay above it at every step"
+    )
+    if not above:
+        return [f"{said}."]
+    c, value = min(above, key=lambda pair: pair[0].bits)
+    return [f"{said}, with the fewest bits {c.spec} ({number(value)} times at least)."]
+
+
+def least_over_noise(analysis: SweepAnalysis) -> list[float]:
+    """The least ||g|| / ||Q(g) - g|| over steps of each configuration, for the workers of the comparison.
+
+    NaN without an error, and for a codec that has none.
+    """
+    errors = analysis.per_step if analysis.table is None else analysis.table.relative()
+    worst = np.where(np.isfinite(errors), errors, 0.0).max(axis=1, initial=0.0)
+    return [1 / math.sqrt(value) if value > 0 else math.nan for value in worst.tolist()]
+
+
+def _by_verdict(analysis: SweepAnalysis) -> list[tuple[Configuration, Judgement]]:
+    """Configurations with what is said of them, by verdict, and the fewest bits first."""
+    pairs = zip(analysis.configurations, analysis.safety.judged, strict=True)
+    return sorted(pairs, key=lambda pair: (_ORDER.index(pair[1].verdict), math.isnan(pair[0].bits), pair[0].bits))
+
+
+def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Table:
+    """One line per configuration: the verdict, its numbers, what it saves, and its reason; what is safe first."""
+    outlook = analysis.safety.outlook
+    saved = [] if savings is None else [Column("step over bf16", f"between {savings.cluster.ranks} ranks", rank=1)]
+    like = f"batch of {samples(outlook.batch)} like" if not outlook.why else "batch like"
+    columns = (
+        Column("configuration", "codec and its parameters", numeric=False),
+        Column("verdict", "by what its noise and its bias cost", numeric=False),
+        Column("bits measured", "per coordinate: payload with norms, and shared bytes"),
+        Column(like, "prediction: uncompressed batch that trains as well"),
+        Column("lost progress", "part of each step's progress that the bias takes", rank=1),
+        Column("noise ratio", "variance of Q(g) over gradient noise, the same for any number of workers", rank=2),
+        Column("bias", "norm of the bias over that of the expected gradient", rank=3),
+        *saved,
+        Column("norm / noise", "least ||g|| / ||Q(g) - g|| of the steps: the sqrt(3) rule wants 1.73", rank=5),
+        Column("because", "the reason for the verdict", rank=4, numeric=False, prose=True),
+    )
+    least = dict(zip((c.spec for c in analysis.configurations), least_over_noise(analysis), strict=True))
+    rows = tuple(
+        (
+            Cell(c.spec),
+            Cell(found.verdict, mark=MARKS[found.verdict]),
+            value_cell(c.bits),
+            batch_cell(found, interval=True),
+            NOTHING if found.prediction is None else Cell(percent(max(found.prediction.lost, 0.0))),
+            _ratio_cell(found),
+            _bias_cell(found),
+            *([] if savings is None else [_saved_cell(savings.best(c.spec))]),
+            _over_noise_cell(least[c.spec]),
+            Cell(found.reason),
+        )
+        for c, found in _by_verdict(analysis)
+    )
+    over = f" over {outlook.horizon:,} steps (--horizon)" if not outlook.why else ""
+    notes = [
+        (
+            f"Safe: by the whole interval the codec costs at most a tenth of the batch{over}, and its bias takes at "
+            "most a tenth of each step's progress. At risk: by the whole interval it costs more than a tenth."
+        ),
+        (
+            "The interval is one that 9 of 10 measured trainings agreed with. "
+            "Error feedback counts by what its memory still holds after several steps."
+        ),
+        (
+            f"Without a prediction a codec is safe if its noise ratio costs at most {SAFE_COST:.0%} of the batch by "
+            f"the 95% interval over steps and its bias is below {SAFE_BIAS:g}. Noise ratio: what rounding adds to the "
+            "variance of one worker's gradient, over the variance that it has because its batch is a sample. Measured, "
+            "codecs cost less than it says."
+        ),
+        (
+            "Norm / noise: at the step with the least of it. By the sqrt(3) rule of Chmiel et al. (2025) quantized "
+            "training gets worse below 1.73; the verdict does not use it."
+        ),
+    ]
+    if savings is not None:
+        notes.append(
+            "Step over bf16: how many times as long a step with bf16 gradients would take, with the exchange below it; "
+            "more under Savings."
+        )
+    return Table(TITLE, columns, rows, (*notes, *_test(analysis)), "No configuration was measured.", place="safety")
+
+
+def _ratio_cell(found: Judgement) -> Cell:
+    ratio = found.ratio
+    if not math.isfinite(ratio.estimate):
+        return Cell(MISSING, mark="missing", hint=found.reason)
+    between = f"{number(max(ratio.low, 0.0))}{MISSING}{number(ratio.high)}" if ratio.known else ""
+    return Cell(number(ratio.estimate), between, hint=ratio.why)
+
+
+def _over_noise_cell(value: float) -> Cell:
+    return NOTHING if math.isnan(value) else Cell(number(value), mark="quiet" if value < LEAST_OVER_NOISE else "")
+
+
+def _bias_cell(found: Judgement) -> Cell:
+    if not math.isfinite(found.bias):
+        return Cell(MISSING, mark="missing", hint="the expected gradient is lost in its noise")
+    return Cell(f"{'at most ' if found.bounded and found.bias else ''}{number(found.bias)}")
+
+
+def _saved_cell(best: Saving | None) -> Cell:
+    if best is None:
+        return Cell(MISSING, mark="missing", hint="it was not swept on all of the step's gradients")
+    return Cell(f"{number(best.over_bfloat16[0])}x", EXCHANGES[best.exchange])
+
+
+def _test(analysis: SweepAnalysis) -> list[str]:
+    """The command that would test the prediction for the codec that a reader may want to take."""
+    k = cheapest_safe(analysis.safety.judged, [c.bits for c in analysis.configurations])
+    attrs = analysis.provenance.get("trace_attrs")
+    if k < 0 or not isinstance(attrs, dict):
+        return []
+    words = attrs.get("argv")
+    if not isinstance(words, list) or not words:
+        return []
+    world = attrs.get("world_size")
+    start = f"torchrun --nproc-per-node {world} -m -- " if isinstance(world, int) and world > 1 else ""
+    codec, script = shlex.quote(analysis.configurations[k].spec), shlex.join(map(str, words))
+    return [f"To test it, compare the losses with and without the codec: {start}gtrace train --codec {codec} {script}"]
+
+
+def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
+    """Every number behind the verdicts, in dictionaries, lists and arrays."""
+    safety = analysis.safety
+    if not safety.known:
+        return {"why": safety.why}
+    judged, least = {}, least_over_noise(analysis)
+    for k, (configuration, found) in enumerate(zip(analysis.configurations, safety.judged, strict=True)):
+        judged[configuration.spec] = {
+            "verdict": found.verdict,
+            "reason": found.reason,
+            "noise_ratio": found.ratio.estimate,
+            "noise_ratio_low": found.ratio.low,
+            "noise_ratio_high": found.ratio.high,
+            "bias": found.bias,
+            "norm_over_noise": least[k],
+            "bias_at_most": found.bounded,
+            "prediction": safety.record(found),
+            "per_tensor": safety.ratio_per_tensor[k],
+        }
+    return {
+        "sentences": safety_sentences(analysis),
+        "sources": list(safety.sources),
+        "batch": safety.outlook.batch,
+        "horizon": safety.outlook.horizon,
+        "noise": dataclasses.asdict(safety.noise),
+        "noise_per_step": safety.noise_per_step,
+        "noise_per_tensor": dict(zip(analysis.tensors, safety.noise_per_tensor.tolist(), strict=True)),
+        "judged": judged,
+    }
+
+
+def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
+    """One line per tensor: its gradient noise, and the noise of one configuration of each method in it.
+
+    Args:
+        analysis: of a sweep whose gradient noise is known.
+        most: of more tensors, those with the largest part of the energy.
+    """
+    safety = analysis.safety
+    chosen, parts = [i for i in analysis.view() if safety.judged[i].bias < SAFE_BIAS], safety.outlook.parts()
+
+    def cell(i: int, t: int) -> Cell:
+        ratio = float(safety.ratio_per_tensor[i, t])
+        part = parts.get((analysis.configurations[i].spec, analysis.tensors[t]), math.nan)
+        if not math.isfinite(ratio):
+            return NOTHING
+        return Cell(number(ratio), f"{percent(part)} of its cost" if math.isfinite(part) else "")
+
+    columns: list[tuple[Column, Callable[[int], Shown]]] = [
+        (Column("tensor", "parameter name", numeric=False), lambda t: analysis.tensors[t]),
+        (Column("elements", rank=len(chosen) + 1), lambda t: f"{analysis.elements[t]:,}"),
+        (
+            Column("noise / ||g||²", "tr Cov(g) over the squared norm of the gradient"),
+            lambda t: float(safety.noise_per_tensor[t]),
+        ),
+        *method_columns(analysis, chosen, cell),
+    ]
+    shown = most_energy(analysis, most)
+    notes = [
+        (
+            f"Noise ratio per method with the configuration nearest to {PREFERRED_BITS:g} measured bits, and below it "
+            "the part of the predicted cost that is in this tensor."
+        )
+    ]
+    if len(shown) < len(analysis.tensors):
+        left = count(len(analysis.tensors) - len(shown), "tensor")
+        notes.append(f"{left} with less energy left out; -o FILE has all.")
+    return Table.of(
+        "Noise ratio per tensor",
+        shown,
+        columns,
+        notes=tuple(notes),
+        empty="No tensor was measured.",
+        folded=True,
+        place="safety",
+    )
+
+
+#: tensors that a sentence names
+_NAMED = 3
+_CLOSED = "No codec of this sweep rotates: eden is taken from its closed form, which holds for any values."
+
+
+def rotation_sentences(found: Rotation | None) -> list[str]:
+    """How many tensors gain from a rotation, which, and by how much at equal bits."""
+    if found is None:
+        return []
+    known, at = found.known, bits_in_words(found.bits)
+    gaining = sorted(
+        (layer for layer in known if layer.verdict == "rotate"),
+        key=lambda layer: layer.energy * (layer.rotated_error - layer.plain_error),
+    )
+    whole = f"{count(len(known), 'tensor')}{' compared' if len(known) < len(found.layers) else ''}"
+    if not gaining:
+        said = f"Rotation pays on none of {whole} at {at}: leave it out."
+        return [said] if found.measured else [said, _CLOSED]
+    held = sum(layer.energy for layer in gaining)
+    names = listed([f"{layer.tensor} ({_change(layer)})" for layer in gaining], _NAMED)
+    ratios = sorted(1 / layer.ratio for layer in gaining)
+    times = " to ".join(dict.fromkeys(number(ratio, 2) for ratio in (ratios[0], ratios[-1])))
+    without = sum(layer.energy * layer.plain_error for layer in known)
+    mixed = sum(layer.energy * min(layer.plain_error, layer.rotated_error) for layer in known)
+    sentences = [
+        f"Rotation pays on {len(gaining)} of {whole}, with {percent(held)} of the gradient's energy: at {at} the best "
+        f"codec that rotates loses {times} times less there. First: {names}.",
+        f"Rotating these alone, all tensors together lose {energy_share(mixed)} instead of {energy_share(without)} of "
+        "gradient energy at the same bits.",
+    ]
+    return sentences if found.measured else [*sentences, _CLOSED]
+
+
+def rotation_rows(found: Rotation | None) -> list[Record]:
+    """The comparison for other programs, a row for each tensor."""
+    if found is None:
+        return []
+    about = {"bits": found.bits, "measured": found.measured}
+    return [{**about, **flat(one), "ratio": one.ratio, "verdict": one.verdict} for one in found.known]
+
+
+def _change(layer: LayerRotation) -> str:
+    rotated, plain = energy_share(layer.rotated_error), energy_share(layer.plain_error)
+    return f"{rotated} with {layer.rotated}, {plain} with {layer.plain}"
+
+
+def rotation_table(found: Rotation, shown: Collection[str]) -> Table:
+    """One line per tensor: the best codec with and without a rotation, and the verdict.
+
+    Args:
+        found: the comparison.
+        shown: names of the tensors that have a line.
+    """
+
+    def error(label: str, value: float) -> Cell:
+        return Cell(energy_share(value), label) if label else NOTHING
+
+    columns = [
+        (Column("tensor", "parameter name", numeric=False), lambda one: one.tensor),
+        (Column("energy", "part of the total ||g||²", rank=2), lambda one: format_cell(one.energy, ".1%")),
+        (
+            Column("rotated", "least error of the codecs that rotate, at these bits of this tensor"),
+            lambda one: error(one.rotated, one.rotated_error),
+        ),
+        (
+            Column("not rotated", "least error of the codecs that do not"),
+            lambda one: error(one.plain, one.plain_error),
+        ),
+        (
+            Column("ratio", "error rotated over error not rotated; below 1 the rotation pays", rank=1),
+            lambda one: one.ratio,
+        ),
+        (
+            Column("verdict", numeric=False),
+            lambda one: Cell(one.verdict, mark="best" if one.verdict == "rotate" else "") if one.known else NOTHING,
+        ),
+    ]
+    notes = [
+        "Shares of the tensor's energy lost, by codecs without bias and memory. Same: they differ by less than 2%.",
+    ]
+    left = len(found.layers) - len(shown)
+    if left:
+        notes.append(f"{count(left, 'tensor')} with less energy left out; -o FILE has all.")
+    return Table.of(
+        f"Rotate or not, at {bits_in_words(found.bits)}",
+        [layer for layer in found.layers if layer.tensor in shown],
+        columns,
+        notes=tuple(notes if found.measured else [*notes, _CLOSED]),
+        place="layers",
+    )
+
+
+#: ways in the order of their error
+_WAYS = ("allgather", "shared-scale", "two-shot", "hierarchical", "ring")
+_MANY = 10.0
+
+
+def exchanges_shown(result: SweepResult) -> tuple[Table, list[str]]:
+    """The table of a sweep's exchanges, and what it says."""
+    found = exchanges_of(result)
+    return exchange_table(found), exchange_sentence(found)
+
+
+def exchange_sentence(found: Sequence[ExchangeError]) -> list[str]:
+    """What the worst exchange of the most ranks costs; nothing if no exchange was measured beside an all-gather."""
+    most = max((one.ranks for one in found), default=0)
+    plain = {one.codec: one.error for one in found if one.ranks == most and one.exchange == "allgather"}
+    worse = [one for one in found if one.ranks == most and one.error > _MANY * plain.get(one.codec, float("inf"))]
+    worse = sorted(worse, key=lambda one: -one.error / plain[one.codec])
+    return [
+        f"Between {most} ranks {one.codec} loses {number(one.error)} of the average in {_in_words(one.exchange)}, "
+        f"{number(one.error / plain[one.codec])} times what it loses in an all-gather: sums are encoded again."
+        for one in worse[:1]
+    ]
+
+
+def exchange_table(found: Sequence[ExchangeError]) -> Table:
+    """A line for each codec and number of ranks, a column for each exchange."""
+    ways = sorted({one.exchange for one in found}, key=_place)
+    cells = {(one.codec, one.ranks, one.exchange): one for one in found}
+    lines = sorted({(ranks, codec) for codec, ranks, _ in cells})
+
+    def cell(ranks: int, codec: str, exchange: str) -> Cell:
+        one = cells.get((codec, ranks, exchange))
+        if one is None:
+            return NOTHING
+        here = [cells[codec, ranks, each].error for each in ways if (codec, ranks, each) in cells]
+        across = "" if one.across == one.sent else f", {number(one.across)} out"
+        return Cell(number(one.error), f"{number(one.sent)} B{across}", "best" if one.error == min(here) else "")
+
+    columns = (
+        Column("codec", numeric=False),
+        Column("ranks", "that exchange"),
+        *(
+            Column(
+                way,
+                "vNMSE of the average that every rank ends with, like DynamiQ's; below: bytes a rank sends for a value",
+            )
+            for way in ways
+        ),
+    )
+    rows = [(Cell(codec), Cell(str(ranks)), *(cell(ranks, codec, way) for way in ways)) for ranks, codec in lines]
+    tensors = max((one.tensors for one in found), default=0)
+    sources = sorted({one.source for one in found})
+    return Table(
+        "Where sums happen",
+        columns,
+        tuple(rows),
+        notes=(
+            (
+                "Error of the average that every rank ends with, as a share of the exact average's energy, over "
+                f"{count(tensors, 'tensor')}; below it the bytes that a rank sends for each value. By the code that "
+                "real ranks run; out: what leaves a node."
+            ),
+            f"Gradients of the ranks: {'; '.join(sources)}.",
+        ),
+        empty="No codec fits these exchanges.",
+        place="network",
+    )
+
+
+def _place(exchange: str) -> tuple[int, str]:
+    name = exchange.partition(":")[0]
+    return _WAYS.index(name) if name in _WAYS else len(_WAYS), exchange
+
+
+def _in_words(exchange: str) -> str:
+    name, _, node = exchange.partition(":")
+    return {"ring": "a ring", "two-shot": "two shots", "hierarchical": f"nodes of {node}"}.get(name, exchange)

@@ -1,1 +1,0 @@
-"""Exchange of traces with other programs and other machines."""

@@ -1,0 +1,476 @@
+"""Run the protocol: the built-in codecs once, their rows kept; the codecs in question every time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import shutil
+import tempfile
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import metadata, util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import gtrace
+from gtrace.codecs import codec, codec_class, codec_names, parameter_fields, parse_spec
+from gtrace.codecs.plugins import origin_of, plugin_of
+from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.report.analysis.equal_bits import at_bits, bd_rate, envelope
+from gtrace.report.analysis.sweep import analyze
+from gtrace.sweep import expand, run_sweep
+from gtrace.sweep.cluster import build
+from gtrace.sweep.run import versions
+from gtrace.trace import create_trace, open_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.codecs import Codec
+    from gtrace.report.analysis.families import Family
+    from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.sweep import SweepResult
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """What the protocol measured.
+
+    Attributes:
+        protocol: that was run.
+        specs: the codecs in question, as given.
+        mine: their families, a label each.
+        others: labels of the built-in families.
+        traces: that were used.
+        analyses: one per trace, in their order.
+        duels: (mine, other) -> one duel per trace.
+        targets: (mine) -> one number of bits per trace at which the first table compares.
+        versions: of what the numbers depend on.
+    """
+
+    protocol: Protocol
+    specs: tuple[str, ...]
+    mine: tuple[str, ...]
+    others: tuple[str, ...]
+    traces: tuple[StandardTrace, ...]
+    analyses: tuple[SweepAnalysis, ...]
+    duels: dict[tuple[str, str], tuple[Duel, ...]]
+    targets: dict[str, tuple[float, ...]]
+    versions: dict[str, str]
+
+
+def run_bench(
+    specs: Sequence[str],
+    protocol: Protocol,
+    *,
+    at: float | None = None,
+    jobs: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> BenchResult:
+    """Compare codecs with every built-in one at equal measured bits.
+
+    Args:
+        specs: of the codecs in question; what a spec leaves open runs over the protocol's ranges.
+        protocol: what is measured.
+        at: measured bits per coordinate of the first table; the protocol's by default. A codec of one configuration
+            is compared at its own bits.
+        jobs: threads; numbers do not depend on them.
+        say: called with a line before whatever takes long.
+
+    Raises:
+        UsageError: an unknown codec or parameter.
+        ScriptError: a codec's own code failed.
+    """
+    if not specs:
+        raise UsageError("bench: name a codec, e.g. gtrace study bench dither --plugin dither.py")
+    asked = [protocol.configurations(spec) for spec in specs]
+    built_in = protocol.built_in()
+    own = {str(item) for items in asked for item in items}
+    with cache_folder() as folder:
+        traces = standard_traces(protocol, folder, say)
+        results = []
+        for trace in traces:
+            say(f"{trace.name}: {len(own)} configurations in question, {len(built_in)} built in")
+            results.append(_sweep(trace, protocol, built_in, [c for items in asked for c in items], folder, jobs))
+    targets = (protocol.at if at is None else at,)
+    analyses = tuple(analyze(result, trace.name, targets) for result, trace in zip(results, traces, strict=True))
+    labels = list(dict.fromkeys(family.label for analysis in analyses for family in analysis.families))
+    mine = tuple(label for label in labels if own & {c for a in analyses for c in _specs(a, label)})
+    others = tuple(label for label in labels if label not in mine)
+    # Each trace again, with the bits of codecs that have no others to choose.
+    single = {label: [_only_bits(analysis, label) for analysis in analyses] for label in mine}
+    wanted = {label: tuple(bits or targets[0] for bits in single[label]) for label in mine}
+    analyses = tuple(
+        analyze(result, trace.name, sorted({targets[0], *(wanted[label][k] for label in mine)}))
+        for k, (result, trace) in enumerate(zip(results, traces, strict=True))
+    )
+    curves = [{family.label: _points(analysis, family) for family in analysis.families} for analysis in analyses]
+    duels = {
+        (one, other): tuple(duel(found.get(one, []), found.get(other, [])) for found in curves)
+        for one in mine
+        for other in others
+    }
+    return BenchResult(
+        protocol, tuple(specs), mine, others, tuple(traces), analyses, duels, wanted, _versions(specs, traces)
+    )
+
+
+def _sweep(
+    trace: StandardTrace,
+    protocol: Protocol,
+    built_in: Sequence[Codec],
+    asked: Sequence[Codec],
+    folder: Path,
+    jobs: int | None,
+) -> SweepResult:
+    """Rows of all codecs on a trace. Those of built-in ones are kept; others may have changed since the last time."""
+    kept = folder / f"{trace.path.stem}-{protocol.name}-{build().replace('+', '-')}.sweep.db"
+    with tempfile.TemporaryDirectory(prefix=".running-", dir=folder) as name:
+        path = Path(name) / kept.name
+
+        def run(codecs: Sequence[Codec]) -> SweepResult:
+            return run_sweep(
+                trace.path, codecs, draws=protocol.draws, seed=protocol.seed, optimal=False, jobs=jobs, output=path
+            )
+
+        if kept.exists():
+            shutil.copy(kept, path)
+            with contextlib.suppress(TraceError, OutputExistsError):  # damaged: it is made again
+                return run([*built_in, *asked])
+            path.unlink(missing_ok=True)
+        run(built_in)
+        beside = Path(name) / "kept"
+        shutil.copy(path, beside)
+        for old in folder.glob(f"{trace.path.stem}-{protocol.name}-*.sweep.db"):  # of other versions
+            old.unlink(missing_ok=True)
+        os.replace(beside, kept)
+        return run([*built_in, *asked])
+
+
+def _specs(analysis: SweepAnalysis, label: str) -> set[str]:
+    return {c.spec for c in analysis.configurations if c.family == label}
+
+
+def _points(analysis: SweepAnalysis, family: Family) -> list[tuple[float, float]]:
+    members = [analysis.configurations[i] for i in family.members]
+    return [(c.bits, c.error) for c in members]
+
+
+def _only_bits(analysis: SweepAnalysis, label: str) -> float:
+    """Measured bits of a family of one configuration, 0 for others."""
+    members = [c for c in analysis.configurations if c.family == label]
+    return members[0].bits if len(members) == 1 else 0.0
+
+
+def _versions(specs: Sequence[str], traces: Sequence[StandardTrace]) -> dict[str, str]:
+    found = {**versions(), "source": build().partition("+")[2]}
+    for spec in specs:
+        parsed = parse_spec(spec)
+        cls = codec_class(parsed.name)
+        origin, file = origin_of(cls), plugin_of(cls)
+        if origin is not None or file is not None:
+            found[parsed.name] = origin.package if origin is not None else file.name  # type: ignore[union-attr]
+    return found | {"gradients": traces[0].source}
+
+
+class Duel(NamedTuple):
+    """A codec against another on one trace.
+
+    Attributes:
+        error: relative variance over the other's at equal bits, the geometric mean over the bits that both reach; below
+            1 the first has less error. NaN if there are no such bits.
+        low: least of these bits per coordinate.
+        high: most of them; ``low`` where one of the two has a single configuration.
+        rate: bits over the other's at equal error, the mean of its logarithm (Bjontegaard); NaN without two curves.
+    """
+
+    error: float
+    low: float
+    high: float
+    rate: float
+
+
+def duel(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Duel:
+    """Compare two codecs, each given as (bits per coordinate, relative variance) of its configurations.
+
+    Errors are log-interpolated between neighbours by measured bits, however far apart, never extrapolated, and averaged
+    over the bits that both curves reach. A codec of one configuration is compared at its own bits.
+
+    >>> round(duel([(2, 0.4), (4, 0.1)], [(2, 0.8), (4, 0.2)]).error, 9)
+    0.5
+    >>> [round(number, 9) for number in duel([(3, 0.1)], [(2, 0.4), (4, 0.1)])[:3]]
+    [0.5, 3, 3]
+    """
+    first, second = ([(b, v) for b, v in points if v > 0 and math.isfinite(v * b)] for points in (one, other))
+    if not first or not second:
+        return Duel(math.nan, math.nan, math.nan, math.nan)
+    if 1 in (len(first), len(second)):
+        knots = [min(points[0][0] for points in (first, second) if len(points) == 1)]
+    else:
+        low, high = max(min(first)[0], min(second)[0]), min(max(first)[0], max(second)[0])
+        knots = sorted({low, high, *(b for b, _ in (*first, *second) if low <= b <= high)}) if low < high else []
+    logs = np.array([math.log(_at(first, bits) / _at(second, bits)) for bits in knots])
+    if not knots or not np.isfinite(logs).all():
+        return Duel(math.nan, math.nan, math.nan, math.nan)
+    # Linear between knots, so the trapezoids are the integral.
+    mean = float(logs[0]) if len(knots) == 1 else float(np.trapezoid(logs, knots)) / (knots[-1] - knots[0])
+    curves = [envelope(*zip(*points, strict=True)) for points in (first, second)]
+    return Duel(math.exp(mean), knots[0], knots[-1], 1 + bd_rate(curves[0], curves[1])[0])
+
+
+def _at(points: Sequence[tuple[float, float]], bits: float) -> float:
+    return at_bits([b for b, _ in points], [v for _, v in points], bits, math.inf).variance
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A network that is trained for its gradients.
+
+    Attributes:
+        name: in tables.
+        task: the built-in task.
+        batch_size: samples a step.
+    """
+
+    name: str
+    task: str
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How codecs are compared. Whoever changes a number gives it another name.
+
+    Attributes:
+        name: of this protocol, for papers.
+        models: that are trained.
+        phases: early and late -> the consecutive steps whose gradients are encoded. Levels are fitted on the step
+            before, and codecs with memory are replayed over them.
+        seed: of weights, batches and encodings.
+        draws: encodings of each tensor at each step.
+        ranges: parameter -> values that a codec is run with where its spec does not fix them.
+        slow: codec -> its own ranges: those that fit by gradient descent, to the levels of the others.
+        at: measured bits per coordinate of the first table.
+    """
+
+    name: str
+    models: tuple[Model, ...]
+    phases: Mapping[str, Sequence[int]]
+    seed: int = 0
+    draws: int = 1
+    ranges: Mapping[str, tuple[Any, ...]] = field(
+        default_factory=lambda: {
+            "bits": (2, 3, 4, 5, 6, 8),
+            "ratio": (0.01, 0.03, 0.1, 0.3),
+            "sparsity": (0.5, 0.8, 0.9, 0.95),
+            "rank": (1, 2, 4, 8),
+            "bin_size": (50, 500),
+        }
+    )
+    slow: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(
+        default_factory=lambda: {"alqg": {"bits": (2, 3, 4)}, "alqg-n": {"bits": (2, 3, 4)}}
+    )
+    at: float = 3.0
+
+    def built_in(self) -> list[Codec]:
+        """Every configuration of every built-in codec; float32 itself is none to compare with."""
+        names = [n for n in codec_names() if codec_class(n).__module__.startswith("gtrace.") and n != "none"]
+        return [item for name in names for item in self.configurations(name)]
+
+    def configurations(self, spec: str) -> list[Codec]:
+        """What is run of a spec: each value of the ranges that it leaves open and that the codec takes.
+
+        Raises:
+            UsageError: an unknown codec or parameter, or a value that it refuses.
+        """
+        parsed = parse_spec(spec)
+        ranges = self.slow.get(parsed.name, self.ranges)
+        known = {item.name for item in parameter_fields(codec_class(parsed.name))} - set(parsed.given)
+        taken: dict[str, list[Any]] = {}
+        for name in known & set(ranges):
+            for value in ranges[name]:
+                with contextlib.suppress(UsageError):  # beyond what this codec takes; the others are left
+                    codec(spec, **{name: value})
+                    taken.setdefault(name, []).append(value)
+        return expand([spec], taken)
+
+
+_CNN = Model("CNN", "digits-cnn", 16)
+_LSTM = Model("LSTM", "char-lstm", 8)
+_TRANSFORMER = Model("transformer", "char-transformer", 8)
+
+FULL = Protocol("gtrace-bench-1", (_CNN, _LSTM, _TRANSFORMER), {"early": range(4, 8), "late": range(296, 300)})
+#: a smoke test in seconds, whose numbers belong in no paper
+QUICK = replace(
+    FULL,
+    name="gtrace-bench-1-quick",
+    models=(_CNN,),
+    phases={"early": range(4, 6), "late": range(48, 50)},
+    ranges={"bits": (2, 3, 4, 6), "ratio": (0.01, 0.1, 0.3), "sparsity": (0.8, 0.95), "rank": (2, 8)},
+)
+
+
+#: what the gradients depend on beside the protocol
+_SOURCES = ("training/plain.py", "training/tasks/*.py", "workflows/bench.py")
+
+
+class StandardTrace(NamedTuple):
+    """A trace of the protocol.
+
+    Attributes:
+        name: model and phase.
+        path: where it is kept.
+        source: what its gradients come from.
+        fingerprint: of its gradients; equal fingerprints give equal results on any machine.
+        tensors: how many.
+        elements: of a step.
+        steps: how many.
+    """
+
+    name: str
+    path: Path
+    source: str
+    fingerprint: str
+    tensors: int
+    elements: int
+    steps: int
+
+
+@contextmanager
+def cache_folder() -> Iterator[Path]:
+    """``$XDG_CACHE_HOME/gtrace/bench``, or a folder for this run alone where nothing can be kept."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gtrace" / "bench"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    if writable:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="gtrace-bench-") as name:
+        yield Path(name)
+
+
+def gradient_source() -> str:
+    """``torch 2.8.0`` where networks can be trained, otherwise ``formulas``."""
+    return f"torch {metadata.version('torch')}" if util.find_spec("torch") is not None else "formulas (no torch)"
+
+
+def standard_traces(protocol: Protocol, folder: Path, say: Callable[[str], None]) -> list[StandardTrace]:
+    """The traces of a protocol, in the order of its models and phases; what is not in ``folder`` is made."""
+    source = gradient_source()
+    found = []
+    for model in protocol.models:
+        digest = _digest(protocol, model, source)
+        paths = {phase: folder / f"{model.task}-{phase}-{digest}.zarr" for phase in protocol.phases}
+        if not all(map(_whole, paths.values())):
+            say(
+                f"{model.name}: training for its gradients" if "torch " in source else f"{model.name}: making gradients"
+            )
+            _make(protocol, model, paths)
+        for phase, path in paths.items():
+            with open_trace(path) as trace:
+                elements = sum(info.size for info in trace.tensors)
+                steps = len(protocol.phases[phase])
+                about = (path, source, trace.fingerprint, len(trace.tensors), elements, steps)
+                found.append(StandardTrace(f"{model.name} {phase}", *about))
+    return found
+
+
+def _whole(path: Path) -> bool:
+    """Whether a trace is kept there, every value as it was written."""
+    if not path.exists():
+        return False
+    try:
+        with open_trace(path) as trace:
+            for info in trace.tensors:
+                for step in trace.steps(info.name):
+                    trace.read(info.name, int(step))
+    except TraceError:
+        return False
+    return True
+
+
+def _make(protocol: Protocol, model: Model, paths: dict[str, Path]) -> None:
+    """Beside their places, then moved in: an interrupted run leaves nothing, and two runs do not disturb each other."""
+    folder = next(iter(paths.values())).parent
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as name:
+        making = {phase: Path(name) / path.name for phase, path in paths.items()}
+        if util.find_spec("torch") is not None:
+            from gtrace.training.plain import record_task
+
+            steps = {making[phase]: tuple(protocol.phases[phase]) for phase in paths}
+            record_task(model.task, steps, batch_size=model.batch_size, seed=protocol.seed)
+        else:
+            for phase, path in making.items():
+                late, size = phase == "late", model.batch_size
+                make_trace(model.task, path, protocol.phases[phase], late=late, batch_size=size, seed=protocol.seed)
+        for phase, path in paths.items():
+            if path.exists():
+                shutil.rmtree(path)
+            os.replace(making[phase], path)
+
+
+def _digest(protocol: Protocol, model: Model, source: str) -> str:
+    phases = {phase: list(steps) for phase, steps in protocol.phases.items()}
+    digest = hashlib.blake2b(repr((model, phases, protocol.seed, source)).encode(), digest_size=6)
+    home = Path(gtrace.__file__).parent
+    for pattern in _SOURCES:
+        for path in sorted(home.glob(pattern)):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+#: task -> tensor -> shape; of an embedding only the rows of a batch's words have gradients
+LAYERS: dict[str, dict[str, tuple[int, int]]] = {
+    "digits-cnn": {
+        "conv1.weight": (32, 9),
+        "conv2.weight": (64, 288),
+        "fc1.weight": (64, 1024),
+        "fc2.weight": (10, 64),
+    },
+    "char-lstm": {
+        "embedding.weight": (61, 32),
+        "lstm.weight_ih": (512, 32),
+        "lstm.weight_hh": (512, 128),
+        "head.weight": (61, 128),
+    },
+    "char-transformer": {
+        "embedding.weight": (61, 64),
+        "attention.qkv": (192, 64),
+        "attention.out": (64, 64),
+        "up.weight": (256, 64),
+        "down.weight": (64, 256),
+        "head.weight": (61, 64),
+    },
+}
+
+
+def make_trace(task: str, path: Path, steps: Sequence[int], *, late: bool, batch_size: int, seed: int) -> None:
+    """Write a trace of made gradients, float32."""
+    rng = np.random.default_rng([seed, zlib.crc32(task.encode()), late])
+    spread = 2.0 if late else 0.5
+    gains = {
+        name: (rng.lognormal(-4, 1, (rows, 1)), rng.lognormal(0, 0.7, (1, columns)))
+        for name, (rows, columns) in LAYERS[task].items()
+    }
+    with create_trace(path) as writer:
+        for step in steps:
+            for name, (rows, columns) in LAYERS[task].items():
+                weight = rng.lognormal(0, spread, (batch_size, 1))
+                errors = weight * rng.standard_t(4, (batch_size, rows))
+                if name.startswith("embedding"):
+                    errors *= rng.random((batch_size, rows)) < 1 / batch_size
+                active = np.maximum(rng.normal(0.2, 1, (batch_size, columns)), 0)
+                out, inside = gains[name]
+                gradient: NDArray[np.float64] = out * (errors.T @ active) * inside / weight.sum()
+                writer.append(step, name, gradient.astype(np.float32))
+            writer.commit(step)

@@ -1,0 +1,190 @@
+"""Results by tensor: groups of them, and which ones to give more bits."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from helpers_report import result_of, row
+
+import gtrace
+from gtrace.cli import gtrace as command_line
+from gtrace.errors import UsageError
+from gtrace.planning import Budget, curves_of, make_plan
+from gtrace.report import analyze, make_report, to_csv, to_html, to_json, to_json_lines, to_latex, to_markdown
+from gtrace.report.analysis.tensors import OTHERS, group_tensors, layer_insight
+from gtrace.report.inputs import Asked
+from gtrace.report.sections.sweep_tables import group_table
+from gtrace.trace import Trace
+
+SIZES = {"conv1.weight": 900, "conv1.bias": 30, "conv2.weight": 2000, "fc.weight": 400, "scale": 7}
+SPECS = ["qsgd:bits=3,bucket_size=64", "qsgd:bits=5,bucket_size=64", "terngrad:bucket_size=64"]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    sizes = enumerate(SIZES.items())
+    arrays = {name: dict(enumerate(np.float32(rng.standard_normal((2, n)) * 10.0**k))) for k, (name, n) in sizes}
+    path = tmp_path_factory.mktemp("groups") / "run.sweep.db"
+    specs = [*SPECS, "qsgd:bits=4,bucket_size=64,scope=model"]
+    return path, gtrace.run_sweep(Trace.from_arrays(arrays), specs, output=path)
+
+
+def test_a_group_is_the_weighted_sum_of_its_tensors(result):
+    _, sweep = result
+    conv, fc, others = group_tensors(sweep, ["conv=conv*", "fc=fc.*"])
+    assert (conv.name, fc.name, others.name) == ("conv", "fc", OTHERS)
+    assert conv.tensors == ("conv1.bias", "conv1.weight", "conv2.weight")
+    assert (conv.elements, others.tensors) == (2930, ("scale",))
+    assert conv.energy_share + fc.energy_share + others.energy_share == pytest.approx(1.0)
+    rows = [row for row in sweep.rows() if row["tensor"].startswith("conv")]
+    for spec in map(str, map(gtrace.codec, SPECS)):
+        mine = [row for row in rows if row["codec"] == spec]
+        expected, drawn = ([row for row in mine if (row["draw"] >= 0) == is_draw] for is_draw in (False, True))
+        found = next(c for c in conv.analysis.configurations if c.spec == spec)
+        want = sum(row["squared_error"] for row in expected) / sum(row["energy"] for row in expected)
+        assert found.relative_variance == pytest.approx(want, rel=1e-12)
+        bits = sum(row["bits_total"] * row["n"] for row in drawn) / sum(row["n"] for row in drawn)
+        assert found.bits == pytest.approx(bits, rel=1e-12)
+
+
+def test_layers_tensors_and_precedence(result):
+    _, sweep = result
+    assert [(g.name, len(g.tensors)) for g in group_tensors(sweep, ["layer"])] == [
+        ("conv1", 2), ("conv2", 1), ("fc", 1), ("scale", 1),
+    ]  # fmt: skip
+    assert {g.name for g in group_tensors(sweep, ["tensor"])} == set(SIZES)
+    found = group_tensors(sweep, ["weights=*.weight", "conv=conv*", "rest=scale,*.bias"])
+    assert [(g.name, g.tensors) for g in found] == [
+        ("weights", ("conv1.weight", "conv2.weight", "fc.weight")), ("conv", ("conv1.bias",)), ("rest", ("scale",)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (["conv"], "needs NAME=GLOB"),
+        (["=conv*"], "needs NAME=GLOB"),
+        (["a=conv*", "a=fc*"], "is given twice"),
+        (["a=cnov*"], "no tensor matches 'cnov\\*'"),
+        (["layer", "a=conv*"], "needs NAME=GLOB"),
+    ],
+)
+def test_bad_groups(result, groups, message):
+    with pytest.raises(UsageError, match=message):
+        group_tensors(result[1], groups)
+
+
+def test_a_sweep_of_the_whole_model_alone_has_no_groups():
+    trace = Trace.from_arrays({"a": np.ones(64, np.float32)})
+    sweep = gtrace.run_sweep(trace, ["qsgd:bucket_size=64,scope=model"])
+    with pytest.raises(UsageError, match="only of the whole model"):
+        group_tensors(sweep, ["layer"])
+
+
+def test_tables_have_every_group_and_codec(result):
+    _, sweep = result
+    few = group_tensors(sweep, ["conv=conv*"])
+    table = group_table(few)
+    assert [c.heading for c in table.columns] == ["codec", "conv", OTHERS]
+    assert len(table.rows) == len(SPECS)
+    names = [f"g{k}={name}" for k, name in enumerate(SIZES)]
+    many = [*group_tensors(sweep, names), *group_tensors(sweep, names)]
+    assert next(c.heading for c in group_table(many).columns) == "group"
+    assert len(group_table(many).rows) == len(many)
+
+
+def test_every_form_of_a_report_has_the_groups(result):
+    report = make_report([result[1]], asked=Asked(groups=["conv=conv*"]))
+    lines = list(csv.DictReader(io.StringIO(to_csv(report))))
+    assert len(lines) == 2 * len(SPECS)
+    assert {(line["group"], line["group_tensors"]) for line in lines} == {("conv", "3"), (OTHERS, "2")}
+    assert [g["group"] for g in to_json(report)["groups"][0]] == ["conv", OTHERS]
+    records = [json.loads(line) for line in to_json_lines(report).splitlines()]
+    assert sum(record["record"] == "group" for record in records) == 2 * len(SPECS)
+    for text in (to_html(report), to_markdown(report), to_latex(report)):
+        for words in ("Error by group of tensors", "conv: 3 tensors, 2,930 elements", "In conv, at "):
+            assert words in text
+    # Without being asked nobody is shown groups.
+    assert "by group" not in to_markdown(make_report([result[1]]))
+
+
+def test_groups_want_a_sweep():
+    with pytest.raises(UsageError, match=r"pass a \.sweep\.db"):
+        make_report(asked=Asked(groups=["layer"]))
+
+
+def test_the_command(result, tmp_path):
+    path, _ = result
+    run = CliRunner().invoke
+    page = str(tmp_path / "page.html")
+    shown = run(command_line, ["report", str(path), "--full", "-o", page, "--group", "conv=conv*", "--group", "fc=fc*"])
+    assert shown.exit_code == 0
+    assert "Error by group of tensors" in shown.output
+    assert "Error at equal bits" in shown.output
+    found = run(command_line, ["report", str(path), "--group", "layer", "--json"])
+    assert [g["group"] for g in json.loads(found.output)["groups"][0]] == ["conv1", "conv2", "fc", "scale"]
+    out = tmp_path / "groups.csv"
+    assert run(command_line, ["report", str(path), "--group", "layer", "-o", str(out)]).exit_code == 0
+    assert out.read_text().startswith("results,group,group_tensors")
+    refused = run(command_line, ["report", str(path), "--group", "layer", "--figure", "layers"])
+    assert isinstance(refused.exception, UsageError)
+
+
+ELEMENTS = {"head": 1_000, "body": 8_000, "rest": 1_000}
+ENERGY = {"head": 90.0, "body": 8.0, "rest": 2.0}
+SPEC = "qsgd:bits=4,bucket_size=8192"
+
+
+def swept(tensors=tuple(ELEMENTS), energy=ENERGY, bias=0.0):
+    """Errors that fall by a factor of four with each bit, the same share of every tensor's energy."""
+    return result_of(
+        [
+            row(t, 0, bits=b, n=ELEMENTS[t], energy=energy[t], squared_error=energy[t] * 4.0**-b, bits_total=b)
+            | {"relative_bias": bias}
+            for t in tensors
+            for b in range(2, 9)
+        ]
+    )
+
+
+def test_a_plan_moves_bits_to_the_tensor_with_the_energy():
+    result = swept()
+    found = layer_insight(analyze(result), SPEC)
+    plan = make_plan(curves_of(result), Budget("bits", 4.0, "4 bits"), name="plan", provenance={})
+    assert (found.codec, found.bits, found.tensor.name) == (SPEC, 4.0, "head")
+    assert found.gain == pytest.approx(4.0**-4 / plan.totals.error)
+    bits = {one.tensor: one.bits for one in plan.tensors}
+    assert found.tensor.bits == (bits["head"], bits["head"])
+    assert found.rest == pytest.approx((8 * bits["body"] + bits["rest"]) / 9)
+    assert [(one.name, one.elements, one.energy) for one in found.shares] == [
+        ("head", 0.1, pytest.approx(0.9)),
+        ("body", 0.8, pytest.approx(0.08)),
+        ("rest", 0.1, pytest.approx(0.02)),
+    ]
+    fact, advice = found.sentences
+    assert fact == "head is 10% of parameters and 90% of gradient energy."
+    assert f"Give it {found.tensor.bits[0]:.1f} bits" in advice
+    assert "at the same 4.00 bits per value" in advice
+
+
+def test_without_a_recommendation_the_configuration_near_three_bits_is_planned():
+    assert layer_insight(analyze(swept())).bits == 3.0
+    assert layer_insight(analyze(swept()), "bf16").bits == 3.0
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        swept(tensors=("head",)),
+        swept(energy={name: float(n) for name, n in ELEMENTS.items()}),
+        swept(bias=0.5),
+        result_of([]),
+    ],
+    ids=["one tensor", "energy as elements", "biased", "nothing"],
+)
+def test_nothing_is_said_if_nothing_is_gained(result):
+    assert layer_insight(analyze(result), SPEC) is None

@@ -1,0 +1,269 @@
+"""Traces at addresses: the same gradients, requests that are known beforehand, and the same suspicion."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from helpers_sweep import rows_of, write_trace
+
+import gtrace
+from gtrace.cli import main
+from gtrace.errors import TraceError, UsageError
+from gtrace.trace.check import check_trace
+from gtrace.trace.convert import pack_trace
+from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of, stem_of
+
+fsspec = pytest.importorskip("fsspec")
+
+CODECS = ["qsgdinf:bits=3,bucket_size=512", "terngrad", "ef:topk"]
+
+
+@pytest.fixture
+def memory():
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+
+
+def upload(memory, path, name=None):
+    """Put a trace into the memory of fsspec; returns its address."""
+    address = f"memory://bucket/{name or path.name}"
+    memory.put(str(path), address, recursive=True)
+    return address
+
+
+def values(path):
+    with gtrace.open_trace(path) as trace:
+        return trace.fingerprint, [
+            trace.read(info.name, int(step)).tobytes() for info in trace.tensors for step in trace.steps(info.name)
+        ]
+
+
+@pytest.mark.parametrize("name", ["run.zarr", "run.h5", "packed.zarr"])
+def test_it_reads_as_it_does_on_this_machine(tmp_path, memory, name):
+    path = write_trace(tmp_path / name)
+    if name == "packed.zarr":
+        pack_trace(path)
+    address = upload(memory, path)
+    assert values(address) == values(path)
+    assert values(f"file://{path}") == values(path)
+    with gtrace.open_trace(address) as trace:
+        assert (trace.path, trace.location) == (address, address)
+    with gtrace.open_trace(f"file://{path}") as trace:
+        assert trace.location == str(path)
+
+
+def test_a_large_tensor_in_several_chunks_is_read_in_pieces(tmp_path, memory, monkeypatch):
+    monkeypatch.setattr("gtrace.trace.format._ELEMENTS", 1000)
+    monkeypatch.setattr("gtrace.trace.format._CHUNK_BYTES", 1)
+    path = write_trace(tmp_path / "run.zarr", steps=(0, 1))
+    address = upload(memory, path)
+    with gtrace.open_trace(address) as there, gtrace.open_trace(path) as here:
+        mine, others = ([*trace.read_chunks("conv.weight", 1, 700)] for trace in (there, here))
+        assert [len(piece) for piece in mine] == [700] * 4 + [200]
+        np.testing.assert_array_equal(np.concatenate(mine), np.concatenate(others))
+        np.testing.assert_array_equal(there.read("conv.weight", 1), np.concatenate(others))
+
+
+def test_what_was_committed_by_a_killed_writer_is_there(tmp_path, memory):
+    writer = gtrace.create_trace(tmp_path / "run.zarr")
+    for step in range(3):
+        writer.append(step, "w", np.full(5, step, np.float32))
+        writer.commit(step)
+    address = upload(memory, tmp_path / "run.zarr")  # rows are in the journal, and the root tells nothing yet
+    with gtrace.open_trace(address) as trace:
+        assert trace.status == "interrupted"
+        assert trace.read("w", 2).tolist() == [2.0] * 5
+    writer.close()
+
+
+def test_an_hdf5_trace_that_is_not_closed_is_refused(tmp_path, memory):
+    writer = gtrace.create_trace(tmp_path / "run.h5")
+    writer.append(0, "w", [1.0])
+    writer.commit(0)
+    address = upload(memory, tmp_path / "run.h5")
+    writer.close()
+    with pytest.raises(TraceError, match=r"run\.h5"):
+        gtrace.open_trace(address)
+
+
+def test_nothing_is_listed_and_nothing_is_asked_for_in_whole(tmp_path, memory, monkeypatch):
+    path = write_trace(tmp_path / "run.zarr")
+    pack_trace(path)
+    address = upload(memory, path)
+    asked = []
+    cat = type(memory).cat_file
+
+    def counted(self, path, start=None, end=None, **more):
+        asked.append((path, start, end))
+        return cat(self, path, start=start, end=end, **more)
+
+    monkeypatch.setattr(type(memory), "cat_file", counted)
+    monkeypatch.setattr(type(memory), "ls", lambda *a, **k: pytest.fail("a folder was listed"))
+    values(address)
+    assert sum(path.endswith("zarr.json") for path, _, _ in asked) == 1
+    assert all(start is not None and end is not None for _, start, end in asked)
+
+
+def test_a_file_larger_than_can_belong_there_is_not_read(tmp_path, memory):
+    path = write_trace(tmp_path / "run.zarr")
+    chunk = next((path / "rank00000" / "weight_grad").glob("fc.weight*/c.*"))
+    address = upload(memory, path)
+    memory.pipe(f"{address}/{chunk.relative_to(path)}", bytes(10_000_000))
+    with (
+        gtrace.open_trace(address) as trace,
+        pytest.raises(TraceError, match=r"more than .* bytes, the most that is possible"),
+    ):
+        trace.read("fc.weight", 0)
+
+
+def test_damage_and_loss_are_told(tmp_path, memory):
+    path = write_trace(tmp_path / "run.zarr")
+    chunk = next((path / "rank00000" / "weight_grad").glob("fc.weight*/c.*"))
+    address = upload(memory, path)
+    place = f"{address}/{chunk.relative_to(path)}"
+    memory.pipe(place, memory.cat_file(place)[:-3])
+    assert len(check_trace(address).faults) == 4
+    memory.rm(place)
+    with gtrace.open_trace(address) as trace, pytest.raises(TraceError, match="the chunk is missing"):
+        trace.read("fc.weight", 0)
+
+
+@pytest.mark.parametrize("entry", ["../other", "rank00000//w", "/etc", "rank00000/../../x"])
+def test_metadata_that_lead_out_of_the_trace_are_refused(tmp_path, memory, entry):
+    address = upload(memory, write_trace(tmp_path / "run.zarr"))
+    document = json.loads(memory.cat_file(f"{address}/zarr.json"))
+    document["consolidated_metadata"]["metadata"][entry] = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    memory.pipe(f"{address}/zarr.json", json.dumps(document).encode())
+    with pytest.raises(TraceError, match="is not a path inside a trace"):
+        gtrace.open_trace(address)
+
+
+def test_links_are_not_followed(tmp_path, memory, monkeypatch):
+    address = upload(memory, write_trace(tmp_path / "run.zarr"))
+    monkeypatch.setattr(type(memory), "ls", lambda self, path, **k: [{"name": f"{path}/x", "type": "link", "size": 0}])
+    monkeypatch.setattr("gtrace.trace.remote._gathered", lambda *a: None)
+    with pytest.raises(TraceError, match="symbolic links inside a trace are not followed"):
+        gtrace.open_trace(address)
+    (tmp_path / "link.zarr").mkdir()
+    (tmp_path / "link.zarr" / "zarr.json").symlink_to(tmp_path / "run.zarr" / "zarr.json")
+    with pytest.raises(TraceError, match="symbolic links inside a trace are not followed"):
+        gtrace.open_trace(f"file://{tmp_path}/link.zarr")
+
+
+def test_what_a_file_system_raises_is_one_line(tmp_path, memory, monkeypatch):
+    address = upload(memory, write_trace(tmp_path / "run.zarr"))
+
+    def refused(*_, **__):
+        raise RuntimeError("no\ncredentials")
+
+    monkeypatch.setattr(type(memory), "cat_file", refused)
+    with pytest.raises(TraceError, match=r"zarr\.json: cannot be read \(RuntimeError: no credentials\)"):
+        gtrace.open_trace(address)
+
+
+def test_addresses_that_cannot_be_read(memory, monkeypatch):
+    with pytest.raises(TraceError, match=r"memory://bucket/none\.zarr: no such trace"):
+        gtrace.open_trace("memory://bucket/none.zarr")
+    with pytest.raises(TraceError, match=r"memory://bucket/none\.h5: no such"):
+        gtrace.open_trace("memory://bucket/none.h5")
+    with pytest.raises(UsageError, match="chains of addresses are not supported"):
+        gtrace.open_trace("simplecache::memory://bucket/run.zarr")
+    with pytest.raises(UsageError, match="chains of addresses are not supported"):
+        gtrace.open_trace("zip://run.zarr::memory://bucket/run.zip")
+    with pytest.raises(UsageError, match="cannot read such an address"):
+        gtrace.open_trace("nonsense://bucket/run.zarr")
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(UsageError, match=r"a package that reads s3:// is not installed: pip install s3fs"):
+        gtrace.open_trace("s3://bucket/run.zarr")
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(UsageError, match="needs fsspec, which is not installed: pip install fsspec"):
+        gtrace.open_trace("memory://bucket/run.zarr")
+
+
+def test_places_and_their_names():
+    assert str(place_of("file:///data/a%20b.zarr")) == "/data/a b.zarr"
+    assert place_of("s3://bucket/run.zarr/") == "s3://bucket/run.zarr"
+    assert stem_of("s3://bucket/runs/run.zarr/") == stem_of("runs/run.zarr") == stem_of("file:///run.h5") == "run"
+    assert is_hdf5("https://host/run.h5?token=x")
+    assert not is_hdf5("s3://bucket/run.zarr")
+
+
+def test_a_sweep_over_it_has_the_same_rows(tmp_path, memory):
+    path = write_trace(tmp_path / "run.zarr")
+    address = upload(memory, path)
+    here = gtrace.run_sweep(path, CODECS, jobs=2)
+    assert rows_of(gtrace.run_sweep(address, CODECS, jobs=2)) == rows_of(here)
+    assert rows_of(gtrace.run_sweep(f"file://{path}", CODECS, jobs=2)) == rows_of(here)
+
+
+def test_commands_take_addresses(tmp_path, memory, monkeypatch, capsys):
+    address = upload(memory, write_trace(tmp_path / "run.zarr"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        return ended.value.code, capsys.readouterr()
+
+    assert f"gtrace sweep {address}" in run("info", address)[1].out
+    assert run("sweep", address, "--methods", "terngrad")[0] == 0
+    assert (tmp_path / "run.sweep.db").exists()
+    assert run("export", address, "--steps", "0")[0] == 0
+    assert (tmp_path / "run.npz").is_dir()
+    code, told = run("sketch", address, "--sketch", "l2:512")
+    assert (code, told.out[:1].isdigit(), (tmp_path / "run.sketch.zarr").is_dir()) == (0, True, True)
+    assert run("check", address)[1].out == f"{address}: 4 steps, 12 of 12 gradients are right\n"
+    assert run("pack", address, "-o", "copy.zarr")[0] == 0
+    assert values("copy.zarr") == values(address)
+    for words, said in (
+        (("check", address, "--repair"), "is not on this machine and can only be read; copy it here to repair it"),
+        (("pack", address), "-o NAME.zarr packs it here"),
+        (("sketch", address, "-o", "memory://bucket/new.zarr"), "traces can be written only on this machine"),
+        (("import", "run.npz", "-o", "s3://bucket/new.zarr"), "traces can be written only on this machine"),
+    ):
+        code, told = run(*words)
+        assert code == 2, told.err
+        assert said in told.err
+        assert told.err.count("\n") == 1
+
+
+class Web:
+    """A server over HTTP: whole files whatever part is asked for, and no folders."""
+
+    def __init__(self, memory):
+        self.memory = memory
+
+    def cat_file(self, path, start=None, end=None):
+        return self.memory.cat_file(path.replace("https:", "memory:"))
+
+    def info(self, path):
+        return self.memory.info(path.replace("https:", "memory:"))
+
+
+def test_over_http_sizes_come_first_and_folders_are_not_listed(tmp_path, memory, monkeypatch):
+    path = write_trace(tmp_path / "run.zarr")
+    upload(memory, path)
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda address: (Web(memory), address))
+    address = "https://bucket/run.zarr"
+    assert values(address) == values(path)
+    asked = []
+    monkeypatch.setattr(Web, "cat_file", lambda *a, **k: asked.append(a))
+    with pytest.raises(TraceError, match="more than 10 bytes"):
+        RemoteFiles(address).read(f"{address}/zarr.json", 10)
+    assert asked == []
+    monkeypatch.undo()
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda address: (Web(memory), address))
+    pack_trace(path)
+    memory.rm("memory://bucket", recursive=True)
+    upload(memory, path)
+    with pytest.raises(TraceError, match="the server does not support ranges"):
+        values(address)
+    monkeypatch.setattr("gtrace.trace.remote._gathered", lambda *a: None)
+    with pytest.raises(TraceError, match="HTTP cannot list a folder"):
+        gtrace.open_trace(address)

@@ -16,7 +16,7 @@ import numpy as np
 from gtrace.buckets import BinTable, bucket_scales, whole_scale
 from gtrace.codecs import TensorSums
 from gtrace.errors import TraceError, UsageError, suggest
-from gtrace.kernels.compare import weighted_sums
+from gtrace.kernels.compare import add_values, weighted_sums
 from gtrace.kernels.noise import THREE, three_sums
 from gtrace.kernels.norms import BLOCK, count_nonfinite, power_sum
 from gtrace.metrics import Blocks, WeightedSums, update_weights
@@ -370,7 +370,7 @@ class Gradients:
                 three_sums(at[middle - 1], at[middle], at[middle + 1], found)
             total = np.zeros(pieces[0].size)
             for step, scan in scans.items():
-                total += scan.add(at[step])
+                add_values(scan.add(at[step]), total)
             energy = energy_in_pieces(total, energy)
         if sums:
             self.yardstick.learn(name, {middle: noise_of_sums(found) for middle, found in sums.items()})

@@ -15,6 +15,7 @@ import numpy as np
 from gtrace.codecs import Codec, expecting, level_grid
 from gtrace.codecs.level_sets import LevelSets, judged_together, least_errors
 from gtrace.errors import TraceError
+from gtrace.kernels.compare import add_values
 from gtrace.metrics import Reference, relative
 from gtrace.sweep.draws import ChunkDraws, Draws, Window
 from gtrace.sweep.fits import Fits, RunningSums
@@ -143,7 +144,7 @@ class Replay:
         if isinstance(reference, Reference) and job.tensor not in self._gradients.large:
             total = self._summed.at(None, index, reference.size)
             if total is not None:
-                total += reference.values
+                add_values(reference.values, total)
         self._window = self._ending(index) if index in self._ends else None
         rows: list[Row] = []
         times: list[Timing] = []

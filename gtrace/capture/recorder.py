@@ -109,8 +109,10 @@ class Recorder:
         self._say = say
         self._classes: dict[str, None] = {}
         self._report = report
-        #: rows of the first step, and the line to print when they are in the trace, given their bytes
+        #: kinds of rows of the first step, the bytes of each kind's first row in the trace, and the line to print when
+        #: all of them are known
         self._first_rows = 0
+        self._first_bytes: dict[str, float] = {}
         self._prediction: Callable[[int], str] | None = None
         # Printed from the training's own thread: a line must not fall into one that the script prints.
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -522,7 +524,12 @@ class Recorder:
             buffer.release()
             raise
         self._moments += len(there)
-        own = [replace(s, dtype=_dtype(m.mean), attrs={**s.attrs, "decay": m.decay, "eps": m.eps}) for s, m in there]
+        own = [
+            replace(
+                s, dtype=f"{m.mean.dtype}".removeprefix("torch."), attrs={**s.attrs, "decay": m.decay, "eps": m.eps}
+            )
+            for s, m in there
+        ]
         numbers = {slot.index: {"optimizer_step": found.done} for slot, found in there}
         self._writer.submit(Row(step.stream, step.step, own, buffer, 1.0, scalars, SECOND_MOMENT, numbers))
 
@@ -559,16 +566,18 @@ class Recorder:
             self._prediction = self._predictor(seconds)
         self._writer.submit(row)
 
-    def _written(self, row: Row) -> None:
-        """A row is in the trace; called in the writer's thread."""
+    def _written(self, row: Row, stored: float) -> None:
+        """A row is in the trace and takes ``stored`` bytes; called in the writer's thread."""
         if row.kind == SECOND_MOMENT:
             return
         count = self._writer.rows.total() - self._writer.rows[SECOND_MOMENT]
-        if count == self._first_rows and self._prediction is not None:
+        first = row.kind not in self._first_bytes
+        self._first_bytes.setdefault(row.kind, stored)
+        if first and len(self._first_bytes) == self._first_rows and self._prediction is not None:
             # Second moments and changes come after it.
             others = self._weights + self._options.second_moments + len(self._changes.kinds) - 1
-            stored = self._writer.stored + max(0, others) * self._weights_bytes()
-            self._news.put(f"gtrace: recording {self._prediction(stored)}")
+            size = round(sum(self._first_bytes.values())) + max(0, others) * self._weights_bytes()
+            self._news.put(f"gtrace: recording {self._prediction(size)}")
         elif self._options.verbose and count % _TOLD_ROWS == 0:
             self._news.put(
                 f"gtrace: step {row.step}: {count} rows written, {size_text(self._writer.stored)} recorded, "
@@ -640,10 +649,6 @@ def _rates(group: Mapping[str, Any]) -> dict[str, float]:
     """Learning rate and momentum of a parameter group at a step; Adam's momentum is its first beta."""
     momentum = group.get("momentum", group.get("betas", (math.nan,))[0])
     return {"group_lr": float(group.get("lr", math.nan)), "group_momentum": float(momentum)}
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _stored_bytes(plan: SketchPlan | None, most: int | None, size: int) -> int:

@@ -142,7 +142,7 @@ class AsyncWriter:
             first row, and again with the next one if a lock could not be had in time.
         on_error: called with each exception; the thread continues with the next row.
         most: elements to keep of a weight's gradient, in whole blocks; None for all.
-        on_row: called in the thread when a row is in the trace.
+        on_row: called in the thread when a row is in the trace, with the bytes that it takes there.
         values: the trace keeps the values of all gradients, so rows can be written together.
     """
 
@@ -151,7 +151,7 @@ class AsyncWriter:
         open_trace: Callable[[], tuple[TraceWriter, int]],
         on_error: Callable[[Exception], None],
         most: int | None = None,
-        on_row: Callable[[Row], None] = lambda _row: None,
+        on_row: Callable[[Row, float], None] = lambda _row, _stored: None,
         *,
         values: bool = True,
     ) -> None:
@@ -308,7 +308,7 @@ class AsyncWriter:
         together = True
         latest = time.time() - _PAUSE if wait else math.inf
         while run:
-            done, written = 1, False
+            done, written, before = 1, False, self.stored
             try:
                 if self.lost is not None or self._dropping:
                     self.unwritten.add(run[0].stream, run[0].step)
@@ -332,7 +332,7 @@ class AsyncWriter:
                 if written:
                     self.rows[row.kind] += 1
                     self.streams[row.kind][row.stream] += 1
-                    self._on_row(row)
+                    self._on_row(row, (self.stored - before) / done)
             run = run[done:]
 
     def _may_wait(self, row: Row, latest: float) -> bool:

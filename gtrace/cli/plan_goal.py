@@ -21,7 +21,7 @@ from gtrace.units import parse_bits, parse_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from gtrace.costs import Cluster
     from gtrace.planning import Budget, Curves, Plan
@@ -144,11 +144,10 @@ class TimeLimit:
         Raises:
             UsageError: no bits at all fit.
         """
-        from gtrace.costs import step_seconds
         from gtrace.planning import Budget
 
         def seconds(bits: float) -> float:
-            return step_seconds(sizes, np.full(len(sizes), bits), self.cluster, self.exchange)
+            return self._time(sizes, np.full(len(sizes), bits))
 
         low, high = 0.0, 32.0
         if seconds(high) <= self.limit:
@@ -162,9 +161,12 @@ class TimeLimit:
 
     def seconds(self, plan: Plan) -> float:
         """Seconds of a step with a plan."""
+        sizes, bits = [row.elements for row in plan.tensors], [row.bits for row in plan.tensors]
+        return self._time(sizes, bits)
+
+    def _time(self, sizes: ArrayLike, bits: ArrayLike) -> float:
         from gtrace.costs import step_seconds
 
-        sizes, bits = [row.elements for row in plan.tensors], [row.bits for row in plan.tensors]
         return step_seconds(sizes, bits, self.cluster, self.exchange)
 
     def tightened(self, budget: Budget, plan: Plan, tries: int) -> Budget | None:

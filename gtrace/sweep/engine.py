@@ -55,8 +55,8 @@ _PR_SET_PDEATHSIG = 1
 def keep_memory() -> None:
     """Let this process keep what it frees for its next arrays, as far as its C library can.
 
-    The system would have to clear the pages of each array anew, which takes a tenth of a sweep's time. Arrays above 32
-    MiB are given back at once.
+    The system clears each page that it hands out, which would take a tenth of a sweep's time. Arrays above 32 MiB are
+    given back at once.
     """
     with contextlib.suppress(AttributeError):
         libc = ctypes.CDLL(None)

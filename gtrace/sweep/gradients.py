@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.trace import TensorInfo, Trace
-    from gtrace.types import SummarySpec
 
 
 Kind: TypeAlias = Literal["weight", "neural", "update", "outer", "momentum"]

@@ -165,12 +165,8 @@ def compress(
     """
     if not isinstance(optimizer_or_model, (Optimizer, nn.Module)):
         raise UsageError(f"compress: a {type(optimizer_or_model).__name__} is neither an optimizer nor a model")
-    tracking = None if to is None else Tracking(to, _warn_of_tracker)
+    tracking = None if to is None else Tracking(to, lambda error: warnings.warn(f"gtrace: {error}", RuntimeWarning, 2))
     return Compression(optimizer_or_model, Exchange(codec, seed=seed, refit=refit, nonfinite=nonfinite), tracking)
-
-
-def _warn_of_tracker(error: Exception) -> None:
-    warnings.warn(f"gtrace: {error}", RuntimeWarning, stacklevel=2)
 
 
 def after_closure(

@@ -2,6 +2,7 @@
 
 import io
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession, record
 from gtrace.capture.options import step_policy
 from gtrace.capture.session import print_line
+from gtrace.capture.writer import AsyncWriter
 from gtrace.trace.check import check_trace
 from gtrace.trace.rows import BLOCK, BlockSample
 
@@ -228,16 +230,21 @@ def test_the_first_line_predicts_and_verbose_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["weight", "both"])
-def test_the_first_line_tells_the_size_of_sketches(kind, tmp_path):
-    """Not the most that they can take; of both kinds of gradients together."""
-    said = []
+@pytest.mark.parametrize("late", [False, True])
+def test_the_first_line_tells_the_size_of_sketches(kind, late, tmp_path, monkeypatch):
+    """Not the most that they can take; of both kinds of gradients together, also if steps have queued up."""
+    said, queued, runs = [], threading.Event(), AsyncWriter._runs
+    monkeypatch.setattr(AsyncWriter, "_runs", lambda self: [queued.wait(20), *runs(self)][1:])
     path = tmp_path / "run.zarr"
     options = CaptureOptions(path, step_policy(None, None), budget=10**9, kind=kind, sketch="l2:8192,linf:8192,none")
     session = CaptureSession(options, say=said.append, status=True)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Tanh(), torch.nn.Linear(200, 300))
     session.start()
+    if not late:
+        queued.set()
     descend(model, torch.optim.SGD(model.parameters(), lr=0.01), 500, 300, steps=10)
+    queued.set()
     assert session.finish("complete").rows == 10
     ((number, unit),) = re.findall(r"tensors, ([\d.]+) ([kM]B) a step", said[0])
     told = float(number) * {"kB": 1e3, "MB": 1e6}[unit]

@@ -40,9 +40,9 @@ def swept(codec, refit, monkeypatch):
     seen = []
 
     class Watched(Reference):
-        def compare(self, decoded):
-            seen.append((self.values, decoded))
-            return super().compare(decoded)
+        def compare(self, decoded, spoil=False):
+            seen.append((self.values, decoded.copy()))
+            return super().compare(decoded, spoil=spoil)
 
     def draw(self, states, reference, key, totals):
         # Level codecs are compared as they are decoded; what arrived is the gradient and the error that adds up.

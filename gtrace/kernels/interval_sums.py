@@ -49,10 +49,9 @@ def _first(x: Points, v: float, start: int, stop: int, above: bool) -> int:
     """The first of the sorted points start..stop-1 that is ``above`` v, or at least v; else ``stop``."""
     while start < stop:
         middle = (start + stop) // 2
-        if x[middle] < v or (above and x[middle] == v):
-            start = middle + 1
-        else:
-            stop = middle
+        at = x[np.uintp(middle)]
+        before = at <= v if above else at < v
+        start, stop = (middle + 1, stop) if before else (start, middle)
     return start
 
 
@@ -221,15 +220,18 @@ def halve_bins(lower: Floats, upper: Floats, sums: Floats, low: float, high: flo
 
 @inline
 def join(
-    right: float, left: float, mass: float, up: float, down: float, cost: float, row: Floats
+    right: float, left: float, mass: float, up: float, down: float, cost: float, rows: Floats, c: int
 ) -> tuple[float, float, float, float, float]:
-    """The span left..right extended to the left end of ``row``, which lies on its left: left, and the four sums."""
-    gap_left = left - row[LEFT]
-    gap_right = right - row[RIGHT]
-    cost += gap_left * down + row[COST] + gap_right * row[UP]
-    up += gap_left * mass + row[UP]
-    down += row[DOWN] + row[MASS] * gap_right
-    return row[LEFT], mass + row[MASS], up, down, cost
+    """The span left..right extended to the left end of row ``c``, which lies on its left: left, and the four sums.
+
+    ``c`` is unsigned; a row that is an array of its own would take longer than the sums.
+    """
+    gap_left = left - rows[c, LEFT]
+    gap_right = right - rows[c, RIGHT]
+    cost += gap_left * down + rows[c, COST] + gap_right * rows[c, UP]
+    up += gap_left * mass + rows[c, UP]
+    down += rows[c, DOWN] + rows[c, MASS] * gap_right
+    return rows[c, LEFT], mass + rows[c, MASS], up, down, cost
 
 
 @inline
@@ -281,11 +283,13 @@ def sum_points(x: Points, w: Floats, nodes: Floats, start: int, stop: int, row: 
     while p > start:
         if p % NODE == 0 and p - NODE >= start:
             p -= NODE
-            left, mass, up, down, cost = join(right, left, mass, up, down, cost, nodes[p // NODE])
-        else:
-            p -= 1
-            v = np.float64(x[p])
-            weight = w[p] if w.size else 1.0
+            left, mass, up, down, cost = join(right, left, mass, up, down, cost, nodes, np.uintp(p // NODE))
+            continue
+        at, p = np.uintp(p), max(start, (p - 1) // NODE * NODE)
+        while at > np.uintp(p):
+            at -= np.uintp(1)
+            v = np.float64(x[at])
+            weight = w[at] if w.size else 1.0
             cost += (left - v) * down
             up += (left - v) * mass
             mass += weight

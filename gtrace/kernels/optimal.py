@@ -56,6 +56,9 @@ _MOST_SHARES = 64
 _CLOSE = 1e-12
 #: two path lengths this close are equal
 _SAME = 1e-14
+#: columns of an interval's parts, see :func:`exact_lengths`
+LEAST, TILT, AHEAD = range(3)
+ONE = np.uintp(1)
 
 
 @inline
@@ -67,7 +70,7 @@ def sum_jumps(cells: Floats) -> Floats:
         right = cells[top, RIGHT]
         left, mass, up, down, cost = right, 0.0, 0.0, 0.0, 0.0
         for c in range(top, j * JUMP - 1, -1):
-            left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells[c])
+            left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells, np.uintp(c))
         store(jumps[j], left, right, mass, up, down, cost)
     return jumps
 
@@ -80,10 +83,10 @@ def _between(cells: Floats, jumps: Floats, a: int, b: int) -> tuple[float, float
     c = b - 1
     while c > a:
         if (c + 1) % JUMP == 0 and c - JUMP >= a:
-            left, mass, up, down, cost = join(right, left, mass, up, down, cost, jumps[c // JUMP])
+            left, mass, up, down, cost = join(right, left, mass, up, down, cost, jumps, np.uintp(c // JUMP))
             c -= JUMP
         else:
-            left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells[c])
+            left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells, np.uintp(c))
             c -= 1
     return left, mass, up, down, cost
 
@@ -96,7 +99,7 @@ def path_cost(cells: Floats, jumps: Floats, path: Ints) -> float:
         a, b = path[t - 1], path[t]
         right = cells[b, LEFT]
         left, mass, up, down, cost = _between(cells, jumps, a, b)
-        left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells[a])
+        left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells, np.uintp(a))
         total += cost
     return total
 
@@ -124,11 +127,9 @@ def exact_lengths(
         parts: float64[entries, 3], what :func:`bound_lengths` needs of each interval: its cost without the first cell
             that it leaves, the derivative by its first level, and DOWN.
     """
-    rank = np.full(cells.shape[0], -1, np.int64)
     start = np.empty(live.size, np.int64)
     entries = 0
     for r in range(live.size):
-        rank[live[r]] = r
         start[r] = entries
         entries += high[r] - low[r] + 1
     table, count, slope = np.empty(entries), np.empty(live.size, np.int64), np.empty(live.size)
@@ -142,25 +143,31 @@ def exact_lengths(
         right = cells[b, LEFT]
         left, mass, up, down, cost = _between(cells, jumps, live[high[r]], b)
         best, best_slope = NEVER, 0.0
-        t = 0
-        for c in range(live[high[r]], live[low[r]] - 1, -1):
-            q = rank[c]
+        # Unsigned places spare the check for negative ones.
+        q, last, entry = np.uintp(high[r]), np.uintp(low[r]), np.uintp(start[r])
+        c = np.uintp(live[q])
+        while True:
             gap = left - cells[c, RIGHT]
             least = cost + gap * down
-            if q >= 0 and least > limit:
+            if least > limit:
                 break
             tilt, ahead = up + gap * mass, down
-            left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells[c])
-            if q >= 0:
-                table[start[r] + t] = cost
-                part = parts[start[r] + t]
-                part[0], part[1], part[2] = least, tilt, ahead
-                t += 1
-                if value[q] + cost < best:
-                    best = value[q] + cost
-                    best_slope = tilt
-        count[r] = t
-        value[r] = best + penalty if t else NEVER
+            left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells, c)
+            table[entry] = cost
+            parts[entry, LEAST], parts[entry, TILT], parts[entry, AHEAD] = least, tilt, ahead
+            entry += ONE
+            total = value[q] + cost
+            best_slope = tilt if total < best else best_slope
+            best = min(total, best)
+            if q == last:
+                break
+            q -= ONE
+            c -= ONE
+            while c != np.uintp(live[q]):
+                left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells, c)
+                c -= ONE
+        count[r] = np.int64(entry) - start[r]
+        value[r] = best + penalty if count[r] else NEVER
         slope[r] = best_slope
     return start, count, table, slope, parts
 
@@ -175,12 +182,13 @@ def shortest_path(high: Ints, start: Ints, count: Ints, table: Floats, penalty: 
     value[0] = 0.0
     for r in range(1, n):
         best, top, t_best = NEVER, high[r], -1
-        row = table[start[r] : start[r] + count[r]]
-        for t in range(row.size):
-            v = value[top - t] + row[t]
-            if v < best:
-                best = v
-                t_best = t
+        q, entry = np.uintp(top), np.uintp(start[r])
+        for t in range(count[r]):
+            v = value[q] + table[entry]
+            t_best = t if v < best else t_best
+            best = min(v, best)
+            q -= ONE
+            entry += ONE
         if t_best < 0:
             value[r] = NEVER
             continue
@@ -218,15 +226,16 @@ def bound_lengths(
     forward[0] = 0.0
     for r in range(1, high.size):
         best, own, width = NEVER, slope[r], widths[r]
-        for t in range(count[r]):
-            q = high[r] - t
-            least, tilt, down = parts[start[r] + t]
+        q, entry = np.uintp(high[r]), np.uintp(start[r])
+        for _ in range(count[r]):
             # a level in either cell may sit at either end, whichever is cheaper
-            v = least + penalty
-            v += min(slope[q], down) * widths[q]
-            v += min(0.0, tilt - own) * width
-            table[start[r] + t] = v
+            v = parts[entry, LEAST] + penalty
+            v += min(slope[q], parts[entry, AHEAD]) * widths[q]
+            v += min(0.0, parts[entry, TILT] - own) * width
+            table[entry] = v
             best = min(best, v + forward[q])
+            q -= ONE
+            entry += ONE
         forward[r] = best
 
 
@@ -257,14 +266,17 @@ def prune(
         rest = backward[r]
         if rest + forward[r] > limit:
             continue
-        low_kept[r] = n
-        for t in range(count[r]):
-            a = high[r] - t
-            v = rest + table[start[r] + t]
+        lowest, highest = n, 0
+        a, entry = np.uintp(high[r]), np.uintp(start[r])
+        for _ in range(count[r]):
+            v = rest + table[entry]
             backward[a] = min(backward[a], v)
             if v + forward[a] <= loose:
-                low_kept[r] = a
-                high_kept[r] = max(high_kept[r], a)
+                lowest = np.int64(a)
+                highest = max(highest, lowest)
+            a -= ONE
+            entry += ONE
+        low_kept[r], high_kept[r] = lowest, highest
 
 
 @inline
@@ -357,20 +369,13 @@ def refine(
             alive = False
         if not alive:
             if after_dead:
-                row = new_cells[n - 1]
                 right = cells[c, RIGHT]
-                left, mass, up, down, cost = join(
-                    right,
-                    cells[c, LEFT],
-                    cells[c, MASS],
-                    cells[c, UP],
-                    cells[c, DOWN],
-                    cells[c, COST],
-                    row,
-                )
-                store(row, left, right, mass, up, down, cost)
+                own = cells[c, LEFT], cells[c, MASS], cells[c, UP], cells[c, DOWN], cells[c, COST]
+                left, mass, up, down, cost = join(right, *own, new_cells, np.uintp(n - 1))
+                store(new_cells[n - 1], left, right, mass, up, down, cost)
             else:
-                new_cells[n] = cells[c]
+                for j in range(COLUMNS):
+                    new_cells[n, j] = cells[c, j]
                 new_first[n] = first[c]
                 n += 1
             after_dead = True
@@ -379,7 +384,8 @@ def refine(
         born[r] = m
         r += 1
         if cells[c, LEFT] == cells[c, RIGHT]:
-            new_cells[n] = cells[c]
+            for j in range(COLUMNS):
+                new_cells[n, j] = cells[c, j]
             new_first[n] = first[c]
             new_live[m] = n
             n += 1

@@ -24,6 +24,7 @@ from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from gtrace.errors import GtraceError, TraceError
+from gtrace.sweep.jobs import Block, Job
 from gtrace.sweep.replay import Replay
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
-    from gtrace.sweep.jobs import Block, Job, Settings
+    from gtrace.sweep.jobs import Settings
+    from gtrace.sweep.noise_cost import CostJobs
     from gtrace.trace import Trace
 
 Task = TypeVar("Task")
@@ -392,14 +394,28 @@ def run_jobs(
     room: int,
     jobs: Sequence[Job],
     sink: Callable[[Block], None],
+    costs: CostJobs | None = None,
 ) -> None:
     """Run every job; ``sink`` is called in this thread with each finished block, see :func:`spread`.
 
-    Tensors in work at a time have at most ``room`` elements together; a larger tensor runs alone.
+    Tensors in work at a time have at most ``room`` elements together; a larger tensor runs alone. With ``costs``, what
+    noise costs on a tensor is measured after its first job, which has just read the gradients.
     """
+    sizes = {} if costs is None else costs.sizes()
+    first = {job.tensor: job for job in reversed(jobs)}
+    alone = [Job(tensor, 32, (), (), size=size) for tensor, size in sizes.items() if tensor not in first]
+    first |= {job.tensor: job for job in alone}
+
+    def run(job: Job) -> Iterator[Block]:
+        measures = costs is not None and job.tensor in sizes and job is first[job.tensor]
+        replay = Replay(gradients, job, settings, allocation, costs.fitted(job.tensor) if costs and measures else ())
+        yield from replay.blocks()
+        if costs is not None and measures:
+            yield Block([], [], costs.details(job.tensor, replay.kept))
+
     spread(
-        jobs,
-        lambda job: Replay(gradients, job, settings, allocation).blocks(),
+        sorted([*jobs, *alone], key=lambda job: -job.size),
+        run,
         sink,
         workers,
         lambda job: 0 if job.sketched else job.size,

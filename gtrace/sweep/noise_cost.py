@@ -13,6 +13,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,6 @@ from gtrace.noise import ADAM, NoiseCosts
 from gtrace.noise.quadrature import FEWEST, contrasts_of
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
-from gtrace.sweep.engine import spread
 from gtrace.sweep.gradient_noise import RANKS, STEPS, stream
 from gtrace.trace import OptimizerFacts
 from gtrace.types import Key
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.sweep.engine import Workers
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Among, Detail
@@ -160,7 +159,14 @@ def _level_noise(codecs: tuple[Codec, ...]) -> LevelNoise:
 class _Tensor:
     """One tensor's gradients in the windows, and the samples of their noise."""
 
-    def __init__(self, trace: Trace, plan: Sampling, info: TensorInfo, seed: int) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        plan: Sampling,
+        info: TensorInfo,
+        seed: int,
+        sketches: Mapping[int, Mapping[SummarySpec, MomentSketch]],
+    ) -> None:
         self._info, self._seed = info, seed
         own = plan.streams[info.name]
         stride = max(1, math.ceil(info.size / _ELEMENTS))
@@ -173,7 +179,10 @@ class _Tensor:
             before, after = values[span.middle - 1], values[min(span.middle + 1, len(values) - 1)]
             near = others[0] if len(values) == 1 else (before + after) / 2
             keys = (Key.derive(seed, tensor=info.name, step=span.steps[span.middle], draw=draw) for draw in (0, 1))
-            self._windows.append(_Window(span, values, near, tuple(keys), {}))
+            known = {
+                (k, spec): one for k, step in enumerate(span.steps) for spec, one in sketches.get(step, {}).items()
+            }
+            self._windows.append(_Window(span, values, near, tuple(keys), known))
             noisy.append(np.stack([values[span.middle], *others]) if span.ranks else values)
         size = self._windows[0].near.size
         #: float64[size], factor of each element in Adam's coordinates; 1 under another optimizer
@@ -343,17 +352,8 @@ def _read(trace: Trace, info: TensorInfo, step: int, stride: int) -> NDArray[np.
     return np.where(np.isfinite(values), values, np.float32(0)) if count_nonfinite(values) else values
 
 
-def measure(
-    trace: Trace,
-    gradients: Gradients,
-    asked: Mapping[str, Sequence[tuple[Codec, Among, Sequence[str]]]],
-    allocation: Allocation,
-    seed: int,
-    workers: Workers,
-    done: Collection[tuple[str, int, str]],
-    sink: Callable[[list[Detail]], None],
-) -> None:
-    """Measure what codecs' noise costs on each tensor.
+class CostJobs:
+    """What codecs' noise costs, still to be measured; a tensor at a time, in any order and process.
 
     Args:
         trace: an open trace.
@@ -361,40 +361,68 @@ def measure(
         asked: tensor -> codecs, the tensors among which each allocates, and the names of its rows.
         allocation: what tensors share out among themselves.
         seed: of the encodings.
-        workers: nothing depends on them.
         done: details that are there already.
-        sink: gets each tensor's details for a result file.
     """
-    plan = Sampling.of(trace, gradients)
-    if not plan.windows:
-        return
 
-    def of_tensor(info: TensorInfo) -> Iterator[list[Detail]]:
-        last = plan.windows[-1].steps[-1]
-        missing = [
-            (codec, among, [name for name in names if (info.name, last, f"{COST} {name}") not in done])
-            for codec, among, names in asked[info.name]
-        ]
-        missing = [(codec, among, names) for codec, among, names in missing if names]
-        if not missing:
-            return
-        tensor = _Tensor(trace, plan, info, seed)
-        samples = {"gram": _packed(tensor.gram), "signal": tensor.signal, "steps": [w.steps for w in plan.windows]}
+    def __init__(
+        self,
+        trace: Trace,
+        gradients: Gradients,
+        asked: Mapping[str, Sequence[tuple[Codec, Among, Sequence[str]]]],
+        allocation: Allocation,
+        seed: int,
+        done: Collection[tuple[str, int, str]],
+    ) -> None:
+        self._trace, self._allocation, self._seed = trace, allocation, seed
+        self._plan = plan = Sampling.of(trace, gradients)
+        self._last = plan.windows[-1].steps[-1] if plan.windows else 0
+        self._missing: dict[str, list[tuple[Codec, Among, list[str]]]] = {}
+        for info in gradients.infos if plan.windows else ():
+            left = [
+                (codec, among, [name for name in names if (info.name, self._last, f"{COST} {name}") not in done])
+                for codec, among, names in asked[info.name]
+            ]
+            if missing := [item for item in left if item[2]]:
+                self._missing[info.name] = missing
+        self._infos = {info.name: info for info in gradients.infos if info.name in self._missing}
+
+    def sizes(self) -> dict[str, int]:
+        """The tensors, with their elements."""
+        return {name: info.size for name, info in self._infos.items()}
+
+    def fitted(self, tensor: str) -> frozenset[int]:
+        """Steps whose sketches, made for rows of a tensor, serve here, too; none for one of which only blocks count."""
+        info = self._infos.get(tensor)
+        if info is None or info.size > _ELEMENTS or info.sample is not None:
+            return frozenset()
+        return frozenset(
+            window.steps[place]
+            for window in self._plan.windows
+            for place in (0, max(0, window.middle - 1), window.middle)
+        )
+
+    def details(
+        self, tensor: str, sketches: Mapping[int, Mapping[SummarySpec, MomentSketch]] = MappingProxyType({})
+    ) -> list[Detail]:
+        """Measure a tensor's codecs; ``sketches`` are those of :meth:`fitted`, as far as they are there."""
+        missing = self._missing.get(tensor)
+        if missing is None:
+            return []
+        plan, last, allocation = self._plan, self._last, self._allocation
+        noisy = _Tensor(self._trace, plan, self._infos[tensor], self._seed, sketches)
+        samples = {"gram": _packed(noisy.gram), "signal": noisy.signal, "steps": [w.steps for w in plan.windows]}
         samples["from"] = RANKS if plan.windows[0].ranks else STEPS
-        details: list[Detail] = [(info.name, last, SAMPLES, samples)]
-        fitted = plan.windows[0].steps[0]
+        found: list[Detail] = [(tensor, last, SAMPLES, samples)]
+        first = plan.windows[0].steps[0]
         shared = [
-            (codec, allocation.share(codec, info.name, fitted, among) if codec.allocates else None)
+            (codec, allocation.share(codec, tensor, first, among) if codec.allocates else None)
             for codec, among, _ in missing
         ]
-        for (codec, _, names), cell in zip(missing, tensor.costs(shared), strict=True):
+        for (codec, _, names), cell in zip(missing, noisy.costs(shared), strict=True):
             value = {"gram": _packed(cell.gram), "variance": cell.variance, "lost": cell.lost}
             value |= {"unbiased": codec.unbiased} | ({"growth": cell.growth} if codec.stateful else {})
-            details += [(info.name, last, f"{COST} {name}", value) for name in names]
-        yield details
-
-    infos = sorted(gradients.infos, key=lambda info: -info.size)
-    spread(infos, of_tensor, sink, workers, lambda info: info.size)
+            found += [(tensor, last, f"{COST} {name}", value) for name in names]
+        return found
 
 
 def noise_costs(result: SweepResult) -> NoiseCosts | None:

@@ -35,15 +35,16 @@ from gtrace.sweep.rows import (
     spec_name,
 )
 from gtrace.sweep.schema import EXPECTATION, NONFINITE
-from gtrace.sweep.sources import Sample, source_of
+from gtrace.sweep.sources import Sample, Values, source_of
 from gtrace.sweep.store import RowTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from gtrace.codecs.level_sets import Expectations, Judged, LevelFit
+    from gtrace.sketch import MomentSketch
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Detail, Job, Settings, Timing, Wanted
@@ -91,10 +92,18 @@ class Replay:
     A row of a stateless codec depends on its own step and on those that it was fitted on, so a resumed sweep gives the
     same rows. A stateful codec is replayed from the start of its burst, and sums over a window from the start of the
     window, unless this replay has gone through those steps already.
+
+    Attributes:
+        kept: step -> sketches of it that were made, for the steps to ``keep`` whose values are finite and held at once.
     """
 
     def __init__(
-        self, gradients: Gradients, job: Job, settings: Settings, allocation: Allocation | None = None
+        self,
+        gradients: Gradients,
+        job: Job,
+        settings: Settings,
+        allocation: Allocation | None = None,
+        keep: Collection[int] = (),
     ) -> None:
         self._gradients, self._job, self._settings = gradients, job, settings
         self._source = source_of(gradients, job)
@@ -112,6 +121,8 @@ class Replay:
         self._ahead: dict[int, float | None] = {}
         #: the window that ends at the current step, if any
         self._window: Window | None = None
+        self._keep = keep if type(self._source) is Values else ()
+        self.kept: dict[int, dict[SummarySpec, MomentSketch]] = {}
 
     def blocks(self) -> Iterator[Block]:
         """The rows of each wanted step."""
@@ -162,6 +173,8 @@ class Replay:
         if noise is not None:
             relate_to_noise(rows, tables, wanted, noise)
             details.append((job.tensor, step, NOISE, noise._asdict()))
+        if step in self._keep and not bad:
+            self.kept[step] = dict(self._fits.sketches)
         self._fits.end()
         return Block(rows, times, details, tables)
 

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +38,7 @@ from gtrace.sweep.fits import Allocation
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.jobs import LEFT_OUT, Block, Job, Nonfinite, Refit, Settings, any_burst, gaps_line, windows_of
 from gtrace.sweep.limits import CHUNK, Limits, sample_of
-from gtrace.sweep.noise_cost import measure
+from gtrace.sweep.noise_cost import CostJobs
 from gtrace.sweep.replay import has_optimum
 from gtrace.sweep.rows import identity
 from gtrace.sweep.schema import EXPECTATION, OF_CODEC
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from gtrace.codecs.assignment import Coding, TableLike
     from gtrace.sweep.gradients import Kind
-    from gtrace.sweep.jobs import Among, Detail, Name
+    from gtrace.sweep.jobs import Among, Name
     from gtrace.trace import TensorInfo, Trace
 
 #: the steps of tensors that have rows in a store: (tensor, step, codec, draw) -> steps in the window that ends there
@@ -334,33 +334,40 @@ class _Sweep:
                     jobs.append(_with_missing(part, self._steps, codecs, count, done, there[job.tensor]))
         return [job for job in jobs if job.wanted]
 
-    def runner(self, stack: ExitStack) -> Callable[[Sequence[Job], Callable[[Block], None]], None]:
-        """A function that runs jobs and hands over finished blocks: here, or on a cluster that the stack ends."""
+    def runner(self, stack: ExitStack) -> Callable[[Sequence[Job], Callable[[Block], None], CostJobs | None], None]:
+        """A function that runs jobs and hands over finished blocks: here, or on a cluster that the stack ends.
+
+        What noise costs is always measured here.
+        """
         options, gradients = self._options, self.gradients
-        if options.scheduler is not None:
-            from gtrace.sweep.cluster import Session, connected, run_on_cluster
+        workers = Workers.of(self._trace, options.jobs)
+        here = partial(run_jobs, gradients, self.settings, self._allocation, workers, options.chunk)
+        if options.scheduler is None:
+            return here
+        from gtrace.sweep.cluster import Session, connected, run_on_cluster
 
-            codecs = self._sharing()
-            session = Session.of(self._trace, options.tensors, gradients.kind, options.chunk, self.settings, codecs)
-            return partial(run_on_cluster, stack.enter_context(connected(options.scheduler)), session)
-        return partial(run_jobs, gradients, self.settings, self._allocation(), self._workers, options.chunk)
+        codecs = self._sharing()
+        session = Session.of(self._trace, options.tensors, gradients.kind, options.chunk, self.settings, codecs)
+        client = stack.enter_context(connected(options.scheduler))
 
-    def noise_costs(self, done: Collection[tuple[str, int, str]], sink: Callable[[list[Detail]], None]) -> None:
-        """Measure what codecs' noise costs over a horizon, a tensor at a time; ``done`` are the details there."""
+        def there(jobs: Sequence[Job], sink: Callable[[Block], None], costs: CostJobs | None) -> None:
+            run_on_cluster(client, session, jobs, sink)
+            here((), sink, costs)
+
+        return there
+
+    def noise_costs(self, done: Collection[tuple[str, int, str]]) -> CostJobs:
+        """What codecs' noise costs over a horizon, to be measured; ``done`` are the details there."""
         asked = {
             tensor: [(item.codec, item.among, [name["codec"] for name in item.names]) for item in items]
             for tensor, items in self.asked.items()
         }
-        allocation, seed = self._allocation(), self.settings.seed
-        measure(self._trace, self.gradients, asked, allocation, seed, self._workers, done, sink)
-
-    @property
-    def _workers(self) -> Workers:
-        return Workers.of(self._trace, self._options.jobs)
+        return CostJobs(self._trace, self.gradients, asked, self._allocation, self.settings.seed, done)
 
     def _sharing(self) -> list[tuple[Codec, Among]]:
         return list(dict.fromkeys((item.codec, item.among) for items in self.asked.values() for item in items))
 
+    @cached_property
     def _allocation(self) -> Allocation:
         return Allocation(self.gradients, self.gradients.steps, self._sharing())
 
@@ -439,6 +446,8 @@ def run_sweep(
             def sink(block: Block) -> None:
                 nonlocal count, done
                 store.add(block.rows, block.times, details=block.details, tables=block.tables)
+                if not block.values:
+                    return
                 count += 1
                 done += block.values
                 if asked.progress is not None:
@@ -446,9 +455,7 @@ def run_sweep(
                 if asked.work is not None:
                     asked.work(done, values)
 
-            runner(jobs, sink)
-            if asked.noise:
-                sweep.noise_costs(store.details(), lambda details: store.add((), details=details))
+            runner(jobs, sink, sweep.noise_costs(store.details()) if asked.noise else None)
         finally:
             store.close()
         return ResultStore.load(path)
@@ -518,7 +525,7 @@ def expectations(trace: Trace, codecs: Sequence[Codec], sink: Callable[[Block], 
     sweep = _Sweep(trace, codecs, SweepOptions(draws=0, optimal=False, **options))
     jobs = [replace(job, windows=()) for job in sweep.jobs({})]
     with ExitStack() as stack:
-        sweep.runner(stack)(jobs, sink)
+        sweep.runner(stack)(jobs, sink, None)
     return [*sweep.cautions(), *sweep.limits()]
 
 

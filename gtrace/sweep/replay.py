@@ -160,6 +160,12 @@ class Replay:
         rows: list[Row] = []
         times: list[Timing] = []
         groups, rest = self._split[id(wanted)]
+        if groups:
+            # One after the other, while the values and the table of bins are in a cache.
+            clock = time.perf_counter()
+            for group in groups:
+                self._fits.summary(index, group.sets.needs)
+            times.append((job.tensor, step, MANY, EXPECTATION, "sketch", time.perf_counter() - clock))
         tables = [table for group in groups for table in self._tables(group, index, look, common, times)]
         for codec, draws in rest:
             stretch = None
@@ -182,8 +188,6 @@ class Replay:
         """The rows of codecs that go through a step together: their expectations, and each draw."""
         sets, size, steps = group.sets, look.reference.size, self._job.steps
         clock = time.perf_counter()
-        self._fits.summary(index, sets.needs)
-        sketched = time.perf_counter()
         fitting = self._settings.source(sets.codecs[0], index, steps)
         fitted = self._fitted(sets, fitting, size)
         sent = fitted.sent
@@ -198,9 +202,8 @@ class Replay:
             "bits_shared": 8.0 * sent / max(1, size),
             "fitted_on": np.where(fitted.changed, np.array(fitting.label(index, steps), object), "-"),
         }
-        spent = {"sketch": sketched - clock, "expect": time.perf_counter() - sketched}
         where = (self._job.tensor, common["step"], MANY)
-        times.extend((*where, EXPECTATION, *stage) for stage in spent.items())
+        times.append((*where, EXPECTATION, "expect", time.perf_counter() - clock))
         for draw in group.draws:
             if draw == EXPECTATION:
                 yield RowTable(group.identities, self._expected_columns(sets, index, look, common, fitted, expected))

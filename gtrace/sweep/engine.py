@@ -407,11 +407,11 @@ def run_jobs(
     first |= {job.tensor: job for job in alone}
 
     def run(job: Job) -> Iterator[Block]:
-        measures = costs is not None and job.tensor in sizes and job is first[job.tensor]
-        replay = Replay(gradients, job, settings, allocation, costs.fitted(job.tensor) if costs and measures else ())
+        own = costs if job.tensor in sizes and job is first[job.tensor] else None
+        replay = Replay(gradients, job, settings, allocation, () if own is None else own.fitted(job.tensor))
         yield from replay.blocks()
-        if costs is not None and measures:
-            yield Block([], [], costs.details(job.tensor, replay.kept))
+        if own is not None:
+            yield Block([], [], own.details(job.tensor, replay.kept))
 
     spread(
         sorted([*jobs, *alone], key=lambda job: -job.size),

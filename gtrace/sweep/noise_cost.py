@@ -13,7 +13,6 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -401,13 +400,9 @@ class CostJobs:
             for place in (0, max(0, window.middle - 1), window.middle)
         )
 
-    def details(
-        self, tensor: str, sketches: Mapping[int, Mapping[SummarySpec, MomentSketch]] = MappingProxyType({})
-    ) -> list[Detail]:
+    def details(self, tensor: str, sketches: Mapping[int, Mapping[SummarySpec, MomentSketch]]) -> list[Detail]:
         """Measure a tensor's codecs; ``sketches`` are those of :meth:`fitted`, as far as they are there."""
-        missing = self._missing.get(tensor)
-        if missing is None:
-            return []
+        missing = self._missing[tensor]
         plan, last, allocation = self._plan, self._last, self._allocation
         noisy = _Tensor(self._trace, plan, self._infos[tensor], self._seed, sketches)
         samples = {"gram": _packed(noisy.gram), "signal": noisy.signal, "steps": [w.steps for w in plan.windows]}

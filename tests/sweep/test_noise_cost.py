@@ -12,6 +12,7 @@ import gtrace
 from gtrace.codecs.link import LinkOptions, Sender
 from gtrace.noise import Dynamics, cost, predict
 from gtrace.schedule import RefitSchedule
+from gtrace.sketch import MomentSketch
 from gtrace.sweep.noise_cost import noise_costs
 from gtrace.trace import OptimizerFacts, Trace, open_trace
 
@@ -132,6 +133,25 @@ def test_a_sweep_goes_on_where_it_stopped_and_does_not_depend_on_workers(path, c
     assert noise_costs(first).codecs == tuple(sorted(CODECS[:2]))
     for field in dataclasses.fields(found):
         np.testing.assert_equal(getattr(found, field.name), getattr(costs, field.name))
+
+
+def test_sketches_made_for_rows_serve_what_noise_costs(path, tmp_path, monkeypatch):
+    codecs, made = ["alq:bits=3", "zipml:bits=3", "nuqsgd:bits=3", "topk:ratio=0.1"], []
+    whole = gtrace.run_sweep(path, codecs)
+    gtrace.run_sweep(path, codecs, noise=False, output=tmp_path / "a.db")
+    from_spec = MomentSketch.from_spec
+    monkeypatch.setattr(MomentSketch, "from_spec", lambda *args, **more: made.append(1) or from_spec(*args, **more))
+    apart = gtrace.run_sweep(path, codecs, output=tmp_path / "a.db", jobs=1)
+    alone = len(made)
+    assert apart.details.keys() == whole.details.keys()
+    assert all(repr(apart.details[key]) == repr(value) for key, value in whole.details.items())
+    made.clear()
+    gtrace.run_sweep(path, codecs, noise=False, jobs=1)
+    rows = len(made)
+    made.clear()
+    gtrace.run_sweep(path, codecs, jobs=1)
+    assert alone > 0
+    assert len(made) < rows + alone
 
 
 @pytest.mark.parametrize(

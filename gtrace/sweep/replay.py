@@ -160,12 +160,7 @@ class Replay:
         rows: list[Row] = []
         times: list[Timing] = []
         groups, rest = self._split[id(wanted)]
-        if groups:
-            # One after the other, while the values and the table of bins are in a cache.
-            clock = time.perf_counter()
-            for group in groups:
-                self._fits.summary(index, group.sets.needs)
-            times.append((job.tensor, step, MANY, EXPECTATION, "sketch", time.perf_counter() - clock))
+        times += self._sketched(groups, index)
         tables = [table for group in groups for table in self._tables(group, index, look, common, times)]
         for codec, draws in rest:
             stretch = None
@@ -183,6 +178,14 @@ class Replay:
             self.kept[step] = dict(self._fits.sketches)
         self._fits.end()
         return Block(rows, times, details, tables)
+
+    def _sketched(self, groups: Sequence[Group], index: int) -> list[Timing]:
+        """Make the sketches of a step one after the other, while its values and the table of bins are in a cache."""
+        clock = time.perf_counter()
+        for group in groups:
+            self._fits.summary(index, group.sets.needs)
+        place = self._job.tensor, self._job.steps[index], MANY, EXPECTATION
+        return [(*place, "sketch", time.perf_counter() - clock)] if groups else []
 
     def _tables(self, group: Group, index: int, look: Seen, common: Row, times: list[Timing]) -> Iterator[RowTable]:
         """The rows of codecs that go through a step together: their expectations, and each draw."""

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch._C._dynamo import eval_frame
@@ -30,6 +30,7 @@ from gtrace.torch_hooks.optimizers import Schedulers
 from gtrace.torch_hooks.processes import launched_place, process_place
 from gtrace.torch_hooks.steps import (
     Losses,
+    Patch,
     Rounds,
     Samples,
     backward_in_progress,
@@ -168,21 +169,6 @@ class _Stream:
     count: int = 0
 
 
-class _Patch(NamedTuple):
-    """A function or method in the place of another one: its module or class, its name, and both."""
-
-    owner: object
-    name: str
-    original: _Function
-    ours: _Function
-
-    def use(self, ours: bool) -> None:
-        """Have ours or the original there; nothing happens if another program has replaced them since."""
-        before, after = (self.original, self.ours) if ours else (self.ours, self.original)
-        if vars(self.owner)[self.name] is before:
-            setattr(self.owner, self.name, after)
-
-
 class TrainingHooks:
     """Watch every optimizer of this process, or only those given.
 
@@ -215,7 +201,7 @@ class TrainingHooks:
         self.modules = ModuleCollector()
         #: seconds that training waited here
         self.seconds = 0.0
-        self.clock = StepClock(lambda: self.seconds)
+        self.clock = StepClock(lambda: self.seconds, self._guarded)
         #: called after each step, and after one that was left out, with the optimizer, its number and the step's; set
         #: it before ``install``
         self.after: Callable[[Optimizer | Rounds, int, int], None] | None = None
@@ -276,10 +262,10 @@ class TrainingHooks:
         self._launched = launched_place().world_size
         self._watching = False
         self._handles: list[RemovableHandle] = []
-        self._patches: list[_Patch] = []
+        self._patches: list[Patch] = []
         #: of them, what is in place only if a wanted step is near
-        self._near: list[_Patch] = []
-        self._engine: _Patch | None = None
+        self._near: list[Patch] = []
+        self._engine: Patch | None = None
 
     @property
     def steps(self) -> int:
@@ -360,6 +346,7 @@ class TrainingHooks:
         self.modules.remove()
         self._local.remove()
         self._samples.remove()
+        self.clock.stop()
         if self._micro_batches is not None:
             self._micro_batches.remove()
         for handle in self._handles:
@@ -385,14 +372,14 @@ class TrainingHooks:
         if self._engine is not None and self._unstepped is None and self._handed is None:
             self._engine.use(False)
 
-    def _patch(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> _Patch:
+    def _patch(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> Patch:
         original = vars(owner)[name]
         # Never traced itself; a compiled region that calls it calls the original directly.
         return self._replace(owner, name, functools.wraps(original)(not_compiled_itself(make(original))))
 
     def _patch_after(
         self, owner: object, name: str, then: Callable[..., None], when: Callable[[], bool] = lambda: True
-    ) -> _Patch:
+    ) -> Patch:
         """If ``when`` says so, call ``then`` with the object, the result of its method, and the method's arguments."""
 
         def make(original: _Function) -> _Function:
@@ -406,8 +393,8 @@ class TrainingHooks:
 
         return self._patch(owner, name, make)
 
-    def _replace(self, owner: object, name: str, ours: _Function) -> _Patch:
-        self._patches.append(_Patch(owner, name, vars(owner)[name], ours))
+    def _replace(self, owner: object, name: str, ours: _Function) -> Patch:
+        self._patches.append(Patch(owner, name, vars(owner)[name], ours))
         setattr(owner, name, ours)
         return self._patches[-1]
 

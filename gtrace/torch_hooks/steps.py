@@ -6,7 +6,7 @@ import math
 import sys
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -23,6 +23,21 @@ if TYPE_CHECKING:
 
 #: number of the backward pass in which this is called; -1 outside of one
 backward_in_progress: Callable[[], int] = torch._C._current_graph_task_id
+
+
+class Patch(NamedTuple):
+    """What is in the place of something of torch: its module or class, its name there, and both."""
+
+    owner: object
+    name: str
+    original: object
+    ours: object
+
+    def use(self, ours: bool) -> None:
+        """Have ours or the original there; nothing happens if another program has replaced them since."""
+        before, after = (self.original, self.ours) if ours else (self.ours, self.original)
+        if vars(self.owner)[self.name] is before:
+            setattr(self.owner, self.name, after)
 
 
 class Rounds:

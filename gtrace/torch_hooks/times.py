@@ -1,8 +1,9 @@
-"""How long steps and backward passes take, from clocks that training does not wait for."""
+"""How long steps, backward passes and collectives take, from clocks that training does not wait for."""
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from gtrace.torch_hooks.steps import backward_in_progress
+from gtrace.torch_hooks.steps import Patch, backward_in_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,9 +26,64 @@ _WARM_UP = 2
 _ALL, _SOME = 64, 127
 #: steps that are kept, and steps that wait for a GPU
 _KEPT, _WAITING = 512, 64
+#: collectives of a step that are kept; after more, e.g. in a long evaluation, nothing is said of that step
+_MOST = 4096
 #: DistributedDataParallel times its first ten iterations and every hundredth; it is asked at few steps
 _ASKED = (5, 12)
 _EVERY = 256
+#: modules through whose ``dist`` FullyShardedDataParallel and fully_shard call their collectives
+_CALLERS = tuple(
+    f"torch.distributed.fsdp.{name}" for name in ("_runtime_utils", "_flat_param", "_fully_shard._fsdp_collectives")
+)
+#: how the names of these collectives begin, in all versions of torch
+_GATHER, _SCATTER, _REDUCE = "all_gather", "reduce_scatter", "all_reduce"
+
+
+class _Collective(NamedTuple):
+    """A call of a collective: how its name begins, whether outside of backward passes, its start and its end."""
+
+    kind: str
+    outside: bool
+    marks: tuple[Mark, Mark]
+
+
+class _Exchange(NamedTuple):
+    """The collectives of a step: their seconds, those outside of backward passes, and whether training waited."""
+
+    seconds: float
+    outside: float
+    waited: bool
+
+    @classmethod
+    def of(cls, collectives: Sequence[_Collective] | None) -> _Exchange | None:
+        """None if there are none, or not all of them are known: what is scattered was gathered before."""
+        kinds = {one.kind for one in collectives or ()}
+        if not collectives or (_GATHER in kinds) is not (_SCATTER in kinds):
+            return None
+        taken = [_between(*one.marks) for one in collectives]
+        known = [seconds for seconds in taken if seconds is not None]
+        outside = sum(seconds for one, seconds in zip(collectives, known, strict=False) if one.outside)
+        # On a GPU they run beside other work.
+        waited = all(isinstance(mark, tuple) for one in collectives for mark in one.marks)
+        return cls(sum(known), outside, waited) if len(known) == len(taken) else None
+
+
+class _TimedCollectives:
+    """``torch.distributed`` as the modules see it that shard models: its collectives are timed, all else is the same.
+
+    Args:
+        original: what they see otherwise.
+        timed: makes a timed collective of one, given how its name begins.
+    """
+
+    def __init__(self, original: object, timed: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._original = original
+        self._timed = timed
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._original, name)
+        kind = next((kind for kind in (_GATHER, _SCATTER, _REDUCE) if name.startswith(kind)), None)
+        return found if kind is None else self._timed(kind, found)
 
 
 class _Interval(NamedTuple):
@@ -36,14 +92,18 @@ class _Interval(NamedTuple):
     Attributes:
         recorded: the step at its start was recorded.
         marks: its start, its end, and in between the starts and ends of backward passes.
+        collectives: of sharded models; None if there are too many, or one goes on after its call.
     """
 
     recorded: bool
     marks: Sequence[Mark]
+    collectives: Sequence[_Collective] | None
 
     @property
-    def last(self) -> Mark:
-        return self.marks[1]
+    def lasts(self) -> Iterator[Mark]:
+        """All others have passed when these have: streams of their own may be behind."""
+        yield self.marks[1]
+        yield from (one.marks[1] for one in self.collectives or ())
 
 
 class StepClock:
@@ -54,10 +114,16 @@ class StepClock:
 
     Args:
         waited: seconds that training waited for capture so far.
+        guarded: calls a function with its arguments, and deals with its errors.
     """
 
-    def __init__(self, waited: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        waited: Callable[[], float],
+        guarded: Callable[..., None] = lambda function, *arguments: function(*arguments),
+    ) -> None:
         self._waited = waited
+        self._guarded = guarded
         self._seen = 0
         self._start: Mark | None = None
         #: whether the time from the last step to the next one is taken
@@ -72,6 +138,11 @@ class StepClock:
         }
         #: DistributedDataParallel's own times, in seconds
         self.exchange: dict[str, float] = {}
+        #: likewise, of collectives of sharded models
+        self._exchanges: dict[bool, deque[_Exchange]] = {recorded: deque(maxlen=_KEPT) for recorded in (False, True)}
+        self._collectives: list[_Collective] | None = []
+        self._begun: tuple[str, bool, bool, Mark] | None = None
+        self._patches: list[Patch] = []
 
     def backward_begins(self) -> None:
         """A call of ``backward``; one inside of another does not count."""
@@ -104,10 +175,15 @@ class StepClock:
         timed = _WARM_UP <= self._seen <= _ALL or self._seen % _SOME == 0
         now = self._mark() if timed or self._start is not None else None
         if self._start is not None and now is not None:
-            self._intervals.append(_Interval(self._recorded, (self._start, now, *self._backward)))
+            self._intervals.append(_Interval(self._recorded, (self._start, now, *self._backward), self._collectives))
         self._start, self._recorded, self._backward, self._open = now if timed else None, recorded, [], None
+        self._collectives = []
         self.runs = timed
-        while self._intervals and _has_passed(self._intervals[0].last):
+        if timed:
+            self._watch_collectives()
+        else:
+            self.stop()
+        while self._intervals and all(map(_has_passed, self._intervals[0].lasts)):
             self._read(self._intervals.popleft())
         if self._seen in _ASKED or self._seen % _EVERY == 0:
             self._ask(models())
@@ -122,10 +198,54 @@ class StepClock:
         about = {"step": step, "steps": len(found), "recorded": recorded}
         if backward > 0:
             about |= {"backward": backward, "after_backward": after}
-        return about | self.exchange
+        return about | (self.exchange or self._sharded(self._exchanges[recorded]))
 
-    def _mark(self) -> Mark:
-        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    def stop(self) -> None:
+        """Leave collectives alone."""
+        for patch in self._patches:
+            patch.use(False)
+        self._patches = []
+
+    @staticmethod
+    def _sharded(found: Sequence[_Exchange]) -> dict[str, float]:
+        if not found:
+            return {}
+        seconds, outside, waited = zip(*found, strict=True)
+        about = {"communication": statistics.median(seconds), "outside_backward": statistics.median(outside)}
+        return about | ({"exposed": about["communication"]} if all(waited) else {})
+
+    def _watch_collectives(self) -> None:
+        modules = [] if self._patches else [sys.modules.get(name) for name in _CALLERS]
+        for module in modules:
+            if (original := getattr(module, "dist", None)) is not None:
+                self._patches.append(Patch(module, "dist", original, _TimedCollectives(original, self._timed)))
+                self._patches[-1].use(True)
+
+    def _timed(self, kind: str, collective: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: object, **kwargs: object) -> object:
+            self._guarded(self._collective_begins, kind, (*args, *kwargs.values()))
+            result = collective(*args, **kwargs)
+            self._guarded(self._collective_ends, result)
+            return result
+
+        return timed
+
+    def _collective_begins(self, kind: str, arguments: Iterable[object]) -> None:
+        on_gpu = any(isinstance(one, torch.Tensor) and one.is_cuda for one in arguments)
+        self._begun = kind, self._open is None, on_gpu, self._mark(on_gpu)
+
+    def _collective_ends(self, result: object) -> None:
+        if self._begun is None or self._collectives is None:
+            return
+        kind, outside, on_gpu, start = self._begun
+        if result is not None or len(self._collectives) == _MOST:
+            self._collectives = None
+        else:
+            self._collectives.append(_Collective(kind, outside, (start, self._mark(on_gpu))))
+        self._begun = None
+
+    def _mark(self, on_gpu: bool = True) -> Mark:
+        in_use = on_gpu and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         if not in_use or torch.cuda.is_current_stream_capturing():
             return time.perf_counter(), self._waited()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -138,6 +258,8 @@ class StepClock:
         step, after, *backward = (_between(*span) for span in spans)
         if step is not None and after is not None and None not in backward:
             self._found[interval.recorded].append((step, sum(filter(None, backward)), after))
+            if (exchange := _Exchange.of(interval.collectives)) is not None:
+                self._exchanges[interval.recorded].append(exchange)
 
     def _ask(self, models: Iterable[nn.Module]) -> None:
         for wrapper in _wrappers(models):

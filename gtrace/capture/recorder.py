@@ -27,7 +27,6 @@ from gtrace.settings import KINDS
 from gtrace.torch_hooks.hooks import TrainingHooks
 from gtrace.torch_hooks.naming import Names
 from gtrace.torch_hooks.optimizers import OptimizerHistory
-from gtrace.torch_hooks.times import StepClock
 from gtrace.trace.facts import OPTIMIZERS, TIMES
 from gtrace.trace.format import SECOND_MOMENT
 from gtrace.trace.numbers import numbers_of
@@ -155,7 +154,7 @@ class Recorder:
             noise=options.noise,
         )
         self.hooks.left_out = self._left_out
-        self.hooks.clock = StepClock(lambda: self._waiting()[1])
+        self.hooks.waited = self._seconds
         self.hooks.by_hand = self._choose_by_hand
         if options.kinds != ("weight",):
             self.hooks.without_by_hand()
@@ -283,9 +282,12 @@ class Recorder:
         """Let :meth:`finish` end soon, whatever is not written by then."""
         self._writer.hurry()
 
+    def _seconds(self) -> float:
+        return self.hooks.seconds + (0.0 if self.neural is None else self.neural.seconds)
+
     def _waiting(self) -> tuple[float, float, float]:
         """The share of the time from first to last step that training waited for capture, and both in seconds."""
-        waited = self.hooks.seconds + (self.neural.seconds if self.neural is not None else 0.0)
+        waited = self._seconds()
         span = self._last - self._first if self._first is not None else 0.0
         return min(1.0, waited / span) if span > 0 else 0.0, waited, span
 
@@ -328,6 +330,7 @@ class Recorder:
                 self._budget //= max(1, sharers)
                 self._room = None
         if not self._records:
+            self.hooks.clock.due = math.inf
             return False
         self._tell_news()
         history = self._histories.get(stream)
@@ -338,7 +341,7 @@ class Recorder:
             self._first = self._last
         # All optimizers follow one policy, each with its own steps.
         chosen = self._chooses(step) or (bool(self._changes.kinds) and self._changes.begins(stream, step))
-        if stream == 0:
+        if stream == 0 and step >= self.hooks.clock.due:
             self.hooks.clock.step(step, recorded=chosen, models=self._models)
         self._wanted += chosen
         return chosen

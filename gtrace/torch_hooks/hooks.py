@@ -201,7 +201,9 @@ class TrainingHooks:
         self.modules = ModuleCollector()
         #: seconds that training waited here
         self.seconds = 0.0
-        self.clock = StepClock(lambda: self.seconds, self._guarded)
+        #: the same, with what is waited for elsewhere
+        self.waited: Callable[[], float] = lambda: self.seconds
+        self.clock = StepClock(lambda: self.waited(), self._guarded)  # noqa: PLW0108 - it is set later
         #: called after each step, and after one that was left out, with the optimizer, its number and the step's; set
         #: it before ``install``
         self.after: Callable[[Optimizer | Rounds, int, int], None] | None = None
@@ -713,7 +715,7 @@ class TrainingHooks:
         near = near or self._made_late
         for stream, step in coming:
             # The step before a wanted one begins to listen.
-            stream.quiet = 0 if near else min(step - 1, self.clock.due(stream.steps) if stream.number == 0 else step)
+            stream.quiet = 0 if near else min(step - 1, self.clock.due if stream.number == 0 else step)
         self._listen(near or self.clock.runs)
         return wanted
 

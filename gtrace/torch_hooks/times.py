@@ -125,6 +125,8 @@ class StepClock:
         self._waited = waited
         self._guarded = guarded
         self._seen = 0
+        #: the next step that it has to see
+        self.due: float = 0
         self._start: Mark | None = None
         #: whether the time from the last step to the next one is taken
         self.runs = False
@@ -155,21 +157,15 @@ class StepClock:
             self._backward += [self._open, self._mark()]
             self._open = None
 
-    def due(self, step: int) -> int:
-        """The first step from this one on at which :meth:`step` has something to do."""
-        if self.runs or self._intervals or step < _ALL:
-            return step
-        return step + min(-(step + 1) % _SOME, -(step + 1) % _EVERY)
-
     def step(self, step: int, *, recorded: bool, models: Callable[[], Iterable[nn.Module]]) -> None:
-        """A step begins. None that is :meth:`due` may be left out.
+        """A step begins. Those before ``due`` may be left out.
 
         Args:
             step: its number.
             recorded: whether it is recorded.
             models: the live modules.
         """
-        if self.due(step) > step:
+        if step < self.due:
             return
         self._seen = step + 1
         timed = _WARM_UP <= self._seen <= _ALL or self._seen % _SOME == 0
@@ -187,6 +183,8 @@ class StepClock:
             self._read(self._intervals.popleft())
         if self._seen in _ASKED or self._seen % _EVERY == 0:
             self._ask(models())
+        busy = timed or self._intervals or self._seen < _ALL
+        self.due = self._seen if busy else self._seen + min(-(step + 2) % _SOME, -(step + 2) % _EVERY)
 
     def describe(self) -> dict[str, Any]:
         """What is known, the fields of :class:`gtrace.trace.facts.StepTimes`."""
@@ -215,8 +213,9 @@ class StepClock:
         return about | ({"exposed": about["communication"]} if all(waited) else {})
 
     def _watch_collectives(self) -> None:
-        modules = [] if self._patches else [sys.modules.get(name) for name in _CALLERS]
-        for module in modules:
+        if self._patches or _CALLERS[0] not in sys.modules:
+            return
+        for module in map(sys.modules.get, _CALLERS):
             if (original := getattr(module, "dist", None)) is not None:
                 self._patches.append(Patch(module, "dist", original, _TimedCollectives(original, self._timed)))
                 self._patches[-1].use(True)

@@ -11,6 +11,7 @@ from torch import nn
 
 from gtrace.capture.options import EveryStep
 from gtrace.costs import parse_cluster
+from gtrace.torch_hooks.hooks import TrainingHooks
 from gtrace.torch_hooks.times import StepClock
 from gtrace.trace.facts import StepTimes
 
@@ -183,19 +184,15 @@ def test_collectives_are_left_alone_when_no_step_is_timed(monkeypatch):
 
 
 def test_errors_of_the_clock_stop_no_collective(monkeypatch):
-    errors = []
-
-    def guarded(function, *arguments):
-        try:
-            function(*arguments)
-        except ZeroDivisionError as error:
-            errors.append(error)
-
-    sharding, clock = Sharding(), StepClock(float, guarded)
-    train_shards(monkeypatch, sharding, clock, EXCHANGE, steps=3)
-    monkeypatch.setattr(clock, "_mark", lambda _: 1 / 0)
+    sharding, errors = Sharding(), []
+    hooks = TrainingHooks(lambda *_: False, print, errors.append)
+    hooks.install()
+    train_shards(monkeypatch, sharding, hooks.clock, EXCHANGE, steps=3)
+    monkeypatch.setattr(hooks.clock, "_mark", lambda _: 1 / 0)
     assert sharding.dist.all_reduce(1) is None
-    assert len(errors) == 1
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+    hooks.remove()
+    assert sharding.dist is sharding
 
 
 def test_waiting_within_the_backward_pass_is_not_computing():

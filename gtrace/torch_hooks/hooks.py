@@ -156,6 +156,7 @@ class _Stream:
         steps: so far.
         caller: the code that called its last step, steps within other steps aside.
         quiet: the first of its steps that needs more than to be counted.
+        again: its next step is wanted, and may be like the one before.
         scheduler: if it counts on before that, the step needs more, too.
         count: of that scheduler so far.
     """
@@ -165,6 +166,7 @@ class _Stream:
     steps: int = 0
     caller: CodeType | None = None
     quiet: float = 0
+    again: bool = False
     scheduler: weakref.ref[LRScheduler] | None = None
     count: int = 0
 
@@ -204,6 +206,9 @@ class TrainingHooks:
         #: the same, with what is waited for elsewhere
         self.waited: Callable[[], float] = lambda: self.seconds
         self.clock = StepClock(lambda: self.waited(), self._guarded)  # noqa: PLW0108 - it is set later
+        #: called if a step may be like the one before: with the optimizer, the numbers of both, and what came before;
+        #: takes the step, or returns False
+        self.again: Callable[[Optimizer, int, int, Losses, Samples], bool] = lambda *_: False
         #: called after each step, and after one that was left out, with the optimizer, its number and the step's; set
         #: it before ``install``
         self.after: Callable[[Optimizer | Rounds, int, int], None] | None = None
@@ -453,7 +458,7 @@ class TrainingHooks:
             before = self._started
             stream = self._streams.get(id(optimizer))
             if stream is not None:
-                stream.quiet = 0  # a fused optimizer leaves its step out by itself
+                stream.quiet, stream.again = 0, False  # a fused optimizer leaves its step out by itself
             result = original(scaler, optimizer, *args, **kwargs)
             if self._started == before and self._watches(optimizer):
                 self._guarded(self._skip, optimizer)
@@ -529,17 +534,38 @@ class TrainingHooks:
             if stream is not None:
                 stream.caller = caller
         # All that most steps of a training see. A closure is evaluated by the optimizer.
-        if (
-            stream is not None
-            and stream.steps < stream.quiet
-            and len(args) == 1
-            and not kwargs
-            and backward_in_progress() < 0
-            and (stream.scheduler is None or getattr(stream.scheduler(), "last_epoch", None) == stream.count)
-        ):
-            stream.steps += 1
-            return None
+        if stream is not None and len(args) == 1 and not kwargs and backward_in_progress() < 0:
+            still = stream.scheduler is None or getattr(stream.scheduler(), "last_epoch", None) == stream.count
+            if stream.steps < stream.quiet and still:
+                stream.steps += 1
+                return None
+            if stream.again and self._take_again(optimizer, stream):
+                return None
         return self._begin_step(optimizer, args, kwargs)
+
+    @never_compiled
+    def _take_again(self, optimizer: Optimizer, stream: _Stream) -> bool:
+        """Take a wanted step if it is like the one before; most Python code is slow when a step begins."""
+        steps = stream.steps
+        self._safely(self._repeat, optimizer, stream)
+        return stream.steps > steps
+
+    def _repeat(self, optimizer: Optimizer, stream: _Stream) -> None:
+        losses = self._losses
+        if not losses.usual or (_DISTRIBUTED and torch.distributed.is_initialized()):
+            return
+        taken = True
+        try:
+            taken = self.again(optimizer, stream.number, stream.steps, losses, self._samples)
+        finally:
+            if taken:
+                losses.use()
+                self._started += 1
+                stream.steps += 1
+                if self._coming(stream.steps) == stream.steps:
+                    self._samples.stepped(True)  # all else is as it was
+                else:
+                    self._announce()
 
     @never_compiled
     def _begin_step(
@@ -711,9 +737,12 @@ class TrainingHooks:
         self._local.wanted = near = wanted or self._expects()
         if self._micro_batches is not None:
             self._micro_batches.wanted = near
-        near = near or self._unstepped is not None or self._handed is not None or self.after is not None
-        near = near or self._made_late
+        special = self._unstepped is not None or self._handed is not None or self.after is not None
+        near = near or special or self._made_late
+        single = len(coming) == self._launched == 1 and not self._local.watching
+        again = wanted and single and not special and self._micro_batches is None and self._upcoming is None
         for stream, step in coming:
+            stream.again = again
             # The step before a wanted one begins to listen.
             stream.quiet = 0 if near else min(step - 1, self.clock.due if stream.number == 0 else step)
         self._listen(near or self.clock.runs)

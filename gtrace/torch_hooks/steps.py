@@ -155,6 +155,11 @@ class Losses:
         norms = [float(norm) for clipped, norm in self._clipped if clipped & ids]
         return norms[0] if len(norms) == 1 else math.hypot(*norms) if norms else math.nan
 
+    @property
+    def usual(self) -> bool:
+        """Whether all of them belong to all parameters, and there was neither clipping nor a gradient scaler."""
+        return not self._since and not self._clipped and self.scaler is None
+
     def use(self) -> bool:
         """Mark the sums as used by a step; returns whether it is the first one."""
         first, self._used = not self._used, True

@@ -26,6 +26,8 @@ _WARM_UP = 2
 _ALL, _SOME = 64, 127
 #: steps that are kept, and steps that wait for a GPU
 _KEPT, _WAITING = 512, 64
+#: timed steps that are read together
+_TOGETHER = 16
 #: collectives of a step that are kept; after more, e.g. in a long evaluation, nothing is said of that step
 _MOST = 4096
 #: DistributedDataParallel times its first ten iterations and every hundredth; it is asked at few steps
@@ -179,8 +181,9 @@ class StepClock:
             self._watch_collectives()
         else:
             self.stop()
-        while self._intervals and all(map(_has_passed, self._intervals[0].lasts)):
-            self._read(self._intervals.popleft())
+        # Not at each step: Python code that has not run for a while is slow.
+        if not timed or len(self._intervals) >= _TOGETHER:
+            self._read()
         if self._seen in _ASKED or self._seen % _EVERY == 0:
             self._ask(models())
         busy = timed or self._intervals or self._seen < _ALL
@@ -188,6 +191,7 @@ class StepClock:
 
     def describe(self) -> dict[str, Any]:
         """What is known, the fields of :class:`gtrace.trace.facts.StepTimes`."""
+        self._read()
         recorded = not self._found[False]
         found = self._found[recorded]
         if not found:
@@ -251,25 +255,25 @@ class StepClock:
         event.record()
         return event
 
-    def _read(self, interval: _Interval) -> None:
-        start, end, *passes = interval.marks
-        spans = [(start, end), (passes[-1] if passes else end, end), *zip(passes[::2], passes[1::2], strict=True)]
-        step, after, *backward = (_between(*span) for span in spans)
-        if step is not None and after is not None and None not in backward:
-            self._found[interval.recorded].append((step, sum(filter(None, backward)), after))
-            if (exchange := _Exchange.of(interval.collectives)) is not None:
-                self._exchanges[interval.recorded].append(exchange)
+    def _read(self) -> None:
+        """Read the steps that have passed."""
+        while self._intervals and all(map(_has_passed, self._intervals[0].lasts)):
+            recorded, (start, end, *passes), collectives = self._intervals.popleft()
+            spans = [(start, end), (passes[-1] if passes else end, end), *zip(passes[::2], passes[1::2], strict=True)]
+            step, after, *backward = (_between(*span) for span in spans)
+            if step is not None and after is not None and None not in backward:
+                self._found[recorded].append((step, sum(filter(None, backward)), after))
+                if (exchange := _Exchange.of(collectives)) is not None:
+                    self._exchanges[recorded].append(exchange)
 
     def _ask(self, models: Iterable[nn.Module]) -> None:
-        for wrapper in _wrappers(models):
+        for wrapper in models:
+            if not isinstance(wrapper, DistributedDataParallel) or wrapper.process_group.size() == 1:
+                continue
             found = wrapper._get_ddp_logging_data()
             taken = [found.get(f"avg_backward_{name}_time", 0) / 1e9 for name in ("comm", "compute_comm_overlap")]
             if taken[0] > 0:
                 self.exchange = {"communication": taken[0], "exposed": max(0.0, taken[0] - taken[1])}
-
-
-def _wrappers(models: Iterable[nn.Module]) -> Iterator[Any]:
-    return (one for one in models if isinstance(one, DistributedDataParallel) and one.process_group.size() > 1)
 
 
 def _has_passed(mark: Mark) -> bool:

@@ -270,7 +270,7 @@ class StepClock:
         for wrapper in models:
             if not isinstance(wrapper, DistributedDataParallel) or wrapper.process_group.size() == 1:
                 continue
-            found = wrapper._get_ddp_logging_data()
+            found = wrapper._get_ddp_logging_data()  # type: ignore[no-untyped-call]
             taken = [found.get(f"avg_backward_{name}_time", 0) / 1e9 for name in ("comm", "compute_comm_overlap")]
             if taken[0] > 0:
                 self.exchange = {"communication": taken[0], "exposed": max(0.0, taken[0] - taken[1])}

@@ -9,7 +9,7 @@ There, stretches of some seconds without and with capture take turns, so that bo
 ``--other``, each row comes twice: with the gtrace of that checkout, and right after it with this one. Torch computes
 in one thread. Prints the Markdown table of docs/capture-overhead.md, which says what its columns mean. Traces go to a
 temporary folder, in BENCH_DIR if that is set, and stay there until the end: where many files were deleted a moment ago,
-ext4 takes up to a millisecond of processor time to make one.
+ext4 takes much processor time to make one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What capture costs a training run: blocked time, CPU time and wall time against the same run without it.
 
-    python benchmarks/capture_overhead.py [--pairs N] [--scale F] [--model NAME] [--batch N]
+    python benchmarks/capture_overhead.py [--pairs N] [--scale F] [--model NAME] [--batch N] [--cores N] [--every N]
                                             [--other CHECKOUT] [--json]
 
 Three models: an MLP with four tensors, the CNN of ``samples/digits_cnn.py`` and a transformer with 3.7 million
@@ -8,15 +8,16 @@ parameters. Each is trained with all steps captured, every tenth one, and only t
 There, stretches of some seconds without and with capture take turns, so that both see the same machine. With
 ``--other``, each row comes twice: with the gtrace of that checkout, and right after it with this one. Torch computes
 in one thread. Prints the Markdown table of docs/capture-overhead.md, which says what its columns mean. Traces go to a
-temporary folder, in BENCH_DIR if that is set.
+temporary folder, in BENCH_DIR if that is set, and stay there until the end: where many files were deleted a moment ago,
+ext4 takes much processor time to make one.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -128,13 +129,14 @@ def worker(name, batch, steps, every, pairs, folder):
             loss_of().backward()
             optimizer.step()
 
+    numbers = itertools.count()
     # What only opening and closing a trace costs does not belong to the steps that are not recorded.
     lead = LEAD if every == ONLY_FIRST else 0
 
     def measure(count, captured):
-        path = Path(folder, "run.zarr")
+        path = Path(folder, f"{next(numbers)}.zarr")
         if captured:
-            session = CaptureSession(capture_options(path, CaptureSettings(every=every, force=True)))
+            session = CaptureSession(capture_options(path, CaptureSettings(every=every)))
             session.start([optimizer], [model])
         train(lead)
         time.sleep(OPENING if lead else 0)
@@ -151,7 +153,6 @@ def worker(name, batch, steps, every, pairs, folder):
                 raise SystemExit(f"capture failed: {summary}")
         if not (lead and captured):
             stretch.closed()
-        shutil.rmtree(path, ignore_errors=True)
         return vars(stretch) | {"hooks": hooks}
 
     # Imports, the first trace of a process, and first touches of memory do not belong to a step.
@@ -165,26 +166,25 @@ def worker(name, batch, steps, every, pairs, folder):
     print(json.dumps({"parameters": sum(p.numel() for p in model.parameters()), "pairs": out}))
 
 
-def run(name, batch, steps, every, cores, pairs, checkout):
+def run(name, batch, steps, every, cores, pairs, checkout, whole):
     """The figures of one process on a number of cores, with the gtrace of a checkout."""
-    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
-        command = [sys.executable, __file__, "--worker", name, *map(str, (batch, steps, every, pairs, folder))]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout.resolve())}
-        chosen = sorted(os.sched_getaffinity(0))[:cores]
-        done = subprocess.run(
-            command,
-            env=environment,
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, chosen),
-        )
-        return json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, __file__, "--worker", name, *map(str, (batch, steps, every, pairs))]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout.resolve())}
+    chosen = sorted(os.sched_getaffinity(0))[:cores]
+    done = subprocess.run(
+        [*command, tempfile.mkdtemp(dir=whole)],
+        env=environment,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, chosen),
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def row(name, batch, steps, every, cores, pairs, checkout):
+def row(name, batch, steps, every, cores, pairs, checkout, whole):
     """One line of the table."""
-    found = run(name, batch, steps, every, cores, pairs, checkout)
+    found = run(name, batch, steps, every, cores, pairs, checkout, whole)
     more = [1e3 / steps * (captured["cpu"] - plain["cpu"]) for plain, captured in found["pairs"]]
 
     def median(figure):
@@ -211,18 +211,14 @@ def row(name, batch, steps, every, cores, pairs, checkout):
     }
 
 
-def rows(pairs, scale, models, batch, checkouts):
-    """A line for each model, distance of captured steps, number of cores and checkout."""
-    for name, steps in ((model, STEPS[model]) for model in models):
-        for cores in (2, 1):
-            if len(os.sched_getaffinity(0)) < cores:
-                continue
-            for every in (1, 10, ONLY_FIRST):
-                for checkout in checkouts:
-                    found = row(
-                        name, batch or BATCHES[name], max(int(steps * scale), 20), every, cores, pairs, checkout
-                    )
-                    yield found | {"checkout": checkout.name}
+def rows(args, checkouts, whole):
+    """A line for each model, number of cores, distance of captured steps and checkout."""
+    wanted = args.model or STEPS, args.cores or (2, 1), args.every or (1, 10, ONLY_FIRST)
+    for name, cores, every in itertools.product(*wanted):
+        steps, batch = max(int(STEPS[name] * args.scale), 20), args.batch or BATCHES[name]
+        for checkout in checkouts if len(os.sched_getaffinity(0)) >= cores else ():
+            found = row(name, batch, steps, every, cores, args.pairs, checkout, whole)
+            yield found | {"checkout": checkout.name}
 
 
 def main():
@@ -231,6 +227,8 @@ def main():
     parser.add_argument("--scale", type=float, default=1.0, help="times as many steps")
     parser.add_argument("--model", action="append", choices=STEPS, help="only this one; may be repeated")
     parser.add_argument("--batch", type=int, help=f"samples of a batch (default {BATCHES})")
+    parser.add_argument("--cores", type=int, action="append", choices=(1, 2), help="only so many; may be repeated")
+    parser.add_argument("--every", type=int, action="append", help="only this distance of captured steps; likewise")
     parser.add_argument("--other", type=Path, help="another checkout, whose rows come before those of this one")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
@@ -246,18 +244,20 @@ def main():
         print("|---|---|---|---|---|---|---|---|---|---|")
     here = Path(__file__).parents[1]
     checkouts = [here] if args.other is None else [args.other, here]
-    for line in rows(args.pairs, args.scale, args.model or STEPS, args.batch, checkouts):
-        if args.json:
-            print(json.dumps(line), flush=True)
-            continue
-        which = {1: "every", 10: "every 10th", ONLY_FIRST: "the first"}[line["every"]]
-        which += (", before" if line["checkout"] == args.other.name else ", now") if args.other else ""
-        print(
-            f"| {line['model']} | {line['cores']} | {which} | {line['step_ms']:.2f} ms | "
-            f"{line['blocked']:.1%} | {line['asleep']:.1%} | {line['thread']:.2f} | {line['cpu']:.2f} | "
-            f"{line['more_ms']:.3f} ± {line['error_ms']:.3f} ms | {line['wall']:.2f} |",
-            flush=True,
-        )
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as whole:
+        for line in rows(args, checkouts, whole):
+            print(json.dumps(line) if args.json else table_row(line, args.other), flush=True)
+
+
+def table_row(line, other):
+    """A line of the table in Markdown; ``other`` is the checkout to compare with, if any."""
+    which = {1: "every", ONLY_FIRST: "the first"}.get(line["every"], f"every {line['every']}th")
+    which += (", before" if line["checkout"] == other.name else ", now") if other else ""
+    return (
+        f"| {line['model']} | {line['cores']} | {which} | {line['step_ms']:.2f} ms | "
+        f"{line['blocked']:.1%} | {line['asleep']:.1%} | {line['thread']:.2f} | {line['cpu']:.2f} | "
+        f"{line['more_ms']:.3f} ± {line['error_ms']:.3f} ms | {line['wall']:.2f} |"
+    )
 
 
 if __name__ == "__main__":

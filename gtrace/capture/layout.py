@@ -105,15 +105,24 @@ class RowLayout:
         whole = len(tensors) == len(self.slots)
         return self.row_bytes(cost) if whole else sum(cost(tensor.numel()) for tensor in tensors)
 
+    def same(self, optimizer: Optimizer | Rounds) -> tuple[list[Slot], list[torch.Tensor], list[torch.Tensor]] | None:
+        """What :meth:`gradients` returns if the own gradients of all parameters are as they were at the last step."""
+        if self._plain is None:
+            return None
+        several = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        given = list(map(_GRADIENT, several))
+        ids, types, kinds = self._plain
+        if ids == list(map(id, several)) and types == list(map(type, given)) and kinds == list(map(_KIND, given)):
+            return self._usual, given, several
+        return None
+
     def gradients(self, step: OptimizerStep) -> tuple[list[Slot], list[torch.Tensor], list[torch.Tensor]]:
         """The slots of a step's gradients, the gradients as real strided tensors, and the parameters."""
+        own_ones = step.gradient is own_gradient
+        if own_ones and (same := self.same(step.optimizer)) is not None:
+            return same
         several = [parameter for group in step.optimizer.param_groups for parameter in group["params"]]
-        given = list(map(_GRADIENT, several)) if step.gradient is own_gradient else []
-        if self._plain is not None and given:
-            # The usual case: what happens at every step of a small model has to be quick.
-            ids, types, kinds = self._plain
-            if ids == list(map(id, several)) and types == list(map(type, given)) and kinds == list(map(_KIND, given)):
-                return self._usual, given, several
+        given = list(map(_GRADIENT, several)) if own_ones else []
         found = []
         for parameter in several:
             gradient, stage = step.gradient(parameter)

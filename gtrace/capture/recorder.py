@@ -27,7 +27,6 @@ from gtrace.settings import KINDS
 from gtrace.torch_hooks.hooks import TrainingHooks
 from gtrace.torch_hooks.naming import Names
 from gtrace.torch_hooks.optimizers import OptimizerHistory
-from gtrace.torch_hooks.times import StepClock
 from gtrace.trace.facts import OPTIMIZERS, TIMES
 from gtrace.trace.format import SECOND_MOMENT
 from gtrace.trace.numbers import numbers_of
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from gtrace.capture.options import CaptureOptions
     from gtrace.torch_hooks.hooks import OptimizerStep
     from gtrace.torch_hooks.naming import ParameterName
-    from gtrace.torch_hooks.steps import Rounds
+    from gtrace.torch_hooks.steps import Losses, Rounds, Samples
     from gtrace.trace import SketchPlan, TraceWriter
     from gtrace.trace.format import Rows, StreamKey
 
@@ -155,7 +154,9 @@ class Recorder:
             noise=options.noise,
         )
         self.hooks.left_out = self._left_out
-        self.hooks.clock = StepClock(lambda: self._waiting()[1])
+        self.hooks.waited = lambda: self.hooks.seconds + (0.0 if self.neural is None else self.neural.seconds)
+        if options.kinds == ("weight",) and not (options.second_moments or options.optimizer_state or options.noise):
+            self.hooks.again = self._take_again
         self.hooks.by_hand = self._choose_by_hand
         if options.kinds != ("weight",):
             self.hooks.without_by_hand()
@@ -285,7 +286,7 @@ class Recorder:
 
     def _waiting(self) -> tuple[float, float, float]:
         """The share of the time from first to last step that training waited for capture, and both in seconds."""
-        waited = self.hooks.seconds + (self.neural.seconds if self.neural is not None else 0.0)
+        waited = self.hooks.waited()
         span = self._last - self._first if self._first is not None else 0.0
         return min(1.0, waited / span) if span > 0 else 0.0, waited, span
 
@@ -328,6 +329,7 @@ class Recorder:
                 self._budget //= max(1, sharers)
                 self._room = None
         if not self._records:
+            self.hooks.clock.due = math.inf
             return False
         self._tell_news()
         history = self._histories.get(stream)
@@ -338,7 +340,7 @@ class Recorder:
             self._first = self._last
         # All optimizers follow one policy, each with its own steps.
         chosen = self._chooses(step) or (bool(self._changes.kinds) and self._changes.begins(stream, step))
-        if stream == 0:
+        if stream == 0 and step >= self.hooks.clock.due:
             self.hooks.clock.step(step, recorded=chosen, models=self._models)
         self._wanted += chosen
         return chosen
@@ -444,6 +446,29 @@ class Recorder:
             weakref.finalize(step.optimizer, layout.release).atexit = False
         return layout
 
+    def _take_again(self, optimizer: Optimizer, stream: int, step: int, losses: Losses, samples: Samples) -> bool:
+        """Record a step that is like the one before, without all that :meth:`_take` looks at; False if it is not."""
+        layout, history = self._layouts.get(stream), self._histories.get(stream)
+        if layout is None or layout.pool is None or history is None or self._several.get(stream, True):
+            return False
+        found, size = layout.same(optimizer), layout.row_bytes(self._cost)
+        if found is None or (self._budget is not None and self._bytes + size > self._budget):
+            return False
+        buffer = layout.pool.acquire(wait=False)
+        if buffer is None:
+            return False
+        if not self._wants(stream, step):
+            buffer.release()
+            return False
+        group, (loss, count) = optimizer.param_groups[0], losses.of(())
+        history.note(step, group, samples.count, samples.tokens)
+        scalars = _scalars(loss, float(group.get("lr", math.nan)), math.nan, count)
+        with torch.set_grad_enabled(False):  # torch.no_grad() costs twice as much
+            self._take_weights(Row(stream, step, found[0], buffer, 1.0, scalars), buffer, found[1])
+        self._bytes += size
+        self._last = time.perf_counter()
+        return True
+
     def _take(self, step: OptimizerStep) -> None:
         self._note(step)
         layout, chosen = self._layout_of(step), not self._changes.kinds or self._chooses(step.step)
@@ -455,9 +480,7 @@ class Recorder:
         if self._budget is not None and self._bytes + size > self._budget:
             self._over_budget = True
             return
-        scalars = {"time": time.time(), "loss": step.loss, "lr": step.lr, "clip_norm": step.clip_norm}
-        if step.micro_batches:
-            scalars["micro_batches"] = step.micro_batches
+        scalars = _scalars(step.loss, step.lr, step.clip_norm, step.micro_batches)
         self._changes.begin(step, scalars, chosen=chosen)
         buffer = None
         if slots and layout.pool is not None:
@@ -473,7 +496,9 @@ class Recorder:
             self._first_rows = (buffer is not None) + (row is not None)
         if buffer is not None:
             numbers = self._numbers(step, slots, parameters)
-            self._take_weights(step, slots, gradients, buffer, scalars, numbers)
+            own = {**scalars, "grad_scale": step.grad_scale} if step.grad_scale != 1.0 else scalars
+            own_row = Row(step.stream, step.step, slots, buffer, step.grad_scale, own, "weight", numbers)
+            self._take_weights(own_row, buffer, gradients)
         if row is not None:
             if not self.attrs:
                 self._names(step.optimizer, step.stream)
@@ -484,24 +509,13 @@ class Recorder:
             # After the others: the first line reports their bytes.
             self._take_moments(step, slots, moments, scalars)
 
-    def _take_weights(
-        self,
-        step: OptimizerStep,
-        slots: Sequence[Slot],
-        gradients: list[torch.Tensor],
-        buffer: RowBuffer,
-        scalars: Mapping[str, float],
-        numbers: Mapping[int, Mapping[str, float]],
-    ) -> None:
+    def _take_weights(self, row: Row, buffer: RowBuffer, gradients: list[torch.Tensor]) -> None:
         started = time.perf_counter()
         try:
-            buffer.fill([slot.index for slot in slots], gradients)
+            buffer.fill([slot.index for slot in row.slots], gradients)
         except BaseException:
             buffer.release()
             raise
-        if step.grad_scale != 1.0:
-            scalars = {**scalars, "grad_scale": step.grad_scale}
-        row = Row(step.stream, step.step, slots, buffer, step.grad_scale, scalars, "weight", numbers)
         self._submit(row, time.perf_counter() - started)
 
     def _take_moments(
@@ -643,6 +657,12 @@ class Recorder:
 
     def _keeps(self, entry: ParameterName) -> bool:
         return self.selection.keeps(entry.name, entry.aliases)
+
+
+def _scalars(loss: float, lr: float, clip_norm: float, micro_batches: int) -> dict[str, float]:
+    """The numbers of a step's commit that begins now."""
+    scalars = {"time": time.time(), "loss": loss, "lr": lr, "clip_norm": clip_norm}
+    return scalars | {"micro_batches": micro_batches} if micro_batches else scalars
 
 
 def _rates(group: Mapping[str, Any]) -> dict[str, float]:

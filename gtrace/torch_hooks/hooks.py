@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch._C._dynamo import eval_frame
@@ -30,6 +30,7 @@ from gtrace.torch_hooks.optimizers import Schedulers
 from gtrace.torch_hooks.processes import launched_place, process_place
 from gtrace.torch_hooks.steps import (
     Losses,
+    Patch,
     Rounds,
     Samples,
     backward_in_progress,
@@ -155,6 +156,7 @@ class _Stream:
         steps: so far.
         caller: the code that called its last step, steps within other steps aside.
         quiet: the first of its steps that needs more than to be counted.
+        again: its next step is wanted, and may be like the one before.
         scheduler: if it counts on before that, the step needs more, too.
         count: of that scheduler so far.
     """
@@ -164,23 +166,9 @@ class _Stream:
     steps: int = 0
     caller: CodeType | None = None
     quiet: float = 0
+    again: bool = False
     scheduler: weakref.ref[LRScheduler] | None = None
     count: int = 0
-
-
-class _Patch(NamedTuple):
-    """A function or method in the place of another one: its module or class, its name, and both."""
-
-    owner: object
-    name: str
-    original: _Function
-    ours: _Function
-
-    def use(self, ours: bool) -> None:
-        """Have ours or the original there; nothing happens if another program has replaced them since."""
-        before, after = (self.original, self.ours) if ours else (self.ours, self.original)
-        if vars(self.owner)[self.name] is before:
-            setattr(self.owner, self.name, after)
 
 
 class TrainingHooks:
@@ -215,7 +203,12 @@ class TrainingHooks:
         self.modules = ModuleCollector()
         #: seconds that training waited here
         self.seconds = 0.0
-        self.clock = StepClock(lambda: self.seconds)
+        #: the same, with what is waited for elsewhere
+        self.waited: Callable[[], float] = lambda: self.seconds
+        self.clock = StepClock(lambda: self.waited(), self._guarded)  # noqa: PLW0108 - it is set later
+        #: called if a step may be like the one before: with the optimizer, the numbers of both, and what came before;
+        #: takes the step, or returns False
+        self.again: Callable[[Optimizer, int, int, Losses, Samples], bool] = lambda *_: False
         #: called after each step, and after one that was left out, with the optimizer, its number and the step's; set
         #: it before ``install``
         self.after: Callable[[Optimizer | Rounds, int, int], None] | None = None
@@ -276,10 +269,10 @@ class TrainingHooks:
         self._launched = launched_place().world_size
         self._watching = False
         self._handles: list[RemovableHandle] = []
-        self._patches: list[_Patch] = []
+        self._patches: list[Patch] = []
         #: of them, what is in place only if a wanted step is near
-        self._near: list[_Patch] = []
-        self._engine: _Patch | None = None
+        self._near: list[Patch] = []
+        self._engine: Patch | None = None
 
     @property
     def steps(self) -> int:
@@ -360,6 +353,7 @@ class TrainingHooks:
         self.modules.remove()
         self._local.remove()
         self._samples.remove()
+        self.clock.stop()
         if self._micro_batches is not None:
             self._micro_batches.remove()
         for handle in self._handles:
@@ -385,14 +379,14 @@ class TrainingHooks:
         if self._engine is not None and self._unstepped is None and self._handed is None:
             self._engine.use(False)
 
-    def _patch(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> _Patch:
+    def _patch(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> Patch:
         original = vars(owner)[name]
         # Never traced itself; a compiled region that calls it calls the original directly.
         return self._replace(owner, name, functools.wraps(original)(not_compiled_itself(make(original))))
 
     def _patch_after(
         self, owner: object, name: str, then: Callable[..., None], when: Callable[[], bool] = lambda: True
-    ) -> _Patch:
+    ) -> Patch:
         """If ``when`` says so, call ``then`` with the object, the result of its method, and the method's arguments."""
 
         def make(original: _Function) -> _Function:
@@ -406,8 +400,8 @@ class TrainingHooks:
 
         return self._patch(owner, name, make)
 
-    def _replace(self, owner: object, name: str, ours: _Function) -> _Patch:
-        self._patches.append(_Patch(owner, name, vars(owner)[name], ours))
+    def _replace(self, owner: object, name: str, ours: _Function) -> Patch:
+        self._patches.append(Patch(owner, name, vars(owner)[name], ours))
         setattr(owner, name, ours)
         return self._patches[-1]
 
@@ -464,7 +458,7 @@ class TrainingHooks:
             before = self._started
             stream = self._streams.get(id(optimizer))
             if stream is not None:
-                stream.quiet = 0  # a fused optimizer leaves its step out by itself
+                stream.quiet, stream.again = 0, False  # a fused optimizer leaves its step out by itself
             result = original(scaler, optimizer, *args, **kwargs)
             if self._started == before and self._watches(optimizer):
                 self._guarded(self._skip, optimizer)
@@ -540,17 +534,38 @@ class TrainingHooks:
             if stream is not None:
                 stream.caller = caller
         # All that most steps of a training see. A closure is evaluated by the optimizer.
-        if (
-            stream is not None
-            and stream.steps < stream.quiet
-            and len(args) == 1
-            and not kwargs
-            and backward_in_progress() < 0
-            and (stream.scheduler is None or getattr(stream.scheduler(), "last_epoch", None) == stream.count)
-        ):
-            stream.steps += 1
-            return None
+        if stream is not None and len(args) == 1 and not kwargs and backward_in_progress() < 0:
+            still = stream.scheduler is None or getattr(stream.scheduler(), "last_epoch", None) == stream.count
+            if stream.steps < stream.quiet and still:
+                stream.steps += 1
+                return None
+            if stream.again and self._take_again(optimizer, stream):
+                return None
         return self._begin_step(optimizer, args, kwargs)
+
+    @never_compiled
+    def _take_again(self, optimizer: Optimizer, stream: _Stream) -> bool:
+        """Take a wanted step if it is like the one before; most Python code is slow when a step begins."""
+        steps = stream.steps
+        self._safely(self._repeat, optimizer, stream)
+        return stream.steps > steps
+
+    def _repeat(self, optimizer: Optimizer, stream: _Stream) -> None:
+        losses = self._losses
+        if not losses.usual or (_DISTRIBUTED and torch.distributed.is_initialized()):
+            return
+        taken = True
+        try:
+            taken = self.again(optimizer, stream.number, stream.steps, losses, self._samples)
+        finally:
+            if taken:
+                losses.use()
+                self._started += 1
+                stream.steps += 1
+                if self._coming(stream.steps) == stream.steps:
+                    self._samples.stepped(True)  # all else is as it was
+                else:
+                    self._announce()
 
     @never_compiled
     def _begin_step(
@@ -722,11 +737,14 @@ class TrainingHooks:
         self._local.wanted = near = wanted or self._expects()
         if self._micro_batches is not None:
             self._micro_batches.wanted = near
-        near = near or self._unstepped is not None or self._handed is not None or self.after is not None
-        near = near or self._made_late
+        special = self._unstepped is not None or self._handed is not None or self.after is not None
+        near = near or special or self._made_late
+        single = len(coming) == self._launched == 1 and not self._local.watching
+        again = wanted and single and not special and self._micro_batches is None and self._upcoming is None
         for stream, step in coming:
+            stream.again = again
             # The step before a wanted one begins to listen.
-            stream.quiet = 0 if near else min(step - 1, self.clock.due(stream.steps) if stream.number == 0 else step)
+            stream.quiet = 0 if near else min(step - 1, self.clock.due if stream.number == 0 else step)
         self._listen(near or self.clock.runs)
         return wanted
 

@@ -6,7 +6,7 @@ import math
 import sys
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -23,6 +23,21 @@ if TYPE_CHECKING:
 
 #: number of the backward pass in which this is called; -1 outside of one
 backward_in_progress: Callable[[], int] = torch._C._current_graph_task_id
+
+
+class Patch(NamedTuple):
+    """What is in the place of something of torch: its module or class, its name there, and both."""
+
+    owner: object
+    name: str
+    original: object
+    ours: object
+
+    def use(self, ours: bool) -> None:
+        """Have ours or the original there; nothing happens if another program has replaced them since."""
+        before, after = (self.original, self.ours) if ours else (self.ours, self.original)
+        if vars(self.owner)[self.name] is before:
+            setattr(self.owner, self.name, after)
 
 
 class Rounds:
@@ -139,6 +154,11 @@ class Losses:
         ids = {id(parameter) for parameter in _parameters(groups)}
         norms = [float(norm) for clipped, norm in self._clipped if clipped & ids]
         return norms[0] if len(norms) == 1 else math.hypot(*norms) if norms else math.nan
+
+    @property
+    def usual(self) -> bool:
+        """Whether all of them belong to all parameters, and there was neither clipping nor a gradient scaler."""
+        return not self._since and not self._clipped and self.scaler is None
 
     def use(self) -> bool:
         """Mark the sums as used by a step; returns whether it is the first one."""

@@ -1,8 +1,9 @@
-"""How long steps and backward passes take, from clocks that training does not wait for."""
+"""How long steps, backward passes and collectives take, from clocks that training does not wait for."""
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from gtrace.torch_hooks.steps import backward_in_progress
+from gtrace.torch_hooks.steps import Patch, backward_in_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,9 +26,66 @@ _WARM_UP = 2
 _ALL, _SOME = 64, 127
 #: steps that are kept, and steps that wait for a GPU
 _KEPT, _WAITING = 512, 64
+#: timed steps that are read together
+_TOGETHER = 16
+#: collectives of a step that are kept; after more, e.g. in a long evaluation, nothing is said of that step
+_MOST = 4096
 #: DistributedDataParallel times its first ten iterations and every hundredth; it is asked at few steps
 _ASKED = (5, 12)
 _EVERY = 256
+#: modules through whose ``dist`` FullyShardedDataParallel and fully_shard call their collectives
+_CALLERS = tuple(
+    f"torch.distributed.fsdp.{name}" for name in ("_runtime_utils", "_flat_param", "_fully_shard._fsdp_collectives")
+)
+#: how the names of these collectives begin, in all versions of torch
+_GATHER, _SCATTER, _REDUCE = "all_gather", "reduce_scatter", "all_reduce"
+
+
+class _Collective(NamedTuple):
+    """A call of a collective: how its name begins, whether outside of backward passes, its start and its end."""
+
+    kind: str
+    outside: bool
+    marks: tuple[Mark, Mark]
+
+
+class _Exchange(NamedTuple):
+    """The collectives of a step: their seconds, those outside of backward passes, and whether training waited."""
+
+    seconds: float
+    outside: float
+    waited: bool
+
+    @classmethod
+    def of(cls, collectives: Sequence[_Collective] | None) -> _Exchange | None:
+        """None if there are none, or not all of them are known: what is scattered was gathered before."""
+        kinds = {one.kind for one in collectives or ()}
+        if not collectives or (_GATHER in kinds) is not (_SCATTER in kinds):
+            return None
+        taken = [_between(*one.marks) for one in collectives]
+        known = [seconds for seconds in taken if seconds is not None]
+        outside = sum(seconds for one, seconds in zip(collectives, known, strict=False) if one.outside)
+        # On a GPU they run beside other work.
+        waited = all(isinstance(mark, tuple) for one in collectives for mark in one.marks)
+        return cls(sum(known), outside, waited) if len(known) == len(taken) else None
+
+
+class _TimedCollectives:
+    """``torch.distributed`` as the modules see it that shard models: its collectives are timed, all else is the same.
+
+    Args:
+        original: what they see otherwise.
+        timed: makes a timed collective of one, given how its name begins.
+    """
+
+    def __init__(self, original: object, timed: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._original = original
+        self._timed = timed
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._original, name)
+        kind = next((kind for kind in (_GATHER, _SCATTER, _REDUCE) if name.startswith(kind)), None)
+        return found if kind is None else self._timed(kind, found)
 
 
 class _Interval(NamedTuple):
@@ -36,14 +94,18 @@ class _Interval(NamedTuple):
     Attributes:
         recorded: the step at its start was recorded.
         marks: its start, its end, and in between the starts and ends of backward passes.
+        collectives: of sharded models; None if there are too many, or one goes on after its call.
     """
 
     recorded: bool
     marks: Sequence[Mark]
+    collectives: Sequence[_Collective] | None
 
     @property
-    def last(self) -> Mark:
-        return self.marks[1]
+    def lasts(self) -> Iterator[Mark]:
+        """All others have passed when these have: streams of their own may be behind."""
+        yield self.marks[1]
+        yield from (one.marks[1] for one in self.collectives or ())
 
 
 class StepClock:
@@ -54,11 +116,19 @@ class StepClock:
 
     Args:
         waited: seconds that training waited for capture so far.
+        guarded: calls a function with its arguments, and deals with its errors.
     """
 
-    def __init__(self, waited: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        waited: Callable[[], float],
+        guarded: Callable[..., None] = lambda function, *arguments: function(*arguments),
+    ) -> None:
         self._waited = waited
+        self._guarded = guarded
         self._seen = 0
+        #: the next step that it has to see
+        self.due: float = 0
         self._start: Mark | None = None
         #: whether the time from the last step to the next one is taken
         self.runs = False
@@ -72,6 +142,11 @@ class StepClock:
         }
         #: DistributedDataParallel's own times, in seconds
         self.exchange: dict[str, float] = {}
+        #: likewise, of collectives of sharded models
+        self._exchanges: dict[bool, deque[_Exchange]] = {recorded: deque(maxlen=_KEPT) for recorded in (False, True)}
+        self._collectives: list[_Collective] | None = []
+        self._begun: tuple[str, bool, bool, Mark] | None = None
+        self._patches: list[Patch] = []
 
     def backward_begins(self) -> None:
         """A call of ``backward``; one inside of another does not count."""
@@ -84,36 +159,39 @@ class StepClock:
             self._backward += [self._open, self._mark()]
             self._open = None
 
-    def due(self, step: int) -> int:
-        """The first step from this one on at which :meth:`step` has something to do."""
-        if self.runs or self._intervals or step < _ALL:
-            return step
-        return step + min(-(step + 1) % _SOME, -(step + 1) % _EVERY)
-
     def step(self, step: int, *, recorded: bool, models: Callable[[], Iterable[nn.Module]]) -> None:
-        """A step begins. None that is :meth:`due` may be left out.
+        """A step begins. Those before ``due`` may be left out.
 
         Args:
             step: its number.
             recorded: whether it is recorded.
             models: the live modules.
         """
-        if self.due(step) > step:
+        if step < self.due:
             return
         self._seen = step + 1
         timed = _WARM_UP <= self._seen <= _ALL or self._seen % _SOME == 0
         now = self._mark() if timed or self._start is not None else None
         if self._start is not None and now is not None:
-            self._intervals.append(_Interval(self._recorded, (self._start, now, *self._backward)))
+            self._intervals.append(_Interval(self._recorded, (self._start, now, *self._backward), self._collectives))
         self._start, self._recorded, self._backward, self._open = now if timed else None, recorded, [], None
+        self._collectives = []
         self.runs = timed
-        while self._intervals and _has_passed(self._intervals[0].last):
-            self._read(self._intervals.popleft())
+        if timed:
+            self._watch_collectives()
+        else:
+            self.stop()
+        # Not at each step: Python code that has not run for a while is slow.
+        if not timed or len(self._intervals) >= _TOGETHER:
+            self._read()
         if self._seen in _ASKED or self._seen % _EVERY == 0:
             self._ask(models())
+        busy = timed or self._intervals or self._seen < _ALL
+        self.due = self._seen if busy else self._seen + min(-(step + 2) % _SOME, -(step + 2) % _EVERY)
 
     def describe(self) -> dict[str, Any]:
         """What is known, the fields of :class:`gtrace.trace.facts.StepTimes`."""
+        self._read()
         recorded = not self._found[False]
         found = self._found[recorded]
         if not found:
@@ -122,33 +200,80 @@ class StepClock:
         about = {"step": step, "steps": len(found), "recorded": recorded}
         if backward > 0:
             about |= {"backward": backward, "after_backward": after}
-        return about | self.exchange
+        return about | (self.exchange or self._sharded(self._exchanges[recorded]))
 
-    def _mark(self) -> Mark:
-        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    def stop(self) -> None:
+        """Leave collectives alone."""
+        for patch in self._patches:
+            patch.use(False)
+        self._patches = []
+
+    @staticmethod
+    def _sharded(found: Sequence[_Exchange]) -> dict[str, float]:
+        if not found:
+            return {}
+        seconds, outside, waited = zip(*found, strict=True)
+        about = {"communication": statistics.median(seconds), "outside_backward": statistics.median(outside)}
+        return about | ({"exposed": about["communication"]} if all(waited) else {})
+
+    def _watch_collectives(self) -> None:
+        if self._patches or _CALLERS[0] not in sys.modules:
+            return
+        for module in map(sys.modules.get, _CALLERS):
+            if (original := getattr(module, "dist", None)) is not None:
+                self._patches.append(Patch(module, "dist", original, _TimedCollectives(original, self._timed)))
+                self._patches[-1].use(True)
+
+    def _timed(self, kind: str, collective: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: object, **kwargs: object) -> object:
+            self._guarded(self._collective_begins, kind, (*args, *kwargs.values()))
+            result = collective(*args, **kwargs)
+            self._guarded(self._collective_ends, result)
+            return result
+
+        return timed
+
+    def _collective_begins(self, kind: str, arguments: Iterable[object]) -> None:
+        on_gpu = any(isinstance(one, torch.Tensor) and one.is_cuda for one in arguments)
+        self._begun = kind, self._open is None, on_gpu, self._mark(on_gpu)
+
+    def _collective_ends(self, result: object) -> None:
+        if self._begun is None or self._collectives is None:
+            return
+        kind, outside, on_gpu, start = self._begun
+        if result is not None or len(self._collectives) == _MOST:
+            self._collectives = None
+        else:
+            self._collectives.append(_Collective(kind, outside, (start, self._mark(on_gpu))))
+        self._begun = None
+
+    def _mark(self, on_gpu: bool = True) -> Mark:
+        in_use = on_gpu and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         if not in_use or torch.cuda.is_current_stream_capturing():
             return time.perf_counter(), self._waited()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def _read(self, interval: _Interval) -> None:
-        start, end, *passes = interval.marks
-        spans = [(start, end), (passes[-1] if passes else end, end), *zip(passes[::2], passes[1::2], strict=True)]
-        step, after, *backward = (_between(*span) for span in spans)
-        if step is not None and after is not None and None not in backward:
-            self._found[interval.recorded].append((step, sum(filter(None, backward)), after))
+    def _read(self) -> None:
+        """Read the steps that have passed."""
+        while self._intervals and all(map(_has_passed, self._intervals[0].lasts)):
+            recorded, (start, end, *passes), collectives = self._intervals.popleft()
+            spans = [(start, end), (passes[-1] if passes else end, end), *zip(passes[::2], passes[1::2], strict=True)]
+            step, after, *backward = (_between(*span) for span in spans)
+            if step is not None and after is not None and None not in backward:
+                self._found[recorded].append((step, sum(filter(None, backward)), after))
+                if (exchange := _Exchange.of(collectives)) is not None:
+                    self._exchanges[recorded].append(exchange)
 
     def _ask(self, models: Iterable[nn.Module]) -> None:
-        for wrapper in _wrappers(models):
-            found = wrapper._get_ddp_logging_data()
+        for wrapper in models:
+            if not isinstance(wrapper, DistributedDataParallel) or wrapper.process_group.size() == 1:
+                continue
+            found = wrapper._get_ddp_logging_data()  # type: ignore[no-untyped-call]
             taken = [found.get(f"avg_backward_{name}_time", 0) / 1e9 for name in ("comm", "compute_comm_overlap")]
             if taken[0] > 0:
                 self.exchange = {"communication": taken[0], "exposed": max(0.0, taken[0] - taken[1])}
-
-
-def _wrappers(models: Iterable[nn.Module]) -> Iterator[Any]:
-    return (one for one in models if isinstance(one, DistributedDataParallel) and one.process_group.size() > 1)
 
 
 def _has_passed(mark: Mark) -> bool:

@@ -33,7 +33,10 @@ class StepTimes:
         steps: number of steps that were timed.
         recorded: the steps that were timed are recorded ones, because all are; the writing beside them slows them.
         communication: from the first to the last all-reduce of ``DistributedDataParallel``, by its own clock; a mean.
-        exposed: the part of it after the backward pass's own work, for which training waits.
+            Else in all all-gathers, reduce-scatters and all-reduces of ``fully_shard`` or ``FullyShardedDataParallel``.
+        exposed: the part of it for which training waits: after the backward pass's own work, or all of it if models are
+            sharded on the CPU.
+        outside_backward: the part of it outside of backward passes, if models are sharded.
         ranks: processes that trained together.
     """
 
@@ -44,6 +47,7 @@ class StepTimes:
     recorded: bool = False
     communication: float | None = None
     exposed: float | None = None
+    outside_backward: float | None = None
     ranks: int = 1
 
     @classmethod
@@ -68,7 +72,10 @@ class StepTimes:
         parts = [f"{_text(self.step)} a step"]
         if self.backward is not None:
             parts.append(f"backward {_text(self.backward)}")
-        if self.communication is not None and self.exposed is not None:
+        if self.communication is not None and self.outside_backward is not None:
+            waits = "" if self.exposed is None else ", for which training waits"
+            parts.append(f"all-gather and reduce-scatter {_text(self.communication)}{waits}")
+        elif self.communication is not None and self.exposed is not None:
             parts.append(f"all-reduce {_text(self.communication)}, {_text(self.exposed)} of it after the backward pass")
         elif self.ranks > 1:
             parts.append(f"with the exchange between {self.ranks} ranks")
@@ -78,7 +85,8 @@ class StepTimes:
         """A cluster with these times if it has no compute time of its own, and a line that says so, else empty."""
         if cluster.step_time is not None or self.computing is None:
             return cluster, ""
-        backward = None if self.backward is None else min(max(0.0, self.backward - (self.exposed or 0)), self.computing)
+        exposed = max(0.0, (self.exposed or 0.0) - (self.outside_backward or 0.0))
+        backward = None if self.backward is None else min(max(0.0, self.backward - exposed), self.computing)
         said = f"compute time measured during capture: {self}; {cluster},180ms would say another"
         return dataclasses.replace(cluster, step_time=self.computing, backward_time=backward), said
 

@@ -10,14 +10,14 @@ import re
 import shutil
 import stat
 import time
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, NoReturn, Protocol
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from types import TracebackType
 
 #: what the name of an HDF5 trace ends in
@@ -58,12 +58,14 @@ def write_beside(path: str, *parts: bytes | memoryview) -> None:
     """
     beside = path + _PARTIAL
     # A new file: in a folder that others may write to, a link of this name could lead anywhere.
-    Path(beside).unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        os.unlink(beside)
     write_file(beside, *parts)
     try:
         os.replace(beside, path)
     except OSError:
-        Path(beside).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(beside)
         raise
 
 

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import json
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,50 @@ def timed(rank):
         plain(rank, model, optimizer)
 
 
+def slowed(rank, model):
+    """Trains with collectives that take 10 ms longer, and writes their seconds in and outside of backward passes."""
+    from torch.distributed.fsdp import _flat_param
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+
+    seconds, seen, backward = [], [], False
+    names = [name for name in vars(dist) if name.startswith(("all_gather", "reduce_scatter", "all_reduce"))]
+
+    def slow(original):
+        def collective(*args, **kwargs):
+            started = time.perf_counter()
+            time.sleep(0.01)
+            original(*args, **kwargs)
+            seconds[-1][backward] += time.perf_counter() - started
+
+        return collective
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setattr(dist, name, slow(getattr(dist, name)))
+        for x in 2 * batches(rank):
+            seconds.append([0.0, 0.0])
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            backward = True
+            loss.backward()
+            backward = False
+            seen.append([module.dist is dist for module in (_flat_param, _fsdp_collectives)])
+            optimizer.step()
+    dist.all_reduce(torch.ones(1))  # the program's own
+    return seconds, seen
+
+
+def slow_shards(rank):
+    return slowed(rank, shard(without_extra()))
+
+
+def slow_flat(rank):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return slowed(rank, FullyShardedDataParallel(without_extra(), device_id=torch.device("cpu")))
+
+
 def apart(rank):
     """Each process goes its own way, as between the outer steps of DiLoCo."""
     plain(rank, without_extra())
@@ -196,7 +241,7 @@ def flat_original(rank):
 
 
 PROGRAMS = (static, own_hook, powersgd, zero_redundancy, flat, flat_original, ddp, views, by_hand, scaled, accumulated)
-PROGRAMS += (accumulated_with_sync, unused, timed)
+PROGRAMS += (accumulated_with_sync, unused, timed, slow_shards, slow_flat)
 RUNS = {program.__name__: (program, {}) for program in PROGRAMS}
 CHANGES = {"kind": "weight,update,outer,momentum", "every": STEPS}
 RUNS |= {program.__name__: (program, CHANGES) for program in (sharded, sharded_adam, apart)}
@@ -208,7 +253,8 @@ def work(rank, folder):
     said = []
     for name, (program, options) in RUNS.items():
         with Captured(folder / f"{name}.zarr", run="test", **options) as run:
-            program(rank)
+            found = program(rank)
+        (folder / f"{name}{rank}.json").write_text(json.dumps(found))
         said += run.said
     (folder / f"said{rank}.json").write_text(json.dumps(said))
     gc.collect()
@@ -365,6 +411,24 @@ def test_time_of_the_exchange(run):
     assert times.ranks == 2
     assert 0 < times.exposed <= times.communication < 60
     assert times.computing == pytest.approx(max(0.0, times.step - times.exposed)) or times.step <= times.exposed
+
+
+@pytest.mark.capture_case("FSDP2 and FSDP: time of their collectives")
+@pytest.mark.parametrize("program", ["slow_shards", "slow_flat"])
+def test_time_of_collectives(run, program):
+    trace = run(program)
+    times = StepTimes.of(trace.attrs)
+    seconds, seen = json.loads(Path(trace.path).with_name(f"{program}0.json").read_text())
+    # From the second step on; the last interval ends in the last step.
+    outside, inside = np.transpose(seconds[2:])
+    assert min(outside) > 0.01
+    assert min(inside) > 0.01
+    # What is measured around them takes a little longer than they do.
+    assert 0 < times.communication - np.median(outside + inside) < 0.005
+    assert 0 < times.outside_backward - np.median(outside) < 0.005
+    assert times.exposed == times.communication < times.step
+    assert "for which training waits" in str(times)
+    assert seen == 2 * [[True, True]] + (len(seen) - 2) * [[False, False]]
 
 
 @pytest.mark.parametrize(("program", "stage"), [("shared", "reduced"), ("apart", "local")])

@@ -1,5 +1,6 @@
 """What capture says about the time of steps, of which it takes none."""
 
+import sys
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 
 from gtrace.capture.options import EveryStep
 from gtrace.costs import parse_cluster
+from gtrace.torch_hooks.hooks import TrainingHooks
 from gtrace.torch_hooks.times import StepClock
 from gtrace.trace.facts import StepTimes
 
@@ -88,10 +90,15 @@ class _Event:
         return 1e3 * (other.at - self.at)
 
 
-def test_a_gpu_is_not_waited_for(monkeypatch):
+@pytest.fixture
+def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "Event", _Event)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_is_not_waited_for():
     clock = StepClock(float)
     for step in range(8):
         _Event.now += 0.5
@@ -102,6 +109,98 @@ def test_a_gpu_is_not_waited_for(monkeypatch):
         clock.step(step, recorded=False, models=list)
     found = {"step": 0.875, "steps": 5, "recorded": False}
     assert clock.describe() == {**found, "backward": 0.25, "after_backward": 0.125}
+
+
+class OnGpu(torch.Tensor):
+    is_cuda = True
+
+
+class Sharding:
+    """A module that calls collectives through its name ``dist``, as those of torch do that shard models."""
+
+    def __init__(self, **results):
+        self.dist = self
+        self.results = results
+
+    def __getattr__(self, name):
+        def collective(_):
+            _Event.now += 0.125
+            return self.results.get(name)
+
+        return collective
+
+
+def train_shards(monkeypatch, sharding, clock, names, tensor=None, steps=8):
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp._runtime_utils", sharding)
+    for step in range(steps):
+        for name in names:
+            getattr(sharding.dist, name)(torch.empty(0) if tensor is None else tensor)
+        _Event.now += 0.25
+        clock.step(step, recorded=False, models=list)
+    return clock.describe()
+
+
+EXCHANGE = ["all_gather_into_tensor", "reduce_scatter_single", "all_reduce", "get_rank"]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_collectives_on_a_gpu_take_the_time_between_events(monkeypatch):
+    found = train_shards(monkeypatch, Sharding(), StepClock(float), EXCHANGE, torch.empty(0).as_subclass(OnGpu))
+    assert found == {"step": 0.75, "steps": 5, "recorded": False, "communication": 0.375, "outside_backward": 0.375}
+    times = StepTimes.of({"times": found})
+    assert str(times) == "750 ms a step, all-gather and reduce-scatter 375 ms"
+    assert times.computing == 0.75  # they may run beside other work
+    # Those of tensors on the CPU take the time of a clock that runs.
+    found = train_shards(monkeypatch, Sharding(), StepClock(float), EXCHANGE)
+    assert 0 < found["communication"] == found["exposed"] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("names", "result"),
+    [
+        (["reduce_scatter_tensor"], {}),  # the gathering is the program's own
+        (["all_gather"], {}),
+        (EXCHANGE, {"all_reduce": "a handle to wait for it"}),
+        (2000 * EXCHANGE, {}),
+    ],
+)
+def test_collectives_that_are_not_all_known(monkeypatch, names, result):
+    found = train_shards(monkeypatch, Sharding(**result), StepClock(float), names)
+    assert "step" in found
+    assert "communication" not in found
+
+
+def test_collectives_are_left_alone_when_no_step_is_timed(monkeypatch):
+    sharding, clock = Sharding(), StepClock(float)
+    train_shards(monkeypatch, sharding, clock, EXCHANGE, steps=64)
+    assert sharding.dist is not sharding
+    clock.step(64, recorded=False, models=list)
+    assert sharding.dist is sharding
+    clock.step(126, recorded=False, models=list)
+    assert sharding.dist is not sharding
+    sharding.dist = anothers = Sharding()
+    clock.stop()
+    assert sharding.dist is anothers
+
+
+def test_errors_of_the_clock_stop_no_collective(monkeypatch):
+    sharding, errors = Sharding(), []
+    hooks = TrainingHooks(lambda *_: False, print, errors.append)
+    hooks.install()
+    train_shards(monkeypatch, sharding, hooks.clock, EXCHANGE, steps=3)
+    monkeypatch.setattr(hooks.clock, "_mark", lambda _: 1 / 0)
+    assert sharding.dist.all_reduce(1) is None
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+    hooks.remove()
+    assert sharding.dist is sharding
+
+
+def test_waiting_within_the_backward_pass_is_not_computing():
+    # 20 ms of the 30 ms are in the backward pass.
+    times = StepTimes(step=0.1, backward=0.07, communication=0.03, exposed=0.03, outside_backward=0.01, ranks=2)
+    found, said = times.applied(parse_cluster("8x25Gbit/s"))
+    assert (found.step_time, found.backward_time) == (pytest.approx(0.07), pytest.approx(0.05))
+    assert "all-gather and reduce-scatter 30 ms, for which training waits" in said
 
 
 @pytest.mark.parametrize("found", [None, [], {"step": -1}, {"step": "1"}, {"step": True}, {"step": float("nan")}])

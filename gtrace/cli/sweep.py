@@ -153,9 +153,10 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
       gtrace sweep digits_cnn.zarr --methods qsgd,qsgdinf,terngrad --bits 2-8
       gtrace sweep digits_cnn.zarr --all
     """
-    from gtrace.sweep import run_sweep
     from gtrace.sweep.engine import keep_memory
     from gtrace.sweep.quick import announce, quick_steps, wait_for_kernels
+    from gtrace.sweep.run import write_sweep
+    from gtrace.sweep.store import ResultStore
     from gtrace.trace import open_trace
     from gtrace.trace.remote import stem_of
 
@@ -179,7 +180,7 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
             )
             echo(f"gtrace: {said}", err=True)
     with work_progress("sweep", quiet=settings.as_json) as progress:
-        result = run_sweep(
+        write_sweep(
             trace,
             codecs,
             tensors=globs,
@@ -193,8 +194,8 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
         )
     if exchanges is not None:
         with work_progress("exchanges", quiet=settings.as_json) as progress:
-            result = _exchange(settings, trace, exchanges, globs, path, progress)
-    _show(result.selected, path, settings)
+            _exchange(settings, trace, exchanges, globs, path, progress)
+    _show(ResultStore.load(path, brief=True).selected, path, settings)
 
 
 def _exchanges(settings: SweepSettings, codecs: list[TableLike]) -> ExchangePlan | None:
@@ -215,7 +216,7 @@ def _exchange(
     globs: list[str] | None,
     path: Path,
     progress: Any,
-) -> SweepResult:
+) -> None:
     """Measure exchanges, add them to the results and print them."""
     from rich.console import Console
 
@@ -230,11 +231,9 @@ def _exchange(
             opened, plan, steps=settings.steps, globs=globs, kind=settings.kind, done=store.details(), work=progress
         ):
             store.add([], details=[row])
-    result = ResultStore.load(path)
     if not settings.as_json:
-        table, sentences = exchanges_shown(result)
+        table, sentences = exchanges_shown(ResultStore.load(path))
         print_table(table, sentences, Console(highlight=False))
-    return result
 
 
 #: nominal bits of methods that are named without bits

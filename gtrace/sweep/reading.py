@@ -257,8 +257,8 @@ _ROWS = 256
 _LARGEST = 2.0**53
 
 
-def read_rows(sql: sqlite3.Connection, limit: int) -> dict[str, NDArray[Any]]:
-    """All rows, ordered by (tensor, step, codec, draw), as the columns of ``COLUMNS``.
+def read_rows(sql: sqlite3.Connection, limit: int, measured: Sequence[str] = MEASURED) -> dict[str, NDArray[Any]]:
+    """All rows, ordered by (tensor, step, codec, draw), as the columns of ``COLUMNS``, of those measured only some.
 
     Args:
         sql: a connection to a file whose tables were checked.
@@ -271,9 +271,9 @@ def read_rows(sql: sqlite3.Connection, limit: int) -> dict[str, NDArray[Any]]:
     Raises:
         ValueError: cells that are not numbers, or that refer to texts or codecs that do not exist.
     """
-    counts = ", ".join(f"count({name})" for name in MEASURED)
+    counts = ", ".join(f"count({name})" for name in measured)
     count, *filled = sql.execute(f"SELECT count(*), {counts} FROM (SELECT * FROM cells LIMIT ?)", (limit,)).fetchone()  # noqa: S608
-    there = (name for name, filled_cells in zip(MEASURED, filled, strict=True) if filled_cells)
+    there = (name for name, filled_cells in zip(measured, filled, strict=True) if filled_cells)
     found = _read(sql, "cells", (*KEY, *there), count, limit)
     codecs, codec = _named(sql, "codecs", ("codec", *OF_CODEC), found.pop("codec"), limit)
     tensors, tensor = _texts(sql, found.pop("tensor"), limit)
@@ -288,7 +288,8 @@ def read_rows(sql: sqlite3.Connection, limit: int) -> dict[str, NDArray[Any]]:
             whole[name] = texts[place]
         else:
             whole[name] = values
-    return {name: _typed(name, whole.get(name), count) for name in COLUMNS}
+    left_out = set(MEASURED).difference(measured)
+    return {name: _typed(name, whole.get(name), count) for name in COLUMNS if name not in left_out}
 
 
 def read_warnings(sql: sqlite3.Connection, limit: int) -> tuple[str, ...]:

@@ -418,20 +418,29 @@ def run_sweep(
         TraceError: the trace cannot be read, here or by a worker.
         OutputExistsError: ``output`` exists, belongs to another sweep, and ``force`` is off.
     """
+    with ExitStack() as stack:
+        if options.get("output") is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gtrace-"))
+            options["output"] = Path(folder) / "sweep.db"
+        write_sweep(trace, codecs, **options)
+        return ResultStore.load(Path(options["output"]))
+
+
+def write_sweep(
+    trace: Trace | str | os.PathLike[str], codecs: str | TableLike | Iterable[TableLike], **options: Any
+) -> None:
+    """:func:`run_sweep` into the file ``output``, without reading it at the end."""
     asked = SweepOptions(**{name: options.pop(name) for name in _SETTINGS & options.keys()})
+    assert asked.output is not None, "a sweep is written to a file"
     given = {str(c): c for c in _named(codecs, options)}.values()
     if not given:
         raise UsageError("sweep: no codec given; name some with --methods, or write all")
     with ExitStack() as stack:
         opened = stack.enter_context(open_trace(trace)) if isinstance(trace, (str, os.PathLike)) else trace
         sweep = _Sweep(opened, given, asked)
-        output = asked.output
-        if output is None:
-            output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gtrace-"))) / "sweep.db"
-        path = Path(output)
         runner = sweep.runner(stack)
         store = ResultStore.create(
-            path, sweep.provenance(trace), sweep.fingerprint(), force=asked.force, earlier=sweep.earlier
+            Path(asked.output), sweep.provenance(trace), sweep.fingerprint(), force=asked.force, earlier=sweep.earlier
         )
         try:
             store.add((), warnings=sweep.cautions())
@@ -458,7 +467,6 @@ def run_sweep(
             runner(jobs, sink, sweep.noise_costs(store.details()) if asked.noise else None)
         finally:
             store.close()
-        return ResultStore.load(path)
 
 
 def _learning(trace: Trace) -> dict[str, Any]:

@@ -524,8 +524,10 @@ class ResultStore:
                     raise
 
     @classmethod
-    def load(cls, path: Path) -> SweepResult:
+    def load(cls, path: Path, *, brief: bool = False) -> SweepResult:
         """Read a finished or unfinished sweep, rows ordered by (tensor, step, codec, draw).
+
+        ``brief``: of the rows their keys and notes alone, and neither times nor details.
 
         Raises:
             TraceError: missing, not a sweep, damaged, or of another version.
@@ -535,10 +537,10 @@ class ResultStore:
             # One snapshot of the file, whatever another process adds meanwhile.
             sql.execute("BEGIN")
             limit = content_bytes(path)
-            columns = read_rows(sql, limit)
+            columns = read_rows(sql, limit, ("note",) if brief else MEASURED)
             lines = read_warnings(sql, limit)
-            times = read_times(sql, limit)
-            details = read_details(sql, limit)
+            times = None if brief else read_times(sql, limit)
+            details = {} if brief else read_details(sql, limit)
         lines = (*_of_rows(columns), *lines)
         return SweepResult(columns, meta.get("provenance", {}), lines, times, details, meta.get("selection", {}))
 

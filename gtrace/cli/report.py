@@ -182,7 +182,7 @@ def _write(settings: ReportSettings, results: list[Path], cluster: Cluster | Non
 
     The page is written before anything is printed, because the reader of a pipe (``head``) may go away at any time.
     """
-    from gtrace.report.files import check_page, default_page, folder_in_words, output_kind, write_report
+    from gtrace.report.files import check_page, default_page, folder_in_words, output_kind, to_json, write_report
 
     output, force = settings.output, settings.force
     if output is not None:
@@ -198,8 +198,6 @@ def _write(settings: ReportSettings, results: list[Path], cluster: Cluster | Non
     after = [folder_in_words(report)] if len(written) > 1 else []
     after += map(str, written[:1])
     if settings.as_json:
-        from gtrace.report.files import to_json
-
         print_json(to_json(report))
         for line in after:
             echo(line, err=True)

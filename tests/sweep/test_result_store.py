@@ -66,6 +66,11 @@ def test_columns_have_the_types_of_what_they_hold(tmp_path):
     np.testing.assert_array_equal(found["cosine"], [0.5, np.nan, np.nan])
     assert found["note"].tolist() == [None, None, "x"]
     assert np.isnan(found["w1"]).all()
+    brief = ResultStore.load(tmp_path / "a.db", brief=True)
+    assert brief.columns.keys() == {"tensor", "step", "codec", "draw", "method", "bits", "params", "note"}
+    for name, column in brief.columns.items():
+        np.testing.assert_array_equal(column, found[name])
+    assert (brief.warnings, brief.times, brief.details) == (found.warnings, None, {})
 
 
 def test_numbers_given_in_a_transaction_that_failed_are_given_again(tmp_path):

@@ -227,6 +227,23 @@ class RowTable(NamedTuple):
     identities: Sequence[Mapping[str, Any]]
     columns: dict[str, Any]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For a pipe: the columns of float64 as one block, because pickle takes a microsecond or two for each array."""
+        found = {
+            name: values
+            for name, values in self.columns.items()
+            if isinstance(values, np.ndarray) and values.dtype == np.float64
+        }
+        rest = {name: None if name in found else values for name, values in self.columns.items()}
+        block = np.concatenate([*found.values()]).tobytes() if found else b""
+        return _table, (self.identities, list(found), rest, block)
+
+
+def _table(identities: Sequence[Mapping[str, Any]], numbers: list[str], rest: dict[str, Any], block: bytes) -> RowTable:
+    """Undo :meth:`RowTable.__reduce__`."""
+    columns = np.frombuffer(block, np.float64).reshape(len(numbers), -1) if numbers else ()
+    return RowTable(identities, {**rest, **dict(zip(numbers, columns, strict=True))})
+
 
 def _of_rows(columns: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
     """The warnings that rows say by themselves."""

@@ -119,7 +119,7 @@ def test_what_ends_the_work_ends_workers_after_their_step(how):
     end, words = ENDS[how]
 
     def work():
-        parent = os.getpid()
+        parent, begun = os.getpid(), multiprocessing.get_context("fork").Event()
 
         def task(number):
             yield number, os.getpid()
@@ -127,6 +127,8 @@ def test_what_ends_the_work_ends_workers_after_their_step(how):
                 for _ in range(1000):
                     time.sleep(0.01)
                     yield number, os.getpid()
+                    begun.set()
+            begun.wait(20)
             time.sleep(0.1)
             end(parent)
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
     "files": 270,
-    "lines": 81_158,
+    "lines": 81_163,
     "functions of one statement": 1_332,
     "of these below 100 lines, codecs and commands aside": 1,
     "functions above 8 parameters outside kernels": 0,

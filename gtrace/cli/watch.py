@@ -332,12 +332,17 @@ def follow(path: Path, console: Console) -> None:
 
 @contextlib.contextmanager
 def _ends_by_signal() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that the terminal's cursor comes back."""
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    """Ctrl-C and SIGTERM end the block, so that the terminal's cursor comes back.
+
+    Not by KeyboardInterrupt: after one in the middle of an import ``python -m`` ends by the signal, whoever caught it.
+    """
+    codes: dict[int, int] = {signal.SIGINT: 0, signal.SIGTERM: 128 + signal.SIGTERM}
+    before = {number: signal.signal(number, lambda number, _: sys.exit(codes[number])) for number in codes}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 #: How far the view steps back behind the training.

@@ -181,6 +181,25 @@ def test_ctrl_c_leaves_a_terminal_as_it_was(tmp_path, terminal):
     assert "100.0%    ████████████████  fc" in data.decode()
 
 
+PRESSED = """
+import gtrace.cli.watch
+from gtrace.cli import main
+press = "import os, signal\\nos.kill(os.getpid(), signal.SIGINT)\\nfor _ in range(10**8): pass"
+gtrace.cli.watch.predicted_errors = lambda *_: exec(press)
+main(["info", "--follow", "run.zarr"])
+"""
+
+
+def test_ctrl_c_in_the_middle_of_an_import_is_no_error(tmp_path):
+    """Modules with dataclasses execute strings."""
+    (tmp_path / "pressed.py").write_text(PRESSED)
+    with write_steps(tmp_path / "run.zarr", 3):
+        command = [sys.executable, "-m", "pressed"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "step 2, 3 steps recorded" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _WARNINGS = 3
+#: seconds in which threads of gloo's let go of their last tensors
+_LAST_COLLECTIVE = 0.05
 
 
 class ScriptTraining:
@@ -135,6 +137,10 @@ class ScriptTraining:
             for text in self._rules.unmatched(self._sizes) if self._sizes else ():
                 self._warn(text)
             self.summary.log = self._log.close(self.summary)
+            if self.summary.exchanged:
+                # A thread of gloo's may still want Python's lock, to let go of the last collective's tensors. If the
+                # interpreter ends before it has it, torch aborts the process (without gtrace, too).
+                time.sleep(_LAST_COLLECTIVE)
         return self.summary
 
     def _patch(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:

@@ -343,18 +343,11 @@ sys.exit(max(rank.wait() != 0 for rank in ranks))
 @pytest.mark.parametrize("dies", [False, True])
 def test_ranks_that_a_program_starts_exchange_payloads(tmp_path, dies):
     words = ["train", "--codec", "ef:topk:ratio=0.1", "--compare-every", "3", "-o", "log.jsonl"]
-    # A rank that has done all its work sometimes aborts while it ends, for a C++ thread that nobody joined. Why is
-    # not known: it came in two of five runs of the whole suite, and in none of 32 runs of this test.
-    for attempt in range(3):
-        folder = tmp_path / str(attempt)
-        folder.mkdir()
-        (folder / "train.py").write_text(RANKS_PROGRAM)
-        (folder / "launch.py").write_text(LAUNCH)
-        started = time.monotonic()
-        done = run_gtrace(*words, "launch.py" if dies else "train.py", folder, cwd=folder)
-        if "terminate called without an active exception" not in done.stderr:
-            break
-    records = read_runlog(folder / "log.jsonl")
+    (tmp_path / "train.py").write_text(RANKS_PROGRAM)
+    (tmp_path / "launch.py").write_text(LAUNCH)
+    started = time.monotonic()
+    done = run_gtrace(*words, "launch.py" if dies else "train.py", tmp_path, cwd=tmp_path)
+    records = read_runlog(tmp_path / "log.jsonl")
     steps = [record for record in records if record["type"] == "step"]
     assert records[0]["world_size"] == 2
     assert [record["step"] for record in steps] == list(range(len(steps)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import gc
 import math
-import os
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from gtrace.torch_hooks import processes
 from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients, MicroBatches, own_gradient
 from gtrace.torch_hooks.naming import ModuleCollector
 from gtrace.torch_hooks.optimizers import Schedulers
@@ -66,16 +66,6 @@ def _skip(code: CodeType) -> None:
 
 
 _DISTRIBUTED = torch.distributed.is_available()
-#: how often this process was forked from one with hooks
-_forks = 0
-
-
-def _forked() -> None:
-    global _forks  # noqa: PLW0603 - the module's own
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 def never_compiled(function: _F) -> _F:
@@ -265,7 +255,7 @@ class TrainingHooks:
         self._made_late = False
         self._samples = Samples(self._guarded)
         self.schedulers = Schedulers()
-        self._born = _forks
+        self._born = processes.forks
         self._launched = launched_place().world_size
         self._watching = False
         self._handles: list[RemovableHandle] = []
@@ -407,7 +397,7 @@ class TrainingHooks:
 
     def _safely(self, function: Callable[..., None], *args: object) -> None:
         """Call a function; its errors stop nothing. In a forked child, do nothing."""
-        if not self._watching or self._born != _forks:
+        if not self._watching or self._born != processes.forks:
             return
         outermost, self._inside = not self._inside, True
         started = time.perf_counter()

@@ -33,6 +33,17 @@ _NAME = "TORCHELASTIC_RUN_ID"
 _counter = itertools.count()
 #: the seeds of two ranks differ by a multiple of this, so that a few seeds with a few ranks are all different
 _BETWEEN_RANKS = 1_000_003
+#: how often this process was forked
+forks = 0
+
+
+def _forked() -> None:
+    global forks  # noqa: PLW0603 - the process's own
+    forks += 1
+
+
+# Children run this first, before captures and trainings begin in them: those import this module to follow forks.
+os.register_at_fork(after_in_child=_forked)
 
 
 class Place(NamedTuple):

@@ -5,7 +5,7 @@ import runpy
 import numpy as np
 import pytest
 import torch
-from helpers_capture import run_gtrace, write_script
+from helpers_capture import run_python, write_script
 
 from gtrace.trace import open_trace
 from gtrace.trace.shared import parts
@@ -78,7 +78,8 @@ ENDS = {seed: "interrupted" if seed in (1, 3, 4) else "complete" for seed in ran
 @pytest.mark.capture_case("forked children: os.fork, mp.Process, mp.Pool, ProcessPoolExecutor")
 def test_forked_children_that_train(tmp_path, monkeypatch):
     script = write_script(tmp_path / "train.py", FORKS)
-    result = run_gtrace("capture", "-o", "run.zarr", "train.py", cwd=tmp_path)
+    # A process of its own: forks are followed before the program imports torch.
+    result = run_python("-m", "gtrace", "capture", "-o", "run.zarr", "train.py", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["7", "[0, 1]", "[0]", "[7, 8]", "[9]", "-15"]
     last = result.stderr.splitlines()[-1]

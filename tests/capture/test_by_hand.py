@@ -9,146 +9,116 @@ from torch import nn
 import gtrace
 from gtrace.capture.words import result_text
 
-LOOPS = {}
+
+class Bare:
+    """Tensors that no module owns."""
+
+    def __init__(self):
+        self.first, self.second = torch.randn(4, 3, requires_grad=True), torch.randn(3, 2, requires_grad=True)
+
+    def __call__(self, x):
+        return (x @ self.first).clamp(min=0) @ self.second
+
+    def parameters(self):
+        return self.first, self.second
+
+    def named_parameters(self):
+        return [("unnamed/opt0.g0.p0", self.first), ("unnamed/opt0.g0.p1", self.second)]
 
 
-def loop(function):
-    LOOPS[function.__name__] = function
-    return function
+def loss_of(model):
+    return model(torch.randn(5, 4)).square().mean()
 
 
-def loss_of(model, rows=5):
-    return model(torch.randn(rows, 4)).square().mean()
+def loss_after_an_attack(model):
+    """Of an input that was changed, for which the gradients of the weights are thrown away."""
+    x = torch.randn(5, 4, requires_grad=True)
+    for _ in range(2):
+        model(x).square().mean().backward()
+        x.data.add_(x.grad.sign(), alpha=0.1)
+        x.grad = None
+    model.zero_grad()
+    return model(x.detach()).square().mean()
 
 
-@loop
-def word_language_model(note):
-    """With clipping, and weights changed behind autograd's back."""
-    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
-    for _ in range(4):
-        model.zero_grad()
-        loss_of(model).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-        note(dict(model.named_parameters()))
-        for p in model.parameters():
-            p.data.add_(p.grad, alpha=-0.1)
-    return model.parameters()
+def behind_autograd(p):
+    p.data.add_(p.grad, alpha=-0.1)
 
 
-@loop
-def micro_batches_and_gradients_set_to_none(note, batches=2, clear=True):
-    model = nn.Linear(4, 2)
+@torch.no_grad()
+def in_place(p):
+    p -= 1e-3 * p.grad
+
+
+@torch.no_grad()
+def with_momentum(p):
+    p.momentum = getattr(p, "momentum", 0.0) * 0.9 + p.grad
+    p.sub_(p.momentum, alpha=0.01)
+
+
+def to_none(p):
+    p.grad = None
+
+
+def to_zero(p):
+    p.grad.zero_()
+
+
+def no_change(_):
+    pass
+
+
+def descend(note, make=lambda: nn.Linear(4, 2), loss=loss_of, change=behind_autograd, clear=to_none, batches=1, clip=0):
+    """A loop without an optimizer; ``note`` is called when the gradients of a step are there."""
+    torch.manual_seed(0)
+    model = make()
     for _ in range(3):
         for _ in range(batches):
-            loss_of(model).backward()
-        note(dict(model.named_parameters()))
+            loss(model).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        note({name: p.grad.flatten().tolist() for name, p in model.named_parameters()})
         for p in model.parameters():
-            p.data -= 0.1 * p.grad
-            p.grad = None if clear else p.grad
-    return model.parameters()
+            change(p)
+            clear(p)
+    return [p.detach().numpy().tobytes() for p in model.parameters()]
 
 
-@loop
-def gradients_that_are_never_cleared(note):
-    return micro_batches_and_gradients_set_to_none(note, 1, clear=False)
-
-
-@loop
-def bare_tensors(note):
-    w1, w2 = torch.randn(4, 3, requires_grad=True), torch.randn(3, 2, requires_grad=True)
-    for _ in range(3):
-        (torch.randn(5, 4) @ w1).clamp(min=0).mm(w2).square().sum().backward()
-        note({"unnamed/opt0.g0.p0": w1, "unnamed/opt0.g0.p1": w2})
-        with torch.no_grad():
-            w1 -= 1e-3 * w1.grad
-            w2 -= 1e-3 * w2.grad
-            w1.grad.zero_()
-            w2.grad.zero_()
-    return w1, w2
-
-
-@loop
-def an_embedding_of_which_most_rows_are_zero(note):
-    model = nn.Embedding(5000, 2)
-    for _ in range(3):
-        model.zero_grad()
-        model(torch.tensor([4321])).square().sum().backward()
-        note(dict(model.named_parameters()))
-        model.weight.data.add_(model.weight.grad, alpha=-0.1)
-    return model.parameters()
-
-
-@loop
-def an_optimizer_of_ones_own(note):
-    class Momentum:
-        def __init__(self, parameters):
-            self.parameters = [(p, torch.zeros_like(p)) for p in parameters]
-
-        @torch.no_grad()
-        def step(self):
-            for p, buffer in self.parameters:
-                p.sub_(buffer.mul_(0.9).add_(p.grad), alpha=0.01)
-
-    model = nn.Linear(4, 2)
-    optimizer = Momentum(model.parameters())
-    for _ in range(3):
-        model.zero_grad(set_to_none=False)
-        loss_of(model).backward()
-        note(dict(model.named_parameters()))
-        optimizer.step()
-    return model.parameters()
-
-
-@loop
-def after_an_attack_on_the_input(note):
-    """Which changes its input, and whose gradients of the weights are thrown away."""
-    model = nn.Linear(4, 2)
-    for _ in range(3):
-        x = torch.randn(5, 4, requires_grad=True)
-        for _ in range(2):
-            model(x).square().mean().backward()
-            x.data.add_(x.grad.sign(), alpha=0.1)
-            x.grad = None
-        model.zero_grad()
-        model(x.detach()).square().mean().backward()
-        note(dict(model.named_parameters()))
-        for p in model.parameters():
-            p.data.add_(p.grad, alpha=-0.1)
-        model.zero_grad()
-    return model.parameters()
-
-
-def trained(loop, note):
-    torch.manual_seed(0)
-    return [p.detach().numpy().tobytes() for p in loop(note)]
+LOOPS = {
+    "a word language model": {"make": lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), "clip": 0.01},
+    "micro-batches": {"batches": 2},
+    "gradients that are never cleared": {"clear": no_change},
+    "bare tensors": {"make": Bare, "change": in_place, "clear": to_zero},
+    "an embedding of which most rows are zero": {
+        "make": lambda: nn.Embedding(5000, 2),
+        "loss": lambda model: model(torch.tensor([4321])).square().sum(),
+    },
+    "an optimizer of one's own": {"change": with_momentum, "clear": to_zero},
+    "an attack on the input": {"loss": loss_after_an_attack},
+}
 
 
 @pytest.mark.capture_case("no optimizer: weights changed by hand, or by an optimizer of one's own")
 @pytest.mark.parametrize("name", LOOPS)
-def test_gradients_after_each_backward_pass(name, tmp_path):
-    rows = []
+def test_gradients_after_each_backward_pass(name, path):
     # It never steps, and all steps wait until the end, when the model is gone.
-    exists = torch.optim.SGD(nn.Linear(1, 1).parameters()) if name in ("word_language_model", "bare_tensors") else None
-    plain = trained(LOOPS[name], lambda ps: rows.append({n: p.grad.flatten().tolist() for n, p in ps.items()}))
-    with Captured(tmp_path / "run.zarr") as run:
-        weights = trained(LOOPS[name], lambda _: None)
-    assert weights == plain
-    assert run.summary.errors == 0
-    assert run.summary.by_hand
+    exists = torch.optim.SGD(nn.Linear(1, 1).parameters()) if name in ("a word language model", "bare tensors") else None
+    rows = []
+    plain = descend(rows.append, **LOOPS[name])
+    with Captured(path) as run:
+        assert descend(no_change, **LOOPS[name]) == plain
     del exists
-    found = [
-        {info.name: run.trace.read(info.name, step).tolist() for info in run.trace.tensors} for step in range(len(rows))
-    ]
-    assert found == rows
-    assert run.trace.scalars()["step"].tolist() == list(range(len(rows)))
+    assert (run.summary.errors, run.summary.by_hand) == (0, True)
+    names = [info.name for info in run.trace.tensors]
+    assert [{name: run.trace.read(name, step).tolist() for name in names} for step in range(3)] == rows
+    assert run.trace.scalars()["step"].tolist() == [0, 1, 2]
     assert np.isfinite(run.trace.scalars()["loss"]).all()
 
 
 @pytest.mark.capture_case("no optimizer: several models")
-def test_models_that_are_changed_in_turn_have_steps_of_their_own(tmp_path):
+def test_models_that_are_changed_in_turn_have_steps_of_their_own(path):
     rows = {"critic": [], "generator": []}
-    with Captured(tmp_path / "run.zarr") as run:
-        torch.manual_seed(0)
+    with Captured(path) as run:
         models = {"critic": nn.Linear(2, 1), "generator": nn.Linear(4, 2)}
         for step in range(4):
             for name in ("critic", "generator") if step % 2 else ("critic",):
@@ -158,22 +128,21 @@ def test_models_that_are_changed_in_turn_have_steps_of_their_own(tmp_path):
                 models["critic"](models["generator"](torch.randn(5, 4))).square().mean().backward()
                 rows[name].append({key: p.grad.flatten().tolist() for key, p in models[name].named_parameters()})
                 for p in models[name].parameters():
-                    p.data.add_(p.grad, alpha=-0.1)
+                    behind_autograd(p)
     for number, prefix, of in ((0, "", rows["critic"]), (1, "Linear_2.", rows["generator"])):
         names = [info.name for info in run.trace.tensors if info.optimizer == number]
         assert set(names) == {f"{prefix}weight", f"{prefix}bias"}
         for step, row in enumerate(of):
-            found = {key: run.trace.read(prefix + key, step, optimizer=number).tolist() for key in row}
-            assert found == row
+            assert {key: run.trace.read(prefix + key, step, optimizer=number).tolist() for key in row} == row
         assert run.trace.scalars(optimizer=number)["step"].size == len(of)
-    assert result_text(run.summary, run.path).startswith("2 to 4 steps of each of 2 optimizers captured")
+    assert result_text(run.summary, path).startswith("2 to 4 steps of each of 2 optimizers captured")
 
 
 @pytest.mark.capture_case("no optimizer: and then one that steps")
 @pytest.mark.parametrize("exists", [True, False])
-def test_an_optimizer_that_steps_later(exists, tmp_path):
+def test_an_optimizer_that_steps_later(exists, path):
     """If it exists from the start it may be about to step: what was done by hand before is no step of the training."""
-    with Captured(tmp_path / "run.zarr", tensors=("weight",)) as run:
+    with Captured(path, tensors=("weight",)) as run:
         model = nn.Linear(4, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if exists else None
         rows = []
@@ -182,7 +151,7 @@ def test_an_optimizer_that_steps_later(exists, tmp_path):
             loss_of(model).backward()
             rows.append(model.weight.grad.flatten().tolist())
             if step < 3:
-                model.weight.data.add_(model.weight.grad, alpha=-0.1)
+                behind_autograd(model.weight)
             else:
                 optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
                 optimizer.step()
@@ -192,21 +161,20 @@ def test_an_optimizer_that_steps_later(exists, tmp_path):
 
 
 @pytest.mark.capture_case("torch.func.grad: gradients handed over")
-def test_gradients_that_are_handed_over(tmp_path):
-    def loss_of(weights, x):
+def test_gradients_that_are_handed_over(path):
+    def squares(weights, x):
         return (x @ weights["w"] + weights["b"]).square().mean()
 
     rows = []
-    with gtrace.capture(tmp_path / "run.zarr", every=2) as session:
-        torch.manual_seed(0)
+    with gtrace.capture(path, every=2) as session:
         weights = {"w": torch.randn(4, 2), "b": torch.zeros(2)}
         for _ in range(5):
-            gradients, loss = torch.func.grad_and_value(loss_of)(weights, torch.randn(5, 4))
+            gradients, loss = torch.func.grad_and_value(squares)(weights, torch.randn(5, 4))
             rows.append(({name: one.flatten().tolist() for name, one in gradients.items()}, float(loss)))
             gtrace.record_gradients(gradients, loss=loss, lr=0.1)
             weights = {name: one - 0.1 * gradients[name] for name, one in weights.items()}
     gtrace.record_gradients(gradients)  # outside of a capture nothing happens
-    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
+    with gtrace.open_trace(path) as trace:
         assert trace.scalars()["step"].tolist() == [0, 2, 4]
         assert trace.scalars()["lr"].tolist() == [0.1] * 3
         for step, loss in zip((0, 2, 4), trace.scalars()["loss"], strict=True):

@@ -1,6 +1,7 @@
 """Local and averaged gradients of two processes, against what each process computes by itself."""
 
 import contextlib
+import functools
 import gc
 import json
 import sys
@@ -14,6 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from helpers_capture import Captured, run_gtrace
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import gtrace
@@ -26,12 +28,13 @@ STEPS = 3
 
 
 class Model(nn.Module):
-    def __init__(self):
+    def __init__(self, extra=True):
         super().__init__()
         torch.manual_seed(0)
         self.body = nn.Linear(4, 8)
         self.head = nn.Linear(8, 2)
-        self.extra = nn.Linear(8, 2)
+        if extra:
+            self.extra = nn.Linear(8, 2)
 
     def forward(self, x, extra=False):
         hidden = torch.relu(self.body(x))
@@ -43,113 +46,92 @@ def batches(rank):
     return [torch.randn(6, 4, generator=generator) for _ in range(2 * STEPS)]
 
 
-def trained(**options):
+def trained(hook=None, state=None, **options):
+    """Of its layers ``extra`` is frozen."""
     model = Model()
     model.extra.requires_grad_(False)
-    return DistributedDataParallel(model, **options)
+    wrapped = DistributedDataParallel(model, **options)
+    if hook is not None:
+        wrapped.register_comm_hook(state, hook)
+    return wrapped
 
 
 def loose(**options):
     return DistributedDataParallel(Model(), find_unused_parameters=True, **options)
 
 
-def plain(rank, model, optimizer=None, extra=lambda *_: False, to_none=True):
-    if optimizer is None:
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    for step, x in enumerate(batches(rank)[:STEPS]):
-        optimizer.zero_grad(set_to_none=to_none)
-        model(x, extra(rank, step)).square().mean().backward()
-        optimizer.step()
-
-
-def ddp(rank):
-    plain(rank, trained())
-
-
-def unused(rank):
-    """Only rank 0 uses the layer ``extra``, and only at step 1."""
-    plain(rank, loose(), extra=lambda rank, step: rank == 0 and step == 1)
-
-
-def views(rank):
-    plain(rank, loose(gradient_as_bucket_view=True), to_none=False)
-
-
-def accumulated(rank, sync=False):
-    model = loose()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = batches(rank)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        with contextlib.nullcontext() if sync else model.no_sync():
-            model(data[2 * step]).square().mean().backward()
-        model(data[2 * step + 1]).square().mean().backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-        optimizer.step()
-
-
-def accumulated_with_sync(rank):
-    accumulated(rank, sync=True)
-
-
-def by_hand(rank):
-    model = Model()
-    parameters = [*model.body.parameters(), *model.head.parameters()]
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
-    for x in batches(rank)[:STEPS]:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        for parameter in parameters:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= 2
-        optimizer.step()
-
-
-def scaled(rank):
-    model = loose()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for x in batches(rank)[:STEPS]:
-        optimizer.zero_grad()
-        scaler.scale(model(x).square().mean()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def shard(model):
+def sharded(model):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    return model
+    return fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
 
 
-def without_extra():
-    model = Model()
-    del model.extra
-    return model
+def flat(**options):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(Model(extra=False), device_id=torch.device("cpu"), **options)
 
 
-def sharded(rank):
-    model = Model()
-    model.extra.requires_grad_(False)
-    plain(rank, shard(model))
+def redundant(parameters):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1)
 
 
-def sharded_adam(rank):
-    model = shard(without_extra())
-    plain(rank, model, torch.optim.Adam(model.parameters()))
+def half_precision(_state, bucket):
+    """A communication hook of the user's, which does not even average what was sent."""
+    sent = bucket.buffer().to(torch.bfloat16).div_(2)
+    return dist.all_reduce(sent, async_op=True).get_future().then(lambda done: done.value()[0].float())
 
 
-def timed(rank):
-    model = trained()
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    for _ in range(2):
-        plain(rank, model, optimizer)
+def average(parameters):
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= 2
 
 
-def slowed(rank, model):
-    """Trains with collectives that take 10 ms longer, and writes their seconds in and outside of backward passes."""
+def clip(parameters):
+    nn.utils.clip_grad_norm_(parameters, 1e-3)
+
+
+def nothing(_parameters):
+    pass
+
+
+def train(
+    rank,
+    make,
+    optimize=functools.partial(torch.optim.SGD, lr=0.1),
+    extra=lambda *_: False,
+    to_none=True,
+    parts=1,
+    sync=True,
+    then=nothing,
+    scaled=False,
+    times=1,
+):
+    """``then`` is called with the parameters after the backward passes of the ``parts`` of a batch."""
+    model = make()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer, data = optimize(parameters), batches(rank)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
+    for step in [*range(STEPS)] * times:
+        optimizer.zero_grad(set_to_none=to_none)
+        for part in range(parts):
+            with contextlib.nullcontext() if sync or part == parts - 1 else model.no_sync():
+                loss = model(data[parts * step + part], *([True] if extra(rank, step) else [])).square().mean()
+                (loss if scaler is None else scaler.scale(loss)).backward()
+        then(parameters)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def slowed(rank, make):
+    """Trains with collectives that take 10 ms longer; returns their seconds in and outside of backward passes."""
     from torch.distributed.fsdp import _flat_param
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
@@ -165,6 +147,7 @@ def slowed(rank, model):
 
         return collective
 
+    model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.MonkeyPatch.context() as patch:
         for name in names:
@@ -182,70 +165,54 @@ def slowed(rank, model):
     return seconds, seen
 
 
-def slow_shards(rank):
-    return slowed(rank, shard(without_extra()))
+def part(function, make, **options):
+    return lambda rank: function(rank, make, **options)
 
 
-def slow_flat(rank):
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    return slowed(rank, FullyShardedDataParallel(without_extra(), device_id=torch.device("cpu")))
-
-
-def apart(rank):
-    """Each process goes its own way, as between the outer steps of DiLoCo."""
-    plain(rank, without_extra())
-
-
-def static(rank):
-    plain(rank, trained(static_graph=True, gradient_as_bucket_view=True))
-
-
-def own_hook(rank):
-    """A communication hook of the user's, which does not even average what was sent."""
-
-    def half_precision(_state, bucket):
-        sent = bucket.buffer().to(torch.bfloat16).div_(2)
-        return dist.all_reduce(sent, async_op=True).get_future().then(lambda done: done.value()[0].float())
-
-    model = trained()
-    model.register_comm_hook(None, half_precision)
-    plain(rank, model)
-
-
-def powersgd(rank):
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-
-    model = trained()
+def powersgd():
     state = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2, min_compression_rate=0.1)
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    plain(rank, model)
+    return trained(powerSGD_hook.powerSGD_hook, state)
 
 
-def zero_redundancy(rank):
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    model = trained()
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    plain(rank, model, ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1))
+def frozen_shards():
+    model = Model()
+    model.extra.requires_grad_(False)
+    return sharded(model)
 
 
-def flat(rank, **options):
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    plain(rank, FullyShardedDataParallel(without_extra(), device_id=torch.device("cpu"), **options))
+def shards():
+    return sharded(Model(extra=False))
 
 
-def flat_original(rank):
-    flat(rank, use_orig_params=True)
-
-
-PROGRAMS = (static, own_hook, powersgd, zero_redundancy, flat, flat_original, ddp, views, by_hand, scaled, accumulated)
-PROGRAMS += (accumulated_with_sync, unused, timed, slow_shards, slow_flat)
-RUNS = {program.__name__: (program, {}) for program in PROGRAMS}
+ddp = part(train, trained)
 CHANGES = {"kind": "weight,update,outer,momentum", "every": STEPS}
-RUNS |= {program.__name__: (program, CHANGES) for program in (sharded, sharded_adam, apart)}
-RUNS |= {"shared": (ddp, CHANGES), "chosen": (ddp, {"policy": parse_steps("1")}), "reduced": (ddp, {"reduced": True})}
+#: name -> a program, and how it is captured
+RUNS = {
+    "ddp": (ddp, {}),
+    "reduced": (ddp, {"reduced": True}),
+    "chosen": (ddp, {"policy": parse_steps("1")}),
+    "shared": (ddp, CHANGES),
+    # Only rank 0 uses the layer ``extra``, and only at step 1.
+    "unused": (part(train, loose, extra=lambda rank, step: rank == 0 and step == 1), {}),
+    "views": (part(train, lambda: loose(gradient_as_bucket_view=True), to_none=False), {}),
+    "static": (part(train, lambda: trained(static_graph=True, gradient_as_bucket_view=True)), {}),
+    "zero_redundancy": (part(train, trained, optimize=redundant), {}),
+    "scaled": (part(train, loose, scaled=True), {}),
+    "accumulated": (part(train, loose, parts=2, sync=False, then=clip), {}),
+    "accumulated_with_sync": (part(train, loose, parts=2, then=clip), {}),
+    "by_hand": (part(train, lambda: Model(extra=False), then=average), {}),
+    # Each process goes its own way, as between the outer steps of DiLoCo.
+    "apart": (part(train, lambda: Model(extra=False)), CHANGES),
+    "own_hook": (part(train, lambda: trained(half_precision)), {}),
+    "powersgd": (part(train, powersgd), {}),
+    "sharded": (part(train, frozen_shards), CHANGES),
+    "sharded_adam": (part(train, shards, optimize=torch.optim.Adam), CHANGES),
+    "flat": (part(train, flat), {}),
+    "flat_original": (part(train, lambda: flat(use_orig_params=True)), {}),
+    "timed": (part(train, trained, times=2), {}),
+    "slow_shards": (part(slowed, shards), {}),
+    "slow_flat": (part(slowed, flat), {}),
+}
 
 
 def work(rank, folder):
@@ -282,17 +249,21 @@ def alone(micro_batches=1):
         local = []
         for rank in (0, 1):
             optimizer.zero_grad()
-            for part in range(micro_batches):
-                model(data[rank][micro_batches * step + part]).square().mean().backward()
+            for number in range(micro_batches):
+                model(data[rank][micro_batches * step + number]).square().mean().backward()
             local.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
         for name, parameter in model.named_parameters():
             if name in local[0]:
                 parameter.grad = (local[0][name] + local[1][name]) / 2
         if micro_batches == 2:
-            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            clip(model.parameters())
         optimizer.step()
-        out.append(local)
+        out.append([{name: gradient.numpy() for name, gradient in one.items()} for one in local])
     return out
+
+
+def mean(step, name):
+    return (step[0][name] + step[1][name]) / 2
 
 
 def check(trace, expected, stage="local"):
@@ -300,11 +271,10 @@ def check(trace, expected, stage="local"):
     for rank in (0, 1):
         for name in expected[0][rank]:
             assert trace.steps(name, rank=rank).tolist() == list(range(STEPS))
-            for step in range(STEPS):
-                wanted = [expected[step][other][name].reshape(-1).numpy() for other in (0, 1)]
-                want = wanted[rank] if stage == "local" else (wanted[0] + wanted[1]) / 2
+            for step, row in enumerate(expected):
+                wanted = row[rank][name] if stage == "local" else mean(row, name)
                 found = trace.read(name, step, rank=rank)
-                assert np.allclose(found, want, rtol=1e-5, atol=1e-8), (name, step, rank)
+                assert np.allclose(found, wanted.ravel(), rtol=1e-5, atol=1e-8), (name, step, rank)
     assert {info.stage for info in trace.tensors} == {stage}
 
 
@@ -324,30 +294,26 @@ def test_what_a_hook_sends_is_not_what_is_recorded(run, program):
     trace, expected = run(program), alone()
     for rank in (0, 1):
         for name, gradient in expected[0][rank].items():
-            assert np.array_equal(trace.read(name, 0, rank=rank), gradient.reshape(-1).numpy())
-            later = expected[2][rank][name].reshape(-1).numpy()
-            assert np.allclose(trace.read(name, 2, rank=rank), later, rtol=0.1, atol=0.01)
+            assert np.array_equal(trace.read(name, 0, rank=rank), gradient.ravel())
+            assert np.allclose(trace.read(name, 2, rank=rank), expected[2][rank][name].ravel(), rtol=0.1, atol=0.01)
     assert {info.stage for info in trace.tensors} == {"local"}
-
-
-def test_micro_batches_without_sync_are_exact(run):
-    trace, expected = run("accumulated"), alone(micro_batches=2)
-    for rank in (0, 1):
-        for name, gradient in expected[0][rank].items():
-            assert np.array_equal(trace.read(name, 0, rank=rank), gradient.reshape(-1).numpy())
-
-
-def test_local_gradients_of_chosen_steps(run):
-    trace = run("chosen")
-    expected = alone()[1][1]["body.weight"].reshape(-1).numpy()
-    assert trace.steps("body.weight", rank=1).tolist() == [1]
-    assert np.allclose(trace.read("body.weight", 1, rank=1), expected, rtol=1e-5)
 
 
 @pytest.mark.capture_case("DDP, accumulation with and without no_sync")
 @pytest.mark.parametrize("program", ["accumulated", "accumulated_with_sync"])
 def test_local_gradients_of_micro_batches(run, program):
-    check(run(program), alone(micro_batches=2))
+    trace, expected = run(program), alone(micro_batches=2)
+    check(trace, expected)
+    if program == "accumulated":
+        for rank in (0, 1):
+            for name, gradient in expected[0][rank].items():
+                assert np.array_equal(trace.read(name, 0, rank=rank), gradient.ravel()), "exactly, without an average"
+
+
+def test_local_gradients_of_chosen_steps(run):
+    trace = run("chosen")
+    assert trace.steps("body.weight", rank=1).tolist() == [1]
+    assert np.allclose(trace.read("body.weight", 1, rank=1), alone()[1][1]["body.weight"].ravel(), rtol=1e-5)
 
 
 @pytest.mark.capture_case("DDP, find_unused_parameters")
@@ -367,33 +333,25 @@ def test_reduced_gradients(run):
 
 
 @pytest.mark.capture_case("FSDP2 (fully_shard)")
-def test_each_process_records_its_shard(run):
-    trace = run("sharded")
-    expected = alone()
+@pytest.mark.capture_case("FSDP2 (fully_shard): --kind update, outer, momentum")
+def test_each_process_records_its_shard_and_what_an_optimizer_does_to_it(run):
+    trace, expected = run("sharded"), alone()
     assert {info.name for info in trace.tensors} == {"body.weight", "body.bias", "head.weight", "head.bias"}
     for info in trace.tensors:
         assert (info.stage, info.attrs["placements"], info.attrs["place"]) == ("reduced", ["Shard(dim=0)"], [info.rank])
-        for step in range(STEPS):
-            whole = (expected[step][0][info.name] + expected[step][1][info.name]) / 2
-            assert list(whole.shape) == info.attrs["whole_shape"]
-            part = whole.chunk(2)[info.rank].reshape(-1).numpy()
-            assert np.allclose(trace.read(info.name, step, rank=info.rank), part, rtol=1e-5, atol=1e-8)
+        whole = np.stack([mean(step, info.name) for step in expected])
+        assert list(whole.shape[1:]) == info.attrs["whole_shape"]
+        # SGD with a rate of 0.1.
+        wanted = {"weight": whole, "update": 0.1 * whole, "outer": 0.1 * whole.sum(axis=0)[None]}[info.kind]
+        for step, row in enumerate(wanted):
+            found = trace.read(info.name, step, rank=info.rank, kind=info.kind)
+            loose = 1 if info.kind == "weight" else 10
+            own = np.split(row, 2)[info.rank].ravel()
+            assert np.allclose(found, own, rtol=loose * 1e-5, atol=loose * 1e-8), info
+    assert {info.kind for info in trace.tensors} == {"weight", "update", "outer"}
     assert {info.module_type for info in trace.tensors} == {"Linear"}
     assert trace.attrs["model"] == "Model"
     assert agreement(trace, "reduced") == (0, 0, None, None)
-
-
-@pytest.mark.capture_case("FSDP2 (fully_shard): --kind update, outer, momentum")
-def test_what_an_optimizer_does_to_a_shard(run):
-    trace, expected = run("sharded"), alone()
-    for info in trace.tensors:
-        assert (info.stage, info.attrs["placements"], info.attrs["place"]) == ("reduced", ["Shard(dim=0)"], [info.rank])
-        whole = [(step[0][info.name] + step[1][info.name]) / 2 for step in expected]
-        # SGD with a rate of 0.1.
-        wanted = {"weight": whole[0], "update": 0.1 * whole[0], "outer": 0.1 * sum(whole)}[info.kind]
-        part = wanted.chunk(2)[info.rank].reshape(-1).numpy()
-        found = trace.read(info.name, 0, rank=info.rank, kind=info.kind)
-        assert np.allclose(found, part, rtol=1e-4, atol=1e-7), info
     trace = run("sharded_adam")
     for info in trace.tensors:
         if info.kind == "momentum":
@@ -421,8 +379,7 @@ def test_time_of_collectives(run, program):
     seconds, seen = json.loads(Path(trace.path).with_name(f"{program}0.json").read_text())
     # From the second step on; the last interval ends in the last step.
     outside, inside = np.transpose(seconds[2:])
-    assert min(outside) > 0.01
-    assert min(inside) > 0.01
+    assert min(*outside, *inside) > 0.01
     # What is measured around them takes a little longer than they do.
     assert 0 < times.communication - np.median(outside + inside) < 0.005
     assert 0 < times.outside_backward - np.median(outside) < 0.005
@@ -444,7 +401,7 @@ def test_whether_processes_share_what_an_optimizer_does(run, program, stage):
 def test_each_process_records_its_stretch_of_what_is_laid_flat(run, program):
     trace = run(program)
     steps = alone()
-    whole = {name: np.stack([((a[name] + b[name]) / 2).numpy().ravel() for a, b in steps]) for name in steps[0][0]}
+    whole = {name: np.stack([mean(step, name).ravel() for step in steps]) for name in steps[0][0]}
     if program == "flat":
         whole = {"_flat_param": np.concatenate(list(whole.values()), axis=1)}
     covered = dict.fromkeys(whole, 0)
@@ -461,13 +418,12 @@ def test_each_process_records_its_stretch_of_what_is_laid_flat(run, program):
     assert trace.attrs["model"] == "Model"
 
 
-def test_one_process_of_one_is_as_without(tmp_path):
+def test_one_process_of_one_is_as_without(path):
     """Nothing is copied twice where there is nobody to average with."""
-    with Captured(tmp_path / "run.zarr") as run:
-        model = Model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Captured(path) as run:
+        model = Model(extra=False)
+        train(0, lambda: model)
         assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
-        plain(0, model, optimizer)
     assert {info.stage for info in run.trace.tensors} == {"local"}
 
 

@@ -1,18 +1,20 @@
-"""Steps that are missing in a capture: training goes on, and the trace says which."""
+"""Disks that refuse, wait or never answer, and Ctrl-C at the end: training goes on, and the trace says what it lacks."""
 
+import os
+import re
 import resource
+import signal
 import textwrap
 import threading
 import time
 
 import pytest
 import torch
-from helpers_capture import write_script
+from helpers_capture import Captured, Command, write_script
+from helpers_hooks import descend
 
-import gtrace
-from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.options import EveryStep
 from gtrace.capture.writer import AsyncWriter
+from gtrace.trace import open_trace
 from gtrace.trace.check import check_trace
 
 TRAIN = """
@@ -27,22 +29,20 @@ TRAIN = """
         model(torch.randn(8, 200)).square().mean().backward()
         optimizer.step()
     torch.save(model.state_dict(), "weights.pt")
-    raise SystemExit(CODE)
+    raise SystemExit(7)
 """
 
 SETTLED = """
-    def settled(count):
-        import gc, time
-        from gtrace.capture.writer import AsyncWriter
+    import errno, gc, os, resource, time
+    from gtrace.capture.writer import AsyncWriter
 
+    def settled(count):
         for writer in [thing for thing in gc.get_objects() if type(thing) is AsyncWriter]:
             while writer._thread.is_alive() and writer.rows.total() + writer.unwritten.count < count:
                 time.sleep(0.01)
 """
 
 FULL = """
-    import errno, os
-
     writev, pwritev = os.writev, os.pwritev
 
     def full(*args):
@@ -55,9 +55,8 @@ FULL = """
         os.pwritev = full if 10 <= step < 30 else pwritev
 """
 
+#: The system refuses the writes itself, so libraries in C meet it too.
 LIMITED = """
-    import resource
-
     def during(step):
         if step in (10, 39):
             settled(step)
@@ -65,108 +64,114 @@ LIMITED = """
 """
 
 
-def script(folder, during, *, code=0):
-    source = textwrap.dedent(SETTLED) + textwrap.dedent(during) + textwrap.dedent(TRAIN).replace("CODE", str(code))
-    return write_script(folder / "train.py", source)
-
-
-def warnings(err):
-    return [line for line in err.splitlines() if "warning:" in line]
-
-
-def test_a_disk_that_is_full_for_a_while(tmp_path, gtrace_here, weights_without):
-    path = script(tmp_path, FULL, code=7)
-    ended, _, err = gtrace_here("capture", "train.py")
-    assert ended == 5
-    assert "exit code 7" in err
-    assert len(warnings(err)) == 1
-    assert "No space left on device" in warnings(err)[0]
-    assert "20 steps could not be written" in err
-    with gtrace.open_trace(tmp_path / "train.zarr") as trace:
-        assert trace.steps("weight").tolist() == [*range(10), *range(30, 40)]
-        for step in trace.steps("weight").tolist():
-            trace.read("weight", step)
-        assert trace.attrs["capture"]["unwritten"] == {"0": "10-29"}
-        assert trace.status == "interrupted"
-    captured = (tmp_path / "weights.pt").read_bytes()
-    assert weights_without(path) == captured
-
-
-@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
-def test_files_that_may_not_grow(suffix, tmp_path, gtrace_here):
-    """The system refuses the writes itself, so libraries in C meet it too."""
-    script(tmp_path, LIMITED)
+@pytest.mark.parametrize(
+    ("during", "suffix", "reason"),
+    [
+        (FULL, ".zarr", "No space left on device"),
+        (LIMITED, ".zarr", "File too large"),
+        (LIMITED, ".h5", "File too large"),
+    ],
+)
+def test_a_disk_that_refuses_for_a_while(during, suffix, reason, tmp_path, gtrace_here, weights_without):
+    path = write_script(tmp_path / "train.py", "".join(map(textwrap.dedent, (SETTLED, during, TRAIN))))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         ended, _, err = gtrace_here("capture", "-o", f"run{suffix}", "train.py")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert ended == 0, err
-    assert len(warnings(err)) == 1
-    assert "File too large" in warnings(err)[0]
+    assert ended == 5
+    assert "exit code 7" in err
+    (warning,) = [line for line in err.splitlines() if "warning:" in line]
+    assert reason in warning
     assert not check_trace(tmp_path / f"run{suffix}").faults
-    with gtrace.open_trace(tmp_path / f"run{suffix}") as trace:
+    with open_trace(tmp_path / f"run{suffix}") as trace:
         steps = trace.steps("weight").tolist()
-        assert 9 in steps
-        assert 30 not in steps
-        missing = {step for step in range(40) if step not in steps}
+        for step in steps:
+            trace.read("weight", step)
         (text,) = trace.attrs["capture"]["unwritten"].values()
         first, last = map(int, text.split("-"))
-        assert missing == set(range(first, last + 1))
+        assert {step for step in range(40) if step not in steps} == set(range(first, last + 1))
+        assert (9 in steps, 29 in steps, trace.status) == (True, False, "interrupted")
+        assert during == LIMITED or text == "10-29"
+    assert f"{last + 1 - first} steps could not be written" in err
+    captured = (tmp_path / "weights.pt").read_bytes()
+    assert during == LIMITED or weights_without(path) == captured
 
 
-def test_an_output_that_becomes_unwritable_before_the_first_step(tmp_path, gtrace_here):
-    during = """
-        def during(step):
-            if step == 0:
-                import shutil
-                shutil.rmtree("out")
-    """
-    (tmp_path / "out").mkdir()
-    script(tmp_path, during)
-    ended, _, err = gtrace_here("capture", "-o", "out/run.zarr", "train.py")
-    assert ended == 2
-    assert len(warnings(err)) == 1
-    assert "does not exist" in warnings(err)[0]
-    assert "nothing was captured" in err
-    assert (tmp_path / "weights.pt").exists()
-
-
-def test_drop_leaves_out_steps_instead_of_waiting(tmp_path, monkeypatch):
+def test_drop_leaves_out_steps_instead_of_waiting(path, monkeypatch):
     """The writer is stopped, with room for two rows, until the loop is over."""
     go, write = threading.Event(), AsyncWriter._write
-
-    def slow(self, row):
-        go.wait()
-        write(self, row)
-
-    monkeypatch.setattr(AsyncWriter, "_write", slow)
+    monkeypatch.setattr(AsyncWriter, "_write", lambda self, row: go.wait() and write(self, row))
     model = torch.nn.Linear(10, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = CaptureOptions(tmp_path / "run.zarr", EveryStep(), queue_bytes=2 * 44, drop=True)
-    session = CaptureSession(options)
-    session.start([optimizer], [model])
-    for step in range(10):
-        if step == 8:
-            go.set()
-            pool = session._recorder._layouts[0].pool
-            while pool._free.qsize() < 2:  # both buffers are back
-                time.sleep(0.01)
-        optimizer.zero_grad()
-        model(torch.randn(8, 10)).square().mean().backward()
+    with Captured(path, queue_bytes=2 * 44, drop=True) as run:
+        descend(model, optimizer, 8, 10, steps=8)
+        go.set()
+        pool = run.session._recorder._layouts[0].pool
+        while pool._free.qsize() < 2:  # both buffers are back
+            time.sleep(0.01)
+        descend(model, optimizer, 8, 10, steps=2)
+    assert (run.summary.rows, run.summary.dropped, run.summary.errors) == (4, 6, 0)
+    assert run.trace.steps("weight").tolist() == [0, 1, 8, 9]
+    capture = run.trace.attrs["capture"]
+    assert (capture["dropped"], capture["drop"], run.trace.status) == ({"0": "2-7"}, True, "complete")
+
+
+def test_training_does_not_wait_for_a_disk_that_never_answers(path, monkeypatch):
+    monkeypatch.setattr("gtrace.capture.waiting.PATIENCE", 0.2)
+    monkeypatch.setattr("gtrace.capture.writer.PATIENCE", 0.2)
+    answer = threading.Event()
+    monkeypatch.setattr(AsyncWriter, "_write", lambda *_: answer.wait())
+    with Captured(path, queue_bytes=2 * 44) as run:
+        model = torch.nn.Linear(10, 1)
+        descend(model, torch.optim.SGD(model.parameters(), lr=0.1), 8, 10, steps=20)
+    answer.set()
+    assert (run.summary.rows, run.summary.dropped) == (0, 18)
+    first, *_, last = run.said
+    assert "no step was written for a while; steps are left out until the disk goes on" in first
+    assert "the disk does not answer; the trace stays as it is" in last
+
+
+#: training is over long before its steps are written
+SLOW = """
+    import time, torch
+    from gtrace.capture.writer import AsyncWriter
+
+    write = AsyncWriter._write
+    AsyncWriter._write = lambda self, row: time.sleep(0.04) or write(self, row)
+
+    w = torch.nn.Parameter(torch.ones(50))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    for _ in range(30):
+        w.square().sum().backward()
         optimizer.step()
-    summary = session.finish("complete")
-    assert (summary.rows, summary.dropped, summary.errors) == (4, 6, 0)
-    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
-        assert trace.steps("weight").tolist() == [0, 1, 8, 9]
-        assert trace.attrs["capture"]["dropped"] == {"0": "2-7"}
-        assert trace.attrs["capture"]["drop"] is True
-        assert trace.status == "complete"
+    print("over", flush=True)
+    """
 
 
-def test_the_option_reaches_the_trace(tmp_path, gtrace_here):
-    script(tmp_path, "during = print")
-    assert "40 steps captured" in gtrace_here("capture", "--drop", "train.py")[2]
-    with gtrace.open_trace(tmp_path / "train.zarr") as trace:
-        assert trace.attrs["capture"]["drop"] is True
-        assert trace.attrs["capture"]["dropped"] == {}
+@pytest.mark.capture_case("Ctrl-C while the last steps are written")
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_while_the_last_steps_are_written(presses, suffix, tmp_path):
+    write_script(tmp_path / "train.py", SLOW)
+    with Command("capture", "-o", f"run{suffix}", "train.py", cwd=tmp_path, together=True) as process:
+        while process.stdout.readline() != "over\n":
+            pass
+        time.sleep(0.1)
+        os.kill(process.pid, signal.SIGINT)
+        said = process.stdout.readline()
+        assert re.fullmatch(r"gtrace: writing the last \d+ steps, press again to drop them\n", said)
+        ended = process.end(signal.SIGINT if presses == 2 else None)
+    assert ended.returncode == 130
+    assert ended.stdout.endswith("gtrace: interrupted; finished work is kept.\n")
+    assert "Traceback" not in ended.stdout
+    with open_trace(tmp_path / f"run{suffix}") as trace:
+        steps = trace.steps(trace.tensors[0].name).tolist()
+        assert steps == list(range(len(steps)))
+        if presses == 1:
+            assert (len(steps), trace.status) == (30, "complete")
+        else:
+            assert (0 < len(steps) < 30, trace.status) == (True, "interrupted")
+            assert f"{30 - len(steps)} steps could not be written" in ended.stdout
+            unwritten = trace.attrs["capture"]["unwritten"]
+            assert unwritten == {"0": f"{len(steps)}-29" if len(steps) < 29 else "29"}

@@ -1,29 +1,33 @@
-"""Gradients of module outputs as they land in a trace, and what is said about those that do not."""
+"""Gradients of module outputs as they land in a trace, what is left out, and how much memory they take."""
 
 import copy
+import threading
 
 import numpy as np
 import pytest
 import torch
-from helpers_hooks import module
-from helpers_neural import CNN, Run, batches, mlp, weights
+from helpers_hooks import descend, module
+from helpers_neural import CNN, Run, batches, weights
 from torch import nn
 from torch.nn import functional
 
-from gtrace.capture.neural import MOST_CALLS
+import gtrace
+from gtrace.capture.neural import MOST_CALLS, HostBlocks
+from gtrace.capture.options import AutomaticSteps
 from gtrace.trace.rows import sample_indices
+
+
+def sgd(*models, lr=0.0):
+    return torch.optim.SGD([p for model in models for p in model.parameters()], lr=lr)
 
 
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
 def test_gradients_are_those_of_autograd(tmp_path, suffix):
     """The last batch of each epoch is smaller."""
-    torch.manual_seed(0)
     model = CNN()
-    twin = copy.deepcopy(model)
-    names = ["conv1", "conv2", "fc1", "fc2"]
+    twin, names, states = copy.deepcopy(model), ["conv1", "conv2", "fc1", "fc2"], []
     with Run(tmp_path / f"run.{suffix}", kind="both") as run:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        states = []
+        optimizer = sgd(model, lr=0.1)
         for x, y in batches(8):
             states.append(copy.deepcopy(model.state_dict()))
             optimizer.zero_grad()
@@ -41,39 +45,24 @@ def test_gradients_are_those_of_autograd(tmp_path, suffix):
     assert (info.attrs["module"], info.attrs["call"], info.attrs["output"]) == ("conv2", 0, 0)
     numbers = run.trace.statistics("fc2")
     assert numbers["n_valid"].tolist() == numbers["n_total"].tolist() == [80, 80, 80, 30] * 2
-    scalars = run.trace.scalars(kind="neural")
-    np.testing.assert_array_equal(scalars["loss"], run.trace.scalars(kind="weight")["loss"])
-    assert len([t for t in run.trace.tensors if t.kind == "weight"]) == 8
+    np.testing.assert_array_equal(*(run.trace.scalars(kind=kind)["loss"] for kind in ("neural", "weight")))
     assert run.said == []
     assert (run.summary.rows, run.summary.neural_rows, run.summary.tensors, run.summary.neural_tensors) == (8, 8, 8, 4)
 
 
-@pytest.mark.parametrize("kind", ["neural", "both"])
-def test_training_ends_with_the_same_weights(kind, tmp_path):
-    for number, (build, forward) in enumerate(((CNN, None), (mlp, lambda m, x: m(x.flatten(1))))):
-        plain, _ = weights(None, build, tmp_path, forward)
-        captured, run = weights(kind, build, tmp_path / f"{number}.zarr", forward)
-        assert all(torch.equal(a, b) for a, b in zip(plain, captured, strict=True))
-        assert (run.summary.neural_rows, run.summary.errors) == (6, 0)
-
-
 def test_the_element_cap_keeps_a_sample(path):
-    torch.manual_seed(0)
-    model = CNN()
+    model, expected = CNN(), []
     with Run(path, max_elements=100) as run:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        expected = []
+        optimizer = sgd(model)
         for x, y in batches(4):
             outputs = model.outputs(x)
             loss = functional.cross_entropy(outputs[-1], y)
-            expected.append(torch.autograd.grad(loss, outputs, retain_graph=True))
-            optimizer.zero_grad()
+            expected.append(torch.autograd.grad(loss, outputs, retain_graph=True)[0].flatten().numpy())
             optimizer.step()  # takes what autograd.grad has shown
     numbers = run.trace.statistics("conv1")
     assert (numbers["n_valid"].tolist(), numbers["n_total"].tolist()) == ([100] * 4, [2048] * 3 + [768])
     assert run.trace.statistics("fc2")["n_valid"].tolist() == [80, 80, 80, 30]
-    for step, gradients in enumerate(expected):
-        whole = gradients[0].flatten().numpy()
+    for step, whole in enumerate(expected):
         np.testing.assert_array_equal(run.read("conv1", step), whole[sample_indices(whole.size, 100)])
     assert {info.name: info.size for info in run.infos} == {"conv1": 100, "conv2": 100, "fc1": 100, "fc2": 100}
     assert run.infos[0].sample == {"kind": "stretches", "seed": 0}
@@ -82,7 +71,7 @@ def test_the_element_cap_keeps_a_sample(path):
 def test_a_larger_gradient_than_the_first_one_is_cut(path):
     model = nn.Linear(3, 4)
     with Run(path) as run:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer = sgd(model)
         for size in (10, 12, 100):
             (model(torch.ones(size, 3)) * torch.arange(4.0 * size).reshape(size, 4)).sum().backward()
             optimizer.step()
@@ -95,7 +84,7 @@ def test_accumulation_and_shared_modules_are_numbered(path):
     model = module(lambda self, x: self.a(self.a(x)), a=nn.Linear(3, 3, bias=False))
     nn.init.eye_(model.a.weight)
     with Run(path) as run:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer = sgd(model)
         for _ in range(2):
             model(torch.ones(1, 3))  # evaluation with gradients and without a backward pass
             for scale in (1.0, 10.0):
@@ -109,15 +98,12 @@ def test_accumulation_and_shared_modules_are_numbered(path):
 def test_only_so_many_calls_are_kept_the_first_ones(path):
     cell = nn.RNNCell(1, 1)
     with Run(path) as run:
-        optimizer = torch.optim.SGD(cell.parameters(), lr=0.0)
+        optimizer = sgd(cell)
         for _ in range(2):
-            state = torch.zeros(1, 1)
-            states = []
+            states = [torch.zeros(1, 1)]
             for _ in range(MOST_CALLS + 6):
-                state = cell(torch.ones(1, 1), state)
-                states.append(state)
-            loss = state.sum()
-            expected = torch.autograd.grad(loss, states, retain_graph=True)
+                states.append(cell(torch.ones(1, 1), states[-1]))
+            expected = torch.autograd.grad(states[-1].sum(), states[1:], retain_graph=True)
             optimizer.step()
     assert len(run.infos) == MOST_CALLS
     for call in (0, 1, MOST_CALLS - 1):
@@ -131,11 +117,10 @@ def test_only_so_many_calls_are_kept_the_first_ones(path):
 def test_a_graph_that_is_used_twice_adds_up(path):
     model = nn.Linear(2, 2)
     with Run(path) as run:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         y = model(torch.ones(1, 2))
         y.sum().backward(retain_graph=True)
         (3 * y[:, 0]).sum().backward()
-        optimizer.step()
+        sgd(model).step()
     assert run.read("Linear", 0).tolist() == [4, 1]
 
 
@@ -143,8 +128,7 @@ def test_the_gradient_belongs_to_the_optimizer_that_steps_next(path):
     """As in adversarial training: what the generator made before the other one's step counts for its own."""
     generator, critic = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 1))
     with Run(path) as run:
-        critics = torch.optim.SGD(critic.parameters(), lr=0.0)
-        generators = torch.optim.SGD(generator.parameters(), lr=0.0)
+        critics, generators = sgd(critic), sgd(generator)
         for _ in range(2):
             fake = generator(torch.ones(3, 2))
             critic(fake.detach()).sum().backward()
@@ -153,13 +137,11 @@ def test_the_gradient_belongs_to_the_optimizer_that_steps_next(path):
             generators.step()
     found = [(info.name, info.optimizer) for info in run.infos]
     assert found == [("Sequential_2.0", 0), ("0", 1), ("opt1/Sequential_2.0", 1)]
-    assert run.read("Sequential_2.0", 1, optimizer=0).tolist() == [1] * 3
-    assert run.read("Sequential_2.0", 1, optimizer=1).tolist() == [2] * 3
+    assert [run.read("Sequential_2.0", 1, optimizer=number).tolist() for number in (0, 1)] == [[1] * 3, [2] * 3]
 
 
 def test_only_the_first_evaluation_of_a_closure(path):
-    model = nn.Linear(2, 1, bias=False)
-    firsts = []
+    model, firsts = nn.Linear(2, 1, bias=False), []
     with Run(path, kind="both") as run:
         optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
         for _ in range(3):
@@ -168,8 +150,8 @@ def test_only_the_first_evaluation_of_a_closure(path):
             def closure(seen=seen):
                 optimizer.zero_grad()
                 y = model(torch.ones(2, 2))
-                loss = ((y - 1) ** 4).sum()
                 seen.append((4 * (y - 1) ** 3).flatten().tolist())
+                loss = ((y - 1) ** 4).sum()
                 loss.backward()
                 return loss
 
@@ -202,20 +184,19 @@ def test_the_scale_of_a_gradient_scaler_is_taken_out(path, fused):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.complex64])
 def test_other_types_become_float32(path, dtype):
     model = module(lambda self, x: x @ self.weight, weight=nn.Parameter(torch.ones(3, 2, dtype=dtype)))
+    factor = torch.tensor([0.1, 3.0]).to(dtype)
     with Run(path, max_elements=5) as run:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        factor = torch.tensor([0.1, 3.0]).to(dtype)
+        optimizer = sgd(model)
         for rows in (1, 3):
             y = model(torch.ones(rows, 3, dtype=dtype)) * factor
             (torch.view_as_real(y)[..., 0] if y.is_complex() else y).sum().backward()
             optimizer.step()
     (info,) = run.infos
     assert info.dtype == str(dtype).removeprefix("torch.")
-    first = run.read("Net", 0)
     row = torch.view_as_real(factor).flatten() if dtype.is_complex else factor
-    assert first.tolist() == row.to(torch.float32).tolist()
+    assert run.read("Net", 0).tolist() == row.to(torch.float32).tolist()
     assert info.shape == ((1, 2, 2) if dtype.is_complex else (1, 2))
-    assert run.trace.statistics("Net")["n_total"].tolist()[1] == 3 * first.size
+    assert run.trace.statistics("Net")["n_total"].tolist()[1] == 3 * row.numel()
 
 
 def test_gradients_of_any_strides(path):
@@ -223,10 +204,9 @@ def test_gradients_of_any_strides(path):
     model = module(lambda self, x: self.flat(self.conv(x)), conv=conv, flat=nn.Identity())
     ramp = torch.arange(2 * 3 * 4 * 4.0).reshape(2, 3, 4, 4)
     with Run(path, max_elements=50) as run:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         out = model(torch.ones(2, 2, 4, 4).to(memory_format=torch.channels_last))
         out.backward(ramp.to(memory_format=torch.channels_last))
-        optimizer.step()
+        sgd(model).step()
     assert run.read("conv", 0).tolist() == sample_indices(96, 50).tolist()
     assert run.steps == {"conv": [0], "flat": [0]}
 
@@ -240,10 +220,7 @@ def test_what_is_left_out_is_said_once(path):
     with Run(path) as run:
         frozen = nn.Linear(3, 3).requires_grad_(False)
         model = module(forward, frozen=frozen, used=nn.Linear(3, 3), unused=nn.Linear(3, 3))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(3):
-            model(torch.ones(1, 3)).sum().backward()
-            optimizer.step()
+        descend(model, sgd(model), 1, 3)
     assert run.steps == {"used": [0, 1, 2]}
     assert run.said == [
         "gtrace: note: 1 module (frozen) with outputs that need no gradient: skipped",
@@ -252,3 +229,90 @@ def test_what_is_left_out_is_said_once(path):
             "output, or it is a view that was changed in place)"
         ),
     ]
+
+
+@pytest.mark.parametrize("what", ["part", "model", "function"])
+def test_what_is_compiled_is_named_with_what_to_do(path, what):
+    torch._dynamo.reset()
+    with Run(path, kind="both") as run:
+        model = call = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        if what == "part":
+            model[0] = torch.compile(model[0], backend="eager")
+        elif what == "model":
+            model = call = torch.compile(model, backend="eager")
+        else:
+            call = torch.compile(lambda x: model(x), backend="eager")
+        descend(call, sgd(model), 5, 3)
+    compiled = {"part": "'0'", "model": "'Sequential'"}.get(what)
+    said = compiled and (
+        f"gtrace: warning: neural gradients inside of the compiled {compiled} are not recorded; run without "
+        "torch.compile to record them"
+    )
+    nothing = "gtrace: note: no gradient of a module's output arrived in 3 of 3 recorded steps (what runs "
+    nothing += "in a function under torch.compile is not seen)"
+    assert run.said == [line for line in (said, what != "part" and nothing) if line]
+    assert list(run.steps) == (["1"] if what == "part" else [])
+    assert (run.summary.rows, run.summary.errors) == (3, 0)
+
+
+def test_patterns_choose_modules(path):
+    with Run(path, tensors=("conv*", "fc1.*"), exclude=("conv2*", "nothing"), kind="both") as run:
+        model = CNN()
+        descend(model, sgd(model), 2, 1, 8, 8, steps=2)
+    assert [t.name for t in run.trace.tensors] == ["conv1.weight", "conv1.bias", "fc1.weight", "fc1.bias", "conv1"]
+    (complaint,) = run.summary.complaints
+    assert complaint.startswith("--exclude 'nothing' matched no tensor")
+
+
+def test_the_budget_counts_both_kinds(tmp_path):
+    rows = {}
+    for kind in ("weight", "neural", "both"):
+        _, run = weights(kind, CNN, tmp_path / f"{kind}.zarr", steps=8, budget=60_000)
+        assert run.summary.over_budget
+        rows[kind] = run.summary.rows
+        stored = sum(4 * int(run.trace.statistics(t.name, kind=t.kind)["n_valid"].sum()) for t in run.trace.tensors)
+        assert stored <= 60_000
+    assert rows["both"] < min(rows["weight"], rows["neural"])
+    _, run = weights("both", CNN, tmp_path / "auto.zarr", steps=12, budget=200_000, policy=AutomaticSteps())
+    assert 0 < run.summary.rows == run.summary.neural_rows < 12
+
+
+def test_record_takes_the_model_given_and_no_other(path):
+    model, other = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 3)
+    optimizer = sgd(model, other)
+    with gtrace.capture.record(model, optimizer, path, kind="neural", max_elements=4):
+        descend(lambda x: nn.ReLU()(other(model(x))), optimizer, 2, 3)
+    trace = gtrace.open_trace(path)
+    assert [(info.name, info.kind, info.size) for info in trace.tensors] == [("0", "neural", 4), ("1", "neural", 4)]
+    assert (trace.attrs["capture"]["kind"], trace.attrs["capture"]["max_elements"]) == ("neural", 4)
+    assert trace.attrs["model"] == "Sequential"
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+def test_modules_that_are_gone_leave_no_trouble(path):
+    with Run(path) as run:
+        weight = nn.Parameter(torch.ones(3))
+        descend(lambda _: nn.Hardtanh(-9, 9)(weight), torch.optim.SGD([weight], lr=0.0), 1)
+    assert run.steps == {"unnamed/Hardtanh": [0, 1, 2]}
+    assert run.summary.errors == 0
+
+
+def test_waiting_rows_are_bounded():
+    blocks = HostBlocks(limit=4 * 100)
+    row = [blocks.take(80)]
+    blocks.find_room()
+    blocks.hand_over(row)
+    blocks.find_room()
+    more = [blocks.take(80)]
+    assert more[0].data_ptr() != row[0].data_ptr()
+    blocks.hand_over(more)
+    done = threading.Event()
+    waiting = threading.Thread(target=lambda: (blocks.find_room(), done.set()))
+    waiting.start()
+    assert not done.wait(0.05)
+    blocks.release(row)
+    assert done.wait(10)
+    assert blocks.take(80).data_ptr() == row[0].data_ptr()
+    for elements in range(1, 60):  # blocks that nobody needs any more make room
+        blocks.reuse([blocks.take(elements)])
+        assert blocks._free_bytes == 4 * sum(b.numel() for free in blocks._free.values() for b in free) <= 400

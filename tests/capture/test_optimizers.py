@@ -1,5 +1,6 @@
-"""Models of several optimizers with layers of the same names: every tensor is in the trace under a name of its own."""
+"""Several optimizers with layers of the same names, and what a trace says about optimizers, schedulers and batches."""
 
+import functools
 import sys
 
 import numpy as np
@@ -7,11 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers_capture import Captured
+from helpers_hooks import descend, module
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
 
 import gtrace
-from gtrace.capture.options import parse_steps
+from gtrace.capture.options import EveryStep, parse_steps
 from gtrace.trace.exporting import ExportChoice, export_trace
 
 
@@ -25,7 +28,6 @@ class Discriminator(nn.Sequential):
 
 def gan(steps, *, wrap=lambda model: model):
     """Train; the discriminator steps twice as often, and after the generator."""
-    torch.manual_seed(0)
     generator = wrap(Generator(nn.Linear(4, 150), nn.ReLU(), nn.Linear(150, 9)))
     discriminator = Discriminator(nn.Linear(9, 12), nn.ReLU(), nn.Linear(12, 1))
     generators = torch.optim.Adam(generator.parameters())
@@ -42,11 +44,12 @@ def gan(steps, *, wrap=lambda model: model):
 
 
 def captured(path, train, **options):
+    """The trace of a training, whose models live until its end."""
     with Captured(path, **options) as run:
         kept = train()
     assert run.said == []
     del kept
-    return run.summary
+    return run.trace
 
 
 GENERATOR = ["0.weight", "0.bias", "2.weight", "2.bias"]
@@ -55,68 +58,59 @@ DISCRIMINATOR = [f"Discriminator.{name}" for name in GENERATOR]
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 def test_a_gan(tmp_path, suffix):
-    path = tmp_path / f"run{suffix}"
-    summary = captured(path, lambda: gan(3))
-    assert (summary.optimizers, summary.tensors) == (2, 8)
-    with gtrace.open_trace(path) as trace:
-        assert trace.attrs["model"] == "Generator, Discriminator"
-        shown = [*((name, 0) for name in GENERATOR), *((name, 1) for name in DISCRIMINATOR)]
-        assert [(info.name, info.optimizer) for info in trace.tensors] == shown
-        assert trace.steps("Discriminator.0.weight").tolist() == list(range(6))
-        swept = gtrace.run_sweep(trace, ["qsgd:bits=3"], jobs=1, draws=0)
-        assert set(swept["tensor"]) == {*GENERATOR, *DISCRIMINATOR}
-        assert list(swept.warnings) == []
-        one = gtrace.run_sweep(trace, ["qsgd:bits=3"], jobs=1, draws=0, tensors=["Discriminator.*"])
-        assert set(one["tensor"]) == set(DISCRIMINATOR)
-        made = export_trace(trace, tmp_path / "export", "npz", ExportChoice(steps=[2]))
-        assert set(made.tensors) == {*GENERATOR, *DISCRIMINATOR}
-        with np.load(tmp_path / "export" / "step_000002.npz") as arrays:
-            assert arrays["Discriminator.2.weight"].shape == (1, 12)
-            assert arrays["2.weight"].tobytes() == trace.read("2.weight", 2).tobytes()
+    trace = captured(tmp_path / f"run{suffix}", lambda: gan(3))
+    assert trace.attrs["model"] == "Generator, Discriminator"
+    shown = [*((name, 0) for name in GENERATOR), *((name, 1) for name in DISCRIMINATOR)]
+    assert [(info.name, info.optimizer) for info in trace.tensors] == shown
+    assert trace.steps("Discriminator.0.weight").tolist() == list(range(6))
+    swept = gtrace.run_sweep(trace, ["qsgd:bits=3"], jobs=1, draws=0)
+    assert set(swept["tensor"]) == {*GENERATOR, *DISCRIMINATOR}
+    assert list(swept.warnings) == []
+    one = gtrace.run_sweep(trace, ["qsgd:bits=3"], jobs=1, draws=0, tensors=["Discriminator.*"])
+    assert set(one["tensor"]) == set(DISCRIMINATOR)
+    made = export_trace(trace, tmp_path / "export", "npz", ExportChoice(steps=[2]))
+    assert set(made.tensors) == {*GENERATOR, *DISCRIMINATOR}
+    with np.load(tmp_path / "export" / "step_000002.npz") as arrays:
+        assert arrays["Discriminator.2.weight"].shape == (1, 12)
+        assert arrays["2.weight"].tobytes() == trace.read("2.weight", 2).tobytes()
 
 
-def test_a_gan_with_one_model_in_a_wrapper(tmp_path, monkeypatch):
+def test_a_gan_with_one_model_in_a_wrapper(path, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch puts its own in the place
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        captured(tmp_path / "run.zarr", lambda: gan(2, wrap=DistributedDataParallel))
+        trace = captured(path, lambda: gan(2, wrap=DistributedDataParallel))
     finally:
         dist.destroy_process_group()
-    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
-        assert [info.name for info in trace.tensors] == [*GENERATOR, *DISCRIMINATOR]
+    assert [info.name for info in trace.tensors] == [*GENERATOR, *DISCRIMINATOR]
 
 
 @pytest.mark.parametrize("kind", ["weight", "both"])
-def test_names_do_not_depend_on_which_steps_are_recorded(tmp_path, kind):
+def test_names_do_not_depend_on_which_steps_are_recorded(path, kind):
     # The discriminator comes to step 5 long before the generator does.
-    captured(tmp_path / "run.zarr", lambda: gan(6), policy=parse_steps("5"), kind=kind)
-    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
-        there = [info.name for info in trace.tensors if info.kind == "weight"]
-        modules = {info.name for info in trace.tensors if info.kind == "neural" and info.optimizer == 1}
-    assert there == [*GENERATOR, *DISCRIMINATOR]
+    trace = captured(path, lambda: gan(6), policy=parse_steps("5"), kind=kind)
+    assert [info.name for info in trace.tensors if info.kind == "weight"] == [*GENERATOR, *DISCRIMINATOR]
+    modules = {info.name for info in trace.tensors if info.kind == "neural" and info.optimizer == 1}
     assert kind == "weight" or {"opt1/Discriminator.0", "opt1/Discriminator.2"} <= modules
 
 
-def test_weights_are_called_as_modules_are(tmp_path):
+@pytest.mark.parametrize(("kind", "prefix"), [("both", "Discriminator"), ("weight", "Generator")])
+def test_weights_are_called_as_modules_are(path, kind, prefix):
     """Here the discriminator steps first; the generator's forward pass comes first, which is what modules go by."""
 
     def train():
-        torch.manual_seed(0)
-        generator = Generator(nn.Linear(4, 9))
-        discriminator = Discriminator(nn.Linear(9, 1))
+        generator, discriminator = Generator(nn.Linear(4, 9)), Discriminator(nn.Linear(9, 1))
         optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (discriminator, generator)]
         discriminator(generator(torch.ones(2, 4))).sum().backward()
         for optimizer in optimizers:
             optimizer.step()
         return generator, discriminator
 
-    for kind, prefix in (("both", "Discriminator"), ("weight", "Generator")):
-        captured(tmp_path / f"{kind}.zarr", train, kind=kind)
-        with gtrace.open_trace(tmp_path / f"{kind}.zarr") as trace:
-            names = {info.name for info in trace.tensors if info.kind == "weight"}
-            modules = {info.name for info in trace.tensors if info.kind == "neural"}
-        assert names == {"0.weight", "0.bias", f"{prefix}.0.weight", f"{prefix}.0.bias"}
-        assert not modules or {"0", "Discriminator.0"} <= modules
+    trace = captured(path, train, kind=kind)
+    names = {info.name for info in trace.tensors if info.kind == "weight"}
+    modules = {info.name for info in trace.tensors if info.kind == "neural"}
+    assert names == {"0.weight", "0.bias", f"{prefix}.0.weight", f"{prefix}.0.bias"}
+    assert not modules or {"0", "Discriminator.0"} <= modules
 
 
 def test_sketches_and_samples_of_a_gan(tmp_path):
@@ -124,16 +118,15 @@ def test_sketches_and_samples_of_a_gan(tmp_path):
     gtrace.sketch_trace(tmp_path / "full.zarr", tmp_path / "small.zarr", sketch="l2:512", tensors=["Discriminator.*"])
     with gtrace.open_trace(tmp_path / "small.zarr") as trace:
         assert [info.name for info in trace.tensors] == DISCRIMINATOR
-    captured(tmp_path / "cut.zarr", lambda: gan(2), max_elements=16384, tensors=("Discriminator.*", "0.*"))
-    with gtrace.open_trace(tmp_path / "cut.zarr") as trace:
-        assert [info.name for info in trace.tensors] == [*GENERATOR[:2], *DISCRIMINATOR]
+    chosen = {"max_elements": 16384, "tensors": ("Discriminator.*", "0.*")}
+    trace = captured(tmp_path / "cut.zarr", lambda: gan(2), **chosen)
+    assert [info.name for info in trace.tensors] == [*GENERATOR[:2], *DISCRIMINATOR]
 
 
-def test_one_model_over_two_optimizers_and_a_second_phase(tmp_path):
+def test_one_model_over_two_optimizers_and_a_second_phase(path):
     """Names stay; of the same parameter in two optimizers the reader tells the later one by its number."""
 
     def train():
-        torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
         for parts in ([model[0], model[1]], [model]):
             optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in parts]
@@ -142,13 +135,189 @@ def test_one_model_over_two_optimizers_and_a_second_phase(tmp_path):
                 optimizer.step()
         return model
 
-    captured(tmp_path / "run.zarr", train)
-    names = ["0.weight", "0.bias", "1.weight", "1.bias"]
-    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
-        shown = [(info.name, info.optimizer) for info in trace.tensors]
-        assert shown == [*zip(names, (0, 0, 1, 1), strict=True), *((f"opt2/{name}", 2) for name in names)]
-        for name in names:
-            assert trace.read(f"opt2/{name}", 0).tobytes() == trace.read(name, 0, optimizer=2).tobytes()
-            assert trace.read(f"opt2/{name}", 0).tobytes() != trace.read(name, 0).tobytes()
-        swept = gtrace.run_sweep(trace, ["terngrad"], jobs=1, draws=0)
+    trace, names = captured(path, train), ["0.weight", "0.bias", "1.weight", "1.bias"]
+    shown = [(info.name, info.optimizer) for info in trace.tensors]
+    assert shown == [*zip(names, (0, 0, 1, 1), strict=True), *((f"opt2/{name}", 2) for name in names)]
+    for name in names:
+        assert trace.read(f"opt2/{name}", 0).tobytes() == trace.read(name, 0, optimizer=2).tobytes()
+        assert trace.read(f"opt2/{name}", 0).tobytes() != trace.read(name, 0).tobytes()
+    swept = gtrace.run_sweep(trace, ["terngrad"], jobs=1, draws=0)
     assert set(swept["tensor"]) == {name for name, _ in shown}
+
+
+STEPS, SAMPLES = 12, 5
+
+
+def train(steps=STEPS, make=torch.optim.SGD, schedule=None, epoch=1, batches=1, rows=lambda _step: SAMPLES, **settings):
+    """Final weights of a small training; ``schedule`` makes a scheduler that steps once in ``epoch`` steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    groups = settings.pop("groups", lambda model: model.parameters())
+    optimizer = make(groups(model), **{"lr": 0.01, **settings})
+    scheduler = None if schedule is None else schedule(optimizer)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for _ in range(batches):
+            model(torch.randn(rows(step), 4)).square().mean().backward()
+        optimizer.step()
+        model.eval()(torch.randn(99, 4))
+        model.train()
+        if scheduler is not None and (step + 1) % epoch == 0:
+            scheduler.step()
+    return [p.detach().numpy().tobytes() for p in model.parameters()]
+
+
+def facts(path, every=1, **settings):
+    return captured(path, functools.partial(train, **settings), policy=EveryStep(every)).optimizer_facts()
+
+
+SGD = {"kind": "SGD", "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0, "decoupled": False}
+ADAM = {"kind": "Adam", "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled": False}
+NESTEROV = {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
+
+
+class Own(torch.optim.Adam):
+    """The same rule."""
+
+
+class Lion(torch.optim.SGD):
+    """Another rule."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(self.param_groups[0]["lr"] * p.grad.sign())
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (NESTEROV, {**SGD, **NESTEROV}),
+        ({"momentum": 0.9, "dampening": 0.5}, {**SGD, "momentum": 0.9, "dampening": 0.5}),
+        ({"make": torch.optim.Adam, "weight_decay": 0.1}, {**ADAM, "weight_decay": 0.1}),
+        ({"make": Own, "betas": (0.8, 0.99), "eps": 1e-4}, {**ADAM, "betas": (0.8, 0.99), "eps": 1e-4}),
+        ({"make": torch.optim.AdamW}, {**ADAM, "kind": "AdamW", "weight_decay": 0.01, "decoupled": True}),
+        ({"make": torch.optim.Adam, "amsgrad": True}, {**ADAM, "kind": "AMSGrad"}),
+        ({"make": torch.optim.RMSprop}, {"kind": "RMSprop", "momentum": 0.0, "decoupled": False}),
+        ({"make": Lion}, {"kind": "Lion", "decoupled": None}),
+    ],
+)
+def test_the_update_rule(path, settings, expected):
+    found = facts(path, **settings)
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert (found.steps_seen, found.length, found.planned_steps, found.varies) == (STEPS, STEPS, None, ())
+    assert found.batch_size == SAMPLES
+
+
+def test_groups_keep_what_sets_them_apart(path):
+    def groups(model):
+        first = {"params": [model[0].weight, model[2].weight]}
+        return [first, {"params": [model[0].bias], "weight_decay": 0.0}, {"params": [model[2].bias], "lr": 0.1}]
+
+    trace = captured(path, lambda: train(groups=groups, make=torch.optim.AdamW, weight_decay=0.02))
+    found = {info.name: trace.optimizer_facts().of_tensor(info.attrs) for info in trace.tensors}
+    apart = {name: (own.weight_decay, round(own.lr_ratio, 6)) for name, own in found.items()}
+    same = dict.fromkeys(("0.weight", "2.weight"), (0.02, 1.0))
+    assert apart == {**same, "0.bias": (0.0, 1.0), "2.bias": (0.02, 10.0)}
+
+
+def falls(step, num_training_steps):
+    return max(0.0, 1 - step / num_training_steps)
+
+
+def warmed(optimizer, last):
+    first = lr_scheduler.LinearLR(optimizer, total_iters=4)
+    return lr_scheduler.SequentialLR(optimizer, [first, last(optimizer)], milestones=[4])
+
+
+COSINE = functools.partial(lr_scheduler.CosineAnnealingLR, T_max=40)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "epoch", "planned"),
+    [
+        (COSINE, 1, 40),
+        (COSINE, 3, 120),
+        (functools.partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=50), 1, 50),
+        (functools.partial(lr_scheduler.PolynomialLR, total_iters=30), 1, 30),
+        (functools.partial(lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.1, total_iters=25), 1, 25),
+        (functools.partial(lr_scheduler.LinearLR, start_factor=0.1, total_iters=25), 1, None),
+        (functools.partial(lr_scheduler.StepLR, step_size=5), 1, None),
+        (functools.partial(lr_scheduler.CosineAnnealingLR, T_max=6), 1, None),
+        (functools.partial(lr_scheduler.LambdaLR, lr_lambda=functools.partial(falls, num_training_steps=70)), 1, 70),
+        (functools.partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.9**step), 1, None),
+        (functools.partial(warmed, last=COSINE), 1, 44),
+        (functools.partial(warmed, last=functools.partial(lr_scheduler.ExponentialLR, gamma=0.9)), 1, None),
+        (lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.LinearLR(o), COSINE(o)]), 1, 40),
+        (COSINE, STEPS + 1, None),
+    ],
+)
+def test_planned_steps(path, schedule, epoch, planned):
+    assert facts(path, schedule=schedule, epoch=epoch).planned_steps == planned
+
+
+@pytest.mark.parametrize(("epoch", "planned"), [(1, 300), (7, 2100), (90, 27000)])
+def test_planned_steps_if_few_steps_are_recorded(path, epoch, planned):
+    schedule = functools.partial(lr_scheduler.CosineAnnealingLR, T_max=300)
+    found = facts(path, every=150, steps=295, schedule=schedule, epoch=epoch)
+    assert (found.planned_steps, found.steps_seen) == (planned, 295)
+
+
+def test_a_scheduler_that_was_made_before_the_block(path):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = COSINE(optimizer)
+    with gtrace.capture.record(model, optimizer, path):
+        for _ in range(3):
+            descend(model, optimizer, 7, 2, steps=1)
+            scheduler.step()
+    found = gtrace.open_trace(path).optimizer_facts()
+    assert (found.planned_steps, found.batch_size) == (40, 7)
+
+
+def test_what_a_schedule_changes_is_a_median_and_no_hook_stays(path):
+    schedule = functools.partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=STEPS + 1)
+    alone = train(make=torch.optim.Adam, schedule=schedule)
+    with Captured(path) as run:
+        assert train(make=torch.optim.Adam, schedule=schedule) == alone
+    assert not nn.modules.module._global_forward_pre_hooks
+    found = run.trace.optimizer_facts()
+    assert found.varies == ("betas",)
+    assert 0.85 < found.betas[0] < 0.95
+    assert found.betas[1] == 0.999
+
+
+@pytest.mark.parametrize(
+    ("settings", "batch", "varies"),
+    [
+        ({"batches": 3}, 3 * SAMPLES, ()),
+        ({"rows": lambda step: 2 if step == 6 else 8}, 8, ()),
+        ({"rows": lambda step: 2 + step}, 8, ("batch_size",)),
+    ],
+)
+def test_batch_size(path, settings, batch, varies):
+    found = facts(path, **settings)
+    assert (found.batch_size, found.varies) == (batch, varies)
+    assert gtrace.open_trace(path).attrs["batch_size"] == batch
+
+
+def test_batch_size_of_a_model_that_takes_keywords(path):
+    with Captured(path) as run:
+        model = module(lambda self, *, x, scale: scale * self.inner(x), inner=nn.Linear(4, 1))
+        descend(lambda x: model(x=x, scale=torch.ones(1)), torch.optim.SGD(model.parameters(), lr=0.1), 6, 4)
+    assert run.trace.optimizer_facts().batch_size == 6
+
+
+def test_optimizers_of_a_gan_have_facts_of_their_own(path):
+    with Captured(path) as run:
+        make, judge = nn.Linear(2, 3), nn.Linear(3, 1)
+        makes, judges = torch.optim.SGD(make.parameters(), lr=0.1), torch.optim.Adam(judge.parameters())
+        for _ in range(4):
+            judge(make(torch.ones(5, 2))).sum().backward()
+            makes.step()
+            for _ in range(2):
+                judge(make(torch.ones(6, 2)).detach()).sum().backward()
+                judges.step()
+    several = [run.trace.optimizer_facts(optimizer) for optimizer in range(3)]
+    found = [(one.kind, one.steps_seen, one.batch_size) for one in several]
+    assert found == [("SGD", 4, 5), ("Adam", 8, 6), (None, None, 5)]

@@ -1,12 +1,14 @@
-"""Programs that run as several processes, and what each of them leaves in the trace."""
+"""Programs that run as several processes, launched or forked, and what each of them leaves in the trace."""
 
 import json
 import os
+import runpy
 import socket
 
+import numpy as np
 import pytest
 import torch
-from helpers_capture import run_gtrace, write_script
+from helpers_capture import run_gtrace, run_python, write_script
 from torch import nn
 
 from gtrace.capture import capture_options
@@ -19,6 +21,7 @@ TRAIN = """
     import gc, os, sys, time
     import torch
     import torch.distributed as dist
+    import torch.multiprocessing as mp
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
@@ -45,23 +48,17 @@ TRAIN = """
         dist.barrier()
         dist.destroy_process_group()
 
-    if __name__ == "__main__":
-        dist.init_process_group("gloo")
-        train(dist.get_rank(), *sys.argv[1:])
-    """
-SPAWN = """
-    import os, sys
-    import torch.distributed as dist
-    import torch.multiprocessing as mp
-    from train import train
-
     def work(rank, port):
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         dist.init_process_group("gloo", rank=rank, world_size=2)
         train(rank, "kill")
 
     if __name__ == "__main__":
-        mp.spawn(work, (sys.argv[1],), nprocs=2)
+        if len(sys.argv) > 1:
+            mp.spawn(work, (sys.argv[1],), nprocs=2)
+        else:
+            dist.init_process_group("gloo")
+            train(dist.get_rank())
     """
 
 
@@ -71,33 +68,25 @@ def free_port():
         return str(found.getsockname()[1])
 
 
-def torchrun():
-    return ["torch.distributed.run", "--master-port", free_port(), "--nproc-per-node", "2"]
+def launch(port):
+    return ["--master-port", port, "--nproc-per-node", "2"]
 
 
 @pytest.fixture
 def folder(tmp_path):
     write_script(tmp_path / "train.py", TRAIN)
-    write_script(tmp_path / "spawned.py", SPAWN)
     return tmp_path
 
 
-def check_two_ranks(folder, status="complete"):
+def check_two_ranks(folder):
+    """Their rows, and their weights: those of one process that averages both ranks' gradients as DDP does."""
     trace = open_trace(folder / "run.zarr")
-    assert (trace.status, trace.attrs["world_size"]) == (status, 2)
-    assert [(key.rank, trace.scalars(rank=key.rank)["step"].tolist()) for key in trace.streams] == [
-        (0, [0, 1, 2]),
-        (1, [0, 1, 2]),
-    ]
+    assert (trace.status, trace.attrs["world_size"]) == ("complete", 2)
+    steps = [(key.rank, trace.scalars(rank=key.rank)["step"].tolist()) for key in trace.streams]
+    assert steps == [(0, [0, 1, 2]), (1, [0, 1, 2])]
     assert [info.name for info in trace.tensors if info.rank == 1] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     for info in trace.tensors:
-        for step in range(3):
-            assert trace.read(info.name, step, rank=info.rank).any()
-    return trace
-
-
-def plain_weights():
-    """What both ranks come to: one process computes both ranks' gradients and averages them as DDP does."""
+        assert all(trace.read(info.name, step, rank=info.rank).any() for step in range(3))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -107,29 +96,24 @@ def plain_weights():
         for generator in generators:
             (model(torch.randn(6, 4, generator=generator)).square().mean() / 2).backward()
         optimizer.step()
-    return model.state_dict()
-
-
-def check_weights(folder):
     for rank in (0, 1):
         found = torch.load(folder / f"weights{rank}.pt")
-        assert all(torch.equal(found[f"module.{name}"], value) for name, value in plain_weights().items())
+        assert all(torch.equal(found[f"module.{name}"], value) for name, value in model.state_dict().items())
 
 
 @pytest.mark.capture_case("torchrun -m -- gtrace capture")
 def test_gtrace_inside_torchrun(folder, monkeypatch):
     """``torchrun -m -- gtrace capture``; a second launch with the same port must not join the first one's trace."""
     port = free_port()
-    command = ["--master-port", port, "--nproc-per-node", "2", "-m", "--", "gtrace", "capture", "-o", "run.zarr"]
+    command = [*launch(port), "-m", "--", "gtrace", "capture", "-o", "run.zarr"]
     result = run_gtrace(*command, "train.py", cwd=folder, module="torch.distributed.run")
     assert result.returncode == 0, result.stderr
     first, last = [line for line in result.stderr.splitlines() if line.startswith("gtrace: ")]
     assert first.startswith("gtrace: recording 4 tensors")
     assert "3 steps captured on rank 0 in run.zarr (4 tensors" in last
     check_two_ranks(folder)
-    check_weights(folder)
-    launch = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in {**launch, "RANK": "1", "TORCHELASTIC_RUN_ID": "none"}.items():
+    words = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in {**words, "RANK": "1", "TORCHELASTIC_RUN_ID": "none"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(OutputExistsError, match="already exists"):
         capture_options(folder / "run.zarr", run=launch_token(), first=first_of_launch())
@@ -137,18 +121,18 @@ def test_gtrace_inside_torchrun(folder, monkeypatch):
 
 @pytest.mark.capture_case("gtrace capture -m torch.distributed.run")
 def test_torchrun_inside_gtrace_keeps_weights(folder, gtrace_here):
-    result = run_gtrace("capture", "-o", "run.zarr", "-m", *torchrun(), "train.py", cwd=folder)
+    torchrun = ["-m", "torch.distributed.run", *launch(free_port())]
+    result = run_gtrace("capture", "-o", "run.zarr", *torchrun, "train.py", cwd=folder)
     assert result.returncode == 0, result.stderr
     assert "gtrace: 3 steps captured on each of 2 ranks in run.zarr (4 tensors" in result.stderr
     check_two_ranks(folder)
-    check_weights(folder)
     assert json.loads(gtrace_here("info", "run.zarr", "--json")[1])["ranks"] == [0, 1]
 
 
 @pytest.mark.capture_case("torch.multiprocessing.spawn")
 @pytest.mark.capture_case("kill -9 of one rank")
 def test_a_killed_one_of_spawned_ranks_keeps_its_steps(folder):
-    result = run_gtrace("capture", "-o", "run.zarr", "spawned.py", free_port(), cwd=folder)
+    result = run_gtrace("capture", "-o", "run.zarr", "train.py", free_port(), cwd=folder)
     assert result.returncode == 5
     trace = open_trace(folder / "run.zarr")
     assert trace.status == "interrupted"
@@ -180,8 +164,7 @@ ALONE = """
         optimizer.step()
     if "term" in sys.argv:
         os.kill(os.getpid(), signal.SIGTERM)
-    if "raise" in sys.argv:
-        raise ValueError("over")
+    raise ValueError("over")
     """
 
 
@@ -195,8 +178,7 @@ def test_a_child_however_it_ends(tmp_path):
     assert result.stdout.splitlines() == [line for code in ("-15", "1") for line in ("own []", code)]
     assert "hooks.py" not in result.stderr
     with open_trace(tmp_path / "run.zarr") as trace:
-        for rank in range(2):
-            assert trace.scalars(rank=rank)["step"].tolist() == [0, 1, 2, 3]
+        assert [trace.scalars(rank=rank)["step"].tolist() for rank in range(2)] == [[0, 1, 2, 3]] * 2
     assert [part["status"] for part in parts(tmp_path / "run.zarr")] == ["interrupted"] * 2
 
 
@@ -234,3 +216,94 @@ def test_workers_and_strangers_write_nothing(tmp_path):
     with open_trace(tmp_path / "run.zarr") as trace:
         assert [(key.rank, trace.scalars(rank=key.rank)["step"].size) for key in trace.streams] == [(0, 4)]
     assert "GTRACE_CAPTURE" not in os.environ
+
+
+FORKS = """
+    import multiprocessing, os, signal, sys, time
+    from concurrent.futures import ProcessPoolExecutor
+    import torch
+
+    model = torch.nn.Linear(4, 2, bias=False)  # of the parent, which does not train
+    torch.optim.SGD(model.parameters()).zero_grad()  # imports what each child would have to
+
+    def train(seed, end=None):
+        torch.manual_seed(seed)
+        model.weight.data.normal_()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        gradients = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(5, 4)).square().mean().backward()
+            gradients.append(model.weight.grad.clone())
+            optimizer.step()
+        torch.save((gradients, model.weight.data), f"{seed}.pt")
+        if end == "raise":
+            raise ValueError("over")
+        if end == "wait":
+            open("waits", "w").close()
+            time.sleep(100)
+        return seed
+
+    def both(seed):
+        train(seed)
+        ends(fork.Process(target=train, args=(seed + 1,)))
+
+    def ends(*children):
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        return [child.exitcode for child in children]
+
+    if __name__ == "__main__":
+        fork = multiprocessing.get_context("fork")
+        child = os.fork()
+        if child == 0:
+            train(1)
+            sys.exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print(ends(fork.Process(target=train, args=(2,)), fork.Process(target=train, args=(3, "raise"))))
+        child = fork.Process(target=train, args=(4, "wait"))
+        child.start()
+        while not os.path.exists("waits"):
+            time.sleep(0.01)
+        child.terminate()
+        print(ends(fork.Process(target=both, args=(5,))))
+        with fork.Pool(1) as pool:
+            print(pool.map(train, [7, 8]))
+        with ProcessPoolExecutor(1, mp_context=fork) as pool:
+            print(list(pool.map(train, [9])))
+        child.join()
+        print(child.exitcode)
+    """
+#: seed of a child -> how it ended: os.fork; mp.Process that returns, raises, is terminated; a child and its own child;
+#: a worker of mp.Pool, which its program terminates, with two trainings; one of ProcessPoolExecutor
+ENDS = {seed: "interrupted" if seed in (1, 3, 4) else "complete" for seed in range(1, 10)}
+
+
+@pytest.mark.capture_case("forked children: os.fork, mp.Process, mp.Pool, ProcessPoolExecutor")
+def test_each_forked_child_that_trains_has_its_own_group_and_ends_as_it_would(tmp_path, monkeypatch):
+    script = write_script(tmp_path / "train.py", FORKS)
+    # A process of its own: forks are followed before the program imports torch.
+    result = run_python("-m", "gtrace", "capture", "-o", "run.zarr", "train.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["7", "[0, 1]", "[0]", "[7, 8]", "[9]", "-15"]
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("gtrace: 3 steps of each of 1 to 2 optimizers captured in each of 8 processes in run.zarr (")
+    saved = {seed: torch.load(tmp_path / f"{seed}.pt") for seed in ENDS}
+    found = {}
+    with open_trace(tmp_path / "run.zarr") as trace:
+        statuses = [part["status"] for part in parts(tmp_path / "run.zarr")]
+        for info in trace.tensors:
+            place = {"rank": info.rank, "optimizer": info.optimizer}
+            assert trace.scalars(**place)["step"].tolist() == [0, 1, 2]
+            rows = [trace.read(info.name, step, **place) for step in range(3)]
+            for seed, (gradients, _) in saved.items():
+                if all(np.array_equal(row, g.flatten()) for row, g in zip(rows, gradients, strict=True)):
+                    found[seed] = statuses[info.rank]
+    assert found == ENDS
+    monkeypatch.chdir(tmp_path)
+    train = runpy.run_path(str(script), run_name="without capture")["train"]
+    for seed, (_, weights) in saved.items():
+        train(seed)
+        assert torch.equal(torch.load(tmp_path / f"{seed}.pt")[1], weights)

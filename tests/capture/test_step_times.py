@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from helpers_capture import Captured
+from helpers_hooks import Watch
 from torch import nn
 
 from gtrace.capture.options import EveryStep
 from gtrace.costs import parse_cluster
-from gtrace.torch_hooks.hooks import TrainingHooks
 from gtrace.torch_hooks.times import StepClock
 from gtrace.trace.facts import StepTimes
 
@@ -30,9 +30,9 @@ class Slow(torch.autograd.Function):
         return gradient
 
 
-def train(steps, groups=None):
+def train(steps, groups=nn.Module.parameters):
     model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(groups(model) if groups else model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(groups(model), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -44,8 +44,8 @@ def train(steps, groups=None):
 
 @pytest.mark.capture_case("times of steps and backward passes")
 @pytest.mark.parametrize(("every", "recorded"), [(5, False), (1, True)])
-def test_times_of_steps(every, recorded, tmp_path):
-    with Captured(tmp_path / "run.zarr", policy=EveryStep(every)) as run:
+def test_times_of_steps(every, recorded, path):
+    with Captured(path, policy=EveryStep(every)) as run:
         train(12)
     times = StepTimes.of(run.trace.attrs)
     # Sleeping takes at least as long; how much longer depends on the machine.
@@ -57,6 +57,19 @@ def test_times_of_steps(every, recorded, tmp_path):
     cluster, said = times.applied(parse_cluster("8x25Gbit/s"))
     assert (cluster.step_time, cluster.backward_time) == (times.step, times.backward)
     assert "measured during capture" in said
+
+
+@pytest.mark.capture_case("learning rate and momentum of each parameter group")
+def test_rates_of_groups(path):
+    def groups(model):
+        return [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.4, "momentum": 0.5}]
+
+    with Captured(path) as run:
+        train(3, groups)
+    for name, lr, momentum in (("weight", 0.1, 0.9), ("bias", 0.4, 0.5)):
+        numbers = run.trace.statistics(name)
+        assert numbers["group_lr"].tolist() == pytest.approx([lr, lr / 2, lr / 4])
+        assert np.all(numbers["group_momentum"] == momentum)
 
 
 def test_what_capture_itself_takes_does_not_count():
@@ -72,19 +85,17 @@ def test_what_capture_itself_takes_does_not_count():
 class _Event:
     """An event of a GPU that is always one step behind."""
 
-    now = 0.0
-    made = ()
+    now, last = 0.0, None
 
     def __init__(self, enable_timing):
         assert enable_timing
         self.device = "cuda:0"
 
     def record(self):
-        self.at = _Event.now
-        _Event.made = (*_Event.made, self)
+        self.at, _Event.last = _Event.now, self
 
     def query(self):
-        return self is not _Event.made[-1]
+        return self is not _Event.last
 
     def elapsed_time(self, other):
         return 1e3 * (other.at - self.at)
@@ -119,8 +130,7 @@ class Sharding:
     """A module that calls collectives through its name ``dist``, as those of torch do that shard models."""
 
     def __init__(self, **results):
-        self.dist = self
-        self.results = results
+        self.dist, self.results = self, results
 
     def __getattr__(self, name):
         def collective(_):
@@ -130,28 +140,34 @@ class Sharding:
         return collective
 
 
-def train_shards(monkeypatch, sharding, clock, names, tensor=None, steps=8):
-    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp._runtime_utils", sharding)
-    for step in range(steps):
-        for name in names:
-            getattr(sharding.dist, name)(torch.empty(0) if tensor is None else tensor)
-        _Event.now += 0.25
-        clock.step(step, recorded=False, models=list)
-    return clock.describe()
-
-
 EXCHANGE = ["all_gather_into_tensor", "reduce_scatter_single", "all_reduce", "get_rank"]
 
 
+@pytest.fixture
+def train_shards(monkeypatch):
+    """What a clock says of a training with collectives."""
+
+    def train(sharding, clock, names=EXCHANGE, kind=torch.Tensor, steps=8):
+        monkeypatch.setitem(sys.modules, "torch.distributed.fsdp._runtime_utils", sharding)
+        for step in range(steps):
+            for name in names:
+                getattr(sharding.dist, name)(torch.empty(0).as_subclass(kind))
+            _Event.now += 0.25
+            clock.step(step, recorded=False, models=list)
+        return clock.describe()
+
+    return train
+
+
 @pytest.mark.usefixtures("gpu")
-def test_collectives_on_a_gpu_take_the_time_between_events(monkeypatch):
-    found = train_shards(monkeypatch, Sharding(), StepClock(float), EXCHANGE, torch.empty(0).as_subclass(OnGpu))
+def test_collectives_on_a_gpu_take_the_time_between_events(train_shards):
+    found = train_shards(Sharding(), StepClock(float), kind=OnGpu)
     assert found == {"step": 0.75, "steps": 5, "recorded": False, "communication": 0.375, "outside_backward": 0.375}
     times = StepTimes.of({"times": found})
     assert str(times) == "750 ms a step, all-gather and reduce-scatter 375 ms"
     assert times.computing == 0.75  # they may run beside other work
     # Those of tensors on the CPU take the time of a clock that runs.
-    found = train_shards(monkeypatch, Sharding(), StepClock(float), EXCHANGE)
+    found = train_shards(Sharding(), StepClock(float))
     assert 0 < found["communication"] == found["exposed"] < 0.1
 
 
@@ -164,15 +180,15 @@ def test_collectives_on_a_gpu_take_the_time_between_events(monkeypatch):
         (2000 * EXCHANGE, {}),
     ],
 )
-def test_collectives_that_are_not_all_known(monkeypatch, names, result):
-    found = train_shards(monkeypatch, Sharding(**result), StepClock(float), names)
+def test_collectives_that_are_not_all_known(train_shards, names, result):
+    found = train_shards(Sharding(**result), StepClock(float), names)
     assert "step" in found
     assert "communication" not in found
 
 
-def test_collectives_are_left_alone_when_no_step_is_timed(monkeypatch):
+def test_collectives_are_left_alone_when_no_step_is_timed(train_shards):
     sharding, clock = Sharding(), StepClock(float)
-    train_shards(monkeypatch, sharding, clock, EXCHANGE, steps=64)
+    train_shards(sharding, clock, steps=64)
     assert sharding.dist is not sharding
     clock.step(64, recorded=False, models=list)
     assert sharding.dist is sharding
@@ -183,24 +199,29 @@ def test_collectives_are_left_alone_when_no_step_is_timed(monkeypatch):
     assert sharding.dist is anothers
 
 
-def test_errors_of_the_clock_stop_no_collective(monkeypatch):
-    sharding, errors = Sharding(), []
-    hooks = TrainingHooks(lambda *_: False, print, errors.append)
-    hooks.install()
-    train_shards(monkeypatch, sharding, hooks.clock, EXCHANGE, steps=3)
-    monkeypatch.setattr(hooks.clock, "_mark", lambda _: 1 / 0)
+def test_errors_of_the_clock_stop_no_collective(train_shards, monkeypatch):
+    sharding, watch = Sharding(), Watch(lambda *_: False)
+    watch.hooks.install()
+    train_shards(sharding, watch.clock, steps=3)
+    monkeypatch.setattr(watch.clock, "_mark", lambda _: 1 / 0)
     assert sharding.dist.all_reduce(1) is None
-    assert [type(error) for error in errors] == [ZeroDivisionError]
-    hooks.remove()
+    assert [type(error) for error in watch.errors] == [ZeroDivisionError]
+    watch.hooks.remove()
     assert sharding.dist is sharding
 
 
-def test_waiting_within_the_backward_pass_is_not_computing():
-    # 20 ms of the 30 ms are in the backward pass.
-    times = StepTimes(step=0.1, backward=0.07, communication=0.03, exposed=0.03, outside_backward=0.01, ranks=2)
-    found, said = times.applied(parse_cluster("8x25Gbit/s"))
+def test_times_in_a_cluster():
+    """Waiting within the backward pass is not computing: 20 ms of the 30 ms."""
+    cluster = parse_cluster("8x25Gbit/s")
+    known = {"step": 0.1, "backward": 0.07, "communication": 0.03, "ranks": 2}
+    found, said = StepTimes(**known, exposed=0.03, outside_backward=0.01).applied(cluster)
     assert (found.step_time, found.backward_time) == (pytest.approx(0.07), pytest.approx(0.05))
     assert "all-gather and reduce-scatter 30 ms, for which training waits" in said
+    found, said = StepTimes(**known, exposed=0.02).applied(cluster)
+    assert (found.step_time, found.backward_time) == (pytest.approx(0.08), pytest.approx(0.05))
+    assert "20 ms of it after the backward pass" in said
+    own = parse_cluster("8x25Gbit/s,180ms")
+    assert StepTimes(step=0.1).applied(own) == (own, ""), "the user's own time counts"
 
 
 @pytest.mark.parametrize("found", [None, [], {"step": -1}, {"step": "1"}, {"step": True}, {"step": float("nan")}])
@@ -209,25 +230,3 @@ def test_wrong_times_count_as_unknown(found):
     assert (times.step, times.ranks, str(times)) == (None, 1, "")
     cluster = parse_cluster("8x25Gbit/s")
     assert times.applied(cluster) == (cluster, "")
-
-
-def test_the_users_own_time_counts():
-    cluster = parse_cluster("8x25Gbit/s,180ms")
-    assert StepTimes(step=0.1).applied(cluster) == (cluster, "")
-    exchanged = StepTimes(step=0.1, backward=0.07, communication=0.03, exposed=0.02, ranks=2)
-    found, said = exchanged.applied(parse_cluster("8x25Gbit/s"))
-    assert (found.step_time, found.backward_time) == (pytest.approx(0.08), pytest.approx(0.05))
-    assert "20 ms of it after the backward pass" in said
-
-
-@pytest.mark.capture_case("learning rate and momentum of each parameter group")
-def test_rates_of_groups(tmp_path):
-    def groups(model):
-        return [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.4, "momentum": 0.5}]
-
-    with Captured(tmp_path / "run.zarr") as run:
-        train(3, groups)
-    for name, lr, momentum in (("weight", 0.1, 0.9), ("bias", 0.4, 0.5)):
-        numbers = run.trace.statistics(name)
-        assert numbers["group_lr"].tolist() == pytest.approx([lr, lr / 2, lr / 4])
-        assert np.all(numbers["group_momentum"] == momentum)

@@ -7,6 +7,9 @@ import pytest
 import torch
 from helpers_capture import Captured
 from helpers_styles import STYLES
+from torch import nn
+
+from gtrace.capture.options import EveryStep, parse_steps
 
 
 class HandWritten:
@@ -51,12 +54,12 @@ def bits(trained):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.capture_case(name)) for name in STYLES], ids=lambda name: name[:20]
 )
-def test_a_style(name, tmp_path):
+def test_a_style(name, path):
     torch.manual_seed(0)
     plain = bits(STYLES[name](HandWritten()))
     torch.manual_seed(0)
     seen = HandWritten()
-    with Captured(tmp_path / "run.zarr", kind="both", noise=True, optimizer_state=True) as run:
+    with Captured(path, kind="both", noise=True, optimizer_state=True, second_moments=True) as run:
         trained = STYLES[name](seen)
     assert bits(trained) == plain
     assert [line for line in run.said if "note:" not in line] == []
@@ -81,3 +84,99 @@ def test_a_style(name, tmp_path):
     for number, losses in seen.numbered_losses().items():
         assert np.allclose(trace.scalars(optimizer=number)["loss"], losses, rtol=1e-6)
     assert not [info.name for info in trace.tensors if "unnamed" in info.name or "~" in info.name]
+
+
+def compiled(what, backend, steps=5):
+    """Final weights and gradients of each step of a training of which this is compiled, and what was compiled."""
+    counters = torch._dynamo.utils.counters
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    forward = torch.compile(model, backend=backend) if "model" in what else model
+    gradients = []
+
+    def clipped_step():
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    def iteration(x):
+        optimizer.zero_grad()
+        forward(x).square().mean().backward()
+        step()
+
+    step = torch.compile(clipped_step, backend=backend) if "step" in what else clipped_step
+    run = torch.compile(iteration, backend=backend) if "loop" in what else iteration
+    for _ in range(steps):
+        run(torch.randn(5, 4))
+        gradients.append({name: p.grad.flatten().tolist() for name, p in model.named_parameters()})
+    graphs = {name: counters["stats"][name] for name in ("calls_captured", "unique_graphs")}
+    return bits([model]), gradients, graphs
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of every kind, while it compiles
+@pytest.mark.capture_case("torch.compile of model, step and loop (eager, aot_eager)")
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(("what", "backend"), [("model and step", "eager"), ("loop", "aot_eager")])
+def test_what_is_compiled_has_the_same_graphs_and_bits(path, what, backend, every):
+    weights, gradients, graphs = compiled(what, backend)
+    with Captured(path, policy=EveryStep(every)) as run:
+        assert compiled(what, backend) == (weights, gradients, graphs)
+    assert graphs["unique_graphs"] > 0
+    assert run.said == []
+    names = [info.name for info in run.trace.tensors]
+    assert names == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    for step in range(0, 5, every):
+        assert {name: run.trace.read(name, step).tolist() for name in names} == gradients[step]
+    assert np.isfinite(run.trace.scalars()["loss"]).all()
+
+
+def within(gradients, fail=False):
+    """Optimizers that own one parameter each and step while the backward pass goes on; one of them may fail once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2), nn.Linear(2, 2))
+    model[3].requires_grad_(False)
+    trained = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    optimizers = {p: torch.optim.Adam([p], lr=0.01) for p in trained}
+
+    def step(parameter):
+        gradients[-1][trained[parameter]] = parameter.grad.flatten().tolist()
+        if fail and len(gradients) == 2 and parameter is model[0].bias:
+            raise ZeroDivisionError
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in trained:
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(4):
+        gradients.append({})
+        try:
+            model(torch.randn(6, 3)).square().sum().backward()
+        except ZeroDivisionError:
+            model.zero_grad()
+    return bits([model])
+
+
+@pytest.mark.capture_case("optimizers inside the backward pass")
+@pytest.mark.parametrize(("steps", "fail"), [("0-3", False), ("1,3", False), ("0-3", True)])
+def test_optimizers_inside_a_backward_pass_are_one_stream(path, steps, fail):
+    """One row for each backward pass; one that fails does not mix with the next."""
+    plain, gradients = within([{}], fail), []
+    with Captured(path, policy=parse_steps(steps)) as run:
+        weights = within(gradients, fail)
+    assert fail or weights == plain
+    wanted = [step for step in range(4) if parse_steps(steps).wants(step, 0)]
+    assert (run.summary.rows, run.summary.optimizers, run.summary.steps_seen) == (len(wanted), 1, 4)
+    assert run.said == []
+    trace = run.trace
+    assert [key.optimizer for key in trace.streams] == [0]
+    assert {info.name for info in trace.tensors} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    for step in wanted:
+        if not (fail and step == 1):
+            for name, gradient in gradients[step].items():
+                assert trace.read(name, step).tolist() == gradient
+    assert trace.steps("0.weight").tolist() == [step for step in wanted if not (fail and step == 1)]
+    assert trace.steps("2.weight").tolist() == wanted
+    assert np.isfinite(trace.scalars()["loss"]).all()
+    assert trace.scalars()["lr"].tolist() == [0.01] * len(wanted)

@@ -1,6 +1,7 @@
-"""How Python processes that a program launches come to be watched. A module of a few lines stands for torch."""
+"""Code that runs as soon as a module is imported: here, and in Python processes that a program launches."""
 
 import contextlib
+import importlib
 import json
 import os
 import subprocess
@@ -11,18 +12,73 @@ from helpers_capture import write_script
 
 import gtrace
 from gtrace.torch_hooks import children
-from gtrace.torch_hooks.children import children_call, watch, watch_no_more
+from gtrace.torch_hooks.children import after_import, children_call, watch, watch_no_more
 
 TOLD = {"path": "a b", "options": {"every": 3, "names": ["ä"]}}
+START = f"start {sorted(TOLD.items())}"
 SHOW = "import json, sys; print(json.dumps([sys.path, [m for m in sys.modules if m.startswith('gtrace')]]));"
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    write_script(tmp_path / "lib" / "torch.py", "print('torch')")
-    write_script(
-        tmp_path / "lib" / "probe.py", "def start(told):\n    print('start', sorted(told.items()))\nimport sys"
+def module_name(tmp_path, monkeypatch):
+    name = "a_module_to_wait_for"
+    (tmp_path / f"{name}.py").write_text("done = False\nvalue = 1\ndone = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_it_runs_right_after_the_import_and_once(module_name):
+    seen, before = [], list(sys.meta_path)
+    with after_import(module_name, lambda: pytest.fail("nobody imports it in the block")):
+        assert sys.meta_path != before
+    assert sys.meta_path == before
+    plain = importlib.import_module(module_name).__spec__
+    del sys.modules[module_name]
+    with after_import(module_name, lambda: seen.append(sys.modules[module_name].done)):
+        assert seen == []
+        watched = importlib.import_module(module_name).__spec__
+        assert seen == [True]
+        importlib.import_module(module_name)
+    assert seen == [True]
+    # For a module that is there, at once.
+    with after_import(module_name, lambda: seen.append("at once")):
+        assert seen == [True, "at once"]
+    assert "exec_module" not in vars(watched.loader)
+    assert (type(watched.loader), watched.origin) == (type(plain.loader), plain.origin)
+    assert watched.loader.get_source(module_name) == plain.loader.get_source(module_name)
+
+
+def test_a_module_that_fails_to_import_can_be_tried_again(tmp_path, module_name):
+    good = (tmp_path / f"{module_name}.py").read_text()
+    (tmp_path / f"{module_name}.py").write_text("raise RuntimeError('not yet')\n")
+    seen = []
+    with after_import(module_name, lambda: seen.append(1)):
+        with pytest.raises(RuntimeError, match="not yet"):
+            importlib.import_module(module_name)
+        assert seen == []
+        # Another length, so that the bytecode of the failing text is not taken for it.
+        (tmp_path / f"{module_name}.py").write_text(good + "# now it works\n")
+        importlib.invalidate_caches()
+        importlib.import_module(module_name)
+    assert seen == [1]
+
+
+def test_waiting_for_torch_does_not_import_it():
+    code = (
+        "import sys; from gtrace.torch_hooks import children, launcher\n"
+        "with children.after_import('torch', lambda: print('here')): pass\n"
+        "assert not {'torch', 'numpy'} & set(sys.modules), 'imported early'\n"
     )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A module of a few lines is torch there."""
+    write_script(tmp_path / "lib" / "torch.py", "print('torch')")
+    write_script(tmp_path / "lib" / "probe.py", "def start(told):\n    print('start', sorted(told.items()))")
     here = os.path.dirname(os.path.dirname(gtrace.__file__))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((here, str(tmp_path / "lib"))))
     monkeypatch.delenv("GTRACE_CAPTURE", raising=False)
@@ -31,31 +87,24 @@ def folder(tmp_path, monkeypatch):
 
 def launched(folder, code, **more):
     """Lines that a child prints on stdout and stderr; it imports nothing of the tests' own."""
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(
-        command, cwd=folder, env={**os.environ, **more}, capture_output=True, text=True, check=False
-    )
+    command, env = [sys.executable, "-c", code], {**os.environ, **more}
+    result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     return result.stdout.splitlines(), result.stderr
 
 
 def test_a_child_is_watched_from_its_import_of_torch_on(folder):
     plain = json.loads(launched(folder, SHOW)[0][0])
+    grandchild = f"import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', {'import torch'!r}]))"
     with children_call("probe", TOLD):
         (first, *rest), errors = launched(folder, SHOW + "import torch; print('end')")
+        (line,), no_errors = launched(folder, grandchild)
     paths, modules = json.loads(first)
-    assert (rest, errors) == (["torch", f"start {sorted(TOLD.items())}", "end"], "")
+    assert (rest, errors, no_errors) == (["torch", START, "end"], "", "")
     # In the same order: another order may find other packages.
     assert paths == plain[0]
     assert set(modules) <= {"gtrace", "gtrace.errors", "gtrace.torch_hooks", "gtrace.torch_hooks.children"}
     assert launched(folder, "import torch") == (["torch"], "")
-
-
-def test_a_child_of_a_child_is_watched_too(folder):
-    code = f"import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', {'import torch'!r}]))"
-    with children_call("probe", TOLD):
-        ((line,), errors) = launched(folder, code)
     assert "start" in line
-    assert errors == ""
 
 
 @pytest.mark.parametrize("change", [{"python": ["/elsewhere", 3, 11]}, {"python": [sys.prefix, 3, 1]}, None])
@@ -63,62 +112,45 @@ def test_another_python_and_another_environment_are_left_alone(change, folder):
     with children_call("probe", TOLD):
         told = "{}" if change is None else json.dumps(json.loads(os.environ["GTRACE_CAPTURE"]) | change)
         (first, *rest), errors = launched(folder, SHOW + "import torch", GTRACE_CAPTURE=told)
+        without = {name: value for name, value in os.environ.items() if name != "GTRACE_CAPTURE"}
+        command = [sys.executable, "-c", "import torch"]
+        assert change or subprocess.check_output(command, env=without, text=True) == "torch\n"
     assert json.loads(first)[1] == []
     assert (rest, errors) == (["torch"], "")
 
 
-def test_without_the_variable(folder):
-    with children_call("probe", TOLD):
-        lines, errors = launched(folder, "import os; print('GTRACE_CAPTURE' in os.environ)")
-        assert (lines, errors) == (["True"], "")
-        monkey = "import sitecustomize; print(sitecustomize.__file__)"
-        assert launched(folder, monkey)[0][0].endswith(os.path.join("injected", "sitecustomize.py"))
-        environment = {name: value for name, value in os.environ.items() if name != "GTRACE_CAPTURE"}
-        command = [sys.executable, "-c", "import torch"]
-        assert subprocess.check_output(command, env=environment, text=True) == "torch\n"
-
-
 def test_the_users_own_sitecustomize(folder):
     place = folder / "lib" / "sitecustomize.py"
-    show = "import sitecustomize; print(sitecustomize.__file__, sitecustomize.OWN);"
-    place.write_text("OWN = 7\nprint('own')\n")
+    show = "import sitecustomize; print(sitecustomize.__file__, getattr(sitecustomize, 'OWN', None));"
     with children_call("probe", TOLD):
-        assert launched(folder, show + "import torch")[0] == [
-            "own",
-            f"{place} 7",
-            "torch",
-            f"start {sorted(TOLD.items())}",
-        ]
-        place.write_text("import not_there_at_all\n")
-        lines, errors = launched(folder, "import torch")
+        assert launched(folder, show)[0][0].endswith(os.path.join("injected", "sitecustomize.py None"))
+        place.write_text("OWN = 7\nprint('own')\n")
+        assert launched(folder, show + "import torch")[0] == ["own", f"{place} 7", "torch", START]
         # Python says it and goes on, as it does without us.
-        assert "No module named 'not_there_at_all'" in errors
-        assert lines == ["torch", f"start {sorted(TOLD.items())}"]
-        place.write_text("1 / 0\n")
-        lines, errors = launched(folder, "import torch")
-        assert "ZeroDivisionError" in errors
-        assert lines == ["torch", f"start {sorted(TOLD.items())}"]
+        for code, error in (("import not_there_at_all", "No module named 'not_there_at_all'"), ("1 / 0", "ZeroDiv")):
+            place.write_text(code)
+            lines, errors = launched(folder, "import torch")
+            assert error in errors
+            assert lines == ["torch", START]
 
 
-def test_the_environment_is_put_back(monkeypatch):
+@pytest.mark.parametrize("before", [None, "own", f"own{os.pathsep}other"])
+def test_the_environment_is_put_back(before, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if before is not None:
+        monkeypatch.setenv("PYTHONPATH", before)
     names = ("PYTHONPATH", "GTRACE_CAPTURE")
-    for before in (None, "own", f"own{os.pathsep}other"):
-        monkeypatch.delenv("PYTHONPATH", raising=False)
-        if before is not None:
-            monkeypatch.setenv("PYTHONPATH", before)
-        state = [os.environ.get(name) for name in names]
-        inside = []
-        with contextlib.suppress(KeyError), children_call("probe", TOLD):
-            inside = os.environ["PYTHONPATH"].split(os.pathsep)
-            raise KeyError
-        assert os.path.isfile(os.path.join(inside[0], "sitecustomize.py"))
-        assert os.pathsep.join(inside[1:]) == (before or "")
-        assert [os.environ.get(name) for name in names] == state
+    state = [os.environ.get(name) for name in names]
+    with contextlib.suppress(KeyError), children_call("probe", TOLD):
+        inside = os.environ["PYTHONPATH"].split(os.pathsep)
+        raise KeyError
+    assert os.path.isfile(os.path.join(inside[0], "sitecustomize.py"))
+    assert os.pathsep.join(inside[1:]) == (before or "")
+    assert [os.environ.get(name) for name in names] == state
     # What the program itself puts there stays.
     with children_call("probe", TOLD):
         monkeypatch.setenv("PYTHONPATH", "the program's")
-    assert os.environ["PYTHONPATH"] == "the program's"
-    assert "GTRACE_CAPTURE" not in os.environ
+    assert [os.environ.get(name) for name in names] == ["the program's", state[1]]
 
 
 def test_a_process_that_looks_after_itself_is_left_alone(folder, monkeypatch):
@@ -127,7 +159,7 @@ def test_a_process_that_looks_after_itself_is_left_alone(folder, monkeypatch):
     before = sys.meta_path[:]
     watch({"module": "probe", "argument": {}})
     assert sys.meta_path != before
-    watch_no_more()
-    assert sys.meta_path == before
-    assert children._call_off == []
-    watch_no_more()
+    for _ in range(2):
+        watch_no_more()
+        assert sys.meta_path == before
+        assert children._call_off == []

@@ -1,6 +1,9 @@
+"""What hooks make of an optimizer's steps: their numbers, gradients, losses and norms, in loops of every style."""
+
 import copy
 import gc
 import math
+import pickle
 import threading
 
 import pytest
@@ -9,10 +12,18 @@ from helpers_hooks import Watch, quadratic, weight
 from torch import nn
 
 
+def sgd(*parameters, lr=0.1, **options):
+    return torch.optim.SGD(parameters, lr=lr, **options)
+
+
+def losses(watch):
+    return [(step.stream, step.loss, step.micro_batches) for step in watch.steps]
+
+
 @pytest.mark.capture_case("several optimizers")
 def test_two_optimizers_on_one_backward_pass_see_the_same_loss():
     first, second = weight(1.0), weight(2.0)
-    optimizers = [torch.optim.SGD([first], lr=0.1), torch.optim.Adam([second], lr=0.2)]
+    optimizers = [sgd(first), torch.optim.Adam([second], lr=0.2)]
     with Watch() as watch:
         for _ in range(2):
             (quadratic(first) + quadratic(second)).backward()
@@ -25,51 +36,63 @@ def test_two_optimizers_on_one_backward_pass_see_the_same_loss():
 
 
 def test_a_new_optimizer_never_takes_the_number_of_one_that_is_gone():
-    w = weight()
+    w, numbers = weight(), []
     with Watch(on_step=lambda step: numbers.append(step.stream)):
-        numbers = []
         for _ in range(3):
-            optimizer = torch.optim.SGD([w], lr=0.1)
             quadratic(w).backward()
-            optimizer.step()
-            del optimizer
+            sgd(w).step()
     assert numbers == [0, 1, 2]
 
 
-def test_backward_with_explicit_gradients_is_no_loss():
+def test_what_is_a_loss():
+    """Its factor counts; explicit gradients of something larger make none; later changes in place do not matter."""
     w = weight()
-    optimizer = torch.optim.SGD([w], lr=0.1)
-    with Watch() as watch:
-        quadratic(w).backward()
-        optimizer.step()
+    optimizer = sgd(w, lr=0.0)
+
+    def factor():
+        loss = quadratic(w)
+        loss.backward(torch.ones_like(loss))
+
+    def two():
+        quadratic(w).backward(torch.tensor(-0.5))
+        quadratic(w).sum().reshape(1).backward(torch.tensor([2.0]))
+
+    def thrown_away():
+        (quadratic(w) * math.nan).backward()
         optimizer.zero_grad()
-        w.data.copy_(torch.tensor([1.0, 2.0]))
-        (w * 2).backward(torch.ones(2))
-        optimizer.step()
-        torch.autograd.backward([quadratic(w), w.sum()])
-        optimizer.step()
-    # Nothing is left of the step before.
-    assert [step.micro_batches for step in watch.steps[:2]] == [1, 0]
-    assert math.isnan(watch.steps[1].loss)
-    assert watch.steps[2].loss == pytest.approx(0.8**2 + 1.8**2 + 0.8 + 1.8)
+        quadratic(w).backward()
 
-
-def test_a_loss_changed_in_place_after_its_backward_pass_keeps_its_value():
-    w = weight()
-    optimizer = torch.optim.SGD([w], lr=0.1)
-    with Watch() as watch:
+    def in_place():
         loss = quadratic(w)
         loss.backward()
         loss.detach().mul_(100)
-        optimizer.step()
-    assert watch.steps[0].loss == 5.0
+
+    def several():
+        torch.autograd.backward([quadratic(w), w.sum()])
+
+    def none():
+        (w * 2).backward(torch.ones(2))
+
+    with Watch() as watch:
+        for backward in (factor, two, thrown_away, in_place, several, none):
+            backward()
+            optimizer.step()
+    *told, (stream, loss, count) = losses(watch)
+    assert told == [(0, 5.0, 1), (0, 7.5, 2), (0, 5.0, 1), (0, 5.0, 1), (0, 8.0, 1)]
+    assert (stream, math.isnan(loss), count) == (0, True, 0)
 
 
-@pytest.mark.capture_case("LBFGS")
-@pytest.mark.parametrize("by_keyword", [False, True])
-def test_lbfgs_gradients_are_those_of_the_first_evaluation(by_keyword):
+@pytest.mark.parametrize(
+    ("make", "evaluations", "by_keyword"),
+    [
+        pytest.param(torch.optim.LBFGS, 4, False, marks=pytest.mark.capture_case("LBFGS")),
+        pytest.param(torch.optim.LBFGS, 4, True, marks=pytest.mark.capture_case("LBFGS")),
+        pytest.param(torch.optim.Adam, 1, False, marks=pytest.mark.capture_case("closures of other optimizers")),
+    ],
+)
+def test_gradients_of_a_closure_are_those_of_its_first_evaluation(make, evaluations, by_keyword):
     w = weight(3.0, -2.0)
-    optimizer = torch.optim.LBFGS([w], lr=0.5, max_iter=4)
+    optimizer = make([w], lr=0.5, **({} if evaluations == 1 else {"max_iter": 4}))
     first = []
 
     def closure():
@@ -82,80 +105,47 @@ def test_lbfgs_gradients_are_those_of_the_first_evaluation(by_keyword):
     with Watch() as watch:
         for _ in range(3):
             seen = []
-            if by_keyword:
-                optimizer.step(closure=closure)
-            else:
-                optimizer.step(closure)
-            assert len(seen) > 1, "more than one evaluation, or this tests nothing"
+            returned = optimizer.step(closure=closure) if by_keyword else optimizer.step(closure)
+            assert (len(seen) > 1) == (evaluations > 1)
+            assert returned.item() == seen[0][0]
             first.append(seen[0])
     assert [s.step for s in watch.steps] == [0, 1, 2]
     assert [s.loss for s in watch.steps] == [loss for loss, _ in first]
     assert all(torch.equal(g[0], e) for g, (_, e) in zip(watch.gradients, first, strict=True))
 
 
-@pytest.mark.capture_case("closures of other optimizers")
-def test_a_closure_of_a_first_order_optimizer():
-    w = weight()
-    optimizer = torch.optim.Adam([w], lr=0.1)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = quadratic(w)
-        loss.backward()
-        return loss
-
-    with Watch() as watch:
-        returned = optimizer.step(closure)
-    assert returned.item() == watch.steps[0].loss == 5.0
-    assert torch.equal(watch.gradients[0][0], torch.tensor([2.0, 4.0]))
-
-
 @pytest.mark.capture_case("a subclass of an optimizer that calls super().step()")
-def test_a_subclass_that_calls_super_step_is_one_step():
+def test_a_subclass_that_calls_super_step_is_one_step_and_one_that_raised_hides_nothing():
     class Doubling(torch.optim.SGD):
-        def step(self, closure=None):
-            for group in self.param_groups:
-                for p in group["params"]:
-                    p.grad.mul_(2)
-            return super().step(closure)
-
-    w = weight()
-    plain = torch.optim.SGD([weight()], lr=0.1)  # hooks SGD.step itself
-    optimizer = Doubling([w], lr=0.1)
-    with Watch() as watch:
-        for _ in range(2):
-            optimizer.zero_grad()
-            quadratic(w).backward()
-            optimizer.step()
-    assert [s.step for s in watch.steps] == [0, 1]
-    assert torch.equal(watch.gradients[0][0], torch.tensor([2.0, 4.0]))
-    assert plain.param_groups
-
-
-def test_a_step_that_raised_does_not_hide_the_next_one():
-    class Failing(torch.optim.SGD):
         fails = True
 
         def step(self, closure=None):
             if self.fails:
                 raise ArithmeticError("once")
+            self.param_groups[0]["params"][0].grad.mul_(2)
             return super().step(closure)
 
     w = weight()
-    optimizer = Failing([w], lr=0.1)
+    other = sgd(weight())  # hooks SGD.step itself
+    optimizer = Doubling([w], lr=0.1)
     with Watch() as watch:
         quadratic(w).backward()
         with pytest.raises(ArithmeticError):
             optimizer.step()
         optimizer.fails = False
-        optimizer.step()
-    assert [s.step for s in watch.steps] == [0, 1]
+        for _ in range(2):
+            optimizer.zero_grad()
+            quadratic(w).backward()
+            optimizer.step()
+    assert [s.step for s in watch.steps] == [0, 1, 2]
+    assert torch.equal(watch.gradients[1][0], torch.tensor([2.0, 4.0]))
+    assert other.param_groups
 
 
 @pytest.mark.capture_case("AMP with GradScaler, fused and not")
 def test_a_fused_optimizer_that_was_unscaled_by_hand():
     w = weight()
-    optimizer = torch.optim.SGD([w], lr=0.1, fused=True)
+    optimizer = sgd(w, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     with Watch() as watch:
         scaler.scale(quadratic(w)).backward()
@@ -165,36 +155,27 @@ def test_a_fused_optimizer_that_was_unscaled_by_hand():
     assert torch.equal(watch.gradients[0][0], torch.tensor([2.0, 4.0]))
 
 
-def test_an_error_of_the_observer_does_not_stop_training():
-    def fail(step):
-        raise OSError(f"disk full at {step.step}")
+def test_an_error_of_the_observer_does_not_stop_training_and_an_interrupt_passes_through():
+    errors = [KeyboardInterrupt(), OSError("disk full"), OSError("still")]
+
+    def fail(_step):
+        raise errors.pop()
 
     w = weight()
-    optimizer = torch.optim.SGD([w], lr=0.1)
-    watch = Watch(on_step=fail)
+    optimizer, watch = sgd(w), Watch(on_step=fail)
     watch.hooks.install()
-    for _ in range(2):
-        quadratic(w).backward()
+    quadratic(w).backward()
+    optimizer.step()
+    optimizer.step()
+    with pytest.raises(KeyboardInterrupt):
         optimizer.step()
     watch.hooks.remove()
-    assert [str(error) for error in watch.errors] == ["disk full at 0", "disk full at 1"]
-
-
-def test_an_interrupt_in_the_observer_passes_through():
-    def interrupt(step):
-        raise KeyboardInterrupt
-
-    w = weight()
-    optimizer = torch.optim.SGD([w], lr=0.1)
-    with Watch(on_step=interrupt):
-        quadratic(w).backward()
-        with pytest.raises(KeyboardInterrupt):
-            optimizer.step()
+    assert [str(error) for error in watch.errors] == ["still", "disk full"]
 
 
 def test_only_the_given_optimizers_are_watched():
     first, second = weight(), weight()
-    mine, other = torch.optim.SGD([first], lr=0.1), torch.optim.SGD([second], lr=0.1)
+    mine, other = sgd(first), sgd(second)
     scaler = torch.amp.GradScaler("cpu")
     with Watch(optimizers=[mine]) as watch:
         (quadratic(first) + scaler.scale(quadratic(second))).backward()
@@ -204,34 +185,26 @@ def test_only_the_given_optimizers_are_watched():
     assert watch.hooks.skipped_steps == 0
 
 
-def test_everything_is_put_back():
+def test_everything_is_put_back_but_another_wrapper_on_top():
     def state():
         scaler = torch.amp.GradScaler
-        return (torch.autograd.backward, scaler.scale, scaler.step, torch.nn.utils.clip_grad_norm_)
+        return torch.autograd.backward, scaler.scale, scaler.step, torch.nn.utils.clip_grad_norm_
 
     before = state()
     with Watch() as watch:
-        assert all(now is not then for now, then in zip(state(), before, strict=True))
+        ours = state()
+        assert all(now is not then for now, then in zip(ours, before, strict=True))
     assert state() == before
     w = weight()
     quadratic(w).backward()
-    torch.optim.SGD([w], lr=0.1).step()
+    sgd(w).step()
     assert watch.steps == []
-
-
-def test_another_wrapper_on_top_is_left_alone():
-    watch = Watch()
-    original = torch.autograd.backward
     watch.hooks.install()
-    ours = torch.autograd.backward
-
-    def theirs(*args, **kwargs):
-        return ours(*args, **kwargs)
-
-    torch.autograd.backward = theirs
+    wrapped = torch.autograd.backward
+    torch.autograd.backward = theirs = lambda *args, **kwargs: wrapped(*args, **kwargs)
     watch.hooks.remove()
     assert torch.autograd.backward is theirs
-    torch.autograd.backward = original
+    torch.autograd.backward = before[0]
 
 
 def test_threads_that_train_have_their_own_losses():
@@ -239,7 +212,7 @@ def test_threads_that_train_have_their_own_losses():
     turns = [threading.Semaphore(1), threading.Semaphore(0)]
 
     def train(number):
-        optimizer = torch.optim.SGD([weights[number]], lr=0.1)
+        optimizer = sgd(weights[number])
         for _ in range(3):
             for part in (lambda: quadratic(weights[number]).backward(), optimizer.step, optimizer.zero_grad):
                 turns[number].acquire()
@@ -253,21 +226,141 @@ def test_threads_that_train_have_their_own_losses():
         for thread in threads:
             thread.join(30)
     for number in range(2):
-        losses = [step.loss for step in watch.steps if step.optimizer.param_groups[0]["params"][0] is weights[number]]
-        assert losses == pytest.approx([(number + 1) ** 2 * 0.64**step for step in range(3)])
+        found = [step.loss for step in watch.steps if step.optimizer.param_groups[0]["params"][0] is weights[number]]
+        assert found == pytest.approx([(number + 1) ** 2 * 0.64**step for step in range(3)])
     assert [step.micro_batches for step in watch.steps] == [1] * 6
     assert watch.backward_passes == 6
 
 
 def test_a_thread_that_only_steps_has_the_losses_of_the_first():
     w = weight()
-    optimizer = torch.optim.SGD([w], lr=0.1)
     with Watch() as watch:
         quadratic(w).backward()
-        thread = threading.Thread(target=optimizer.step)
+        thread = threading.Thread(target=sgd(w).step)
         thread.start()
         thread.join()
     assert watch.steps[0].loss == 5.0
+
+
+@pytest.mark.capture_case("a backward pass of which the gradients are thrown away")
+@pytest.mark.parametrize("how", ["optimizer", "model"])
+def test_what_was_backpropagated_before_zero_grad_is_no_part_of_the_step(how):
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = sgd(model.weight, lr=0.0)
+    with Watch() as watch:
+        zero = optimizer.zero_grad if how == "optimizer" else model.zero_grad
+        for _ in range(2):
+            image = torch.ones(1, 2, requires_grad=True)
+            model(image).square().sum().mul(1000).backward()  # an attack on the image
+            zero()
+            parts = [model(image.detach()).square().sum(), model(image.detach()).abs().sum()]
+            for loss in parts:
+                loss.backward()
+            expected = model.weight.grad.clone()
+            optimizer.step()
+            assert torch.equal(watch.gradients[-1][0], expected)
+            zero()
+    assert losses(watch) == [(0, sum(loss.item() for loss in parts), 2)] * 2
+
+
+def test_zero_grad_of_one_of_two_optimizers():
+    actor, critic = weight(1.0), weight(3.0)
+    a, c = sgd(actor, lr=0.0), sgd(critic, lr=0.0)
+    with Watch() as watch:
+        for _ in range(2):
+            a.zero_grad()
+            quadratic(actor).backward()
+            c.zero_grad()
+            quadratic(critic).backward()
+            a.step()
+            c.step()
+    assert losses(watch) == [(0, 10.0, 2), (1, 9.0, 1)] * 2
+
+
+class TwoSided(torch.optim.SGD):
+    """Sharpness-aware: one backward pass tells where to look, a second one there is stepped on."""
+
+    @torch.no_grad()
+    def first_step(self):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["away"] = p.grad.sign()
+            p.add_(self.state[p]["away"])
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(self.state[p]["away"])
+        super().step()
+
+    def step(self, closure=None):
+        self.first_step()
+        with torch.enable_grad():
+            closure()
+        self.second_step()
+
+
+@pytest.mark.capture_case("two-sided steps (SAM), by hand and with a closure")
+@pytest.mark.parametrize("with_closure", [False, True])
+def test_a_two_sided_step(with_closure):
+    w = weight(1.0, 2.0)
+    optimizer = TwoSided([w], lr=0.0)
+
+    def closure():
+        loss = quadratic(w)
+        loss.backward()
+        return loss
+
+    with Watch() as watch:
+        for _ in range(2):
+            closure()
+            if with_closure:
+                optimizer.step(closure)
+            else:
+                optimizer.first_step()
+                closure()
+                optimizer.second_step()
+            optimizer.zero_grad()
+    assert [step.step for step in watch.steps] == [0, 1]
+    assert losses(watch) == [(0, 13.0, 1)] * 2
+    assert all(torch.equal(gradient, torch.tensor([4.0, 6.0])) for (gradient,) in watch.gradients)
+
+
+@pytest.mark.capture_case("clipping")
+def test_each_optimizer_has_the_norm_of_its_own_gradients():
+    """Of the last call for each; parts that are clipped one by one have one norm."""
+    first, second, third, fourth = weight(3.0, 4.0), weight(6.0), weight(1.0), weight(12.0)
+    optimizers = [sgd(first, lr=0.0), sgd(second, lr=0.0), sgd(third, lr=0.0)]
+    parts = sgd(first, fourth, lr=0.0)
+    with Watch() as watch:
+        sum(map(quadratic, (first, second, third, fourth))).backward()
+        nn.utils.clip_grad_norm_(iter([first]), 1.0)
+        nn.utils.clip_grad_norm_(second, 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        for part in (first, fourth):
+            part.grad.mul_(100)
+            nn.utils.clip_grad_norm_([part], 100.0)
+            nn.utils.clip_grad_norm_([part], 1e-3)
+            part.grad.mul_(1000)
+            nn.utils.clip_grad_norm_([part], 100.0)
+        parts.step()
+    one, two, none, both = (step.clip_norm for step in watch.steps)
+    assert (one, two, math.isnan(none)) == (pytest.approx(10.0), pytest.approx(12.0), True)
+    assert both == pytest.approx(math.hypot(1.0, 1.0), rel=1e-3)
+    assert torch.equal(watch.gradients[1][0], second.grad)
+
+
+def test_clipping_is_what_it_was():
+    w = weight(3.0, 4.0)
+    quadratic(w).backward()
+    with Watch():
+        assert nn.utils.clip_grad_norm_(parameters=(p for p in [w]), max_norm=5.0) == 10.0
+        with pytest.warns(UserWarning, match="empty generator"):
+            nn.utils.clip_grad_norm_((p for p in []), 5.0)
+        for function in (nn.utils.clip_grad_norm_, nn.utils.clip_grad.clip_grad_norm_, torch.autograd.backward):
+            assert pickle.loads(pickle.dumps(function)) is function
+    assert torch.allclose(w.grad, torch.tensor([3.0, 4.0]))
 
 
 class Twice(torch.optim.SGD):
@@ -275,7 +368,7 @@ class Twice(torch.optim.SGD):
 
     def __init__(self, parameters):
         super().__init__(parameters, lr=0.1)
-        self.inner = torch.optim.SGD(parameters, lr=0.01)
+        self.inner = sgd(*parameters, lr=0.01)
 
     def step(self, closure=None):
         self.inner.step()
@@ -285,10 +378,10 @@ class Twice(torch.optim.SGD):
 def alternating():
     """Two optimizers in turn on losses of their own, a third one from step 25 on, and a step of two micro-batches."""
     one, two, three = weight(), weight(3.0, 1.0), weight(0.5)
-    optimizers = [torch.optim.SGD([one], lr=0.1), torch.optim.Adam([two], lr=0.01)]
+    optimizers = [sgd(one), torch.optim.Adam([two], lr=0.01)]
     for step in range(40):
         if step == 25:
-            optimizers.append(torch.optim.SGD([three], lr=0.2))
+            optimizers.append(sgd(three, lr=0.2))
         for parameter, optimizer in zip((one, two, three), optimizers, strict=False):
             for _ in range(1 + step % 2):
                 quadratic(parameter).backward()
@@ -300,7 +393,7 @@ def alternating():
 def copied():
     """An optimizer, and a copy of it that begins later."""
     parameter = weight()
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer = sgd(parameter)
     for step in range(30):
         if step == 15:
             optimizer = copy.deepcopy(optimizer)
@@ -322,7 +415,7 @@ def nested():
 def with_closures():
     """Closures, now and then, in which another optimizer steps."""
     parameter = weight()
-    optimizer, inner = (torch.optim.SGD([parameter], lr=lr) for lr in (0.1, 0.01))
+    optimizer, inner = sgd(parameter), sgd(parameter, lr=0.01)
 
     def closure():
         optimizer.zero_grad()
@@ -339,7 +432,7 @@ def scaled():
     """A gradient scaler that leaves out steps, of a fused optimizer and of another one."""
     for fused in (True, False):
         parameter = weight()
-        optimizer, scaler = torch.optim.SGD([parameter], lr=0.1, fused=fused), torch.amp.GradScaler("cpu", 4.0)
+        optimizer, scaler = sgd(parameter, fused=fused), torch.amp.GradScaler("cpu", 4.0)
         for step in range(30):
             optimizer.zero_grad()
             scaler.scale(quadratic(parameter) * (math.inf if step % 7 == 3 else 1)).backward()
@@ -370,7 +463,7 @@ def test_between_recorded_steps_nothing_is_installed_in_a_backward_pass(monkeypa
     monkeypatch.setattr("gtrace.torch_hooks.hooks.has_compiled", lambda: compiled)
     there, original = [], torch.autograd.backward
     parameter = weight()
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer = sgd(parameter)
     with Watch(optimizers=[optimizer], coming=lambda step: step + -step % 10) as watch:
         watch.hooks.clock.due = math.inf
         for _ in range(20):
@@ -384,7 +477,7 @@ def test_between_recorded_steps_nothing_is_installed_in_a_backward_pass(monkeypa
 def test_a_loss_that_nobody_heard_is_unknown_and_the_next_one_is_heard(monkeypatch):
     monkeypatch.setattr(gc, "get_objects", list)  # for an optimizer of another test it would listen
     first, second = weight(), weight(3.0, 1.0)
-    optimizer, losses = torch.optim.SGD([first], lr=0.1), []
+    optimizer, heard = sgd(first), []
     with Watch(lambda _, step: step % 10 == 0, coming=lambda step: step + -step % 10) as watch:
         watch.hooks.clock.due = math.inf
         for step in range(8):
@@ -394,10 +487,10 @@ def test_a_loss_that_nobody_heard_is_unknown_and_the_next_one_is_heard(monkeypat
             loss.backward()
             if step in (3, 6):
                 norm = nn.utils.clip_grad_norm_([second], 1.0)
-                torch.optim.SGD([second], lr=0.1).step()
-                losses.append((loss.item(), norm.item()))
+                sgd(second).step()
+                heard.append((loss.item(), norm.item()))
             optimizer.step()
     found = [(step.stream, step.loss, step.micro_batches, step.clip_norm) for step in watch.steps]
     assert [one[:3:2] for one in found] == [(0, 1), (1, 0), (2, 1)]
     assert math.isnan(found[1][1])
-    assert found[2][1::2] == losses[1]
+    assert found[2][1::2] == heard[1]

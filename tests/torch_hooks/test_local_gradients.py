@@ -13,10 +13,9 @@ from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients
 class Watched:
     """One parameter, whose gradient at each backward pass is what the test says."""
 
-    def __init__(self, *, strict=True, **options):
-        self.calls = []
-        self.local = LocalGradients(self._guarded)
-        self.weight = nn.Parameter(torch.zeros(3, **options))
+    def __init__(self, *, strict=True):
+        self.calls, self.local = [], LocalGradients(self._guarded)
+        self.weight = nn.Parameter(torch.zeros(3))
         self.local.watch([self.weight], strict=strict)
 
     def _guarded(self, function, *arguments):
@@ -27,39 +26,35 @@ class Watched:
         (self.weight * torch.tensor(values)).sum().backward()
 
     def step(self):
-        optimizer = torch.optim.SGD([self.weight], lr=0.0)
-        self.local.consume(optimizer)
+        self.local.consume(torch.optim.SGD([self.weight], lr=0.0))
+        self.weight.grad = None
 
     def gradient(self, scale=1.0):
         value, stage = self.local.gradient(self.weight, scale)
         return (None if value is None else value.tolist()), stage
 
 
-def test_what_is_recorded_is_what_was_before_the_average():
-    watched = Watched()
+@pytest.fixture
+def watched():
+    return Watched()
+
+
+def test_what_is_recorded_is_what_was_before_the_average(watched):
     for values in ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]):
-        watched.weight.grad = None
         watched.backward(*values)
         watched.weight.grad /= 2
         assert watched.gradient() == (values, LOCAL)
+        assert watched.gradient(0.5) == ([2 * value for value in values], LOCAL)
         watched.step()
-    scaled = Watched()
-    scaled.backward(8.0, 16.0, 24.0)
-    assert scaled.gradient(8.0) == ([1.0, 2.0, 3.0], LOCAL)
 
 
-def test_micro_batches_without_an_average_add_up_bit_for_bit():
-    watched = Watched()
+def test_micro_batches_add_up_bit_for_bit_and_after_an_average_are_what_they_add(watched):
     watched.backward(1.0, 1e8, 0.1)
     watched.backward(1e-8, 1.0, 0.2)
     assert watched.gradient()[0] == watched.weight.grad.tolist()
     # The long way round, value + (grad - before), is another number.
-    one, other = torch.tensor(0.1), torch.tensor(0.2)
-    assert watched.gradient()[0][2] == (one + other).item()
-
-
-def test_micro_batches_after_an_average_are_what_they_add():
-    watched = Watched()
+    assert watched.gradient()[0][2] == (torch.tensor(0.1) + torch.tensor(0.2)).item()
+    watched.step()
     watched.backward(2.0, 4.0, 6.0)
     watched.weight.grad.copy_(torch.tensor([10.0, 20.0, 30.0]))
     watched.backward(1.0, 1.0, 1.0)
@@ -67,45 +62,35 @@ def test_micro_batches_after_an_average_are_what_they_add():
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_what_is_set_to_zero_before_the_step_is_no_part_of_it(to_none):
+def test_what_is_set_to_zero_before_the_step_is_no_part_of_it(watched, to_none):
     """As in a GAN: another loss reaches the parameter first."""
-    watched = Watched()
     watched.backward(2.0, 4.0, 6.0)
     watched.weight.grad = None if to_none else torch.zeros(3)
     watched.backward(1.0, 1.0, 1.0)
     assert watched.gradient() == ([1.0, 1.0, 1.0], LOCAL)
-
-
-def test_a_gradient_of_the_step_before_is_none():
-    watched = Watched()
-    watched.backward(1.0, 2.0, 3.0)
     watched.step()
-    assert watched.gradient() == (None, LOCAL)
+    assert watched.gradient() == (None, LOCAL), "one of the step before"
     # Where nothing averages during the backward pass, what is there is what the optimizer uses.
     plain = Watched(strict=False)
     plain.weight.grad = torch.ones(3)
     assert plain.gradient() == ([1.0] * 3, REDUCED)
 
 
-def test_nothing_is_copied_for_a_step_that_is_not_wanted():
-    watched = Watched()
+def test_nothing_is_copied_for_a_step_that_is_not_wanted(watched):
     watched.local.wanted = False
     watched.backward(1.0, 2.0, 3.0)
     watched.backward(1.0, 2.0, 3.0)
-    assert watched.calls == []
-    assert watched.gradient() == (None, LOCAL)
+    assert (watched.calls, watched.gradient()) == ([], (None, LOCAL))
     watched.local.wanted = True
     watched.weight.grad = None
     watched.backward(4.0, 5.0, 6.0)
-    assert watched.calls == ["_copy"]
-    assert watched.gradient() == ([4.0, 5.0, 6.0], LOCAL)
+    assert (watched.calls, watched.gradient()) == (["_copy"], ([4.0, 5.0, 6.0], LOCAL))
     watched.local.wanted = False
     watched.backward(1.0, 2.0, 3.0)
     assert watched.calls == ["_copy"]
 
 
-def test_hooks_go_and_hold_nothing():
-    watched = Watched()
+def test_hooks_go_and_hold_nothing(watched):
     watched.local.remove()
     watched.backward(1.0, 2.0, 3.0)
     assert watched.calls == []
@@ -118,23 +103,20 @@ def test_hooks_go_and_hold_nothing():
     assert there() is None
 
 
-def test_another_dtype_takes_other_room():
+def test_another_dtype_takes_other_room(watched):
     """A program may convert its model between steps."""
-    watched = Watched()
     watched.backward(1.0, 2.0, 3.0)
     watched.step()
-    watched.weight.grad = None
     watched.weight.data = watched.weight.data.to(torch.bfloat16)
     watched.backward(1.0, 2.0, 3.0)
     value, _ = watched.local.gradient(watched.weight, 1.0)
-    assert value.dtype == watched.weight.grad.dtype
+    assert value.dtype == watched.weight.grad.dtype == torch.bfloat16
 
 
-def test_what_needs_no_gradient_is_not_watched():
+def test_what_needs_no_gradient_is_not_watched(watched):
     frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
     inner = nn.Parameter(torch.zeros(3)) * 1
-    local = LocalGradients(lambda function, *arguments: function(*arguments))
-    local.watch([frozen, inner], strict=True)
+    watched.local.watch([frozen, inner], strict=True)
     frozen.grad = torch.ones(3)
-    assert local.gradient(frozen, 1.0) == (frozen.grad, REDUCED)
+    assert watched.local.gradient(frozen, 1.0) == (frozen.grad, REDUCED)
     assert not inner._backward_hooks

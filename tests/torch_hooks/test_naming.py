@@ -1,3 +1,5 @@
+"""Names of parameters, from the modules that own them."""
+
 import copy
 import gc
 import pickle
@@ -10,12 +12,16 @@ from torch import nn
 from gtrace.torch_hooks.naming import ModuleCollector, Names, ParameterName, name_parameters
 
 
-def groups_of(*parameters, **extra):
-    return [{"params": list(parameters), **extra}]
+def groups_of(*parameters):
+    return [{"params": list(parameters)}]
 
 
-def names(groups, modules=(), **options):
-    table = name_parameters(groups, modules, **options)
+def table_names(table, *modules):
+    return [table[id(p)].name for module in modules for p in module.parameters()]
+
+
+def names(groups, modules=(), scan=False, **options):
+    table = name_parameters(groups, modules, scan=scan, **options)
     return [table[id(p)].name for group in groups for p in group["params"]]
 
 
@@ -26,17 +32,18 @@ class Net(nn.Module):
         self.layers = nn.ModuleList([nn.Linear(4, 4), nn.LayerNorm(4)])
 
 
-def test_names_are_paths_in_the_module_tree():
+PATHS = [name for name, _ in Net().named_parameters()]
+
+
+def test_names_are_paths_in_the_tree_of_the_outermost_module():
     net = Net()
-    table = name_parameters(groups_of(*net.parameters()), [net], scan=False)
-    assert {n: table[id(p)].name for n, p in net.named_parameters()} == {n: n for n, _ in net.named_parameters()}
+    table = name_parameters(groups_of(*net.parameters()), [net.encoder, net.layers[0], net], scan=False)
+    assert table_names(table, net) == PATHS
     assert table[id(net.layers[1].bias)] == ParameterName("layers.1.bias", (), "LayerNorm", "Net")
-
-
-def test_inner_modules_are_named_through_the_outermost_one():
-    net = Net()
-    found = names(groups_of(*net.encoder.parameters()), [net.encoder, net.layers[0], net], scan=False)
-    assert found == ["encoder.weight", "encoder.bias"]
+    # A part of the model is not the model, and a module inside itself is walked once.
+    assert names(groups_of(*net.parameters()), [nn.Sequential(net.encoder), net]) == PATHS
+    net.encoder.owner = net
+    assert "encoder.weight" in names(groups_of(*net.parameters()), [net])
 
 
 def test_tied_weights_have_aliases():
@@ -61,50 +68,39 @@ class OptimizedModule(nn.Module):
         self._orig_mod = module
 
 
+class _FabricModule(nn.Module):
+    """It holds its model twice."""
+
+    def __init__(self, forward, original):
+        super().__init__()
+        self._forward_module, self._original_module = forward, original
+
+
 def test_wrappers_leave_no_trace_in_names():
     net = Net()
     wrapped = OptimizedModule(DistributedDataParallel(net))
-    expected = [name for name, _ in net.named_parameters()]
-    assert names(groups_of(*net.parameters()), [wrapped, net], scan=False) == expected
-    assert name_parameters(groups_of(*net.parameters()), [wrapped])[id(net.encoder.weight)].model == "Net"
-
-
-def test_a_wrapper_that_holds_its_model_twice_makes_no_aliases():
-    class _FabricModule(nn.Module):
-        def __init__(self, forward, original):
-            super().__init__()
-            self._forward_module, self._original_module = forward, original
-
-    net = Net()
-    table = name_parameters(groups_of(*net.parameters()), [_FabricModule(DistributedDataParallel(net), net)])
-    assert [(one.name, one.aliases) for one in table.values()] == [(name, ()) for name, _ in net.named_parameters()]
+    assert names(groups_of(*net.parameters()), [wrapped, net]) == PATHS
+    table = name_parameters(groups_of(*net.parameters()), [_FabricModule(wrapped, net)])
+    assert [(one.name, one.aliases, one.model) for one in table.values()] == [(name, (), "Net") for name in PATHS]
+    # A user's own attribute of that name stays.
+    holder = module(module=nn.Linear(2, 2))
+    assert names(groups_of(*holder.parameters()), [holder]) == ["module.weight", "module.bias"]
 
 
 def test_several_models_of_one_optimizer_are_told_apart():
-    first, second, net = nn.Linear(2, 2), nn.Linear(2, 2), Net()
-    found = names(groups_of(first.weight, second.weight, net.encoder.weight), [first, second, net], scan=False)
+    first, second, net, other = nn.Linear(2, 2), nn.Linear(2, 2), Net(), Net()
+    found = names(groups_of(first.weight, second.weight, net.encoder.weight), [first, second, net])
     assert found == ["Linear.weight", "Linear_2.weight", "Net.encoder.weight"]
     # Labels are those of the models inside of wrappers.
-    other = Net()
-    found = names(groups_of(net.encoder.weight, other.encoder.weight), [OptimizedModule(net), other], scan=False)
+    found = names(groups_of(net.encoder.weight, other.encoder.weight), [OptimizedModule(net), other])
     assert found == ["Net.encoder.weight", "Net_2.encoder.weight"]
-
-
-def test_a_users_own_attribute_called_module_stays():
-    holder = module(module=nn.Linear(2, 2))
-    assert names(groups_of(*holder.parameters()), [holder], scan=False) == ["module.weight", "module.bias"]
-
-
-def table_names(table, *modules):
-    return [table[id(p)].name for module in modules for p in module.parameters()]
 
 
 def test_a_second_model_gets_its_class_in_front_where_names_would_repeat():
     class Critic(nn.Linear):
         pass
 
-    known = Names()
-    scale = module(scale=nn.Parameter(torch.ones(2)))
+    known, scale = Names(), module(scale=nn.Parameter(torch.ones(2)))
     models = [nn.Linear(2, 2), Critic(2, 2), DistributedDataParallel(nn.Linear(2, 2)), scale]
     tables = [known.of(groups_of(*one.parameters()), models, stream=k, scan=False) for k, one in enumerate(models)]
     found = [name for table, one in zip(tables, models, strict=True) for name in table_names(table, one)]
@@ -118,17 +114,15 @@ def test_a_model_over_several_optimizers_keeps_its_names():
     known, net, other = Names(), Net(), Net()
     parts = [net.encoder, net.layers]
     found = [known.of(groups_of(*part.parameters()), [net, other], stream=k) for k, part in enumerate(parts)]
-    assert [table_names(*pair) for pair in zip(found, parts, strict=True)] == [
-        ["encoder.weight", "encoder.bias"],
-        ["layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"],
-    ]
+    assert [name for pair in zip(found, parts, strict=True) for name in table_names(*pair)] == PATHS
     # The second of two models has none of the first one's names, even those that no optimizer has had yet.
     known = Names()
     known.of(groups_of(net.encoder.weight), [net, other])
     later = known.of(groups_of(*other.layers[0].parameters()), [net, other], stream=1)
     assert table_names(later, other.layers[0]) == ["Net_2.layers.0.weight", "Net_2.layers.0.bias"]
-    again = known.of(groups_of(*net.parameters()), [net, other], stream=2)
-    assert table_names(again, net.encoder)[0] == "encoder.weight"
+    assert table_names(known.of(groups_of(*net.parameters()), [net, other], stream=2), net) == PATHS
+    net.encoder = nn.Linear(3, 7)  # takes the place, and the name
+    assert table_names(known.of(groups_of(*net.parameters()), [net], stream=3), net) == PATHS
 
 
 def test_models_that_are_gone_keep_their_names_from_other_optimizers():
@@ -140,47 +134,20 @@ def test_models_that_are_gone_keep_their_names_from_other_optimizers():
         gc.collect()
 
 
-def test_a_layer_that_takes_the_place_of_another_one_has_its_name():
-    known, net = Names(), Net()
-    known.of(groups_of(*net.parameters()), [net])
-    net.encoder = nn.Linear(3, 7)
-    assert table_names(known.of(groups_of(*net.parameters()), [net], stream=1), net.encoder)[0] == "encoder.weight"
-
-
-def test_given_names_of_two_optimizers_are_told_apart():
-    known = Names()
+def test_bare_tensors_have_the_names_that_the_optimizer_was_given_or_numbers():
+    net, bare, known = Net(), nn.Parameter(torch.zeros(3)), Names()
+    groups = groups_of(net.encoder.weight) + groups_of(net.encoder.bias, bare)
+    assert names(groups, [net], stream=2, scan=True) == ["encoder.weight", "encoder.bias", "unnamed/opt2.g1.p1"]
     optimizers = [torch.optim.SGD([("scale", nn.Parameter(torch.zeros(3)))], lr=0.1) for _ in range(2)]
     found = [known.of(one.param_groups, [], stream=k, scan=False) for k, one in enumerate([*optimizers, optimizers[0]])]
     assert [entry.name for table in found for entry in table.values()] == ["scale", "unnamed/opt1.g0.p0", "scale"]
 
 
-def test_a_part_of_the_model_is_not_the_model_and_a_module_inside_itself_is_walked_once():
-    net = Net()
-    part = nn.Sequential(net.encoder)
-    assert names(groups_of(*net.parameters()), [part, net], scan=False)[0] == "encoder.weight"
-    net.encoder.owner = net
-    assert "encoder.weight" in names(groups_of(*net.parameters()), [net], scan=False)
-
-
-def test_bare_tensors_have_the_names_that_the_optimizer_was_given_or_numbers():
-    net, bare = Net(), nn.Parameter(torch.zeros(3))
-    groups = groups_of(net.encoder.weight) + groups_of(net.encoder.bias, bare)
-    assert names(groups, [net], stream=2) == ["encoder.weight", "encoder.bias", "unnamed/opt2.g1.p1"]
-    optimizer = torch.optim.SGD([("scale", bare), ("shift", nn.Parameter(torch.zeros(3)))], lr=0.1)
-    assert names(optimizer.param_groups) == ["scale", "shift"]
-
-
-def test_a_copied_model_is_found_by_the_scan():
-    original = Net()
+def test_a_copied_model_is_found_by_the_scan_also_among_modules_that_are_not_built_yet():
+    original, unborn = Net(), Net.__new__(Net)
     copied = copy.deepcopy(original)
-    assert names(groups_of(*copied.parameters()), [original])[0] == "encoder.weight"
-    assert names(groups_of(*copied.parameters()), [original], scan=False)[0] == "unnamed/opt0.g0.p0"
-
-
-def test_the_scan_survives_modules_that_are_not_built_yet():
-    unborn = Net.__new__(Net)
-    copied = copy.deepcopy(Net())
-    assert names(groups_of(*copied.parameters()))[0] == "encoder.weight"
+    assert names(groups_of(*copied.parameters()), [original], scan=True) == PATHS
+    assert names(groups_of(*copied.parameters()), [original])[0] == "unnamed/opt0.g0.p0"
     assert not vars(unborn).get("_parameters")
 
 
@@ -192,16 +159,17 @@ def collector():
     made.remove()
 
 
-def test_the_collector_sees_modules_while_they_live(collector):
+def test_the_collector_sees_modules_while_they_live_copied_and_unpickled_ones_too(collector):
     net = Net()
     assert {id(net), id(net.encoder), id(net.layers)} <= {id(module) for module in collector.modules()}
-    assert names(groups_of(*net.parameters()), collector.modules(), scan=False)[0] == "encoder.weight"
-    del net
+    for one in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert names(groups_of(*one.parameters()), collector.modules()) == PATHS
+    del net, one
     gc.collect()
     assert collector.modules() == []
 
 
-def test_the_collector_takes_modules_that_cannot_be_hashed(collector):
+def test_the_collector_takes_modules_that_cannot_be_hashed_and_stops(collector):
     class Odd(nn.Linear):
         __hash__ = None
 
@@ -210,20 +178,10 @@ def test_the_collector_takes_modules_that_cannot_be_hashed(collector):
 
     odd = Odd(2, 2)
     assert [module is odd for module in collector.modules()] == [True]
-
-
-def test_the_collector_sees_copies_and_unpickled_modules(collector):
-    net = Net()
-    twin, other = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
-    for one in (twin, other):
-        assert names(groups_of(*one.parameters()), collector.modules(), scan=False)[0] == "encoder.weight"
-
-
-def test_the_collector_stops(collector):
     before = nn.Module.__setstate__.__wrapped__
     assert nn.Module.__setstate__.__module__ == before.__module__
     collector.remove()
     assert nn.Module.__setstate__ is before
     net = Net()
-    assert collector.modules() == []
+    assert [module is odd for module in collector.modules()] == [True]
     assert isinstance(net, nn.Module)

@@ -1,7 +1,5 @@
 """Gradients of module outputs as hooks see them, against those that autograd gives when asked."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import warnings
@@ -21,15 +19,13 @@ class Watch:
     """Hooks around a block; what arrived is kept in the order of calls."""
 
     def __init__(self, *models, keeps=lambda _name: True, on_gradient=None):
-        self.gradients = {}
-        self.errors = []
-        self.paused = False
+        self.gradients, self.errors, self.paused = {}, [], False
         paths = ModulePaths(lambda: models, scan=False)
         self.hooks = OutputHooks(paths, keeps, on_gradient or self._keep, lambda: self.paused, self.errors.append)
         self.hooks.listening = True
 
     def _keep(self, output, gradient):
-        key = (output.name.path, output.order, output.place)
+        key = (output.order, output.place, output.name.path)
         assert not gradient.requires_grad
         self.gradients[key] = self.gradients.get(key, 0) + gradient.clone()
 
@@ -43,36 +39,23 @@ class Watch:
 
     @property
     def names(self):
-        return [path for path, _, _ in sorted(self.gradients, key=lambda key: key[1:])]
+        return [path for *_, path in sorted(self.gradients)]
 
-    def of(self, path):
-        return [self.gradients[key] for key in sorted(self.gradients, key=lambda key: key[1:]) if key[0] == path]
-
-
-def train(build, forward, hooked, **options):
-    """Parameters after two steps, and what was watched."""
-    torch.manual_seed(0)
-    model = build()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watch = Watch(model, **options)
-    if hooked:
-        watch.hooks.install()
-    for _ in range(2):
-        optimizer.zero_grad()
-        forward(model).backward()
-        optimizer.step()
-        watch.hooks.forget()
-    watch.hooks.remove()
-    assert watch.errors == []
-    return [p.detach().clone() for p in model.parameters()], watch
+    def of(self, name):
+        return [self.gradients[key] for key in sorted(self.gradients) if key[2] == name]
 
 
-def unchanged(build, forward):
-    """Training is bit for bit the same with the hooks; returns what they saw."""
-    plain, nothing = train(build, forward, False)
-    hooked, watch = train(build, forward, True)
-    assert nothing.gradients == {}
-    assert all(torch.equal(a, b) for a, b in zip(plain, hooked, strict=True))
+def gradients(model, x):
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def unchanged(model, x):
+    """The gradients of the weights are bit for bit the same with the hooks; returns what these saw."""
+    plain = gradients(model, x)
+    with Watch(model) as watch:
+        assert all(map(torch.equal, gradients(model, x), plain))
     return watch
 
 
@@ -81,7 +64,7 @@ def test_containers_are_watched_only_where_they_own_parameters():
     scaled = module(lambda self, x: self.inner(x) * self.scale, inner=inner, scale=nn.Parameter(torch.ones(3)))
     model = nn.Sequential(scaled, nn.Linear(3, 2))
     with Watch(model) as watch:
-        model(torch.randn(4, 3)).sum().backward()
+        nn.CrossEntropyLoss()(model(torch.randn(4, 3)), torch.tensor([0, 1, 1, 0])).backward()  # losses are left out
     assert watch.names == ["0.inner.0", "0.inner.1", "0", "1"]
 
 
@@ -97,21 +80,10 @@ def test_attention_and_parametrized_modules_are_watched():
     assert "0" in watch.names
 
 
-def test_losses_are_left_out():
-    model = nn.Linear(3, 2)
-    with Watch(model) as watch:
-        nn.CrossEntropyLoss()(model(torch.randn(4, 3)), torch.tensor([0, 1, 1, 0])).backward()
-    assert watch.names == ["Linear"]
-
-
 def test_a_relu_that_works_in_place():
-    def build():
-        return nn.Sequential(nn.Linear(3, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
-
-    x = torch.randn(5, 3)
-    watch = unchanged(build, lambda model: model(x).square().sum())
-    assert watch.names == ["0", "1", "2"] * 2
-    before, after = watch.of("0")[0], watch.of("1")[0]
+    watch = unchanged(nn.Sequential(nn.Linear(3, 8), nn.ReLU(inplace=True), nn.Linear(8, 2)), torch.randn(5, 3))
+    assert watch.names == ["0", "1", "2"]
+    (before,), (after,) = watch.of("0"), watch.of("1")
     assert torch.equal(before, torch.where(before != 0, after, torch.zeros(())))
     assert (before != after).any()
 
@@ -119,39 +91,25 @@ def test_a_relu_that_works_in_place():
 def test_a_view_that_is_changed_in_place():
     """Autograd replaces the function behind the view, and with it the hook: no gradient, and no harm."""
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Linear(4, 6)
-            self.flat = nn.Flatten()
+    def forward(self, x):
+        y = self.flat(self.body(x).reshape(3, 2, 3))
+        y.mul_(2)
+        return y
 
-        def forward(self, x):
-            y = self.flat(self.body(x).reshape(3, 2, 3))
-            y.mul_(2)
-            return y
-
-    x = torch.randn(3, 4)
-    watch = unchanged(Net, lambda model: model(x).square().sum())
-    assert watch.names == ["body"] * 2
+    watch = unchanged(module(forward, body=nn.Linear(4, 6), flat=nn.Flatten()), torch.randn(3, 4))
+    assert watch.names == ["body"]
     assert watch.hooks.watched == {"body": True, "flat": False}
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_modules_count_once(reentrant):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Linear(3, 4)
-            self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    def forward(self, x):
+        return checkpoint(self.block, self.first(x), use_reentrant=reentrant)
 
-        def forward(self, x):
-            return checkpoint(self.block, self.first(x), use_reentrant=reentrant)
-
+    model = module(forward, first=nn.Linear(3, 4), block=nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
     x = torch.randn(5, 3)
-    watch = unchanged(Net, lambda model: model(x).square().sum())
-    assert {name: len(watch.of(name)) for name in watch.names} == {"first": 2, "block.0": 2, "block.1": 2}
-    torch.manual_seed(0)
-    model = Net()
+    watch = unchanged(model, x)
+    assert sorted(watch.names) == ["block.0", "block.1", "first"]
     hidden = model.block[0](model.first(x))
     (expected,) = torch.autograd.grad(model.block[1](hidden).square().sum(), hidden)
     assert torch.equal(watch.of("block.0")[0], expected)
@@ -172,42 +130,36 @@ def test_structured_outputs():
     with Watch(model) as watch:
         out = model(torch.randn(4, 3))
         (out["a"][0].sum() + 5 * out["b"][0].scores.sum()).backward()
-    assert [place for _, _, place in sorted(watch.gradients)] == [0, 2]
+    assert [place for _, place, _ in sorted(watch.gradients)] == [0, 2]
     assert [set(g.flatten().tolist()) for _, g in sorted(watch.gradients.items())] == [{11.0}, {5.0}]
 
 
 def test_nothing_is_watched_without_gradients_or_need():
-    model = nn.Linear(3, 2)
+    model, x = nn.Linear(3, 2), torch.ones(1, 3)
     with Watch(model) as watch:
         with torch.no_grad():
-            model(torch.ones(1, 3))
+            model(x)
         with torch.inference_mode():
             model(torch.ones(1, 3))
         watch.hooks.listening = False
-        loss = model(torch.ones(1, 3)).sum()
+        loss = model(x).sum()
         watch.hooks.listening = True
         loss.backward()
         watch.paused = True
-        model(torch.ones(1, 3)).sum().backward()
+        model(x).sum().backward()
         watch.paused = False
-        assert (watch.gradients, watch.hooks.watched, watch.hooks.idle) == ({}, {}, {})
-        loss = model(torch.ones(1, 3)).sum()
+        # Function transforms and tensors without values are left alone.
+        weights = dict(model.named_parameters())
+        torch.func.grad(lambda w: torch.func.functional_call(model, w, x).sum())(weights)
+        nn.Linear(3, 2, device="meta")(torch.ones(1, 3, device="meta"))
+        assert (watch.gradients, set(watch.hooks.watched)) == ({}, set())
+        loss = model(x).sum()
         watch.hooks.listening = False
         loss.backward()
         assert watch.gradients == {}
     with Watch(model, keeps=lambda name: name.path != "Linear") as watch:
-        model(torch.ones(1, 3)).sum().backward()
+        model(x).sum().backward()
         assert watch.hooks.watched == {}
-
-
-def test_function_transforms_and_meta_tensors_are_left_alone():
-    model = nn.Linear(3, 2)
-    with Watch(model, nn.Linear(1, 1)) as watch:
-        weights = dict(model.named_parameters())
-        x = torch.ones(1, 3)
-        torch.func.grad(lambda w: torch.func.functional_call(model, w, x).sum())(weights)
-        nn.Linear(3, 2, device="meta")(torch.ones(1, 3, device="meta"))
-    assert watch.gradients == {}
 
 
 def test_an_error_in_the_observer_does_not_stop_training():
@@ -224,8 +176,7 @@ def test_an_error_in_the_observer_does_not_stop_training():
 
 
 def test_hooks_on_leaves_do_not_outlive_the_step():
-    model = nn.Identity()
-    x = torch.ones(3, requires_grad=True)
+    model, x = nn.Identity(), torch.ones(3, requires_grad=True)
     with Watch(nn.Sequential(model, nn.Linear(3, 3))) as watch:
         model(x).sum().backward()
         assert watch.names == ["0"]
@@ -275,12 +226,20 @@ def test_compiled_modules_run_as_they_would(how):
         warnings.simplefilter("error")
         hooked, again, watch, model = run(True)
     assert all(torch.equal(a, b) for a, b in zip(plain, hooked, strict=True))
-    assert graphs == again
-    assert watch.errors == []
+    assert (graphs, watch.errors) == (again, [])
     assert set(watch.names) == ({"1"} if how == "part" else set())
     if how in ("module", "part"):
         assert list(watch.hooks.compiled) == (["0"] if how == "part" else ["Sequential"])
     assert is_compiled(model) == (how in ("module", "in place"))
+
+
+def layer():
+    return nn.Sequential(nn.Linear(3, 3))
+
+
+def named(models, *several, **options):
+    paths = ModulePaths(lambda: models, **{"scan": False} | options)
+    return [found and found.path for found in map(paths.of, several)]
 
 
 def test_names_of_modules():
@@ -288,41 +247,26 @@ def test_names_of_modules():
     net = nn.DataParallel(module(encoder=encoder, decoder=encoder, head=nn.Linear(3, 2)))
     paths = ModulePaths(lambda: [net, net.module], scan=False)
     assert paths.of(net.module.encoder[0]) == ModuleName("encoder.0", "Linear", ("decoder.0",))
-    assert paths.of(net.module.head).path == "head"
-    assert paths.of(net.module).path == "Net"
-    assert paths.of(nn.ReLU()).path == paths.of(nn.ReLU()).path == "unnamed/ReLU"
+    assert named([net, net.module], net.module.head, net.module) == ["head", "Net"]
+    assert named([net], nn.ReLU(), nn.ReLU()) == ["unnamed/ReLU"] * 2
+    one, two, frozen, bare = layer(), layer(), layer().requires_grad_(False), [nn.Linear(3, 3), nn.Linear(3, 3)]
+    assert named([one, two, frozen], one[0], two[0], frozen[0]) == ["0", "Sequential_2.0", "Sequential_3.0"]
+    assert named([frozen, two], frozen[0], two[0]) == ["Sequential.0", "0"]
+    assert named(bare, *bare) == ["Linear", "Linear_2"]
 
 
-def test_names_of_modules_of_several_models():
-    one, two = nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 3))
-    frozen = nn.Sequential(nn.Linear(3, 3)).requires_grad_(False)
-    paths = ModulePaths(lambda: [one, two, frozen], scan=False)
-    assert [paths.of(m[0]).path for m in (one, two, frozen)] == ["0", "Sequential_2.0", "Sequential_3.0"]
-    paths = ModulePaths(lambda: [frozen, two], scan=False)
-    assert [paths.of(m[0]).path for m in (frozen, two)] == ["Sequential.0", "0"]
-    bare = [nn.Linear(3, 3), nn.Linear(3, 3)]
-    paths = ModulePaths(lambda: bare, scan=False)
-    assert [paths.of(m).path for m in bare] == ["Linear", "Linear_2"]
-
-
-def test_a_model_that_takes_the_place_of_another_one_has_its_names():
+def test_modules_that_appear_later_or_take_the_place_of_others_or_that_nobody_told_of():
     models = []
     paths = ModulePaths(lambda: models, scan=False)
     for _ in range(3):
-        models.append(nn.Sequential(nn.Linear(3, 3)))
+        models.append(layer())
         assert paths.of(models[0]).path == "Sequential"
         assert paths.of(models[0][0]).path == "0"
+        models[0].append(nn.ReLU())
+        assert paths.of(models[0][1]).path == "1"
         models.clear()
         gc.collect()
-
-
-def test_modules_that_appear_later_or_that_nobody_told_of():
-    net = nn.Sequential(nn.Linear(3, 3))
-    paths = ModulePaths(lambda: [net], scan=False)
-    assert paths.of(net[0]).path == "0"
-    net.append(nn.ReLU())
-    assert paths.of(net[1]).path == "1"
     hidden = nn.ModuleDict({"a": nn.Linear(3, 3)})
-    assert ModulePaths(lambda: [net], scan=False).of(hidden["a"]).path == "unnamed/Linear"
-    assert ModulePaths(lambda: [net], scan=False, closed=True).of(hidden["a"]) is None
-    assert ModulePaths(list, scan=True).of(hidden["a"]).path.endswith("a")
+    assert named([layer()], hidden["a"]) == ["unnamed/Linear"]
+    assert named([layer()], hidden["a"], closed=True) == [None]
+    assert named([], hidden["a"], scan=True)[0].endswith("a")

@@ -1,4 +1,4 @@
-"""Shared by the tests of the hooks and of capture: captured blocks, scripts in a folder, and processes that run them."""
+"""Shared by the tests of hooks and of capture: captured blocks, scripts in a folder, and processes that run them."""
 
 import atexit
 import fcntl

@@ -73,46 +73,33 @@ class Staging:
 
     def __init__(self, device: torch.device, runtime: CudaRuntime, shapes: Sequence[tuple[int, ...]]) -> None:
         self.device = device
-        self._runtime = runtime
-        self._block = runtime.block(sum(map(math.prod, shapes)))
-        self._parts = parts_of(self._block, shapes)
+        self.runtime = runtime
+        sizes = list(map(math.prod, shapes))
+        self._block = runtime.block(sum(sizes))
+        self._parts = [part.view(shape) for part, shape in zip(self._block.split(sizes), shapes, strict=True)]
         self._copied: torch.cuda.Event | None = None
-
-    def room(self, elements: int) -> torch.Tensor:
-        """A host block to copy to."""
-        return self._runtime.block(elements, locked=True)
 
     def copy(self, target: torch.Tensor, places: Iterable[int], gradients: Sequence[torch.Tensor]) -> torch.cuda.Event:
         """Queue the copy of a row; the gradients may change once this returns.
 
         Args:
-            target: a block from ``room``; parts without a gradient get arbitrary content.
+            target: a locked block; parts without a gradient get arbitrary content.
             places: positions of the gradients in the row.
             gradients: tensors on the device, with the shapes of their places.
 
         Returns:
             an event; ``target`` can be read after it.
         """
-        computing, copying = self._runtime.computing(), self._runtime.copying
+        computing, copying = self.runtime.computing(), self.runtime.copying
         if self._copied is not None:
             computing.wait_event(self._copied)
         torch._foreach_copy_([self._parts[place] for place in places], list(gradients))
-        filled, self._copied = self._runtime.event(), self._runtime.event()
+        filled, self._copied = self.runtime.event(), self.runtime.event()
         filled.record(computing)
         copying.wait_event(filled)
-        self._runtime.copy(target, self._block)
+        self.runtime.copy(target, self._block)
         self._copied.record(copying)
         return self._copied
-
-
-def parts_of(block: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-    """Consecutive parts of a block in these shapes."""
-    parts, start = [], 0
-    for shape in shapes:
-        size = math.prod(shape)
-        parts.append(block[start : start + size].view(shape))
-        start += size
-    return parts
 
 
 def staging_for(devices: Iterable[torch.device], shapes: Sequence[tuple[int, ...]]) -> Staging | None:
@@ -138,13 +125,10 @@ class RowBuffer:
         self.slab = slab
         self.place = place
         self.targets = targets
+        #: whether the slab has no further row, and whether it has as many as the trace takes together
+        self.last, self.several = place == slab.size - 1, slab.size >= MOST_ROWS
         self._pool = pool
         self._arrived: torch.cuda.Event | None = None
-
-    @property
-    def last(self) -> bool:
-        """Whether the slab has no further row."""
-        return self.place == self.slab.size - 1
 
     @property
     def ahead(self) -> Callable[[], None] | None:
@@ -152,24 +136,23 @@ class RowBuffer:
         due = self.place and not self.place & (self.place - 1) and self.slab.touched < self.slab.size
         return functools.partial(self._pool.prepare, self) if due else None
 
-    @property
-    def several(self) -> bool:
-        """Whether the slab has as many rows as the trace takes together."""
-        return self.slab.size >= MOST_ROWS
-
     def fill(self, places: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
-        """Copy gradients, directly or through the pool's device.
+        """Copy gradients, directly or through the pool's device; if that fails, the buffer goes back to the pool.
 
         Args:
             places: positions of the gradients among the targets.
             gradients: strided and real, with the targets' shapes.
         """
         self._arrived, staging = None, self._pool.staging
-        if staging is not None and all(gradient.device == staging.device for gradient in gradients):
-            self._arrived = staging.copy(self.slab.block[self.place], places, gradients)
-        else:
-            several = self.targets if len(places) == len(self.targets) else [self.targets[place] for place in places]
-            torch._foreach_copy_(several, list(gradients))
+        try:
+            if staging is not None and all(gradient.device == staging.device for gradient in gradients):
+                self._arrived = staging.copy(self.slab.block[self.place], places, gradients)
+            else:
+                whole = len(places) == len(self.targets)
+                torch._foreach_copy_(self.targets if whole else [self.targets[p] for p in places], list(gradients))
+        except BaseException:
+            self.release()
+            raise
 
     def wait(self) -> None:
         """Wait until the copies are complete; called in the writer's thread."""
@@ -179,7 +162,7 @@ class RowBuffer:
 
     def release(self) -> None:
         """Return the buffer to its pool."""
-        self._pool.release(self)
+        self._pool.free.put(self)
 
 
 class Slab:
@@ -187,13 +170,14 @@ class Slab:
 
     Args:
         block: float32[rows, elements] on the host.
-        parts: place of each gradient in a row.
+        sizes: of the gradients of a row.
     """
 
-    def __init__(self, block: torch.Tensor, parts: Sequence[slice]) -> None:
+    def __init__(self, block: torch.Tensor, sizes: Sequence[int]) -> None:
         self.block = block
         self.size = len(block)
-        self.parts = parts
+        #: place of each gradient in a row
+        self.parts = [slice(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
         self.rows: list[RowBuffer] = []
         #: rows at its start that the system has given their memory
         self.touched = 0
@@ -239,11 +223,8 @@ class BufferPool:
     def __init__(self, shapes: Sequence[tuple[int, ...]], limit: int, staging: Staging | None = None) -> None:
         self.staging = staging
         self._shapes = shapes
-        sizes = [math.prod(shape) for shape in shapes]
-        ends = list(itertools.accumulate(sizes))
-        self._parts = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        self._elements = sum(sizes)
-        row = max(1, 4 * self._elements)
+        self._sizes = list(map(math.prod, shapes))
+        row = max(1, 4 * sum(self._sizes))
         self._most_rows = max(1, limit // row)
         rows = max(1, min(_SLAB_ROWS, _SLAB_BYTES // row, self._most_rows // _FEWEST_SLABS))
         # The writer is quickest with rows up to a multiple of 64.
@@ -252,7 +233,8 @@ class BufferPool:
         self._numbers, self._made = itertools.count(), 0
         self._slab: Slab | None = None
         self._spare: queue.SimpleQueue[Slab] = queue.SimpleQueue()
-        self._free: Returns[RowBuffer] = Returns()
+        #: buffers that come back
+        self.free: Returns[RowBuffer] = Returns()
 
     def acquire(self, *, wait: bool = True) -> RowBuffer | None:
         """A buffer with arbitrary content; None if all are in use and ``wait`` is off, or the writer does not go on."""
@@ -284,7 +266,7 @@ class BufferPool:
 
     def _returned(self, *, wait: bool) -> Slab | None:
         """A slab whose rows have all come back."""
-        while (buffer := self._free.get(wait=wait)) is not None:
+        while (buffer := self.free.get(wait=wait)) is not None:
             slab = buffer.slab
             slab.returned += 1
             if slab.returned == slab.size:
@@ -298,32 +280,17 @@ class BufferPool:
         rows = min(self._slab_rows, self._most_rows - number * self._slab_rows)
         if rows <= 0:
             return None
-        self._made = number + 1
+        self._made, elements = number + 1, sum(self._sizes)
         if self.staging is not None:
-            block = self.staging.room(rows * self._elements)
+            block = self.staging.runtime.block(rows * elements, locked=True)
         else:
             # Device and dtype are explicit because the script may have set other defaults.
-            block = torch.empty(rows * self._elements, dtype=torch.float32, device="cpu")
-        slab = Slab(block.view(rows, self._elements), self._parts)
+            block = torch.empty(rows * elements, dtype=torch.float32, device="cpu")
+        slab = Slab(block.view(rows, elements), self._sizes)
         if self.staging is not None:
             slab.touched = rows  # locked memory
         # All views at once: one by one they would cost more than the copies.
-        parts = [
-            (slab.block[:, part].view(rows, *shape) if shape else slab.block[:, part.start]).unbind()
-            for part, shape in zip(self._parts, self._shapes, strict=True)
-        ]
-        slab.rows = [
-            RowBuffer(self, slab, place, list(targets)) for place, targets in enumerate(zip(*parts, strict=True))
-        ]
+        several = zip(slab.block.split(self._sizes, dim=1), self._shapes, strict=True)
+        targets = zip(*(part.view(rows, *shape).unbind() for part, shape in several), strict=True)
+        slab.rows = [RowBuffer(self, slab, place, list(own)) for place, own in enumerate(targets)]
         return slab
-
-    def release(self, buffer: RowBuffer) -> None:
-        """Return a buffer."""
-        self._free.put(buffer)
-
-
-def as_real_dense(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient as a strided real tensor: sparse ones become dense, complex ones get a last axis of 2."""
-    if gradient.layout != torch.strided:
-        gradient = gradient.to_dense()
-    return torch.view_as_real(gradient) if gradient.is_complex() else gradient

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from gtrace.capture.buffers import as_real_dense
 from gtrace.capture.layout import Found, RowLayout
 from gtrace.capture.writer import Row
-from gtrace.torch_hooks.gradients import LOCAL, REDUCED, given_gradient
+from gtrace.torch_hooks.gradients import LOCAL, REDUCED, as_real_dense, given_gradient
 from gtrace.torch_hooks.naming import is_sharded, local_part
+from gtrace.torch_hooks.optimizers import undivided
 from gtrace.torch_hooks.processes import process_place
-from gtrace.torch_hooks.steps import Rounds
+from gtrace.torch_hooks.steps import Rounds, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,17 +33,10 @@ _BUFFERS = ("momentum_buffer", "exp_avg")
 _SHARDING = "FullyShardedDataParallel"
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A row from before its first step until after its last one.
+class _Begun(NamedTuple):
+    """A row from before its first step until after its last one; ``first`` is its number.
 
-    Attributes:
-        first: number of its first step, and of the row.
-        last: number of its last step.
-        scalars: of the commit.
-        slots: what it holds.
-        parameters: behind the slots.
-        before: their values when the row was begun, in float32 or float64.
+    ``before`` are the values of the parameters behind its slots when it was begun, in float32 or float64.
     """
 
     first: int
@@ -139,10 +131,10 @@ class Changes:
                 continue
             slots, values = begun.slots, begun.before
             if kind == "momentum":
-                found = list(self._momenta(optimizer, stream))
-                slots, values, _ = self.layouts[stream, kind].place(optimizer, found)
+                slots, values, _ = self.layouts[stream, kind].place(optimizer, self._momenta(optimizer, stream))
             elif slots:
-                torch._foreach_sub_(list(values), [_own_values(parameter) for parameter in begun.parameters])
+                now = [as_real_dense(local_part(parameter.detach())) for parameter in begun.parameters]
+                torch._foreach_sub_(list(values), now)
             if slots and self._lent.has_room(slots):
                 self._write(stream, kind, begun, slots, values)
 
@@ -152,15 +144,17 @@ class Changes:
 
     def _remember(self, key: tuple[int, str], step: OptimizerStep, begun: _Begun) -> None:
         """Copy the weights, into the room of an earlier copy if it fits."""
-        found = list(self._weights(step, every=key[1] == "outer"))
+        found = self._weights(step, every=key[1] == "outer")
         slots, values, parameters = self.layouts[key].place(step.optimizer, found)
         earlier = self._begun.pop(key, None)
         room = () if earlier is None else earlier.before
         if [(old.shape, old.device) for old in room] != [(value.shape, value.device) for value in values]:
-            room = [torch.empty_like(value, dtype=_precise(value.dtype)) for value in values]
+            # In a type in which a difference of weights keeps its digits.
+            precise = [torch.promote_types(value.dtype, torch.float32) for value in values]
+            room = [torch.empty_like(value, dtype=kind) for value, kind in zip(values, precise, strict=True)]
         if values:
             torch._foreach_copy_(list(room), list(values))
-        self._begun[key] = _Begun(begun.first, begun.last, begun.scalars, slots, parameters, room)
+        self._begun[key] = begun._replace(slots=slots, parameters=parameters, before=room)
 
     def _write(
         self, stream: int, kind: str, begun: _Begun, slots: Sequence[Slot], values: Sequence[torch.Tensor]
@@ -171,37 +165,33 @@ class Changes:
         if buffer is None:
             self._lent.drop(stream, begun.first)
             return
-        try:
-            buffer.fill([slot.index for slot in slots], values)
-        except BaseException:
-            buffer.release()
-            raise
+        buffer.fill([slot.index for slot in slots], values)
         self.rows[kind] += 1
         row = Row(stream, begun.first, slots, buffer, 1.0, begun.scalars, kind)
         self._lent.submit(row, time.perf_counter() - started)
 
-    def _weights(self, step: OptimizerStep, *, every: bool) -> Iterator[Found]:
+    def _weights(self, step: OptimizerStep, *, every: bool) -> list[Found]:
         """The weights before a step: of the parameters with a gradient, or of all that can have one."""
-        optimizer = step.optimizer
-        rounds = optimizer if isinstance(optimizer, Rounds) else None
-        for parameter in _parameters(optimizer):
+        rounds = step.optimizer if isinstance(step.optimizer, Rounds) else None
+        found = []
+        for parameter in parameters_of(step.optimizer.param_groups):
             gradient = given_gradient(parameter) if rounds is None else rounds.gradient(parameter)
             if parameter.requires_grad and (every or gradient is not None):
                 weight = parameter if rounds is None else rounds.weight(parameter)
-                yield Found(parameter, local_part(weight.detach()), self._stage(parameter, step.stream))
+                found.append(Found(parameter, local_part(weight.detach()), self._stage(parameter, step.stream)))
+        return found
 
-    def _momenta(self, optimizer: Optimizer | Rounds, stream: int) -> Iterator[Found]:
+    def _momenta(self, optimizer: Optimizer | Rounds, stream: int) -> list[Found]:
         """The optimizer's running means of gradients."""
-        members = optimizer.members.values() if isinstance(optimizer, Rounds) else (optimizer,)
-        for member in members:
-            # ZeroRedundancyOptimizer has the optimizer that it divides among processes.
-            inner: Any = getattr(member, "optim", None)
-            state = getattr(inner if isinstance(inner, torch.optim.Optimizer) else member, "state", {})
-            for parameter in _parameters(member):
+        found = []
+        for member in optimizer.members.values() if isinstance(optimizer, Rounds) else (optimizer,):
+            state = getattr(undivided(member), "state", {})
+            for parameter in parameters_of(member.param_groups):
                 own = state.get(parameter, {}) if parameter in state else {}
                 mean = next((own[name] for name in _BUFFERS if isinstance(own.get(name), torch.Tensor)), None)
                 if mean is not None:
-                    yield Found(parameter, local_part(mean.detach()), self._stage(parameter, stream))
+                    found.append(Found(parameter, local_part(mean.detach()), self._stage(parameter, stream)))
+        return found
 
     def _stage(self, parameter: torch.Tensor, stream: int) -> str:
         """Whether all processes have the same, or this process its own."""
@@ -216,16 +206,3 @@ class Changes:
             self._shared[stream] = {id(one) for wrapper in wrappers for one in wrapper.parameters()}
         shared = self._reduced or is_sharded(parameter) or id(parameter) in self._shared[stream]
         return REDUCED if shared else LOCAL
-
-
-def _parameters(optimizer: Optimizer | Rounds) -> Iterator[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
-
-
-def _own_values(parameter: torch.Tensor) -> torch.Tensor:
-    return as_real_dense(local_part(parameter.detach()))
-
-
-def _precise(dtype: torch.dtype) -> torch.dtype:
-    """A type in which a difference of weights of this type keeps its digits."""
-    return torch.promote_types(dtype, torch.float32)

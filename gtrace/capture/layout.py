@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gtrace.capture.buffers import BufferPool, as_real_dense, staging_for
-from gtrace.torch_hooks.gradients import main_gradient, own_gradient
+from gtrace.capture.buffers import BufferPool, staging_for
+from gtrace.torch_hooks.gradients import as_real_dense, main_gradient, numbers_of, own_gradient
 from gtrace.torch_hooks.naming import local_part, sharding
 from gtrace.torch_hooks.optimizers import differing_groups
 from gtrace.torch_hooks.processes import started_again
+from gtrace.torch_hooks.steps import parameters_of
 from gtrace.trace.facts import GROUP
 
 if TYPE_CHECKING:
@@ -53,6 +54,12 @@ class Found(NamedTuple):
     parameter: torch.Tensor
     tensor: torch.Tensor
     stage: str
+
+
+def shape_and_type(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
+    """The shape and the type of a tensor in a trace; a complex one has a last axis of 2."""
+    shape = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
+    return shape, str(tensor.dtype).removeprefix("torch.")
 
 
 class RowLayout:
@@ -121,7 +128,7 @@ class RowLayout:
         own_ones = step.gradient is own_gradient
         if own_ones and (same := self.same(step.optimizer)) is not None:
             return same
-        several = [parameter for group in step.optimizer.param_groups for parameter in group["params"]]
+        several = parameters_of(step.optimizer.param_groups)
         given = list(map(_GRADIENT, several)) if own_ones else []
         found = []
         for parameter in several:
@@ -180,8 +187,7 @@ class RowLayout:
     def _new_slot(self, entry: ParameterName, gradient: torch.Tensor, attrs: Mapping[str, Any]) -> Slot | None:
         if gradient.numel() == 0 or not self._keeps(entry):
             return None
-        shape = (*gradient.shape, 2) if gradient.is_complex() else tuple(gradient.shape)
-        dtype = str(gradient.dtype).removeprefix("torch.")
+        shape, dtype = shape_and_type(gradient)
         name = self._free_name(entry.name, shape)
         slot = Slot(len(self.slots), name, shape, dtype, entry.aliases, entry.module_type, attrs)
         self.slots.append(slot)
@@ -257,10 +263,8 @@ def _means(optimizer: Optimizer | Rounds, parameters: Sequence[torch.Tensor]) ->
 
 
 def _as_numbers(values: Sequence[torch.Tensor | float | None]) -> list[float]:
-    """Values as floats, NaN for None, with one transfer per device: separate ones would make training wait."""
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    together = len({(value.device, value.dtype) for value in tensors}) == 1
-    numbers = iter(torch.stack(tensors).tolist() if together else [float(value) for value in tensors])
+    """Values as floats, NaN for None."""
+    numbers = iter(numbers_of([value for value in values if isinstance(value, torch.Tensor)]))
     return [
         next(numbers) if isinstance(value, torch.Tensor) else math.nan if value is None else float(value)
         for value in values

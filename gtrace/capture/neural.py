@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from bisect import insort
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gtrace.capture.buffers import as_real_dense
-from gtrace.capture.layout import Slot
+from gtrace.capture.layout import Slot, shape_and_type
 from gtrace.capture.options import MAX_ELEMENTS
 from gtrace.capture.waiting import Returns
+from gtrace.torch_hooks.gradients import as_real_dense
 from gtrace.torch_hooks.naming import ModulePaths
 from gtrace.torch_hooks.outputs import OutputHooks, is_compiled
 from gtrace.trace.rows import SAMPLE, default_capacity, sample_indices
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gtrace.capture.options import CaptureOptions, TensorSelection
-    from gtrace.torch_hooks.naming import ModuleName
     from gtrace.torch_hooks.outputs import Output
 
 #: recorded calls of one module in a step
@@ -72,7 +72,7 @@ class NeuralRow:
 
     def release(self) -> None:
         """Return the blocks."""
-        self.pool.release(self.targets)
+        self.pool.returned.put(self.targets)
 
 
 class HostBlocks:
@@ -87,7 +87,8 @@ class HostBlocks:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting = 0
-        self._returned: Returns[Sequence[torch.Tensor]] = Returns()
+        #: blocks that the writer's thread has written
+        self.returned: Returns[Sequence[torch.Tensor]] = Returns()
         self._free: dict[int, list[torch.Tensor]] = {}
         self._free_bytes = 0
 
@@ -104,15 +105,11 @@ class HostBlocks:
         """Count these blocks as waiting to be written."""
         self._waiting += _bytes(blocks)
 
-    def release(self, blocks: Sequence[torch.Tensor]) -> None:
-        """Count them as written; called in the writer's thread."""
-        self._returned.put(blocks)
-
     def find_room(self, *, wait: bool = True) -> bool:
         """Whether there is room for another row; by default, wait until there is or the writer does not go on."""
         while True:
             full = self._waiting > self._limit
-            blocks = self._returned.get(wait=wait and full)
+            blocks = self.returned.get(wait=wait and full)
             if blocks is None:
                 return not full
             self._waiting -= _bytes(blocks)
@@ -165,19 +162,21 @@ class NeuralRecorder:
         self.dropped = False
         self._drop = options.drop
         self._models = models
-        self._selection = selection
         self._max_elements = options.max_elements or MAX_ELEMENTS
         self._say = say
-        self._paths = ModulePaths(models, scan=scan, closed=not scan)
-        self._hooks = OutputHooks(self._paths, self._keeps, self._arrive, paused, on_error)
+        #: names modules
+        self.paths = ModulePaths(models, scan=scan, closed=not scan)
+        self._keeps = functools.cache(lambda name: selection.keeps(name.path, name.aliases))
+        #: to be removed at the end; they listen to the forward passes before a wanted step
+        self.hooks = OutputHooks(self.paths, self._keeps, self._arrive, paused, on_error)
         self._blocks = HostBlocks(options.queue_bytes)
         self._capacities: dict[tuple[str, int], int] = {}
-        self._kept: dict[str, bool] = {}
         self._row: dict[tuple[int, int], _Arrival] = {}
-        self._bytes = 0
+        #: bytes of the row that is being gathered
+        self.pending_bytes = 0
         #: module -> its calls in this row, ascending
         self._calls: dict[str, list[int]] = {}
-        self._samples: dict[tuple[int, int, str], torch.Tensor] = {}
+        self._indices = functools.lru_cache(_KEPT_SAMPLES)(_sampled_places)
         self._steps = 0
         self._empty = 0
         self._said: set[str] = set()
@@ -186,36 +185,18 @@ class NeuralRecorder:
 
     def install(self) -> None:
         """Start watching."""
-        self._hooks.install()
-
-    def remove(self) -> None:
-        """Stop to watch."""
-        self._hooks.remove()
-
-    def listen(self, wanted: bool) -> None:
-        """Watch the coming forward passes, or stop watching."""
-        self._hooks.listening = wanted
+        self.hooks.install()
 
     @property
     def seconds(self) -> float:
         """Time that forward and backward passes spent here."""
-        return self._seconds + self._hooks.seconds
-
-    @property
-    def first_model(self) -> nn.Module | None:
-        """The model whose modules have paths as names, None before there is one."""
-        return self._paths.first
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of the row that is being gathered."""
-        return self._bytes
+        return self._seconds + self.hooks.seconds
 
     def discard(self) -> None:
         """Start a new row."""
-        self._hooks.forget()
+        self.hooks.forget()
         self._blocks.reuse(arrival.values for arrival in self._row.values() if arrival.values.device.type == "cpu")
-        self._row, self._calls, self._bytes, self.dropped = {}, {}, 0, False
+        self._row, self._calls, self.pending_bytes, self.dropped = {}, {}, 0, False
 
     def collect(self, *, expected: bool = True) -> NeuralRow | None:
         """The gradients since the row began, as a row to be written; None without any.
@@ -229,7 +210,7 @@ class NeuralRecorder:
             self._steps += 1
             self._empty += not self._row
         arrivals = sorted(self._row.values(), key=lambda arrival: arrival.output[1:])
-        self._row, self._calls, self._bytes = {}, {}, 0
+        self._row, self._calls, self.pending_bytes = {}, {}, 0
         if not arrivals:
             return None
         for arrival in arrivals:
@@ -247,8 +228,8 @@ class NeuralRecorder:
     def notes(self) -> list[str]:
         """What was left out and why, one line for each reason."""
         self._tell_compiled()
-        watched = self._hooks.watched
-        idle = [path for path in self._hooks.idle if not watched.get(path)]
+        watched = self.hooks.watched
+        idle = [path for path in self.hooks.idle if not watched.get(path)]
         lost = [path for path, arrived in watched.items() if not arrived and path not in idle]
         out = []
         if idle:
@@ -265,12 +246,6 @@ class NeuralRecorder:
             )
         return out
 
-    def _keeps(self, name: ModuleName) -> bool:
-        kept = self._kept.get(name.path)
-        if kept is None:
-            kept = self._kept[name.path] = self._selection.keeps(name.path, name.aliases)
-        return kept
-
     def _arrive(self, output: Output, gradient: torch.Tensor) -> None:
         started = time.perf_counter()
         with self._lock, torch.no_grad():
@@ -285,7 +260,7 @@ class NeuralRecorder:
         path = output.name.path
         kept = min(total, self._capacities.get((path, output.place), self._max_elements))
         found = self._row.get(output[1:])
-        if self._bytes + 4 * kept > _ROW_BYTES and found is None:
+        if self.pending_bytes + 4 * kept > _ROW_BYTES and found is None:
             self._say_once(
                 "bytes", f"neural gradients of a step beyond {_ROW_BYTES >> 20} MiB are left out, first: {path}"
             )
@@ -305,20 +280,8 @@ class NeuralRecorder:
         else:
             # Copied to the host when the optimizer steps, so that the backward pass does not wait.
             values = gradient.reshape(-1).to(torch.float32, copy=True)
-        shape = (*given.shape, 2) if given.is_complex() else tuple(given.shape)
-        dtype = str(given.dtype).removeprefix("torch.")
-        self._row[output[1:]] = _Arrival(output, values, total, shape, dtype)
-        self._bytes += 4 * kept
-
-    def _indices(self, total: int, kept: int, device: torch.device) -> torch.Tensor:
-        key = total, kept, str(device)
-        found = self._samples.get(key)
-        if found is None:
-            if len(self._samples) == _KEPT_SAMPLES:
-                self._samples.clear()
-            found = torch.from_numpy(sample_indices(total, kept).copy()).to(device)
-            self._samples[key] = found
-        return found
+        self._row[output[1:]] = _Arrival(output, values, total, *shape_and_type(given))
+        self.pending_bytes += 4 * kept
 
     def _is_among_first(self, output: Output) -> bool:
         """Whether the call is among the first of its module; an earlier call replaces a later one.
@@ -338,7 +301,7 @@ class NeuralRecorder:
             dropped = calls.pop()
             for key in [key for key in self._row if key[0] == dropped]:
                 arrival = self._row.pop(key)
-                self._bytes -= 4 * arrival.values.numel()
+                self.pending_bytes -= 4 * arrival.values.numel()
                 if arrival.values.device.type == "cpu":
                     self._blocks.reuse([arrival.values])
         insort(calls, output.order)
@@ -372,11 +335,11 @@ class NeuralRecorder:
     def _tell_compiled(self) -> None:
         for module in self._models():
             if is_compiled(module):
-                name = self._paths.of(module)
+                name = self.paths.of(module)
                 if name is not None and self._keeps(name):
-                    self._hooks.compiled[name.path] = None
-        if self._hooks.compiled:
-            names = ", ".join(f"'{path}'" for path in list(self._hooks.compiled)[:_NAMED])
+                    self.hooks.compiled[name.path] = None
+        if self.hooks.compiled:
+            names = ", ".join(f"'{path}'" for path in list(self.hooks.compiled)[:_NAMED])
             self._say_once(
                 "compiled",
                 f"neural gradients inside of the compiled {names} are not recorded; run without torch.compile to "
@@ -387,6 +350,10 @@ class NeuralRecorder:
         if key not in self._said:
             self._said.add(key)
             self._say(f"gtrace: warning: {text}")
+
+
+def _sampled_places(total: int, kept: int, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(sample_indices(total, kept).copy()).to(device)
 
 
 def _modules(paths: Sequence[str]) -> str:

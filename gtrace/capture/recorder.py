@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from gtrace.capture.changes import Changes, Lent
-from gtrace.capture.layout import RowLayout, moments_of, second_moments
+from gtrace.capture.layout import RowLayout, moments_of, second_moments, shape_and_type
 from gtrace.capture.neural import NeuralRecorder
 from gtrace.capture.options import AutomaticSteps, TensorSelection
 from gtrace.capture.summary import CaptureSummary, disk_usage
@@ -199,7 +199,7 @@ class Recorder:
         """Stop watching in a forked child. It has no thread that writes, and the rows so far are its parent's."""
         self.hooks.remove()
         if self.neural is not None:
-            self.neural.remove()
+            self.neural.hooks.remove()
 
     def _let_go(self) -> None:
         """Stop watching, and wait until everything so far is written."""
@@ -374,7 +374,7 @@ class Recorder:
         """Choose whether to watch module outputs until the next step, which is one of ``steps``."""
         if self.neural is not None:
             self.neural.discard()
-            self.neural.listen(any(map(self._chooses, steps)))
+            self.neural.hooks.listening = any(map(self._chooses, steps))
 
     def _take_step(self, step: OptimizerStep) -> None:
         with torch.set_grad_enabled(False):  # torch.no_grad() costs twice as much
@@ -511,11 +511,7 @@ class Recorder:
 
     def _take_weights(self, row: Row, buffer: RowBuffer, gradients: list[torch.Tensor]) -> None:
         started = time.perf_counter()
-        try:
-            buffer.fill([slot.index for slot in row.slots], gradients)
-        except BaseException:
-            buffer.release()
-            raise
+        buffer.fill([slot.index for slot in row.slots], gradients)
         self._submit(row, time.perf_counter() - started)
 
     def _take_moments(
@@ -532,16 +528,10 @@ class Recorder:
         buffer = pool.acquire(wait=not self._options.drop) if there and pool is not None else None
         if buffer is None:
             return
-        try:
-            buffer.fill([slot.index for slot, _ in there], [found.mean for _, found in there])
-        except BaseException:
-            buffer.release()
-            raise
+        buffer.fill([slot.index for slot, _ in there], [found.mean for _, found in there])
         self._moments += len(there)
         own = [
-            replace(
-                s, dtype=f"{m.mean.dtype}".removeprefix("torch."), attrs={**s.attrs, "decay": m.decay, "eps": m.eps}
-            )
+            replace(s, dtype=shape_and_type(m.mean)[1], attrs={**s.attrs, "decay": m.decay, "eps": m.eps})
             for s, m in there
         ]
         numbers = {slot.index: {"optimizer_step": found.done} for slot, found in there}
@@ -637,8 +627,8 @@ class Recorder:
         self._room = None
         # If two models share names, one gets its class in front: the order of module names decides which, and
         # not the model whose step happens to be recorded first.
-        if self.neural is not None and self.neural.first_model is not None:
-            self._parameter_names.reserve(self.neural.first_model)
+        if self.neural is not None and self.neural.paths.first is not None:
+            self._parameter_names.reserve(self.neural.paths.first)
         for number, earlier in self.hooks.stepped():
             if number < stream and number not in self._named:
                 self._name(earlier, number)

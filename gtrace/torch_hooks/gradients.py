@@ -12,16 +12,23 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from gtrace.torch_hooks.naming import is_sharded
 from gtrace.torch_hooks.processes import process_place
-from gtrace.torch_hooks.steps import backward_in_progress
+from gtrace.torch_hooks.steps import backward_in_progress, parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch.optim import Optimizer
 
 
 #: stage of a gradient: before or after the processes' gradients were averaged
 LOCAL, REDUCED = "local", "reduced"
+
+
+def as_real_dense(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient as a strided real tensor: sparse ones become dense, complex ones get a last axis of 2."""
+    if gradient.layout != torch.strided:
+        gradient = gradient.to_dense()
+    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
 
 
 def main_gradient(parameter: torch.Tensor) -> tuple[torch.Tensor | None, str]:
@@ -66,6 +73,9 @@ class _Accumulated(ABC):
         guarded: calls a function with arguments and catches its errors.
     """
 
+    #: the class of a state
+    make: type[Any]
+
     def __init__(self, guarded: Callable[..., None]) -> None:
         #: whether the current step will be recorded
         self.wanted = True
@@ -88,7 +98,12 @@ class _Accumulated(ABC):
         """The parameters that are watched and still exist, with their states."""
         return list(self._known.items())
 
-    def _entry(self, parameter: Any, make: type[Any]) -> Any:
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Watch these parameters too; those that need no gradient, and sharded ones, are left out."""
+        for parameter in parameters:
+            self._entry(parameter)
+
+    def _entry(self, parameter: Any) -> Any:
         """The state of a parameter; None for one that is not watched.
 
         For a sharded parameter the hooks run only after its gradient was summed up.
@@ -97,7 +112,7 @@ class _Accumulated(ABC):
             return None
         entry = self._known.get(parameter)
         if entry is None:
-            entry = self._known[parameter] = make()
+            entry = self._known[parameter] = self.make()
             # A strong reference would keep the parameter alive through its own hook.
             owner = TensorWeakRef(parameter)
 
@@ -114,11 +129,10 @@ class _Accumulated(ABC):
             self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
         return entry
 
-    def _of(self, optimizer: Optimizer) -> Iterator[Any]:
+    def _of(self, optimizer: Optimizer) -> list[Any]:
         """The states of an optimizer's parameters."""
-        if len(self._known):
-            entries = (self._known.get(parameter) for group in optimizer.param_groups for parameter in group["params"])
-            yield from (entry for entry in entries if entry is not None)
+        several = parameters_of(optimizer.param_groups) if len(self._known) else ()
+        return [entry for entry in map(self._known.get, several) if entry is not None]
 
     @abstractmethod
     def _arrives(self, parameter: torch.Tensor | None, entry: Any) -> None:
@@ -142,15 +156,12 @@ class LocalGradients(_Accumulated):
     that of a sharded parameter (``fully_shard`` puts sums over all processes into ``grad``).
     """
 
-    def watch(self, parameters: Iterable[torch.Tensor], *, strict: bool = False) -> None:
-        """Watch these parameters too.
+    make = _Copy
 
-        Args:
-            parameters: those that need no gradient, and sharded ones, are left out.
-            strict: a wrapper averages their gradients during the backward pass.
-        """
+    def watch(self, parameters: Iterable[torch.Tensor], *, strict: bool = False) -> None:
+        """Watch these parameters too; ``strict``: a wrapper averages their gradients during the backward pass."""
         for parameter in parameters:
-            copy = self._entry(parameter, _Copy)
+            copy = self._entry(parameter)
             if copy is not None:
                 copy.strict = copy.strict or strict
 
@@ -194,7 +205,7 @@ class LocalGradients(_Accumulated):
             return
         if before is not None and value is not None and _averaged(before, value):
             copy.value = value + (gradient - before)
-        elif value is not None and _alike(value, gradient):
+        elif value is not None and value.layout == gradient.layout == torch.strided and _fits(value, gradient):
             value.copy_(gradient)
         else:
             copy.value = gradient.detach().clone()
@@ -204,13 +215,6 @@ class LocalGradients(_Accumulated):
 def _averaged(before: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether ``grad`` is neither the value after the previous micro-batch nor zero."""
     return before.shape == value.shape and not torch.equal(before, value) and bool(before.any())
-
-
-def _alike(value: torch.Tensor, gradient: torch.Tensor) -> bool:
-    strided = value.layout == gradient.layout == torch.strided
-    return (
-        strided and value.shape == gradient.shape and value.dtype == gradient.dtype and value.device == gradient.device
-    )
 
 
 class Replicas(NamedTuple):
@@ -258,7 +262,7 @@ class _Look:
     @functools.cached_property
     def values(self) -> list[float]:
         """One norm per parameter."""
-        return _numbers(self._norms)
+        return numbers_of(self._norms)
 
 
 class MicroBatches(_Accumulated):
@@ -270,6 +274,8 @@ class MicroBatches(_Accumulated):
     out. One copy of the gradients is kept.
     """
 
+    make = _BatchSums
+
     def __init__(self, guarded: Callable[..., None]) -> None:
         super().__init__(guarded)
         #: the current backward pass, and whether its gradients cannot wait for its end
@@ -278,11 +284,6 @@ class MicroBatches(_Accumulated):
         self._arrived: list[tuple[torch.Tensor, _BatchSums]] = []
         #: norms of the sums of micro-batches, by the identity of their ``_BatchSums``
         self._totals: dict[int, float] = {}
-
-    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Watch these parameters too."""
-        for parameter in parameters:
-            self._entry(parameter, _BatchSums)
 
     def replicas(self, parameter: torch.Tensor, scale: float) -> Replicas | None:
         """Second moments of this step's micro-batches, None with fewer than two of them.
@@ -315,7 +316,7 @@ class MicroBatches(_Accumulated):
         entry.before = None
         if gradient is None:
             entry.seen = None
-        elif not _is_as_seen(gradient, entry):
+        elif entry.seen is None or entry.seen[0]() is not gradient or entry.seen[1] != gradient._version:
             self._guarded(self._remember, gradient, entry)
 
     def _accumulated(self, parameter: torch.Tensor, entry: _BatchSums) -> None:
@@ -326,7 +327,7 @@ class MicroBatches(_Accumulated):
     def _remember(self, gradient: torch.Tensor, sums: _BatchSums) -> None:
         """Remember ``grad``, which changed since the last look."""
         sums.seen = None
-        before = _real(gradient.detach())
+        before = as_real_dense(gradient.detach())
         if bool(before.any()):
             sums.before = before.clone()
 
@@ -354,7 +355,7 @@ class MicroBatches(_Accumulated):
         for parameter, sums in arrived:
             if parameter.grad is None:
                 continue
-            gradient = _real(parameter.grad.detach())
+            gradient = as_real_dense(parameter.grad.detach())
             present.append(sums)
             gradients.append(gradient)
             fits = sums.last is not None and _fits(sums.last, gradient)
@@ -400,21 +401,16 @@ class MicroBatches(_Accumulated):
     def _measure_totals(self) -> None:
         several = [sums for sums in self._known.values() if len(sums.looks) > 1 and sums.last is not None]
         parts = [sums.last if sums.offset is None else sums.last - sums.offset for sums in several]
-        norms = _numbers(torch._foreach_norm(parts, 2, torch.float64))
+        norms = numbers_of(torch._foreach_norm(parts, 2, torch.float64))
         self._totals = {id(sums): norm for sums, norm in zip(several, norms, strict=True)}
-
-
-def _is_as_seen(gradient: torch.Tensor, sums: _BatchSums) -> bool:
-    """Whether nothing has changed ``grad`` since the last look."""
-    return sums.seen is not None and sums.seen[0]() is gradient and sums.seen[1] == gradient._version
 
 
 def _fits(room: torch.Tensor, values: torch.Tensor) -> bool:
     return room.shape == values.shape and room.dtype == values.dtype and room.device == values.device
 
 
-def _numbers(values: Sequence[torch.Tensor]) -> list[float]:
-    """The values of tensors with one element; waits once for each device."""
+def numbers_of(values: Sequence[torch.Tensor]) -> list[float]:
+    """The values of tensors with one element. It waits once for each device: separate transfers take longer."""
     out = [0.0] * len(values)
     devices = {value.device for value in values}
     for device in devices:
@@ -422,10 +418,3 @@ def _numbers(values: Sequence[torch.Tensor]) -> list[float]:
         for place, number in zip(places, torch.stack([values[p] for p in places]).tolist(), strict=True):
             out[place] = number
     return out
-
-
-def _real(gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient as a strided real tensor."""
-    if gradient.layout != torch.strided:
-        gradient = gradient.to_dense()
-    return torch.view_as_real(gradient) if gradient.is_complex() else gradient

@@ -37,6 +37,7 @@ from gtrace.torch_hooks.steps import (
     grad_scale_of,
     has_compiled,
     is_nested,
+    parameters_of,
 )
 from gtrace.torch_hooks.times import StepClock
 from gtrace.torch_hooks.unstepped import HandedStream, HandStep, HandStream, Unstepped
@@ -458,7 +459,7 @@ class TrainingHooks:
 
     def _zeroed(self, owner: Optimizer | torch.nn.Module, *_: object) -> None:
         groups = [{"params": owner.parameters()}] if isinstance(owner, torch.nn.Module) else owner.param_groups
-        parameters = [parameter for group in groups for parameter in group["params"]]
+        parameters = parameters_of(groups)
         self._losses.zeroed(parameters)
         if self._unstepped is not None:
             self._unstepped.zeroed(parameters)
@@ -503,12 +504,11 @@ class TrainingHooks:
         return bool(self._fresh)
 
     def _watch_parameters(self, groups: Iterable[Mapping[str, Any]]) -> None:
-        local = not self._reduced and process_place().world_size > 1
-        for group in groups:
-            if local:
-                self._local.watch(group["params"])
-            if self._micro_batches is not None:
-                self._micro_batches.watch(group["params"])
+        parameters = parameters_of(groups)
+        if not self._reduced and process_place().world_size > 1:
+            self._local.watch(parameters)
+        if self._micro_batches is not None:
+            self._micro_batches.watch(parameters)
 
     @_splits
     def _before_step(

@@ -20,6 +20,8 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from gtrace.torch_hooks.steps import parameters_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -187,7 +189,7 @@ class Names:
             optimizers. If several models share the optimizer, each name starts with its model's class, numbered if
             it repeats: ``Encoder.``, ``Encoder_2.``.
         """
-        wanted = {id(parameter) for group in groups for parameter in group["params"]}
+        wanted = set(map(id, parameters_of(groups)))
         models = _owners(wanted, list(modules))
         if scan and wanted - {key for _, places in models for key in places}:
             models = _owners(wanted, _all_live_modules())

@@ -36,15 +36,19 @@ _MOST_SETTINGS = 1000
 _SETTINGS = ("momentum", "dampening", "weight_decay", "eps", "nesterov", "betas", "decoupled_weight_decay")
 
 
+def undivided(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that ZeroRedundancyOptimizer divides among processes; any other one itself."""
+    inner = getattr(optimizer, "optim", None)
+    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
 def kind_of(optimizer: Optimizer | Rounds) -> str:
     """The class of torch.optim whose rule an optimizer follows; see ``gtrace.trace.OptimizerFacts``."""
     if isinstance(optimizer, (HandStream, HandedStream)):
         return "by hand"
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = next(iter(optimizer.members.values()))
-    # ZeroRedundancyOptimizer has the optimizer that it divides among processes.
-    inner = getattr(optimizer, "optim", None)
-    own = type(inner if isinstance(inner, torch.optim.Optimizer) else optimizer)
+    own = type(undivided(optimizer))
     rule = inspect.unwrap(own.step)
     for base in own.__mro__:
         if base.__module__.startswith("torch.optim.") and inspect.unwrap(base.step) is rule:  # type: ignore[attr-defined]

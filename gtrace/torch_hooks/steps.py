@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 backward_in_progress: Callable[[], int] = torch._C._current_graph_task_id
 
 
+def parameters_of(groups: Iterable[Mapping[str, Any]]) -> list[torch.Tensor]:
+    """The parameters of an optimizer's parameter groups, in order."""
+    return [parameter for group in groups for parameter in group["params"]]
+
+
 class Patch(NamedTuple):
     """What is in the place of something of torch: its module or class, its name there, and both."""
 
@@ -89,13 +94,12 @@ class Rounds:
             torch.autograd.Variable._execution_engine.queue_callback(self.close)
         self.members.setdefault(id(optimizer), optimizer)
         if self._wanted:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    value = gradient(parameter)
-                    if value is not None:
-                        self._gradients[id(parameter)] = value.detach().clone()
-                        if self.weights:
-                            self._before[id(parameter)] = parameter.detach().clone()
+            for parameter in parameters_of(optimizer.param_groups):
+                value = gradient(parameter)
+                if value is not None:
+                    self._gradients[id(parameter)] = value.detach().clone()
+                    if self.weights:
+                        self._before[id(parameter)] = parameter.detach().clone()
 
     def close(self) -> None:
         """End the round: the backward pass is over."""
@@ -140,7 +144,9 @@ class Losses:
         Returns:
             the sum of the losses, NaN if nothing was backpropagated, and their number.
         """
-        found = {self._since.get(id(parameter), self._all) for parameter in _parameters(groups)} if self._since else ()
+        found = (
+            {self._since.get(id(parameter), self._all) for parameter in parameters_of(groups)} if self._since else ()
+        )
         one = found.pop() if len(found) == 1 else self._all
         return (float(one.total) if one.count else math.nan), one.count
 
@@ -151,7 +157,7 @@ class Losses:
         """
         if not self._clipped:
             return math.nan
-        ids = {id(parameter) for parameter in _parameters(groups)}
+        ids = {id(parameter) for parameter in parameters_of(groups)}
         norms = [float(norm) for clipped, norm in self._clipped if clipped & ids]
         return norms[0] if len(norms) == 1 else math.hypot(*norms) if norms else math.nan
 
@@ -237,10 +243,6 @@ def _number(tensor: torch.Tensor) -> float | torch.Tensor:
     # Reading a value from another device would make training wait, so a captured step does it later.
     # The copy is needed because a loss may be changed in place after its backward pass.
     return tensor.item() if tensor.is_cpu else tensor.detach().to(torch.float32, copy=True).reshape(())
-
-
-def _parameters(groups: Iterable[Mapping[str, Any]]) -> Iterable[torch.Tensor]:
-    return (parameter for group in groups for parameter in group["params"])
 
 
 #: the first steps count samples, later only every 16th does; a count gives up after 1000 calls of modules

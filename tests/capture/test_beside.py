@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from helpers_capture import Captured
 from torch import nn
 
 import gtrace

@@ -102,7 +102,9 @@ LOOPS = {
 @pytest.mark.parametrize("name", LOOPS)
 def test_gradients_after_each_backward_pass(name, path):
     # It never steps, and all steps wait until the end, when the model is gone.
-    exists = torch.optim.SGD(nn.Linear(1, 1).parameters()) if name in ("a word language model", "bare tensors") else None
+    exists = (
+        torch.optim.SGD(nn.Linear(1, 1).parameters()) if name in ("a word language model", "bare tensors") else None
+    )
     rows = []
     plain = descend(rows.append, **LOOPS[name])
     with Captured(path) as run:

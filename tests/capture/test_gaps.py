@@ -1,4 +1,4 @@
-"""Disks that refuse, wait or never answer, and Ctrl-C at the end: training goes on, and the trace says what it lacks."""
+"""Disks that refuse, wait or never answer, and Ctrl-C at the end: training goes on; the trace says what it lacks."""
 
 import os
 import re
@@ -108,7 +108,7 @@ def test_drop_leaves_out_steps_instead_of_waiting(path, monkeypatch):
         descend(model, optimizer, 8, 10, steps=8)
         go.set()
         pool = run.session._recorder._layouts[0].pool
-        while pool._free.qsize() < 2:  # both buffers are back
+        while pool.free.qsize() < 2:  # both buffers are back
             time.sleep(0.01)
         descend(model, optimizer, 8, 10, steps=2)
     assert (run.summary.rows, run.summary.dropped, run.summary.errors) == (4, 6, 0)

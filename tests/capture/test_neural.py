@@ -310,7 +310,7 @@ def test_waiting_rows_are_bounded():
     waiting = threading.Thread(target=lambda: (blocks.find_room(), done.set()))
     waiting.start()
     assert not done.wait(0.05)
-    blocks.release(row)
+    blocks.returned.put(row)
     assert done.wait(10)
     assert blocks.take(80).data_ptr() == row[0].data_ptr()
     for elements in range(1, 60):  # blocks that nobody needs any more make room

@@ -12,7 +12,6 @@ from helpers_capture import Captured
 from helpers_hooks import module
 from torch import nn
 
-import gtrace
 from gtrace.capture.buffers import BufferPool
 from gtrace.capture.layout import RowLayout
 from gtrace.capture.options import AutomaticSteps, EveryStep, parse_steps
@@ -138,7 +137,9 @@ SPARSE = pytest.mark.capture_case("sparse gradients")
     ("make", "loss", "about"),
     [
         *(
-            pytest.param(lambda d=dtype: nn.Linear(3, 4).to(d), squares, f"{dtype}"[6:], id=f"{dtype}", marks=PRECISIONS)
+            pytest.param(
+                lambda d=dtype: nn.Linear(3, 4).to(d), squares, f"{dtype}"[6:], id=f"{dtype}", marks=PRECISIONS
+            )
             for dtype in (torch.bfloat16, torch.float16, torch.float64)
         ),
         pytest.param(

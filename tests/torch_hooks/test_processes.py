@@ -1,4 +1,4 @@
-"""Which of several processes this one is, from what launchers put into the environment; and what comes before its end."""
+"""Which of several processes this one is, from what launchers put into the environment; what comes before its end."""
 
 import os
 import signal

@@ -157,9 +157,10 @@ class Recorder:
         self.hooks.waited = lambda: self.hooks.seconds + (0.0 if self.neural is None else self.neural.seconds)
         if options.kinds == ("weight",) and not (options.second_moments or options.optimizer_state or options.noise):
             self.hooks.again = self._take_again
-        self.hooks.by_hand = self._choose_by_hand
         if options.kinds != ("weight",):
-            self.hooks.without_by_hand()
+            self.hooks.unstepped = None
+        elif self.hooks.unstepped is not None:
+            self.hooks.unstepped.chosen = self._choose_by_hand
         self._models = self.hooks.modules.modules if models is None else lambda: list(models)
         lent = Lent(self._layout, self._models, self._has_room, self._submit, self._leave_out)
         self._changes = Changes(options, lent)

@@ -40,7 +40,7 @@ from gtrace.torch_hooks.steps import (
     parameters_of,
 )
 from gtrace.torch_hooks.times import StepClock
-from gtrace.torch_hooks.unstepped import HandedStream, HandStep, HandStream, Unstepped
+from gtrace.torch_hooks.unstepped import HandedStream, HandStep, Unstepped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -55,15 +55,6 @@ if TYPE_CHECKING:
 
     _F = TypeVar("_F", bound=Callable[..., Any])
     _Function: TypeAlias = Callable[..., object]
-
-
-def _skip(code: CodeType) -> None:
-    """Let frames of this code run without compilation."""
-    if hasattr(eval_frame, "skip_code"):  # torch before 2.7
-        eval_frame.skip_code(code)
-    else:
-        strategy = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
-        eval_frame.set_code_exec_strategy(code, strategy)
 
 
 _DISTRIBUTED = torch.distributed.is_available()
@@ -91,7 +82,11 @@ def _splits(function: _F) -> _F:
 
 def not_compiled_itself(function: _F) -> _F:
     """The function as plain Python, while what it calls may be compiled."""
-    _skip(function.__code__)
+    if hasattr(eval_frame, "skip_code"):  # torch before 2.7
+        eval_frame.skip_code(function.__code__)
+    else:
+        strategy = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+        eval_frame.set_code_exec_strategy(function.__code__, strategy)
     return function
 
 
@@ -139,25 +134,18 @@ not_compiled_itself(is_nested)
 
 @dataclass(slots=True)
 class _Stream:
-    """The steps of one optimizer.
-
-    Attributes:
-        number: of the optimizer, in the order of first steps.
-        optimizer: it.
-        steps: so far.
-        caller: the code that called its last step, steps within other steps aside.
-        quiet: the first of its steps that needs more than to be counted.
-        again: its next step is wanted, and may be like the one before.
-        scheduler: if it counts on before that, the step needs more, too.
-        count: of that scheduler so far.
-    """
+    """The steps so far of one optimizer, whose number is its place in the order of first steps."""
 
     number: int
     optimizer: weakref.ref[Any]
     steps: int = 0
+    #: the code that called its last step, steps within other steps aside
     caller: CodeType | None = None
+    #: the first of its steps that needs more than to be counted
     quiet: float = 0
+    #: its next step is wanted, and may be like the one before
     again: bool = False
+    #: if it counts on before that, the step needs more, too; and its count so far
     scheduler: weakref.ref[LRScheduler] | None = None
     count: int = 0
 
@@ -174,8 +162,7 @@ class TrainingHooks:
         upcoming: called after each step of which ``wants`` was asked, with the numbers of each optimizer's next one.
         coming: says in advance, any number of times, which is the first wanted step from this one on; what it says of a
             step changes at none but those that it names.
-        reduced: with several processes that train together, take the shared gradients instead of each one's
-            own.
+        reduced: with several processes that train together, take the shared gradients instead of each one's own.
         noise: read the gradient of each micro-batch.
     """
 
@@ -224,18 +211,10 @@ class TrainingHooks:
         self.repeating = False
         self.evaluation: CodeType | None = None
         self._only = None if optimizers is None else {id(optimizer): optimizer for optimizer in optimizers}
-        #: finds steps without an optimizer; None once one has stepped
-        self._unstepped: Unstepped | None = None
+        #: finds steps without an optimizer; None once one has stepped, and if such steps are not wanted
+        self.unstepped: Unstepped | None = None
         if self._only is None:
-            self._unstepped = Unstepped(
-                self._may_want,
-                self._own_gradient,
-                self._take_by_hand,
-                lambda: self.by_hand(),  # noqa: PLW0108 - it is set later
-                self.modules.modules,
-            )
-        #: called once, when it is certain that the program changes its weights without an optimizer
-        self.by_hand: Callable[[], None] = lambda: None
+            self.unstepped = Unstepped(self._may_want, self._own_gradient, self._take_by_hand, self.modules.modules)
         self._handed: HandedStream | None = None
         #: calls of ``torch.autograd.grad``, which leave no gradients behind
         self.functional = 0
@@ -367,7 +346,7 @@ class TrainingHooks:
         # Of what programs import and call the flag is looked at instead.
         for patch in self._near:
             patch.use(near)
-        if self._engine is not None and self._unstepped is None and self._handed is None:
+        if self._engine is not None and self.unstepped is None and self._handed is None:
             self._engine.use(False)
 
     def _patch(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> Patch:
@@ -421,8 +400,8 @@ class TrainingHooks:
             result = original(tensors, grad_tensors, *args, **kwargs)
             if self.clock.runs:
                 self._guarded(self.clock.backward_ends)
-            if self._unstepped is not None:
-                self._guarded(self._unstepped.end)
+            if self.unstepped is not None:
+                self._guarded(self.unstepped.end)
             return result
 
         return backward
@@ -435,8 +414,8 @@ class TrainingHooks:
         return run
 
     def _begin_backward(self, tensors: object, gradients: object, inputs: object) -> None:
-        if self._unstepped is not None:
-            self._unstepped.begin(tensors, gradients, inputs)
+        if self.unstepped is not None:
+            self.unstepped.begin(tensors, gradients, inputs)
         self.backward_passes += 1
         self._own_losses().backward(tensors, gradients)
         if self._samples.waits:
@@ -461,8 +440,8 @@ class TrainingHooks:
         groups = [{"params": owner.parameters()}] if isinstance(owner, torch.nn.Module) else owner.param_groups
         parameters = parameters_of(groups)
         self._losses.zeroed(parameters)
-        if self._unstepped is not None:
-            self._unstepped.zeroed(parameters)
+        if self.unstepped is not None:
+            self.unstepped.zeroed(parameters)
 
     def _watch_clip(self, original: _Function) -> _Function:
         def clip_grad_norm_(parameters: Iterable[torch.Tensor], *args: object, **kwargs: object) -> object:
@@ -472,8 +451,8 @@ class TrainingHooks:
             several = (parameters,) if isinstance(parameters, torch.Tensor) else tuple(parameters)
             norm = original(several or parameters, *args, **kwargs)
             self._guarded(self._losses.clipped, several, norm)
-            if self._unstepped is not None:
-                self._guarded(self._unstepped.clipped, several, norm)
+            if self.unstepped is not None:
+                self._guarded(self.unstepped.clipped, several, norm)
             return norm
 
         return clip_grad_norm_
@@ -563,7 +542,7 @@ class TrainingHooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._handed is not None or not self._watches(optimizer):
             return None
-        self._unstepped = None
+        self.unstepped = None
         if self._fresh:
             self._fresh.discard(optimizer)
         self._started += 1
@@ -621,14 +600,10 @@ class TrainingHooks:
         self.evaluation = watched.__code__
         return functools.wraps(closure, updated=())(watched)
 
-    def without_by_hand(self) -> None:
-        """Record steps of optimizers only."""
-        self._unstepped = None
-
     def finish(self) -> None:
         """The program is over: what it did after its last backward pass may be a step."""
-        if self._unstepped is not None:
-            self._guarded(self._unstepped.finish)
+        if self.unstepped is not None:
+            self._guarded(self.unstepped.finish)
 
     def hand(self, gradients: Mapping[str, Any], loss: float, lr: float) -> None:
         """The program hands over the gradients of a step; from the first one on nothing else is recorded."""
@@ -642,24 +617,15 @@ class TrainingHooks:
             return parameter.grad
         return self._local.gradient(parameter, 1.0)[0]
 
-    def _take_by_hand(self, found: HandStep) -> None:
-        """Take a step without an optimizer; its gradients are this process's own unless a wrapper averages them."""
-        self._take_own(found.stream, lambda parameter: found.gradients.get(id(parameter)), found)
-
     def _take_handed(self, gradients: Mapping[str, Any], loss: float, lr: float) -> None:
-        self._unstepped = None
+        self.unstepped = None
         if self._handed is None:
             self._handed = HandedStream()
-        self._handed.put(gradients)
-        self._take_own(self._handed, self._handed.gradient, HandStep(loss=float(loss), lr=float(lr)))
+        self._take_by_hand(HandStep(self._handed, self._handed.put(gradients), loss=float(loss), lr=float(lr)))
 
-    def _take_own(
-        self,
-        acting: HandStream | HandedStream,
-        gradient: Callable[[torch.Tensor], torch.Tensor | None],
-        found: HandStep,
-    ) -> None:
-        optimizer = cast("Rounds", acting)  # it has parameter groups, and nothing else is asked of it
+    def _take_by_hand(self, found: HandStep) -> None:
+        """Take a step without an optimizer; its gradients are this process's own unless a wrapper averages them."""
+        optimizer = cast("Rounds", found.stream)  # it has parameter groups, and nothing else is asked of it
         stream, step = self._advance(optimizer)
         if self._wants(stream, step):
             self._on_step(
@@ -672,13 +638,13 @@ class TrainingHooks:
                     lr=found.lr,
                     grad_scale=1.0,
                     clip_norm=found.clip_norm,
-                    gradient=lambda parameter: (gradient(parameter), LOCAL),
+                    gradient=lambda parameter: (found.gradients.get(id(parameter)), LOCAL),
                 )
             )
         self._announce()
 
     def _skip(self, optimizer: Optimizer) -> None:
-        self._unstepped = None
+        self.unstepped = None
         self._losses.use()
         self._losses.scaler = None
         stream, step = self._advance(optimizer)
@@ -727,7 +693,7 @@ class TrainingHooks:
         self._local.wanted = near = wanted or self._expects()
         if self._micro_batches is not None:
             self._micro_batches.wanted = near
-        special = self._unstepped is not None or self._handed is not None or self.after is not None
+        special = self.unstepped is not None or self._handed is not None or self.after is not None
         near = near or special or self._made_late
         single = len(coming) == self._launched == 1 and not self._local.watching
         again = wanted and single and not special and self._micro_batches is None and self._upcoming is None

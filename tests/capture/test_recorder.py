@@ -97,17 +97,6 @@ def test_tied_frozen_bare_and_empty_parameters(path):
     assert run.summary.errors == 0
 
 
-def test_a_parameter_group_that_is_added_later(path):
-    with Captured(path) as run:
-        first, second = nn.Linear(3, 4), nn.Linear(3, 4)
-        optimizer = run.sgd(first)
-        train(first, optimizer, 1)
-        optimizer.add_param_group({"params": second.parameters()})
-        train(lambda x: first(x) + second(x), optimizer, 2)
-    run.expected[0][0] += [None, None]
-    run.check(["weight", "bias", "Linear_2.weight", "Linear_2.bias"])
-
-
 def test_a_model_that_takes_the_place_of_another_one(path):
     """The same optimizer goes on with a new model: equal shapes continue a tensor, others begin a new one."""
     with Captured(path) as run:

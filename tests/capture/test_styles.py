@@ -8,6 +8,7 @@ import torch
 from helpers_capture import Captured
 from helpers_styles import STYLES
 from torch import nn
+from torch._dynamo import lookup_backend
 
 from gtrace.capture.options import EveryStep, parse_steps
 
@@ -88,14 +89,17 @@ def test_a_style(name, path):
 
 def compiled(what, backend, steps=5):
     """Final weights and gradients of each step of a training of which this is compiled, and what was compiled."""
-    counters = torch._dynamo.utils.counters
     torch._dynamo.reset()
-    counters.clear()
+    torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    forward = torch.compile(model, backend=backend) if "model" in what else model
-    gradients = []
+    graphs, gradients = [], []
+
+    def noted(graph, inputs):
+        graphs.append([str(node) for node in graph.graph.nodes if node.op != "placeholder"])
+        return lookup_backend(backend)(graph, inputs)
+
+    def compile_if(part, function):
+        return torch.compile(function, backend=noted) if part in what else function
 
     def clipped_step():
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -106,30 +110,45 @@ def compiled(what, backend, steps=5):
         forward(x).square().mean().backward()
         step()
 
-    step = torch.compile(clipped_step, backend=backend) if "step" in what else clipped_step
-    run = torch.compile(iteration, backend=backend) if "loop" in what else iteration
+    model = nn.Sequential(compile_if("part", nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if "in place" in what:
+        model.compile(backend=noted)
+    forward = compile_if("model", compile_if("function", lambda x: model(x)) if "function" in what else model)
+    step, run = compile_if("step", clipped_step), compile_if("loop", iteration)
     for _ in range(steps):
         run(torch.randn(5, 4))
-        gradients.append({name: p.grad.flatten().tolist() for name, p in model.named_parameters()})
-    graphs = {name: counters["stats"][name] for name in ("calls_captured", "unique_graphs")}
+        gradients.append([p.grad.flatten().tolist() for p in model.parameters()])
     return bits([model]), gradients, graphs
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, of every kind, while it compiles
+@pytest.mark.filterwarnings("error:Using `torch.compile")  # for hooks like ours
 @pytest.mark.capture_case("torch.compile of model, step and loop (eager, aot_eager)")
 @pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize(("what", "backend"), [("model and step", "eager"), ("loop", "aot_eager")])
-def test_what_is_compiled_has_the_same_graphs_and_bits(path, what, backend, every):
+@pytest.mark.parametrize(
+    ("what", "backend", "kind"),
+    [
+        ("model and step", "eager", "weight"),
+        ("loop", "aot_eager", "weight"),
+        ("model", "eager", "both"),
+        ("in place", "eager", "both"),
+        ("function", "eager", "both"),
+        ("part", "eager", "both"),
+    ],
+)
+def test_what_is_compiled_has_the_same_graphs_and_bits(path, what, backend, kind, every):
     weights, gradients, graphs = compiled(what, backend)
-    with Captured(path, policy=EveryStep(every)) as run:
+    with Captured(path, policy=EveryStep(every), kind=kind) as run:
         assert compiled(what, backend) == (weights, gradients, graphs)
-    assert graphs["unique_graphs"] > 0
-    assert run.said == []
-    names = [info.name for info in run.trace.tensors]
-    assert names == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert graphs or what == "in place"
+    assert run.summary.errors == 0
+    assert kind == "both" or run.said == []
+    infos = [info for info in run.trace.tensors if info.kind == "weight"]
+    assert [info.name for info in infos] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     for step in range(0, 5, every):
-        assert {name: run.trace.read(name, step).tolist() for name in names} == gradients[step]
-    assert np.isfinite(run.trace.scalars()["loss"]).all()
+        assert [run.trace.read(info.name, step, kind="weight").tolist() for info in infos] == gradients[step]
+    assert np.isfinite(run.trace.scalars(kind="weight")["loss"]).all()
 
 
 def within(gradients, fail=False):

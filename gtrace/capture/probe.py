@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import secrets
-import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -25,12 +23,8 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-#: steps before the clock runs: the first ones allocate and compile
-_WARM_UP = 2
 #: ``trace.optimizer.CUT``, whose module imports numpy: the program must import that first
 _CUT = "cut"
-#: ``trace.times.TIMES``, likewise
-_TIMES = "times"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +55,7 @@ class ProbeTimings:
     Attributes:
         step: median seconds from one optimizer step to the next; None without such steps.
         backward: median seconds in backward passes of such a step; None likewise.
-        timed: how many such steps there were.
+        timed: how many such steps were timed.
         steps: that the program took.
         seconds: from its first step to its last.
         ranks: processes that trained together, between which a step's exchange is part of ``step``.
@@ -76,58 +70,43 @@ class ProbeTimings:
 
 
 class Stopwatch:
-    """Times the steps of the first optimizer, and ends the process when there is enough.
+    """Ends the process when the first optimizer has stepped enough, and says what a capture measured.
 
     Args:
         options: of the probe.
+        session: the capture.
     """
 
-    def __init__(self, options: ProbeOptions) -> None:
+    def __init__(self, options: ProbeOptions, session: CaptureSession) -> None:
         self._options = options
-        self._wants = functools.partial(parse_steps(options.steps).wants, capacity=0)
+        self._session = session
+        self._policy = parse_steps(options.steps)
         #: this ended the program
         self.cut = False
         self._optimizer: int | None = None
         self._owner = os.getpid()
         self._step = self._recorded = 0
         self._first = self._last = 0.0
-        self._backward = 0.0
-        self._steps: list[float] = []
-        self._backwards: list[float] = []
 
     def install(self) -> None:
         """Start to watch; torch is imported."""
-        import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         from gtrace.torch_hooks.hooks import never_compiled
         from gtrace.torch_hooks.steps import is_nested
 
         self._is_nested = is_nested
-        original = torch.autograd.backward
-
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> None:
-            started = _now()
-            try:
-                original(*args, **kwargs)
-            finally:
-                self._backward += _now() - started
-
-        torch.autograd.backward = backward
         register_optimizer_step_pre_hook(never_compiled(self._before_step))
 
     @property
     def timings(self) -> ProbeTimings:
-        """What was measured so far."""
-        return ProbeTimings(
-            statistics.median(self._steps) if self._steps else None,
-            statistics.median(self._backwards) if self._backwards else None,
-            len(self._steps),
-            self._step,
-            self._last - self._first,
-            process_place().world_size,
-        )
+        """What was measured so far, of steps that were not recorded."""
+        found = self._session.times
+        if found.get("recorded", True):
+            found = {}
+        step, backward, timed = found.get("step"), found.get("backward"), found.get("steps", 0)
+        place = process_place()
+        return ProbeTimings(step, backward, timed, self._step, self._last - self._first, place.world_size)
 
     def write(self) -> None:
         """Write what was measured, once; of several ranks the first one does."""
@@ -144,18 +123,13 @@ class Stopwatch:
         if self._is_nested(sys._getframe(2), None):
             return
         self._optimizer = id(optimizer)
-        now, backward, self._backward = _now(), self._backward, 0.0
-        if self._wants(self._step):
-            self._recorded += 1
-        elif self._step > _WARM_UP:
-            self._steps.append(now - self._last)
-            self._backwards.append(backward)
+        self._recorded += self._policy.wants(self._step, 0)
+        self._last = time.perf_counter()
         if not self._step:
-            self._first = now
-        self._last = now
+            self._first = self._last
         self._step += 1
         enough = self._recorded >= self._options.most
-        late = now - self._first >= self._options.seconds
+        late = self._last - self._first >= self._options.seconds
         if not (enough or late):
             return
         self.write()
@@ -164,13 +138,6 @@ class Stopwatch:
             # file ends them.
             self.cut = True
             os._exit(0)
-
-
-def _now() -> float:
-    torch = sys.modules["torch"]
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def run_probe(message: str) -> int:
@@ -186,7 +153,7 @@ def run_probe(message: str) -> int:
     settings = CaptureSettings(steps=options.steps, noise=True, rank="0", budget=options.budget)
     chosen = capture_options(Path(options.trace), settings, run=secrets.token_hex(8))
     session = CaptureSession(chosen, {"argv": program.argv})
-    stopwatch = Stopwatch(options)
+    stopwatch = Stopwatch(options, session)
 
     def begin() -> None:
         session.start()
@@ -195,11 +162,7 @@ def run_probe(message: str) -> int:
     def conclude(exit_code: int) -> int:
         if not exit_code:
             stopwatch.write()
-        timings = stopwatch.timings
         session.note({_CUT: stopwatch.cut})
-        if timings.step is not None:
-            about = {"step": timings.step, "backward": timings.backward, "steps": timings.timed}
-            session.note({_TIMES: {name: value for name, value in about.items() if value is not None}})
         status: Literal["complete", "interrupted"] = "interrupted" if exit_code else "complete"
         session.finish(status)
         session.settle(status)
@@ -220,7 +183,8 @@ def run_probe(message: str) -> int:
 
 def start(setup: Mapping[str, Any]) -> None:
     """Probe this process, which the program launched, until it ends; called when it has imported torch."""
-    stopwatch = Stopwatch(ProbeOptions(**setup["probe"]))
     sessions.start(setup)
-    stopwatch.install()
-    before_shutdown(stopwatch.write)
+    if (session := sessions.current_session()) is not None:
+        stopwatch = Stopwatch(ProbeOptions(**setup["probe"]), session)
+        stopwatch.install()
+        before_shutdown(stopwatch.write)

@@ -182,6 +182,11 @@ class CaptureSession:
         return (0.0, 0.0) if self._recorder is None else self._recorder.waited
 
     @property
+    def times(self) -> dict[str, Any]:
+        """What is known so far about the time of steps, the fields of :class:`gtrace.trace.facts.StepTimes`."""
+        return {} if self._recorder is None else self._recorder.hooks.clock.describe()
+
+    @property
     def in_child(self) -> bool:
         """Whether this is a forked child of the capturing process, which has a session of its own."""
         return os.getpid() != self._owner

@@ -76,7 +76,7 @@ class Staging:
         self.runtime = runtime
         sizes = list(map(math.prod, shapes))
         self._block = runtime.block(sum(sizes))
-        self._parts = [part.view(shape) for part, shape in zip(self._block.split(sizes), shapes, strict=True)]
+        self._parts = [part.view(shape) for part, shape in zip(torch.split(self._block, sizes), shapes, strict=True)]
         self._copied: torch.cuda.Event | None = None
 
     def copy(self, target: torch.Tensor, places: Iterable[int], gradients: Sequence[torch.Tensor]) -> torch.cuda.Event:
@@ -290,7 +290,7 @@ class BufferPool:
         if self.staging is not None:
             slab.touched = rows  # locked memory
         # All views at once: one by one they would cost more than the copies.
-        several = zip(slab.block.split(self._sizes, dim=1), self._shapes, strict=True)
+        several = zip(torch.split(slab.block, self._sizes, dim=1), self._shapes, strict=True)
         targets = zip(*(part.view(rows, *shape).unbind() for part, shape in several), strict=True)
         slab.rows = [RowBuffer(self, slab, place, list(own)) for place, own in enumerate(targets)]
         return slab

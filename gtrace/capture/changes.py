@@ -47,24 +47,6 @@ class _Begun(NamedTuple):
     before: Sequence[torch.Tensor] = ()
 
 
-class Lent(NamedTuple):
-    """What the recorder lends to :class:`Changes`.
-
-    Attributes:
-        layout: makes a layout for the optimizer of this number.
-        models: the live modules.
-        has_room: whether a row with these slots is within the budget; counts it.
-        submit: takes a row, and the seconds that it took to copy.
-        drop: called with an optimizer's number and the step of a row for which no buffer is free.
-    """
-
-    layout: Callable[[int], RowLayout]
-    models: Callable[[], Sequence[nn.Module]]
-    has_room: Callable[[Sequence[Slot]], bool]
-    submit: Callable[[Row, float], None]
-    drop: Callable[[int, int], None]
-
-
 class Changes:
     """Records weight updates, outer gradients and momentum buffers.
 
@@ -73,15 +55,28 @@ class Changes:
 
     Args:
         options: of the capture; ``every`` is H.
-        lent: what the recorder lends.
+        layout: makes a layout for the optimizer of this number.
+        models: the live modules.
+        has_room: whether a row with these slots is within the budget; counts it.
+        submit: takes a row, and the seconds that it took to copy.
+        drop: called with an optimizer's number and the step of a row for which no buffer is free.
     """
 
-    def __init__(self, options: CaptureOptions, lent: Lent) -> None:
+    def __init__(
+        self,
+        options: CaptureOptions,
+        layout: Callable[[int], RowLayout],
+        models: Callable[[], Sequence[nn.Module]],
+        has_room: Callable[[Sequence[Slot]], bool],
+        submit: Callable[[Row, float], None],
+        drop: Callable[[int, int], None],
+    ) -> None:
         self.kinds = tuple(kind for kind in ("update", "outer", "momentum") if kind in options.kinds)
         self._spans: dict[str, int] = {"update": 1, "outer": options.every or 1, "momentum": 1}
         self._wait = not options.drop
         self._reduced = options.reduced
-        self._lent = lent
+        self._layout, self._models, self._has_room = layout, models, has_room
+        self._submit, self._drop = submit, drop
         #: (optimizer's number, kind) -> its tensors
         self.layouts: dict[tuple[int, str], RowLayout] = {}
         self._begun: dict[tuple[int, str], _Begun] = {}
@@ -114,7 +109,7 @@ class Changes:
         for kind in self.kinds if chosen else ("outer",):
             key = step.stream, kind
             if key not in self.layouts:
-                self.layouts[key] = self._lent.layout(step.stream)
+                self.layouts[key] = self._layout(step.stream)
                 # Nothing may keep the parameters of an optimizer that the program has dropped.
                 weakref.finalize(step.optimizer, self._forget, key).atexit = False
             if kind == "momentum":
@@ -135,7 +130,7 @@ class Changes:
             elif slots:
                 now = [as_real_dense(local_part(parameter.detach())) for parameter in begun.parameters]
                 torch._foreach_sub_(list(values), now)
-            if slots and self._lent.has_room(slots):
+            if slots and self._has_room(slots):
                 self._write(stream, kind, begun, slots, values)
 
     def _forget(self, key: tuple[int, str]) -> None:
@@ -163,12 +158,12 @@ class Changes:
         pool = self.layouts[stream, kind].pool
         buffer = None if pool is None else pool.acquire(wait=self._wait)
         if buffer is None:
-            self._lent.drop(stream, begun.first)
+            self._drop(stream, begun.first)
             return
         buffer.fill([slot.index for slot in slots], values)
         self.rows[kind] += 1
         row = Row(stream, begun.first, slots, buffer, 1.0, begun.scalars, kind)
-        self._lent.submit(row, time.perf_counter() - started)
+        self._submit(row, time.perf_counter() - started)
 
     def _weights(self, step: OptimizerStep, *, every: bool) -> list[Found]:
         """The weights before a step: of the parameters with a gradient, or of all that can have one."""
@@ -200,7 +195,7 @@ class Changes:
         if stream not in self._shared:
             wrappers = [
                 module
-                for module in self._lent.models()
+                for module in self._models()
                 if isinstance(module, DistributedDataParallel) or type(module).__name__ == _SHARDING
             ]
             self._shared[stream] = {id(one) for wrapper in wrappers for one in wrapper.parameters()}

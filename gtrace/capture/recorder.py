@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from gtrace.capture.changes import Changes, Lent
+from gtrace.capture.changes import Changes
 from gtrace.capture.layout import RowLayout, moments_of, second_moments, shape_and_type
 from gtrace.capture.neural import NeuralRecorder
 from gtrace.capture.options import AutomaticSteps, TensorSelection
@@ -92,7 +92,7 @@ class Recorder:
         self._wanted = 0
         self._over_budget = False
         self._options = options
-        self._weights = "weight" in options.kinds
+        self._weights, self._with_neural = "weight" in options.kinds, "neural" in options.kinds
         #: the program changes its weights without an optimizer
         self._by_hand = False
         #: elements of a gradient -> bytes that count against the budget
@@ -148,13 +148,13 @@ class Recorder:
             self._take_step,
             self.error,
             optimizers,
-            None if options.kind == "weight" else self._prepare,
+            self._prepare if self._with_neural else None,
             lambda step: math.inf if self._records is False else self._coming(step),
             reduced=options.reduced,
             noise=options.noise,
         )
         self.hooks.left_out = self._left_out
-        self.hooks.waited = lambda: self.hooks.seconds + (0.0 if self.neural is None else self.neural.seconds)
+        self.hooks.waited = lambda: self.hooks.seconds + self.neural.seconds
         if options.kinds == ("weight",) and not (options.second_moments or options.optimizer_state or options.noise):
             self.hooks.again = self._take_again
         if options.kinds != ("weight",):
@@ -162,28 +162,25 @@ class Recorder:
         elif self.hooks.unstepped is not None:
             self.hooks.unstepped.chosen = self._choose_by_hand
         self._models = self.hooks.modules.modules if models is None else lambda: list(models)
-        lent = Lent(self._layout, self._models, self._has_room, self._submit, self._leave_out)
-        self._changes = Changes(options, lent)
+        self._changes = Changes(options, self._layout, self._models, self._has_room, self._submit, drop=self._leave_out)
         if self._changes.kinds:
             self.hooks.after = self._end_step
         #: gathers the gradients of module outputs, if these are recorded
-        self.neural: NeuralRecorder | None = None
-        if "neural" in options.kinds:
-            self.neural = NeuralRecorder(
-                options,
-                self._models,
-                selection=self.selection,
-                scan=self._scan,
-                paused=lambda: self.hooks.repeating,
-                say=say,
-                on_error=self.error,
-            )
+        self.neural = NeuralRecorder(
+            options,
+            self._models,
+            selection=self.selection,
+            scan=self._scan,
+            paused=lambda: self.hooks.repeating,
+            say=say,
+            on_error=self.error,
+        )
 
     def install(self) -> None:
         """Start watching."""
         try:
             self.hooks.install()
-            if self.neural is not None:
+            if self._with_neural:
                 self.neural.install()
                 self._prepare([0])
         except BaseException:
@@ -199,8 +196,7 @@ class Recorder:
     def abandon(self) -> None:
         """Stop watching in a forked child. It has no thread that writes, and the rows so far are its parent's."""
         self.hooks.remove()
-        if self.neural is not None:
-            self.neural.hooks.remove()
+        self.neural.hooks.remove()
 
     def _let_go(self) -> None:
         """Stop watching, and wait until everything so far is written."""
@@ -216,7 +212,7 @@ class Recorder:
     def finish(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
         """Stop watching, finish the trace, and return the summary."""
         self._let_go()
-        for note in self.neural.notes() if self.neural is not None else ():
+        for note in self.neural.notes() if self._with_neural else ():
             self._say(f"gtrace: note: {note}")
         if self._lacks_bursts():
             self._report(f"gtrace: note: gradient noise can't be estimated from single steps; {_BURSTS}")
@@ -245,7 +241,7 @@ class Recorder:
             over_budget=self._over_budget,
             complaints=tuple(self.selection.complaints()),
             neural_rows=self._writer.rows["neural"],
-            neural_tensors=len(self.neural.tensors) if self.neural is not None else 0,
+            neural_tensors=len(self.neural.tensors),
             changes=self._changes.tensors(),
             without=tuple(self._without()),
             lost=getattr(lost, "exit_code", 0),
@@ -373,9 +369,8 @@ class Recorder:
 
     def _prepare(self, steps: Iterable[int]) -> None:
         """Choose whether to watch module outputs until the next step, which is one of ``steps``."""
-        if self.neural is not None:
-            self.neural.discard()
-            self.neural.hooks.listening = any(map(self._chooses, steps))
+        self.neural.discard()
+        self.neural.hooks.listening = any(map(self._chooses, steps))
 
     def _take_step(self, step: OptimizerStep) -> None:
         with torch.set_grad_enabled(False):  # torch.no_grad() costs twice as much
@@ -404,14 +399,14 @@ class Recorder:
         """Rows that the budget takes. Their size changes with new names, and with every gradient of an output."""
         if self._budget is None:
             return sys.maxsize
-        if self._room is None or self.neural is not None:
+        if self._room is None or self._with_neural:
             self._room = self._budget // max(1, self._row_bytes())
         return self._room
 
     def _row_bytes(self) -> int:
         """Bytes of a step that records every tensor."""
         row = self._weights_bytes() * (self._weights + self._options.second_moments + len(self._changes.kinds))
-        return row + (self.neural.row_bytes if self.neural is not None else 0)
+        return row + self.neural.row_bytes
 
     def _weights_bytes(self) -> int:
         """Bytes of one value for each weight."""
@@ -477,7 +472,7 @@ class Recorder:
         size = layout.bytes_of(gradients, self._cost)
         moments = moments_of(step.optimizer, parameters) if self._options.second_moments else []
         size += sum(self._cost(found.mean.numel()) for found in moments if found is not None)
-        size += self.neural.pending_bytes if self.neural is not None else 0
+        size += self.neural.pending_bytes
         if self._budget is not None and self._bytes + size > self._budget:
             self._over_budget = True
             return
@@ -486,13 +481,13 @@ class Recorder:
         buffer = None
         if slots and layout.pool is not None:
             buffer = layout.pool.acquire(wait=not self._options.drop)
-        if (slots and buffer is None) or (self.neural is not None and self.neural.dropped):
+        if (slots and buffer is None) or self.neural.dropped:
             if buffer is not None:
                 buffer.release()
             self._leave_out(step.stream, step.step)
             return
         self._bytes += size
-        row = self.neural.collect(expected=step.first) if self.neural is not None else None
+        row = self.neural.collect(expected=step.first) if self._with_neural else None
         if not self._first_rows:
             self._first_rows = (buffer is not None) + (row is not None)
         if buffer is not None:
@@ -610,9 +605,7 @@ class Recorder:
 
         The size of sketches is known when the first are made, in the writer's thread; everything else is known here.
         """
-        tensors = max(self._tensors(), *self._changes.tensors().values(), 0) + (
-            len(self.neural.tensors) if self.neural is not None else 0
-        )
+        tensors = max(self._tensors(), *self._changes.tensors().values(), 0) + len(self.neural.tensors)
         start = f"{tensors} tensor{'s' * (tensors != 1)}, "
         copied = f" a step, copied in {seconds * 1e3:.1f} ms"
         if self._budget is None:
@@ -628,8 +621,8 @@ class Recorder:
         self._room = None
         # If two models share names, one gets its class in front: the order of module names decides which, and
         # not the model whose step happens to be recorded first.
-        if self.neural is not None and self.neural.paths.first is not None:
-            self._parameter_names.reserve(self.neural.paths.first)
+        if (first := self.neural.paths.first) is not None:
+            self._parameter_names.reserve(first)
         for number, earlier in self.hooks.stepped():
             if number < stream and number not in self._named:
                 self._name(earlier, number)

@@ -202,8 +202,8 @@ class AsyncWriter:
         if row.buffer.last or (row.kind, row.stream) not in self._begun:
             self._begun.add((row.kind, row.stream))
             self._queue.put(_wake)
-        elif row.buffer.ahead is not None:
-            self._queue.put(_Ahead(row.buffer.ahead))
+        elif (ahead := row.buffer.ahead) is not None:
+            self._queue.put(_Ahead(ahead))
 
     @property
     def waiting(self) -> int:
@@ -266,11 +266,8 @@ class AsyncWriter:
         self._progress += 1
         return not self._dropping
 
+    @quiet_logs()
     def _run(self) -> None:
-        with quiet_logs():
-            self._write_all()
-
-    def _write_all(self) -> None:
         job: Callable[[], None] | _Ahead | None = _wake
         while job is not None:
             try:

@@ -28,7 +28,7 @@ import gtrace
 from gtrace import capture
 from gtrace.capture.options import CaptureSettings, capture_options
 from gtrace.capture.session import CaptureSession, captured, end_of_fork, git_commit, print_line
-from gtrace.capture.words import result_text
+from gtrace.capture.summary import result_text
 from gtrace.cli.options import Command, options
 from gtrace.errors import EXIT_OK, EXIT_USAGE, GtraceError, ScriptError, UsageError
 from gtrace.settings import nested, option

@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from gtrace.torch_hooks.steps import parameters_of
+from gtrace.torch_hooks.steps import Patch, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,14 +97,12 @@ class ModuleCollector:
         # A dict by id instead of a WeakSet: a user's module may define __eq__ and be unhashable.
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
         self._handles: list[RemovableHandle] = []
-        self._original: Any = None
-        self._ours: Any = None
+        original = nn.Module.__setstate__
+        self._patch = Patch(nn.Module, "__setstate__", original, self._watch_setstate(original))
 
     def install(self) -> None:
         """Start collecting."""
-        self._original = nn.Module.__setstate__
-        nn.Module.__setstate__ = self._watch_setstate(self._original)  # type: ignore[method-assign]
-        self._ours = nn.Module.__setstate__
+        self._patch.use(True)
         self._handles = [
             register_module_module_registration_hook(self._saw),
             register_module_parameter_registration_hook(self._saw),
@@ -114,9 +112,7 @@ class ModuleCollector:
         """Stop collecting; the modules so far are kept."""
         for handle in self._handles:
             handle.remove()
-        if nn.Module.__setstate__ is self._ours:
-            nn.Module.__setstate__ = self._original  # type: ignore[method-assign]
-        self._handles = []
+        self._patch.use(False)
 
     def adopt(self, earlier: ModuleCollector) -> None:
         """Know the modules that another collector has seen."""

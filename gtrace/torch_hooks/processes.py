@@ -156,7 +156,7 @@ def before_shutdown(finish: Callable[[], object]) -> None:
 
 def release_signals() -> None:
     """In a forked child: give back the signals that :func:`before_abrupt_exit` handles for its parent."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDINGS:
         if getattr(signal.getsignal(number), "__module__", None) == __name__:
             signal.signal(number, signal.SIG_DFL)
 

@@ -7,7 +7,7 @@ from helpers_capture import Captured
 from torch import nn
 
 import gtrace
-from gtrace.capture.words import result_text
+from gtrace.capture.summary import result_text
 
 
 class Bare:

@@ -16,7 +16,7 @@ from gtrace.capture.buffers import BufferPool
 from gtrace.capture.layout import RowLayout
 from gtrace.capture.options import AutomaticSteps, EveryStep, parse_steps
 from gtrace.capture.recorder import Recorder
-from gtrace.capture.words import result_text
+from gtrace.capture.summary import result_text
 from gtrace.torch_hooks.hooks import OptimizerStep
 from gtrace.torch_hooks.naming import name_parameters
 from gtrace.trace import TraceWriter

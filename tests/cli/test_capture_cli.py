@@ -10,8 +10,7 @@ import pytest
 from helpers_capture import Command, but_first_line, run_gtrace, run_python, write_script
 
 import gtrace
-from gtrace.capture.summary import CaptureSummary
-from gtrace.capture.words import result_text
+from gtrace.capture.summary import CaptureSummary, result_text
 
 TRAIN = textwrap.dedent("""
     import argparse, torch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.capture.words import span_text
+from gtrace.capture.summary import span_text
 from gtrace.errors import printable
 from gtrace.report.names import count, number, sparkline
 from gtrace.settings import KINDS

@@ -7,7 +7,6 @@ it would without.
 from __future__ import annotations
 
 import functools
-import gc
 import math
 import sys
 import threading
@@ -37,6 +36,7 @@ from gtrace.torch_hooks.steps import (
     grad_scale_of,
     has_compiled,
     is_nested,
+    living,
     parameters_of,
 )
 from gtrace.torch_hooks.times import StepClock
@@ -476,10 +476,10 @@ class TrainingHooks:
         if self._coming(0) > 0:
             return False
         if self._fresh is None:
-            known = gc.get_objects() if self._only is None else self._only.values()
-            # type() and not isinstance(): some objects compute their __class__, and warn or raise when asked.
-            found = (one for one in known if issubclass(type(one), torch.optim.Optimizer))
-            self._fresh = weakref.WeakSet(one for one in found if id(one) not in self._streams)
+            found = living(torch.optim.Optimizer) if self._only is None else self._only.values()
+            self._fresh = weakref.WeakSet(
+                one for one in found if isinstance(one, torch.optim.Optimizer) and id(one) not in self._streams
+            )
         return bool(self._fresh)
 
     def _watch_parameters(self, groups: Iterable[Mapping[str, Any]]) -> None:

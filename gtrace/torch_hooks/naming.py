@@ -7,7 +7,6 @@ that were seen while they were built, or else by one scan of the garbage collect
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import sys
 import weakref
@@ -20,7 +19,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from gtrace.torch_hooks.steps import Patch, parameters_of
+from gtrace.torch_hooks.steps import Patch, living, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -304,10 +303,8 @@ def _places(root: nn.Module) -> dict[int, _Place]:
 
 
 def _all_live_modules() -> list[nn.Module]:
-    # type() and not isinstance(): some objects compute their __class__, and warn or raise when asked.
     # A module whose __init__ has not run yet has no tables.
-    modules = (thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module))
-    return [module for module in modules if "_parameters" in vars(module) and "_modules" in vars(module)]
+    return [one for one in living(nn.Module) if "_parameters" in vars(one) and "_modules" in vars(one)]
 
 
 #: limits on searches of the whole process, and on failed walks for one class of loose modules

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import CodeType, FrameType
 
     from torch import nn
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
-
+_T = TypeVar("_T")
 #: number of the backward pass in which this is called; -1 outside of one
 backward_in_progress: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -28,6 +29,12 @@ backward_in_progress: Callable[[], int] = torch._C._current_graph_task_id
 def parameters_of(groups: Iterable[Mapping[str, Any]]) -> list[torch.Tensor]:
     """The parameters of an optimizer's parameter groups, in order."""
     return [parameter for group in groups for parameter in group["params"]]
+
+
+def living(kind: type[_T]) -> Iterator[_T]:
+    """The objects of a class that exist in this process."""
+    # type() and not isinstance(): some objects compute their __class__, and warn or raise when asked.
+    return (thing for thing in gc.get_objects() if issubclass(type(thing), kind))
 
 
 class Patch(NamedTuple):

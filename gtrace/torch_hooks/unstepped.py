@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import sys
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from gtrace.torch_hooks.steps import Losses, backward_in_progress
+from gtrace.torch_hooks.steps import Losses, backward_in_progress, living
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -265,7 +264,7 @@ class Unstepped:
         if shapes != [parameter.shape for parameter in reached.values()]:
             return False
         if self._bare is None:
-            self._bare = _has_no_module()
+            self._bare = not any(True for _ in living(torch.nn.Parameter))
         self._replaces = self._bare
         return self._replaces
 
@@ -289,7 +288,8 @@ class Unstepped:
             return
         self._waiting.append(step)
         size = sum(_bytes(one.gradients.values()) for one in self._waiting)
-        if len(self._waiting) >= _WAITING or size >= _WAITING_BYTES or not _optimizer_exists():
+        full = len(self._waiting) >= _WAITING or size >= _WAITING_BYTES
+        if full or not any(True for _ in living(torch.optim.Optimizer)):
             self._choose()
 
     def _choose(self) -> None:
@@ -343,12 +343,3 @@ def _is_weight(leaf: _Leaf) -> bool:
 
 def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     return sum(one.numel() * one.element_size() for one in tensors if one is not None)
-
-
-# type() and not isinstance(): some objects compute their __class__, and warn or raise when asked.
-def _optimizer_exists() -> bool:
-    return any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())
-
-
-def _has_no_module() -> bool:
-    return not any(issubclass(type(thing), torch.nn.Parameter) for thing in gc.get_objects())

@@ -477,9 +477,7 @@ class TrainingHooks:
             return False
         if self._fresh is None:
             found = living(torch.optim.Optimizer) if self._only is None else self._only.values()
-            self._fresh = weakref.WeakSet(
-                one for one in found if isinstance(one, torch.optim.Optimizer) and id(one) not in self._streams
-            )
+            self._fresh = weakref.WeakSet(one for one in found if id(one) not in self._streams)
         return bool(self._fresh)
 
     def _watch_parameters(self, groups: Iterable[Mapping[str, Any]]) -> None:

@@ -63,13 +63,7 @@ class CudaRuntime:
 
 
 class Staging:
-    """A block on a device for one row.
-
-    Args:
-        device: the gradients' device.
-        runtime: the device's runtime.
-        shapes: shapes of the gradients of a row.
-    """
+    """A block on a device for one row of gradients with these shapes."""
 
     def __init__(self, device: torch.device, runtime: CudaRuntime, shapes: Sequence[tuple[int, ...]]) -> None:
         self.device = device
@@ -112,14 +106,7 @@ def staging_for(devices: Iterable[torch.device], shapes: Sequence[tuple[int, ...
 
 
 class RowBuffer:
-    """Room for one row of gradients.
-
-    Args:
-        pool: the buffer's pool.
-        slab: the memory of several rows.
-        place: number of this one.
-        targets: its parts, one per gradient, with its shape.
-    """
+    """Room for one row of gradients: a place in a slab, whose ``targets`` have the shapes of the gradients."""
 
     def __init__(self, pool: BufferPool, slab: Slab, place: int, targets: list[torch.Tensor]) -> None:
         self.slab = slab
@@ -166,12 +153,7 @@ class RowBuffer:
 
 
 class Slab:
-    """Memory for rows one after the other, so that many of them can be read together.
-
-    Args:
-        block: float32[rows, elements] on the host.
-        sizes: of the gradients of a row.
-    """
+    """Memory for rows one after the other, so that many of them can be read together: float32[rows, elements]."""
 
     def __init__(self, block: torch.Tensor, sizes: Sequence[int]) -> None:
         self.block = block

@@ -99,13 +99,7 @@ class Changes:
         return "outer" in self.kinds and (begun is None or begun.last < step)
 
     def begin(self, step: OptimizerStep, scalars: Mapping[str, float], *, chosen: bool) -> None:
-        """A step begins: remember the weights that it finds.
-
-        Args:
-            step: the step.
-            scalars: of the commits of its rows.
-            chosen: whether its own row is to be recorded; otherwise only an outer gradient may begin.
-        """
+        """A step begins: remember the weights that it finds; if it is not chosen, only an outer gradient may begin."""
         for kind in self.kinds if chosen else ("outer",):
             key = step.stream, kind
             if key not in self.layouts:

@@ -65,10 +65,7 @@ def shape_and_type(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
 class RowLayout:
     """The recorded tensors of one optimizer, in the order in which they first had a gradient.
 
-    Args:
-        names: names the parameters of an optimizer, by id.
-        keeps: whether to record a tensor of this name.
-        queue_bytes: limit on the bytes of all rows that wait to be written.
+    ``queue_bytes`` is the limit on the bytes of all its rows that wait to be written.
     """
 
     def __init__(
@@ -207,18 +204,10 @@ def second_moments(optimizer: Optimizer | Rounds, parameters: Sequence[torch.Ten
     """Sum over the elements of Adam's running mean of squared gradients, ``exp_avg_sq``, in float64.
 
     Divided by the number of elements it is the square of the typical amount by which Adam divides; it is not
-    corrected for its start at zero.
-
-    Args:
-        optimizer: one that keeps ``exp_avg_sq`` (Adam, AdamW, NAdam, RAdam), or any other.
-        parameters: of it.
-
-    Returns:
-        one number per parameter, NaN if there is none (yet).
+    corrected for its start at zero. It is NaN if there is none (yet).
     """
     means = _means(optimizer, parameters)
-    sums = [None if mean is None else mean.sum(dtype=torch.float64) for mean in means]
-    return _as_numbers(sums)
+    return _as_numbers([None if mean is None else mean.sum(dtype=torch.float64) for mean in means])
 
 
 class MomentsOf(NamedTuple):

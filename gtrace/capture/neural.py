@@ -50,13 +50,7 @@ class _Arrival:
 
 @dataclass(frozen=True, slots=True)
 class NeuralRow:
-    """The gradients of one step on the host; ``targets`` are indexed by the slots' indices.
-
-    Attributes:
-        slots: the description of each in the trace.
-        targets: float32, one dimension each.
-        pool: the blocks' pool.
-    """
+    """The gradients of one step on the host: for each slot a target, float32 with one dimension."""
 
     slots: Sequence[Slot]
     targets: Sequence[torch.Tensor]
@@ -138,8 +132,6 @@ class NeuralRecorder:
         selection: which modules.
         scan: search the whole process for modules that are not in ``models``; otherwise these are left out.
         paused: whether to ignore the current forward pass.
-        say: prints one line for the user.
-        on_error: called with an exception; training continues.
     """
 
     def __init__(
@@ -199,11 +191,7 @@ class NeuralRecorder:
         self._row, self._calls, self.pending_bytes, self.dropped = {}, {}, 0, False
 
     def collect(self, *, expected: bool = True) -> NeuralRow | None:
-        """The gradients since the row began, as a row to be written; None without any.
-
-        Args:
-            expected: there was a backward pass, so there should be gradients.
-        """
+        """The gradients since the row began, as a row; None without any. They are expected after a backward pass."""
         if self._steps == 0:
             self._tell_compiled()
         if expected:

@@ -70,12 +70,7 @@ class ProbeTimings:
 
 
 class Stopwatch:
-    """Ends the process when the first optimizer has stepped enough, and says what a capture measured.
-
-    Args:
-        options: of the probe.
-        session: the capture.
-    """
+    """Ends the process when the first optimizer has stepped enough, and says what a capture measured."""
 
     def __init__(self, options: ProbeOptions, session: CaptureSession) -> None:
         self._options = options

@@ -295,13 +295,7 @@ def git_commit(folder: str) -> str | None:
 
 @contextlib.contextmanager
 def captured(session: CaptureSession, options: CaptureOptions, attrs: Mapping[str, Any]) -> Iterator[None]:
-    """Inside the block, processes that are launched or forked record into the same trace, each under its own rank.
-
-    Args:
-        session: of this process.
-        options: its options.
-        attrs: attributes of the trace.
-    """
+    """Inside the block, processes that are launched or forked record into the same trace, each under its own rank."""
     # A tracker of the program's own is in this process alone.
     shared = options if isinstance(options.to, str) else replace(options, to=None)
     settings = {field.name: getattr(shared, field.name) for field in fields(CaptureSettings)}

@@ -67,11 +67,7 @@ class _Copy:
 
 
 class _Accumulated(ABC):
-    """Watches parameters for the moment when their gradients have been accumulated, and keeps a state of each.
-
-    Args:
-        guarded: calls a function with arguments and catches its errors.
-    """
+    """Watches parameters for the moment when their gradients have been accumulated, and keeps a state of each."""
 
     #: the class of a state
     make: type[Any]
@@ -168,9 +164,7 @@ class LocalGradients(_Accumulated):
     def gradient(self, parameter: torch.Tensor, scale: float) -> tuple[torch.Tensor | None, str]:
         """The gradient of this step, and ``local``, or ``reduced`` if there is no local one.
 
-        Args:
-            parameter: a parameter of an optimizer.
-            scale: the factor that a gradient scaler put on the loss; a local gradient is divided by it.
+        A local gradient is divided by ``scale``, the factor that a gradient scaler put on the loss.
         """
         copy = self._known.get(parameter)
         if copy is not None and copy.fresh and copy.value is not None and copy.value.shape == parameter.shape:
@@ -288,9 +282,7 @@ class MicroBatches(_Accumulated):
     def replicas(self, parameter: torch.Tensor, scale: float) -> Replicas | None:
         """Second moments of this step's micro-batches, None with fewer than two of them.
 
-        Args:
-            parameter: a parameter of an optimizer.
-            scale: the factor that a gradient scaler put on the loss; divided out.
+        ``scale``, the factor that a gradient scaler put on the loss, is divided out.
         """
         sums = self._known.get(parameter)
         if sums is None or len(sums.looks) < 2:

@@ -154,12 +154,7 @@ _ENDS = (
 
 
 class OptimizerHistory:
-    """The settings, batch sizes and progress of one optimizer over a training. Keeps nothing of it alive.
-
-    Args:
-        optimizer: at its first recorded step.
-        scheduler: that drives it, None if there is none.
-    """
+    """The settings, batch sizes and progress of one optimizer over a training. Keeps nothing of it alive."""
 
     def __init__(self, optimizer: Optimizer | Rounds, scheduler: LRScheduler | None) -> None:
         #: step and the scheduler's count at the last look
@@ -201,14 +196,7 @@ class OptimizerHistory:
         return counter if earlier < 0 or counter.last_epoch - count < step - earlier else None
 
     def note(self, step: int, group: Mapping[str, Any], samples: int, tokens: int = 1) -> None:
-        """A step is recorded.
-
-        Args:
-            step: its number.
-            group: the optimizer's first parameter group.
-            samples: behind its gradients, 0 if unknown.
-            tokens: of a sample.
-        """
+        """A step is recorded; ``group`` is the optimizer's first one, and 0 samples are an unknown number."""
         self._run = self._run + 1 if step == self._next else 1
         self._next = step + 1
         self.burst = max(self.burst, self._run)

@@ -47,12 +47,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Place(NamedTuple):
-    """One process among those that train together.
-
-    Attributes:
-        rank: its number, None without one.
-        world_size: number of processes that train together.
-    """
+    """One process among those that train together: its number, None without one, and how many they are."""
 
     rank: int | None = None
     world_size: int = 1

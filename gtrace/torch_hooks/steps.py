@@ -55,11 +55,8 @@ class Patch(NamedTuple):
 class Rounds:
     """Makes one step of all the steps that optimizers take during one backward pass.
 
-    It acts as one optimizer: ``param_groups`` are those of all its members.
-
-    Args:
-        begin: called at the first step of a backward pass; returns whether to keep its gradients.
-        end: called when the backward pass is over.
+    It acts as one optimizer: ``param_groups`` are those of all its members. ``begin`` is called at the first step of a
+    backward pass and says whether to keep its gradients, ``end`` when the pass is over.
     """
 
     def __init__(self, begin: Callable[[], bool], end: Callable[[], None]) -> None:
@@ -88,12 +85,7 @@ class Rounds:
         return self._before.get(id(parameter), parameter)
 
     def add(self, optimizer: Optimizer, gradient: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
-        """Add an optimizer that steps inside a backward pass.
-
-        Args:
-            optimizer: the optimizer.
-            gradient: returns the present gradient of one of its parameters.
-        """
+        """Add an optimizer that steps inside a backward pass; ``gradient`` returns that of one of its parameters."""
         task = backward_in_progress()
         if self._open != task:
             self.close()  # the previous pass raised before its end
@@ -263,9 +255,6 @@ class Samples:
     length of its first axis. If it holds integers along more axes, a sample is a sequence of tokens. The
     hook on forward passes is there only from a step to that call, so that other calls cost nothing; and not once
     torch.compile has compiled anything, since it would compile again.
-
-    Args:
-        guarded: calls a function so that its errors stop nothing.
     """
 
     def __init__(self, guarded: Callable[..., None]) -> None:

@@ -71,12 +71,7 @@ class _Exchange(NamedTuple):
 
 
 class _TimedCollectives:
-    """``torch.distributed`` as the modules see it that shard models: its collectives are timed, all else is the same.
-
-    Args:
-        original: what they see otherwise.
-        timed: makes a timed collective of one, given how its name begins.
-    """
+    """``torch.distributed`` as modules that shard models see it: its collectives are timed, all else is the same."""
 
     def __init__(self, original: object, timed: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
         self._original = original
@@ -89,16 +84,12 @@ class _TimedCollectives:
 
 
 class _Interval(NamedTuple):
-    """From one step to the next.
-
-    Attributes:
-        recorded: the step at its start was recorded.
-        marks: its start, its end, and in between the starts and ends of backward passes.
-        collectives: of sharded models; None if there are too many, or one goes on after its call.
-    """
+    """From one step to the next; ``recorded``: the step at its start was."""
 
     recorded: bool
+    #: its start, its end, and in between the starts and ends of backward passes
     marks: Sequence[Mark]
+    #: of sharded models; None if there are too many, or one goes on after its call
     collectives: Sequence[_Collective] | None
 
     @property
@@ -112,11 +103,8 @@ class StepClock:
     """Times the steps of the first optimizer of a process.
 
     A mark is a pair of the clock's time and the seconds that capture took so far, which do not count; once a GPU
-    is in use, an event on its stream, which is read when it has passed.
-
-    Args:
-        waited: seconds that training waited for capture so far.
-        guarded: calls a function with its arguments, and deals with its errors.
+    is in use, an event on its stream, which is read when it has passed. ``waited`` says the seconds that training
+    waited for capture so far.
     """
 
     def __init__(
@@ -160,13 +148,7 @@ class StepClock:
             self._open = None
 
     def step(self, step: int, *, recorded: bool, models: Callable[[], Iterable[nn.Module]]) -> None:
-        """A step begins. Those before ``due`` may be left out.
-
-        Args:
-            step: its number.
-            recorded: whether it is recorded.
-            models: the live modules.
-        """
+        """A step begins. Those before ``due`` may be left out."""
         if step < self.due:
             return
         self._seen = step + 1

@@ -205,7 +205,9 @@ class TrainingHooks:
         self._listens: bool | None = None
         self._reduced = reduced
         self._local = LocalGradients(self._guarded)
-        self._micro_batches = MicroBatches(self._guarded) if noise else None
+        #: watches nothing without ``noise``
+        self._micro_batches = MicroBatches(self._guarded)
+        self._noise = noise
         self._rounds = Rounds(self._begin_round, self._end_round)
         #: A closure is evaluated once more within a step: its gradients belong to no step.
         self.repeating = False
@@ -298,11 +300,9 @@ class TrainingHooks:
         # The same function under its other name: pickle looks it up there.
         ours = torch.nn.utils.clip_grad.clip_grad_norm_
         self._replace(torch.nn.utils, "clip_grad_norm_", ours)
+        self._local.wanted = self._micro_batches.wanted = self._coming(0) == 0
         if not self._reduced:
-            self._local.wanted = self._coming(0) == 0
             self._patch_after(DistributedDataParallel, "__init__", self._watch_averaged)
-        if self._micro_batches is not None:
-            self._micro_batches.wanted = self._coming(0) == 0
         self._patch_after(torch.optim.Optimizer, "add_param_group", self._watch_group)
         self._patch_after(torch.optim.Optimizer, "__setstate__", self._expect)
         for optimizer in (self._only or {}).values():
@@ -314,20 +314,15 @@ class TrainingHooks:
         self.schedulers = earlier.schedulers
         for parameter, copy in earlier._local.watched():
             self._local.watch([parameter], strict=copy.strict)
-        if self._micro_batches is not None and earlier._micro_batches is not None:
-            self._micro_batches.watch(parameter for parameter, _ in earlier._micro_batches.watched())
+        self._micro_batches.watch(parameter for parameter, _ in earlier._micro_batches.watched())
 
     def remove(self) -> None:
         """Stop watching, and restore everything; a wrapper that is itself wrapped stays and does nothing."""
         self._watching = self._listens = False
-        self.modules.remove()
-        self._local.remove()
-        self._samples.remove()
         self.clock.stop()
-        if self._micro_batches is not None:
-            self._micro_batches.remove()
-        for handle in self._handles:
-            handle.remove()
+        parts: list[Any] = [self.modules, self._local, self._micro_batches, self._samples]
+        for one in [*parts, *self._handles]:
+            one.remove()
         for patch in reversed(self._patches):
             patch.use(False)
         self._handles, self._patches = [], []
@@ -484,7 +479,7 @@ class TrainingHooks:
         parameters = parameters_of(groups)
         if not self._reduced and process_place().world_size > 1:
             self._local.watch(parameters)
-        if self._micro_batches is not None:
+        if self._noise:
             self._micro_batches.watch(parameters)
 
     @_splits
@@ -662,10 +657,9 @@ class TrainingHooks:
 
     def _consume(self, optimizer: Optimizer) -> None:
         """Mark the gradients as used; the next backward pass starts a new step."""
-        if self._local.watching:
-            self._local.consume(optimizer)
-        if self._micro_batches is not None:
-            self._micro_batches.consume(optimizer)
+        for gradients in (self._local, self._micro_batches):
+            if gradients.watching:
+                gradients.consume(optimizer)
 
     def _begin_round(self) -> bool:
         stream = self._streams.get(id(self._rounds))
@@ -688,13 +682,11 @@ class TrainingHooks:
         """Choose what to watch until the next step; returns whether it is wanted, of any optimizer."""
         coming = [(stream, self._coming(stream.steps)) for stream in self._streams.values()]
         wanted = any(step == stream.steps for stream, step in coming)
-        self._local.wanted = near = wanted or self._expects()
-        if self._micro_batches is not None:
-            self._micro_batches.wanted = near
+        self._local.wanted = self._micro_batches.wanted = near = wanted or self._expects()
         special = self.unstepped is not None or self._handed is not None or self.after is not None
         near = near or special or self._made_late
         single = len(coming) == self._launched == 1 and not self._local.watching
-        again = wanted and single and not special and self._micro_batches is None and self._upcoming is None
+        again = wanted and single and not special and not self._noise and self._upcoming is None
         for stream, step in coming:
             stream.again = again
             # The step before a wanted one begins to listen.
@@ -746,16 +738,12 @@ class TrainingHooks:
                 clip_norm=losses.clip_norm(groups),
                 loss_scale=loss_scale,
                 gradient=self._gradients(optimizer, loss_scale / grad_scale),
-                replicas=self._replicas(loss_scale),
+                replicas=functools.partial(self._micro_batches.replicas, scale=loss_scale),
                 first=first,
                 samples=self._samples.count,
                 tokens=self._samples.tokens,
             )
         )
-
-    def _replicas(self, scale: float) -> Callable[[torch.Tensor], Replicas | None]:
-        batches = self._micro_batches
-        return lambda parameter: None if batches is None else batches.replicas(parameter, scale)
 
     def _gradients(
         self, optimizer: Optimizer | Rounds, scale: float

@@ -42,10 +42,6 @@ class CNN(nn.Module):
         return self.outputs(x)[-1]
 
 
-def mlp():
-    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(inplace=True), nn.Linear(32, 10))
-
-
 def batches(count=4, sizes=(8, 8, 8, 3)):
     generator = torch.Generator().manual_seed(2)
     for k in range(count):
@@ -53,17 +49,14 @@ def batches(count=4, sizes=(8, 8, 8, 3)):
         yield torch.randn(n, 1, 8, 8, generator=generator), torch.randint(10, (n,), generator=generator)
 
 
-def weights(kind, build, path, forward=None, steps=6, **options):
+def captured(kind, path, steps, **options):
+    """The end of a captured training."""
     torch.manual_seed(0)
-    model = build()
-    run = Run(path, kind=kind, **options) if kind else None
-    if run:
-        run.__enter__()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for x, y in batches(steps):
-        optimizer.zero_grad()
-        functional.cross_entropy(forward(model, x) if forward else model(x), y).backward()
-        optimizer.step()
-    if run:
-        run.__exit__()
-    return [p.detach().clone() for p in model.parameters()], run
+    with Run(path, kind=kind, **options) as run:
+        model = CNN()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for x, y in batches(steps):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return run

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_hooks import descend, module
-from helpers_neural import CNN, Run, batches, weights
+from helpers_neural import CNN, Run, batches, captured
 from torch import nn
 from torch.nn import functional
 
@@ -267,13 +267,13 @@ def test_patterns_choose_modules(path):
 def test_the_budget_counts_both_kinds(tmp_path):
     rows = {}
     for kind in ("weight", "neural", "both"):
-        _, run = weights(kind, CNN, tmp_path / f"{kind}.zarr", steps=8, budget=60_000)
+        run = captured(kind, tmp_path / f"{kind}.zarr", steps=8, budget=60_000)
         assert run.summary.over_budget
         rows[kind] = run.summary.rows
         stored = sum(4 * int(run.trace.statistics(t.name, kind=t.kind)["n_valid"].sum()) for t in run.trace.tensors)
         assert stored <= 60_000
     assert rows["both"] < min(rows["weight"], rows["neural"])
-    _, run = weights("both", CNN, tmp_path / "auto.zarr", steps=12, budget=200_000, policy=AutomaticSteps())
+    run = captured("both", tmp_path / "auto.zarr", steps=12, budget=200_000, policy=AutomaticSteps())
     assert 0 < run.summary.rows == run.summary.neural_rows < 12
 
 

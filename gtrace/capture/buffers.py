@@ -14,6 +14,7 @@ import math
 import mmap
 import queue
 import sys
+from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,8 +32,15 @@ if TYPE_CHECKING:
 _SLAB_BYTES, _SLAB_ROWS, _FEWEST_SLABS = 32 * 1024 * 1024, 512, 4
 #: memory is made for this many times the rows in use, and for this share of the slab that is to come
 _AHEAD, _FIRST_PART = 2, 1 / 8
+#: bytes of a row up to which it is copied while the interpreter waits: to let others run costs more than the copy
+_AT_A_STROKE = 1024 * 1024
 #: Linux's MADV_POPULATE_WRITE, and bytes for each call: meanwhile nobody in the process can map memory
 _POPULATE, _AT_ONCE = 23, 1024 * 1024
+
+
+# Not ``ctypes.memmove``, after which another thread may have the interpreter's lock for a while.
+_memmove = ctypes.PyDLL(None).memmove
+_memmove.argtypes, _memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), None
 
 
 class CudaRuntime:
@@ -141,6 +149,19 @@ class RowBuffer:
             self.release()
             raise
 
+    def copy(self, addresses: Iterable[int]) -> None:
+        """Copy gradients of all targets, float32, dense and contiguous, from these addresses on the host.
+
+        For small rows, see :attr:`BufferPool.small`, this takes less than :meth:`fill`, and ends as that if it fails.
+        """
+        self._arrived, start = None, self.slab.address + 4 * self.place * self._pool.elements
+        starts, sizes = self._pool.extents
+        try:
+            deque(map(_memmove, [start + each for each in starts], addresses, sizes), 0)
+        except BaseException:
+            self.release()
+            raise
+
     def wait(self) -> None:
         """Wait until the copies are complete; called in the writer's thread."""
         if self._arrived is not None:
@@ -157,6 +178,7 @@ class Slab:
 
     def __init__(self, block: torch.Tensor, sizes: Sequence[int]) -> None:
         self.block = block
+        self.address = block.data_ptr()
         self.size = len(block)
         #: place of each gradient in a row
         self.parts = [slice(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
@@ -182,7 +204,7 @@ class Slab:
         if sys.platform == "linux":
             # Not ``mmap.madvise``, which keeps the interpreter's lock.
             advise = ctypes.CDLL(None).madvise
-            start, row = self.block.data_ptr(), self.block.stride(0) * self.block.element_size()
+            start, row = self.address, self.block.stride(0) * self.block.element_size()
             begin, end = (-(-(start + row * place) // mmap.PAGESIZE) * mmap.PAGESIZE for place in (first, self.touched))
             # The last page may be partly another's.
             end = min(end, (start + self.block.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE)
@@ -200,13 +222,22 @@ class BufferPool:
         shapes: shapes of the gradients of a row.
         limit: bytes that all buffers together may take.
         staging: the device's staging, None for gradients on the host.
+
+    Attributes:
+        elements: of a row.
+        extents: where the gradients begin in a row, and their sizes, in bytes.
+        small: rows are on the host, and small enough for :meth:`RowBuffer.copy`.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], limit: int, staging: Staging | None = None) -> None:
         self.staging = staging
         self._shapes = shapes
-        self._sizes = list(map(math.prod, shapes))
-        row = max(1, 4 * sum(self._sizes))
+        self._sizes = sizes = list(map(math.prod, shapes))
+        self.elements = sum(sizes)
+        starts = itertools.accumulate(sizes[:-1], initial=0)
+        self.extents = [4 * start for start in starts], [4 * size for size in sizes]
+        row = max(1, 4 * self.elements)
+        self.small = staging is None and row <= _AT_A_STROKE
         self._most_rows = max(1, limit // row)
         rows = max(1, min(_SLAB_ROWS, _SLAB_BYTES // row, self._most_rows // _FEWEST_SLABS))
         # The writer is quickest with rows up to a multiple of 64.
@@ -262,7 +293,7 @@ class BufferPool:
         rows = min(self._slab_rows, self._most_rows - number * self._slab_rows)
         if rows <= 0:
             return None
-        self._made, elements = number + 1, sum(self._sizes)
+        self._made, elements = number + 1, self.elements
         if self.staging is not None:
             block = self.staging.runtime.block(rows * elements, locked=True)
         else:

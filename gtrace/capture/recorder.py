@@ -154,7 +154,8 @@ class Recorder:
             noise=options.noise,
         )
         self.hooks.left_out = self._left_out
-        self.hooks.waited = lambda: self.hooks.seconds + self.neural.seconds
+        if self._with_neural:
+            self.hooks.waited = lambda: self.hooks.seconds + self.neural.seconds
         if options.kinds == ("weight",) and not (options.second_moments or options.optimizer_state or options.noise):
             self.hooks.again = self._take_again
         if options.kinds != ("weight",):

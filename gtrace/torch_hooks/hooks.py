@@ -657,9 +657,10 @@ class TrainingHooks:
 
     def _consume(self, optimizer: Optimizer) -> None:
         """Mark the gradients as used; the next backward pass starts a new step."""
-        for gradients in (self._local, self._micro_batches):
-            if gradients.watching:
-                gradients.consume(optimizer)
+        if self._local.watching:
+            self._local.consume(optimizer)
+        if self._noise:
+            self._micro_batches.consume(optimizer)
 
     def _begin_round(self) -> bool:
         stream = self._streams.get(id(self._rounds))

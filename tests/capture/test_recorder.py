@@ -122,37 +122,39 @@ def squares(model):
     return model(torch.ones(2, 3, dtype=model.weight.dtype)).square().mean()
 
 
+RARE = torch.tensor([1, 3, 1])
+
+
 def image():
     return torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last)
 
 
-ONE_STEP = {
-    "bfloat16": (lambda: nn.Linear(3, 4).to(torch.bfloat16), squares),
-    "float16": (lambda: nn.Linear(3, 4).to(torch.float16), squares),
-    "float64": (lambda: nn.Linear(3, 4).to(torch.float64), squares),
-    "complex64": (lambda: bare(1 + 2j, 3 - 1j), lambda model: (model.w.abs() ** 2).sum()),
-    "sparse": (lambda: nn.Embedding(5, 2, sparse=True), lambda model: model(torch.tensor([1, 3, 1])).sum()),
-    "strided": (lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), lambda model: model(image()).sum()),
-    "not finite": (lambda: bare(0.0, 1.0, -1.0), lambda model: model.w.sqrt().sum()),
-}
-CASES = dict.fromkeys(("bfloat16", "float16", "float64"), "bfloat16, float16, float64")
-CASES |= {"complex64": "complex parameters", "sparse": "sparse gradients"}
+FLOATS = pytest.mark.capture_case("bfloat16, float16, float64")
+COMPLEX, SPARSE = pytest.mark.capture_case("complex parameters"), pytest.mark.capture_case("sparse gradients")
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=pytest.mark.capture_case(CASES[k]) if k in CASES else ()) for k in ONE_STEP]
+    ("build", "loss", "dtype"),
+    [
+        pytest.param(lambda: nn.Linear(3, 4).to(torch.bfloat16), squares, "bfloat16", marks=FLOATS),
+        pytest.param(lambda: nn.Linear(3, 4).to(torch.float16), squares, "float16", marks=FLOATS),
+        pytest.param(lambda: nn.Linear(3, 4).to(torch.float64), squares, "float64", marks=FLOATS),
+        pytest.param(lambda: bare(1 + 2j, 3 - 1j), lambda m: (m.w.abs() ** 2).sum(), "complex64", marks=COMPLEX),
+        pytest.param(lambda: nn.Embedding(5, 2, sparse=True), lambda m: m(RARE).sum(), "float32", marks=SPARSE),
+        (lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), lambda m: m(image()).sum(), "float32"),
+        (lambda: bare(0.0, 1.0, -1.0), lambda m: m.w.sqrt().sum(), "float32"),  # not finite
+    ],
 )
-def test_gradients_of_every_kind_become_plain_float32(path, kind):
+def test_gradients_of_every_kind_become_plain_float32(path, build, loss, dtype):
     with Captured(path) as run:
-        build, loss = ONE_STEP[kind]
         model = build()
-        make = torch.optim.SparseAdam if kind == "sparse" else torch.optim.SGD
+        make = torch.optim.SparseAdam if isinstance(model, nn.Embedding) else torch.optim.SGD
         optimizer = run.watch(make(model.parameters(), lr=0.1))
         loss(model).backward()
         optimizer.step()
     info = run.check([name for name, _ in model.named_parameters()]).tensors[0]
-    assert info.dtype == (kind if kind[-2:].isdecimal() else "float32")
-    assert info.shape == ((2, 2) if kind == "complex64" else tuple(next(model.parameters()).shape))
+    assert info.dtype == dtype
+    assert info.shape == ((2, 2) if dtype == "complex64" else tuple(next(model.parameters()).shape))
 
 
 @pytest.mark.capture_case("AMP with GradScaler, fused and not")

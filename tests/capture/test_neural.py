@@ -292,8 +292,8 @@ def test_record_takes_the_model_given_and_no_other(path):
 def test_modules_that_are_gone_leave_no_trouble(path):
     with Run(path) as run:
         weight = nn.Parameter(torch.ones(3))
-        descend(lambda _: nn.Hardtanh(-9, 9)(weight), torch.optim.SGD([weight], lr=0.0), 1)
-    assert run.steps == {"unnamed/Hardtanh": [0, 1, 2]}
+        descend(lambda _: nn.Hardtanh(-9, 9)(weight), torch.optim.SGD([weight], lr=0.0), 1, steps=4)
+    assert run.steps == {"unnamed/Hardtanh": [0, 1, 2, 3]}
     assert run.summary.errors == 0
 
 

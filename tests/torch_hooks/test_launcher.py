@@ -98,11 +98,11 @@ def test_a_program_sees_what_it_sees_under_python(tmp_path, launch, args):
     write_script(tmp_path / "pkg" / "__init__.py", "")
     write_script(tmp_path / "pkg" / "other.py", "VALUE = 7\n")
     write_script(tmp_path / "pkg" / "train.py", "from .other import VALUE\n" + textwrap.dedent(PROBE))
-    write_script(tmp_path / "app" / "__main__.py", "import sys, helper\nprint(sys.path[0], __package__, helper)\n")
+    write_script(tmp_path / "app" / "__main__.py", "import sys, helper\nprint(sys.path[:2], __package__, helper)\n")
     write_script(tmp_path / "app" / "helper.py", "")
     write_script(tmp_path / "spawns.py", SPAWNS)
     with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
-        archive.writestr("__main__.py", "import sys\nprint(sys.argv[1:], sys.path[0])\n")
+        archive.writestr("__main__.py", "import sys\nprint(sys.argv[1:], sys.path[:2])\n")
     result = same(*launch(*args))
     assert (result.returncode, bool(result.stdout)) == (0, True)
 

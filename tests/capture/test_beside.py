@@ -172,7 +172,7 @@ def test_a_sample_has_the_same_blocks_of_both(path):
 
 
 def accumulate(path, count=3, batches=2, to_none=True, clip_after=None, keep=False, scale=1.0, lr=0.01):
-    """Record a training; returns what each micro-batch adds to a gradient, and its mean norm: [step][batch].
+    """Record a training; returns what each micro-batch adds to a gradient: [step][batch].
 
     Args:
         clip_after: the batch after which gradients are clipped.

@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 import torch
+from helpers_capture import Captured
 from helpers_hooks import descend, module
-from helpers_neural import CNN, Run, batches, captured
 from torch import nn
 from torch.nn import functional
 
@@ -15,6 +15,49 @@ import gtrace
 from gtrace.capture.neural import MOST_CALLS, HostBlocks
 from gtrace.capture.options import AutomaticSteps
 from gtrace.trace.rows import sample_indices
+
+
+class Run(Captured):
+    """A captured block of neural gradients."""
+
+    def __init__(self, path, kind="neural", **options):
+        super().__init__(path, kind=kind, **options)
+
+    @property
+    def steps(self):
+        return {info.name: self.trace.steps(info.name, kind="neural").tolist() for info in self.infos}
+
+    @property
+    def infos(self):
+        return [info for info in self.trace.tensors if info.kind == "neural"]
+
+    def read(self, name, step, **which):
+        return self.trace.read(name, step, kind="neural", **which)
+
+
+class CNN(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 4, 3, padding=1)
+        self.conv2 = nn.Conv2d(4, 8, 3, padding=1)
+        self.fc1 = nn.Linear(8 * 4 * 4, 16)
+        self.fc2 = nn.Linear(16, 10)
+
+    def outputs(self, x):
+        a = self.conv1(x)
+        b = self.conv2(functional.relu(a))
+        c = self.fc1(functional.max_pool2d(functional.relu(b), 2).flatten(1))
+        return [a, b, c, self.fc2(functional.relu(c))]
+
+    def forward(self, x):
+        return self.outputs(x)[-1]
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(2)
+    for k in range(count):
+        n = 3 if k % 4 == 3 else 8
+        yield torch.randn(n, 1, 8, 8, generator=generator), torch.randint(10, (n,), generator=generator)
 
 
 def sgd(*models, lr=0.0):
@@ -265,15 +308,21 @@ def test_patterns_choose_modules(path):
 
 
 def test_the_budget_counts_both_kinds(tmp_path):
+    def captured(kind, path, steps, **options):
+        with Run(path, kind=kind, **options) as run:
+            model = CNN()
+            descend(model, sgd(model), 8, 1, 8, 8, steps=steps)
+        return run
+
     rows = {}
     for kind in ("weight", "neural", "both"):
-        run = captured(kind, tmp_path / f"{kind}.zarr", steps=8, budget=60_000)
+        run = captured(kind, tmp_path / f"{kind}.zarr", 8, budget=60_000)
         assert run.summary.over_budget
         rows[kind] = run.summary.rows
         stored = sum(4 * int(run.trace.statistics(t.name, kind=t.kind)["n_valid"].sum()) for t in run.trace.tensors)
         assert stored <= 60_000
     assert rows["both"] < min(rows["weight"], rows["neural"])
-    run = captured("both", tmp_path / "auto.zarr", steps=12, budget=200_000, policy=AutomaticSteps())
+    run = captured("both", tmp_path / "auto.zarr", 12, budget=200_000, policy=AutomaticSteps())
     assert 0 < run.summary.rows == run.summary.neural_rows < 12
 
 

@@ -14,6 +14,7 @@ import math
 import mmap
 import queue
 import sys
+from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,8 +32,15 @@ if TYPE_CHECKING:
 _SLAB_BYTES, _SLAB_ROWS, _FEWEST_SLABS = 32 * 1024 * 1024, 512, 4
 #: memory is made for this many times the rows in use, and for this share of the slab that is to come
 _AHEAD, _FIRST_PART = 2, 1 / 8
+#: bytes of a row up to which it is copied while the interpreter waits: to let others run costs more than the copy
+_AT_A_STROKE = 1024 * 1024
 #: Linux's MADV_POPULATE_WRITE, and bytes for each call: meanwhile nobody in the process can map memory
 _POPULATE, _AT_ONCE = 23, 1024 * 1024
+
+
+# Not ``ctypes.memmove``, after which another thread may have the interpreter's lock for a while.
+_memmove = ctypes.PyDLL(None).memmove
+_memmove.argtypes, _memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), None
 
 
 class CudaRuntime:
@@ -171,6 +179,15 @@ class RowBuffer:
             several = self.targets if len(places) == len(self.targets) else [self.targets[place] for place in places]
             torch._foreach_copy_(several, list(gradients))
 
+    def copy(self, addresses: Iterable[int]) -> None:
+        """Copy gradients of all targets, float32, dense and contiguous, from these addresses on the host.
+
+        For small rows, see :attr:`BufferPool.small`, this takes less than :meth:`fill`.
+        """
+        self._arrived, start = None, self.slab.address + 4 * self.place * self._pool.elements
+        starts, sizes = self._pool.extents
+        deque(map(_memmove, [start + each for each in starts], addresses, sizes), 0)
+
     def wait(self) -> None:
         """Wait until the copies are complete; called in the writer's thread."""
         if self._arrived is not None:
@@ -192,6 +209,7 @@ class Slab:
 
     def __init__(self, block: torch.Tensor, parts: Sequence[slice]) -> None:
         self.block = block
+        self.address = block.data_ptr()
         self.size = len(block)
         self.parts = parts
         self.rows: list[RowBuffer] = []
@@ -216,7 +234,7 @@ class Slab:
         if sys.platform == "linux":
             # Not ``mmap.madvise``, which keeps the interpreter's lock.
             advise = ctypes.CDLL(None).madvise
-            start, row = self.block.data_ptr(), self.block.stride(0) * self.block.element_size()
+            start, row = self.address, self.block.stride(0) * self.block.element_size()
             begin, end = (-(-(start + row * place) // mmap.PAGESIZE) * mmap.PAGESIZE for place in (first, self.touched))
             # The last page may be partly another's.
             end = min(end, (start + self.block.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE)
@@ -234,6 +252,11 @@ class BufferPool:
         shapes: shapes of the gradients of a row.
         limit: bytes that all buffers together may take.
         staging: the device's staging, None for gradients on the host.
+
+    Attributes:
+        elements: of a row.
+        extents: where the gradients begin in a row, and their sizes, in bytes.
+        small: rows are on the host, and small enough for :meth:`RowBuffer.copy`.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], limit: int, staging: Staging | None = None) -> None:
@@ -242,8 +265,10 @@ class BufferPool:
         sizes = [math.prod(shape) for shape in shapes]
         ends = list(itertools.accumulate(sizes))
         self._parts = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        self._elements = sum(sizes)
-        row = max(1, 4 * self._elements)
+        self.elements = sum(sizes)
+        self.extents = [4 * (end - size) for size, end in zip(sizes, ends, strict=True)], [4 * size for size in sizes]
+        row = max(1, 4 * self.elements)
+        self.small = staging is None and row <= _AT_A_STROKE
         self._most_rows = max(1, limit // row)
         rows = max(1, min(_SLAB_ROWS, _SLAB_BYTES // row, self._most_rows // _FEWEST_SLABS))
         # The writer is quickest with rows up to a multiple of 64.
@@ -300,11 +325,11 @@ class BufferPool:
             return None
         self._made = number + 1
         if self.staging is not None:
-            block = self.staging.room(rows * self._elements)
+            block = self.staging.room(rows * self.elements)
         else:
             # Device and dtype are explicit because the script may have set other defaults.
-            block = torch.empty(rows * self._elements, dtype=torch.float32, device="cpu")
-        slab = Slab(block.view(rows, self._elements), self._parts)
+            block = torch.empty(rows * self.elements, dtype=torch.float32, device="cpu")
+        slab = Slab(block.view(rows, self.elements), self._parts)
         if self.staging is not None:
             slab.touched = rows  # locked memory
         # All views at once: one by one they would cost more than the copies.

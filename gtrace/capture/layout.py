@@ -27,7 +27,23 @@ if TYPE_CHECKING:
     from gtrace.torch_hooks.steps import Rounds
 
 
-_GRADIENT, _KIND = operator.attrgetter("grad"), operator.attrgetter("dtype", "layout")
+_GRADIENT, _KIND = operator.attrgetter("grad"), operator.attrgetter("dtype", "layout", "is_cpu")
+_CONTIGUOUS, _NEGATIVE = operator.methodcaller("is_contiguous"), operator.methodcaller("is_neg")
+_ADDRESS = operator.methodcaller("data_ptr")
+#: the kind of a gradient whose memory is what a row holds
+_AS_IT_IS = torch.float32, torch.strided, True
+
+
+class _Plain(NamedTuple):
+    """A step all of whose gradients were recorded as they are: ids of parameters, types and kinds of the gradients.
+
+    ``small``: each row can be copied from the gradients' memory, where these are contiguous.
+    """
+
+    ids: list[int]
+    types: list[type]
+    kinds: list[tuple[Any, ...]]
+    small: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +97,8 @@ class RowLayout:
         #: number of slots, and their bytes
         self._counted = (0, 0)
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Slot | None]] = {}
-        #: of the last step if all its gradients were recorded as they are: ids of parameters, types and kinds of these
-        self._plain: tuple[list[int], list[type], list[tuple[Any, ...]]] | None = None
+        #: of the last step if it was plain
+        self._plain: _Plain | None = None
 
     def release(self) -> None:
         """Free the memory for rows of an optimizer that is gone; its tensors stay known."""
@@ -107,14 +123,24 @@ class RowLayout:
 
     def same(self, optimizer: Optimizer | Rounds) -> tuple[list[Slot], list[torch.Tensor], list[torch.Tensor]] | None:
         """What :meth:`gradients` returns if the own gradients of all parameters are as they were at the last step."""
-        if self._plain is None:
+        plain, groups = self._plain, optimizer.param_groups
+        if plain is None:
             return None
-        several = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        several = groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
         given = list(map(_GRADIENT, several))
-        ids, types, kinds = self._plain
-        if ids == list(map(id, several)) and types == list(map(type, given)) and kinds == list(map(_KIND, given)):
+        if (
+            plain.ids == list(map(id, several))
+            and plain.types == list(map(type, given))
+            and plain.kinds == list(map(_KIND, given))
+        ):
             return self._usual, given, several
         return None
+
+    def addresses(self, given: Sequence[torch.Tensor]) -> list[int] | None:
+        """Where the gradients of :meth:`same` lie, if a buffer can copy them from there."""
+        if self._plain is None or not self._plain.small or not all(map(_CONTIGUOUS, given)):
+            return None
+        return None if any(map(_NEGATIVE, given)) else list(map(_ADDRESS, given))
 
     def gradients(self, step: OptimizerStep) -> tuple[list[Slot], list[torch.Tensor], list[torch.Tensor]]:
         """The slots of a step's gradients, the gradients as real strided tensors, and the parameters."""
@@ -134,7 +160,10 @@ class RowLayout:
         slots, tensors, parameters = self.place(step.optimizer, found)
         self._plain = None
         if tensors and len(tensors) == len(given) and all(map(operator.is_, tensors, given)):
-            self._plain = list(map(id, several)), list(map(type, given)), list(map(_KIND, given))
+            kinds = list(map(_KIND, given))
+            small = self.pool is not None and self.pool.small and kinds == [_AS_IT_IS] * len(self.slots)
+            small = small and all(slot is own for slot, own in zip(slots, self.slots, strict=True))
+            self._plain = _Plain(list(map(id, several)), list(map(type, given)), kinds, small)
         return slots, tensors, parameters
 
     def place(

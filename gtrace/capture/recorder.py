@@ -331,19 +331,22 @@ class Recorder:
         if not self._records:
             self.hooks.clock.due = math.inf
             return False
+        # All optimizers follow one policy, each with its own steps.
+        chosen = self._chooses(step) or (bool(self._changes.kinds) and self._changes.begins(stream, step))
+        self._begin(stream, step, self._histories.get(stream), chosen)
+        return chosen
+
+    def _begin(self, stream: int, step: int, history: OptimizerHistory | None, chosen: bool) -> None:
+        """A step of which it is known whether it is recorded."""
         self._tell_news()
-        history = self._histories.get(stream)
         if history is not None and history.scheduled:
             self.hooks.follow(stream, history.look(step))
         self._last = time.perf_counter()
         if self._first is None:
             self._first = self._last
-        # All optimizers follow one policy, each with its own steps.
-        chosen = self._chooses(step) or (bool(self._changes.kinds) and self._changes.begins(stream, step))
         if stream == 0 and step >= self.hooks.clock.due:
             self.hooks.clock.step(step, recorded=chosen, models=self._models)
         self._wanted += chosen
-        return chosen
 
     def _left_out(self, stream: int, step: int) -> None:
         if self._chooses(step):
@@ -447,24 +450,28 @@ class Recorder:
         return layout
 
     def _take_again(self, optimizer: Optimizer, stream: int, step: int, losses: Losses, samples: Samples) -> bool:
-        """Record a step that is like the one before, without all that :meth:`_take` looks at; False if it is not."""
+        """Record a chosen step that is like the one before, without all that :meth:`_take` looks at; False if not."""
         layout, history = self._layouts.get(stream), self._histories.get(stream)
         if layout is None or layout.pool is None or history is None or self._several.get(stream, True):
             return False
         found, size = layout.same(optimizer), layout.row_bytes(self._cost)
         if found is None or (self._budget is not None and self._bytes + size > self._budget):
             return False
-        buffer = layout.pool.acquire(wait=False)
+        buffer = None if self._writer.lost is not None else layout.pool.acquire(wait=False)
         if buffer is None:
             return False
-        if not self._wants(stream, step):
-            buffer.release()
-            return False
+        self._begin(stream, step, history, chosen=True)
         group, (loss, count) = optimizer.param_groups[0], losses.of(())
         history.note(step, group, samples.count, samples.tokens)
-        scalars = _scalars(loss, float(group.get("lr", math.nan)), math.nan, count)
-        with torch.set_grad_enabled(False):  # torch.no_grad() costs twice as much
-            self._take_weights(Row(stream, step, found[0], buffer, 1.0, scalars), buffer, found[1])
+        row = Row(
+            stream, step, found[0], buffer, 1.0, _scalars(loss, float(group.get("lr", math.nan)), math.nan, count)
+        )
+        addresses = layout.addresses(found[1])
+        if addresses is not None:
+            self._take_weights(row, buffer, found[1], addresses)
+        else:
+            with torch.set_grad_enabled(False):  # torch.no_grad() costs twice as much
+                self._take_weights(row, buffer, found[1])
         self._bytes += size
         self._last = time.perf_counter()
         return True
@@ -509,10 +516,15 @@ class Recorder:
             # After the others: the first line reports their bytes.
             self._take_moments(step, slots, moments, scalars)
 
-    def _take_weights(self, row: Row, buffer: RowBuffer, gradients: list[torch.Tensor]) -> None:
+    def _take_weights(
+        self, row: Row, buffer: RowBuffer, gradients: list[torch.Tensor], addresses: list[int] | None = None
+    ) -> None:
         started = time.perf_counter()
         try:
-            buffer.fill([slot.index for slot in row.slots], gradients)
+            if addresses is not None:
+                buffer.copy(addresses)
+            else:
+                buffer.fill([slot.index for slot in row.slots], gradients)
         except BaseException:
             buffer.release()
             raise

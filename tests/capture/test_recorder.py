@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import gtrace
-from gtrace.capture.buffers import BufferPool, as_real_dense
+from gtrace.capture.buffers import BufferPool, RowBuffer, as_real_dense
 from gtrace.capture.layout import RowLayout
 from gtrace.capture.options import AutomaticSteps, EveryStep, parse_steps
 from gtrace.capture.recorder import Recorder
@@ -333,14 +333,18 @@ def test_training_waits_for_a_slow_disk_and_loses_nothing(path, monkeypatch):
 
 
 def test_a_copy_that_fails_takes_no_memory_with_it(path, monkeypatch):
-    copy_all, failures = torch._foreach_copy_, [RuntimeError("once"), RuntimeError("twice")]
+    failures = [RuntimeError("once"), RuntimeError("twice")]
 
-    def failing(targets, gradients):
-        if failures:
-            raise failures.pop()
-        copy_all(targets, gradients)
+    def failing(copy):
+        def copy_or_fail(*row):
+            if failures:
+                raise failures.pop()
+            copy(*row)
 
-    monkeypatch.setattr(torch, "_foreach_copy_", failing)
+        return copy_or_fail
+
+    for way in ("fill", "copy"):
+        monkeypatch.setattr(RowBuffer, way, failing(getattr(RowBuffer, way)))
     with Run(path, queue_bytes=1) as run:  # room for one row: a lost one would stop training for ever
         train(nn.Linear(3, 4))
     assert run.summary.errors == 2

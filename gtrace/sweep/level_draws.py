@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import fields
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -17,7 +15,7 @@ from gtrace.errors import UsageError
 from gtrace.kernels import drawing as _drawing
 from gtrace.kernels.compare import LANED, SUMS
 from gtrace.kernels.norms import LANES
-from gtrace.metrics import Comparison
+from gtrace.metrics import COMPARED, Comparison
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -39,28 +37,18 @@ _PAIRS = 1 << 22
 #: a bucket's symbols are counted if there are this many values for each symbol
 _FEW = 4
 _UNWEIGHTED = np.empty(0)
-_FIELDS = attrgetter(*(item.name for item in fields(Comparison)))
 
 
 class DrawnSets(NamedTuple):
-    """One encoding by each codec: the fields of :class:`~gtrace.metrics.Comparison` and lengths, arrays[codecs].
+    """One encoding by each codec, arrays[codecs].
 
     Attributes:
+        compared: what arrived against what was sent; its fields are arrays.
         body: int64, bytes of the payload without its envelope.
         fixed: bits per value as in :class:`~gtrace.codecs.base.CodedBits`, like the next two.
     """
 
-    squared_error: NDArray[np.float64]
-    relative_variance: NDArray[np.float64]
-    mean_abs_error: NDArray[np.float64]
-    mean_relative_error: NDArray[np.float64]
-    cosine: NDArray[np.float64]
-    snr_db: NDArray[np.float64]
-    w1: NDArray[np.float64]
-    w1_normalized: NDArray[np.float64]
-    w1_mcgq: NDArray[np.float64]
-    sparsity: NDArray[np.float64]
-    update_error: NDArray[np.float64]
+    compared: Comparison
     body: NDArray[np.int64]
     fixed: NDArray[np.float64]
     entropy: NDArray[np.float64]
@@ -155,10 +143,8 @@ class LevelDraws:
         )
         coded = np.where(self._huffman, np.minimum(coded, lengths[:, _drawing.FIXED].astype(np.int64)), coded)
         head = len(self._scale.pack(v.scales)) + 4 * v.tail.size
-        found = _FIELDS(reference.comparison(sums.sums, *gaps.T))
-        columns = (each if isinstance(each, np.ndarray) else np.full(len(states), each) for each in found)
-        bits_of_coders = (8.0 * head + lengths) / max(1, x.size)
-        return DrawnSets(*columns, *(head + -(-coded // 8), *bits_of_coders.T))
+        compared = reference.comparison(sums.sums, *gaps.T)
+        return DrawnSets(compared, head + -(-coded // 8), *((8.0 * head + lengths) / max(1, x.size)).T)
 
     def _laid_out(self, states: Sequence[State], v: Scaled, addresses: list[int]) -> tuple[_Sets, _Sums]:
         """The levels of all codecs, end to end, and their sums before the first value.
@@ -196,7 +182,12 @@ class LevelDraws:
             LevelDraws(self.codecs[span]).draw(states[span], reference, key, totals[span])
             for span in (slice(half), slice(half, None))
         ]
-        return DrawnSets(*map(np.concatenate, zip(*parts, strict=True)))
+        columns: list[Any] = [
+            np.concatenate([np.broadcast_to(getattr(part.compared, name), part.body.size) for part in parts])
+            for name in COMPARED
+        ]
+        rest = map(np.concatenate, zip(*(part[1:] for part in parts), strict=True))
+        return DrawnSets(Comparison(*columns), *rest)
 
 
 def draws_in_parts(item: Codec, state: State, size: int) -> bool:

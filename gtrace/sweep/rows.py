@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +13,7 @@ from gtrace.codecs import level_grid
 from gtrace.codecs.grids import LeastVariance
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.fitting import alq_levels
-from gtrace.metrics import Comparison, ratio, relative, snr_db
+from gtrace.metrics import COMPARED, ratio, relative, snr_db
 from gtrace.noise import noise_ratio
 from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import Expectation
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from gtrace.codecs import Codec
     from gtrace.codecs.base import CodedBits
     from gtrace.codecs.level_sets import Expectations, LevelSets
+    from gtrace.metrics import Comparison
     from gtrace.noise import Noise
     from gtrace.sketch import MomentSketch
     from gtrace.sweep.jobs import Wanted
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from gtrace.types import State, SummarySpec
 
 
-_COMPARED = tuple(field.name for field in fields(Comparison))
 #: relative uncertainty of a Wasserstein distance above which the row says so
 _DOUBTFUL = 1e-3
 
@@ -131,7 +130,7 @@ def draw_row(common: Row, codec: Codec, drawn: Drawn, expected: Expectation | No
         bias = math.sqrt(max(0.0, found.squared_error - chance))
     row = {
         **common,
-        **{name: getattr(found, name) for name in _COMPARED},
+        **{name: getattr(found, name) for name in COMPARED},
         "relative_variance": relative(found.squared_error, energy),
         "relative_bias": None if bias is None else relative(bias, math.sqrt(energy)),
         "w1_method": "exact" if drawn.w1_doubt is None else "sketch",
@@ -157,8 +156,8 @@ def drawn_columns(common: Row, sets: LevelSets, found: DrawnSets, expected: Expe
     energy = common["energy"]
     return {
         **common,
-        **{name: getattr(found, name) for name in _COMPARED},
-        "relative_variance": relative(found.squared_error, energy),
+        **{name: getattr(found.compared, name) for name in COMPARED},
+        "relative_variance": relative(found.compared.squared_error, energy),
         "relative_bias": relative(0.0 if sets.codecs[0].unbiased else expected.bias, math.sqrt(energy)),
         "w1_method": "exact",
         "bits_fixed": found.fixed,

@@ -1,4 +1,4 @@
-"""Reports as text and as files."""
+"""Reports on a terminal and as files."""
 
 import io
 import math
@@ -39,12 +39,9 @@ def test_an_answer_is_a_verdict_a_table_and_a_path_in_25_lines(tmp_path, whole, 
         assert len(lines) <= MOST_LINES
         assert max(map(len, lines)) <= width
         assert lines[-1] == "page.html"
-    assert "1 warning; --full shows it" in printed(reports[0], width, full=False)
-
-
-def test_the_recommended_configuration_is_in_the_table_with_the_same_digits(sweep_report):
-    text = printed(sweep_report, 80, full=False)
-    verdict = next(sections(sweep_report)).verdict
+    text, verdict = printed(reports[0], width, full=False), next(sections(reports[0])).verdict
+    assert "1 warning; --full shows it" in text
+    # The recommended configuration is in the table with the same digits.
     (row,) = (line for line in text.splitlines() if line.startswith(f"{verdict.recommendation}  "))
     assert lost(verdict.error) in row.split()
     assert f"loses {lost(verdict.error)} of gradient energy" in text
@@ -59,28 +56,19 @@ def test_the_short_list_has_the_best_of_each_method_and_the_baseline():
     found += [one(f"bad{k}", 2 + k / 10, 0.5 + k, False) for k in range(9)]
     found += [one("bf16", 16, math.nan, True), one("none", 32, math.nan, True)]
     names = [one.name for one in short_list(found, network=False, most=8)]
-    assert names[:3] == ["alq 2.5", "qsgdinf 3", "bf16 16"]
-    assert names[3:] == ["bad0 2.0", "bad1 2.1", "bad2 2.2", "bad3 2.3", "bad4 2.4"]
+    assert names == ["alq 2.5", "qsgdinf 3", "bf16 16", "bad0 2.0", "bad1 2.1", "bad2 2.2", "bad3 2.3", "bad4 2.4"]
 
 
 def test_verdict_first_then_the_headline_then_the_rest(sweep_report):
-    text = printed(sweep_report)
-    order = [
-        "At 2 bits per value, qsgdinf loses least",
-        "Error at equal bits: 1 worker, with Huffman codes",
-        "Below each number",
-        "Relative variance per tensor",
-        "Error over training at 2 measured bits",
-        "Error of the leader over that of the others at 2 bits",
-        "Configurations",
-        "warning: fc1: 2 NaN",
-    ]
-    places = [text.index(words) for words in order]
-    assert places == sorted(places)
-
-
-def test_each_number_stands_over_its_bracket(sweep_report):
-    lines = printed(sweep_report).splitlines()
+    text, place = printed(sweep_report), 0
+    for words in (
+        *("At 2 bits per value, qsgdinf loses least", "Error at equal bits: 1 worker, with Huffman codes"),
+        *("Below each number", "Relative variance per tensor", "Error over training at 2 measured bits"),
+        *("Error of the leader over that of the others at 2 bits", "Configurations", "warning: fc1: 2 NaN"),
+    ):
+        place = text.index(words, place)
+    # Each number stands over its bracket.
+    lines = text.splitlines()
     k = next(k for k, line in enumerate(lines) if line.startswith("qsgdinf   "))
     assert len(lines[k].split()) == 4
     assert lines[k + 1].split() == ["b2–b3", "b3–b4"]
@@ -97,64 +85,48 @@ def test_no_number_is_cut_and_no_line_is_wider_than_the_terminal(sweep_report, w
     assert text.count("28%") >= 2
     if width >= 40:
         assert max(len(line) for line in text.splitlines()) <= width
-
-
-def test_narrow_terminals_say_what_they_hide(sweep_report):
-    assert "No room for: of it bias, by layers, bits measured, bits fixed, bits entropy, bits Huffman," in " ".join(
-        printed(sweep_report, 80).split()
-    )
+    # Narrow terminals say what they hide.
+    hidden = "No room for: of it bias, by layers, bits measured, bits fixed, bits entropy, bits Huffman,"
+    assert width != 80 or hidden in " ".join(text.split())
     assert "No room" not in printed(sweep_report, 160)
 
 
-def test_a_terminal_without_unicode_gets_ascii():
-    report = make_report([result_of(rows_of(methods=("qsgdinf",), layers=("ä", "中文")))])
-    text = printed(report, encoding="ascii")
+def test_a_terminal_without_unicode_gets_ascii_and_colour_only_where_it_is_wanted(sweep_report, monkeypatch):
+    text = printed(make_report([result_of(rows_of(methods=("qsgdinf",), layers=("ä", "中文")))]), encoding="ascii")
     assert "b3-b4" in text
     assert "||g||^2" in text
     assert "\\u" not in text.replace("\\u4e2d\\u6587", "")
-
-
-def test_colour_only_where_it_is_wanted(sweep_report, monkeypatch):
     assert "\x1b[" in printed(sweep_report, force_terminal=True, color_system="standard", no_color=False)
     monkeypatch.setenv("NO_COLOR", "1")
-    coloured = printed(sweep_report, force_terminal=True, color_system="standard")
-    assert "\x1b[3" not in coloured
+    assert "\x1b[3" not in printed(sweep_report, force_terminal=True, color_system="standard")
     assert "\x1b[" not in printed(sweep_report)
 
 
-def test_runs_and_sweeps_side_by_side(tmp_path, sweep_report):
-    report = make_report([result_of(rows_of(bits=[2, 3]))], [write_runs(tmp_path / "b.jsonl")])
-    text = printed(report)
+def test_runs_and_sweeps_have_headings_together_and_empty_inputs_have_words(tmp_path):
+    log = write_runs(tmp_path / "b.jsonl")
+    text = printed(make_report([result_of(rows_of(bits=[2, 3]))], [log]))
     assert text.index("Sweep sweep") < text.index("Training b.jsonl")
     assert "Trained with qsgdinf:bits=3" in text
-    assert "Training b.jsonl" not in printed(make_report(runs=[tmp_path / "b.jsonl"]))
-
-
-def test_empty_inputs_have_words(tmp_path):
+    assert "Training b.jsonl" not in printed(make_report(runs=[log]))
     assert "the sweep has no rows" in printed(make_report([result_of([])]))
-    assert "No training step was logged" in printed(
-        make_report(runs=[write_runs(tmp_path / "c.jsonl", steps=0, end=False)])
-    )
+    nothing = write_runs(tmp_path / "c.jsonl", steps=0, end=False)
+    assert "No training step was logged" in printed(make_report(runs=[nothing]))
 
 
-@pytest.mark.parametrize("width", [40, 60, 80])
 @pytest.mark.parametrize("seeds", [(0,), (0, 1, 2, 3, 4)])
-def test_tables_of_training_fit_and_keep_the_accuracy(tmp_path, width, seeds):
-    text = printed(make_report(runs=[write_runs(tmp_path / "a.jsonl", steps=40, seeds=seeds)]), width)
-    assert max(len(line) for line in text.splitlines()) <= width
-    assert "accuracy" in text
-    assert "float32 /" in text
-    assert ("5 seeds" in " ".join(text.split())) == (len(seeds) == 5)
-
-
-@pytest.fixture
-def sweep_path(tmp_path):
-    return write_sweep(tmp_path / "a.sweep.db", rows_of(bits=[2, 3], layers=("w", "v")))
+def test_tables_of_training_fit_and_keep_the_accuracy(tmp_path, seeds):
+    report = make_report(runs=[write_runs(tmp_path / "a.jsonl", steps=40, seeds=seeds)])
+    for width in (40, 60, 80):
+        text = printed(report, width)
+        assert max(len(line) for line in text.splitlines()) <= width
+        assert "accuracy" in text
+        assert "float32 /" in text
+        assert ("5 seeds" in " ".join(text.split())) == (len(seeds) == 5)
 
 
 @pytest.fixture(scope="module")
 def small():
-    """One method at one step: two figures."""
+    """One method at one step: three figures."""
     return make_report([result_of(rows_of(("qsgd",), bits=[2, 3], layers=("w", "v"), steps=(0,), draws=0))])
 
 
@@ -172,9 +144,6 @@ def test_a_failed_write_leaves_no_half_file(tmp_path, small, monkeypatch):
     assert path.read_text() == "mine"
 
 
-TABLES = ("report.html", "report.md", "report.tex", "report.jsonl", "configurations.csv")
-
-
 def test_a_folder_has_one_csv_for_each_kind_of_row(tmp_path, monkeypatch):
     monkeypatch.setattr("gtrace.report.files.figure_specs", lambda report: {})
     log = write_runs(tmp_path / "a.jsonl", steps=20)
@@ -184,30 +153,22 @@ def test_a_folder_has_one_csv_for_each_kind_of_row(tmp_path, monkeypatch):
     assert (tmp_path / "out" / "runs.csv").read_text().splitlines()[1].startswith("a.jsonl,none,0,20,")
 
 
-def test_a_folder_gets_the_page_and_every_figure(tmp_path, small):
-    written = write_report(small, tmp_path / "out")
-    names = figure_names(small)
+def test_a_folder_gets_the_page_and_every_figure_or_nothing(tmp_path, small):
+    folder, names = tmp_path / "out", figure_names(small)
+    written = write_report(small, folder)
     assert names == ["rate-distortion", "variance-over-steps", "layers"]
-    assert written[0] == tmp_path / "out" / "report.html"
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
-        [*TABLES, *(f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf"))]
-    )
-    assert sorted(written) == sorted((tmp_path / "out").iterdir())
+    assert written[0] == folder / "report.html"
+    expected = {"report.html", "report.md", "report.tex", "report.jsonl", "configurations.csv"}
+    assert {p.name for p in written} == expected | {f"{n}.{kind}" for n in names for kind in ("png", "svg", "pdf")}
+    assert sorted(written) == sorted(folder.iterdir())
     for name in names:
-        assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert (tmp_path / "out" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-        assert ET.parse(tmp_path / "out" / f"{name}.svg").getroot().tag.endswith("svg")
-
-    (tmp_path / "out" / "report.md").unlink()
-    with pytest.raises(OutputExistsError, match=r"report\.html"):
-        write_report(small, tmp_path / "out")
-    assert not (tmp_path / "out" / "report.md").exists()
-
-
-def test_one_file_in_the_way_stops_the_whole_folder(tmp_path, small):
-    folder = tmp_path / "out"
-    folder.mkdir()
-    (folder / "layers.svg").write_text("mine")
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        assert ET.parse(folder / f"{name}.svg").getroot().tag.endswith("svg")
+    # One file in the way stops the whole folder.
+    for path in written:
+        if path.name != "layers.svg":
+            path.unlink()
     with pytest.raises(OutputExistsError, match=r"layers\.svg"):
         write_report(small, folder)
     assert [p.name for p in folder.iterdir()] == ["layers.svg"]
@@ -223,12 +184,9 @@ def test_inputs_of_one_name_are_told_apart_by_their_path(tmp_path):
     assert load_report(paths[:1]).sweeps[0].name == "x.sweep.db"
 
 
-@pytest.mark.parametrize(("name", "kind"), [("x.html", ".html"), ("x.MD", ".md"), ("x.csv", ".csv"), ("x", "")])
-def test_the_suffix_says_what_is_written(tmp_path, name, kind):
-    assert output_kind(tmp_path / name) == kind
-
-
-def test_other_suffixes_and_missing_folders_are_refused(tmp_path, small):
+def test_the_suffix_says_what_is_written_and_others_are_refused(tmp_path, small):
+    for name, kind in (("x.html", ".html"), ("x.MD", ".md"), ("x.csv", ".csv"), ("x", "")):
+        assert output_kind(tmp_path / name) == kind
     with pytest.raises(UsageError, match=r"\.html, \.md, \.csv"):
         output_kind(tmp_path / "x.docx")
     (tmp_path / "file").write_text("")
@@ -241,50 +199,35 @@ def test_other_suffixes_and_missing_folders_are_refused(tmp_path, small):
     assert output_kind(tmp_path / "folder.csv") == ""
 
 
-@pytest.mark.parametrize(
-    ("results", "page"),
-    [
-        ("/x/digits.sweep.db", "digits.report.html"),
-        ("run.jsonl", "run.report.html"),
-        ("t.zarr", "t.report.html"),
-        ("t.h5", "t.report.html"),
-        ("odd", "odd.report.html"),
-    ],
-)
-def test_the_page_is_named_after_the_first_results(results, page, tmp_path):
-    assert str(default_page(tmp_path / results)) == page
+def test_the_page_is_named_after_the_first_results(tmp_path):
+    for results, page in (("/x/digits.sweep.db", "digits"), ("run.jsonl", "run"), ("t.zarr", "t"), ("t.h5", "t")):
+        assert str(default_page(tmp_path / results)) == f"{page}.report.html"
+    assert str(default_page(tmp_path / "odd")) == "odd.report.html"
 
 
-def test_what_a_path_holds_is_told_from_its_content(tmp_path, sweep_path):
-    assert kind_of(sweep_path.rename(tmp_path / "x.dat")) == "sweep"
+def test_what_a_path_holds_is_known_from_its_content(tmp_path):
+    sweep = write_sweep(tmp_path / "a.sweep.db", rows_of(bits=[2, 3], layers=("w", "v")))
+    assert kind_of(sweep.rename(tmp_path / "x.dat")) == "sweep"
     assert kind_of(write_runs(tmp_path / "r.jsonl", steps=2).rename(tmp_path / "y.txt")) == "run"
     (tmp_path / "z").write_bytes(b"\x89HDF\r\n\x1a\n")
-    assert kind_of(tmp_path / "z") == "trace"
-    assert kind_of(tmp_path) == "trace"
+    assert kind_of(tmp_path / "z") == kind_of(tmp_path) == "trace"
     with pytest.raises(TraceError, match="no such file"):
         kind_of(tmp_path / "missing")
 
 
 def test_the_newest_sweep_and_the_newest_run_log_are_taken(tmp_path):
-    paths = [
-        write_sweep(tmp_path / "old.sweep.db", []),
-        write_sweep(tmp_path / "new.sweep.db", []),
-        write_runs(tmp_path / "old.jsonl", steps=1),
-        write_runs(tmp_path / "new.jsonl", steps=1),
-    ]
+    with pytest.raises(TraceError, match="gtrace sweep"):
+        newest_results(tmp_path)
+    paths = [write_sweep(tmp_path / f"{name}.sweep.db", []) for name in ("old", "new")]
+    paths += [write_runs(tmp_path / f"{name}.jsonl", steps=1) for name in ("old", "new")]
     (tmp_path / "foreign.jsonl").write_text('{"a": 1}\n')
     for age, path in enumerate(reversed(paths)):
         for part in tmp_path.glob(f"{path.name}*"):
             os.utime(part, (1e9 - age, 1e9 - age))
     assert [p.name for p in newest_results(tmp_path)] == ["new.jsonl", "new.sweep.db"]
-    paths[2].unlink()
-    paths[3].unlink()
+    for path in paths[2:]:
+        path.unlink()
     assert [p.name for p in newest_results(tmp_path)] == ["new.sweep.db"]
-
-
-def test_a_folder_without_results_says_how_to_get_some(tmp_path):
-    with pytest.raises(TraceError, match="gtrace sweep"):
-        newest_results(tmp_path)
 
 
 def test_a_trace_is_listed(tmp_path):

@@ -23,39 +23,29 @@ from gtrace.report.text import latex_text, markdown_text, print_report, to_latex
 
 
 def stateful():
-    for step in range(5):
-        for draw in range(2):
-            for ratio in (0.01, 0.1):
-                yield {
-                    **row("w", step, "ef:topk", draw=draw, squared_error=0.5, bits_total=40 * ratio),
-                    "codec": f"ef:topk:ratio={ratio}",
-                    "params": json.dumps({"ratio": ratio}),
-                    "bits": None,
-                    "note": "open-loop",
-                }
-
-
-def without_numbers():
-    for r in rows_of(bits=[2, 3], layers=("w",)):
-        yield {**r, "squared_error": None, "energy": None, "relative_variance": None}
+    for step, draw, ratio in itertools.product(range(5), range(2), (0.01, 0.1)):
+        about = {"codec": f"ef:topk:ratio={ratio}", "params": json.dumps({"ratio": ratio}), "bits": None}
+        yield row("w", step, "ef:topk", draw=draw, squared_error=0.5, bits_total=40 * ratio) | about
 
 
 INPUTS = {
-    "one step": lambda: result_of(rows_of(steps=(7,))),
-    "one codec": lambda: result_of(rows_of(methods=("qsgd",))),
-    "one configuration": lambda: result_of(rows_of(methods=("qsgd",), bits=[3])),
-    "no rows": lambda: result_of([]),
-    "nothing but NaN": lambda: result_of(without_numbers()),
-    "one tensor": lambda: result_of(rows_of(layers=("w",))),
-    "expectations alone": lambda: result_of(rows_of(draws=0)),
-    "draws alone": lambda: result_of(r for r in rows_of() if r["draw"] >= 0),
-    "no error at all": lambda: result_of([row("w", s, squared_error=0.0, bits_total=2.0) for s in range(20)]),
-    "gradients of zero": lambda: result_of(row("w", s, squared_error=0.0) | {"energy": 0.0} for s in (0, 1)),
-    "codecs with memory alone": lambda: result_of(stateful()),
-    "fitted codecs": lambda: result_of(fitted_rows()),
-    "whole model alone": lambda: result_of([row("*", s, squared_error=0.5, bits_total=2.0) for s in range(15)]),
-    "one tensor has holes": lambda: result_of(r for r in rows_of() if r["tensor"] != "fc1.bias" or r["step"] > 20),
-    "names that act": lambda: result_of(
+    "one step": lambda: rows_of(steps=(7,)),
+    "one codec": lambda: rows_of(methods=("qsgd",)),
+    "one configuration": lambda: rows_of(methods=("qsgd",), bits=[3]),
+    "no rows": list,
+    "nothing but NaN": lambda: (
+        r | dict.fromkeys(("squared_error", "energy", "relative_variance")) for r in rows_of(bits=[2, 3], layers=("w",))
+    ),
+    "one tensor": lambda: rows_of(layers=("w",)),
+    "expectations alone": lambda: rows_of(draws=0),
+    "draws alone": lambda: (r for r in rows_of() if r["draw"] >= 0),
+    "no error at all": lambda: [row("w", s, squared_error=0.0, bits_total=2.0) for s in range(20)],
+    "gradients of zero": lambda: [row("w", s, squared_error=0.0) | {"energy": 0.0} for s in (0, 1)],
+    "codecs with memory alone": stateful,
+    "fitted codecs": fitted_rows,
+    "whole model alone": lambda: [row("*", s, squared_error=0.5, bits_total=2.0) for s in range(15)],
+    "one tensor has holes": lambda: (r for r in rows_of() if r["tensor"] != "fc1.bias" or r["step"] > 20),
+    "names that act": lambda: (
         row(*which, squared_error=1 / which[-1], bits_total=which[-1])
         for which in itertools.product(EVIL, (0, 1), ("qsgd", "alq"), (2, 4))
     ),
@@ -70,23 +60,18 @@ def printed(report, width=80):
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_every_sweep_can_be_shown_in_every_form(name):
-    report = make_report([INPUTS[name]()])
-    text = printed(report)
-    first = next(line for line in text.splitlines() if line)
-    assert len(first.split()) > 4
-    assert "nan" not in re.findall(r"\bnan\b", text)
+    report = make_report([result_of(INPUTS[name]())])
+    text, tex, (sweep,) = printed(report), to_latex(report), report.sweeps
+    assert len(text.split("\n\n")[0].split()) > 4
+    assert not re.findall(r"\bnan\b", text)
     assert to_markdown(report).count("\n## Sweep") == 1
     for line in to_json_lines(report).splitlines():
         assert json.loads(line, parse_constant=pytest.fail)["record"]
     json.dumps(plain(to_json(report)), allow_nan=False)
-    tex = to_latex(report)
     assert tex.count(r"\begin{") == tex.count(r"\end{")
-    assert len(to_csv(report).splitlines()) == (
-        len(report.sweeps[0].configurations) + 1 if report.sweeps[0].rows else 0
-    )
-    for section in sections(report):
-        for table in section.tables:
-            assert {len(line) for line in table.rows} <= {len(table.columns)}
+    assert len(to_csv(report).splitlines()) == (len(sweep.configurations) + 1 if sweep.rows else 0)
+    for table in (table for section in sections(report) for table in section.tables):
+        assert {len(line) for line in table.rows} <= {len(table.columns)}
 
 
 @pytest.mark.parametrize("steps", [0, 1, 30])
@@ -102,18 +87,16 @@ def test_every_run_log_can_be_shown_in_every_form(tmp_path, steps):
 
 def test_names_given_by_an_enemy_have_no_effect_anywhere():
     codecs = [row("w", codec=name, method=name, squared_error=0.5, bits_total=2.0, params="x") for name in EVIL]
-    tensors = INPUTS["names that act"]()
+    tensors = result_of(INPUTS["names that act"]())
     report = make_report([tensors, result_of(codecs, warnings=EVIL)], title=" ".join(EVIL))
-    text, markdown, latex = printed(report, 400), to_markdown(report), to_latex(report)
-    for shown in (text, markdown, latex):
-        assert not set(shown) & {"\x1b", "\u202e"}
+    markdown, layers = to_markdown(report), {r["tensor"] for r in all_records(report) if r["record"] == "layer"}
     assert "<script" not in markdown.replace("\\<", "")
-    for name in EVIL:
+    assert set(EVIL) <= layers
+    forms = (printed(report, 400), literal), (markdown, markdown_text), (to_latex(report), latex_text)
+    for shown, escape in forms:
+        assert not set(shown) & {"\x1b", "\u202e"}
         # As a tensor, as a codec and in a warning.
-        assert text.count(literal(name)) >= 3
-        assert markdown.count(markdown_text(name)) >= 3
-        assert latex.count(latex_text(name)) >= 3
-        assert name in {r["tensor"] for r in all_records(report) if r["record"] == "layer"}
+        assert all(shown.count(escape(name)) >= 3 for name in EVIL)
 
 
 @pytest.mark.parametrize(
@@ -138,54 +121,50 @@ def test_a_long_table_breaks_over_pages():
     assert text.count(r"\begin{longtable}") == text.count(r"\end{longtable}") == 1
 
 
-def test_parquet_holds_what_csv_holds():
+def test_parquet_holds_what_csv_holds(sweep_report):
     parquet = pytest.importorskip("pyarrow.parquet")
-    report = make_report([result_of(rows_of())])
-    table = parquet.read_table(io.BytesIO(to_parquet(report)))
-    configurations = report.sweeps[0].configurations
+    table = parquet.read_table(io.BytesIO(to_parquet(sweep_report)))
+    configurations = sweep_report.sweeps[0].configurations
     assert table.column("spec").to_pylist() == [c.spec for c in configurations]
     assert table.column("relative_variance").to_pylist() == [c.relative_variance for c in configurations]
-    assert table.num_columns == len(to_csv(report).splitlines()[0].split(","))
+    assert table.num_columns == len(to_csv(sweep_report).splitlines()[0].split(","))
 
 
-def test_without_pyarrow_and_pandas_one_line_says_so(monkeypatch):
+def test_without_pyarrow_and_pandas_one_line_says_so(monkeypatch, sweep_report):
     for name in ("pyarrow", "pyarrow.parquet", "pandas"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match="needs pyarrow") as error:
-        to_parquet(make_report([result_of(rows_of(bits=[2]))]))
+        to_parquet(sweep_report)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("pandas"), reason="pandas is not installed")
-def test_pandas_stands_in_for_pyarrow(monkeypatch):
-    seen = {}
-
+def test_pandas_stands_in_for_pyarrow(monkeypatch, sweep_report):
     class Frame:
         def __init__(self, columns):
-            seen["columns"] = columns
+            self.columns = columns
 
         def to_parquet(self, buffer):
-            buffer.write(b"PAR1")
+            buffer.write(b"PAR1" + b"relative_variance" * ("relative_variance" in self.columns))
 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setattr("pandas.DataFrame", Frame)
-    assert to_parquet(make_report([result_of(rows_of(bits=[2]))])) == b"PAR1"
-    assert "relative_variance" in seen["columns"]
+    assert to_parquet(sweep_report) == b"PAR1relative_variance"
 
 
 def test_records_hold_ratios_and_no_logarithms():
     report = make_report([result_of(rows_of(steps=range(0, 300, 10)))])
-    found = [r for r in all_records(report) if r["record"] == "comparison"]
-    (sweep,) = report.sweeps
+    records, (sweep,) = list(all_records(report)), report.sweeps
+    found = [r for r in records if r["record"] == "comparison"]
     assert len(found) == len(sweep.comparisons) > 0
     for record, compared in zip(found, sweep.comparisons, strict=True):
         assert record["by_elements"] == pytest.approx(compared.ratio)
         assert record["by_elements_low"] <= record["by_elements"] <= record["by_elements_high"]
         assert record["workers"] == 1
-    kinds = {r["record"] for r in all_records(report)}
+    kinds = {r["record"] for r in records}
     assert kinds >= {"verdict", "configuration", "equal_bits", "bd_rate", "phase", "layer"}
-    seeds = flat(next(iter(sweep.configurations)))
-    assert seeds["in_steps"] == pytest.approx(math.exp(sweep.configurations[0].in_steps.estimate))
+    first = sweep.configurations[0]
+    assert flat(first)["in_steps"] == pytest.approx(math.exp(first.in_steps.estimate))
 
 
 @pytest.mark.parametrize("arguments", [["codecs"], ["--help"]])
@@ -199,25 +178,17 @@ def test_a_closed_pipe_is_a_normal_end(arguments, tmp_path):
 # The numbers and the text of files
 
 
-def test_csv_holds_every_configuration_at_full_precision(sweep_report):
-    found = list(csv.DictReader(io.StringIO(to_csv(sweep_report))))
+def test_csv_holds_every_configuration_or_run_at_full_precision_and_does_not_mix(sweep_report, run_report):
+    found, runs = (list(csv.DictReader(io.StringIO(to_csv(report)))) for report in (sweep_report, run_report))
     configurations = sweep_report.sweeps[0].configurations
     assert [r["spec"] for r in found] == [c.spec for c in configurations]
     assert [float(r["relative_variance"]) for r in found] == [c.relative_variance for c in configurations]
     assert found[0]["results"] == "sweep"
     assert next(r for r in found if r["method"] == "terngrad")["nominal_bits"] == ""
-
-
-def test_csv_of_runs(run_report):
-    found = list(csv.DictReader(io.StringIO(to_csv(run_report))))
-    assert [r["run"] for r in found] == ["none", "qsgdinf:bits=3,bucket_size=8192"]
-    assert float(found[1]["bits_per_worker"]) == 120 * 3 * 38_000
-
-
-def test_csv_does_not_mix():
-    mixed = make_report([result_of([])], [[{"type": "study"}]])
+    assert [r["run"] for r in runs] == ["none", "qsgdinf:bits=3,bucket_size=8192"]
+    assert float(runs[1]["bits_per_worker"]) == 120 * 3 * 38_000
     with pytest.raises(UsageError, match="one kind of table"):
-        to_csv(mixed)
+        to_csv(make_report([result_of([])], [[{"type": "study"}]]))
     assert to_csv(make_report([result_of([])])) == ""
 
 
@@ -241,13 +212,11 @@ def test_json_is_json_and_holds_the_brackets(sweep_report, run_report, capsys):
 
 
 def test_markdown_tables_have_one_width_each(sweep_report, run_report):
-    for report in (sweep_report, run_report):
-        text = to_markdown(report)
+    for text in (to_markdown(run_report), to_markdown(sweep_report)):
         blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
         assert blocks
         for block in blocks:
             assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
-    text = to_markdown(sweep_report)
     assert text.startswith("# gtrace report: sweep\n\n## Sweep sweep\n\n**At 2 bits per value")
     assert re.search(r"^\| qsgdinf \| \*\*\S+\*\* \(b2–b3\) ", text, re.MULTILINE)
     assert "- Warning: fc1: 2 NaN" in text
@@ -256,12 +225,14 @@ def test_markdown_tables_have_one_width_each(sweep_report, run_report):
 #: What LaTeX prints or acts on as meant: letters, the commands of the tables, escaped characters, mathematics of one
 #: symbol, braces around what would be an argument or a ligature, and the ends of cells and rows.
 LATEX_TEXT = (
-    r"[A-Za-z0-9\xa0-\xff .,;:!?()/*+=@]|\\[_#%&${}]|\\text[a-z]+\{[2]?\}|\\dots\{\}|\{[-\[\]]\}|--|\$-\$"
-    r"|\$\\[a-z]+\$"
+    r"(?:[A-Za-z0-9\xa0-\xff .,;:!?()/*+=@]|\\[_#%&${}]|\\text[a-z]+\{[2]?\}|\\dots\{\}|\{[-\[\]]\}|--|\$-\$"
+    r"|\$\\[a-z]+\$)"
 )
-LATEX_FRAME = (
-    r"%.*|\\(begin|end)\{(table|tabular|longtable)\}(\[htbp\]|\{[lr]+\})?|\\centering\\small"
-    r"|\\(top|mid|bottom)rule|\\end(head|foot)|"
+LATEX_CELL = rf"(?:{LATEX_TEXT}|\\textbf\{{{LATEX_TEXT}+\}})*"
+LATEX = re.compile(
+    r"%.*|\\(begin|end)\{(table|tabular|longtable)\}(\[htbp\]|\{[lr]+\})?|\\centering\\small|\\(top|mid|bottom)rule"
+    rf"|\\end(head|foot)||\\caption\{{{LATEX_TEXT}+\}}( \\\\)?|\\par\\footnotesize {LATEX_TEXT}+"
+    rf"|{LATEX_CELL}( & {LATEX_CELL})* \\\\"
 )
 
 
@@ -270,17 +241,12 @@ def test_every_line_of_latex_is_one_that_latex_takes(tmp_path):
     rows = rows_of(bits=range(2, 6), layers=("w", *names), steps=range(0, 140, 10))
     log = write_runs(tmp_path / "a.jsonl", steps=40, seeds=(0, 1))
     report = make_report([result_of(rows, ["50% & more_"])], [log], asked=Asked(groups=["tensor"]))
-    text = rf"(?:{LATEX_TEXT})"
-    cell = rf"(?:{text}|\\textbf\{{{text}+\}})*"
-    allowed = re.compile(
-        rf"{LATEX_FRAME}|\\caption\{{{text}+\}}( \\\\)?|\\par\\footnotesize {text}+|{cell}( & {cell})* \\\\"
-    )
     lines = to_latex(report).splitlines()
-    assert [line for line in lines if not allowed.fullmatch(line)] == []
+    assert [line for line in lines if not LATEX.fullmatch(line)] == []
     assert not any("▁" in line for line in lines)
     # The check is one that fails: each of these is a table that does not compile, or prints something else.
     for bad in (r"a_b & c \\", r"50% \\", r"\evil & c \\", r"a & {b \\", r"a^2 & b \\", "a & b"):
-        assert not allowed.fullmatch(bad), bad
+        assert not LATEX.fullmatch(bad), bad
     columns = 0
     for line in lines:
         opened = re.match(r"\\begin\{(?:tabular|longtable)\}\{([lr]+)\}", line)

@@ -47,7 +47,7 @@ def common_cells(table: CellTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]
             common, partial[c] = smaller, False
     if table.whole_model[~partial].any() and not table.whole_model[~partial].all():
         # A whole-model row holds every tensor of its step, so a step with a hole cannot be compared with it.
-        common = table.in_whole_steps(common)
+        common &= ~np.isin(table.step, table.step[~common & (table.tensor >= 0)])
     return common, partial
 
 
@@ -232,28 +232,16 @@ class CellTable:
         A whole-model configuration covers every tensor of its steps; its own cells are nobody's.
         """
         covers = self.measured
-        if self.whole_model.any():
-            is_tensor = self.tensor >= 0
-            for c in np.flatnonzero(self.whole_model):
-                steps = np.zeros(len(self.steps), dtype=np.bool_)
-                steps[self.step[covers[c]]] = True
-                covers[c] = steps[self.step] & is_tensor
+        for c in np.flatnonzero(self.whole_model):
+            covers[c] = np.isin(self.step, self.step[covers[c]]) & (self.tensor >= 0)
         return covers
 
     def used(self, common: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """(C, K) the cells that each configuration is summed over when ``common`` (K,) are compared."""
         used = self.measured & common
         for c in np.flatnonzero(self.whole_model):
-            steps = np.zeros(len(self.steps), dtype=np.bool_)
-            steps[self.step[common]] = True
-            used[c] = self.measured[c] & steps[self.step]
+            used[c] = self.measured[c] & np.isin(self.step, self.step[common])
         return used
-
-    def in_whole_steps(self, common: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """(K,) ``common`` without the steps of which it lacks a tensor."""
-        holes = np.zeros(len(self.steps), dtype=np.bool_)
-        holes[self.step[~common & (self.tensor >= 0)]] = True
-        return common & ~holes[self.step]
 
 
 def read_cells(result: SweepResult) -> CellTable:
@@ -387,14 +375,11 @@ def _codes(column: NDArray[Any]) -> tuple[list[str], NDArray[np.int64]]:
 def _fitted_on(config: NDArray[np.int64], column: NDArray[Any], configurations: int) -> tuple[str, ...]:
     names, code = _codes(column)
     counts = np.bincount(config * len(names) + code, minlength=configurations * len(names))
-    # The first step has nothing before it and is fitted to itself, whatever the others do.
-    order = [k for k, name in enumerate(names) if name not in ("", "None", NOTHING_FITTED, "itself")]
-    order += [k for k, name in enumerate(names) if name == "itself"]
-    out = []
-    for found in counts.reshape(configurations, len(names)):
-        others = [k for k in order if found[k]]
-        best = max(others, key=lambda k: (names[k] != "itself", int(found[k])), default=-1)
-        out.append(names[best] if best >= 0 else "")
+    out, nothing = [], ("", "None", NOTHING_FITTED)
+    for found in counts.reshape(configurations, len(names)).tolist():
+        known = {name: n for name, n in zip(names, found, strict=True) if n and name not in nothing}
+        # The first step has nothing before it and is fitted to itself, whatever the others do.
+        out.append(max(known, key=lambda name: (name != "itself", known[name]), default=""))
     return tuple(out)
 
 

@@ -265,17 +265,10 @@ def compare_rotation(
     def of(place: int, target: float) -> LayerRotation:
         bits, errors = table.layer_bits[:, place], table.layer_variance[:, place]
         name, elements, energy = layers[place]
-        best = [
-            _best(labels, curves, target)
-            for labels, curves in (
-                (
-                    [f.label for f in rotated] or [_KNOWN],
-                    curves_of(rotated, bits, errors) or [_closed(elements, coder)],
-                ),
-                ([f.label for f in plain], curves_of(plain, bits, errors)),
-            )
-        ]
-        return LayerRotation(name, elements, energy, *best[0], *best[1])
+        curves = curves_of(rotated, bits, errors) or [_closed(elements, coder)]
+        with_it = _best([f.label for f in rotated] or [_KNOWN], curves, target)
+        without = _best([f.label for f in plain], curves_of(plain, bits, errors), target)
+        return LayerRotation(name, elements, energy, *with_it, *without)
 
     kinds = (rotated, plain) if rotated else (plain,)
 
@@ -336,32 +329,18 @@ class ExchangeError:
 
 def exchanges_of(result: SweepResult) -> tuple[ExchangeError, ...]:
     """The exchanges of a sweep, in the order of ranks and codecs."""
-    sums: dict[tuple[int, str, str], list[float]] = {}
-    seen: dict[tuple[int, str, str], tuple[set[str], set[str]]] = {}
+    grouped: dict[tuple[int, str, str], list[tuple[str, Mapping[str, Any]]]] = {}
     for (tensor, _, what), value in result.details.items():
-        if what.partition(" ")[0] != _KIND:
-            continue
-        key = int(value["ranks"]), str(value["codec"]), str(value["exchange"])
-        numbers = [float(value[name]) for name in ("error", "energy", "size", "sent", "across")]
-        sums[key] = [a + b for a, b in zip(sums.get(key, [0.0] * len(numbers)), numbers, strict=True)]
-        tensors, sources = seen.setdefault(key, (set(), set()))
-        tensors.add(tensor)
-        sources.add(str(value["source"]))
+        if what.partition(" ")[0] == _KIND:
+            key = int(value["ranks"]), str(value["codec"]), str(value["exchange"])
+            grouped.setdefault(key, []).append((tensor, value))
     found = []
-    for key, (error, energy, size, sent, across) in sorted(sums.items()):
-        ranks, codec, exchange = key
-        tensors, sources = seen[key]
+    for (ranks, spec, exchange), rows in sorted(grouped.items()):
+        numbers = ("error", "energy", "size", "sent", "across")
+        error, energy, size, sent, across = (sum(float(value[name]) for _, value in rows) for name in numbers)
         each = max(1.0, size)
-        found.append(
-            ExchangeError(
-                codec,
-                exchange,
-                ranks,
-                float(ratio(error, energy)),
-                sent / each,
-                across / each,
-                ", ".join(sorted(sources)),
-                len(tensors),
-            )
-        )
+        source = ", ".join(sorted({str(value["source"]) for _, value in rows}))
+        tensors = len({tensor for tensor, _ in rows})
+        relative = float(ratio(error, energy))
+        found.append(ExchangeError(spec, exchange, ranks, relative, sent / each, across / each, source, tensors))
     return tuple(found)

@@ -275,14 +275,11 @@ def steps_in_words(counts: Mapping[tuple[int, str, int], int], *, together: bool
 
 def energy_shares(tensors: Sequence[TensorHistory]) -> list[float]:
     """Each tensor's part of the squared norms of all gradients of its kind, over the recorded steps."""
-    energies = [float(np.square(one.norms).sum()) for one in tensors]
+    pairs = [(one.info.kind, float(np.square(one.norms).sum())) for one in tensors]
     totals: dict[str, float] = {}
-    for one, energy in zip(tensors, energies, strict=True):
-        totals[one.info.kind] = totals.get(one.info.kind, 0.0) + energy
-    return [
-        energy / totals[one.info.kind] if totals[one.info.kind] else 0.0
-        for one, energy in zip(tensors, energies, strict=True)
-    ]
+    for kind, energy in pairs:
+        totals[kind] = totals.get(kind, 0.0) + energy
+    return [energy / totals[kind] if totals[kind] else 0.0 for kind, energy in pairs]
 
 
 def status_in_words(trace: Trace) -> str:

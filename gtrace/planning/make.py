@@ -370,12 +370,7 @@ _BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, None)
 
 
 def finer(units: Curves, options: NDArray[np.int64]) -> dict[tuple[str, ...], list[Codec]]:
-    """Tensors -> codecs to measure on them.
-
-    Args:
-        units: the planned tensors or groups.
-        options: int64[T], the choice.
-    """
+    """Tensors or groups -> codecs to measure on them, around those that were chosen."""
     rows = np.arange(len(options))
     spent, lost = (values[rows, options] for values in units.means())
     share = spent / spent.sum() + lost / max(lost.sum(), np.finfo(np.float64).tiny)

@@ -86,12 +86,7 @@ class RuledChoice:
 
 
 def choose(candidates: Sequence[Candidate], *, network: bool) -> RuledChoice:
-    """Apply the rule of this module.
-
-    Args:
-        candidates: every configuration, and float32 and bf16.
-        network: whether ``seconds`` decide, and not ``bits``.
-    """
+    """Apply the rule of this module; on a network ``seconds`` decide, and not ``bits``."""
     price = attrgetter("seconds" if network else "bits")
     if not any(one.method not in _PLAIN and math.isfinite(one.error) for one in candidates):
         return RuledChoice("not measured")
@@ -182,12 +177,7 @@ def short_list(candidates: Sequence[Candidate], *, network: bool, most: int) -> 
 
 
 def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
-    """The verdict on a sweep.
-
-    Args:
-        analysis: of the sweep, with the user's workers and coder.
-        savings: step times on the user's network; None without one.
-    """
+    """The verdict on a sweep; with step times on the user's network if there is one."""
     judged = dict(zip((c.spec for c in analysis.configurations), analysis.safety.judged, strict=False))
     choice = choose(candidates_of(analysis, savings), network=savings is not None)
     confidence = _confidence(choice, analysis, savings, judged)

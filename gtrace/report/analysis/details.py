@@ -81,13 +81,7 @@ class LevelSet:
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """The objective of coordinate descent: start -> (sweeps + 1,) values, the first before any sweep.
-
-    Attributes:
-        spec: the configuration whose levels were fitted.
-        objective: by start.
-        best: the least objective that was found.
-    """
+    """The objective of coordinate descent: start -> (sweeps + 1,) values, the first before any sweep."""
 
     spec: str
     objective: dict[str, NDArray[np.float64]]
@@ -217,13 +211,7 @@ class LayerRotation:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotate or not, tensor by tensor.
-
-    Attributes:
-        bits: measured bits per value of each tensor.
-        measured: whether codecs that rotate were swept; otherwise EDEN's closed form is compared.
-        layers: every tensor.
-    """
+    """Rotate or not, tensor by tensor; EDEN's closed form is compared unless codecs that rotate were measured."""
 
     bits: float
     measured: bool

@@ -50,13 +50,7 @@ class Labels:
 
 
 def label(specs: Sequence[str], methods: Sequence[str], parameters: Sequence[Mapping[str, Any] | None]) -> Labels:
-    """Group configurations into families: same method, equal in everything but the rate.
-
-    Args:
-        specs: canonical specs, all different.
-        methods: codec name of each.
-        parameters: parameters of each; None if they are not known.
-    """
+    """Group configurations into families: same method, equal in everything but the rate; parameters may be None."""
     fixed = [
         None if p is None else {k: _plain(v) for k, v in p.items() if k not in RATE_PARAMETERS} for p in parameters
     ]

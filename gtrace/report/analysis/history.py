@@ -184,12 +184,7 @@ class Divergence(NamedTuple):
 
 
 class RunHistory:
-    """Some tensors of a trace, and the steps of their streams.
-
-    Args:
-        trace: an open trace.
-        infos: the tensors.
-    """
+    """Some tensors of a trace, and the steps of their streams."""
 
     def __init__(self, trace: Trace, infos: Iterable[TensorInfo]) -> None:
         self._together = trace.attrs.get("world_size", 1) != 1

@@ -142,15 +142,7 @@ def sweep_notes(
     labels: Labels,
     basis: Basis,
 ) -> tuple[str, ...]:
-    """What a reader must know about how the numbers of a sweep came to be, one line each.
-
-    Args:
-        table: cells of the sweep.
-        common: (cells,) which of them are compared.
-        configurations: summed up.
-        labels: names of families, in the order of ``table.specs``.
-        basis: what configurations are compared by.
-    """
+    """What a reader must know about how the numbers of a sweep came to be, one line each."""
     if not table.measured.any():
         return ("The column 'note' of the results says why errors are missing.",) if table.specs else ()
     return (

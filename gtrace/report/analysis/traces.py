@@ -237,13 +237,7 @@ class TensorSummary:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a trace holds.
-
-    Attributes:
-        name: of the file.
-        tensors: what was recorded.
-        laws: which laws the gradients follow, a section per kind of gradient.
-    """
+    """What a trace holds, and which laws its gradients follow: a section per kind of gradient."""
 
     name: str
     tensors: tuple[TensorSummary, ...]

@@ -92,14 +92,9 @@ def make_room(axes: Axes, labels: Sequence[Label]) -> None:
 
 
 def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> None:
-    """Write each label near its curve's end, or further back along the curve where the end is crowded.
+    """Write each label near its curve's end, or further back along the curve where the end is crowded; make room first.
 
     Call it last: limits and layout must be final, since overlaps are judged in pixels.
-
-    Args:
-        axes: with the curves.
-        labels: none of them draws nothing.
-        room: widen the axes first, see :func:`make_room`.
     """
     if not labels:
         return

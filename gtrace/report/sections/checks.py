@@ -216,12 +216,7 @@ def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
 
 
 def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
-    """One line per tensor: its gradient noise, and the noise of one configuration of each method in it.
-
-    Args:
-        analysis: of a sweep whose gradient noise is known.
-        most: of more tensors, those with the largest part of the energy.
-    """
+    """One line per tensor, or those with most energy: its gradient noise, and the noise of each method in it."""
     safety = analysis.safety
     chosen, parts = [i for i in analysis.view() if safety.judged[i].bias < SAFE_BIAS], safety.outlook.parts()
 
@@ -307,12 +302,7 @@ def _change(layer: LayerRotation) -> str:
 
 
 def rotation_table(found: Rotation, shown: Collection[str]) -> Table:
-    """One line per tensor: the best codec with and without a rotation, and the verdict.
-
-    Args:
-        found: the comparison.
-        shown: names of the tensors that have a line.
-    """
+    """One line per tensor that is named: the best codec with and without a rotation, and the verdict."""
 
     def error(label: str, value: float) -> Cell:
         return Cell(energy_share(value), label) if label else NOTHING

@@ -262,12 +262,7 @@ def brief_table(plan: Plan) -> Table:
 
 
 def plan_table(plan: Plan, most: int | None = None) -> Table:
-    """Every tensor with its codec.
-
-    Args:
-        plan: what is shown.
-        most: lines at most, those with the most error; None for all.
-    """
+    """Every tensor with its codec; of ``most`` those with the most error."""
     bits = sum(row.bits * row.elements for row in plan.tensors) or math.nan
     error = sum(row.error for row in plan.tensors) or math.nan
     meaning = "expected measured bits per value: payload, norms and shared bytes"

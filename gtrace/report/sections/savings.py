@@ -65,12 +65,7 @@ def savings_verdict(savings: Savings) -> list[str]:
 
 
 def savings_table(savings: Savings, most: int | None = None) -> Table:
-    """Two lines for each codec, behind the two that need none.
-
-    Args:
-        savings: of a sweep or of a run log.
-        most: of more lines, those of Pareto-optimal codecs alone.
-    """
+    """Two lines for each codec, of ``most`` of Pareto-optimal ones alone, behind the two that need none."""
     shown: Sequence[Saving] = savings.rows
     if most is not None and len(shown) > most:
         shown = [row for row in shown if row.pareto]

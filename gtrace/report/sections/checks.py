@@ -174,8 +174,9 @@ def _saved_cell(best: Saving | None) -> Cell:
 def _test(analysis: SweepAnalysis) -> list[str]:
     """The command that would test the prediction for the codec that a reader may want to take."""
     k = cheapest_safe(analysis.safety.judged, [c.bits for c in analysis.configurations])
-    attrs: dict[str, Any] = analysis.provenance.get("trace_attrs") or {}
-    words = attrs.get("argv") if isinstance(attrs, dict) else None
+    attrs = analysis.provenance.get("trace_attrs")
+    attrs = attrs if isinstance(attrs, dict) else {}
+    words = attrs.get("argv")
     if k < 0 or not isinstance(words, list) or not words:
         return []
     world = attrs.get("world_size")

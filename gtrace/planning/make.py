@@ -395,6 +395,5 @@ def _around(chosen: Codec) -> list[Codec]:
         size = count.bit_length()
         # No steps where the bits imply them. The codec's other settings stay: norm, coder, tail.
         grid: dict[str, Any] = {"bits": max(2, size + 1), "steps": None if count + 1 == 1 << size else count}
-        for bucket in _BUCKETS if size < 15 else ():
-            found.append(dataclasses.replace(chosen, **grid | {"bucket_size": bucket}))
+        found += [dataclasses.replace(chosen, **grid | {"bucket_size": one}) for one in _BUCKETS if size < 15]
     return found

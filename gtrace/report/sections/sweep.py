@@ -277,12 +277,9 @@ def _numbers(
             about = {"group": group.name, "group_tensors": len(group.tensors)}
             about |= {f"group_{name}": value for name, value in numbers.items()}
             group_rows += [{**about, **record} for record in found]
-            said = {
-                "verdict": sweep_verdict(group.analysis),
-                "configurations": found,
-                "notes": list(group.analysis.notes),
-            }
-            json["groups"].append({"group": group.name, "tensors": list(group.tensors), **numbers, **said})
+            numbers |= {"verdict": sweep_verdict(group.analysis), "configurations": found}
+            numbers["notes"] = list(group.analysis.notes)
+            json["groups"].append({"group": group.name, "tensors": list(group.tensors), **numbers})
         rows["groups"] = [{"results": analysis.name, **row} for row in group_rows]
     if pairs is not None:
         json["pairs"] = [flat(c) for c in pairs]

@@ -298,12 +298,8 @@ class Verdict(Tabular):
     @property
     def lines(self) -> tuple[tuple[str, str], ...]:
         """The four lines with their names."""
-        return (
-            ("Recommendation", self.recommendation),
-            ("Saves", self.saves),
-            ("Costs", self.costs),
-            ("Confidence", self.confidence),
-        )
+        names = ("recommendation", "saves", "costs", "confidence")
+        return tuple((name.capitalize(), getattr(self, name)) for name in names)
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<{ANSWER}}{text}" for name, text in self.lines)

@@ -90,10 +90,6 @@ class Sums:
         incomplete = (self._used & ~known).any(axis=1) if strict else np.zeros(len(top), dtype=np.bool_)
         return divide(top, bottom, (bottom > 0) & ~incomplete)
 
-    def relative_variance(self) -> NDArray[np.float64]:
-        """(C,) sum of squared errors over sum of energies."""
-        return self.relative(self._table.squared_error, self._table.energy)
-
     def relative(self, error: NDArray[np.float64], energy: NDArray[np.float64]) -> NDArray[np.float64]:
         """(C,) sum of errors (C, K) over sum of energies, where the cells in use have both."""
         used = self._used & np.isfinite(error) & np.isfinite(energy)
@@ -260,8 +256,19 @@ def read_cells(result: SweepResult) -> CellTable:
     whole_model[config[tensor >= 0]] = False
 
     keys, cell = np.unique((tensor + 1) * max(len(steps), 1) + step, return_inverse=True)
-    shape = (len(specs), len(keys))
-    fill = _Fill(config * len(keys) + cell, np.asarray(result["draw"]) == EXPECTATION, shape)
+    pair, is_expectation = config * len(keys) + cell, np.asarray(result["draw"]) == EXPECTATION
+    rows = [(rows, pair[rows]) for rows in map(np.flatnonzero, (is_expectation, ~is_expectation))]
+
+    def fill(column: NDArray[Any], *, drawn: bool = False) -> NDArray[np.float64]:
+        """(C, K) expectations, or means of draws."""
+        which, at = rows[drawn]
+        values = np.asarray(column, dtype=np.float64)[which]
+        known = np.isfinite(values)
+        at = at[known]
+        size = len(specs) * len(keys)
+        number = np.bincount(at, minlength=size)
+        sums = np.bincount(at, weights=values[known], minlength=size)
+        return divide(sums, number, number > 0).reshape(len(specs), len(keys))
 
     def column(name: str, *, expected: bool = True) -> NDArray[np.float64]:
         """The closed form if there is one, else the mean over draws; or the other way round."""
@@ -338,27 +345,6 @@ def _of_cells(
             if k is not None and (tensor in row or tensor == WHOLE_MODEL):
                 out[k] = found[name]
     return out
-
-
-class _Fill:
-    """Spread columns of rows over the (configurations, cells) matrix."""
-
-    def __init__(self, pair: NDArray[np.int64], is_expectation: NDArray[np.bool_], shape: tuple[int, int]) -> None:
-        self._shape = shape
-        self._rows = [(rows, pair[rows]) for rows in map(np.flatnonzero, (is_expectation, ~is_expectation))]
-
-    def __call__(self, column: NDArray[Any], *, drawn: bool = False) -> NDArray[np.float64]:
-        """Expectations, or means of draws."""
-        rows, pair = self._rows[drawn]
-        values = np.asarray(column, dtype=np.float64)[rows]
-        known = np.isfinite(values)
-        if not known.all():
-            values, pair = values[known], pair[known]
-        size = self._shape[0] * self._shape[1]
-        number = np.bincount(pair, minlength=size)
-        mean = np.full(size, np.nan)
-        np.divide(np.bincount(pair, weights=values, minlength=size), number, out=mean, where=number > 0)
-        return mean.reshape(self._shape)
 
 
 def _codes(column: NDArray[Any]) -> tuple[list[str], NDArray[np.int64]]:

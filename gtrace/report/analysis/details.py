@@ -157,11 +157,6 @@ def levels_on(fit: TensorFit, density: Density, specs: Collection[str], n: int) 
     return [own for own in fit.levels if own.law == density.law and len(own.levels) == n and own.spec in specs]
 
 
-def tensors_with_convergence(fits: Sequence[TensorFit]) -> list[TensorFit]:
-    """The tensors of which the way to the levels is known, the largest first."""
-    return [fit for fit in fits if fit.convergence is not None]
-
-
 RotationVerdict = Literal["rotate", "leave", "same"]
 #: the codec that is compared if none of a sweep rotates
 _KNOWN = "eden"

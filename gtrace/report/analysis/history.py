@@ -134,12 +134,6 @@ class StreamHistory:
         losses[end:] = np.inf
         return cls(key, numbers["step"], losses, numbers["time"])
 
-    @property
-    def of_what(self) -> str:
-        """Words for what its gradients are of."""
-        what = KINDS.get(self.key.kind, "second moments")
-        return f"{what}, optimizer {self.key.optimizer}, rank {self.key.rank}"
-
     @cached_property
     def finite(self) -> list[tuple[int, float]]:
         """The steps with a finite loss, and that loss."""
@@ -376,7 +370,9 @@ def _steps(run: RunHistory, encoding: str, *, full: bool) -> list[tuple[str, str
     for stream in run.streams if full else [one for one in run.streams if one.key.rank == run.streams[0].key.rank]:
         text = f"{stream.steps[0]:,} to {stream.steps[-1]:,}" if stream.steps.size else "none"
         if full and len(run.streams) > 1:
-            text = f"{stream.steps.size:,}, {text} ({stream.of_what})"
+            rank, kind, optimizer = stream.key
+            what = f"{KINDS.get(kind, 'second moments')}, optimizer {optimizer}, rank {rank}"
+            text = f"{stream.steps.size:,}, {text} ({what})"
         found.append(("steps", text))
         if losses := [number(loss) for _, loss in stream.finite]:
             end = ", then not finite" if stream.broken is not None else ""

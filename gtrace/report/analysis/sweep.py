@@ -94,7 +94,7 @@ def analyze(
         ranked_weights = _weights(compared, ranked_used)
     ranked_sums = Sums(compared, ranked_used, ranked_weights)
     parts = {
-        "error": ranked_sums.relative_variance(),
+        "error": ranked_sums.relative(compared.squared_error, compared.energy),
         "error_bias": ranked_sums.relative(split.bias, split.energy),
         "bias": sums.relative(steps.bias, steps.energy),
         "variance": sums.relative(steps.variance, steps.energy),
@@ -265,7 +265,7 @@ def _configurations(
     parts: Mapping[str, NDArray[Any]],
 ) -> tuple[NDArray[np.int64], Labels, tuple[Configuration, ...]]:
     labels = label(table.specs, table.methods, table.parameters)
-    variance = sums.relative_variance()
+    variance = sums.relative(table.squared_error, table.energy)
     bits = sums.ratio(table.bits, table.n, strict=True)
     numbers = {name: _summed(name, measure, table, sums) for name, measure in SUMMED.items()}
     optimal = numbers["optimal_variance"]

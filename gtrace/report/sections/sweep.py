@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.report import figures
-from gtrace.report.analysis.details import MOST_TENSORS, common_count, tensors_with_convergence, tensors_with_levels
+from gtrace.report.analysis.details import MOST_TENSORS, common_count, tensors_with_levels
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
 from gtrace.report.analysis.results import MOST_NAMED, averaged_over
 from gtrace.report.names import count
@@ -249,7 +249,7 @@ def _fit_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
             folded=True,
             place="details",
         )
-    descents = tensors_with_convergence(analysis.fits)[:MOST_TENSORS]
+    descents = [fit for fit in analysis.fits if fit.convergence is not None][:MOST_TENSORS]
     if descents:
         yield charts.charted(
             "convergence",

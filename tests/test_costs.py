@@ -211,6 +211,7 @@ def cluster_with(**given):
         (lambda: cluster_with(step_time=math.inf), "step time"),
         (lambda: cluster_with(backward_time=0.2), "backward: 0.2 s is more than the step's computing"),
         (lambda: cluster_with(bucket_mb=0.0), "bucket: 0 MiB"),
+        (lambda: cluster_with(codec_rate=0.0), "codec: 0 values/s"),
         (lambda: parse_values("4G", "codec"), "codec"),
         (lambda: parse_values("0Mvalues/s", "codec"), "codec"),
         (lambda: parse_values("values/s", "codec"), "codec"),

@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 from helpers_report import EVIL, LAYERS, contrast, result_of, row, rows_of
 
-from gtrace.report.html import flatten, to_html
+from gtrace.report.html import _cards, flatten, to_html
 from gtrace.report.inputs import make_report
+from gtrace.report.section import Verdict
 from gtrace.report.sections.charts import FRONT
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
@@ -147,6 +148,13 @@ def test_the_answer_comes_first(parsed):
         *("fc1: 2 NaN", "gtrace sweep digits_cnn.zarr", "How to read this page"),
     ):
         place = parsed.text.index(words, place)
+
+
+def test_a_card_has_what_is_before_the_first_mark_as_its_headline():
+    words = "don't compress: no", "3x fewer (on 8 ranks)", "5% of gradient energy", "2 steps, 1 tensor"
+    assert [card[1:] for card in _cards(Verdict("not measured", *words))] == [
+        ("Don't compress", "no"), ("3x fewer", "(on 8 ranks)"), ("5%", "of gradient energy"), ("2 steps", "1 tensor"),
+    ]  # fmt: skip
 
 
 def test_figures_hold_the_numbers_of_the_report(report, page):

@@ -90,7 +90,9 @@ def test_every_form_of_a_report_has_the_groups(sweep):
     lines = list(csv.DictReader(io.StringIO(to_csv(report))))
     assert len(lines) == 2 * len(SPECS)
     assert {(line["group"], line["group_tensors"]) for line in lines} == {("conv", "3"), (OTHERS, "2")}
-    assert [g["group"] for g in to_json(report)["groups"][0]] == ["conv", OTHERS]
+    found = to_json(report)["groups"][0]
+    assert [g["group"] for g in found] == ["conv", OTHERS]
+    assert [g["energy_share"] for g in found] == [g.energy_share for g in report.groups[0]]
     records = [json.loads(line) for line in to_json_lines(report).splitlines()]
     assert sum(record["record"] == "group" for record in records) == 2 * len(SPECS)
     for text in (to_html(report), to_markdown(report), to_latex(report)):

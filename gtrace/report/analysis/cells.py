@@ -265,10 +265,10 @@ def read_cells(result: SweepResult) -> CellTable:
         values = np.asarray(column, dtype=np.float64)[which]
         known = np.isfinite(values)
         at = at[known]
-        size = len(specs) * len(keys)
-        number = np.bincount(at, minlength=size)
-        sums = np.bincount(at, weights=values[known], minlength=size)
-        return divide(sums, number, number > 0).reshape(len(specs), len(keys))
+        mean = np.full(len(specs) * len(keys), np.nan)
+        number = np.bincount(at, minlength=len(mean))
+        np.divide(np.bincount(at, weights=values[known], minlength=len(mean)), number, out=mean, where=number > 0)
+        return mean.reshape(len(specs), len(keys))
 
     def column(name: str, *, expected: bool = True) -> NDArray[np.float64]:
         """The closed form if there is one, else the mean over draws; or the other way round."""

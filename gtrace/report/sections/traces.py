@@ -132,12 +132,12 @@ def law_table(section: LawSection) -> Table:
 
 def format_table(section: LawSection) -> Table:
     """One line per layer: the best float format of each number of bits."""
-    bits = [found.bits for found in section.formats[0].formats] if section.formats else []
+    bits = [found.bits for found in section.formats[0].formats]
     columns = (
         Column("layer", "tensor", numeric=False),
         Column("sigma log2", "mean over steps", rank=1),
         *(Column(f"FP{b}", f"format 1-E-M of {b} bits with the least expected relative error") for b in bits),
-        Column("scale drift", f"scale exponents over the steps at {bits[-1] if bits else 8} bits", rank=2),
+        Column("scale drift", f"scale exponents over the steps at {bits[-1]} bits", rank=2),
     )
     rows = []
     flushed = False
@@ -168,34 +168,27 @@ def format_table(section: LawSection) -> Table:
 
 def sparsity_table(section: LawSection) -> Table:
     """One line per threshold rule: how far the sparsity is from what was asked for."""
+    draw = "one draw, mean over gradients, and its standard error"
     columns = (
         Column("threshold rule", numeric=False),
         Column("mean off", "mean |expected - required| over gradients and sparsities"),
         Column("worst off", "largest |expected - required|"),
         Column("worst layer", numeric=False, rank=1),
-        *(
-            Column(f"realized at {asked:g}", "one draw, mean over gradients, and its standard error", rank=2)
-            for asked in ASKED
-        ),
+        *(Column(f"realized at {asked:g}", draw, rank=2) for asked in ASKED),
     )
     rows = []
-    if section.cells:
-        off = {rule: section.deviations(rule) for rule in RULES}
-        best = min(RULES, key=lambda rule: float(off[rule].mean()))
-        for place, rule in enumerate(RULES):
-            worst = section.cells[int(off[rule].max(axis=1).argmax())]
-            cells = [
-                Cell(rule),
-                Cell(f"{off[rule].mean():.4f}", mark="best" if rule == best else ""),
-                Cell(f"{off[rule].max():.4f}"),
-                Cell(f"{worst.tensor} @ {worst.step}"),
-            ]
-            for k in range(len(ASKED)):
-                value = float(np.mean([cell.realized[place, k] for cell in section.cells]))
-                total = math.sqrt(sum(cell.standard_error[place, k] ** 2 for cell in section.cells))
-                cells.append(Cell(f"{value:.4f}", detail=f"±{total / len(section.cells):.4f}"))
-            rows.append(tuple(cells))
-    zeros = np.mean([cell.zeros for cell in section.cells]) if section.cells else 0.0
+    off = {rule: section.deviations(rule) for rule in RULES}
+    best = min(RULES, key=lambda rule: float(off[rule].mean()))
+    for place, rule in enumerate(RULES):
+        worst = section.cells[int(off[rule].max(axis=1).argmax())]
+        mean = Cell(f"{off[rule].mean():.4f}", mark="best" if rule == best else "")
+        cells = [Cell(rule), mean, Cell(f"{off[rule].max():.4f}"), Cell(f"{worst.tensor} @ {worst.step}")]
+        for k in range(len(ASKED)):
+            value = float(np.mean([cell.realized[place, k] for cell in section.cells]))
+            total = math.sqrt(sum(cell.standard_error[place, k] ** 2 for cell in section.cells))
+            cells.append(Cell(f"{value:.4f}", detail=f"±{total / len(section.cells):.4f}"))
+        rows.append(tuple(cells))
+    zeros = np.mean([cell.zeros for cell in section.cells])
     steps = sorted({cell.step for cell in section.cells})
     notes = (
         f"Stochastic pruning of {len(section.cells)} gradients, at steps {listed(map(str, steps))}.",

@@ -147,14 +147,18 @@ def common_count(fits: Sequence[TensorFit]) -> int:
 def tensors_with_levels(fits: Sequence[TensorFit], specs: Collection[str]) -> list[TensorFit]:
     """The tensors of which levels of any of these configurations can be drawn, the largest first."""
     n = common_count(fits)
-    return [fit for fit in fits if any(levels_on(fit, density, specs, n) for density in fit.densities)]
+    return [fit for fit in fits if levels_on(fit, specs, n)]
 
 
-def levels_on(fit: TensorFit, density: Density, specs: Collection[str], n: int) -> list[LevelSet]:
-    """The ``n`` levels of each of these configurations that belong to a density; none for one that holds nothing."""
-    if density.share.sum() <= 0:
-        return []
-    return [own for own in fit.levels if own.law == density.law and len(own.levels) == n and own.spec in specs]
+def levels_on(fit: TensorFit, specs: Collection[str], n: int) -> list[tuple[Density, list[LevelSet]]]:
+    """Each density that holds anything, with the ``n`` levels on it of these configurations, in their order."""
+    sets = {own.spec: own for own in fit.levels if len(own.levels) == n}
+    found = []
+    for density in fit.densities:
+        here = [sets[spec] for spec in specs if spec in sets and sets[spec].law == density.law]
+        if here and density.share.sum() > 0:
+            found.append((density, here))
+    return found
 
 
 RotationVerdict = Literal["rotate", "leave", "same"]

@@ -154,10 +154,8 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
                 raise TraceError(f"{name}: a {record['type']} record names no run; the run log is damaged")
             seed = int(_number(record, "seed", name, missing=0.0))
             grouped.setdefault((str(record["run"]), seed), []).append(record)
-    runs = sorted(
-        (_run(spec, seed, found, workers, world, name) for (spec, seed), found in grouped.items()),
-        key=lambda run: run.spec != BASELINE,
-    )
+    runs = [_run(spec, seed, found, workers, world, name) for (spec, seed), found in grouped.items()]
+    runs.sort(key=lambda run: run.spec != BASELINE)
     return RunLogAnalysis(
         name=name,
         task=str(study.get("task") or ""),
@@ -178,10 +176,9 @@ def _world_size(study: Mapping[str, Any]) -> int:
 
 
 def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, world: int, name: str) -> LoggedRun:
-    steps = sorted((r for r in records if r["type"] == "step"), key=lambda r: _number(r, "step", name))
-    evals = sorted((r for r in records if r["type"] == "eval"), key=lambda r: _number(r, "step", name))
-    end = next((r for r in records if r["type"] == "end"), None)
-
+    of = {kind: [r for r in records if r["type"] == kind] for kind in ("step", "eval", "end", "measure", "shadow")}
+    steps, evals = (sorted(of[kind], key=lambda r: _number(r, "step", name)) for kind in ("step", "eval"))
+    end = of["end"][0] if of["end"] else None
     column = partial(_column, name)
     at = column(steps, "step")
     eval_at = column(evals, "step")
@@ -215,8 +212,8 @@ def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, w
         diverged=bool(end is not None and end.get("diverged")),
         ratio=ratio,
         codec_bits=column(steps, "codec_bits"),
-        equivalent_batch=column([r for r in records if r["type"] == "measure"], "equivalent_batch"),
-        shadow=_shadow([r for r in records if r["type"] == "shadow"], name),
+        equivalent_batch=column(of["measure"], "equivalent_batch"),
+        shadow=_shadow(of["shadow"], name),
         ranks=_ranks(steps, world, name) if world else None,
     )
 

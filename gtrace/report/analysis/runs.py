@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -234,11 +234,8 @@ Metric = Literal["test accuracy", "test loss", "training loss"]
 #: Spec of the uncompressed run.
 BASELINE = "none"
 
-_VALUES: dict[Metric, str] = {
-    "test accuracy": "final_accuracy",
-    "test loss": "final_eval_loss",
-    "training loss": "final_loss",
-}
+_FIELDS = ("final_accuracy", "final_eval_loss", "final_loss")
+_VALUES: dict[Metric, str] = dict(zip(get_args(Metric), _FIELDS, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

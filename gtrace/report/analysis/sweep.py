@@ -197,14 +197,13 @@ def _step_table(
 ) -> StepTable:
     tensors, steps = len(table.tensors), len(table.steps)
     # Sums are weighted by the part of training that a step represents, which these are to be without.
-    whole = [
-        divide(sums.totals(v, table.step, steps), weights, weights > 0) for v in (table.squared_error, table.energy)
-    ]
+    totals = (sums.totals(values, table.step, steps) for values in (table.squared_error, table.energy))
+    whole_error, whole_energy = (divide(total, weights, weights > 0)[order] for total in totals)
     return StepTable(
         steps=table.steps,
         weights=weights,
-        whole_error=whole[0][order],
-        whole_energy=whole[1][order],
+        whole_error=whole_error,
+        whole_energy=whole_energy,
         error=sums.by_cell(table.squared_error, tensors, steps)[order],
         energy=sums.by_cell(table.energy, tensors, steps)[order],
         bits=np.array([c.bits for c in configurations]),
@@ -238,22 +237,13 @@ def _phases(
     """The thirds of training, each summed up like the whole: bits of all cells, errors of those that are ranked by."""
     found = []
     for name, mask in thirds(table.steps):
-        inside = table.steps[mask]
+        inside = table.steps[mask].tolist()
         # One group, the steps of this third.
         group = np.where(mask[table.step], 0, -1)
         variance = ranked_sums.relative_variance_by(group, 1)[order, 0]
         bits = sums.bits_by(group, 1)[order, 0]
-        found.append(
-            Phase(
-                name=name,
-                first=int(inside[0]),
-                last=int(inside[-1]),
-                steps=len(inside),
-                relative_variance=variance,
-                bits=bits,
-                at=errors_at(families, bits, variance, targets),
-            )
-        )
+        at = errors_at(families, bits, variance, targets)
+        found.append(Phase(name, inside[0], inside[-1], len(inside), variance, bits, at))
     return tuple(found)
 
 
@@ -376,13 +366,9 @@ def _coder_leaders(
         curves = curves_of(families, bits, errors)
         own = (_leader(curves, families, rate) for rate in choose_targets(curves))
         same = _leader(curves, families, targets[k])
-        best = same or max(
-            (leader for leader in own if leader),
-            key=lambda leader: (leader.among, -abs(leader.target - PREFERRED_BITS)),
-            default=None,
-        )
-        if best is not None:
-            found[coder] = best
+        known = [same] if same else [leader for leader in own if leader]
+        if known:
+            found[coder] = max(known, key=lambda leader: (leader.among, -abs(leader.target - PREFERRED_BITS)))
     return found
 
 

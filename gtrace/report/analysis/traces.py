@@ -28,7 +28,6 @@ from gtrace.trace import open_trace
 from gtrace.trace.choose import choose_infos, choose_steps, steps_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -214,11 +213,6 @@ def mean_over_layers(section: LawSection) -> tuple[NDArray[np.int64], NDArray[np
             at.setdefault(int(layer.steps[place]), []).append(distances[place])
     steps = np.array(sorted(at), np.int64)
     return steps, np.array([np.mean(at[step], axis=0) for step in steps.tolist()]).reshape(len(steps), len(LAWS))
-
-
-def judged_layers(layers: Sequence[LayerLaws]) -> list[LayerLaws]:
-    """Layers with enough elements at any step, the most elements first."""
-    return sorted((layer for layer in layers if layer.judged.any()), key=lambda layer: -int(layer.counts.max()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from scipy.special import ndtri
 from gtrace.fitting.floats import candidates, placed_error
 from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
-from gtrace.report.analysis.traces import SCALE, LawSection, Picture, judged_layers, mean_over_layers
+from gtrace.report.analysis.traces import SCALE, LawSection, Picture, mean_over_layers
 from gtrace.report.figures.charts import Label, label_curves, make_room
 from gtrace.report.figures.style import FRONT, INK, MUTED, PAPER, Look, hue, log_ticks, new_figure, note, styled
 from gtrace.report.figures.sweep import step_axis
@@ -152,7 +152,9 @@ def spread_over_steps(section: LawSection) -> Figure:
     """Fitted mu and sigma of log2 |g| of each layer against training steps."""
     figure = new_figure(9.2, 4.4)
     location, spread = figure.subplots(1, 2)
-    layers = judged_layers(section.layers)
+    # Those with enough elements at any step, the most elements first.
+    layers = [layer for layer in section.layers if layer.judged.any()]
+    layers.sort(key=lambda layer: -int(layer.counts.max()))
     names = shorten_all([literal(layer.info.name) for layer in layers], _NAME)
     for axes, what, title in (
         (location, "mu_log2", "mu: mean of log2 |g| (octaves)"),

@@ -338,18 +338,14 @@ def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> F
 
 def _panels(analysis: SweepAnalysis, fits: Sequence[TensorFit], n: int) -> list[_Panel]:
     looks = looks_of({family.label: family.method for family in analysis.families})
-    place = {c.spec: k for k, c in enumerate(analysis.configurations)}
+    families = {c.spec: c.family for c in analysis.configurations}
+    names = {label: shorten(literal(label), _METHOD) for label in looks}
     panels = []
     for fit in fits:
-        for density in fit.densities:
-            sets = sorted(levels_on(fit, density, place, n), key=lambda own: place[own.spec])
-            rows = []
-            for own in sets:
-                family = analysis.configurations[place[own.spec]].family
-                rows.append(_Row(shorten(literal(family), _METHOD), looks[family], own.levels))
-            if rows:
-                tensor = "whole model" if fit.tensor == WHOLE_MODEL else shorten(literal(fit.tensor), _TENSOR)
-                panels.append(_Panel(tensor, density, rows))
+        tensor = "whole model" if fit.tensor == WHOLE_MODEL else shorten(literal(fit.tensor), _TENSOR)
+        for density, sets in levels_on(fit, families, n):
+            rows = [_Row(names[families[own.spec]], looks[families[own.spec]], own.levels) for own in sets]
+            panels.append(_Panel(tensor, density, rows))
     return panels
 
 

@@ -155,14 +155,11 @@ def convergence(fits: Sequence[TensorFit]) -> Chart:
 
 def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> Chart:
     """Densities of the magnitudes, and below each the levels of every configuration with the commonest number."""
-    place = {c.spec: k for k, c in enumerate(analysis.configurations)}
+    families = {c.spec: c.family for c in analysis.configurations}
     n = common_count(analysis.fits)
     panels = []
     for fit in fits:
-        for density in fit.densities:
-            sets = sorted(levels_on(fit, density, place, n), key=lambda own: place[own.spec])
-            if not sets:
-                continue
+        for density, sets in levels_on(fit, families, n):
             least = min(float(own.levels[own.levels > 0].min()) for own in sets)
             there = np.flatnonzero(density.edges[:-1] >= least * _BELOW_LEVELS)
             middle = np.sqrt(density.edges[there] * density.edges[there + 1])
@@ -173,7 +170,7 @@ def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> C
                 *_curve("squared norm", middle, density.energy[there] / octaves, form="plain"),
             ]
             panels.append(Panel(tuple(shown), f"{_tensor(fit)}: {law}", "r", "share per octave", log_x=True))
-            rows = [analysis.configurations[place[own.spec]].family for own in sets]
+            rows = [families[own.spec] for own in sets]
             curves: list[Curve] = []
             for row, (name, own) in enumerate(zip(rows, sets, strict=True)):
                 x = own.levels[own.levels > 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -502,7 +502,19 @@ def _numbers(log: RunLogAnalysis) -> Numbers:
     records = [{"record": "run", **common, **run_row(run)} for run in log.runs]
     records += [{"record": "seeds", **common, **flat(group)} for group in log.groups]
     rows = [{"results": log.name, **run_row(run)} for run in log.runs]
-    return Numbers({"runs": _run_log_json(log)}, tuple(records), {"runs": rows})
+    json = {
+        "name": log.name,
+        "verdict": runs_verdict(log),
+        "task": log.task,
+        "workers": log.workers,
+        "averaged": log.averaged,
+        "runs": [{**run_row(run), **dataclasses.asdict(run)} for run in log.runs],
+        "notes": list(log.notes),
+        "warnings": list(log.warnings),
+        "study": log.study,
+        "seeds": [flat(group) for group in log.groups],
+    }
+    return Numbers({"runs": json}, tuple(records), {"runs": rows})
 
 
 def _pooled_numbers(pool: RunPool) -> Numbers:
@@ -530,19 +542,4 @@ def run_row(run: LoggedRun) -> Record:
         "diverged": run.diverged,
         "simulated_seconds": float(run.sim_seconds[-1]) if len(run.sim_seconds) else math.nan,
         **{f"rank_{name}": getattr(run.ranks, name, math.nan) for name in RANK_FIELDS},
-    }
-
-
-def _run_log_json(analysis: RunLogAnalysis) -> dict[str, Any]:
-    return {
-        "name": analysis.name,
-        "verdict": runs_verdict(analysis),
-        "task": analysis.task,
-        "workers": analysis.workers,
-        "averaged": analysis.averaged,
-        "runs": [{**run_row(run), **dataclasses.asdict(run)} for run in analysis.runs],
-        "notes": list(analysis.notes),
-        "warnings": list(analysis.warnings),
-        "study": analysis.study,
-        "seeds": [flat(group) for group in analysis.groups],
     }

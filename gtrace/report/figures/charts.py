@@ -92,9 +92,9 @@ def make_room(axes: Axes, labels: Sequence[Label]) -> None:
 
 
 def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> None:
-    """Write each label near its curve's end, or further back along the curve where the end is crowded; make room first.
+    """Write each label near its curve's end, or further back along the curve where the end is crowded.
 
-    Call it last: limits and layout must be final, since overlaps are judged in pixels.
+    Call it last: limits and layout must be final, since overlaps are judged in pixels; ``room`` widens the axes first.
     """
     if not labels:
         return

@@ -31,7 +31,7 @@ from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import FIGURES
 from gtrace.report.figures import sweep as figures
 from gtrace.report.figures.charts import draw_chart
-from gtrace.report.figures.style import _METHODS, DARK, look, render
+from gtrace.report.figures.style import _METHODS, DARK, look, looks_of, render, series
 from gtrace.report.names import shorten_all
 from gtrace.report.section import Chart, Curve, Panel
 from gtrace.report.sections import charts
@@ -220,6 +220,8 @@ def test_methods_look_different_always_the_same_and_legible():
         )
     assert look("qsgd").line != look("qsgdinf").line
     assert look("someone's own codec") == look("someone's own codec")
+    together = looks_of({"a": "alq", "a tensor": "", "b": "alq"})
+    assert list(together.values()) == [look("alq"), series(3)[0], look("alq", 1)]
     # Policies of one codec differ in colour and keep its marker.
     policies = [look(name) for name in ("minmax", "minmax@adaptive", "minmax@mqgrad", "minmax@schedule")]
     assert (len({one.line for one in policies}), len({one.marker for one in policies})) == (4, 1)

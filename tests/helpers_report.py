@@ -186,3 +186,15 @@ def write_runs(path, runs=RUNS, steps=120, workers=4, seeds=(0,), end=True):
                 log.write("end", run=run, seed=seed, steps=steps, **ends)
     log.close()
     return path
+
+
+def contrast(one, other):
+    """The ratio of WCAG 2.2, from 1 to 21, of two colours such as ``#0072b2``."""
+
+    def luminance(colour):
+        parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)

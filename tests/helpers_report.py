@@ -1,5 +1,6 @@
 """Results made up for the tests of reports: plausible in size and shape, exact in nothing."""
 
+import itertools
 import json
 import math
 
@@ -186,6 +187,40 @@ def write_runs(path, runs=RUNS, steps=120, workers=4, seeds=(0,), end=True):
                 log.write("end", run=run, seed=seed, steps=steps, **ends)
     log.close()
     return path
+
+
+def _with_memory():
+    for step, draw, ratio in itertools.product(range(5), range(2), (0.01, 0.1)):
+        about = {"codec": f"ef:topk:ratio={ratio}", "params": json.dumps({"ratio": ratio}), "bits": None}
+        yield row("w", step, "ef:topk", draw=draw, squared_error=0.5, bits_total=40 * ratio) | about
+
+
+def _names_that_act():
+    for name, step, method, bits in itertools.product(EVIL[:-1], (0, 1), ("qsgd", "alq"), (2, 4)):
+        yield row(name, step, method, bits, squared_error=1 / bits, bits_total=bits)
+
+
+#: Rows that every form and every figure must survive.
+ODD_SWEEPS = {
+    "no rows": list,
+    "nothing but NaN": lambda: [row("w", s, squared_error=None) for s in (0, 1)],
+    "one tensor is NaN": lambda: [
+        r | ({"squared_error": None} if r["tensor"] == "fc1.weight" else {}) for r in rows_of(bits=[2, 3])
+    ],
+    "one configuration": lambda: rows_of(methods=("terngrad",), layers=("w",), steps=(7,)),
+    "bursts": lambda: rows_of(steps=(0, 1, 2, 3, 4, 5000), bits=[2, 3], layers=("w",)),
+    "expectations alone": lambda: rows_of(draws=0),
+    "draws alone": lambda: [r for r in rows_of() if r["draw"] >= 0],
+    "no error at all": lambda: [row("w", s, method="none", squared_error=0.0, bits_total=32.0) for s in range(20)],
+    "no bits": lambda: [row(squared_error=1.0)],
+    "gradients of zero": lambda: [row("w", s, squared_error=0.0) | {"energy": 0.0} for s in (0, 1)],
+    "codecs with memory alone": _with_memory,
+    "fitted codecs": fitted_rows,
+    "whole model alone": lambda: [row("*", s, squared_error=0.5, bits_total=2.0) for s in range(15)],
+    "one tensor has holes": lambda: [r for r in rows_of() if r["tensor"] != "fc1.bias" or r["step"] > 20],
+    "200 layers": lambda: rows_of(layers=[f"layer{k}" for k in range(200)], steps=(0,), bits=[3], draws=0),
+    "names that act": _names_that_act,
+}
 
 
 def contrast(one, other):

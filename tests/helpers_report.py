@@ -95,12 +95,12 @@ FITTED = {
 }
 
 
-def fitted_rows(bits=(3, 4), layers=("w", "v"), steps=(0, 10)):
+def fitted_rows(layers=("w", "v"), steps=(0, 10)):
     """Rows of a made-up sweep of fitted codecs: the optimum is 1 / 8^(bits - 2) of the energy everywhere."""
     for n, layer in enumerate(layers, 1):
         for step in steps:
             for form, (method, _, times) in FITTED.items():
-                for b in [0] if method == "terngrad" else bits:
+                for b in [0] if method == "terngrad" else (3, 4):
                     law = "truncnorm" if "truncnorm" in form else "empirical"
                     best, energy = 8.0 ** (2 - b), float(n)
                     found = row(layer, step, method, b, n=1000 * n, energy=energy, squared_error=times * best * energy)
@@ -111,7 +111,7 @@ def fitted_rows(bits=(3, 4), layers=("w", "v"), steps=(0, 10)):
                     yield found | {"model_variance": model, "fitted_on": "previous" if step else "itself"}
 
 
-def fit_details(bits=(3, 4), layers=("w", "v"), step=10):
+def fit_details(layers=("w", "v"), step=10):
     """The details that belong to :func:`fitted_rows`."""
     edges = 2.0 ** (np.arange(-120, 1) / 4)
     middle = np.sqrt(edges[1:] * edges[:-1])
@@ -123,7 +123,7 @@ def fit_details(bits=(3, 4), layers=("w", "v"), step=10):
             shares = {"share": (0.7 * share / share.sum()).tolist(), "energy": (energy / energy.sum()).tolist()}
             found[layer, step, f"density {law}"] = {"edges": edges.tolist(), **shares, "zeros": 0.25, "below": 0.05}
         for form, (method, law, _) in FITTED.items():
-            for b in [2] if method == "terngrad" else bits:
+            for b in [2] if method == "terngrad" else (3, 4):
                 levels = [0.0, *(0.6 ** np.arange(2 ** (b - 1) - 1)[::-1]).tolist()]
                 found[layer, step, f"levels {form.format(b)}"] = {"levels": levels, "zero": True, "law": law}
         found[layer, step, "convergence"] = {
@@ -150,11 +150,11 @@ PROVENANCE = {
 }
 
 
-def write_sweep(path, rows=None, warnings=(), provenance=None):
+def write_sweep(path, rows, warnings=(), provenance=None):
     """A result store on disk, filled and closed."""
     said = PROVENANCE if provenance is None else provenance
     store = ResultStore.create(path, said, "fingerprint", force=True)
-    store.add(list(rows_of() if rows is None else rows), warnings=warnings)
+    store.add(list(rows), warnings=warnings)
     store.close()
     return path
 
@@ -196,6 +196,7 @@ def _with_memory():
 
 
 def _names_that_act():
+    # The last one needs a font that matplotlib does not bring, and it says so.
     for name, step, method, bits in itertools.product(EVIL[:-1], (0, 1), ("qsgd", "alq"), (2, 4)):
         yield row(name, step, method, bits, squared_error=1 / bits, bits_total=bits)
 

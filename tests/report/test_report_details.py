@@ -16,7 +16,6 @@ from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import sweep as levels
 from gtrace.report.figures.style import render
 from gtrace.report.inputs import make_report
-from gtrace.report.sections import charts
 from gtrace.report.sections.checks import rotation_sentences
 from gtrace.report.sections.sweep import sweep_figures
 from gtrace.report.sections.sweep_tables import configuration_table
@@ -87,14 +86,6 @@ def test_the_largest_tensor_comes_first_the_whole_model_last_at_the_same_number_
     both = {**fit_details(step=0), **fit_details(step=10)}
     assert {fit.step for fit in analyzed(*fitted_rows(), details=both).fits} == {10}
     assert common_count(sweep.fits) == 8
-
-
-def test_the_page_draws_the_levels_below_their_density(sweep):
-    density, below, *_ = charts.levels_over_density(sweep, sweep.fits[:1]).panels
-    assert [curve.label for curve in density.curves] == ["values", "squared norm"]
-    assert below.rows == tuple(curve.label for curve in below.curves)
-    for place, curve in enumerate(below.curves):
-        assert (set(curve.y), curve.x[-1]) == ({place}, 1.0)
 
 
 def test_details_come_back_from_a_store_and_have_their_figures(tmp_path):

@@ -6,7 +6,6 @@ import pytest
 from helpers_laws import write_laws
 from helpers_report import (
     EVIL,
-    METHODS,
     ODD_SWEEPS,
     contrast,
     fit_details,
@@ -22,7 +21,6 @@ from matplotlib.text import Text
 
 from gtrace.errors import UsageError
 from gtrace.report import draw, figure_names, load_report, make_report
-from gtrace.report.analysis.results import MOST_NAMED
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.report.analysis.runs import running_mean
 from gtrace.report.analysis.sweep import analyze
@@ -38,21 +36,6 @@ from gtrace.runlog import read_runlog
 
 def analyzed(*rows, **given):
     return analyze(result_of(rows_of(**given) if given else rows))
-
-
-def curves(axes):
-    return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
-
-
-def test_rate_distortion_has_every_point_and_the_front(sweep):
-    axes = figures.rate_distortion(sweep).axes[0]
-    lines = curves(axes)
-    assert set(METHODS) < set(lines)
-    assert sum(len(lines[m].get_xdata()) for m in METHODS) == len(sweep.configurations)
-    for c in sweep.configurations:
-        assert [c.bits, c.relative_variance] in lines[c.family].get_xydata().tolist()
-    front = sorted((c.bits, c.relative_variance) for c in sweep.configurations if c.pareto)
-    assert lines["pareto"].get_xydata().tolist() == [list(point) for point in front]
 
 
 def test_long_curves_are_thinned_and_keep_both_ends(tmp_path):
@@ -131,9 +114,6 @@ def test_methods_look_different_always_the_same_and_legible():
         assert contrast(DARK[x.line], DARK["#ffffff"]) >= 3.0
 
 
-# Steps, bits over training, many layers
-
-
 def test_running_means_middles_and_bits_over_steps_by_hand():
     assert running_mean(np.array([1.0, 3.0, 5.0, 7.0]), 2).tolist() == [1.0, 2.0, 4.0, 6.0]
     # Two steps have no middle.
@@ -148,27 +128,6 @@ def test_running_means_middles_and_bits_over_steps_by_hand():
         )
     )
     np.testing.assert_allclose(found.bits_per_step, [[1.5, np.nan]])
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        ([f"w{k}" for k in range(5)], [(k, f"w{k}") for k in range(5)]),
-        (
-            [f"layers.{k}.{part}" for k in range(40) for part in ("attention.0.weight", "attention.1.weight", "norm")],
-            [(3 * k + 1, f"layers.{k}") for k in range(40)],
-        ),
-        ([f"w{k}" for k in range(200)], [(k, f"w{k}") for k in range(0, 200, 4)]),
-        ([f"a.{'x' * k}" for k in range(1, 71)], None),
-    ],
-)
-def test_rows_of_a_heat_map_are_named_one_by_one_by_block_or_every_few(names, expected):
-    found = figures.row_names(names)
-    assert len(found) <= MOST_NAMED
-    assert expected is None or found == expected
-
-
-# Charts: bars and points by category, marks, ticks
 
 
 def test_a_mark_is_a_named_vertical_line_and_bars_and_points_stand_at_their_category():
@@ -214,7 +173,6 @@ def test_names_that_say_nothing_or_not_which_are_refused(report, tmp_path):
     assert {"a_b-layers", "c-layers"} <= set(figure_names(two))
     assert isinstance(draw(two, "c-layers"), Figure)
     for source, name, said in (
-        (report, "rate-distorsion", "'rate-distorsion': no such figure; did you mean rate-distortion"),
         (report, "neural-gradients", "'neural-gradients': these results have nothing for it; they have rate-"),
         (two, "layers", "choose a_b-layers, c-layers"),
     ):

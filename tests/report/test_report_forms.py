@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-import sys
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -99,14 +98,6 @@ def test_parquet_holds_what_csv_holds(sweep_report):
     assert table.column("spec").to_pylist() == [c.spec for c in configurations]
     assert table.column("relative_variance").to_pylist() == [c.relative_variance for c in configurations]
     assert table.num_columns == len(to_csv(sweep_report).splitlines()[0].split(","))
-
-
-def test_without_pyarrow_and_pandas_one_line_says_so(monkeypatch, sweep_report):
-    for name in ("pyarrow", "pyarrow.parquet", "pandas"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UsageError, match="needs pyarrow") as error:
-        to_parquet(sweep_report)
-    assert "\n" not in str(error.value)
 
 
 def test_records_hold_ratios_and_no_logarithms():

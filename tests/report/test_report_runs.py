@@ -10,9 +10,8 @@ from scipy import stats
 from gtrace.errors import TraceError
 from gtrace.report import make_report, to_html, to_markdown
 from gtrace.report.analysis.run_logs import analyze_runs
-from gtrace.report.analysis.runs import chosen_bits, common_loss, running_mean, seconds_to_loss
-from gtrace.report.sections.charts import weight_gradient_cosines
-from gtrace.report.sections.training import run_figures, run_table, runs_verdict, shadow_table
+from gtrace.report.analysis.runs import common_loss, running_mean, seconds_to_loss
+from gtrace.report.sections.training import run_table, runs_verdict, shadow_table
 from gtrace.runlog import read_runlog
 
 STUDY = {"type": "study", "version": 1, "task": "t", "workers": 4}
@@ -21,10 +20,6 @@ STUDY = {"type": "study", "version": 1, "task": "t", "workers": 4}
 def step(run, k, loss=1.0, bits=400.0, **more):
     found = {"type": "step", "run": run, "seed": 0, "step": k, "loss": loss, "bits": bits, "bits_float32": 12800.0}
     return found | more
-
-
-def headings(table):
-    return [column.heading for column in table.columns]
 
 
 def texts(table):
@@ -102,8 +97,8 @@ def records(run, losses, bits=None, seconds=2.0, **end):
     yield {"type": "end", "run": run, "seed": 0, "ratio": 32, **end}
 
 
-def analysis(*runs, network="80 Mbit/s, latency 0 us, ps"):
-    head = {"type": "study", "workers": 1, "task": "t", "network": network}
+def analysis(*runs):
+    head = {"type": "study", "workers": 1, "task": "t", "network": "80 Mbit/s, latency 0 us, ps"}
     return analyze_runs([head, *(record for run in runs for record in run)])
 
 
@@ -129,18 +124,10 @@ def test_seconds_to_a_loss_are_those_of_the_running_mean():
     assert math.isnan(seconds_to_loss(run, 0.5))
 
 
-@pytest.mark.parametrize(
-    ("bits", "said"),
-    [(None, ""), ([2] * 40, "2"), ([2] * 15 + [3] * 25, "2, 3 from 15"), ([2, 8] * 20, "2 to 8, mean 5.00, last 8")],
-)
-def test_chosen_bits_in_words(bits, said):
-    assert chosen_bits(analysis(records("minmax@adaptive", FALLING, bits)).runs[0]) == said
-
-
 def test_the_table_shows_bits_and_time_where_there_are_any():
     found = analysis(records("none", FALLING, seconds=9.0), records("minmax@mqgrad", FALLING, [2] * 20 + [3] * 20))
     table = run_table(found)
-    assert headings(table)[-3:] == ["simulated time", "time to loss 1.04", "bits chosen"]
+    assert [column.heading for column in table.columns[-3:]] == ["simulated time", "time to loss 1.04", "bits chosen"]
     assert [line[-3:] for line in texts(table)] == [["360 s", "351 s", ""], ["80.0 s", "78.0 s", "2, 3 from 20"]]
 
 
@@ -192,20 +179,17 @@ RUN = "qsgdinf:bits=3"
 COSINES = {"a.weight": (0.9, 0.7), "a.bias": (None, None), "b<i>.weight": (0.99, 0.97)}
 
 
-def shadow_records(cosines=COSINES):
-    return [
+@pytest.fixture
+def neural(tmp_path):
+    log = read_runlog(write_runs(tmp_path / "a.jsonl", runs=("none", RUN), steps=20, workers=1))
+    shadows = [
         {"type": "shadow", "run": RUN, "seed": 0, "step": 10 * k, "tensor": tensor}
         | {"cosine_alone": None if tensor == "a.bias" else 0.995, "error_alone": 0.1}
         | {"cosine": values[k], "error": 0.5 + k}
         for k in range(2)
-        for tensor, values in cosines.items()
+        for tensor, values in COSINES.items()
     ]
-
-
-@pytest.fixture
-def neural(tmp_path):
-    log = read_runlog(write_runs(tmp_path / "a.jsonl", runs=("none", RUN), steps=20, workers=1))
-    return [log[0] | {"kind": "neural", "shadow": 10}, *log[1:], *shadow_records()]
+    return [log[0] | {"kind": "neural", "shadow": 10}, *log[1:], *shadows]
 
 
 def test_weight_gradients_in_curves_tables_words_and_pages(neural):
@@ -229,17 +213,6 @@ def test_weight_gradients_in_curves_tables_words_and_pages(neural):
     page = to_html(make_report(runs=[neural]))
     assert "Weight gradients under compressed neural gradients" in page
     assert ("b&lt;i&gt;.weight" in page, "b<i>" in page) == (True, False)
-
-
-def test_figures_of_weight_gradients_show_the_worst_of_many():
-    many = {f"layer{k}.weight": (0.5 + 0.02 * k, 0.5 + 0.02 * k) for k in range(20)}
-    found = analyze_runs([{**STUDY, "kind": "neural"}, *shadow_records(many)])
-    curves = weight_gradient_cosines(found.runs[0]).panels[1].curves
-    assert {curve.label for curve in curves} == {f"layer{k}.weight" for k in range(8)}
-    # Nothing but undefined angles can be drawn.
-    found = analyze_runs([{**STUDY, "kind": "neural"}, *shadow_records({"a.bias": (None, None)})])
-    for figure in run_figures(found):
-        figure.draw()
 
 
 # Seeds, and several logs

@@ -119,16 +119,16 @@ def test_predictions_in_words(found, words):
 SGD = {"kind": "SGD", "momentum": 0.9, "nesterov": False, "weight_decay": 0.0}
 
 
-def costs_of(ratios, *, optimizer=SGD, batch=64.0, lr=0.05, elements=8):
+def costs_of(ratios, *, optimizer=SGD, batch=64.0):
     """Costs of codecs whose noise is ``ratios`` times that of a gradient with white noise, in two tensors."""
-    noise = np.random.default_rng(0).standard_normal((64, elements))
+    noise = np.random.default_rng(0).standard_normal((64, 8))
     half = np.repeat(list(ratios.values()), 2).reshape(-1, 2) / 2
     return NoiseCosts(
         codecs=tuple(ratios),
         tensors=("b", "w"),
         noise=noise @ noise.T,
         gram=half[:, :, None, None] * (noise @ noise.T),
-        variance=half * elements,
+        variance=half * 8,
         lost=np.zeros(half.shape),
         signal=np.ones(2),
         growth=np.full(len(ratios), math.nan),
@@ -136,7 +136,7 @@ def costs_of(ratios, *, optimizer=SGD, batch=64.0, lr=0.05, elements=8):
         source="consecutive steps",
         batch=batch,
         optimizer=optimizer,
-        lr=lr,
+        lr=0.05,
         last=399,
     )
 
@@ -248,21 +248,18 @@ def test_the_prediction_is_the_same_in_the_verdict_in_tables_and_in_json(costs):
     assert safety_table(analysis).notes[-1].endswith(f": {command}")
 
 
-def test_lines_of_plain_sgd_and_of_several_workers_are_in_every_figure_of_variance():
-    result = swept({"alq": (0.05, 0.0), "qsgd": (0.5, 0.0)})
-    result.columns["w1_normalized"] = np.full(len(result), 0.1)
-    analysis = analyze(result)
+def test_lines_of_plain_sgd_and_of_several_workers_are_in_figures_of_variance():
+    analysis = analyze(swept({"alq": (0.05, 0.0), "qsgd": (0.5, 0.0)}))
     expected = analysis.safety.noise.estimate
     names = "noise of one worker", "noise of 4 workers"
     wanted = tuple(zip(names, (expected, pytest.approx(expected / 4)), strict=True))
-    assert charts.rate_distortion(analysis).panels[0].lines == charts.wasserstein(analysis).panels[0].marks == wanted
+    assert charts.rate_distortion(analysis).panels[0].lines == wanted
     curves = {curve.label: curve for curve in charts.error_over_steps(analysis).panels[0].curves}
     for name, workers in zip(names, (1, 4), strict=True):
         np.testing.assert_allclose(curves[name].y, analysis.safety.noise_per_step / workers)
-    np.testing.assert_allclose(np.array(charts.layers(analysis).values)[:, -1], analysis.safety.noise_per_tensor)
 
 
-def test_tables_and_json_hold_the_same_and_what_a_codec_saves_stands_beside_its_verdict():
+def test_what_a_codec_saves_is_beside_its_verdict():
     cluster = Cluster(Network.parse("1Gbit/s", "20us"), ranks=8, step_time=0.05)
     result = swept({"alq": (0.25, 0.0), "fp": (0.0, 0.01)})
     alone, report = make_report([result]), make_report([result], asked=Asked(cluster=cluster))
@@ -272,9 +269,6 @@ def test_tables_and_json_hold_the_same_and_what_a_codec_saves_stands_beside_its_
     # What is safe comes first.
     assert (list(rows), rows["fp"][1]) == (["fp", "alq"], "safe")
     assert lines_of(noise_table(analysis))["b"][3] == "0.250"
-    safety = to_json(alone)["sweeps"][0]["safety"]
-    assert safety["judged"]["alq"]["noise_ratio"] == pytest.approx(0.25)
-    assert safety["noise"]["estimate"] == pytest.approx(analysis.safety.noise.estimate)
     assert ["step over bf16" in to_html(one) for one in (alone, report)] == [False, True]
     table = next(t for part in sections(report) for t in part.tables if t.title == "Is it safe?")
     at = [column.heading for column in table.columns].index("step over bf16")

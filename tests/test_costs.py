@@ -155,6 +155,12 @@ def test_above_the_break_even_bandwidth_a_codec_saves_less_than_a_hundredth(code
     assert break_even_bandwidth(SIZES, 4, wide, "two-shot", 16) > 1e9
 
 
+def test_a_step_in_one_number_has_the_bits_of_each_tensor():
+    bits = np.array([2.0, 8, 4, 32, 3, 3, 32, 4])
+    assert step_seconds(SIZES, bits, CLUSTER) == time_step(SIZES, bits, CLUSTER, "two-shot").seconds
+    assert step_seconds([], [], CLUSTER) == CLUSTER.step_time
+
+
 @pytest.mark.parametrize(("text", "bits"), [("1Gbit/s", 1e9), ("10MB/s", 8e7), ("56 kbit/s", 56e3), ("1e9bit/s", 1e9)])
 def test_rates(text, bits):
     assert Network.parse(text).bandwidth == bits

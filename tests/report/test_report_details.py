@@ -61,7 +61,6 @@ def test_the_optimum_is_summed_like_the_error_and_not_made_up():
     [
         (["itself", "itself", "previous"], "previous"),
         (["-", None], ""),
-        (["step 3", "step 3", "previous"], "step 3"),
         (["itself", "pooled 1 step", "pooled 2 steps", "pooled 2 steps"], "pooled 2 steps"),
     ],
 )

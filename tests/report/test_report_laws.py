@@ -6,7 +6,6 @@ from gtrace.fitting.magnitudes import LAWS, fit_magnitudes
 from gtrace.fitting.sparsity import RULES
 from gtrace.report import load_report, to_json, to_markdown
 from gtrace.report.analysis.traces import law_sections, mean_over_layers
-from gtrace.report.figures import laws as figures
 from gtrace.report.sections.traces import format_table, law_section, law_table, sparsity_table
 from gtrace.trace import Trace
 
@@ -75,15 +74,6 @@ def test_the_example_is_the_largest_tensor_at_the_last_step(section):
     x = x[x > 0]
     np.testing.assert_allclose(picture.quantiles, np.quantile(x, picture.probabilities), rtol=1e-6)
     assert picture.log2_counts.sum() == pytest.approx(0.998 * x.size, abs=5)
-
-
-def test_figures_show_the_spread_of_each_layer(section):
-    shown = ("distribution", "distances-over-steps", "mu-and-sigma", "format-errors", "sparsity")
-    assert [figure.name for figure in law_section(section).figures] == [f"neural-{name}" for name in shown]
-    mu, sigma = figures.spread_over_steps(section).axes
-    wide = next(layer for layer in section.layers if layer.info.name == "wide")
-    np.testing.assert_allclose(sigma.get_lines()[1].get_ydata(), wide.sigma_log2)
-    np.testing.assert_allclose(mu.get_lines()[1].get_ydata(), wide.mu_log2)
 
 
 @pytest.mark.parametrize("values", [np.zeros(300), np.ones(300), np.array([1.0]), np.array([np.nan, 1.0, 2.0])])

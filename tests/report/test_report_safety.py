@@ -17,7 +17,7 @@ from gtrace.report.files import to_json
 from gtrace.report.html import to_html
 from gtrace.report.inputs import Asked, make_report
 from gtrace.report.names import MISSING, number
-from gtrace.report.sections import charts, sections
+from gtrace.report.sections import sections
 from gtrace.report.sections.checks import (
     least_over_noise,
     noise_table,
@@ -246,17 +246,6 @@ def test_the_prediction_is_the_same_in_the_verdict_in_tables_and_in_json(costs):
     # The command that tests it.
     command = "torchrun --nproc-per-node 4 -m -- gtrace train --codec alq train.py --batch-size 64 --lr 0.1"
     assert safety_table(analysis).notes[-1].endswith(f": {command}")
-
-
-def test_lines_of_plain_sgd_and_of_several_workers_are_in_figures_of_variance():
-    analysis = analyze(swept({"alq": (0.05, 0.0), "qsgd": (0.5, 0.0)}))
-    expected = analysis.safety.noise.estimate
-    names = "noise of one worker", "noise of 4 workers"
-    wanted = tuple(zip(names, (expected, pytest.approx(expected / 4)), strict=True))
-    assert charts.rate_distortion(analysis).panels[0].lines == wanted
-    curves = {curve.label: curve for curve in charts.error_over_steps(analysis).panels[0].curves}
-    for name, workers in zip(names, (1, 4), strict=True):
-        np.testing.assert_allclose(curves[name].y, analysis.safety.noise_per_step / workers)
 
 
 def test_what_a_codec_saves_is_beside_its_verdict():

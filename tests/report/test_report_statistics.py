@@ -118,6 +118,9 @@ def test_a_difference_is_found_and_noise_is_not():
     assert sure.low < 0.2 < sure.high
     assert sure.exp() == pytest.approx((math.exp(sure.estimate), math.exp(sure.low), math.exp(sure.high)))
     assert bootstrap(noise - noise.mean(), np.ones(40), KEY).p > 0.9
+    # What never varies is exact.
+    found = bootstrap(np.full(20, 0.7), np.ones(20), KEY)
+    assert (found.low, found.high, found.p) == (pytest.approx(0.7), pytest.approx(0.7), 0.0)
 
 
 def test_the_estimate_is_weighted_and_holes_are_left_out():

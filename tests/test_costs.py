@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from gtrace.costs import (
     time_step,
 )
 from gtrace.errors import UsageError
-from gtrace.units import parse_seconds, parse_values
+from gtrace.units import parse_values
 
 CLUSTER = Cluster(Network.parse("25Gbit/s", "20us"), ranks=8, step_time=0.18)
 SIZES = [3_000_000, 64, 20_000_000, 1000, 9_000_000, 9_000_000, 64, 400_000]
@@ -159,14 +158,10 @@ def test_above_the_break_even_bandwidth_a_codec_saves_less_than_a_hundredth(code
 def test_a_step_in_one_number_has_the_bits_of_each_tensor():
     bits = np.array([2.0, 8, 4, 32, 3, 3, 32, 4])
     assert step_seconds(SIZES, bits, CLUSTER) == time_step(SIZES, bits, CLUSTER, "two-shot").seconds
-    assert step_seconds(SIZES, bits, CLUSTER) < step_seconds(SIZES, bits + 1, CLUSTER)
     assert step_seconds([], [], CLUSTER) == CLUSTER.step_time
-    assert step_seconds([0], [4], replace(CLUSTER, network=Network(1e9))) == CLUSTER.step_time
 
 
-@pytest.mark.parametrize(
-    ("text", "bits"), [("1Gbit/s", 1e9), ("10MB/s", 8e7), ("56 kbit/s", 56e3), ("1e9bit/s", 1e9), ("2.5GB/s", 2e10)]
-)
+@pytest.mark.parametrize(("text", "bits"), [("1Gbit/s", 1e9), ("10MB/s", 8e7), ("56 kbit/s", 56e3), ("1e9bit/s", 1e9)])
 def test_rates(text, bits):
     assert Network.parse(text).bandwidth == bits
 
@@ -175,7 +170,6 @@ def test_rates(text, bits):
     ("text", "cluster"),
     [
         ("8x25Gbit/s", Cluster(Network(25e9), 8)),
-        ("8x25Gbit/s,180ms", Cluster(Network(25e9), 8, 0.18)),
         (
             "2 x 10MB/s, 1s, backward=120ms, latency=20us, bucket=4MiB, codec=2Gvalues/s",
             Cluster(Network(8e7, 20e-6), 2, 1.0, 0.12, 4.0, 2e9),
@@ -198,23 +192,15 @@ def cluster_with(**given):
     [
         (lambda: Network.parse("fast"), "network: 'fast' is not a valid speed; write e.g. 25Gbit/s."),
         (lambda: Network.parse("0bit/s"), "network: '0bit/s' must be more than 0."),
-        (lambda: Network.parse("1.2.3Gbit/s"), "network: '1.2.3Gbit/s' is not a valid speed"),
         (lambda: Network.parse("25"), "network: '25' needs a unit, e.g. 25Gbit/s."),
         (lambda: Network.parse("25Gbps"), "network: '25Gbps' has an unknown unit; write e.g. 25Gbit/s."),
         (lambda: Network.parse("1Gbit/s", "soon"), "network: latency: 'soon' is not a valid time; write e.g. 25ms."),
-        (lambda: Network.parse("1Gbit/s", "1us", "star"), "network: topology 'star' is unknown"),
         (lambda: parse_network("1Gbit/s,50us"), "--network: '50us' needs a key: latency=, topology=, compute=."),
         (lambda: parse_network("1Gbit/s,topology=star"), "--network: topology 'star' is unknown"),
-        (lambda: parse_network("1Gbit/s,latency=5"), "--network: latency: '5' needs a unit, e.g. 5ms."),
         (lambda: cluster_with(ranks=1), "ranks: 1"),
         (lambda: cluster_with(step_time=0.0), "step time: 0 s must be more"),
-        (lambda: cluster_with(step_time=math.inf), "step time"),
         (lambda: cluster_with(backward_time=0.2), "backward: 0.2 s is more than the step's computing"),
-        (lambda: cluster_with(bucket_mb=0.0), "bucket: 0 MiB"),
-        (lambda: cluster_with(codec_rate=0.0), "codec: 0 values/s"),
         (lambda: parse_values("4G", "codec"), "codec"),
-        (lambda: parse_values("0Mvalues/s", "codec"), "codec"),
-        (lambda: parse_values("values/s", "codec"), "codec"),
         (lambda: time_step(SIZES, [1, 2], CLUSTER, "allgather"), "one number for each of the 8 sizes"),
         (lambda: time_step(SIZES, 4, CLUSTER, "ring"), "exchange: 'ring' is unknown"),
         (lambda: step_seconds(SIZES, 4.0, parse_cluster("8x25Gbit/s")), "'8x25Gbit/s' has no compute time of a step"),
@@ -223,8 +209,3 @@ def cluster_with(**given):
 def test_what_cannot_be_is_said(call, said):
     with pytest.raises(UsageError, match=re.escape(said)):
         call()
-
-
-def test_times_and_rates_of_a_codec():
-    assert parse_seconds("180ms", "step-time") == pytest.approx(0.18)
-    assert parse_values("4Gvalues/s", "codec") == 4e9

@@ -13,7 +13,6 @@ import gtrace
 from gtrace.errors import UsageError
 from gtrace.planning import Plan
 from gtrace.planning.plan import ExchangeRate, PlanTotals, TensorPlan
-from gtrace.report.section import Verdict
 from gtrace.trace import Trace
 
 NAME = '<img src=x onerror="1">\x1b[31m'
@@ -113,16 +112,10 @@ def test_a_notebook_shows_the_answer_first_and_nothing_acts(values, name, start)
     if name != "sweep":
         assert html.escape(NAME.replace("\x1b", "\\x1b"), quote=False).replace('"', "&#34;") in body
     assert " ".join(re.sub(r"<[^>]+>", " ", body).split()).startswith(start)
-    if name in ("sweep", "verdict"):
-        assert [line for line, _ in Verdict.lines.fget(values["verdict"])] == re.findall(r"<tr><th>(\w+)</th>", body)
 
 
-def test_a_trace_names_its_troubles_and_what_it_leaves_out_and_results_are_short_in_a_terminal(values):
+def test_a_trace_names_its_troubles_and_what_it_leaves_out(values):
     body = values["trace"]._repr_html_().partition("</style>")[2]
-    assert '<tr class="gtrace-bad"' not in body
     assert "broken</th><td>NaN or infinity in the gradients of 1 of 10 tensors" in body
     assert body.count('scope="row"') == 8
     assert "2 more tensors, " in body
-    assert "next: gtrace.sweep(trace)<" in body
-    assert repr(values["sweep"]) == "<SweepResult: 80 rows, 2 codecs on 10 tensors at 2 steps>"
-    assert str(values["verdict"]).splitlines()[2] == f"Costs            {NAME}"

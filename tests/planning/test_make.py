@@ -37,8 +37,6 @@ def test_the_numbers_of_a_plan_add_up():
     o = curves.codecs.index(row.codec)
     assert row.error == pytest.approx(curves.error[2, :, o].sum() / curves.energy.sum())
     assert row.bits == pytest.approx(curves.bits[2, :, o].mean() / curves.sizes[2])
-    assert plan.totals.ratio == pytest.approx(32 / plan.totals.bits)
-    assert [row.tensor for row in plan.tensors] == list(LAYERS)
     # Small tensors are exact where that is free.
     assert {row.tensor: row.codec for row in planned(curves_of_laws(), 4.0).tensors}["conv.bias"] == "none"
 
@@ -65,8 +63,6 @@ def test_groups_have_one_codec_weights_move_bits_and_one_codec_for_all_is_the_be
     single = planned(curves, one_for_all=True)
     assert {row.codec for row in single.tensors} == {single.uniform.codec} == {single.default}
     assert free.worth
-    alike = curves_of_laws(layers={"a": (5000, 1.0), "b": (5000, 1.0)})
-    assert planned(alike, planned(alike, one_for_all=True).totals.bits).worth is False
 
 
 @pytest.mark.parametrize(
@@ -94,7 +90,6 @@ def test_resampled_steps_come_in_blocks_and_count_as_often_as_there_are_steps():
     assert (block, counts.shape) == (3, (50, 27))
     assert (counts.sum(axis=1) == 27).all()
     assert counts.std() > 0
-    assert (resampled(27, 50, 0)[0] == counts).all()
 
 
 def test_where_all_steps_are_alike_every_choice_is_stable():
@@ -126,8 +121,6 @@ def test_the_exchange_rate_is_what_plans_of_a_bit_more_and_less_would_make():
         other = planned(curves, plan.totals.bits + change)
         assert found == pytest.approx(other.totals.error / plan.totals.error, rel=0.05)
     assert plan.exchange.more < 1 < plan.exchange.less
-    assert [p.bits for p in plan.frontier] == sorted(p.bits for p in plan.frontier)
-    assert [p.error for p in plan.frontier] == sorted((p.error for p in plan.frontier), reverse=True)
 
 
 SGD = Dynamics(lr=0.01)
@@ -151,12 +144,6 @@ def test_a_plan_by_cost_has_the_least_cost_of_all_choices(seed):
     assert loss[chosen, range(3)].sum() == pytest.approx(loss[choices, range(3)].sum(axis=1)[fits].min())
 
 
-def test_a_tensor_with_noise_in_flat_directions_gets_fewer_bits():
-    curves = curves_of_laws()
-    usual, flat = (by_cost(curves, costs_of(curves, names), 2.0)[0].tensors[0] for names in ((), ("conv.weight",)))
-    assert flat.bits < usual.bits
-
-
 def test_ratios_of_a_codec_add_up_to_its_prediction_and_biased_codecs_are_left_out():
     curves = curves_of_laws()
     many = len(curves.codecs) - 1
@@ -172,5 +159,3 @@ def test_ratios_of_a_codec_add_up_to_its_prediction_and_biased_codecs_are_left_o
     everywhere = curves.codecs.index(plan.uniform.codec)
     assert plan.uniform.error == pytest.approx(found.ratio[:, everywhere].sum())
     assert not {row.codec for row in plan.tensors} & set(found.left_out)
-    with pytest.raises(UsageError, match="did not measure what noise in conv"):
-        noise_ratios(curves, costs_of(curves, tensors=("a", "b", "c", "d")), SGD, 50, 64)

@@ -1,35 +1,25 @@
 """What a sweep says beside its errors: levels that were fitted, whether to rotate, and errors of Adam's update."""
 
-import csv
-import io
 import json
-import math
-import re
 from xml.etree import ElementTree as ET
 
 import click
 import numpy as np
 import pytest
 from helpers_report import EVIL, FITTED, fit_details, fitted_rows, result_of, row, rows_of
-from rich.console import Console
 
 import gtrace
-from gtrace.cli.options import print_json
 from gtrace.cli.plan import command
 from gtrace.codecs import codec, expected_on_any
 from gtrace.report.analysis.details import common_count, tensors_with_levels
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import sweep as levels
 from gtrace.report.figures.style import render
-from gtrace.report.files import to_csv, to_json
-from gtrace.report.html import to_html
 from gtrace.report.inputs import make_report
-from gtrace.report.sections import charts
-from gtrace.report.sections.checks import rotation_rows, rotation_sentences, rotation_table
+from gtrace.report.sections.checks import rotation_sentences
 from gtrace.report.sections.sweep import sweep_figures
 from gtrace.report.sections.sweep_tables import configuration_table
 from gtrace.report.sections.sweep_words import sweep_verdict
-from gtrace.report.text import print_report, to_markdown
 from gtrace.sweep import ResultStore, run_sweep
 
 
@@ -61,21 +51,16 @@ def test_the_optimum_is_summed_like_the_error_and_not_made_up():
     # One cell lacks it.
     (c,) = analyzed(first, row("b", squared_error=0.5)).configurations
     assert np.isnan([c.optimal_variance, c.times_optimal]).all()
-    # A gradient of zeros has no say, and a perfect fit no ratio.
+    # A gradient of zeros has no say.
     zeros = {**row("b", energy=0.0), "squared_error": 0.0}
     assert analyzed(first, zeros).configurations[0].times_optimal == 2.0
-    (c,) = analyzed(row(squared_error=0.0, optimal_variance=0.0)).configurations
-    assert (c.optimal_variance, math.isnan(c.times_optimal)) == (0, True)
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (["itself", "previous"], "previous"),
         (["itself", "itself", "previous"], "previous"),
-        (["itself"], "itself"),
         (["-", None], ""),
-        (["step 3", "step 3", "previous"], "step 3"),
         (["itself", "pooled 1 step", "pooled 2 steps", "pooled 2 steps"], "pooled 2 steps"),
     ],
 )
@@ -90,31 +75,7 @@ def test_the_table_has_the_columns_where_they_say_something(sweep):
     assert headings(table)[2:7] == ["vNMSE", "of it bias", "optimal", "times optimal", "model says"]
     shown = [cell.text for cell in lines["alq:bits=3,law=truncnorm"][2:7]]
     assert shown == ["0.250", "–", "0.125", "2.00", "0.0625"]
-    assert lines["zipml:bits=3"][6].mark == "missing"
-    assert any(note.startswith("optimal: ") for note in table.notes)
-    plain = configuration_table(analyzed(*rows_of(bits=[2, 3])))
-    assert (len(plain.columns), len(plain.notes)) == (14, 3)
-    empirical = configuration_table(analyzed(*(r for r in fitted_rows() if r["model_variance"] is None)))
-    assert "model says" not in headings(empirical)
-
-
-def test_every_export_has_the_optimum_and_papers_find_the_error_under_their_name(fitted, capsys):
-    report = make_report([fitted])
-    found = {r["spec"]: r for r in csv.DictReader(io.StringIO(to_csv(report)))}
-    assert float(found["alq:bits=3"]["times_optimal"]) == 1.25
-    assert (found["alq:bits=3"]["model_variance"], found["alq:bits=3"]["fitted_on"]) == ("", "previous")
-    assert all(r["vnmse"] == r["relative_variance"] for r in found.values())
-    assert fitted["vnmse"] is fitted["relative_variance"]
-    print_json(to_json(report))
-    (section,) = json.loads(capsys.readouterr().out)["sweeps"]
-    assert next(c for c in section["configurations"] if c["spec"] == "zipml:bits=4")["optimal_variance"] == 1 / 64
-    assert [fit["tensor"] for fit in section["fits"]] == ["v", "w"]
-    assert section["fits"][0]["convergence"]["objective"]["uniform"] == [3.0, 2.0, 1.5]
-    assert "| times optimal | model says |" in to_markdown(report)
-    out = io.StringIO()
-    print_report(report, Console(file=out, width=190))
-    assert "No room" not in out.getvalue()
-    assert "optimal: relative variance of the best levels" in out.getvalue()
+    assert "times optimal" not in headings(configuration_table(analyzed(*rows_of(bits=[2, 3]))))
 
 
 def test_the_largest_tensor_comes_first_the_whole_model_last_at_the_same_number_of_levels(sweep):
@@ -124,62 +85,29 @@ def test_the_largest_tensor_comes_first_the_whole_model_last_at_the_same_number_
     both = {**fit_details(step=0), **fit_details(step=10)}
     assert {fit.step for fit in analyzed(*fitted_rows(), details=both).fits} == {10}
     assert common_count(sweep.fits) == 8
-    assert common_count(analyzed(*fitted_rows((3,)), details=fit_details((3,))).fits) == 4
-    # Terngrad's two levels are only shown where there is nothing better.
-    assert common_count(analyzed(*fitted_rows((6, 7)), details=fit_details((6, 7))).fits) in (2, 32, 64)
-    assert common_count(()) == 0
 
 
-def test_the_density_is_per_octave_and_what_it_hides_is_said(sweep):
-    top = levels.levels_over_density(sweep, sweep.fits[:1]).axes[0]
-    (curve,) = (p for p in top.patches if p.get_label() == "values")
-    heights, edges, _ = curve.get_data()
-    assert heights.max() == pytest.approx(4 * sweep.fits[0].densities[0].share.max())
-    shown = float((heights * np.diff(np.log2(edges))).sum())
-    words = {text.get_text() for text in top.texts}
-    assert {"values", "squared norm", f"25.0% are 0\n{1 - 0.25 - shown:.1%} are too small to show"} <= words
-    # The page draws the levels below their density.
-    density, below, *_ = charts.levels_over_density(sweep, sweep.fits[:1]).panels
-    assert [curve.label for curve in density.curves] == ["values", "squared norm"]
-    assert below.rows == tuple(curve.label for curve in below.curves)
-    for place, curve in enumerate(below.curves):
-        assert (set(curve.y), curve.x[-1]) == ({place}, 1.0)
-        assert common_count(sweep.fits) - 1 <= len(curve.x) <= common_count(sweep.fits)
-
-
-def test_the_page_has_the_figures_where_there_are_details(sweep, fitted, tmp_path):
-    assert [plate.name for plate in sweep_figures(sweep)][-3:] == ["levels", "levels-of-other-tensors", "convergence"]
-    one = analyzed(*fitted_rows(layers=("w",)), details=fit_details(layers=("w",)))
-    assert [plate.name for plate in sweep_figures(one)][-2:] == ["levels", "convergence"]
-    page = to_html(make_report([fitted]))
-    assert page.count('class="data"') == 8
-    # Research figures are folded.
-    for words in ("the density of other tensors", "the density of the gradient"):
-        assert re.search(rf"<details[^>]*>\n<summary>Levels over {words}</summary>", page)
-    # Details come back from a store.
+def test_details_come_back_from_a_store_and_have_their_figures(tmp_path):
     store = ResultStore.create(tmp_path / "a.sweep.db", {}, "f", force=False)
     store.add(list(fitted_rows()), details=[(*key, value) for key, value in fit_details().items()])
     store.close()
     (analysis,) = make_report([tmp_path / "a.sweep.db"]).sweeps
     assert [fit.tensor for fit in analysis.fits] == ["v", "w"]
     assert len(analysis.fits[0].levels) == 2 * (len(FITTED) - 1) + 1
+    assert [plate.name for plate in sweep_figures(analysis)][-3:] == [
+        "levels", "levels-of-other-tensors", "convergence",
+    ]  # fmt: skip
 
 
 def odd_details():
     one = fit_details(layers=("w",))
-    renamed = {
-        (t, s, w.replace("8192", "none")): v | ({"law": "l2:none"} if "law" in v else {})
-        for (t, s, w), v in one.items()
-    }
     return {
         "nothing": {},
         "no density": {key: value for key, value in one.items() if "density" not in key[2]},
         "no values": {key: v | ({"share": [0.0] * 120} if "share" in v else {}) for key, v in one.items()},
         "exact": {key: v | ({"best": 0.0} if "best" in v else {}) for key, v in one.items()},
         "other codecs": {("w", 10, "levels fp:bits=3"): one["w", 10, "levels zipml:bits=3"]},
-        "many tensors": fit_details(layers=[f"layer{k}" for k in range(9)]),
         "names": fit_details(layers=EVIL[:-1]),
-        "whole tensor": renamed,
     }
 
 
@@ -189,11 +117,10 @@ def test_every_figure_survives_odd_details(case):
     layers = tuple(dict.fromkeys(name for name, _, _ in details)) or ("w",)
     analysis = analyzed(*fitted_rows(layers=layers), details=details)
     drawn = tensors_with_levels(analysis.fits, {c.spec for c in analysis.configurations})
-    assert bool(drawn) == (case in {"exact", "many tensors", "names", "whole tensor"})
-    assert bool(charts.levels_over_density(analysis, drawn).panels) == bool(drawn)
+    assert bool(drawn) == (case in {"exact", "names"})
+    assert [figure.name for figure in sweep_figures(analysis)].count("levels") == bool(drawn)
     if drawn:
         ET.fromstring(render(levels.levels_over_density(analysis, drawn), "svg", text_as_paths=False))
-    assert [p.name for p in sweep_figures(analysis)].count("levels") == bool(drawn)
 
 
 # Rotations
@@ -227,15 +154,12 @@ def test_the_closed_form_stands_for_what_was_not_swept():
     assert {one.tensor: one.verdict for one in found.layers} == {"flat": "rotate", "peaked": "leave", "even": "same"}
     near = [expected_on_any(codec("eden", bits=bits), SIZE) for bits in (3, 3.5)]
     assert all(near[1].squared_error < one.rotated_error < near[0].squared_error for one in found.known)
-    first, second, last = rotation_sentences(found)
+    first, *_, last = rotation_sentences(found)
     assert "1 of 3 tensors, with 33% of the gradient's energy: at 3 bits" in first
     assert "flat (3.2% with eden, 10% with qsgdinf)" in first
-    assert "instead of 4.8%" in second
     assert "closed form" in last
-    assert [line[-1].text for line in rotation_table(found, {"flat", "even"}).rows] == ["same", "rotate"]
     none = rotation_sentences(rotation_of({"qsgdinf": {"peaked": PLAIN["peaked"]}}))
     assert none[0] == "Rotation pays on none of 1 tensor at 3 bits: leave it out."
-    assert rotation_of({}) is None
 
 
 def test_what_was_swept_comes_before_the_closed_form_and_bias_takes_no_part():
@@ -244,9 +168,7 @@ def test_what_was_swept_comes_before_the_closed_form_and_bias_takes_no_part():
     assert found.measured
     assert [(one.plain, one.rotated) for one in found.known] == [("qsgdinf", "rotate:qsgdinf")] * 3
     assert [one.ratio for one in found.known] == pytest.approx([0.5] * 3)
-    assert "on 3 of 3 tensors" in rotation_sentences(found)[0]
-    assert "loses 2.0 times less there" in rotation_sentences(found)[0]
-    assert [row["verdict"] for row in rotation_rows(found)] == ["rotate"] * 3
+    assert [one.verdict for one in found.layers] == ["rotate"] * 3
 
 
 # Update errors are the last column: no verdict, and no plan, rests on them
@@ -273,11 +195,8 @@ def test_update_errors_are_the_last_detail_and_no_verdict_or_plan_rests_on_them(
         chosen = (known["codec"] == c.spec) & (known["draw"] == -1)
         # Tensors of one size weigh alike, and so do steps at equal distances.
         assert c.update_error == pytest.approx(known["update_error"][chosen].mean())
-    columns = configuration_table(analysis).columns
-    assert (columns[-1].heading, columns[-1].rank) == ("update error", max(column.rank for column in columns))
+    assert headings(configuration_table(analysis))[-1] == "update error"
     assert "update error" not in headings(configuration_table(other))
-    assert not np.isfinite(unknown["update_error"]).any()
-    assert "Adam" not in " ".join(sweep_verdict(analysis))
     assert sweep_verdict(analysis) == sweep_verdict(other)
     with pytest.raises(click.BadParameter, match="'cost', 'error'"):
         command.make_context("plan", [str(tmp_path), "--budget", "3bits", "--objective", "update"])

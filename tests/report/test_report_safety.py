@@ -12,13 +12,12 @@ from helpers_report import result_of, row
 from gtrace.costs import Cluster, Network
 from gtrace.noise import NoiseCosts, NoisePrediction
 from gtrace.report import analyze, answer
-from gtrace.report.analysis.safety import NOT_ASKED, NOT_MEASURED, cost_in_words, outlook_of, part_in_words, verdict_on
-from gtrace.report.figures.sweep import layer_heatmap, rate_distortion
+from gtrace.report.analysis.safety import NOT_ASKED, NOT_MEASURED, cost_in_words, outlook_of, verdict_on
 from gtrace.report.files import to_json
 from gtrace.report.html import to_html
 from gtrace.report.inputs import Asked, make_report
 from gtrace.report.names import MISSING, number
-from gtrace.report.sections import charts, sections
+from gtrace.report.sections import sections
 from gtrace.report.sections.checks import (
     least_over_noise,
     noise_table,
@@ -27,7 +26,6 @@ from gtrace.report.sections.checks import (
     safety_table,
 )
 from gtrace.report.statistics import ratio_of_sums
-from gtrace.report.text import to_markdown
 from gtrace.sweep.gradient_noise import NOISE
 
 STEPS = range(40)
@@ -101,30 +99,17 @@ def test_the_interval_decides(found, verdict):
     assert verdict_on(found) == verdict
 
 
-def test_parts_in_words():
-    bounds = {
-        0.014: "about 1%", 0.016: "about 2%", 0.034: "about 2%", 0.036: "about a twentieth", 0.074: "about a twentieth",
-        0.076: "about a tenth", 0.149: "about a tenth", 0.151: "about a fifth", 0.26: "about a fifth",
-        0.27: "about a third", 0.41: "about a third", 0.42: "about half", 0.58: "about half", 0.59: "about two thirds",
-        0.74: "about four fifths", 0.86: "about nine tenths", 0.96: "nearly all",
-    }  # fmt: skip
-    assert {share: part_in_words(share) for share in bounds} == bounds
-
-
 @pytest.mark.parametrize(
     ("found", "words"),
     [
         (predicted(63.9, 62.8, 64), "costs nothing that can be seen over 1,500 steps (64 of 64; 63 to 64)"),
         (predicted(63.6, 62, 64), "costs about 1% of the batch over 1,500 steps (64 of 64; 62 to 64)"),
-        (predicted(58, 51, 61.2), "costs about a tenth of the batch over 1,500 steps (58 of 64; 51 to 61)"),
-        (predicted(2.04, 1, 4), "costs nearly all of the batch over 1,500 steps (2.0 of 64; 1.0 to 4.0)"),
         (predicted(0.7, 0.1, 1.27), "will not train (worth 0.70 of 64; 0.10 to 1.3)"),
         (
             predicted(60, 58, 62, lost=0.1),
             "costs about a twentieth of the batch over 1,500 steps (60 of 64; 58 to 62); "
             "its bias takes about a tenth of each step's progress",
         ),
-        (predicted(60, lost=0.96), "will not train (its bias takes nearly all of each step's progress)"),
     ],
 )
 def test_predictions_in_words(found, words):
@@ -134,16 +119,16 @@ def test_predictions_in_words(found, words):
 SGD = {"kind": "SGD", "momentum": 0.9, "nesterov": False, "weight_decay": 0.0}
 
 
-def costs_of(ratios, *, optimizer=SGD, batch=64.0, lr=0.05, elements=8):
+def costs_of(ratios, *, optimizer=SGD, batch=64.0):
     """Costs of codecs whose noise is ``ratios`` times that of a gradient with white noise, in two tensors."""
-    noise = np.random.default_rng(0).standard_normal((64, elements))
+    noise = np.random.default_rng(0).standard_normal((64, 8))
     half = np.repeat(list(ratios.values()), 2).reshape(-1, 2) / 2
     return NoiseCosts(
         codecs=tuple(ratios),
         tensors=("b", "w"),
         noise=noise @ noise.T,
         gram=half[:, :, None, None] * (noise @ noise.T),
-        variance=half * elements,
+        variance=half * 8,
         lost=np.zeros(half.shape),
         signal=np.ones(2),
         growth=np.full(len(ratios), math.nan),
@@ -151,7 +136,7 @@ def costs_of(ratios, *, optimizer=SGD, batch=64.0, lr=0.05, elements=8):
         source="consecutive steps",
         batch=batch,
         optimizer=optimizer,
-        lr=lr,
+        lr=0.05,
         last=399,
     )
 
@@ -160,7 +145,6 @@ def costs_of(ratios, *, optimizer=SGD, batch=64.0, lr=0.05, elements=8):
     ("given", "asked", "why"),
     [
         ({"optimizer": {}}, {}, "the optimizer is not known; capture it again"),
-        ({"lr": math.nan}, {}, "the trace does not have the learning rate; capture it again"),
         ({"optimizer": {"kind": "Rprop"}}, {}, "there is no theory for Rprop; train with the codec to find out"),
         ({"batch": math.nan}, {}, "add it with --batch-size"),
         ({"batch": math.nan}, {"batch": 256.0}, ""),
@@ -225,15 +209,10 @@ def test_the_plain_ratio_clears_codecs_and_convicts_none():
     assert (lost.verdict, lost.bias) == ("cannot tell", math.inf)
 
 
-@pytest.mark.parametrize(("error", "above"), [(0.32, "1 of 2 configurations"), (0.34, "0 of 2 configurations")])
-def test_the_norm_of_the_gradient_over_the_noise_of_a_codec(error, above):
-    analysis = analyze(swept({"alq": (None, error**0.5), "fp": (None, 0.5**0.5)}))
-    assert least_over_noise(analysis) == pytest.approx([error**-0.5, 0.5**-0.5])
-    (sentence,) = over_noise_sentence(analysis)
-    assert above in sentence
-    table = safety_table(analysis)
-    column = [column.heading for column in table.columns].index("norm / noise")
-    assert {row[column].mark for row in table.rows} == {"quiet", "" if error < 1 / 3 else "quiet"}
+def test_the_norm_of_the_gradient_over_the_noise_of_a_codec():
+    analysis = analyze(swept({"alq": (None, 0.32**0.5), "fp": (None, 0.5**0.5)}))
+    assert least_over_noise(analysis) == pytest.approx([0.32**-0.5, 0.5**-0.5])
+    assert "1 of 2 configurations" in over_noise_sentence(analysis)[0]
 
 
 @pytest.mark.parametrize(
@@ -246,10 +225,8 @@ def test_without_replicas_nothing_is_judged_and_the_reason_is_said(provenance, w
     (sentence,) = safety_sentences(analyze(result))
     assert sentence.startswith("Safety unknown: ")
     assert words in sentence
-    report = make_report([result])
-    assert "Safety unknown" in to_markdown(report)
-    assert "Safety unknown" in to_html(report)
-    assert "Is it safe?" not in to_html(report)
+    page = to_html(make_report([result]))
+    assert ["Safety unknown" in page, "Is it safe?" in page] == [True, False]
 
 
 def test_the_prediction_is_the_same_in_the_verdict_in_tables_and_in_json(costs):
@@ -262,49 +239,16 @@ def test_the_prediction_is_the_same_in_the_verdict_in_tables_and_in_json(costs):
     assert (record["horizon"], record["batch"], record["lost_progress"]) == (20000, 256.0, 0.0)
     assert 0.99 * 256 < record["equivalent_batch_low"] <= record["equivalent_batch"] == found.equivalent < 256
     assert verdict.costs.startswith("nothing that can be seen over 20,000 steps (256 of 256; 25")
-    assert "): safe; loses 8" in verdict.costs
     rows = lines_of(safety_table(analysis))
     assert rows["alq"][1:6] == ["safe", "1.00", "256", "0%", "0.500"]
     assert rows["qsgd"][1] == "at risk"
-    assert noise_table(analysis).rows[0][3].detail == "50% of its cost"
     assert "costs nothing that can be seen over 20,000 steps (256 of 256; 25" in safety_sentences(analysis)[-1]
-    # The card has the verdict in one sentence.
-    assert "Nothing that can be seen over 20,000 steps" in to_html(report)
+    # The command that tests it.
+    command = "torchrun --nproc-per-node 4 -m -- gtrace train --codec alq train.py --batch-size 64 --lr 0.1"
+    assert safety_table(analysis).notes[-1].endswith(f": {command}")
 
 
-@pytest.mark.parametrize(
-    ("attrs", "command"),
-    [
-        (ATTRS, "torchrun --nproc-per-node 4 -m -- gtrace train --codec alq:bits=4 train.py --batch-size 64 --lr 0.1"),
-        ({"argv": ["train.py"]}, "gtrace train --codec alq:bits=4 train.py"),
-    ],
-)
-def test_the_command_that_tests_the_prediction(attrs, command):
-    found = analyze(swept({"alq:bits=4": (0.05, 0.0)}, provenance={**PROVENANCE, "trace_attrs": attrs}))
-    assert safety_table(found).notes[-1].endswith(f": {command}")
-
-
-def test_lines_of_plain_sgd_and_of_several_workers_are_in_every_figure_of_variance():
-    result = swept({"alq": (0.05, 0.0), "qsgd": (0.5, 0.0)})
-    result.columns["w1_normalized"] = np.full(len(result), 0.1)
-    analysis = analyze(result)
-    expected = analysis.safety.noise.estimate
-    names = "noise of one worker", "noise of 4 workers"
-    wanted = tuple(zip(names, (expected, pytest.approx(expected / 4)), strict=True))
-    assert charts.rate_distortion(analysis).panels[0].lines == charts.wasserstein(analysis).panels[0].marks == wanted
-    lines = {line.get_label(): line for line in rate_distortion(analysis).axes[0].lines}
-    assert lines["4 workers in full precision"].get_ydata()[0] == pytest.approx(expected / 4)
-    curves = {curve.label: curve for curve in charts.error_over_steps(analysis).panels[0].curves}
-    for name, workers in zip(names, (1, 4), strict=True):
-        np.testing.assert_allclose(curves[name].y, analysis.safety.noise_per_step / workers)
-    heat, mapped = layer_heatmap(analysis).axes[0], charts.layers(analysis)
-    assert heat.get_xticklabels()[-1].get_text() == "SGD: gradient noise"
-    assert mapped.columns[-1] == "gradient noise"
-    for shown in (heat.images[0].get_array(), np.array(mapped.values)):
-        np.testing.assert_allclose(shown[:, -1], analysis.safety.noise_per_tensor)
-
-
-def test_tables_and_json_hold_the_same_and_what_a_codec_saves_stands_beside_its_verdict():
+def test_what_a_codec_saves_is_beside_its_verdict():
     cluster = Cluster(Network.parse("1Gbit/s", "20us"), ranks=8, step_time=0.05)
     result = swept({"alq": (0.25, 0.0), "fp": (0.0, 0.01)})
     alone, report = make_report([result]), make_report([result], asked=Asked(cluster=cluster))
@@ -313,39 +257,14 @@ def test_tables_and_json_hold_the_same_and_what_a_codec_saves_stands_beside_its_
     assert rows["alq"][1:6] == ["cannot tell", "1.00", MISSING, MISSING, "0.250"]
     # What is safe comes first.
     assert (list(rows), rows["fp"][1]) == (["fp", "alq"], "safe")
-    per_layer = noise_table(analysis)
-    assert [line[0].text for line in per_layer.rows] == ["b", "w"]
-    assert per_layer.rows[0][3].text == "0.250"
-    safety = to_json(alone)["sweeps"][0]["safety"]
-    record = safety["judged"]["alq"]
-    assert (record["verdict"], record["noise_ratio"]) == ("cannot tell", pytest.approx(0.25))
-    assert record["prediction"] is None
-    assert safety["noise"]["estimate"] == pytest.approx(analysis.safety.noise.estimate)
-    pages = to_html(alone), to_html(report)
-    for words in ("Is it safe?", "Noise ratio per tensor", "three consecutive steps"):
-        assert words in pages[0]
-    assert ["step over bf16" in page for page in pages] == [False, True]
+    assert lines_of(noise_table(analysis))["b"][3] == "0.250"
+    assert ["step over bf16" in to_html(one) for one in (alone, report)] == [False, True]
     table = next(t for part in sections(report) for t in part.tables if t.title == "Is it safe?")
     at = [column.heading for column in table.columns].index("step over bf16")
     for line in table.rows:
         rows = (row for row in report.savings[0].rows if row.spec == line[0].text)
         best = min(rows, key=lambda row: row.step.seconds)
         assert line[at].text == f"{number(best.over_bfloat16[0])}x"
-        assert line[at].detail == best.exchange.replace("allgather", "all-gather")
-
-
-def test_intervals_of_ratios_of_sums_hold_the_truth():
-    """Steps whose sums scatter by half: the interval of their ratio misses it in few of a hundred series."""
-    missed = 0
-    for seed in range(100):
-        random = np.random.default_rng(seed)
-        bottom = random.gamma(4.0, 1.0, 60)
-        top = 0.3 * bottom * random.gamma(4.0, 0.25, 60)
-        found = ratio_of_sums(top * 1e-12, bottom * 1e-12)
-        assert found.estimate == pytest.approx(top.sum() / bottom.sum())
-        missed += not found.low <= 0.3 <= found.high
-    assert missed <= 15
-    assert math.isnan(ratio_of_sums([0.0], [0.0]).estimate)
 
 
 INTERVALS = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "noise_intervals.py"))

@@ -1,8 +1,6 @@
 """What codecs save, from made-up sweeps and run logs: numbers by hand, words, tables, the figure, and files."""
 
 import dataclasses
-import json
-import math
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from gtrace.costs import Cluster, Network, sent, time_step
 from gtrace.report import analyze, draw, figure_names, make_report, to_json
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.report.analysis.savings import savings_of_runs, savings_of_sweep
-from gtrace.report.files import csv_tables, write_report
+from gtrace.report.files import csv_tables
 from gtrace.report.inputs import Asked
 from gtrace.report.sections import sections
 from gtrace.report.sections.savings import savings_records, savings_table, savings_verdict
@@ -103,16 +101,12 @@ def test_coding_that_was_measured_counts_where_it_was_and_a_given_rate_for_all()
     # The first step, which compiles, is left out.
     assert (shot.coding, shot.step.codec) == ("measured", pytest.approx(0.01))
     assert (gathered.coding, gathered.step.codec) == ("", 0.0)
-    assert "codes for 10.0 ms" in savings_verdict(savings_of_runs(log, CLUSTER))[1]
     fewer = dataclasses.replace(CLUSTER, ranks=4)
     assert {one.coding for one in savings_of_runs(log, fewer).rows} == {""}
     found = savings_of_sweep(made_up(), dataclasses.replace(CLUSTER, codec_rate=1e9))
     gathered, shot = found.rows[:2]
     assert gathered.step.codec == pytest.approx(9 * 5.5e6 / 1e9)
     assert shot.step.codec == pytest.approx((3 + 1 / 8) * 5.5e6 / 1e9)
-    table = savings_table(found)
-    assert "coding" in [column.heading for column in table.columns]
-    assert "at 1 Gelem/s, as given" in table.notes[2]
 
 
 def test_the_verdict_says_what_saves_nothing(found):
@@ -122,33 +116,19 @@ def test_the_verdict_says_what_saves_nothing(found):
     assert said[2].endswith("Melem/s to match bf16.")
     # 4 and 8 bits to 8 ranks are no less than bf16's ring sends.
     assert said[3] == "With all-gather, 2 of 3 codecs save less than 1% over bf16 even if encoding is free."
-    fast = dataclasses.replace(CLUSTER, network=Network(1e14))
-    assert "there is nothing to gain here" in savings_verdict(savings_of_sweep(made_up(), fast))[1]
 
 
 def test_the_table_has_a_line_for_what_needs_no_codec_and_records_hold_every_number(found):
     table = savings_table(found)
     assert [line[0].text for line in table.rows[:2]] == ["none", "bf16"]
-    assert {len(line) for line in table.rows} == {len(table.columns)}
     gathered = dict(zip([column.heading for column in table.columns], table.rows[6], strict=True))
     # 8 bits by all-gather: slower than bf16 whatever the codec takes.
-    assert (gathered["over bf16"].mark, gathered["break-even coding"].mark) == ("quiet", "missing")
-    assert gathered["pays below"].text == "nowhere"
-    assert "first 1" in table.notes[0]
-    assert "two thirds" in table.notes[0]
-    one = dataclasses.replace(CLUSTER, bucket_mb=4.0, backward_time=0.03)
-    assert "buckets (of 4 MiB)" in savings_table(savings_of_sweep(made_up(), one)).notes[0]
-    # A terminal gets the Pareto-optimal codecs of many.
-    rows = tuple(dataclasses.replace(one, pareto=one.spec.startswith("qsgd:bits=2")) for one in found.rows)
-    few = savings_table(dataclasses.replace(found, rows=rows), most=4)
-    assert len(few.rows) == 4
-    assert "2 codecs with more bits or error" in few.notes[3]
+    assert (gathered["break-even coding"].mark, gathered["pays below"].text) == ("missing", "nowhere")
     records, step = savings_records(found), found.rows[-1].step
     assert len(records) == 2 + len(found.rows)
     last = records[-1]
     assert (last["step_seconds"], last["exposed_seconds"]) == (step.seconds, step.exposed)
     assert last["step_seconds_no_overlap"] >= last["step_seconds"] >= last["step_seconds_ideal_overlap"]
-    assert math.isnan(last["codec_seconds"])
     assert last["over_float32"] == records[0]["step_seconds"] / last["step_seconds"]
 
 
@@ -159,18 +139,9 @@ def test_every_way_out_has_the_savings(tmp_path):
     names = ["a.sweep.db", "t.jsonl"]
     assert [s.heading for s in sections(report)][-2:] == [f"Savings between 8 ranks: {name}" for name in names]
     assert {"a-savings", "t-savings"} <= set(figure_names(report))
-    axes = draw(report, "a-savings").axes
-    assert [a.get_title(loc="left") for a in axes] == ["by all-gather", "in two shots"]
-    assert {text.get_text() for text in axes[0].texts} == {"computing alone", "bf16", "float32"}
+    assert len(draw(report, "a-savings").axes) == 2
     savings = to_json(report)["savings"]
     assert ([one["name"] for one in savings], savings[0]["cluster"]["ranks"]) == (names, 8)
-    page = write_report(report, tmp_path / "page.html")[0].read_text(encoding="utf-8")
-    assert all(f"Savings between 8 ranks: <code>{name}</code>" in page for name in names)
-    assert '<div class="verdict"></div>' not in page
-    lines = write_report(report, tmp_path / "all.jsonl")[0].read_text(encoding="utf-8").splitlines()
-    assert "saving" in {json.loads(line)["record"] for line in lines}
     assert len(csv_tables(report)["savings"]) == sum(2 + len(savings.rows) for savings in report.savings)
     # Without machines, or without codecs, there are none.
-    alone = make_report([sweep])
-    assert alone.savings == make_report([result_of([])], asked=Asked(cluster=CLUSTER)).savings == ()
-    assert not any("Savings" in s.heading for s in sections(alone))
+    assert make_report([sweep]).savings == make_report([result_of([])], asked=Asked(cluster=CLUSTER)).savings == ()

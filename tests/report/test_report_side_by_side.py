@@ -5,7 +5,7 @@ import pytest
 from helpers_report import result_of, row, rows_of
 
 from gtrace.report.analysis.side_by_side import compare_sweeps
-from gtrace.report.files import all_records, to_json
+from gtrace.report.files import to_json
 from gtrace.report.inputs import make_report
 from gtrace.report.text import to_markdown
 
@@ -43,38 +43,25 @@ def test_the_same_codecs_are_paired_on_what_both_have():
 
 def test_what_is_in_one_sweep_alone_and_nothing_in_common_is_said():
     report = make_report([swept(1.0, methods=("qsgd", "alq")), swept(1.0, methods=("qsgd", "zipml"))])
-    text = to_markdown(report)
-    assert "Only in sweep 1: alq:bits=2" in text
-    assert "Only in sweep 2: zipml:bits=2" in text
+    assert "Only in sweep 1: alq:bits=2" in to_markdown(report)
     report = make_report([swept(1.0, layers=("a",), trace="x"), swept(2.0, layers=("c",), trace="y")])
     (pair,) = report.side_by_side
     assert (pair.tensors, pair.same_trace, pair.paired) == (0, False, False)
     assert all(not c.by_elements.known and math.isfinite(c.ratio) for c in pair.shared)
-    text = to_markdown(report)
-    assert "No tensor at any step is in both" in text
-    assert "different traces" in text
-    report = make_report([swept(1.0), swept(1.0, methods=("alq",))])
-    assert not report.side_by_side[0].shared
-    assert "No codec is in both sweeps" in to_markdown(report)
+    assert "No tensor at any step is in both" in to_markdown(report)
 
 
 def test_every_further_sweep_is_compared_with_the_first():
     report = make_report([swept(1.0), swept(2.0), swept(4.0)])
     assert [pair.second for pair in report.side_by_side] == ["sweep 2", "sweep 3"]
     assert [pair["shared"][0]["ratio"] for pair in to_json(report)["side_by_side"]] == pytest.approx([2.0, 4.0])
-    found = [r for r in all_records(report) if r["record"] == "side_by_side"]
-    assert {r["first_results"] for r in found} == {"sweep 1"}
-
-
-REDUCED = {"stages": ["reduced"], "trace_attrs": {"world_size": 4}}
 
 
 @pytest.mark.parametrize(
     ("provenance", "ranks"),
     [
-        (REDUCED, 4),
+        ({"stages": ["reduced"], "trace_attrs": {"world_size": 4}}, 4),
         ({"trace_attrs": {"world_size": 4, "capture": {"stage": "reduced"}}}, 4),
-        ({}, 1),
         ({"trace_attrs": {"world_size": 4, "capture": {"stage": "local"}}}, 1),
     ],
 )

@@ -13,10 +13,9 @@ import gtrace
 from gtrace.cli import gtrace as command_line
 from gtrace.errors import UsageError
 from gtrace.planning import Budget, curves_of, make_plan
-from gtrace.report import analyze, make_report, to_csv, to_html, to_json, to_json_lines, to_latex, to_markdown
+from gtrace.report import analyze, make_report, to_csv, to_json, to_markdown
 from gtrace.report.analysis.tensors import OTHERS, group_tensors, layer_insight
 from gtrace.report.inputs import Asked
-from gtrace.report.sections.sweep_tables import group_table
 from gtrace.trace import Trace
 
 SIZES = {"conv1.weight": 900, "conv1.bias": 30, "conv2.weight": 2000, "fc.weight": 400, "scale": 7}
@@ -81,37 +80,21 @@ def test_bad_groups(sweep, groups, message):
 
 
 def test_every_form_of_a_report_has_the_groups(sweep):
-    few = group_table(group_tensors(sweep, ["conv=conv*"]))
-    assert ([c.heading for c in few.columns], len(few.rows)) == (["codec", "conv", OTHERS], len(SPECS))
-    many = 2 * group_tensors(sweep, [f"g{k}={name}" for k, name in enumerate(SIZES)])
-    table = group_table(many)
-    assert (table.columns[0].heading, len(table.rows)) == ("group", len(many))
     report = make_report([sweep], asked=Asked(groups=["conv=conv*"]))
     lines = list(csv.DictReader(io.StringIO(to_csv(report))))
     assert len(lines) == 2 * len(SPECS)
     assert {(line["group"], line["group_tensors"]) for line in lines} == {("conv", "3"), (OTHERS, "2")}
-    found = to_json(report)["groups"][0]
-    assert [g["group"] for g in found] == ["conv", OTHERS]
-    assert [g["energy_share"] for g in found] == [g.energy_share for g in report.groups[0]]
-    records = [json.loads(line) for line in to_json_lines(report).splitlines()]
-    assert sum(record["record"] == "group" for record in records) == 2 * len(SPECS)
-    for text in (to_html(report), to_markdown(report), to_latex(report)):
-        for words in ("Error by group of tensors", "conv: 3 tensors, 2,930 elements", "In conv, at "):
-            assert words in text
+    assert [g["energy_share"] for g in to_json(report)["groups"][0]] == [g.energy_share for g in report.groups[0]]
+    for words in ("Error by group of tensors", "conv: 3 tensors, 2,930 elements", "In conv, at "):
+        assert words in to_markdown(report)
     # Without being asked nobody is shown groups.
     assert "by group" not in to_markdown(make_report([sweep]))
-    with pytest.raises(UsageError, match=r"pass a \.sweep\.db"):
-        make_report(asked=Asked(groups=["layer"]))
 
 
 def test_the_command(sweep, path, tmp_path):
     def run(*arguments):
         return CliRunner().invoke(command_line, ["report", str(path), *map(str, arguments)])
 
-    shown = run("--full", "-o", tmp_path / "page.html", "--group", "conv=conv*", "--group", "fc=fc*")
-    assert shown.exit_code == 0
-    assert "Error by group of tensors" in shown.output
-    assert "Error at equal bits" in shown.output
     found = json.loads(run("--group", "layer", "--json").output)
     assert [g["group"] for g in found["groups"][0]] == ["conv1", "conv2", "fc", "scale"]
     out = tmp_path / "groups.csv"
@@ -144,14 +127,9 @@ def test_a_plan_moves_bits_to_the_tensor_with_the_energy():
     bits = {one.tensor: one.bits for one in plan.tensors}
     assert found.tensor.bits == (bits["head"], bits["head"])
     assert found.rest == pytest.approx((8 * bits["body"] + bits["rest"]) / 9)
-    assert [(one.name, one.elements) for one in found.shares] == [("head", 0.1), ("body", 0.8), ("rest", 0.1)]
-    assert [one.energy for one in found.shares] == pytest.approx([0.9, 0.08, 0.02])
     fact, advice = found.sentences
     assert fact == "head is 10% of parameters and 90% of gradient energy."
     assert f"Give it {found.tensor.bits[0]:.1f} bits" in advice
-    assert "at the same 4.00 bits per value" in advice
-    # Without a recommendation the configuration near three bits is planned.
-    assert [layer_insight(analyze(result), *spec).bits for spec in ((), ("bf16",))] == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(

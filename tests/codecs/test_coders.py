@@ -5,6 +5,7 @@ import struct
 
 import numpy as np
 import pytest
+from helpers_codecs import body_bits, once
 from helpers_variants import VARIANTS
 
 import gtrace
@@ -28,14 +29,6 @@ def gradient(seed=0, size=SIZE):
     return (np.random.default_rng(seed).standard_t(4, size) * 1e-3).astype(np.float32)
 
 
-def body_bits(payload):
-    return 8 * (len(payload) - ENVELOPE_BYTES)
-
-
-def rates(block):
-    return block.fixed, block.entropy, block.huffman
-
-
 @pytest.mark.parametrize("spec", ["qsgd:bits=4", "qsgd:bits=8", "qsgd:bits=4,zero=false", "natural"])
 def test_one_value_unlike_all_before_does_not_cost_the_code(spec):
     c, x = gtrace.codec(spec), gradient()
@@ -43,26 +36,22 @@ def test_one_value_unlike_all_before_does_not_cost_the_code(spec):
     usual = body_bits(c.encode(state, x, KEY))
     assert usual < 0.9 * c.expect(state, sketch).bits_fixed * SIZE
     # All the energy of a bucket in one value: symbols that the fit never saw.
-    y = x.copy()
     if c.needs.norm != "none":
-        y[8192:16384] = 0
-    y[9000] = 1e6
-    assert len(np.unique(c.decode(c.shared(state), c.encode(state, y, KEY), SIZE))) > 1
-    found = body_bits(c.encode(state, y, KEY))
+        x[8192:16384] = 0
+    x[9000] = 1e6
+    assert len(np.unique(once(c, x, state, KEY))) > 1
+    found = body_bits(c.encode(state, x, KEY))
     assert found < usual + 64
-    expected = c.expect(state, MomentSketch.from_spec(y, c.needs)).bits_payload
-    assert abs(found - expected * SIZE) < 0.005 * usual
+    assert abs(found - c.expect(state, MomentSketch.from_spec(x, c.needs)).bits_payload * SIZE) < 0.005 * usual
 
 
 @pytest.mark.parametrize("spec", LEVELS)
 def test_bits_are_expected_whatever_comes_after_the_fit(spec):
-    c, size = gtrace.codec(spec), 10_000
-    rng = np.random.default_rng(1)
+    c, size, rng = gtrace.codec(spec), 10_000, np.random.default_rng(1)
     state, _ = fitted(c, gradient(size=size))
     for x in (rng.normal(0, 1, size), np.where(np.arange(size) % 500, 0, 3.0), rng.uniform(-1, 1, size)):
         values = x.astype(np.float32)
         expected = c.expect(state, MomentSketch.from_spec(values, c.needs))
-        assert np.isfinite(expected.bits_payload)
         if c.coder in ("huffman", "fixed"):
             assert expected.bits_payload <= expected.bits_fixed
         keys = [Key.derive(0, tensor="later", draw=draw) for draw in range(6)]
@@ -77,9 +66,7 @@ def test_bits_are_expected_whatever_comes_after_the_fit(spec):
 def test_every_codec_says_its_bits_under_each_coder(spec):
     c, x = gtrace.codec(spec), gradient(2, 10_000)
     state, _ = fitted(c, x)
-    payload = c.encode(state, x, KEY)
-    bits = body_bits(payload) / x.size
-    coded = c.simulate(state, x, KEY).coded
+    bits, coded = body_bits(c.encode(state, x, KEY)) / x.size, c.simulate(state, x, KEY).coded
     assert 0 < coded.entropy <= coded.huffman + 1e-9
     assert coded.huffman <= coded.fixed
     inner = c
@@ -88,14 +75,13 @@ def test_every_codec_says_its_bits_under_each_coder(spec):
     coder = inner.parameters.get("coder")
     if coder == "fixed":
         assert abs(coded.fixed - bits) * x.size < 8
-    elif level_grid(inner):
-        if coder == "huffman":
-            # The codec's own code is the sketch's, and its lengths are in the shared bytes.
-            assert coded.entropy <= bits + 1e-9
-            # It has room for symbols that did not come: at most half a bit, where two are nearly all.
-            assert bits <= coded.huffman + 8 * len(c.shared(state)) / x.size + 0.5
-    else:
+    elif not level_grid(inner):
         assert abs(coded.huffman - bits) * x.size < 40
+    elif coder == "huffman":
+        # The codec's own code is the sketch's, and its lengths are in the shared bytes. It has room for symbols that
+        # did not come: at most half a bit, where two are nearly all.
+        assert coded.entropy <= bits + 1e-9
+        assert bits <= coded.huffman + 8 * len(c.shared(state)) / x.size + 0.5
 
 
 @pytest.mark.parametrize("spec", OWN)
@@ -103,20 +89,18 @@ def test_codes_come_near_their_entropy_and_small_tensors_stay_at_fixed_width(spe
     c, x = gtrace.codec(spec), gradient(3, 1 << 17)
     fixed = dataclasses.replace(c, coder="prefix" if "prune" in spec else "fixed")
     state, sketch = fitted(c, x)
-    payload = c.encode(state, x, KEY)
-    found = c.simulate(state, x, KEY)
-    assert body_bits(payload) < body_bits(fixed.encode(state, x, KEY))
+    sent, found = body_bits(c.encode(state, x, KEY)), c.simulate(state, x, KEY)
+    at_fixed = body_bits(fixed.encode(state, x, KEY))
+    assert sent < at_fixed
     # A zero of a pruned tensor takes a bit, however many there are.
-    assert body_bits(payload) / x.size < found.coded.entropy + (0.4 if "prune" in spec else 0.15)
-    np.testing.assert_array_equal(
-        c.decode(c.shared(state), payload, x.size), fixed.decode(c.shared(state), fixed.encode(state, x, KEY), x.size)
-    )
+    assert sent / x.size < found.coded.entropy + (0.4 if "prune" in spec else 0.15)
+    np.testing.assert_array_equal(once(c, x, state, KEY), once(fixed, x, state, KEY))
     if expecting(c):
         expected = c.expect(state, sketch)
         mirrored = body_bits(c.encode(state, -x, KEY))
-        assert abs((body_bits(payload) + mirrored) / 2 - expected.bits_payload * x.size) < 400
+        assert abs((sent + mirrored) / 2 - expected.bits_payload * x.size) < 400
         close = {"rel": 0.01} if spec == "prune" else {"abs": 8}
-        assert expected.bits_fixed * x.size == pytest.approx(body_bits(fixed.encode(state, x, KEY)), **close)
+        assert expected.bits_fixed * x.size == pytest.approx(at_fixed, **close)
         assert fixed.expect(state, sketch).bits_payload == pytest.approx(expected.bits_fixed)
     few, _ = fitted(c, x[:9])
     assert c.encode(few, x[:9], KEY)[ENVELOPE_BYTES:] == fixed.encode(few, x[:9], KEY)[ENVELOPE_BYTES:]
@@ -125,8 +109,8 @@ def test_codes_come_near_their_entropy_and_small_tensors_stay_at_fixed_width(spe
 def test_small_floats_take_what_their_codes_hold():
     c, x = gtrace.codec("fp:e4m3,scale=absmax"), gradient(4, 1 << 17)
     state, sketch = fitted(c, x)
-    codes = c.format_of(state).encode(x * np.float32(2.0 ** c.scale_of(state)))
-    held = entropy(np.bincount(codes & 0x7F) / x.size) + np.count_nonzero(codes & 0x7F) / x.size
+    magnitudes = c.format_of(state).encode(x * np.float32(2.0 ** c.scale_of(state))) & 0x7F
+    held = entropy(np.bincount(magnitudes) / x.size) + np.count_nonzero(magnitudes) / x.size
     assert held < 6.9
     assert body_bits(c.encode(state, x, KEY)) / x.size < held + 0.05
     assert c.expect(state, sketch).bits_payload < held + 0.05
@@ -146,13 +130,9 @@ def test_weighted_sketches_need_no_codes(spec, monkeypatch):
     c, x = gtrace.codec(spec), gradient(5, 3000)
     state, plain = fitted(c, x)
     weighted = MomentSketch.from_spec(x, c.needs, weights=np.full(x.size, 2.0))
-
-    def refuse(*args, **kwargs):
-        raise AssertionError("a code was made")
-
     wanted = 2 * c.expect(state, plain).squared_error
     for owner, name in ((coding_blocks, "huffman_lengths"), (grids, "_symbols_of"), (LevelSets, "judge")):
-        monkeypatch.setattr(owner, name, refuse)
+        monkeypatch.setattr(owner, name, None)
     assert c.weighted_error(state, plain, weighted) == pytest.approx(wanted, rel=1e-9, abs=1e-18)
     if level_grid(c) and c.needs.bucket_moments is False:
         sets = LevelSets([c])
@@ -166,23 +146,18 @@ def test_amq_sends_its_multiplier(spec):
     state, _ = fitted(c, x)
     shared = c.shared(state)
     assert len(shared) == 8
-    (p,) = struct.unpack_from("<f", shared, 4)
-    assert state.arrays["levels"][-2] == np.float32(p)
-    payload = c.encode(state, x, KEY)
-    np.testing.assert_array_equal(c.decode(shared, payload, SIZE), c.simulate(state, x, KEY).values)
-    body, flags = open_envelope(payload, codec=c.name, size=SIZE, shared=shared)
-    for wrong in (0.0, 1.0, -0.5, np.nan, np.inf):
-        told = shared[:4] + struct.pack("<f", wrong)
+    assert state.arrays["levels"][-2] == np.float32(struct.unpack_from("<f", shared, 4)[0])
+    np.testing.assert_array_equal(once(c, x, state, KEY), c.simulate(state, x, KEY).values)
+    body, flags = open_envelope(c.encode(state, x, KEY), codec=c.name, size=SIZE, shared=shared)
+    wrong = [shared[:4] + struct.pack("<f", p) for p in (0.0, 1.0, -0.5, np.nan, np.inf)]
+    for said in (*wrong, struct.pack("<HHff", 2, 0, 0.1, 0.5)):
         with pytest.raises(PayloadError, match="multiplier"):
-            c.decode(told, seal(bytes(body), codec=c.name, size=SIZE, shared=told, flags=flags), SIZE)
-    told = struct.pack("<HHff", 2, 0, 0.1, 0.5)
-    with pytest.raises(PayloadError, match="multiplier"):
-        c.decode(told, seal(bytes(body), codec=c.name, size=SIZE, shared=told, flags=flags), SIZE)
+            c.decode(said, seal(bytes(body), codec=c.name, size=SIZE, shared=said, flags=flags), SIZE)
     # Two levels have no multiplier to send.
     c = gtrace.codec("amq:bits=2,coder=fixed")
     state, _ = fitted(c, x)
     assert c.shared(state) == b""
-    np.testing.assert_array_equal(c.decode(b"", c.encode(state, x, KEY), SIZE), c.simulate(state, x, KEY).values)
+    np.testing.assert_array_equal(once(c, x, state, KEY), c.simulate(state, x, KEY).values)
 
 
 @pytest.mark.parametrize("spec", [*OWN, "topk:ratio=0.1", "mem-sgd:ratio=0.1", "qsgd:bits=4"])
@@ -190,47 +165,40 @@ def test_coded_payloads_that_are_wrong_are_refused(spec):
     size = 10_000
     c, x = gtrace.codec(spec), gradient(7, size)
     state, _ = fitted(c, x)
-    shared, payload = c.shared(state), c.encode(state, x, KEY)
-    body, flags = open_envelope(payload, codec=c.name, size=size, shared=shared)
+    shared = c.shared(state)
+    body, flags = open_envelope(c.encode(state, x, KEY), codec=c.name, size=size, shared=shared)
     body = bytes(body)
 
     def decoded(data, flags=flags):
         return c.decode(shared, seal(data, codec=c.name, size=size, shared=shared, flags=flags), size)
 
     assert decoded(body).size == size
-    for data in (body[:-1], body + b"\0", body[: len(body) // 2], body[:3], b""):
+    wrong = [(data, flags) for data in (body[:-1], body + b"\0", body[: len(body) // 2], body[:3], b"")]
+    for data, said in (*wrong, (body, flags ^ 1), (body, flags ^ 0x100), (body, flags | 0x8000)):
         with pytest.raises(PayloadError):
-            decoded(data)
-    for other in (flags ^ 1, flags ^ 0x100, flags | 0x8000):
-        with pytest.raises(PayloadError):
-            decoded(body, other)
+            decoded(data, said)
 
 
-def test_values_of_sparse_codecs_are_coded_where_there_are_enough():
-    x = gradient(9)
-    for spec in ("topk:ratio=0.1", "mem-sgd:ratio=0.1", "dropping:ratio=0.1", "dgc:ratio=0.1"):
-        c = gtrace.codec(spec)
-        state = c.init(SIZE)
-        payload = c.encode(state, x, KEY)
-        found = c.simulate(state, x, KEY)
-        kept = np.count_nonzero(found.values)
-        assert body_bits(payload) < found.coded.fixed * SIZE - 5 * kept, spec
-        assert abs(body_bits(payload) - found.coded.huffman * SIZE) < 40
-        few = c.encode(c.init(50), x[:50], KEY)
-        assert struct.unpack_from("<H", few, 6) == (0,)
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "mem-sgd:ratio=0.1", "dropping:ratio=0.1", "dgc:ratio=0.1"])
+def test_values_of_sparse_codecs_are_coded_where_there_are_enough(spec):
+    c, x = gtrace.codec(spec), gradient(9)
+    sent, found = body_bits(c.encode(c.init(SIZE), x, KEY)), c.simulate(c.init(SIZE), x, KEY)
+    assert sent < found.coded.fixed * SIZE - 5 * np.count_nonzero(found.values)
+    assert abs(sent - found.coded.huffman * SIZE) < 40
+    assert struct.unpack_from("<H", c.encode(c.init(50), x[:50], KEY), 6) == (0,)
 
 
 def test_a_block_can_be_made_for_other_weights():
-    tallies, weights = np.array([10, 90, 0, 60]), np.array([40.0, 40.0, 40.0, 40.0])
-    block = CodedBlock.of(tallies * 10, weights * 10)
-    assert block.lengths is None
-    assert rates(block) == (3200, 3200, 3200)
-    assert CodedBlock.of(tallies * 10).huffman < 2400
+    tallies = np.array([100, 900, 0, 600])
+    block = CodedBlock.of(tallies, np.full(4, 400.0))
+    assert (block.lengths, block.fixed, block.entropy, block.huffman) == (None, 3200, 3200, 3200)
+    assert CodedBlock.of(tallies).huffman < 2400
     assert Floats(np.zeros(0, np.float32)).encode() == b""
 
 
-def test_a_codec_without_symbols_is_as_long_with_every_coder():
-    for spec in ("none", "bf16", "signsgd", "mcgq"):
-        found = gtrace.codec(spec).simulate(gtrace.codec(spec).init(100), gradient(1, 100), KEY)
-        assert len(set(found.coded)) == 1
-        assert found.coded.fixed * 100 == 8 * (found.payload_bytes - ENVELOPE_BYTES)
+@pytest.mark.parametrize("spec", ["none", "bf16", "signsgd", "mcgq"])
+def test_a_codec_without_symbols_is_as_long_with_every_coder(spec):
+    c = gtrace.codec(spec)
+    found = c.simulate(c.init(100), gradient(1, 100), KEY)
+    assert len(set(found.coded)) == 1
+    assert found.coded.fixed * 100 == 8 * (found.payload_bytes - ENVELOPE_BYTES)

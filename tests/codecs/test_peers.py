@@ -51,23 +51,20 @@ def test_numcodecs(load):
     assert np.array_equal(codec.decode(b"", rounded.payload, G.size), rounded.values.ravel())
 
 
-HOOKS = """
-    import torch
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
-    fp16_hook = DdpHook(default_hooks.fp16_compress_hook)
-    bf16_hook = DdpHook(default_hooks.bf16_compress_hook)
-    dense = DdpHook(default_hooks.allreduce_hook)
-    quantized = DdpHook(quantization_hooks.quantization_pertensor_hook)
-    low_rank = DdpHook(powerSGD_hook.powerSGD_hook, lambda: powerSGD_hook.PowerSGDState(
-        None, matrix_approximation_rank=2, start_powerSGD_iter=0, use_error_feedback=False, warm_start=False))
-"""
-
-
 @pytest.mark.framework_case("torch: hooks of DistributedDataParallel as codecs")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_hooks_of_torch(load):
     before = torch.distributed.all_reduce
-    load(HOOKS)
+    load("""
+        import torch
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
+        fp16_hook = DdpHook(default_hooks.fp16_compress_hook)
+        bf16_hook = DdpHook(default_hooks.bf16_compress_hook)
+        dense = DdpHook(default_hooks.allreduce_hook)
+        quantized = DdpHook(quantization_hooks.quantization_pertensor_hook)
+        low_rank = DdpHook(powerSGD_hook.powerSGD_hook, lambda: powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=2, start_powerSGD_iter=0, use_error_feedback=False, warm_start=False))
+    """)
     half = torch.from_numpy(G).half().float().numpy()
     assert np.array_equal(gtrace.compress(G, "fp16_hook").values, half)
     for name, bits in (("fp16_hook", 16), ("bf16_hook", 16), ("dense", 32), ("low_rank", 32 * 2 * (24 + 40) / G.size)):
@@ -87,13 +84,8 @@ def test_hooks_of_torch(load):
 GRACE = """
     import torch
 
-    class Compressor:  # as grace_dl.dist.Compressor
-        def __init__(self, average=True, tensors_size_are_same=True):
-            self.average, self.tensors_size_are_same = average, tensors_size_are_same
-
-    class TopKCompressor(Compressor):
+    class TopKCompressor:  # as grace_dl.dist's
         def __init__(self, compress_ratio):
-            super().__init__()
             self.compress_ratio = compress_ratio
 
         def compress(self, tensor, name):
@@ -105,42 +97,33 @@ GRACE = """
             values, indices = tensors
             return torch.zeros(ctx.numel()).scatter_(0, indices.long(), values).view(ctx)
 
-    class PowerSGDCompressor(Compressor):
+    class PowerSGDCompressor:
         def __init__(self):
-            super().__init__()
             self.q_memory = {}
 
         def compress(self, tensor, name):
-            if tensor.dim() == 1:
-                return [tensor], None
             q = self.q_memory.get(name, torch.empty(tensor.shape[1], 1).normal_())
             p = torch.mm(tensor, q)
             torch.distributed.all_reduce(p)
             p = p / p.norm()
-            q = torch.mm(tensor.t(), p)
+            self.q_memory[name] = q = torch.mm(tensor.t(), p)
             torch.distributed.all_reduce(q)
-            self.q_memory[name] = q
             return [], (p, q, tensor.size())
 
         def decompress(self, tensors, ctx):
-            if ctx is None:
-                return tensors[0]
             p, q, shape = ctx
             return torch.mm(p, q.t()).view(shape)
-
-"""
-GRACE_FILE = """
-    from grace_like import PowerSGDCompressor, TopKCompressor
-
-    top = Grace(TopKCompressor(0.1))
-    power = Grace(PowerSGDCompressor())
 """
 
 
 @pytest.fixture
 def grace(load, tmp_path):
     (tmp_path / "grace_like.py").write_text(textwrap.dedent(GRACE))
-    load(GRACE_FILE)
+    load("""
+        from grace_like import PowerSGDCompressor, TopKCompressor
+        top = Grace(TopKCompressor(0.1))
+        power = Grace(PowerSGDCompressor())
+    """)
     yield
     del sys.modules["grace_like"]
 
@@ -191,67 +174,58 @@ class Info:
         return cls()
 
 
-HIVEMIND = """
-    import numpy as np, torch
-    from hivemind_base import CompressionBase
-
-    class Float16Compression(CompressionBase):  # as hivemind.compression.floating
-        def compress(self, tensor, info, allow_inplace=False):
-            assert type(info).__name__ == "Info"
-            return self.message(tensor.half().numpy().tobytes(), (len(tensor) // 256, len(tensor) % 256))
-
-        def extract(self, serialized_tensor):
-            return torch.as_tensor(np.frombuffer(serialized_tensor.buffer, np.float16).astype(np.float32))
-
-    half = Hivemind(Float16Compression())
-"""
-
-
 @pytest.mark.framework_case("hivemind's interface, without the package: compressions as codecs")
 def test_hivemind(load, monkeypatch):
     base = types.ModuleType("hivemind_base")
     base.CompressionInfo, base.runtime_pb2 = Info, types.SimpleNamespace(Tensor=Message)
     base.CompressionBase = type("CompressionBase", (), {"message": Message, "__module__": base.__name__})
     monkeypatch.setitem(sys.modules, base.__name__, base)
-    (name,) = load(HIVEMIND)
+    (name,) = load("""
+        import numpy as np, torch
+        from hivemind_base import CompressionBase
+
+        class Float16Compression(CompressionBase):  # as hivemind.compression.floating
+            def compress(self, tensor, info, allow_inplace=False):
+                assert type(info).__name__ == "Info"
+                return self.message(tensor.half().numpy().tobytes(), (len(tensor) // 256, len(tensor) % 256))
+
+            def extract(self, serialized_tensor):
+                return torch.as_tensor(np.frombuffer(serialized_tensor.buffer, np.float16).astype(np.float32))
+
+        half = Hivemind(Float16Compression())
+    """)
     sent = gtrace.compress(G, name)
     assert np.array_equal(sent.values, G.astype(np.float16).astype(np.float32))
     assert len(sent.payload) == ENVELOPE_BYTES + 3 + 2 * G.size
     assert not gtrace.codec(name).declared
 
 
-SUBCLASS = """
-    import torch
-
-    class Scaled:  # what torchao's tensors offer: __tensor_flatten__, __tensor_unflatten__ and dequantize
-        def __init__(self, data, scale):
-            self.data, self.scale, self.shape = data, scale, data.shape
-
-        def stride(self):
-            return self.data.stride()
-
-        def __tensor_flatten__(self):
-            return ["data", "scale"], {"kind": "int8"}
-
-        @staticmethod
-        def __tensor_unflatten__(inner, about, shape, stride):
-            assert about == {"kind": "int8"}
-            return Scaled(inner["data"], inner["scale"])
-
-        def dequantize(self):
-            return self.data.float() * self.scale
-
-    def make(rows):
-        assert rows.shape[1] == 32
-        scale = rows.abs().amax(1, keepdim=True) / 127
-        return Scaled((rows / scale.clamp_min(1e-30)).round().to(torch.int8), scale)
-
-    ours = Torchao(make)
-"""
-
-
 def test_a_tensor_subclass(load):
-    (name,) = load(SUBCLASS)
+    (name,) = load("""
+        import torch
+
+        class Scaled:  # what torchao's tensors offer
+            def __init__(self, data, scale):
+                self.data, self.scale, self.shape, self.stride = data, scale, data.shape, data.stride
+
+            def __tensor_flatten__(self):
+                return ["data", "scale"], {"kind": "int8"}
+
+            @staticmethod
+            def __tensor_unflatten__(inner, about, shape, stride):
+                assert about == {"kind": "int8"}
+                return Scaled(inner["data"], inner["scale"])
+
+            def dequantize(self):
+                return self.data.float() * self.scale
+
+        def make(rows):
+            assert rows.shape[1] == 32
+            scale = rows.abs().amax(1, keepdim=True) / 127
+            return Scaled((rows / scale.clamp_min(1e-30)).round().to(torch.int8), scale)
+
+        ours = Torchao(make)
+    """)
     odd = G.ravel()[:70]
     sent = gtrace.compress(odd, name)
     assert sent.bits == 3 * (32 * 8 + 32) / 70

@@ -12,7 +12,7 @@ import gtrace
 from gtrace import MomentSketch
 from gtrace.codecs import expecting, grids, level_grid
 from gtrace.codecs.level_sets import LevelSets
-from gtrace.coding import ENVELOPE_BYTES, CodedBlock, Floats, entropy, open_envelope, seal, sign_first, sign_last
+from gtrace.coding import ENVELOPE_BYTES, open_envelope, seal, sign_first, sign_last
 from gtrace.coding import huffman as coding_blocks
 from gtrace.errors import PayloadError
 from gtrace.testing import fitted
@@ -73,6 +73,8 @@ def test_every_codec_says_its_bits_under_each_coder(spec):
     while hasattr(inner, "inner"):
         inner = inner.inner
     coder = inner.parameters.get("coder")
+    if spec in ("none", "bf16", "signsgd", "mcgq"):
+        assert len(set(coded)) == 1, "no symbols"
     if coder == "fixed":
         assert abs(coded.fixed - bits) * x.size < 8
     elif not level_grid(inner):
@@ -104,16 +106,6 @@ def test_codes_come_near_their_entropy_and_small_tensors_stay_at_fixed_width(spe
         assert fixed.expect(state, sketch).bits_payload == pytest.approx(expected.bits_fixed)
     few, _ = fitted(c, x[:9])
     assert c.encode(few, x[:9], KEY)[ENVELOPE_BYTES:] == fixed.encode(few, x[:9], KEY)[ENVELOPE_BYTES:]
-
-
-def test_small_floats_take_what_their_codes_hold():
-    c, x = gtrace.codec("fp:e4m3,scale=absmax"), gradient(4, 1 << 17)
-    state, sketch = fitted(c, x)
-    magnitudes = c.format_of(state).encode(x * np.float32(2.0 ** c.scale_of(state))) & 0x7F
-    held = entropy(np.bincount(magnitudes) / x.size) + np.count_nonzero(magnitudes) / x.size
-    assert held < 6.9
-    assert body_bits(c.encode(state, x, KEY)) / x.size < held + 0.05
-    assert c.expect(state, sketch).bits_payload < held + 0.05
 
 
 @pytest.mark.parametrize("width", [2, 5, 16])
@@ -177,28 +169,3 @@ def test_coded_payloads_that_are_wrong_are_refused(spec):
     for data, said in (*wrong, (body, flags ^ 1), (body, flags ^ 0x100), (body, flags | 0x8000)):
         with pytest.raises(PayloadError):
             decoded(data, said)
-
-
-@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "mem-sgd:ratio=0.1", "dropping:ratio=0.1", "dgc:ratio=0.1"])
-def test_values_of_sparse_codecs_are_coded_where_there_are_enough(spec):
-    c, x = gtrace.codec(spec), gradient(9)
-    sent, found = body_bits(c.encode(c.init(SIZE), x, KEY)), c.simulate(c.init(SIZE), x, KEY)
-    assert sent < found.coded.fixed * SIZE - 5 * np.count_nonzero(found.values)
-    assert abs(sent - found.coded.huffman * SIZE) < 40
-    assert struct.unpack_from("<H", c.encode(c.init(50), x[:50], KEY), 6) == (0,)
-
-
-def test_a_block_can_be_made_for_other_weights():
-    tallies = np.array([100, 900, 0, 600])
-    block = CodedBlock.of(tallies, np.full(4, 400.0))
-    assert (block.lengths, block.fixed, block.entropy, block.huffman) == (None, 3200, 3200, 3200)
-    assert CodedBlock.of(tallies).huffman < 2400
-    assert Floats(np.zeros(0, np.float32)).encode() == b""
-
-
-@pytest.mark.parametrize("spec", ["none", "bf16", "signsgd", "mcgq"])
-def test_a_codec_without_symbols_is_as_long_with_every_coder(spec):
-    c = gtrace.codec(spec)
-    found = c.simulate(c.init(100), gradient(1, 100), KEY)
-    assert len(set(found.coded)) == 1
-    assert found.coded.fixed * 100 == 8 * (found.payload_bytes - ENVELOPE_BYTES)

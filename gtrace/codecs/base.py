@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 
 from gtrace.buckets import as_values
-from gtrace.coding import ENVELOPE_BYTES
+from gtrace.coding.envelope import ENVELOPE_BYTES
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels.norms import count_nonfinite
 from gtrace.types import Expectation, State, SummarySpec
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.coding import CodedBlock
+    from gtrace.coding.huffman import CodedBlock
     from gtrace.sketch import MomentSketch
 
     #: yields a worker's message, and receives the mean over all workers, of the same shape

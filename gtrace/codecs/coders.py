@@ -11,19 +11,16 @@ import numpy as np
 from gtrace.codecs.base import Measured, coder_parameter, parameter
 from gtrace.codecs.grids import symbols_of
 from gtrace.codecs.parts import Coder
-from gtrace.coding import (
+from gtrace.coding.elias import EliasCode, EliasKind
+from gtrace.coding.fixed import pack_fixed, unpack_fixed, width_for
+from gtrace.coding.huffman import (
     CodedBlock,
-    EliasCode,
-    EliasKind,
     decode_block,
     huffman_code,
     mean_length,
-    pack_fixed,
     pack_lengths,
     tally,
-    unpack_fixed,
     unpack_lengths,
-    width_for,
 )
 from gtrace.errors import PayloadError
 from gtrace.types import Scope, State

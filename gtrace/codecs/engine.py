@@ -18,7 +18,7 @@ from gtrace.codecs.base import Codec, CodedBits, EncodedPart, Simulated, check_s
 from gtrace.codecs.grids import LevelGrid
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register
-from gtrace.coding import ENVELOPE_BYTES, open_envelope, seal
+from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
 from gtrace.errors import PayloadError
 from gtrace.types import Expectation, State, SummarySpec
 

@@ -23,17 +23,9 @@ from gtrace.codecs.base import (
 )
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.spec import register
-from gtrace.coding import (
-    ENVELOPE_BYTES,
-    CodedBlock,
-    decode_block,
-    fixed_size,
-    packed_room,
-    seal,
-    sign_first,
-    sign_last,
-    tally,
-)
+from gtrace.coding.envelope import ENVELOPE_BYTES, seal
+from gtrace.coding.fixed import fixed_size, packed_room, sign_first, sign_last
+from gtrace.coding.huffman import CodedBlock, decode_block, tally
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.floats import (
     LARGEST_SCALE,

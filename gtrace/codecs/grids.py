@@ -11,7 +11,8 @@ import numpy as np
 
 from gtrace.codecs.base import check_finite, parameter
 from gtrace.codecs.parts import Grid, Rounding
-from gtrace.coding import MAX_LENGTH, check_symbol, checked_fixed, fixed_size, packed_room, width_for
+from gtrace.coding.fixed import check_symbol, checked_fixed, fixed_size, packed_room, width_for
+from gtrace.coding.huffman import MAX_LENGTH
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting import alq_levels, amq_levels, amq_multiplier, expected_variance, moment_mixture, optimal_levels
@@ -82,13 +83,7 @@ class Rule:
         """The number of the rule in kernels."""
         return _KERNELS[self.kind]
 
-    def quantize(
-        self,
-        v: Scaled,
-        key: tuple[int, int],
-        start: int,
-        sink: SymbolSink,
-    ) -> None:
+    def quantize(self, v: Scaled, key: tuple[int, int], start: int, sink: SymbolSink) -> None:
         """Round values in buckets, whose norms are taken on the way unless they are given.
 
         Args:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from gtrace.codecs.base import Codec
-from gtrace.coding import ENVELOPE_BYTES
+from gtrace.coding.envelope import ENVELOPE_BYTES
 from gtrace.errors import UsageError
 from gtrace.fitting.pooling import Pool, poolable
 from gtrace.sketch import MomentSketch

@@ -16,8 +16,8 @@ from gtrace.codecs.engine import Composed
 from gtrace.codecs.memory import Accumulated
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register
-from gtrace.coding import ENVELOPE_BYTES, sealed_size
 from gtrace.coding.elias import ELIAS, EliasCode, as_integers
+from gtrace.coding.envelope import ENVELOPE_BYTES, sealed_size
 from gtrace.coding.runlength import HEADER_BITS, measure_runs, read_runs, read_widths, write_runs
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import compare as _compare

@@ -69,10 +69,7 @@ class FadingResidual(Residual):
     """
 
     beta: float = parameter(
-        0.0,
-        "e <- beta e + (1 - beta) (what was lost): a moving average of errors (LoCo)",
-        minimum=0.0,
-        maximum=1.0,
+        0.0, "e <- beta e + (1 - beta) (what was lost): a moving average of errors (LoCo)", minimum=0.0, maximum=1.0
     )
     decay: float = parameter(1.0, "what is added of e, as DeMo's and SparseLoCo's momentum", minimum=0.0, maximum=1.0)
     reset: int | None = parameter(

@@ -11,27 +11,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.buckets import MANTISSA
-from gtrace.codecs.base import (
-    CodedBits,
-    EncodedPart,
-    Simulated,
-    check_summary,
-    checked_values,
-    parameter,
-)
+from gtrace.codecs.base import CodedBits, EncodedPart, Simulated, check_summary, checked_values, parameter
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.spec import register
-from gtrace.coding import (
-    ENVELOPE_BYTES,
-    CodedBlock,
-    Floats,
-    decode_block,
-    decode_floats,
-    expected_floats,
-    seal,
-    tally,
-)
+from gtrace.coding.envelope import ENVELOPE_BYTES, seal
 from gtrace.coding.fixed import finite
+from gtrace.coding.huffman import CodedBlock, Floats, decode_block, decode_floats, expected_floats, tally
 from gtrace.coding.sparse import PrefixCode
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.sparsity import RULES, EmpiricalMagnitudes, Rule, allocate_sparsity, threshold

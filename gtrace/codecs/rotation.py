@@ -17,8 +17,9 @@ from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.parts import FLOAT32_MAX
 from gtrace.codecs.spec import register_wrapper
 from gtrace.codecs.wrappers import Coordinates
-from gtrace.coding import ENVELOPE_BYTES, CodedBlock, decode_block, tally
+from gtrace.coding.envelope import ENVELOPE_BYTES
 from gtrace.coding.fixed import read_floats
+from gtrace.coding.huffman import CodedBlock, decode_block, tally
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import hadamard as _hadamard

@@ -15,17 +15,9 @@ from gtrace.codecs.base import CodedBits, Measured, coder_parameter, parameter
 from gtrace.codecs.memory import averaged, saturating
 from gtrace.codecs.parts import FLOAT32_MAX, Coder, FixedGrid, Memory, Parts, Rounding
 from gtrace.codecs.spec import codec
-from gtrace.coding import (
-    ENVELOPE_BYTES,
-    CodedBlock,
-    Floats,
-    decode_floats,
-    expected_floats,
-    open_envelope,
-    seal,
-    width_for,
-)
-from gtrace.coding.fixed import from_words, read_floats, to_words, word_room
+from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
+from gtrace.coding.fixed import from_words, read_floats, to_words, width_for, word_room
+from gtrace.coding.huffman import CodedBlock, Floats, decode_floats, expected_floats
 from gtrace.coding.sparse import decode_positions, decode_sparse, encode_positions
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elementwise as _elementwise

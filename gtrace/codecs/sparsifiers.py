@@ -131,10 +131,7 @@ class AdaComp(Composed):
         "largest |p|; e <- p - Q(p)"
     )
     paper = "Chen et al., AdaComp: Adaptive Residual Gradient Compression for Data-Parallel Distributed Training, 2018"
-    corrections = (
-        "values that are zero are never sent, or a bin of zeros would be sent whole",
-        UNITS,
-    )
+    corrections = ("values that are zero are never sent, or a bin of zeros would be sent whole", UNITS)
     about = (
         "A sparsifier that finds its own ratio: in each bin it sends what is near the bin's largest magnitude once "
         "the present gradient is added again. One scale a tensor makes values cheap; memory keeps the rest."

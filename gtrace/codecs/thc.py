@@ -17,7 +17,7 @@ from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.grids import LevelGrid, Stochastic
 from gtrace.codecs.parts import FLOAT32_MAX, Parts, Scale, Scaled
 from gtrace.codecs.rotation import block_parameter, check_block, piece_lengths, rotated
-from gtrace.coding import CodedBlock
+from gtrace.coding.huffman import CodedBlock
 from gtrace.errors import PayloadError, UsageError
 from gtrace.types import Expectation
 

@@ -14,7 +14,7 @@ from gtrace.codecs.engine import assembled
 from gtrace.codecs.memory import UNITS, Accumulated, Estimate, FadingResidual, MomentumSum
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register_wrapper
-from gtrace.coding import open_envelope, seal
+from gtrace.coding.envelope import open_envelope, seal
 from gtrace.errors import PayloadError, UsageError
 from gtrace.types import State
 

@@ -77,11 +77,7 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
         weight = sums[:, 3]
         # Values with a weight that vanishes in float64 have no position within their bin either.
         some = np.where(weight > 0, weight, 1.0)
-        columns += [
-            weight,
-            sums[:, 4] / (some * width),
-            sums[:, 5] / (some * width * width),
-        ]
+        columns += [weight, sums[:, 4] / (some * width), sums[:, 5] / (some * width * width)]
     counts = (
         sketch.zeros,
         sketch.nonfinite,

@@ -12,8 +12,9 @@ import gtrace
 from gtrace import MomentSketch
 from gtrace.codecs import expecting, grids, level_grid
 from gtrace.codecs.level_sets import LevelSets
-from gtrace.coding import ENVELOPE_BYTES, open_envelope, seal, sign_first, sign_last
+from gtrace.coding import ENVELOPE_BYTES, open_envelope, seal
 from gtrace.coding import huffman as coding_blocks
+from gtrace.coding.fixed import sign_first, sign_last
 from gtrace.errors import PayloadError
 from gtrace.testing import fitted
 from gtrace.types import Key

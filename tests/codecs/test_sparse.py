@@ -7,7 +7,7 @@ from helpers_codecs import body, decode_sealed, encode_sparse, fixed_positions, 
 import gtrace
 from gtrace.codecs.sparse import kept, largest, magnitudes
 from gtrace.codecs.sparsifiers import AdaComp, Dgc, Dropping, RandomK, TopK
-from gtrace.coding import Floats
+from gtrace.coding.huffman import Floats
 from gtrace.coding.sparse import encode_positions
 from gtrace.types import Key
 

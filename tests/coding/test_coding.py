@@ -8,25 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtrace.coding import (
-    ENVELOPE_BYTES,
-    MAX_LENGTH,
+from gtrace.coding import ENVELOPE_BYTES, MAX_LENGTH, HuffmanCode, huffman_lengths, open_envelope, seal
+from gtrace.coding.fixed import pack_fixed, unpack_fixed, width_for
+from gtrace.coding.huffman import (
     CodedBlock,
     Floats,
-    HuffmanCode,
     decode_block,
     decode_floats,
-    huffman_lengths,
-    open_envelope,
-    pack_fixed,
+    lengths_size,
     pack_lengths,
-    seal,
     tally,
-    unpack_fixed,
     unpack_lengths,
-    width_for,
 )
-from gtrace.coding.huffman import lengths_size
 from gtrace.errors import PayloadError, UsageError
 
 weights = st.lists(st.floats(0, 1) | st.just(0.0), min_size=1, max_size=60).filter(any)

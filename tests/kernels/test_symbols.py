@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtrace.coding import MAX_LENGTH, entropy, huffman_lengths, pack_lengths
+from gtrace.coding.huffman import MAX_LENGTH, entropy, huffman_lengths, pack_lengths
 from gtrace.kernels import symbols
 
 

@@ -143,6 +143,10 @@ class Scale(Word):
     rank: ClassVar[int] = 1
     #: the scales of a body that holds none
     absent: ClassVar[NDArray[np.float32]] = _NONE
+    #: the parameter that is the number of values per scale; all share one if there is none
+    per: ClassVar[str] = ""
+    #: bytes of one scale in a body
+    width: ClassVar[int] = 0
 
     @property
     def checks(self) -> bool:
@@ -166,7 +170,8 @@ class Scale(Word):
 
     def over(self, size: int) -> int:
         """Number of values that share a scale, at least 1, of ``size``."""
-        return max(1, size)
+        shared: int | None = getattr(self, self.per) if self.per else None
+        return shared or max(1, size)
 
     def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
         """The scales of finite float32[n]; for a part of a tensor, the whole tensor's scale from the state."""
@@ -182,7 +187,7 @@ class Scale(Word):
 
     def head(self, body: memoryview, size: int) -> int:
         """Number of bytes of scales at the start of a body."""
-        return 0
+        return self.width * -(-size // self.over(size))
 
     def pack(self, scales: NDArray[np.float32]) -> bytes:
         """The scales as they are sent."""

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 class BucketNorm(Scale):
     """A norm of each bucket of consecutive values, in float32."""
 
+    per = "bucket_size"
+    width = 4
+
     norm: Norm = parameter("l2", "what a bucket is divided by", choices=("l2", "linf", "l1"))
     bucket_size: int | None = parameter(
         8192, "consecutive values that share a norm; none for the whole tensor", minimum=1, optional=True
@@ -68,9 +71,6 @@ class BucketNorm(Scale):
             return size - size % self.bucket_size
         return size
 
-    def over(self, size: int) -> int:
-        return self.bucket_size or max(1, size)
-
     def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
         whole = state.arrays.get("scale")
         return bucket_scales(x, self.norm, self.bucket_size) if whole is None else whole
@@ -80,21 +80,16 @@ class BucketNorm(Scale):
             return None
         return whole_scale(self.norm, sums.norm1, sums.energy, sums.largest)
 
-    def head(self, body: memoryview, size: int) -> int:
-        return 4 * -(-size // self.over(size))
-
 
 @dataclass(frozen=True)
 class NoNorm(BucketNorm):
     """Buckets with the divisor 1; nothing is sent."""
 
     absent = np.ones(1, np.float32)
+    width = 0
 
     norm: Norm = parameter("none", "no scale", choices=("none",))
     bucket_size: int | None = parameter(None, "not used here: there is no scale", optional=True, maximum=0)
-
-    def head(self, body: memoryview, size: int) -> int:
-        return 0
 
     def pack(self, scales: NDArray[np.float32]) -> bytes:
         return b""
@@ -104,27 +99,22 @@ class NoNorm(BucketNorm):
 class BlockMax(Scale):
     """The largest magnitude of each block, in float32."""
 
+    per = "block_size"
+    width = 4
+
     block_size: int | None = parameter(
         2048, "consecutive values that share a scale; none for the whole tensor", minimum=1, optional=True
     )
 
-    def over(self, size: int) -> int:
-        return self.block_size or max(1, size)
-
     def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
-        return bucket_scales(x, "linf", self.block_size)
-
-    def head(self, body: memoryview, size: int) -> int:
-        return 4 * -(-size // self.over(size))
+        return bucket_scales(x, "linf", self.over(x.size))
 
 
 @dataclass(frozen=True)
 class Range(Scale):
     """The least and the greatest value of a tensor, in float32."""
 
-    @property
-    def whole_tensor(self) -> bool:
-        return True
+    whole_tensor = True
 
     def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
         return np.array([x.min(), x.max()] if x.size else [0.0, 0.0], np.float32)
@@ -187,21 +177,18 @@ class Magnitude(Scale):
 class TwoMeans(Scale):
     """The mean of a bucket's values from 0 up, and the mean of those below, in float32."""
 
+    per = "bucket_size"
+    width = 8
+
     bucket_size: int | None = parameter(
         512, "consecutive values that share the two means; none for the whole tensor", minimum=1, optional=True
     )
-
-    def over(self, size: int) -> int:
-        return self.bucket_size or max(1, size)
 
     def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
         bucket = self.over(x.size)
         means = np.empty((-(-x.size // bucket), 2), np.float32)
         _elementwise.two_means(x, bucket, means)
         return means
-
-    def head(self, body: memoryview, size: int) -> int:
-        return 8 * -(-size // self.over(size))
 
     def read(self, data: memoryview) -> NDArray[np.float32]:
         means = np.frombuffer(data, "<f4").astype(np.float32).reshape(-1, 2)

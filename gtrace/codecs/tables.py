@@ -63,41 +63,28 @@ class Entries(FixedGrid):
 
 
 @dataclass(frozen=True)
-class Integral(Entries):
-    """k / ``steps`` for consecutive integers k, ties to even."""
+class Integers(Entries):
+    """k / 127 for k = -127..127, ties to even: 255 of the codes of eight bits."""
 
     @property
-    @abstractmethod
-    def steps(self) -> int:
-        """Steps from zero to the block's largest magnitude."""
+    def span(self) -> tuple[int, int]:
+        """Steps from zero to the block's largest magnitude, and the largest integer; the least is minus the steps."""
+        return 127, 127
 
     @property
-    @abstractmethod
-    def least(self) -> int:
-        """The least integer; the largest is ``steps`` or one less."""
+    def entries(self) -> NDArray[np.float32]:
+        """As many as there are integers."""
+        return _integers(*self.span)
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
         """The number of the nearest integer, from the least one."""
-        codes = np.empty(v.x.size, np.uint16)
-        _elementwise.round_to_integers(v.x, v.bucket, v.scales, self.steps, self.least, self.entries.size, codes)
+        codes, (steps, _) = np.empty(v.x.size, np.uint16), self.span
+        _elementwise.round_to_integers(v.x, v.bucket, v.scales, steps, -steps, self.entries.size, codes)
         return codes
 
 
 @dataclass(frozen=True)
-class Signed8(Integral):
-    """k / 127 for k = -127..127."""
-
-    steps = 127
-    least = -127
-
-    @property
-    def entries(self) -> NDArray[np.float32]:
-        """255: one of the eight-bit codes is unused."""
-        return _integers(self.least, self.steps, self.steps)
-
-
-@dataclass(frozen=True)
-class TwosComplement(Integral):
+class TwosComplement(Integers):
     """k / 2^(bits - 1) for k = -2^(bits - 1) .. 2^(bits - 1) - 1; what lies above the largest is cut off."""
 
     bits: int = parameter(4, "of an integer", minimum=2, maximum=15)
@@ -108,24 +95,14 @@ class TwosComplement(Integral):
         return self.bits
 
     @property
-    def steps(self) -> int:
-        """Half as many as there are integers."""
-        return 1 << self.bits - 1
-
-    @property
-    def least(self) -> int:
-        """The largest magnitude with a minus."""
-        return -self.steps
-
-    @property
-    def entries(self) -> NDArray[np.float32]:
-        """2^bits of them."""
-        return _integers(self.least, self.steps - 1, self.steps)
+    def span(self) -> tuple[int, int]:
+        """Half as many steps as there are integers."""
+        return 1 << self.bits - 1, (1 << self.bits - 1) - 1
 
 
 @cache
-def _integers(least: int, most: int, steps: int) -> NDArray[np.float32]:
-    return (np.arange(least, most + 1) / steps).astype(np.float32)
+def _integers(steps: int, top: int) -> NDArray[np.float32]:
+    return (np.arange(-steps, top + 1) / steps).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -178,28 +155,23 @@ _TABLES = {"nf4": _normal_float, "fp4": _float4, "dynamic8": _dynamic8}
 class GroupMax(Scale):
     """The largest magnitude of each group, in float32."""
 
+    per = "group"
+    width = 4
+
     group: int | None = parameter(
         256, "consecutive values that share a scale; none for the whole tensor", minimum=1, optional=True
     )
 
-    @property
-    def block_size(self) -> int | None:
-        """Length of a group."""
-        return self.group
-
-    over, measure, head = BlockMax.over, BlockMax.measure, BlockMax.head
+    measure = BlockMax.measure
 
 
 @dataclass(frozen=True)
 class CodeMeans(Scale):
     """The mean of the values with each of 256 codes, in float32; 0 for a code that no value has."""
 
-    rule: Literal["uniform", "quantile"] = "uniform"
+    whole_tensor = True
 
-    @property
-    def whole_tensor(self) -> bool:
-        """The codes belong to all values."""
-        return True
+    rule: Literal["uniform", "quantile"] = "uniform"
 
     def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
         """The values with 256 means, and the codes that gave them."""
@@ -274,7 +246,7 @@ class Int8(Composed):
     """Linear codes from -127 to 127, rounded to nearest; the code -128 is not used."""
 
     name = "int8"
-    parts = Parts(scale=BlockMax(), grid=Signed8(), rounding=Nearest(), coder=OwnCode())
+    parts = Parts(scale=BlockMax(), grid=Integers(), rounding=Nearest(), coder=OwnCode())
     summary = "8-bit integers, blocks scaled by their largest magnitude"
     formula = "Q(v) = a round(127 v / a) / 127, a = the block's largest |v|, ties to even"
     paper = f"{_DETTMERS} (with linear codes)"

@@ -90,18 +90,13 @@ class NormalRange(Scale):
 
     unbiased: ClassVar[bool] = False
     shares: ClassVar[bool] = True
+    per = "block"
+    width = 4
+    # A part would be rotated by other signs.
+    part_multiple = None
 
     block: int = block_parameter(1024)
     outside: float = _outside()
-
-    @property
-    def part_multiple(self) -> int | None:
-        """None: a part would be rotated by other signs."""
-        return None
-
-    def over(self, size: int) -> int:
-        """A block."""
-        return self.block
 
     def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
         """The ranges, float32; what is rotated in pieces at the end has the largest of their ranges."""
@@ -121,10 +116,6 @@ class NormalRange(Scale):
         scales = self.measure(x, state)
         each = np.repeat(scales, self.block)[: x.size]
         return Scaled(np.clip(x, -each, each), scales, self.block)
-
-    def head(self, body: memoryview, size: int) -> int:
-        """A float32 for each block."""
-        return 4 * -(-size // self.block)
 
 
 @dataclass(frozen=True)

@@ -179,9 +179,8 @@ class Fp16(Composed):
     corrections = (_SATURATES,)
     about = "What mixed-precision training sends: half the bits of float32."
     sends = "Two bytes a value, little-endian."
-    behavior = (
-        "Relative error up to 2^-11 a value; values below 3e-8 become zero, which loss scaling is meant to prevent."
-    )
+    behavior = """Relative error up to 2^-11 a value; values below 3e-8 become zero, which loss scaling is meant to
+    prevent."""
     related = ("bf16", "fp", "int8")
 
 
@@ -195,10 +194,8 @@ class Bf16(Composed):
     formula = "Q(v) = the nearest of the float32 numbers with 7 bits of mantissa, or one of the two around v at random"
     paper = "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019"
     corrections = (_SATURATES,)
-    about = (
-        "Half the bits of float32 at its whole range: nothing becomes zero, with three bits less of mantissa than "
-        "float16."
-    )
+    about = """Half the bits of float32 at its whole range: nothing becomes zero, with three bits less of mantissa than
+    float16."""
     sends = "Two bytes a value, little-endian."
     behavior = "Relative error up to 2^-8 a value (twice that at random), whatever the gradient's scale."
     related = ("fp16", "fp")
@@ -219,14 +216,10 @@ class MinMax(Composed):
     corrections = (
         "the paper names TensorFlow's quantizer alone; these are its codes with both ends of the range on a code",
     )
-    about = (
-        "Equally spaced codes between the least and the greatest value, as used by TensorFlow's quantizer and MQGrad."
-    )
-    sends = (
-        "The least and the greatest value in float32, then codes of `bits` bits; the envelope's flags name the bits."
-    )
-    behavior = (
-        "Error at most half a step anywhere. Few values far out make the step coarse, and zero is a level only by "
-        "chance."
-    )
+    about = """Equally spaced codes between the least and the greatest value, as used by TensorFlow's quantizer and
+    MQGrad."""
+    sends = """The least and the greatest value in float32, then codes of `bits` bits; the envelope's flags name the
+    bits."""
+    behavior = """Error at most half a step anywhere. Few values far out make the step coarse, and zero is a level only
+    by chance."""
     related = ("int8", "qsgdinf")

@@ -104,9 +104,8 @@ class Fp(Composed):
 
     name = "fp"
     summary = "small floats 1-E-M, the format chosen for the data, scaled by a power of two"
-    formula = (
-        "Q(v) = 2^-k R(2^k v), R to the nearest number 1-E-M, ties to the even code, at most (2 - 2^-M) 2^(2^(E-1))"
-    )
+    formula = """Q(v) = 2^-k R(2^k v), R to the nearest number 1-E-M, ties to the even code, at most (2 - 2^-M)
+    2^(2^(E-1))"""
     paper = "Chmiel et al., Neural Gradients Are Near-Lognormal, 2021"
     corrections = (
         "Eq. (4) divides by 2^M - 1: infinite at M = 0, up to twofold too high at M = 1; here it is an exact sum",
@@ -114,19 +113,13 @@ class Fp(Composed):
         "not follow; the default has the least expected squared error of all powers of two, for the values themselves",
         "a format is chosen where its own scale rule puts the values",
     )
-    about = (
-        "Any small float format, as 8-bit training uses: 1-E-M bits with a power of two as scale. The scale is the "
-        "one with the least squared error for each tensor; scale=max is the paper's rule. Without format= the split"
-        " into exponent and mantissa is chosen for the data, too."
-    )
-    sends = (
-        "The scale 2^-k in float32, or with block= a byte for each block; then codes of N bits. What a receiver "
-        "must hold already: the exponent's width, if it was chosen."
-    )
-    behavior = (
-        "Relative error is even over the range of the format, so it suits lognormal data; nearest rounding is "
-        "biased. At 2 and 3 bits most values become zero."
-    )
+    about = """Any small float format, as 8-bit training uses: 1-E-M bits with a power of two as scale. The scale is the
+    one with the least squared error for each tensor; scale=max is the paper's rule. Without format= the split into
+    exponent and mantissa is chosen for the data, too."""
+    sends = """The scale 2^-k in float32, or with block= a byte for each block; then codes of N bits. What a receiver
+    must hold already: the exponent's width, if it was chosen."""
+    behavior = """Relative error is even over the range of the format, so it suits lognormal data; nearest rounding is
+    biased. At 2 and 3 bits most values become zero."""
     related = ("int8", "bf16", "natural")
     unbiased = False
     word = "format"

@@ -211,10 +211,8 @@ class Mcgq(Composed):
 
     name = "mcgq"
     summary = "systematic samples proportional to the magnitudes, counted; zeros run-length coded"
-    formula = (
-        "Q(v)_k = ||v||_1 / N sign(v_k) (D_k - D_(k-1)), D_k = ceil(N S_k / ||v||_1 - xi), S_k = |v_1| + ... + |v_k|, "
-        "N = ceil(n amount)"
-    )
+    formula = """Q(v)_k = ||v||_1 / N sign(v_k) (D_k - D_(k-1)), D_k = ceil(N S_k / ||v||_1 - xi), S_k = |v_1| + ... +
+    |v_k|, N = ceil(n amount)"""
     paper = "Mordido, Van Keirsbilck, Keller, Monte Carlo Gradient Quantization, 2020"
     corrections = (
         "a sample hits the first coordinate whose cumulative share lies strictly above it; the search starts there",
@@ -223,19 +221,13 @@ class Mcgq(Composed):
         "that distance is of the order of 1 / n, so useful delta_k are of the order of n",
         "with accumulation the scheme is not unbiased over time",
     )
-    about = (
-        "Samples coordinates in proportion to their magnitude and sends the number of hits of each. The number of "
-        "samples sets the error; zeros come in runs and are counted."
-    )
-    sends = (
-        "B_g and B_RLE (u32), with with_norm the norm (float32), then counts of B_g bits in two's complement, a 0 "
-        "followed by the length of its run in B_RLE bits; most significant bit first. With another coder: the norm,"
-        " then codes."
-    )
-    behavior = (
-        "Variance (||v||_1/N)^2 f (1 - f) a coordinate, f the fraction of its expected count. A heavy tail costs "
-        "little, an even gradient many samples."
-    )
+    about = """Samples coordinates in proportion to their magnitude and sends the number of hits of each. The number of
+    samples sets the error; zeros come in runs and are counted."""
+    sends = """B_g and B_RLE (u32), with with_norm the norm (float32), then counts of B_g bits in two's complement, a 0
+    followed by the length of its run in B_RLE bits; most significant bit first. With another coder: the norm, then
+    codes."""
+    behavior = """Variance (||v||_1/N)^2 f (1 - f) a coordinate, f the fraction of its expected count. A heavy tail
+    costs little, an even gradient many samples."""
     related = ("randomk", "prune", "accumulate")
 
     amount: float = parameter(1.0, "samples per element, K; not used with bits", minimum=1e-9)

@@ -43,29 +43,21 @@ class PowerSgd(Composed):
 
     name = "powersgd"
     summary = "two thin factors of the gradient as a matrix, with error feedback"
-    formula = (
-        "M = v + e as a matrix; P <- mean of M Q over the workers, orthonormal; Q <- mean of M' P; all hold P Q'; "
-        "e <- M - P Q'"
-    )
+    formula = """M = v + e as a matrix; P <- mean of M Q over the workers, orthonormal; Q <- mean of M' P; all hold P
+    Q'; e <- M - P Q'"""
     paper = "Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, 2019"
     corrections = (
         "P is made orthonormal by Householder reflections, not by Gram-Schmidt: the same product, with less rounding",
         "a column of Q that becomes zero keeps its last start",
         UNITS,
     )
-    about = (
-        "The gradient as a matrix of low rank: two thin factors by one step of power iteration that starts from the "
-        "last step's result, with error feedback. Linear layers suit it."
-    )
-    sends = (
-        "The factors P and Q in float32, each averaged over the workers; vectors, and tensors that factors would "
-        "not shorten, are sent as they are."
-    )
-    behavior = (
-        "Rows are the parameter's first dimension. Bits 32 rank (rows + columns) / n: they fall with size. Error is"
-        " small where singular values fall fast; the first steps are worse, until the iteration has found its "
-        "directions."
-    )
+    about = """The gradient as a matrix of low rank: two thin factors by one step of power iteration that starts from
+    the last step's result, with error feedback. Linear layers suit it."""
+    sends = """The factors P and Q in float32, each averaged over the workers; vectors, and tensors that factors would
+    not shorten, are sent as they are."""
+    behavior = """Rows are the parameter's first dimension. Bits 32 rank (rows + columns) / n: they fall with size.
+    Error is small where singular values fall fast; the first steps are worse, until the iteration has found its
+    directions."""
     related = ("ef", "topk")
     unbiased = False
     stateful = True

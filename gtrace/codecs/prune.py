@@ -56,6 +56,11 @@ class _PruningCodec(Composed):
     this makes every expectation exact, for the tensor that the threshold was fitted to and any other.
     """
 
+    # The threshold is fitted to all plain magnitudes; then values are pruned one by one.
+    whole_tensor = True
+    needs = SummarySpec("none", None)
+    part_multiple = 1
+
     sparsity: float = parameter(0.8, "wanted fraction of zeros, below 1; existing zeros count", minimum=0.0)
     coder: Literal["huffman", "prefix"] = parameter(
         "huffman",
@@ -67,16 +72,6 @@ class _PruningCodec(Composed):
         super().__post_init__()
         if self.sparsity >= 1.0:
             raise UsageError(f"codec {self.name}: sparsity={self.sparsity:g} is out of range; it must be below 1")
-
-    @property
-    def whole_tensor(self) -> bool:
-        """The threshold is fitted to all magnitudes."""
-        return True
-
-    @property
-    def needs(self) -> SummarySpec:
-        """The plain magnitudes of the whole tensor."""
-        return SummarySpec("none", None)
 
     @abstractmethod
     def fit_alpha(self, sparsity: float, summary: MomentSketch) -> float:
@@ -106,11 +101,6 @@ class _PruningCodec(Composed):
         whole = EncodedPart(b"", 8 * _ALPHA_BYTES, PrefixCode(float(alpha)).bits(pruned), _tallies(alpha, pruned)[2])
         body, coded = self.measured(whole, pruned.size)
         return Simulated(pruned, ENVELOPE_BYTES + body, coded)
-
-    @property
-    def part_multiple(self) -> int:
-        """1: the threshold belongs to the tensor, and values are pruned one by one."""
-        return 1
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """One code for all parts, or the prefix code if it is shorter; that is their fixed width."""
@@ -203,10 +193,8 @@ class Prune(_PruningCodec):
 
     name = "prune"
     summary = "small values become a threshold or zero at random, for a wanted sparsity"
-    formula = (
-        "Q(v) = v where |v| > alpha, else alpha sign(v) with probability |v| / alpha, else 0; "
-        "mean (1 - |v| / alpha)^+ = sparsity"
-    )
+    formula = """Q(v) = v where |v| > alpha, else alpha sign(v) with probability |v| / alpha, else 0; mean (1 - |v| /
+    alpha)^+ = sparsity"""
     paper = "Chmiel et al., Neural Gradients are Near-Lognormal, 2021, Eq. 5-8"
     corrections = (
         "the paper solves for alpha under a lognormal law (threshold=lognormal); on the data itself is the default",
@@ -214,14 +202,10 @@ class Prune(_PruningCodec):
         "Eq. 8 loses all digits for large sigma; it is evaluated by scaled complementary error functions",
         "allocation=heterogeneous maximizes the mean cosine of the data, which for finite tensors the law overstates",
     )
-    about = (
-        "For neural gradients: small values become a threshold or zero at random, so the tensor is sparse and the "
-        "mean is right. The threshold is solved for the wanted sparsity, on each tensor itself."
-    )
-    sends = (
-        "The threshold alpha in float32, then the prefix code: 0 for zero, 10 and a sign for alpha, 11 and a "
-        "float32 for what is larger."
-    )
+    about = """For neural gradients: small values become a threshold or zero at random, so the tensor is sparse and the
+    mean is right. The threshold is solved for the wanted sparsity, on each tensor itself."""
+    sends = """The threshold alpha in float32, then the prefix code: 0 for zero, 10 and a sign for alpha, 11 and a
+    float32 for what is larger."""
     behavior = "Unbiased at any sparsity; variance rises steeply beyond 0.9. Large values cost 34 bits each."
     related = ("topk-prune", "randomk")
 
@@ -284,17 +268,12 @@ class TopKPrune(_PruningCodec):
     corrections = ("the threshold is fitted like prune's, to 0.1%, and cuts at most as many values as asked for there",)
     about = "The deterministic counterpart of prune: everything below a threshold is dropped."
     sends = "The threshold alpha in float32, then the prefix code of prune: 0 for zero, 11 and a float32 for a value."
-    behavior = (
-        "Less error than prune at the same sparsity, all of it bias, which averaging over workers does not shrink."
-    )
+    behavior = """Less error than prune at the same sparsity, all of it bias, which averaging over workers does not
+    shrink."""
     related = ("prune", "topk")
     unbiased = False
     deterministic = True
-
-    @property
-    def fits_itself(self) -> bool:
-        """The threshold is that of the tensor."""
-        return True
+    fits_itself = True
 
     def fit_alpha(self, sparsity: float, summary: MomentSketch) -> float:
         """The lower edge of the first bin that would prune too much."""

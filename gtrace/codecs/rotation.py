@@ -82,10 +82,8 @@ class Rotate(Coordinates):
     name = "rotate"
     summary = "a random Hadamard rotation before any codec, undone after it"
     formula = "R'(Q(R v)), R = H D / sqrt(block) per block, D random signs, H the Walsh-Hadamard matrix"
-    paper = (
-        "Suresh et al., Distributed Mean Estimation with Limited Communication, 2017; "
-        "Vargaftik et al., DRIVE: One-bit Distributed Mean Estimation, 2021"
-    )
+    paper = """Suresh et al., Distributed Mean Estimation with Limited Communication, 2017; Vargaftik et al., DRIVE:
+    One-bit Distributed Mean Estimation, 2021"""
     corrections = (
         "a tensor is not padded to a power of two: it is rotated in blocks, and a rest in smaller powers of two",
     )
@@ -224,27 +222,19 @@ class Eden(Composed):
 
     name = "eden"
     summary = "rotated values, rounded to the best levels for a normal law, rescaled without bias"
-    formula = (
-        "y = R v; c_i = the nearest of the 2^bits Lloyd-Max values to sqrt(d) y_i / ||y||; "
-        "Q(v) = R'(||y||^2 / <c, y> c), d = the block's length"
-    )
+    formula = """y = R v; c_i = the nearest of the 2^bits Lloyd-Max values to sqrt(d) y_i / ||y||; Q(v) = R'(||y||^2 /
+    <c, y> c), d = the block's length"""
     paper = "Vargaftik et al., EDEN: Communication-Efficient and Robust Distributed Mean Estimation, 2022"
     corrections = (
         "a tensor is not padded to a power of two: blocks, and smaller powers of two at its end, have a scale each",
         "two rotations by random signs instead of one, so that the mean is right for sparse gradients, too",
     )
-    about = (
-        "After a rotation values are nearly normal, whatever they were, so nothing is fitted and the error is known "
-        "beforehand; the scale makes the mean right."
-    )
-    sends = (
-        "The rotation's seed (u32), a float32 scale for each block, then the codes, by the coder; with bits between "
-        "two integers the coarse codes, after their length (u32), and then the fine ones."
-    )
-    behavior = (
-        "Relative error 0.57, 0.13, 0.036, 0.0096 at 1 to 4 bits on any gradient. A sparse or heavy-tailed gradient, "
-        "which fitted levels take advantage of, is as hard as a normal one."
-    )
+    about = """After a rotation values are nearly normal, whatever they were, so nothing is fitted and the error is
+    known beforehand; the scale makes the mean right."""
+    sends = """The rotation's seed (u32), a float32 scale for each block, then the codes, by the coder; with bits
+    between two integers the coarse codes, after their length (u32), and then the fine ones."""
+    behavior = """Relative error 0.57, 0.13, 0.036, 0.0096 at 1 to 4 bits on any gradient. A sparse or heavy-tailed
+    gradient, which fitted levels take advantage of, is as hard as a normal one."""
     related = ("rotate", "zipml", "signsgd")
     unbiased = True
     deterministic = False

@@ -128,10 +128,8 @@ class SignSgd(Composed):
     corrections = _CORRECTIONS
     about = "One bit a value. Workers vote, so the server sends one bit back as well."
     sends = _SENDS
-    behavior = (
-        "Relative error 1 - ||v||_1^2 / (n ||v||^2): 0.36 for a normal law, near 1 for a heavy tail. Biased, so "
-        "many workers do not help as they do unbiased codecs."
-    )
+    behavior = """Relative error 1 - ||v||_1^2 / (n ||v||^2): 0.36 for a normal law, near 1 for a heavy tail. Biased, so
+    many workers do not help as they do unbiased codecs."""
     related = ("signum", "ef-signsgd", "rotate")
     votes = True
 
@@ -146,9 +144,8 @@ class Signum(Composed):
     formula = "m <- beta m + (1 - beta) v; Q = s sign(m), s = mean |m|"
     paper = _SIGNSGD
     corrections = _CORRECTIONS
-    about = (
-        "signsgd on the momentum, which smooths the signs over steps. The optimizer behind it must have no momentum."
-    )
+    about = """signsgd on the momentum, which smooths the signs over steps. The optimizer behind it must have no
+    momentum."""
     sends = _SENDS
     behavior = "It encodes the momentum, so its error against one gradient means little; compare it by training."
     related = ("signsgd", "momentum")
@@ -179,18 +176,14 @@ class OneBit(Composed):
     parts = Parts(memory=Residual(), scale=TwoMeans(), grid=Sign(), rounding=Nearest(), coder=Bit())
     summary = "one bit a value, two means a bucket, with error feedback"
     formula = "p = v + e; Q(p_i) = mean of the bucket's p_j >= 0, or of its p_j < 0; e <- p - Q"
-    paper = (
-        "Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training "
-        "of Speech DNNs, 2014"
-    )
+    paper = """Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
+    of Speech DNNs, 2014"""
     corrections = (
         "the paper's two values belong to a column of a weight matrix; a flat gradient has buckets instead",
         UNITS,
     )
-    about = (
-        "The first gradient quantizer in speech recognition: a bit a value, two means a bucket, and error feedback "
-        "without which it does not converge."
-    )
+    about = """The first gradient quantizer in speech recognition: a bit a value, two means a bucket, and error feedback
+    without which it does not converge."""
     sends = "Two float32 a bucket, the upper mean and the lower, then a bit a value, 1 for the lower."
     behavior = "A little more than one bit; a constant bucket arrives exactly."
     related = ("ef-signsgd", "signsgd")

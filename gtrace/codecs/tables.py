@@ -253,10 +253,8 @@ class Int8(Composed):
     corrections = (
         "the paper's codes are dynamic (an exponent and a fraction); these are linear, as most int8 all-reduces use",
     )
-    about = (
-        "What fast all-reduces do: eight bits, a scale for each block, rounding to nearest. No entropy code, no "
-        "randomness."
-    )
+    about = """What fast all-reduces do: eight bits, a scale for each block, rounding to nearest. No entropy code, no
+    randomness."""
     sends = "A float32 scale for each block, then a byte a value, two's complement."
     behavior = "Error at most 1/254 of the block's largest magnitude. One outlier spoils its block and no other."
     related = ("minmax", "fp", "qsgdinf")
@@ -273,10 +271,8 @@ class IntN(Composed):
     paper = "Wang et al., ZeRO++: Extremely Efficient Collective Communication for Giant Model Training, 2023 (qgZ)"
     about = "What ZeRO++ and SDP4Bit send: four bits and a scale for each group, rounded to nearest."
     sends = "A float32 scale for each group, then the codes, by the coder; the envelope's flags name the bits."
-    behavior = (
-        "The largest value of a group is cut by 1/h if it is positive. Nearest rounding is biased: most values of "
-        "a group with an outlier become zero, and averaging over workers does not bring them back."
-    )
+    behavior = """The largest value of a group is cut by 1/h if it is positive. Nearest rounding is biased: most values
+    of a group with an outlier become zero, and averaging over workers does not bring them back."""
     related = ("int8", "qsgdinf", "rotate")
 
 
@@ -291,9 +287,8 @@ class Nf4(Composed):
     paper = "Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, 2023"
     about = "The four bits in which weights of language models are often kept, tried on gradients."
     sends = _BLOCKS
-    behavior = (
-        "Made so that normal values use all codes equally, which is not the least error; the scales cost half a bit."
-    )
+    behavior = """Made so that normal values use all codes equally, which is not the least error; the scales cost half a
+    bit."""
     related = ("fp4", "intn", "eden")
 
 
@@ -339,10 +334,8 @@ class Uniform8(Composed):
     paper = "Ryabinin et al., Distributed Deep Learning in Open Collaborations, 2021 (hivemind, uniform 8-bit)"
     about = "What hivemind's volunteers send: means as a codebook, so that even outliers keep their sum."
     sends = "256 means in float32, then the codes, by the coder."
-    behavior = (
-        "Everything beyond three deviations shares two codes, so heavy tails lose most. The codebook costs 8192 bits a "
-        "tensor."
-    )
+    behavior = """Everything beyond three deviations shares two codes, so heavy tails lose most. The codebook costs 8192
+    bits a tensor."""
     related = ("quantile8", "minmax", "int8")
 
 

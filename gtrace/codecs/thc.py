@@ -179,27 +179,20 @@ class Thc(Composed):
     name = "thc"
     parts = Parts(scale=NormalRange(), grid=Lookup(), rounding=Stochastic(), coder=FixedWidth())
     summary = "rotated values as integers of a table that add up undecoded, under a range that workers share"
-    formula = (
-        "y = R v cut to [-M, M]; Q(v) = R' M (2 T[z] / g - 1), T the table of 2^bits integers in 0..g of least error "
-        "for a normal law, z at random between neighbors; M = t ||R v_b|| / sqrt(block), t leaves outside beyond it"
-    )
+    formula = """y = R v cut to [-M, M]; Q(v) = R' M (2 T[z] / g - 1), T the table of 2^bits integers in 0..g of least
+    error for a normal law, z at random between neighbors; M = t ||R v_b|| / sqrt(block), t leaves outside beyond it"""
     paper = "Li et al., THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression, 2024"
     corrections = (
         "each block has a range of its own, the paper one for the tensor from its norm; what is left over at the end "
         "is rotated in smaller powers of two under the largest of their ranges, not padded",
         "the paper's error feedback is the prefix ef:",
     )
-    about = (
-        "Made for sums in a switch or a server: what is sent are small integers, and the sum of workers' integers is "
-        "the code of the sum. A rotation makes values nearly normal, so one table suits all."
-    )
+    about = """Made for sums in a switch or a server: what is sent are small integers, and the sum of workers' integers
+    is the code of the sum. A rotation makes values nearly normal, so one table suits all."""
     sends = "The rotation's seed (u32), a float32 range for each block, then codes of bits bits."
-    behavior = (
-        "Relative error 3.7, 0.34, 0.068, 0.02 at 1 to 4 bits on any gradient. What is cut makes values smaller by "
-        "the share outside on average and is 0.007 of the error: with more bits take a smaller one (0.001 at 6 bits: "
-        "0.0015 in all). "
-        "Under shared-scale a sum takes more bits: with a granularity of 30, 8 workers fit in a byte."
-    )
+    behavior = """Relative error 3.7, 0.34, 0.068, 0.02 at 1 to 4 bits on any gradient. What is cut makes values smaller
+    by the share outside on average and is 0.007 of the error: with more bits take a smaller one (0.001 at 6 bits:
+    0.0015 in all). Under shared-scale a sum takes more bits: with a granularity of 30, 8 workers fit in a byte."""
     related = ("eden", "rotate", "qsgdinf")
 
     def __post_init__(self) -> None:

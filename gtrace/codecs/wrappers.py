@@ -253,18 +253,13 @@ class ErrorFeedback(MemoryWrapper):
     parts = Parts(memory=FadingResidual())
     summary = "error feedback around any codec: what was lost is sent with the next gradient"
     formula = "send Q(v + e); e <- v + e - Q(v + e)"
-    paper = (
-        "Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019; "
-        "beta, reset and memory_bits: Xie et al., LoCo: Low-Bit Communication Adaptor for Large-scale Model Training, "
-        "2024"
-    )
+    paper = """Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019; beta,
+    reset and memory_bits: Xie et al., LoCo: Low-Bit Communication Adaptor for Large-scale Model Training, 2024"""
     corrections = (UNITS,)
     about = "The memory that makes biased codecs converge: what this step lost is added to the next gradient."
     sends = "The payload of the codec inside."
-    behavior = (
-        "The error of one step is that of gradient plus memory, larger than without; what counts is that it"
-        " does not add up."
-    )
+    behavior = """The error of one step is that of gradient plus memory, larger than without; what counts is that it
+    does not add up."""
     related = ("mem-sgd", "accumulate", "momentum")
     unbiased = False
     stateful = True
@@ -327,25 +322,20 @@ class Ef21(MemoryWrapper):
     parts = Parts(memory=Estimate())
     summary = "only the change of an estimate that both ends keep is encoded"
     formula = "m <- momentum m + (1 - momentum) v; g <- g + Q(m - g), on the worker and on the receiver, who uses g"
-    paper = (
-        "Richtarik, Sokolov and Fatkhullin, EF21: A New, Simpler, Theoretically Better, and Practically Faster Error "
-        "Feedback, 2021; momentum: Fatkhullin, Tyurin and Richtarik, Momentum Provably Improves Error Feedback!, 2023"
-    )
+    paper = """Richtarik, Sokolov and Fatkhullin, EF21: A New, Simpler, Theoretically Better, and Practically Faster
+    Error Feedback, 2021; momentum: Fatkhullin, Tyurin and Richtarik, Momentum Provably Improves Error Feedback!,
+    2023"""
     corrections = (
         "g starts at zero and m at the first gradient: the papers choose g at the start, exactly for instance, and m "
         "as a mean over a first batch",
         "workers' estimates are averaged whatever the codec inside would do: a vote over them means nothing",
     )
-    about = (
-        "Error feedback without a residual: both ends follow the gradient, and what is sent shrinks as the estimate "
-        "catches up."
-    )
+    about = """Error feedback without a residual: both ends follow the gradient, and what is sent shrinks as the
+    estimate catches up."""
     sends = "The payload of the codec inside, for the change."
-    behavior = (
-        "Suits codecs that never send more than they are given (top-k, nearest rounding): an unbiased codec with few "
-        "bits adds more to the estimate than it corrects. With noisy gradients the estimate lags; momentum averages "
-        "the noise first. Receivers need memory for every worker and tensor."
-    )
+    behavior = """Suits codecs that never send more than they are given (top-k, nearest rounding): an unbiased codec
+    with few bits adds more to the estimate than it corrects. With noisy gradients the estimate lags; momentum averages
+    the noise first. Receivers need memory for every worker and tensor."""
     related = ("ef", "momentum", "topk")
     unbiased = False
     stateful = True

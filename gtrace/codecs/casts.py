@@ -20,7 +20,7 @@ from gtrace.types import Expectation, SummarySpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.codecs.parts import Scaled
+    from gtrace.codecs.parts import Scaled, Values
     from gtrace.sketch import MomentSketch
     from gtrace.types import State
 
@@ -43,12 +43,10 @@ class Float32(FixedGrid):
         sparsity = sketch.zeros / max(1, sketch.size)
         return Expectation(0.0, 0.0, sparsity, bits_fixed=32.0, bits_entropy=32.0, bits_huffman=32.0, bits_payload=32.0)
 
-    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.float32]:
+    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Values:
         return v.x
 
-    def values(
-        self, symbols: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
+    def values(self, symbols: Values, scales: Values, bucket: int, size: int) -> Values:
         """A copy of the values."""
         return finite(symbols).copy()
 
@@ -64,9 +62,7 @@ class Float16(FixedGrid):
         largest = np.float32(np.finfo(np.float16).max)
         return np.clip(v.x, -largest, largest).astype(np.float16).view(np.uint16)
 
-    def values(
-        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
+    def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
         """The bits of float16 as float32."""
         return finite(symbols.view(np.float16).astype(np.float32))
 
@@ -81,9 +77,7 @@ class BFloat16(FixedGrid):
         _elementwise.to_bfloat16(v.x.view(np.uint32), out)
         return out
 
-    def values(
-        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
+    def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
         """Upper halves, with the lower half zero."""
         return finite((symbols.astype(np.uint32) << np.uint32(16)).view(np.float32))
 
@@ -140,9 +134,7 @@ class Affine(FixedGrid):
             _elementwise.round_affine(v.x, low, high - low, (1 << self.bits) - 1, codes)
         return codes
 
-    def values(
-        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
+    def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
         """The values of the codes between the ends."""
         low, high = scales.tolist()
         steps = (1 << self.bits) - 1

@@ -25,10 +25,10 @@ from gtrace.types import Expectation, State, SummarySpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
     from gtrace.codecs.base import TensorSums
-    from gtrace.codecs.parts import Opened
+    from gtrace.codecs.parts import Opened, Values
     from gtrace.sketch import MomentSketch
 
 C = TypeVar("C", bound=type[Codec])
@@ -104,7 +104,7 @@ class Composed(Codec):
         """The memory before the first step."""
         return State(int(size), self.parts.memory.start(size), shape)
 
-    def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
+    def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
         """float32[n] in the coordinates in which it is rounded, those of a 32-bit number, or back from there."""
         return x
 
@@ -121,24 +121,24 @@ class Composed(Codec):
         body, flags = self.write(state, self._values(state, values), key)
         return seal(body, codec=self.name, size=state.size, shared=self.shared(state), flags=flags)
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+    def decode(self, shared: bytes, payload: bytes, size: int) -> Values:
         """Undo ``encode``."""
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
         return self.read(shared, body, flags, size)
 
-    def _values(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+    def _values(self, state: State, values: ArrayLike) -> Values:
         """The input of ``encode``, checked; without a look at the values if the rounding checks them."""
         late = self.parts.scale.checks and not self.parts.memory.keeps and "scale" not in state.arrays
         return sized_values(state, values) if late else checked_values(state, values)
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes | memoryview, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes | memoryview, int]:
         """Body and flags of the payload of float32[n]: scales, an exact tail, coded symbols."""
         parts = self.parts
         v = parts.scale.cut(parts.memory.given(state.arrays, x), state, late=True)
         coded, flags = parts.rounding.write(parts, state, v, key)
         return parts.scale.pack(v.scales) + v.tail.astype("<f4").tobytes() + coded, flags | parts.grid.mark
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`: float32[size].
 
         Raises:
@@ -162,9 +162,7 @@ class Composed(Codec):
             raise PayloadError(f"payload has the flags {flags:#x}, which {self} does not write")
         return parts.scale.open(parts.coder.heard(State(size), parts.grid, shared), body, size)
 
-    def seal(
-        self, state: State, scales: NDArray[np.float32], tail: NDArray[np.float32], coded: bytes, flags: int
-    ) -> bytes:
+    def seal(self, state: State, scales: Values, tail: Values, coded: bytes, flags: int) -> bytes:
         """The payload of values that were already rounded, e.g. on a device.
 
         Args:
@@ -232,7 +230,7 @@ class Composed(Codec):
         """The grid's weighted error."""
         return self.parts.grid.weighted_error(self.parts, state, sketch, weighted)
 
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+    def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """Update the memory."""
         memory = self.parts.memory
         if not memory.keeps:
@@ -240,7 +238,7 @@ class Composed(Codec):
         x = checked_values(state, values)
         return state.with_arrays(**memory.after(state.arrays, x, memory.given(state.arrays, x), decoded))
 
-    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    def aggregate(self, decoded: Sequence[Values]) -> Values:
         """The mean; with ``votes`` the sign that most workers sent, times their mean magnitude, 0 on a tie."""
         mean = super().aggregate(decoded)
         return vote(decoded) if self.votes else mean
@@ -252,7 +250,7 @@ def level_grid(item: Codec) -> LevelGrid | None:
     return grid if isinstance(grid, LevelGrid) else None
 
 
-def vote(decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+def vote(decoded: Sequence[Values]) -> Values:
     """The sign that most workers sent, times their mean magnitude; 0 on a tie."""
     votes = np.zeros(decoded[0].shape, np.int32)
     total = np.zeros(decoded[0].shape, np.float64)

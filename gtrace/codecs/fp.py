@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.codecs.block_scales import BlockScale
+    from gtrace.codecs.parts import Values
     from gtrace.sketch import MomentSketch
 
 __all__ = [
@@ -298,7 +299,7 @@ class Fp(Composed):
         """E of a format that was chosen; nothing for a named one."""
         return b"" if self._named else bytes([_width(state)])
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes | memoryview, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes | memoryview, int]:
         """The scale (2^-k as float32; or a byte a block), then a block of codes; flag 1 says that a code is sent."""
         if self.coder == "fixed" and not self.stochastic:
             form = self.format_of(state)
@@ -345,7 +346,7 @@ class Fp(Composed):
         block = CodedBlock.signed(whole.tallies, coder=self.coder)
         return whole.head // 8 + block.size, CodedBits.of(block, whole.head, size)
 
-    def _values(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+    def _values(self, state: State, values: ArrayLike) -> Values:
         """The input of ``encode``, checked; without a look at the values if the scales of blocks check them."""
         return checked_values(state, values) if self.block is None else sized_values(state, values)
 
@@ -368,7 +369,7 @@ class Fp(Composed):
         flags = 0 if block.lengths is None else _CODED
         return head + block.encode(sign_last(codes, bits) if flags else codes), flags, tallies
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`."""
         form = self._shared_format(shared)
         cut = _SCALE.size if self.block is None else _blocks.header_bytes(self._block_scale, size, self.block)
@@ -428,7 +429,7 @@ class Fp(Composed):
         form, scale = self.format_of(state), 2.0 ** -self.scale_of(state)
         return expected_rounding(form, scale, weighted, stochastic=self.stochastic).squared_error
 
-    def clipping(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> tuple[float, float]:
+    def clipping(self, state: State, values: ArrayLike, decoded: Values) -> tuple[float, float]:
         """Shares of the non-zero values beyond the largest number of the (scaled) format, and decoded as zero."""
         x = checked_values(state, values)
         form = self.format_of(state)
@@ -468,9 +469,7 @@ class Fp(Composed):
         rule = cast("ScaleRule", self.scale)
         return scale_exponent(form, rule, mu, sigma, count, largest, stochastic=self.stochastic)
 
-    def _scales(
-        self, state: State, form: FloatFormat, x: NDArray[np.float32]
-    ) -> tuple[bytes, int, NDArray[np.float64]]:
+    def _scales(self, state: State, form: FloatFormat, x: Values) -> tuple[bytes, int, NDArray[np.float64]]:
         """The scales as sent, the number of values per scale, and the factors for numbers of the format."""
         if self.block is not None:
             head = _blocks.measure(self._block_scale, form, x, self.block)

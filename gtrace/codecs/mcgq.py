@@ -27,6 +27,7 @@ from gtrace.kernels.norms import FLOAT32_MAX
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.parts import Values
     from gtrace.types import State
 
 #: a kernel computes counts exactly up to this many samples
@@ -276,7 +277,7 @@ class Mcgq(Composed):
         """The same state: nothing in it depends on the bits."""
         return state
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """The paper's run-length payload; with another coder the norm (little-endian float32), then the codes."""
         q, norm = self._sampled(state, x, key)
         if self.coder == "runlength":
@@ -284,9 +285,7 @@ class Mcgq(Composed):
         sent = b"" if norm is None else struct.pack("<f", norm)
         return sent + EliasCode(self.coder).encode(q), 0
 
-    def _sampled(
-        self, state: State, x: NDArray[np.float32], key: tuple[int, int]
-    ) -> tuple[NDArray[np.int64], float | None]:
+    def _sampled(self, state: State, x: Values, key: tuple[int, int]) -> tuple[NDArray[np.int64], float | None]:
         """The counts, int64[n], and the norm if it is sent."""
         sampled = self.parts.memory.given(state.arrays, x)
         starts = _starts(sampled)
@@ -298,7 +297,7 @@ class Mcgq(Composed):
         norm = total if sampled is x or self.scale == "accumulated" else _total(x)
         return q, min(norm, FLOAT32_MAX)
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`; N is the sum of the magnitudes."""
         if flags:
             raise PayloadError(f"payload has unknown flags {flags:#x}")
@@ -317,7 +316,7 @@ class Mcgq(Composed):
         rate = 8.0 * (size - ENVELOPE_BYTES) / max(1, state.size)
         return Simulated(_restored(q, sent), size, CodedBits(rate, rate, rate))
 
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+    def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """Accumulate and clear what arrived; move the amount against the change of the distance."""
         if self.delta_k and state.size:
             sampled = self.parts.memory.given(state.arrays, as_values(values))
@@ -334,7 +333,7 @@ class Mcgq(Composed):
             amount = min(max(amount + self.delta_k * (before - now), 1.0 / state.size), MAX_AMOUNT)
         return state.with_arrays(amount=np.array(amount), distance=np.array(now))
 
-    def _samples(self, state: State, sampled: NDArray[np.float32], total: float) -> int:
+    def _samples(self, state: State, sampled: Values, total: float) -> int:
         if self.bits is not None:
             return _budget(sampled, total, self.bits)
         return sample_count(state.size, float(state.arrays["amount"]) if self.delta_k else self.amount)
@@ -348,19 +347,19 @@ class Mcgq(Composed):
         return code.decode(body[_NORM_BYTES:], size), _read_norm(body, "<f")
 
 
-def _restored(q: NDArray[np.int64], norm: float | None) -> NDArray[np.float32]:
+def _restored(q: NDArray[np.int64], norm: float | None) -> Values:
     """Counts times the norm over their number; without a norm as they are."""
     out = np.empty(q.size, np.float32)
     _mcgq.restore(q, 1.0 if norm is None else norm / max(1.0, float(_mcgq.magnitude_sum(q))), out)
     return out
 
 
-def _starts(x: NDArray[np.float32]) -> NDArray[np.float64]:
+def _starts(x: Values) -> NDArray[np.float64]:
     """Room for the sums before each chain of values."""
     return np.empty(-(-x.size // _mcgq.CHAIN))
 
 
-def _total(x: NDArray[np.float32], starts: NDArray[np.float64] | None = None) -> float:
+def _total(x: Values, starts: NDArray[np.float64] | None = None) -> float:
     """||x||_1 as the sequential float64 sum; ``starts``, from :func:`_starts`, is filled if given.
 
     Raises:
@@ -373,7 +372,7 @@ def _total(x: NDArray[np.float32], starts: NDArray[np.float64] | None = None) ->
     return total
 
 
-def _budget(x: NDArray[np.float32], total: float, bits: int) -> int:
+def _budget(x: Values, total: float, bits: int) -> int:
     if total == 0:
         return 1
     top = max(float(x.max()), -float(x.min()))
@@ -381,9 +380,7 @@ def _budget(x: NDArray[np.float32], total: float, bits: int) -> int:
     return min(max(1, math.floor(wanted)), MAX_SAMPLES)
 
 
-def _sample(
-    x: NDArray[np.float32], total: float, starts: NDArray[np.float64], samples: int, xi: float
-) -> NDArray[np.int64]:
+def _sample(x: Values, total: float, starts: NDArray[np.float64], samples: int, xi: float) -> NDArray[np.int64]:
     if total == 0:
         return np.zeros(x.size, np.int64)
     q = np.empty(x.size, np.int64)

@@ -55,8 +55,7 @@ from gtrace.errors import GtraceError, PayloadError, ScriptError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from numpy.typing import NDArray
-
+    from gtrace.codecs.parts import Values
     from gtrace.types import State
 
 #: payloads of compressor objects whose ctx is remembered; callers decode soon after they encode
@@ -171,7 +170,7 @@ class PluginCodec(Composed):
         """The argument ``rng`` of a ``compress`` that takes one."""
         return {"rng": np.random.default_rng(np.random.SeedSequence(list(key)))} if self.draws else {}
 
-    def arrived(self, values: Any, size: int) -> NDArray[np.float32]:
+    def arrived(self, values: Any, size: int) -> Values:
         """The plugin's decoded values, checked: float32[size], finite.
 
         Raises:
@@ -193,14 +192,14 @@ class FunctionCodec(PluginCodec):
 
     functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """The bytes from ``compress``."""
         body = self.call(lambda: self.functions[0](x.copy(), **self.drawn(key)))
         if not isinstance(body, (bytes, bytearray, memoryview)):
             raise ScriptError(f"plugin {self.file.name}: compress returned {type(body).__name__}, not bytes")
         return bytes(body), 0
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """The values from ``decompress``."""
         if flags:
             raise PayloadError(f"payload has unknown flags {flags:#x}")
@@ -218,7 +217,7 @@ class CompressorCodec(PluginCodec):
     torch: ClassVar[ModuleType | None]
     kept: ClassVar[OrderedDict[bytes, tuple[Any, Any]]]
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """The bytes of the tensors that ``compress`` returns."""
         cls, x = type(self), x.copy()
         if getattr(self.compressor, "shaped", False) and state.shape is not None:
@@ -234,7 +233,7 @@ class CompressorCodec(PluginCodec):
                 cls.kept.popitem(last=False)
         return body, 0
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Decompress what this process remembers of the payload."""
         cls = type(self)
         with cls.lock:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.parts import Values
     from gtrace.sketch import MomentSketch
     from gtrace.types import State
 
@@ -78,7 +79,7 @@ class _PruningCodec(Composed):
         """The threshold of a sparsity in [0, 1), float64, before rounding to nearest; 0 prunes nothing."""
 
     @abstractmethod
-    def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int], start: int) -> NDArray[np.float32]:
+    def prune(self, x: Values, alpha: np.float32, key: tuple[int, int], start: int) -> Values:
         """float32[n] with zeros, plus or minus alpha and exact values."""
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
@@ -89,7 +90,7 @@ class _PruningCodec(Composed):
         share = self.sparsity if target is None else min(float(target), _MOST)
         return state.with_arrays(alpha=np.asarray(_on_edge(self.fit_alpha(share, summary))))
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """Alpha (float32), then the prefix code of the pruned values, or symbols and exact values separately."""
         alpha = _alpha(state)
         body, flags, _, _ = self._body(alpha, self.prune(x, alpha, key, 0))
@@ -117,13 +118,11 @@ class _PruningCodec(Composed):
         payload = seal(body, codec=self.name, size=pruned.size, shared=b"", flags=flags)
         return EncodedPart(payload, 0 if start else 8 * _ALPHA_BYTES, coded, tallies)
 
-    def _pruned(
-        self, state: State, values: ArrayLike, key: tuple[int, int], start: int
-    ) -> tuple[np.float32, NDArray[np.float32]]:
+    def _pruned(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> tuple[np.float32, Values]:
         alpha = _alpha(state)
         return alpha, self.prune(checked_values(state, values), alpha, key, start)
 
-    def _body(self, alpha: np.float32, pruned: NDArray[np.float32]) -> tuple[bytes, int, int, NDArray[np.int64]]:
+    def _body(self, alpha: np.float32, pruned: Values) -> tuple[bytes, int, int, NDArray[np.int64]]:
         """Body, flags, the bits of the prefix code, and the tallies of symbols and exponents."""
         prefix, flags = PrefixCode(float(alpha)), 0
         symbols, exact, tallies = _tallies(alpha, pruned)
@@ -137,7 +136,7 @@ class _PruningCodec(Composed):
             body = prefix.encode(pruned)
         return alpha.astype("<f4").tobytes() + body, flags, bits, tallies
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`."""
         if (flags and not flags & _APART) or flags > 7 or len(body) < _ALPHA_BYTES:
             raise PayloadError("payload has unknown flags, or no threshold")
@@ -239,7 +238,7 @@ class Prune(_PruningCodec):
         alpha = threshold(self.threshold, sparsity, summary)
         return alpha * (1.0 + 2.0**-MANTISSA) if self.threshold == "topk" else alpha
 
-    def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int], start: int) -> NDArray[np.float32]:
+    def prune(self, x: Values, alpha: np.float32, key: tuple[int, int], start: int) -> Values:
         """At random, by the key and the element's index."""
         out = np.empty_like(x)
         _elementwise.prune(x, alpha, np.uint64(key[0]), np.uint64(key[1]), start, out)
@@ -281,7 +280,7 @@ class TopKPrune(_PruningCodec):
         k = int(np.searchsorted(found.mass[1:], sparsity * found.size - found.zeros + 1e-9, side="right"))
         return float(summary.lower[min(k, found.points.size - 1)])
 
-    def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int], start: int) -> NDArray[np.float32]:
+    def prune(self, x: Values, alpha: np.float32, key: tuple[int, int], start: int) -> Values:
         """Compare with the threshold; no randomness."""
         out = np.empty_like(x)
         _elementwise.keep_large(x, alpha, out)
@@ -303,7 +302,7 @@ class TopKPrune(_PruningCodec):
         return float(self._magnitudes(sketch).second[k])
 
 
-def _tallies(alpha: np.float32, pruned: NDArray[np.float32]) -> tuple[NDArray[np.uint16], Floats, NDArray[np.int64]]:
+def _tallies(alpha: np.float32, pruned: Values) -> tuple[NDArray[np.uint16], Floats, NDArray[np.int64]]:
     """Symbols (uint16[n]), exact values, and the counts of each symbol and of each sign and exponent."""
     symbols, room = np.empty(pruned.size, np.uint16), np.empty(pruned.size, np.uint32)
     count = _codes.part_pruned(pruned.view(np.uint32), alpha.view(np.uint32), symbols, room)
@@ -325,7 +324,7 @@ def _rates(tallies: NDArray[np.int64] | NDArray[np.float64], prefix: float, size
     return CodedBits(*((8 * _ALPHA_BYTES + each) / max(1, size) for each in bits))
 
 
-def _joined(alpha: np.float32, body: memoryview, size: int, flags: int) -> NDArray[np.float32]:
+def _joined(alpha: np.float32, body: memoryview, size: int, flags: int) -> Values:
     """The values from symbols and exact values that were sent separately.
 
     Raises:

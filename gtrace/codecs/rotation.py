@@ -29,6 +29,7 @@ from gtrace.types import Expectation
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.parts import Values
     from gtrace.types import State
 
 _SEED = struct.Struct("<I")
@@ -53,9 +54,7 @@ def check_block(codec: Codec) -> None:
         )
 
 
-def rotated(
-    x: NDArray[np.float32], block: int, seed: int, *, signs: NDArray[np.float32] = _DRAWN, back: bool = False
-) -> NDArray[np.float32]:
+def rotated(x: Values, block: int, seed: int, *, signs: Values = _DRAWN, back: bool = False) -> Values:
     """float32[n] rotated in blocks by the signs of a 32-bit seed, or by those of a table, or rotated back."""
     out = np.empty(x.size, np.float32)
     _hadamard.rotate(x, block, signs, *_words(seed), back, out)
@@ -122,7 +121,7 @@ class Rotate(Coordinates):
         digest = hashlib.blake2b(struct.pack("<QQ", *key), digest_size=16, person=b"rotated").digest()
         return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
-    def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
+    def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
         """Rotated by a seed, or by the fixed signs, or rotated back."""
         return rotated(x, self.block, number, signs=SIGNS if self.signs == "fixed" else _DRAWN, back=back)
 
@@ -156,7 +155,7 @@ class Dct(Coordinates):
         """Rows of the matrix; 0 for a vector, or without a shape."""
         return state.shape[0] if state.shape is not None and len(state.shape) > 1 else 0
 
-    def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
+    def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
         """Coefficients in the order of tiles, or values in the tensor's own."""
         rows = number
         if rows and x.size % rows:
@@ -247,7 +246,7 @@ class Eden(Composed):
         super().__post_init__()
         check_block(self)
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """The body, and a flag for each block of symbols that has a code."""
         seed = key[1] & 0xFFFFFFFF
         scales, _, symbols = self._rounded(x, seed)
@@ -257,7 +256,7 @@ class Eden(Composed):
         first = b"" if len(coded) == 1 else _SEED.pack(len(coded[0]))
         return _SEED.pack(seed) + scales.astype("<f4").tobytes() + first + b"".join(coded), flags
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`."""
         if shared or len(body) < _SEED.size:
             raise PayloadError("payload is too short for the seed of its rotation, or has shared bytes")
@@ -325,7 +324,7 @@ class Eden(Composed):
             bits_norms=head / max(1, size),
         )
 
-    def _shares(self, size: int, seed: int) -> tuple[NDArray[np.int64] | None, list[tuple[NDArray[np.float32], Any]]]:
+    def _shares(self, size: int, seed: int) -> tuple[NDArray[np.int64] | None, list[tuple[Values, Any]]]:
         """Which values are kept, None for all; and each table, float32[2^bits], with those of them that it rounds."""
         coarse = math.floor(self.bits)
         if self.bits == coarse:
@@ -337,9 +336,7 @@ class Eden(Composed):
         fine = chosen < self.bits - coarse
         return None, [(_table(coarse), np.flatnonzero(~fine)), (_table(coarse + 1), np.flatnonzero(fine))]
 
-    def _rounded(
-        self, x: NDArray[np.float32], seed: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[tuple[int, NDArray[np.uint16]]]]:
+    def _rounded(self, x: Values, seed: int) -> tuple[Values, Values, list[tuple[int, NDArray[np.uint16]]]]:
         """The scale of each piece, the entries of rotated values, and the symbols of each table with their number."""
         kept, tables = self._shares(x.size, seed)
         x = x if kept is None else x[kept]
@@ -365,13 +362,13 @@ class Eden(Composed):
 
     def _restored(
         self,
-        scales: NDArray[np.float32],
+        scales: Values,
         lengths: NDArray[np.int64],
-        entries: NDArray[np.float32],
+        entries: Values,
         kept: NDArray[np.int64] | None,
         seed: int,
         size: int,
-    ) -> NDArray[np.float32]:
+    ) -> Values:
         """Entries times their piece's scale, rotated back, float32[size]."""
         with np.errstate(over="ignore"):
             y = np.clip(entries * np.repeat(scales, lengths), -FLOAT32_MAX, FLOAT32_MAX)
@@ -390,7 +387,7 @@ def expected_on_any(item: Codec, size: int) -> Expectation | None:
 
 
 @cache
-def _table(bits: int) -> NDArray[np.float32]:
+def _table(bits: int) -> Values:
     return lloyd_max(bits).astype(np.float32)
 
 

@@ -20,7 +20,7 @@ from gtrace.types import Expectation, SummarySpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.codecs.parts import Scaled
+    from gtrace.codecs.parts import Scaled, Values
     from gtrace.sketch import MomentSketch
     from gtrace.types import State
 
@@ -47,9 +47,7 @@ class Sign(FixedGrid):
         """The bits, 1 for negative."""
         return np.packbits(v.x < 0, bitorder="little")
 
-    def values(
-        self, symbols: NDArray[np.uint8], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
+    def values(self, symbols: NDArray[np.uint8], scales: Values, bucket: int, size: int) -> Values:
         """The scale with the signs; zeros if neither was sent."""
         if size and not symbols.size and scales.size:
             raise PayloadError(f"payload holds a scale and no signs of {size} values")

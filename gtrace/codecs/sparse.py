@@ -7,7 +7,7 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -26,12 +26,10 @@ from gtrace.kernels.norms import power_sum
 from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from gtrace.codecs.base import Codec
-    from gtrace.codecs.parts import Opened, Scaled
+    from gtrace.codecs.parts import Arrays, Opened, Scaled, Values
     from gtrace.sketch import MomentSketch
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -56,7 +54,7 @@ class Kept(NamedTuple):
     """
 
     positions: NDArray[np.int64]
-    values: NDArray[np.float32]
+    values: Values
     size: int
 
 
@@ -68,7 +66,7 @@ class Largest(FixedGrid):
 
     ratio: float = parameter(0.01, "share of the values that is sent, at least one", minimum=0.0, maximum=1.0)
 
-    def positions(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
+    def positions(self, x: Values) -> NDArray[np.int64]:
         """Where the largest are, ascending; of equal ones the first."""
         return largest(magnitudes(x), kept(self.ratio, x.size))
 
@@ -77,7 +75,7 @@ class Largest(FixedGrid):
         positions = self.positions(v.x)
         return Kept(positions, v.x[positions], v.x.size)
 
-    def values(self, symbols: Kept, scales: NDArray[np.float32], bucket: int, size: int) -> NDArray[np.float32]:
+    def values(self, symbols: Kept, scales: Values, bucket: int, size: int) -> Values:
         """The kept values in their places."""
         out = np.zeros(size, np.float32)
         out[symbols.positions] = symbols.values
@@ -92,7 +90,7 @@ class LargestOfChunks(Largest):
         None, "choose in each chunk of this length; none for the whole tensor", minimum=1, optional=True
     )
 
-    def positions(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
+    def positions(self, x: Values) -> NDArray[np.int64]:
         """In each chunk the same number, at least one."""
         if self.chunk is None:
             return super().positions(x)
@@ -173,7 +171,7 @@ class ChosenValues(Rounding):
         body, flags = open_envelope(payload, codec=inner.wire_name, size=chosen.values.size, shared=b"")
         return _INNER.pack(chosen.values.size, len(places), flags) + places + bytes(body), 0
 
-    def read(self, parts: Parts, found: Opened, flags: int) -> NDArray[np.float32]:
+    def read(self, parts: Parts, found: Opened, flags: int) -> Values:
         """Undo :meth:`write`."""
         if self.values is None:
             return super().read(parts, found, flags)
@@ -187,9 +185,7 @@ class ChosenValues(Rounding):
         values = inner.decode(b"", payload, positions.size)
         return cast("Largest", parts.grid).values(Kept(positions, values, found.size), found.scales, 1, found.size)
 
-    def simulate(
-        self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]
-    ) -> tuple[NDArray[np.float32], Measured]:
+    def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[Values, Measured]:
         """The same without the bytes of the values."""
         if self.values is None:
             return super().simulate(parts, state, v, key)
@@ -274,7 +270,7 @@ class Seeded(NamedTuple):
     """
 
     seed: int
-    values: NDArray[np.float32]
+    values: Values
 
 
 @dataclass(frozen=True)
@@ -304,7 +300,7 @@ class RandomChoice(FixedGrid):
         seed = key[1] & 0xFFFFFFFF
         return Seeded(seed, v.x[self.chosen(seed, v.x.size)])
 
-    def values(self, symbols: Seeded, scales: NDArray[np.float32], bucket: int, size: int) -> NDArray[np.float32]:
+    def values(self, symbols: Seeded, scales: Values, bucket: int, size: int) -> Values:
         """The values, scaled, in their places."""
         values = symbols.values
         if self.scale and values.size:
@@ -403,7 +399,7 @@ class NearPeaks(FixedGrid):
         scale = np.float32(total / max(1, -(-x.size // self.bin_size)))
         return Signs(float(scale), 2 * positions + np.signbit(x[positions]), x.size)
 
-    def values(self, symbols: Signs, scales: NDArray[np.float32], bucket: int, size: int) -> NDArray[np.float32]:
+    def values(self, symbols: Signs, scales: Values, bucket: int, size: int) -> Values:
         """The scale with the signs, in their places."""
         out, scale = np.zeros(size, np.float32), np.float32(symbols.scale)
         out[symbols.numbers >> 1] = np.where(symbols.numbers & 1, -scale, scale)
@@ -442,21 +438,15 @@ class Velocity(Memory):
     masking: bool = parameter(True, "momentum stops where a value was sent")
     clip: float | None = parameter(None, "largest l2 norm of a gradient; none for no clipping", minimum=0.0)
 
-    def start(self, size: int) -> dict[str, NDArray[Any]]:
+    def start(self, size: int) -> Arrays:
         zeros = np.zeros(size, np.float32)
         return {"velocity": zeros, "residual": zeros, "step": np.zeros((), np.int64)}
 
-    def given(self, arrays: Mapping[str, NDArray[Any]], x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def given(self, arrays: Arrays, x: Values) -> Values:
         """The sum of momentum that was not sent yet."""
         return saturating(arrays["residual"], self._moved(arrays, x))
 
-    def after(
-        self,
-        arrays: Mapping[str, NDArray[Any]],
-        x: NDArray[np.float32],
-        given: NDArray[np.float32],
-        decoded: NDArray[np.float32],
-    ) -> dict[str, NDArray[Any]]:
+    def after(self, arrays: Arrays, x: Values, given: Values, decoded: Values) -> Arrays:
         """Clear what was sent, and the momentum there."""
         waits = decoded == 0
         velocity = self._moved(arrays, x)
@@ -466,7 +456,7 @@ class Velocity(Memory):
             "step": np.asarray(arrays["step"] + 1, np.int64),
         }
 
-    def _moved(self, arrays: Mapping[str, NDArray[Any]], x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _moved(self, arrays: Arrays, x: Values) -> Values:
         """The momentum with the new gradient in it."""
         if self.clip is not None:
             norm = float(power_sum(x, 2)) ** 0.5
@@ -501,7 +491,7 @@ def kept(ratio: float, size: int) -> int:
     return min(size, max(1, round(ratio * size)))
 
 
-def magnitudes(x: NDArray[np.float32]) -> NDArray[np.uint32]:
+def magnitudes(x: Values) -> NDArray[np.uint32]:
     """|x| as integers in the same order, uint32[n]: they are compared and selected faster than floats."""
     return x.view(np.uint32) & _MAGNITUDE
 
@@ -550,7 +540,7 @@ def _fixed(positions: NDArray[np.int64], size: int) -> bytes:
     return from_words(words, positions.size * width)
 
 
-def _unfixed(body: memoryview, size: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _unfixed(body: memoryview, size: int) -> tuple[NDArray[np.int64], Values]:
     """Positions and values of a body of :func:`_fixed` and float32 values.
 
     Raises:

@@ -21,6 +21,7 @@ from gtrace.kernels import rounding as _rounding
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gtrace.codecs.parts import Values
     from gtrace.types import State
 
 _DETTMERS = "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022"
@@ -39,16 +40,14 @@ class Entries(FixedGrid):
 
     @property
     @abstractmethod
-    def entries(self) -> NDArray[np.float32]:
+    def entries(self) -> Values:
         """The values, float32[m]."""
 
     def alphabet(self, state: State) -> int:
         """One symbol for each."""
         return self.entries.size
 
-    def values(
-        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
+    def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
         """Entries times their block's scale."""
         out = np.empty(size, np.float32)
         _rounding.restore(symbols, bucket, scales, self.entries, out)
@@ -72,7 +71,7 @@ class Integers(Entries):
         return 127, 127
 
     @property
-    def entries(self) -> NDArray[np.float32]:
+    def entries(self) -> Values:
         """As many as there are integers."""
         return _integers(*self.span)
 
@@ -101,7 +100,7 @@ class TwosComplement(Integers):
 
 
 @cache
-def _integers(steps: int, top: int) -> NDArray[np.float32]:
+def _integers(steps: int, top: int) -> Values:
     return (np.arange(-steps, top + 1) / steps).astype(np.float32)
 
 
@@ -112,13 +111,13 @@ class Published(Entries):
     table: Literal["nf4", "fp4", "dynamic8"] = "nf4"
 
     @property
-    def entries(self) -> NDArray[np.float32]:
+    def entries(self) -> Values:
         """The table of this name."""
         return _TABLES[self.table]()
 
 
 @cache
-def _normal_float() -> NDArray[np.float32]:
+def _normal_float() -> Values:
     """NF4 (QLoRA, appendix E): about the quantiles of a normal law, 7 below zero and 8 above, as published."""
     below = [1.0, 0.6961928009986877, 0.5250730514526367, 0.39491748809814453, 0.28444138169288635, 0.18477343022823334]
     above = [0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434]
@@ -127,14 +126,14 @@ def _normal_float() -> NDArray[np.float32]:
 
 
 @cache
-def _float4() -> NDArray[np.float32]:
+def _float4() -> Values:
     """FP4 of bitsandbytes: 0, a subnormal 1/16, then 2, 3, 4, 6, 8, 12 of 12, with both signs."""
     magnitudes = np.array([0.0625, 2, 3, 4, 6, 8, 12], np.float32) / np.float32(12)
     return np.concatenate([-magnitudes[::-1], [np.float32(0)], magnitudes])
 
 
 @cache
-def _dynamic8() -> NDArray[np.float32]:
+def _dynamic8() -> Values:
     """The signed dynamic tree type: seven decades, the upper ones with more bits for the fraction."""
     found = [0.0, 1.0]
     first, last = np.float32(0.1), np.float32(1.0)
@@ -173,7 +172,7 @@ class CodeMeans(Scale):
 
     rule: Literal["uniform", "quantile"] = "uniform"
 
-    def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
+    def cut(self, x: Values, state: State, *, late: bool = False) -> Scaled:
         """The values with 256 means, and the codes that gave them."""
         codes = _RULES[self.rule](x)
         counts = np.maximum(np.bincount(codes, minlength=_CODES), 1)
@@ -184,7 +183,7 @@ class CodeMeans(Scale):
         """All means are sent."""
         return 4 * _CODES
 
-    def read(self, data: memoryview) -> NDArray[np.float32]:
+    def read(self, data: memoryview) -> Values:
         """The means; they may be negative."""
         means = np.frombuffer(data, "<f4").astype(np.float32)
         if not np.isfinite(means).all():
@@ -192,7 +191,7 @@ class CodeMeans(Scale):
         return means
 
 
-def _uniform_codes(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+def _uniform_codes(x: Values) -> NDArray[np.uint16]:
     """128 + round(256 (x - mean) / (6 sigma)), within 0..255."""
     wide = x.astype(np.float64)
     wide -= wide.mean() if x.size else 0.0
@@ -203,7 +202,7 @@ def _uniform_codes(x: NDArray[np.float32]) -> NDArray[np.uint16]:
     return (np.clip(np.rint(wide), -half, half - 1) + half).astype(np.uint16)
 
 
-def _quantile_codes(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+def _quantile_codes(x: Values) -> NDArray[np.uint16]:
     """The number of quantiles k / 256 below a value; of a large tensor, quantiles of its portions' quantiles."""
     if not x.size:
         return np.empty(0, np.uint16)
@@ -234,9 +233,7 @@ class Means(FixedGrid):
         """The code of each value, which :class:`CodeMeans` found."""
         return v.codes
 
-    def values(
-        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
+    def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
         """The means of the codes."""
         return scales[symbols]
 

@@ -24,6 +24,7 @@ from gtrace.types import Expectation
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.parts import Values
     from gtrace.types import Scope, State, SummarySpec
 
 _SEED = struct.Struct("<I")
@@ -98,7 +99,7 @@ class NormalRange(Scale):
     block: int = block_parameter(1024)
     outside: float = _outside()
 
-    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+    def measure(self, x: Values, state: State) -> Values:
         """The ranges, float32; what is rotated in pieces at the end has the largest of their ranges."""
         shared = state.arrays.get("scale")
         if shared is not None:
@@ -111,7 +112,7 @@ class NormalRange(Scale):
         ranges = _reach(self.outside) * np.concatenate([deviations[:whole], rest])
         return np.minimum(ranges, FLOAT32_MAX).astype(np.float32)
 
-    def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
+    def cut(self, x: Values, state: State, *, late: bool = False) -> Scaled:
         """The values within their ranges."""
         scales = self.measure(x, state)
         each = np.repeat(scales, self.block)[: x.size]
@@ -145,10 +146,10 @@ class Lookup(LevelGrid):
         count = 1 << self.bits
         return lookup_table(count, self.granularity or 2 * (count - 1), self.outside)
 
-    def levels(self, state: State) -> NDArray[np.float32]:
+    def levels(self, state: State) -> Values:
         """The upper half of the table in units of the range."""
         upper = self.integers[self.integers.size // 2 :]
-        levels: NDArray[np.float32] = (2 * upper / upper[-1] - 1).astype(np.float32)
+        levels: Values = (2 * upper / upper[-1] - 1).astype(np.float32)
         return levels
 
     def needs(self, parts: Parts) -> SummarySpec | None:
@@ -199,7 +200,7 @@ class Thc(Composed):
         super().__post_init__()
         check_block(self)
 
-    def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
+    def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
         """Rotated by a seed, or rotated back."""
         return rotated(x, self.parameters["block"], number, back=back)
 
@@ -226,13 +227,13 @@ class Thc(Composed):
             bits_norms=head / max(1, size),
         )
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """The seed, then what is written of rotated values."""
         seed = key[1] & 0xFFFFFFFF
         body, flags = super().write(state, self.turned(x, seed), key)
         return _SEED.pack(seed) + body, flags
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`."""
         if shared or len(body) < _SEED.size:
             raise PayloadError("payload is too short for the seed of its rotation, or has shared bytes")

@@ -21,10 +21,10 @@ from gtrace.types import State
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
     from gtrace.codecs.base import Rounds
+    from gtrace.codecs.parts import Arrays, Values
     from gtrace.sketch import MomentSketch
     from gtrace.types import SummarySpec
 
@@ -99,17 +99,15 @@ class Wrapper(Codec):
         """The inner codec's state under the prefix ``inner.``."""
         return self.with_inner(State(int(size), {}, shape), self.inner.init(size, shape))
 
-    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+    def given(self, state: State, values: ArrayLike) -> Values:
         """The values that the inner codec encodes, float32[n]: unchanged unless a wrapper changes them."""
         return checked_values(state, values)
 
-    def remembered(
-        self, state: State, values: ArrayLike, given: NDArray[np.float32], decoded: NDArray[np.float32]
-    ) -> dict[str, NDArray[Any]]:
+    def remembered(self, state: State, values: ArrayLike, given: Values, decoded: Values) -> Arrays:
         """The wrapper's own arrays for the next step, after the values of ``given`` arrived as ``decoded``."""
         return {}
 
-    def inside(self, state: State, received: NDArray[np.float32]) -> NDArray[np.float32]:
+    def inside(self, state: State, received: Values) -> Values:
         """What the inner codec's receiver ended with when this one's ended with ``received``, float32[n]."""
         return received
 
@@ -125,7 +123,7 @@ class Wrapper(Codec):
         """The inner codec's result for :meth:`given`."""
         return self.inner.simulate(self.inner_state(state), self.given(state, values), key)
 
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+    def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """Update the inner codec and the wrapper."""
         given = self.given(state, values)
         own = self.remembered(state, values, given, decoded)
@@ -155,16 +153,16 @@ class Wrapper(Codec):
         """The inner codec's shared bytes."""
         return self.inner.shared(self.inner_state(state))
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+    def decode(self, shared: bytes, payload: bytes, size: int) -> Values:
         """A first payload's values."""
         return self.receive(State(size), shared, payload)[0]
 
-    def receive(self, held: State, shared: bytes, payload: bytes) -> tuple[NDArray[np.float32], State]:
+    def receive(self, held: State, shared: bytes, payload: bytes) -> tuple[Values, State]:
         """Receive with the inner codec."""
         values, inner = self.inner.receive(self.inner_state(held), shared, payload)
         return values, self.with_inner(held, inner)
 
-    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    def aggregate(self, decoded: Sequence[Values]) -> Values:
         """Aggregate as the inner codec does."""
         return self.inner.aggregate(decoded)
 
@@ -200,21 +198,19 @@ class MemoryWrapper(Wrapper):
         """Nothing remembered yet."""
         return super().init(size, shape).with_arrays(**self.parts.memory.start(size))
 
-    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+    def given(self, state: State, values: ArrayLike) -> Values:
         """The values after the memory."""
         return self.parts.memory.given(state.arrays, checked_values(state, values))
 
-    def remembered(
-        self, state: State, values: ArrayLike, given: NDArray[np.float32], decoded: NDArray[np.float32]
-    ) -> dict[str, NDArray[Any]]:
+    def remembered(self, state: State, values: ArrayLike, given: Values, decoded: Values) -> Arrays:
         """The memory's next arrays."""
         return self.parts.memory.after(state.arrays, as_values(values), given, decoded)
 
-    def inside(self, state: State, received: NDArray[np.float32]) -> NDArray[np.float32]:
+    def inside(self, state: State, received: Values) -> Values:
         """The payload's values, without what the memory adds at the receiver."""
         return self.parts.memory.inside(state.arrays, received)
 
-    def receive(self, held: State, shared: bytes, payload: bytes) -> tuple[NDArray[np.float32], State]:
+    def receive(self, held: State, shared: bytes, payload: bytes) -> tuple[Values, State]:
         """The inner codec's values, and what the memory makes of them."""
         values, held = super().receive(held, shared, payload)
         values, kept = self.parts.memory.received(held.arrays, values)
@@ -345,7 +341,7 @@ class Ef21(MemoryWrapper):
         super().__post_init__()
         _check_ends(self)
 
-    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    def aggregate(self, decoded: Sequence[Values]) -> Values:
         """The mean of the estimates."""
         return Codec.aggregate(self, decoded)
 
@@ -379,7 +375,7 @@ class Coordinates(Wrapper):
         """The number of the coordinates, below 2^32."""
 
     @abstractmethod
-    def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
+    def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
         """float32[n] in the coordinates of a number, or back from there.
 
         Raises:
@@ -395,7 +391,7 @@ class Coordinates(Wrapper):
         """The wrapper's own name: a receiver that does not turn back must refuse the payload."""
         return self.name
 
-    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+    def given(self, state: State, values: ArrayLike) -> Values:
         """The values in the coordinates that a stateful codec inside always has."""
         return self.turned(checked_values(state, values), self._fixed(state))
 
@@ -407,7 +403,7 @@ class Coordinates(Wrapper):
         head = _NUMBER.pack(number) if self.sends_number else b""
         return seal(head + body, codec=self.name, size=x.size, shared=shared, flags=flags)
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+    def decode(self, shared: bytes, payload: bytes, size: int) -> Values:
         """Undo :meth:`encode`."""
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
         number, head = 0, 0
@@ -426,11 +422,11 @@ class Coordinates(Wrapper):
         coded = found.coded and CodedBits(*(bits + 8 * head / max(1, x.size) for bits in found.coded))
         return Simulated(self.turned(found.values, number, back=True), found.payload_bytes + head, coded)
 
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+    def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """Update the inner codec, in its own coordinates."""
         return super().update(state, values, decoded) if self.inner.stateful else state
 
-    def inside(self, state: State, received: NDArray[np.float32]) -> NDArray[np.float32]:
+    def inside(self, state: State, received: Values) -> Values:
         """The values in the coordinates of the codec inside."""
         return self.turned(received, self._fixed(state))
 
@@ -441,7 +437,7 @@ class Coordinates(Wrapper):
         decoded, own = (self.turned(array, number, back=True) for array in (ended.decoded, ended.own))
         return ended._replace(decoded=decoded, own=own)
 
-    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    def aggregate(self, decoded: Sequence[Values]) -> Values:
         """The mean: a vote over signs means nothing once they are turned back."""
         return Codec.aggregate(self, decoded)
 

@@ -62,7 +62,7 @@ class Entries(FixedGrid):
 
 
 @dataclass(frozen=True)
-class Integers(Entries):
+class SignedIntegers(Entries):
     """k / 127 for k = -127..127, ties to even: 255 of the codes of eight bits."""
 
     @property
@@ -83,7 +83,7 @@ class Integers(Entries):
 
 
 @dataclass(frozen=True)
-class TwosComplement(Integers):
+class TwosComplement(SignedIntegers):
     """k / 2^(bits - 1) for k = -2^(bits - 1) .. 2^(bits - 1) - 1; what lies above the largest is cut off."""
 
     bits: int = parameter(4, "of an integer", minimum=2, maximum=15)
@@ -243,7 +243,7 @@ class Int8(Composed):
     """Linear codes from -127 to 127, rounded to nearest; the code -128 is not used."""
 
     name = "int8"
-    parts = Parts(scale=BlockMax(), grid=Integers(), rounding=Nearest(), coder=OwnCode())
+    parts = Parts(scale=BlockMax(), grid=SignedIntegers(), rounding=Nearest(), coder=OwnCode())
     summary = "8-bit integers, blocks scaled by their largest magnitude"
     formula = "Q(v) = a round(127 v / a) / 127, a = the block's largest |v|, ties to even"
     paper = f"{_DETTMERS} (with linear codes)"

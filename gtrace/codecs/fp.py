@@ -46,23 +46,15 @@ from gtrace.fitting.floats import (
 from gtrace.types import Expectation, Scope, State, SummarySpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.codecs.block_scales import BlockScale
     from gtrace.codecs.parts import Values
     from gtrace.sketch import MomentSketch
 
-__all__ = [
-    "FloatFormat",
-    "Fp",
-    "LawName",
-    "ScaleRule",
-    "format_thresholds",
-    "kappa",
-    "optimal_format",
-    "placed_error",
-    "scale_exponent",
-]
+__all__ = ["FloatFormat", "Fp", "format_thresholds", "kappa", "optimal_format", "placed_error", "scale_exponent"]
 
 #: the rule for the scale with the least expected squared error of the values themselves, without a law
 BEST = "best"
@@ -236,33 +228,28 @@ class Fp(Composed):
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """No shift (or the fixed one), and a format for a typical gradient."""
-        forms = (self._named,) if self._named else candidates(cast("int", self.bits))
-        form = min(forms, key=lambda form: abs(form.exponent - _TYPICAL_EXPONENT))
+        form = min(self._forms, key=lambda form: abs(form.exponent - _TYPICAL_EXPONENT))
         return State(int(size), _arrays(form, self.exponent or 0), shape)
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
         """Choose the format and the scale, from the values or from the mean and deviation of log2|x|."""
-        if self._named and (self.block or self.exponent is not None):
+        if not summary.rows.size or (self._named and (self.block or self.exponent is not None)):
             return state
         if self.scale == BEST:
-            return self._fit_best(state, summary)
+            found = {
+                form: best_placement(form, summary, stochastic=self.stochastic, exponent=self.exponent)
+                for form in self._forms
+            }
+            # Of equal errors, the narrowest exponent.
+            form = min(found, key=lambda form: found[form].squared_error)
+            return state.with_arrays(**_arrays(form, found[form].exponent))
         count, mu, sigma = summary.log2_moments()
-        if count == 0:
-            return state
         largest = math.log2(summary.largest)
-        form = self._named or self.choose(mu, sigma, count, largest)
-        return state.with_arrays(**_arrays(form, self._shift(form, mu, sigma, count, largest)))
-
-    def _fit_best(self, state: State, summary: MomentSketch) -> State:
-        """The format and scale of least expected squared error; of equal ones, the narrowest exponent."""
-        if not summary.rows.size:
-            return state
-        forms = (self._named,) if self._named else candidates(cast("int", self.bits))
-        found = {
-            form: best_placement(form, summary, stochastic=self.stochastic, exponent=self.exponent) for form in forms
-        }
-        form = min(found, key=lambda form: found[form].squared_error)
-        return state.with_arrays(**_arrays(form, found[form].exponent))
+        form, k = self._named or self.choose(mu, sigma, count, largest), self.exponent or 0
+        if self.block is None and self.exponent is None:
+            rule = cast("ScaleRule", self.scale)
+            k = scale_exponent(form, rule, mu, sigma, count, largest, stochastic=self.stochastic)
+        return state.with_arrays(**_arrays(form, k))
 
     def choose(self, mu: float, sigma: float, count: int, largest: float | None = None) -> FloatFormat:
         """The format of ``bits`` with the least expected relative error under this codec's law, scale and rounding.
@@ -289,7 +276,8 @@ class Fp(Composed):
 
     def format_of(self, state: State) -> FloatFormat:
         """The format of a state."""
-        return self._named or FloatFormat(_width(state), cast("int", self.bits) - 1 - _width(state))
+        width = int(state.arrays["width"])
+        return self._named or FloatFormat(width, cast("int", self.bits) - 1 - width)
 
     def scale_of(self, state: State) -> int:
         """k: values are multiplied by 2^k before rounding; unused with blocks."""
@@ -297,7 +285,7 @@ class Fp(Composed):
 
     def shared(self, state: State) -> bytes:
         """E of a format that was chosen; nothing for a named one."""
-        return b"" if self._named else bytes([_width(state)])
+        return b"" if self._named else bytes([self.format_of(state).exponent])
 
     def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes | memoryview, int]:
         """The scale (2^-k as float32; or a byte a block), then a block of codes; flag 1 says that a code is sent."""
@@ -460,14 +448,12 @@ class Fp(Composed):
         return preset.form if preset else FloatFormat.parse(self.format)
 
     @property
+    def _forms(self) -> Sequence[FloatFormat]:
+        return (self._named,) if self._named else candidates(cast("int", self.bits))
+
+    @property
     def _block_scale(self) -> BlockScale:
         return cast("BlockScale", self.scale)
-
-    def _shift(self, form: FloatFormat, mu: float, sigma: float, count: int, largest: float) -> int:
-        if self.exponent is not None or self.block is not None:
-            return self.exponent or 0
-        rule = cast("ScaleRule", self.scale)
-        return scale_exponent(form, rule, mu, sigma, count, largest, stochastic=self.stochastic)
 
     def _scales(self, state: State, form: FloatFormat, x: Values) -> tuple[bytes, int, NDArray[np.float64]]:
         """The scales as sent, the number of values per scale, and the factors for numbers of the format."""
@@ -478,20 +464,14 @@ class Fp(Composed):
         return _SCALE.pack(scale), max(1, x.size), np.array([scale])[: x.size]
 
     def _shared_format(self, shared: bytes) -> FloatFormat:
-        """The format in the shared bytes.
-
-        Raises:
-            PayloadError: they are not this codec's.
-        """
-        named = self._named
-        if named is not None:
-            if shared:
-                raise PayloadError("shared bytes are not empty, though the format is named")
-            return named
-        found = {form.exponent: form for form in candidates(cast("int", self.bits))}
-        if len(shared) != 1 or shared[0] not in found:
-            raise PayloadError("shared bytes name an invalid format for these bits")
-        return found[shared[0]]
+        """The format in the shared bytes; PayloadError if they are not this codec's."""
+        found = {self.shared(State(0, _arrays(form, 0))): form for form in self._forms}
+        if shared not in found:
+            wrong = (
+                "are not empty, though the format is named" if self._named else "name an invalid format for these bits"
+            )
+            raise PayloadError(f"shared bytes {wrong}")
+        return found[shared]
 
 
 _DEFAULTS = {item.name: item.default for item in parameter_fields(Fp)}
@@ -506,7 +486,3 @@ def _signed_tally(codes: NDArray[np.uint16], bits: int) -> NDArray[np.int64]:
 
 def _arrays(form: FloatFormat, k: int) -> dict[str, NDArray[np.int64]]:
     return {"width": np.asarray(form.exponent, np.int64), "exponent": np.asarray(k, np.int64)}
-
-
-def _width(state: State) -> int:
-    return int(state.arrays["width"])

@@ -83,6 +83,7 @@ def test_names_of_gtrace_come_first(site):
     write_package(site, "thief", {"qsgd": "mod:Half"}, {"mod": HALF.format(name="qsgd")})
     assert codec_class("qsgd").__module__ == "gtrace.codecs.levels"
     assert plugins.installed_names() == ()
+    assert "gtrace has one of this name" in plugins.hidden(*plugins.origins())
 
 
 def test_two_packages_with_one_name_are_told_apart(site):

@@ -8,7 +8,6 @@ from helpers_codecs import body, once, walk
 
 import gtrace
 from gtrace.codecs.powersgd import PowerSgd
-from gtrace.errors import UsageError
 from gtrace.testing import in_rounds
 from gtrace.training import Exchange
 from gtrace.types import State
@@ -168,10 +167,3 @@ def test_wrappers_pass_the_rounds_on(spec):
         # What each sent adds up to what arrived.
         (ended,), _ = in_rounds(c, [State.from_arrays(states_of(exchange)[0])], [g], key)
         assert np.array_equal(ended.own, ended.decoded)
-
-
-def test_other_codecs_have_no_rounds():
-    c = gtrace.codec("topk")
-    assert not c.linear
-    with pytest.raises(UsageError, match="no rounds"):
-        c.rounds(c.init(4), np.ones(4), (1, 2))

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 import gtrace
@@ -11,7 +12,9 @@ from gtrace.codecs.rotation import Rotate
 from gtrace.codecs.spec import parse_spec, register_wrapper, split_specs, wrapper_names
 from gtrace.codecs.wrappers import ErrorFeedback
 from gtrace.errors import UsageError
+from gtrace.sketch import MomentSketch
 from gtrace.sweep import expand
+from gtrace.types import State
 
 
 def test_specs_are_taken_apart_and_put_together():
@@ -115,16 +118,24 @@ def test_a_wrong_spec_is_one_line(spec, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("spec", ["terngrad", "ef:topk", "none", "fp:e4m3"])
-def test_codecs_without_a_choice_of_bits_say_so(spec):
-    with pytest.raises(UsageError, match="bits"):
-        gtrace.codec(spec).at_bits(5)
-
-
-def test_wrappers_are_registered_apart_from_codecs():
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        *(
+            (lambda spec=spec: gtrace.codec(spec).at_bits(5), "bits")
+            for spec in ("terngrad", "ef:topk", "none", "fp:e4m3")
+        ),
+        (lambda: gtrace.codec("topk").rounds(State(4), np.ones(4), (1, 2)), "topk: has no rounds"),
+        (lambda: gtrace.codec("qsgd").allocate([]), "nothing to allocate"),
+        (lambda: gtrace.codec("mcgq").expect(State(4), MomentSketch.of([1.0])), "no closed forms|needs a sketch"),
+        (lambda: register_wrapper(Rotate), "'rotate' is empty or taken"),
+    ],
+)
+def test_what_a_codec_cannot_do(call, message):
+    with pytest.raises((UsageError, ValueError), match=message):
+        call()
+    assert not gtrace.codec("topk").linear
     assert not set(wrapper_names()) & set(gtrace.codec_names())
-    with pytest.raises(ValueError, match="taken"):
-        register_wrapper(Rotate)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +162,7 @@ def test_facts_of_an_instance(spec, stateful, unbiased):
 def test_facts_come_from_inside():
     linear = [gtrace.codec(f"{prefix}:powersgd").linear for prefix in ("ef", "ef21", "momentum:ef21")]
     assert linear == [True, False, False]
+    assert [gtrace.codec(spec).fits_itself for spec in ("ef:prune", "ef:fp:scale=max")] == [True, False]
     c = gtrace.codec("rotate:block=8:ef:qsgd:bits=3")
     assert c.name == "rotate:ef:qsgd"
     assert (c.parameters["bits"], c.parameters["rotate.block"]) == (3, 8)

@@ -41,9 +41,7 @@ def test_a_table_is_taken_as_it_is_and_has_no_further_rules():
         CodecTable.of(TABLE, {"bias": "none"})
     with pytest.raises(UsageError, match="below 0"):
         CodecTable.of("none", min_size=-1)
-
-
-def test_what_a_model_lacks_is_said():
+    # What a model lacks is said.
     assert TABLE.unmatched(["fc2.weight", "conv.bias", "other"]) == []
     assert "1 of its 2 tensors are not in this model, conv.bias among them" in TABLE.unmatched(["fc2.weight"])[0]
 

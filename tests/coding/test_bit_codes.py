@@ -159,23 +159,17 @@ def test_codes_longer_than_any_that_is_written(kind):
 
 
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize("size", [1023, 1024, 1025, 5000])
-def test_runs_across_blocks(density, size):
+def test_runs_across_blocks(density):
     rng = np.random.default_rng(0)
-    q = rng.integers(1, 2**20, size) * rng.choice([-1, 1], size) * (rng.random(size) < density)
-    data = encode_counts(q)
-    assert data == naive.high_first(naive.runlength_bits(q.tolist()))
-    assert (decode_counts(data, size, False)[0] == q).all()
-
-
-def test_long_runs_and_wide_values():
-    # Neither fits one word.
+    for size in (1023, 1024, 1025, 5000):
+        q = rng.integers(1, 2**20, size) * rng.choice([-1, 1], size) * (rng.random(size) < density)
+        data = encode_counts(q)
+        assert data == naive.high_first(naive.runlength_bits(q.tolist()))
+        assert (decode_counts(data, size, False)[0] == q).all()
+    # Neither a long run nor wide values fit one word.
     q = np.zeros(300_000, np.int64)
     q[[0, -1]] = 2**62, -(2**62)
     assert (decode_counts(encode_counts(q), q.size, False)[0] == q).all()
-    data = encode_counts(np.zeros(10**6, np.int64))
-    assert len(data) == 11
-    assert not decode_counts(data, 10**6, False)[0].any()
 
 
 @given(st.binary(max_size=30), st.integers(1, 12), st.integers(0, 12), st.integers(0, 400))
@@ -242,17 +236,13 @@ def test_all_methods_by_hand():
         assert decode_positions(bytes([method, 1]) + code, 8).tolist() == [2]
     long = bytes([16, 1, 0, 0]) + naive.low_first("0" * 70_000 + "1")
     assert decode_positions(long, 2**17).tolist() == [70_000]
-
-
-def test_values_keep_every_bit():
     values = np.array([1e-45, -0.0, 3.4e38], np.float32)
-    positions, found = decode_sparse(encode_sparse([0, 7, 99], values, 100), 100)
-    assert positions.tolist() == [0, 7, 99]
-    assert found.tobytes() == values.tobytes()
+    assert decode_sparse(encode_sparse([0, 7, 99], values, 100), 100)[1].tobytes() == values.tobytes()
 
 
-def answered(data, size):
-    """Sparse bytes are refused, or hold ascending positions within the tensor and as many values."""
+@given(st.binary(max_size=40), st.integers(0, 300))
+@settings(max_examples=400)
+def test_any_bytes_are_refused_or_give_ascending_positions(data, size):
     for decode in (decode_sparse, lambda d, n: (decode_positions(d, n),) * 2):
         try:
             found, values = decode(data, size)
@@ -261,20 +251,6 @@ def answered(data, size):
         assert (np.diff(found) > 0).all()
         assert found.size == values.size
         assert found.size == 0 or (found[0] >= 0 and found[-1] < size)
-
-
-@given(st.binary(max_size=40), st.integers(0, 300))
-@settings(max_examples=400)
-def test_any_bytes_are_refused_or_give_ascending_positions(data, size):
-    answered(data, size)
-
-
-@pytest.mark.parametrize("positions", [drawn(0.05, 400), drawn(0.6, 400), np.array([7, 9, 300]), CLUSTERED])
-def test_damage(positions):
-    size = int(positions[-1]) + 1
-    data = encode_sparse(positions, np.ones(positions.size), size)
-    for bad in naive.damaged(data, np.random.default_rng(4), 500):
-        answered(bad, size)
 
 
 # refusals

@@ -62,15 +62,12 @@ def test_coarser_bins_are_the_sums_of_the_finer_ones():
     assert np.log2(coarse.upper / coarse.lower).max() == pytest.approx(np.log2(9 / 8))
 
 
-def test_merging_takes_the_wider_bins():
+def test_merging_takes_the_wider_bins_and_the_ends_keep_their_own():
     halves = [MomentSketch.of(part, "none") for part in np.array_split(VALUES, 2)]
     whole, merged = MomentSketch.of(VALUES, "none").coarsen(5), halves[0].coarsen(5) + halves[1]
     assert merged.mantissa == 5
     assert np.array_equal(merged.rows, whole.rows)
     assert np.allclose(merged.sums, whole.sums, rtol=1e-9, atol=0)
-
-
-def test_the_catch_all_and_the_largest_value_keep_their_own_bins():
     sketch = MomentSketch.of(np.array([1.0, 0.75, 1e-45, 3e-39], np.float32), "linf").coarsen(2)
     assert (sketch.sums[-1, 0], sketch.lower[-1], sketch.sums[:, 0].sum()) == (1, 1.0, 4)
 

@@ -467,10 +467,9 @@ class Fp(Composed):
         """The format in the shared bytes; PayloadError if they are not this codec's."""
         found = {self.shared(State(0, _arrays(form, 0))): form for form in self._forms}
         if shared not in found:
-            wrong = (
-                "are not empty, though the format is named" if self._named else "name an invalid format for these bits"
-            )
-            raise PayloadError(f"shared bytes {wrong}")
+            if self._named:
+                raise PayloadError("shared bytes are not empty, though the format is named")
+            raise PayloadError("shared bytes name an invalid format for these bits")
         return found[shared]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from gtrace.codecs.base import Rounds
-    from gtrace.codecs.parts import Arrays, Values
+    from gtrace.codecs.parts import Values
     from gtrace.sketch import MomentSketch
     from gtrace.types import SummarySpec
 
@@ -36,17 +36,23 @@ _NUMBER = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Wrapper(Codec):
-    """A codec around another codec or wrapper.
+    """A codec around another codec or wrapper, with a memory before it if its ``parts`` have one.
 
-    The first field is the inner codec; a wrapper's own parameters follow it. ``name``, ``unbiased``, ``stateful``,
-    ``deterministic``, ``linear``, ``both_ends`` and ``declared`` are facts of the instance, because they depend on what
-    is inside.
+    The state holds the memory's arrays and the inner codec's; payloads are the inner codec's. The first field is the
+    inner codec; a wrapper's own parameters follow it. ``name``, ``unbiased``, ``stateful``, ``deterministic``,
+    ``linear``, ``both_ends`` and ``declared`` are facts of the instance, because they depend on what is inside.
     """
+
+    parts: ClassVar[Parts] = Parts()
 
     inner: Codec
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.parts.memory.keeps and isinstance(self.inner, type(self)):
+            prefix = type(self).name
+            raise UsageError(f"codec '{self}': {prefix}: is there twice; write {self.inner}.")
+        object.__setattr__(self, "parts", type(self).parts.of(self))
         # Other codecs have these facts on the class; a frozen instance overrides them once, here.
         object.__setattr__(self, "name", f"{type(self).name}:{self.inner.name}")
         object.__setattr__(self, "unbiased", type(self).unbiased and self.inner.unbiased)
@@ -96,20 +102,16 @@ class Wrapper(Codec):
         return self.with_inner(state, self.inner.with_target(self.inner_state(state), share))
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
-        """The inner codec's state under the prefix ``inner.``."""
-        return self.with_inner(State(int(size), {}, shape), self.inner.init(size, shape))
+        """Nothing remembered yet, and the inner codec's state under the prefix ``inner.``."""
+        return self.with_inner(State(int(size), self.parts.memory.start(size), shape), self.inner.init(size, shape))
 
     def given(self, state: State, values: ArrayLike) -> Values:
-        """The values that the inner codec encodes, float32[n]: unchanged unless a wrapper changes them."""
-        return checked_values(state, values)
-
-    def remembered(self, state: State, values: ArrayLike, given: Values, decoded: Values) -> Arrays:
-        """The wrapper's own arrays for the next step, after the values of ``given`` arrived as ``decoded``."""
-        return {}
+        """The values that the inner codec encodes, float32[n]."""
+        return self.parts.memory.given(state.arrays, checked_values(state, values))
 
     def inside(self, state: State, received: Values) -> Values:
         """What the inner codec's receiver ended with when this one's ended with ``received``, float32[n]."""
-        return received
+        return self.parts.memory.inside(state.arrays, received)
 
     def view(self, state: State, values: ArrayLike) -> ArrayLike:
         """The values that the inner codec is fitted to."""
@@ -120,13 +122,14 @@ class Wrapper(Codec):
         return self.inner.encode(self.inner_state(state), self.given(state, values), key)
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """The inner codec's result for :meth:`given`."""
-        return self.inner.simulate(self.inner_state(state), self.given(state, values), key)
+        """The inner codec's result for :meth:`given`, as a receiver's memory completes it."""
+        found = self.inner.simulate(self.inner_state(state), self.given(state, values), key)
+        return found._replace(values=self.parts.memory.received(state.arrays, found.values)[0])
 
     def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
-        """Update the inner codec and the wrapper."""
+        """Update the inner codec and the memory."""
         given = self.given(state, values)
-        own = self.remembered(state, values, given, decoded)
+        own = self.parts.memory.after(state.arrays, as_values(values), given, decoded)
         inner = self.inner.update(self.inner_state(state), given, self.inside(state, decoded))
         return self.with_inner(state, inner).with_arrays(**own)
 
@@ -134,7 +137,7 @@ class Wrapper(Codec):
         """The inner codec's rounds for :meth:`given`."""
         given = self.given(state, values)
         ended = yield from self.inner.rounds(self.inner_state(state), given, key)
-        own = self.remembered(state, values, given, ended.decoded)
+        own = self.parts.memory.after(state.arrays, as_values(values), given, ended.decoded)
         return ended._replace(state=self.with_inner(state, ended.state).with_arrays(**own))
 
     def at_bits(self, bits: int) -> Codec:
@@ -158,9 +161,10 @@ class Wrapper(Codec):
         return self.receive(State(size), shared, payload)[0]
 
     def receive(self, held: State, shared: bytes, payload: bytes) -> tuple[Values, State]:
-        """Receive with the inner codec."""
+        """The inner codec's values, and what the memory makes of them."""
         values, inner = self.inner.receive(self.inner_state(held), shared, payload)
-        return values, self.with_inner(held, inner)
+        values, kept = self.parts.memory.received(held.arrays, values)
+        return values, self.with_inner(held, inner).with_arrays(**kept)
 
     def aggregate(self, decoded: Sequence[Values]) -> Values:
         """Aggregate as the inner codec does."""
@@ -181,47 +185,6 @@ class Wrapper(Codec):
         return State(state.size, {**own, **held}, state.shape)
 
 
-@dataclass(frozen=True)
-class MemoryWrapper(Wrapper):
-    """A memory before any codec: the state holds its arrays and the inner codec's; payloads are the inner codec's."""
-
-    parts: ClassVar[Parts] = Parts()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.inner, type(self)):
-            prefix = type(self).name
-            raise UsageError(f"codec '{self}': {prefix}: is there twice; write {self.inner}.")
-        object.__setattr__(self, "parts", type(self).parts.of(self))
-
-    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
-        """Nothing remembered yet."""
-        return super().init(size, shape).with_arrays(**self.parts.memory.start(size))
-
-    def given(self, state: State, values: ArrayLike) -> Values:
-        """The values after the memory."""
-        return self.parts.memory.given(state.arrays, checked_values(state, values))
-
-    def remembered(self, state: State, values: ArrayLike, given: Values, decoded: Values) -> Arrays:
-        """The memory's next arrays."""
-        return self.parts.memory.after(state.arrays, as_values(values), given, decoded)
-
-    def inside(self, state: State, received: Values) -> Values:
-        """The payload's values, without what the memory adds at the receiver."""
-        return self.parts.memory.inside(state.arrays, received)
-
-    def receive(self, held: State, shared: bytes, payload: bytes) -> tuple[Values, State]:
-        """The inner codec's values, and what the memory makes of them."""
-        values, held = super().receive(held, shared, payload)
-        values, kept = self.parts.memory.received(held.arrays, values)
-        return values, held.with_arrays(**kept)
-
-    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """The inner codec's result for :meth:`given`, as a receiver's memory completes it."""
-        found = super().simulate(state, values, key)
-        return found._replace(values=self.parts.memory.received(state.arrays, found.values)[0])
-
-
 def _check_ends(codec: Wrapper) -> None:
     """Raise :class:`UsageError` around a memory of both ends: rounding would part what the two hold."""
     if codec.inner.both_ends:
@@ -235,7 +198,7 @@ def prefix(cls: W) -> W:
 
 
 @prefix
-class ErrorFeedback(MemoryWrapper):
+class ErrorFeedback(Wrapper):
     """Error feedback around any codec: ``ef:topk:ratio=0.01``.
 
     The state holds ``residual`` (float32[n]; int8[n] and ``scales`` with ``memory_bits``) and the inner codec's
@@ -262,7 +225,7 @@ class ErrorFeedback(MemoryWrapper):
 
 
 @prefix
-class Accumulate(MemoryWrapper):
+class Accumulate(Wrapper):
     """MCGQ's accumulation around any codec: ``accumulate:topk:ratio=0.01``.
 
     This is not a residual: coordinates that arrived are cleared, without subtracting their values. The paper's method
@@ -285,7 +248,7 @@ class Accumulate(MemoryWrapper):
 
 
 @prefix
-class Momentum(MemoryWrapper):
+class Momentum(Wrapper):
     """Momentum on every worker, in front of any codec: ``momentum:beta=0.9:signsgd``.
 
     The optimizer behind it must then have none of its own. The state holds ``momentum`` (float32[n]) and the
@@ -306,7 +269,7 @@ class Momentum(MemoryWrapper):
 
 
 @prefix
-class Ef21(MemoryWrapper):
+class Ef21(Wrapper):
     """EF21 around any codec: ``ef21:topk:ratio=0.01``; with ``momentum=`` EF21-SGDM.
 
     Worker and receiver keep the same estimate of the worker's gradient; only its change is sent. The sender's state

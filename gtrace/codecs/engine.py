@@ -37,7 +37,7 @@ _FACTS = ("unbiased", "deterministic")
 
 
 def assembled(cls: C) -> C:
-    """Class decorator: a frozen dataclass with the parameters of its parts before its own.
+    """Class decorator: a frozen dataclass with the parameters of its parts before its own, and the facts of its parts.
 
     A row that annotates a parameter of a part lists it with its own.
     """
@@ -50,16 +50,15 @@ def assembled(cls: C) -> C:
             default = getattr(part, item.name)
             setattr(cls, item.name, dataclasses.field(default=default, metadata=item.metadata))
     cls.__annotations__ = {**{name: kind for name, kind in found.items() if name not in own}, **own}
-    return cast("C", dataclass(frozen=True)(cls))
-
-
-def method(cls: C) -> C:
-    """Class decorator of a row: :func:`assembled` and registered, with the facts that follow from its parts."""
-    parts: Parts = cls.parts  # type: ignore[attr-defined]
     for fact in _FACTS:
         if fact not in vars(cls):
             setattr(cls, fact, parts.all(fact))
     cls.stateful = parts.memory.keeps
+    return cast("C", dataclass(frozen=True)(cls))
+
+
+def method(cls: C) -> C:
+    """Class decorator of a row: :func:`assembled` and registered."""
     return register(assembled(cls))
 
 
@@ -241,20 +240,17 @@ class Composed(Codec):
     def aggregate(self, decoded: Sequence[Values]) -> Values:
         """The mean; with ``votes`` the sign that most workers sent, times their mean magnitude, 0 on a tie."""
         mean = super().aggregate(decoded)
-        return vote(decoded) if self.votes else mean
+        if not self.votes:
+            return mean
+        votes, total = np.zeros((2, *mean.shape))
+        for values in decoded:
+            votes += np.sign(values)
+            total += np.abs(values)
+        voted: Values = (np.sign(votes) * (total / len(decoded))).astype(np.float32)
+        return voted
 
 
 def level_grid(item: Codec) -> LevelGrid | None:
     """The grid of magnitudes that a codec rounds to; None for a codec without one, and for a prefix."""
     grid = item.parts.grid if isinstance(item, Composed) else None
     return grid if isinstance(grid, LevelGrid) else None
-
-
-def vote(decoded: Sequence[Values]) -> Values:
-    """The sign that most workers sent, times their mean magnitude; 0 on a tie."""
-    votes = np.zeros(decoded[0].shape, np.int32)
-    total = np.zeros(decoded[0].shape, np.float64)
-    for values in decoded:
-        votes += np.sign(values).astype(np.int32)
-        total += np.abs(values)
-    return (np.sign(votes) * (total / len(decoded))).astype(np.float32)

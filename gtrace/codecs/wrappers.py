@@ -220,8 +220,6 @@ class ErrorFeedback(Wrapper):
     behavior = """The error of one step is that of gradient plus memory, larger than without; what counts is that it
     does not add up."""
     related = ("mem-sgd", "accumulate", "momentum")
-    unbiased = False
-    stateful = True
 
 
 @prefix
@@ -243,8 +241,6 @@ class Accumulate(Wrapper):
     sends = "The payload of the codec inside."
     behavior = "Not unbiased over time: errors of coarse values are forgotten."
     related = ("ef", "mcgq")
-    unbiased = False
-    stateful = True
 
 
 @prefix
@@ -264,8 +260,6 @@ class Momentum(Wrapper):
     sends = "The payload of the codec inside."
     behavior = "It encodes the momentum, so its error against one gradient means little; compare it by training."
     related = ("signum", "dgc")
-    unbiased = False
-    stateful = True
 
 
 @prefix
@@ -296,8 +290,6 @@ class Ef21(Wrapper):
     with few bits adds more to the estimate than it corrects. With noisy gradients the estimate lags; momentum averages
     the noise first. Receivers need memory for every worker and tensor."""
     related = ("ef", "momentum", "topk")
-    unbiased = False
-    stateful = True
     both_ends = True
 
     def __post_init__(self) -> None:

@@ -62,21 +62,6 @@ if TYPE_CHECKING:
 REMEMBERED = 64
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
 _LOADED: dict[Path, list[type[Codec]]] = {}
-#: methods of a plugin's class that name the failing line in their errors
-_GUARDED = (
-    "init",
-    "view",
-    "fit",
-    "encode",
-    "write",
-    "shared",
-    "decode",
-    "read",
-    "simulate",
-    "update",
-    "aggregate",
-    "expect",
-)
 #: entry points of other packages
 GROUP = "gtrace.codecs"
 
@@ -91,7 +76,7 @@ def load_plugin(path: str | Path) -> list[type[Codec]]:
         the codecs' classes, in the order of the file; their specs work from now on.
 
     Raises:
-            UsageError: the file does not exist, holds no codec, or a codec's name is taken.
+        UsageError: the file does not exist, holds no codec, or a codec's name is taken.
         ScriptError: the file raised; the message names its line.
     """
     file = Path(path).resolve()
@@ -363,9 +348,8 @@ def names_a_codec(name: str) -> bool:
 
 def guarded(cls: type[Codec], file: Path) -> type[Codec]:
     """Make the class's own methods name the line of the file in which they fail."""
-    for name in _GUARDED:
-        method = vars(cls).get(name)
-        if inspect.isfunction(method):
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
             setattr(cls, name, _named(method, file))
     return cls
 

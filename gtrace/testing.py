@@ -271,21 +271,19 @@ def check_refusals(c: Codec, values: NDArray[np.float32], seed: int = 0) -> None
     flipped = bytearray(payload)
     flipped[len(payload) // 2] ^= 16
     bad = {
-        "empty": b"",
-        "foreign": rng.bytes(len(payload)),
-        "envelope alone": payload[:ENVELOPE_BYTES],
-        "truncated": payload[:-1],
-        "cut in the envelope": payload[: ENVELOPE_BYTES - 3],
-        "oversized": payload + b"\0",
-        "bit flipped": bytes(flipped),
+        "empty": (shared, b"", values.size),
+        "foreign": (shared, rng.bytes(len(payload)), values.size),
+        "envelope alone": (shared, payload[:ENVELOPE_BYTES], values.size),
+        "truncated": (shared, payload[:-1], values.size),
+        "cut in the envelope": (shared, payload[: ENVELOPE_BYTES - 3], values.size),
+        "oversized": (shared, payload + b"\0", values.size),
+        "bit flipped": (shared, bytes(flipped), values.size),
+        "another size": (shared, payload, values.size + 1),
+        "a size that no memory holds": (shared, payload, 2**40),
+        "other shared bytes": (shared + b"\1\2\3\4", payload, values.size),
     }
-    wrong = [(what, shared, data, values.size) for what, data in bad.items()]
-    wrong += [
-        ("another size", shared, payload, values.size + 1),
-        ("a size that no memory holds", shared, payload, 2**40),
-    ]
-    for what, held, data, size in (*wrong, ("other shared bytes", shared + b"\1\2\3\4", payload, values.size)):
-        assert _taken(c, held, data, size) is None, f"{c}: a payload that is wrong ({what}) was decoded"
+    for what, sent in bad.items():
+        assert _taken(c, *sent) is None, f"{c}: a payload that is wrong ({what}) was decoded"
 
 
 #: bytes that are not a number of a gradient: NaN, infinity, the largest float32

@@ -39,7 +39,6 @@ class Float32(FixedGrid):
         return True
 
     def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
-        """No error, 32 bits."""
         sparsity = sketch.zeros / max(1, sketch.size)
         return Expectation(0.0, 0.0, sparsity, bits_fixed=32.0, bits_entropy=32.0, bits_huffman=32.0, bits_payload=32.0)
 
@@ -47,7 +46,6 @@ class Float32(FixedGrid):
         return v.x
 
     def values(self, symbols: Values, scales: Values, bucket: int, size: int) -> Values:
-        """A copy of the values."""
         return finite(symbols).copy()
 
 
@@ -63,7 +61,6 @@ class Float16(FixedGrid):
         return np.clip(v.x, -largest, largest).astype(np.float16).view(np.uint16)
 
     def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
-        """The bits of float16 as float32."""
         return finite(symbols.view(np.float16).astype(np.float32))
 
 
@@ -78,7 +75,6 @@ class BFloat16(FixedGrid):
         return out
 
     def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
-        """Upper halves, with the lower half zero."""
         return finite((symbols.astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
@@ -92,18 +88,15 @@ class Halves(Rounding):
 
     @property
     def unbiased(self) -> bool:
-        """Only at random."""
         return self.rounding == "stochastic"
 
     @property
     def deterministic(self) -> bool:
-        """Nearest needs no key."""
         return self.rounding == "nearest"
 
     def symbols(
         self, grid: BFloat16, state: State, v: Scaled, key: tuple[int, int], start: int = 0
     ) -> NDArray[np.uint16]:
-        """The upper halves."""
         if self.deterministic:
             return grid.nearest(state, v, key)
         out = np.empty(v.x.size, np.uint16)
@@ -135,7 +128,6 @@ class Affine(FixedGrid):
         return codes
 
     def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
-        """The values of the codes between the ends."""
         low, high = scales.tolist()
         steps = (1 << self.bits) - 1
         levels = (low + np.arange(steps + 1) * (high - low) / steps).astype(np.float32)

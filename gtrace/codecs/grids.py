@@ -241,7 +241,6 @@ class LevelGrid(Grid):
         return not parts.memory.keeps
 
     def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
-        """Closed forms from the sketch."""
         levels = self.levels(state)
         error, _, bound, magnitudes = sketch.expect(levels, zero=self.zero)
         symbols = symbols_of(levels, self.zero, sketch)
@@ -534,7 +533,6 @@ class FittedPowers(Fitted):
     )
 
     def best(self, law: MomentSketch | TruncatedNormalMixture) -> NDArray[np.float64]:
-        """The powers of the best multiplier, after a 0 if zero is a level."""
         p = amq_multiplier(law, self.bits, self.zero, self.weighted, method=self.method)
         return amq_levels(float(np.float32(p)), self.bits, self.zero)
 
@@ -561,7 +559,6 @@ class EntropySpaced(LevelGrid):
     bits: float = parameter(3.0, "entropy of the symbols, a value", minimum=0.5, maximum=8)
 
     def levels(self, state: State) -> Values:
-        """The fitted magnitudes, float32[m]."""
         fitted = state.arrays.get("levels")
         return _equal_steps(4, zero=True) if fitted is None else fitted
 
@@ -579,7 +576,6 @@ class EntropySpaced(LevelGrid):
         return state.arrays.get("spacing")
 
     def with_fitted(self, state: State, fitted: Values) -> State:
-        """The receiver's levels."""
         good = fitted.size == 2 and np.isfinite(fitted).all() and 0 < fitted[0] < 1 and fitted[1] > 0
         if not good or fitted[0] * MOST < 1:
             raise PayloadError("shared bytes do not hold a step and an exponent")

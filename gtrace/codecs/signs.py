@@ -44,11 +44,9 @@ class Sign(FixedGrid):
     unbiased = False
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint8]:
-        """The bits, 1 for negative."""
         return np.packbits(v.x < 0, bitorder="little")
 
     def values(self, symbols: NDArray[np.uint8], scales: Values, bucket: int, size: int) -> Values:
-        """The scale with the signs; zeros if neither was sent."""
         if size and not symbols.size and scales.size:
             raise PayloadError(f"payload holds a scale and no signs of {size} values")
         out = np.zeros(size, np.float32)
@@ -61,7 +59,6 @@ class Sign(FixedGrid):
         return out
 
     def needs(self, parts: Parts) -> SummarySpec | None:
-        """The plain magnitudes: their sum and their energy."""
         return SummarySpec("none", None) if self.expects(parts) else None
 
     def expects(self, parts: Parts) -> bool:

@@ -71,12 +71,10 @@ class Largest(FixedGrid):
         return largest(magnitudes(x), kept(self.ratio, x.size))
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
-        """The largest."""
         positions = self.positions(v.x)
         return Kept(positions, v.x[positions], v.x.size)
 
     def values(self, symbols: Kept, scales: Values, bucket: int, size: int) -> Values:
-        """The kept values in their places."""
         out = np.zeros(size, np.float32)
         out[symbols.positions] = symbols.values
         return out
@@ -91,7 +89,6 @@ class LargestOfChunks(Largest):
     )
 
     def positions(self, x: Values) -> NDArray[np.int64]:
-        """In each chunk the same number, at least one."""
         if self.chunk is None:
             return super().positions(x)
         whole = x.size - x.size % self.chunk
@@ -158,7 +155,6 @@ class ChosenValues(Rounding):
         return self.values is None or _values_codec(self.values).deterministic
 
     def symbols(self, grid: Largest, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> Kept:
-        """The choice, with values as the grid finds them."""
         return grid.nearest(state, v, key)
 
     def write(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[bytes, int]:
@@ -172,7 +168,6 @@ class ChosenValues(Rounding):
         return _INNER.pack(chosen.values.size, len(places), flags) + places + bytes(body), 0
 
     def read(self, parts: Parts, found: Opened, flags: int) -> Values:
-        """Undo :meth:`write`."""
         if self.values is None:
             return super().read(parts, found, flags)
         inner, data = _values_codec(self.values), found.coded
@@ -186,7 +181,6 @@ class ChosenValues(Rounding):
         return cast("Largest", parts.grid).values(Kept(positions, values, found.size), found.scales, 1, found.size)
 
     def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[Values, Measured]:
-        """The same without the bytes of the values."""
         if self.values is None:
             return super().simulate(parts, state, v, key)
         chosen, inner = self.symbols(cast("Largest", parts.grid), state, v, key), _values_codec(self.values)
@@ -296,12 +290,10 @@ class RandomChoice(FixedGrid):
         return largest(words, kept(self.ratio, size))
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Seeded:
-        """The values at the positions of the key's seed."""
         seed = key[1] & 0xFFFFFFFF
         return Seeded(seed, v.x[self.chosen(seed, v.x.size)])
 
     def values(self, symbols: Seeded, scales: Values, bucket: int, size: int) -> Values:
-        """The values, scaled, in their places."""
         values = symbols.values
         if self.scale and values.size:
             with np.errstate(over="ignore"):
@@ -311,7 +303,6 @@ class RandomChoice(FixedGrid):
         return out
 
     def needs(self, parts: Parts) -> SummarySpec:
-        """Energy and zeros, which every sketch has."""
         return SummarySpec("none", None)
 
     def expects(self, parts: Parts) -> bool:
@@ -400,7 +391,6 @@ class NearPeaks(FixedGrid):
         return Signs(float(scale), 2 * positions + np.signbit(x[positions]), x.size)
 
     def values(self, symbols: Signs, scales: Values, bucket: int, size: int) -> Values:
-        """The scale with the signs, in their places."""
         out, scale = np.zeros(size, np.float32), np.float32(symbols.scale)
         out[symbols.numbers >> 1] = np.where(symbols.numbers & 1, -scale, scale)
         return out
@@ -478,7 +468,6 @@ class WarmingUp(LargestOfChunks):
         return max(self.ratio, _FIRST ** (1 + _STAGES * step // self.warmup))
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
-        """The largest, at the ratio of the step."""
         return LargestOfChunks(self.ratio_at(int(state.arrays["step"])), self.chunk).nearest(state, v, key)
 
 

@@ -105,12 +105,6 @@ def moments(g, samples):
     return scale, scale * scale * part * (1.0 - part)
 
 
-def small_tensors():
-    """Every integer tensor of up to five elements between -2 and 2."""
-    for n in range(6):
-        yield from itertools.product(range(-2, 3), repeat=n)
-
-
 @contextmanager
 def memory_below(limit):
     """Fails when the block takes more memory than ``limit`` bytes at a time."""

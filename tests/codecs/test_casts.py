@@ -57,9 +57,7 @@ def test_int8_rounds_to_the_nearest_of_255_codes(block):
             wanted = round(ratio) * scale / 127
             assert abs(Fraction(float(d)) - wanted) <= scale * Fraction(1, 2**22), (float(v), float(scale))
     assert len(body(Int8(block_size=block, coder="fixed"), x)) == 500 + 4 * -(-500 // size)
-
-
-def test_int8_keeps_the_largest_of_a_block_and_ties_go_to_even():
+    # The largest stays, and ties go to even.
     assert once(Int8(), [127.0, 0.5, 1.5, -2.5, -127.0]).tolist() == [127, 0, 2, -2, -127]
     huge = np.finfo(np.float32).max
     assert once(Int8(), [huge, -huge, 0]).tolist() == [huge, -huge, 0]

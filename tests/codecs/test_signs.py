@@ -91,19 +91,3 @@ def test_onebit_sends_the_means_of_both_sides_and_keeps_the_rest(bucket):
         e = g + e - got
         assert np.array_equal(state.arrays["residual"], e)
     assert len(body(c, np.ones(203))) == 8 * -(-203 // bucket) + -(-203 // 8)
-
-
-def test_two_means_and_restore_have_plain_twins():
-    rng = np.random.default_rng(6)
-    for size, bucket in ((0, 3), (1, 4), (9, 4), (64, 8), (65, 8)):
-        x = rng.normal(size=size).astype(np.float32)
-        means = np.empty((-(-size // bucket), 2), np.float32)
-        elementwise.two_means(x, bucket, means)
-        for b, found in enumerate(means):
-            values = x[b * bucket : (b + 1) * bucket].astype(np.float64)
-            sides = values[values >= 0], values[values < 0]
-            assert found.tolist() == [np.float32(side.mean() if side.size else 0) for side in sides]
-        bits = rng.integers(0, 256, -(-size // 8)).astype(np.uint8)
-        out = np.empty(size, np.float32)
-        elementwise.restore(bits, bucket, means, out)
-        assert out.tolist() == [means[i // bucket, bits[i // 8] >> (i % 8) & 1] for i in range(size)]

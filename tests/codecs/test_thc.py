@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-from scipy.stats import norm
 
 import gtrace
-from gtrace.codecs.thc import lookup_table
 from gtrace.coding import ENVELOPE_BYTES
 
 
@@ -18,27 +16,6 @@ def shrinkage(found, x):
     """The mean relative squared error of some draws, and by how much their mean is too small."""
     values, energy = np.array([one.values for one in found], np.float64), float(np.sum(x.astype(np.float64) ** 2))
     return np.mean(np.sum((values - x) ** 2, axis=1)) / energy, 1 - values.mean(axis=0) @ x / energy
-
-
-@pytest.mark.parametrize(("count", "top", "outside"), [(2, 5, 0.1), (4, 9, 1 / 32), (6, 10, 1 / 32), (8, 14, 0.3)])
-def test_the_table_is_the_best_of_all_symmetric_ones(count, top, outside):
-    """Against every choice, and the error of each in numbers of a fine grid."""
-    reach = norm.isf(outside / 2)
-    x = np.linspace(-reach, reach, 20_001)
-    upper = range(top // 2 + 1, top)
-
-    def error(table):
-        points = reach * (2 * np.array(table) / top - 1)
-        k = np.clip(np.searchsorted(points, x, side="right") - 1, 0, count - 2)
-        return np.sum((x - points[k]) * (points[k + 1] - x) * norm.pdf(x))
-
-    def choices(left, after=0):
-        if not left:
-            return [()]
-        return [(k, *rest) for k in upper if k > after for rest in choices(left - 1, k)]
-
-    tables = [[*(top - k for k in (top, *chosen[::-1])), *chosen, top] for chosen in choices(count // 2 - 1)]
-    assert lookup_table(count, top, outside).tolist() == min(tables, key=error)
 
 
 @pytest.mark.parametrize("spec", ["thc:bits=1", "thc", "thc:bits=6,outside=0.001", "thc:bits=3,granularity=7"])

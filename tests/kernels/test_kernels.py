@@ -231,12 +231,6 @@ def test_values_of_uniform_grids_are_computed(width):
     assert not rounding.restore_packed(packed, width, 700, scales, values, out)
 
 
-def test_restore_looks_up_and_scales():
-    symbols, out = np.array([0, 1, 2, 2, 0], np.uint16), np.empty(5, np.float32)
-    rounding.restore(symbols, 2, np.array([2, 3, 5], np.float32), np.array([-1, 0, 1], np.float32), out)
-    assert out.tolist() == [-2, 0, 3, 3, -5]
-
-
 # comparisons
 
 

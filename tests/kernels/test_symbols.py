@@ -72,16 +72,6 @@ def limited(weights, longest):
     return lengths.astype(int)
 
 
-@given(st.lists(st.integers(1, 1000), min_size=2, max_size=9), st.integers(0, 3))
-@settings(max_examples=150, deadline=None)
-def test_limited_codes_cost_least_of_all_prefix_codes(weights, more):
-    longest = int(np.ceil(np.log2(len(weights)))) + more
-    lengths = limited(weights, longest)
-    assert lengths.max() <= longest
-    assert np.sum(0.5**lengths) == 1
-    assert weights @ lengths == weights @ collector(weights, longest)
-
-
 KINDS = {
     "geometric": lambda n, ratio, rng: ratio ** -np.arange(n, dtype=float),
     "fibonacci": lambda n, ratio, rng: np.concatenate([[1.0], np.cumprod(np.full(n - 1, (1 + 5**0.5) / 2))]),

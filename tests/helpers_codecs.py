@@ -4,6 +4,7 @@ import numpy as np
 
 from gtrace.coding import ENVELOPE_BYTES, seal
 from gtrace.coding.sparse import encode_positions
+from gtrace.sketch import MomentSketch
 from gtrace.testing import fitted
 
 
@@ -28,9 +29,18 @@ def walk(c, gradients, state=None):
     """Step by step: the gradient, what arrives of it, and the state after it."""
     state = c.init(gradients[0].size) if state is None else state
     for step, g in enumerate(gradients):
-        got = once(c, g, state, (step, 7))
+        if c.needs is not None:
+            state = c.fit(state, MomentSketch.from_spec(c.view(state, g), c.needs), step)
+        # What a receiver keeps, the sender keeps, too.
+        got, _ = c.receive(state, c.shared(state), c.encode(state, g, (step, 7)))
         state = c.update(state, g, got)
         yield g, got, state
+
+
+def played(c, gradients):
+    """What arrived at each step, and the last state."""
+    steps = list(walk(c, gradients))
+    return [got for _, got, _ in steps], steps[-1][2]
 
 
 def body(c, values, key=(1, 2), state=None):

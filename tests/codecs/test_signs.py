@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from helpers_codecs import body, gradients, once, walk
+from helpers_codecs import body, once
 
-from gtrace.codecs.signs import EfSignSgd, OneBit, SignSgd, Signum
+from gtrace.codecs.signs import EfSignSgd, SignSgd, Signum
 from gtrace.errors import UsageError
 from gtrace.kernels import elementwise
 from gtrace.sketch import MomentSketch
@@ -62,32 +62,3 @@ def test_the_majority_decides_and_ties_are_zero():
         assert c.aggregate(sent).tolist() == pytest.approx(wanted)
     with pytest.raises(UsageError, match="no gradients"):
         SignSgd().aggregate([])
-
-
-def test_signum_follows_its_momentum():
-    m = np.zeros(50)
-    for g, got, state in walk(Signum(beta=0.8), gradients(6, 50)):
-        m = 0.8 * m + 0.2 * g
-        assert np.array_equal(np.sign(got), np.sign(m))
-        assert np.abs(got) == pytest.approx(np.abs(m).mean(), rel=1e-6)
-        assert state.arrays["momentum"] == pytest.approx(m, abs=1e-6)
-
-
-def naive_onebit(p, bucket):
-    out = np.empty_like(p)
-    for start in range(0, p.size, bucket):
-        b = p[start : start + bucket]
-        for side in (b >= 0, b < 0):
-            if side.any():
-                out[start : start + bucket][side] = np.float32(b[side].astype(np.float64).mean())
-    return out
-
-
-@pytest.mark.parametrize("bucket", [1, 10, 64, 1000])
-def test_onebit_sends_the_means_of_both_sides_and_keeps_the_rest(bucket):
-    c, e = OneBit(bucket_size=bucket), np.zeros(203, np.float32)
-    for g, got, state in walk(c, gradients(4, 203)):
-        assert got == pytest.approx(naive_onebit(g + e, bucket), rel=1e-6)
-        e = g + e - got
-        assert np.array_equal(state.arrays["residual"], e)
-    assert len(body(c, np.ones(203))) == 8 * -(-203 // bucket) + -(-203 // 8)

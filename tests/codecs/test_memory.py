@@ -116,11 +116,7 @@ def test_a_memory_follows_its_papers_loop(spec):
 @pytest.mark.parametrize("share", [0.0, 0.9])
 def test_both_ends_follow_the_gradient(share):
     """EF21 and EF21-SGDM step by step; what is sent is the change alone."""
-    steps, inner, c = (
-        gradients(6),
-        gtrace.codec("topk:ratio=0.1"),
-        gtrace.codec(f"ef21:momentum={share}:topk:ratio=0.1"),
-    )
+    steps, c = gradients(6), gtrace.codec(f"ef21:momentum={share}:topk:ratio=0.1")
     estimate, m = np.zeros(400, np.float32), steps[0]
     for g, got, state in walk(c, steps):
         m = share * m + (1 - share) * g

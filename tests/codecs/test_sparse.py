@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers_codecs import body, decode_sealed, encode_sparse, fixed_positions, gradients, once, walk
 
-from gtrace.codecs.sparse import kept, largest, magnitudes
+from gtrace.codecs.sparse import largest, magnitudes
 from gtrace.codecs.sparsifiers import Dgc, Dropping, RandomK, TopK
 from gtrace.coding.huffman import Floats
 from gtrace.coding.sparse import encode_positions
@@ -26,16 +26,6 @@ def test_the_largest_and_of_equal_ones_the_first(size):
         x = rng.integers(-spread, spread + 1, size).astype(np.float32)
         for count in {0, min(1, size), size // 3, size - size // 4, size}:
             assert largest(magnitudes(x), count).tolist() == naive_largest(x, count)
-
-
-@pytest.mark.parametrize("coder", ["gaps", "fixed"])
-@pytest.mark.parametrize("ratio", [0.003, 0.1, 0.5, 1.0])
-def test_topk_sends_the_largest_exactly(ratio, coder):
-    (x,) = gradients(1)
-    chosen = naive_largest(x, kept(ratio, x.size))
-    wanted = np.zeros_like(x)
-    wanted[chosen] = x[chosen]
-    assert np.array_equal(once(TopK(ratio=ratio, coder=coder), x), wanted)
 
 
 def test_bits_of_positions_and_values():

@@ -111,7 +111,7 @@ MANY = {"codec": "signsgd", "size": 2**31, "shared": b""}
 BARE = seal(b"", codec="signsgd", size=0, shared=b"")
 
 
-def test_an_envelope_holds_its_body_and_pads_a_short_one_of_many_elements():
+def test_a_short_body_of_many_elements_is_padded():
     assert len(SEALED) == ENVELOPE_BYTES + 4
     body, flags = open_envelope(SEALED, **ABOUT)
     assert (bytes(body), flags) == (b"body", 3)

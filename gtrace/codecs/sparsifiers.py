@@ -38,8 +38,10 @@ class TopK(Composed):
     about = """The largest magnitudes exactly. Without memory the rest never arrives, so it is mostly used as mem-sgd or
     ef:topk."""
     sends = _POSITIONS
-    behavior = """Of all choices of k values the least error. A value costs 32 bits and its position 5 to 10, so ratio
-    0.01 is about 0.4 bits per coordinate."""
+    behavior = (
+        "Of all choices of k values the least error. A value costs 32 bits and its position 5 to 10, so ratio 0.01 "
+        "is about 0.4 bits per coordinate."
+    )
     related = ("mem-sgd", "dgc", "randomk")
 
 

@@ -59,6 +59,7 @@ FORGED = {
     "fp:e4m3fn": (10, [floats(2) + b"\x7f" * 10]),
     "fp:mxfp4": (10, [b"\xff" + bytes(5)]),
     "fp:nvfp4": (10, [floats(NAN) + bytes(6), floats(1) + b"\x80" + bytes(5)]),
+    "prune": (1, [b"\0\0", *(floats(alpha) + b"\0" for alpha in (0, -1, NAN))]),
     "minmax:bits=2": (
         3,
         [floats(0, 1) + b"\0\0", floats(0, 1) + b"\xff", *(floats(*x) + b"\0" for x in ([1, 0], [0, INF], [NAN, 1]))],

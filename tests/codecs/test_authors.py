@@ -1,6 +1,7 @@
 """Numbers from the authors' own programs: tests/golden/authors.json says which, and how they were made."""
 
 import base64
+import itertools
 import json
 import math
 from pathlib import Path
@@ -47,19 +48,41 @@ def test_eden_has_the_published_error(case):
     assert errors_of(gtrace.codec(f"eden:bits={bits}"), x)[0] == pytest.approx(GOLDEN["eden"]["nmse"][case], rel=0.01)
 
 
-@pytest.mark.parametrize("size", [100, 5_000, 1 << 15])
-@pytest.mark.parametrize("spec", ["eden:bits=1", "eden:bits=2.5", "eden:bits=4", "eden:bits=3,coder=fixed"])
-def test_what_eden_is_expected_to_do_to_any_values_it_does(spec, size):
+_EDEN = itertools.product(
+    ["eden:bits=1", "eden:bits=2.5", "eden:bits=4", "eden:bits=3,coder=fixed"], [100, 5000, 1 << 15]
+)
+_THC = itertools.product(["thc:bits=1", "thc", "thc:bits=6,outside=0.001", "thc:bits=3,granularity=7"], [1 << 15])
+
+
+@pytest.mark.parametrize(("spec", "size"), [*_EDEN, *_THC])
+def test_what_is_expected_of_any_rotated_values_happens(spec, size):
     c, rng = gtrace.codec(spec), np.random.default_rng(3)
     expected = expected_on_any(c, size)
     assert expected_on_any(gtrace.codec("qsgdinf"), size) is None
     for x in (rng.normal(size=size), rng.standard_t(3, size)):
-        error, found = errors_of(c, x.astype(np.float32))
+        x = x.astype(np.float32)
+        error, found = errors_of(c, x)
         # A hundred values are not quite normal after a rotation.
-        assert error == pytest.approx(expected.squared_error, rel=0.03 if size > 100 else 0.25)
+        near = 0.25 if size == 100 else 0.06 if "thc" in spec else 0.03
+        assert error == pytest.approx(expected.squared_error, rel=near)
         bits = [8 * (one.payload_bytes - ENVELOPE_BYTES) / size for one in found]
         assert np.mean(bits) == pytest.approx(expected.bits_payload, abs=0.01 + 8 / size)
         assert found[0].coded.entropy <= expected.bits_entropy + 0.01
+        if "thc" in spec:
+            mean = np.mean([one.values for one in found], axis=0, dtype=np.float64)
+            assert 1 - mean @ x / np.sum(np.square(x, dtype=np.float64)) == pytest.approx(
+                expected.bias, rel=0.15, abs=0.003
+            )
+            assert found[0].coded.huffman == pytest.approx(expected.bits_huffman, abs=0.02)
+
+
+@pytest.mark.parametrize("size", [1, 5, 63, 64, 100, 1025])
+def test_ranges_of_thc_hold_what_is_left_over_at_the_end(size):
+    """A spike in the last piece: its own range is the largest, and nothing of the spike is cut."""
+    x = np.random.default_rng(size).normal(size=size).astype(np.float32)
+    x[-1] = 1000
+    _, found = errors_of(gtrace.codec("thc:bits=8,block=64"), x, 8)
+    assert np.mean([one.values[-1] for one in found]) == pytest.approx(1000, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["nf4", "fp4", "dynamic8"])

@@ -1,4 +1,4 @@
-"""Codes of symbols across codecs: what nobody saw before, what each coder would send, and bytes that are wrong."""
+"""Expected bits and weighted errors across codecs: codes of what nobody saw before, each coder's bits, wrong bytes."""
 
 import dataclasses
 import struct
@@ -15,7 +15,7 @@ from gtrace.codecs.level_sets import LevelSets
 from gtrace.coding import ENVELOPE_BYTES, open_envelope, seal
 from gtrace.coding import huffman as coding_blocks
 from gtrace.coding.fixed import sign_first, sign_last
-from gtrace.errors import PayloadError
+from gtrace.errors import PayloadError, UsageError
 from gtrace.testing import fitted
 from gtrace.types import Key
 
@@ -135,22 +135,13 @@ def test_weighted_sketches_need_no_codes(spec, monkeypatch):
 
 @pytest.mark.parametrize("spec", ["amq:bits=3", "amq:bits=8", "amq:bits=8,zero=false", "amq:bits=2,zero=false"])
 def test_amq_sends_its_multiplier(spec):
-    c, x = gtrace.codec(spec, coder="fixed"), gradient(6)
-    state, _ = fitted(c, x)
-    shared = c.shared(state)
-    assert len(shared) == 8
-    assert state.arrays["levels"][-2] == np.float32(struct.unpack_from("<f", shared, 4)[0])
-    np.testing.assert_array_equal(once(c, x, state, KEY), c.simulate(state, x, KEY).values)
-    body, flags = open_envelope(c.encode(state, x, KEY), codec=c.name, size=SIZE, shared=shared)
-    wrong = [shared[:4] + struct.pack("<f", p) for p in (0.0, 1.0, -0.5, np.nan, np.inf)]
-    for said in (*wrong, struct.pack("<HHff", 2, 0, 0.1, 0.5)):
-        with pytest.raises(PayloadError, match="multiplier"):
-            c.decode(said, seal(bytes(body), codec=c.name, size=SIZE, shared=said, flags=flags), SIZE)
+    c = gtrace.codec(spec, coder="fixed")
+    state, _ = fitted(c, gradient(6))
+    (p,) = struct.unpack("<4xf", c.shared(state))
+    assert state.arrays["levels"][-2] == np.float32(p)
     # Two levels have no multiplier to send.
     c = gtrace.codec("amq:bits=2,coder=fixed")
-    state, _ = fitted(c, x)
-    assert c.shared(state) == b""
-    np.testing.assert_array_equal(once(c, x, state, KEY), c.simulate(state, x, KEY).values)
+    assert c.shared(fitted(c, gradient(6))[0]) == b""
 
 
 @pytest.mark.parametrize("spec", [*OWN, "topk:ratio=0.1", "mem-sgd:ratio=0.1", "qsgd:bits=4", "fp16", "bf16", "onebit"])
@@ -170,3 +161,52 @@ def test_coded_payloads_that_are_wrong_are_refused(spec):
     for data, said in (*wrong, (body, flags ^ 1), (body, flags ^ 0x100), (body, flags | 0x8000)):
         with pytest.raises(PayloadError):
             decoded(data, said)
+
+
+# weights of elements, as they move an optimizer's update
+
+#: fewer draws of an error with rare large terms would give too small a standard error
+FEW, DRAWS = 3000, 200
+# Values and weights have much to do with each other, as a gradient's second moments have.
+RNG = np.random.default_rng(3)
+VALUES = (RNG.lognormal(-4, 1.5, FEW) * RNG.choice([-1, 1], FEW)).astype(np.float32)
+VALUES[::97] = 0
+WEIGHTS = np.exp(RNG.normal(0, 1, FEW)) / (0.01 + np.abs(VALUES)) ** 1.5
+
+
+@pytest.mark.parametrize("spec", [spec for spec in VARIANTS if expecting(gtrace.codec(spec))])
+def test_the_weighted_expectation_is_the_mean_of_many_draws(spec):
+    codec = gtrace.codec(spec)
+    plain = MomentSketch.from_spec(VALUES, codec.needs)
+    weighted = MomentSketch.from_spec(VALUES, codec.needs, weights=WEIGHTS)
+    state = codec.fit(codec.init(FEW), plain, 0)
+    expected = codec.weighted_error(state, plain, weighted)
+    keys = [Key.derive(1, tensor="w", draw=draw) for draw in range(DRAWS)]
+    off = [codec.simulate(state, VALUES, key).values.astype(np.float64) - VALUES for key in keys]
+    draws = [float(WEIGHTS @ one**2) for one in off]
+    error = np.std(draws, ddof=1) / np.sqrt(DRAWS)
+    assert abs(np.mean(draws) - expected) <= 4.5 * error + 2e-3 * expected
+
+
+@pytest.mark.parametrize("tail", ["quantized", "exact"])
+@pytest.mark.parametrize("norm", ["l2", "linf", "l1", "none"])
+def test_weighted_sums_against_brute_force(norm, tail):
+    sketch = MomentSketch.of(VALUES, norm, 512, tail=tail, clip=2.5, weights=WEIGHTS)
+    limit = 2.5 * VALUES.std(dtype=np.float64)
+    clipped = np.clip(VALUES.astype(np.float64), -limit, limit)
+    assert sketch.energy == pytest.approx(WEIGHTS @ clipped**2, rel=1e-6)
+    assert sketch.clip_error == pytest.approx(WEIGHTS @ (clipped - VALUES) ** 2, rel=1e-5)
+    assert sketch.size == FEW
+
+
+def test_levels_fitted_to_a_weighted_sketch_have_less_weighted_error():
+    plain, weighted = MomentSketch.of(VALUES, "l2"), MomentSketch.of(VALUES, "l2", weights=WEIGHTS)
+    ordinary, own = (gtrace.fitting.optimal_levels(sketch, 4, method="sketch") for sketch in (plain, weighted))
+    assert weighted.expected_error(own) < 0.9 * weighted.expected_error(ordinary)
+    assert plain.expected_error(ordinary) < 0.9 * plain.expected_error(own)
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [1.0, np.nan], [1.0, np.inf]])
+def test_weights_that_are_none(weights):
+    with pytest.raises(UsageError, match="weights"):
+        MomentSketch.of([1.0, 2.0], weights=weights)

@@ -79,24 +79,18 @@ def test_a_broken_package_costs_one_line_and_nothing_else(site, entry, target, s
     assert str(gtrace.codec("qsgd:bits=3")) == "qsgd:bits=3"
 
 
-def test_names_of_gtrace_come_first(site):
+def test_names_of_gtrace_come_first_and_a_name_belongs_to_one_package(site):
     write_package(site, "thief", {"qsgd": "mod:Half"}, {"mod": HALF.format(name="qsgd")})
     assert codec_class("qsgd").__module__ == "gtrace.codecs.levels"
     assert plugins.installed_names() == ()
     assert "gtrace has one of this name" in plugins.hidden(*plugins.origins())
-
-
-def test_two_packages_with_one_name_are_told_apart(site):
     for package in ("one", "two"):
         write_package(site, package, {"mine": f"mod_{package}:Half"}, {f"mod_{package}": HALF.format(name="mine")})
     with pytest.raises(UsageError, match=r"codec mine: one 0.1 and two 0.1 bring it; uninstall one"):
         codec_class("mine")
-
-
-def test_what_its_code_raises_names_the_line(site):
-    write_package(site, "mine", {"mine": "mod:Half"}, {"mod": HALF.format(name="mine")})
-    c = gtrace.codec("mine")
-    with pytest.raises(ScriptError, match=r"plugin mod.py, line 11: KeyError: 'thirteen'"):
+    write_package(site, "three", {"half": "mod_half:Half"}, {"mod_half": HALF.format(name="half")})
+    c = gtrace.codec("half")
+    with pytest.raises(ScriptError, match=r"plugin mod_half.py, line 11: KeyError: 'thirteen'"):
         c.encode(c.init(13), np.zeros(13), (0, 0))
 
 

@@ -33,13 +33,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gtrace.codecs.parts import Values
+
 #: limit on a sampled mean's error in standard errors; about one correct check in 30,000 exceeds it
 LIMIT = 4.2
 #: true shapes of parameters: a scalar, a vector, matrices, a convolution's kernel
 SHAPES = ((), (7,), (0, 5), (1, 64), (24, 30), (16, 8, 3, 3))
 
 
-def tensors(seed: int = 0) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def tensors(seed: int = 0) -> Iterator[tuple[str, Values]]:
     """Named float32 tensors that break codecs: empty, degenerate, extreme, odd-sized, heavy-tailed."""
     rng = np.random.default_rng(seed)
     tiny = np.finfo(np.float32).smallest_subnormal
@@ -62,7 +64,7 @@ def tensors(seed: int = 0) -> Iterator[tuple[str, NDArray[np.float32]]]:
 
 
 def fitted(
-    c: Codec, values: NDArray[np.float32], step: int = 0, shape: tuple[int, ...] | None = None
+    c: Codec, values: Values, step: int = 0, shape: tuple[int, ...] | None = None
 ) -> tuple[State, MomentSketch | None]:
     """The codec's state fitted on the tensor itself, and the sketch it was fitted to."""
     state = c.init(values.size, shape)
@@ -154,7 +156,7 @@ def _reported(what: str) -> Iterator[None]:
         raise AssertionError(f"{what}: {type(error).__name__}: {error} ({where})") from error
 
 
-def check_deterministic(c: Codec, values: NDArray[np.float32]) -> None:
+def check_deterministic(c: Codec, values: Values) -> None:
     """A codec that calls itself deterministic sends the same for every key."""
     state, _ = fitted(c, values)
     payloads = {c.encode(state, values, Key.derive(0, tensor="t", draw=draw)) for draw in range(2)}
@@ -176,9 +178,7 @@ def check_spec(c: Codec) -> None:
     assert hash(again) == hash(c), f"{c}: equal codecs must have the same hash"
 
 
-def check_round_trip(
-    c: Codec, name: str, values: NDArray[np.float32], seed: int = 0, shape: tuple[int, ...] | None = None
-) -> None:
+def check_round_trip(c: Codec, name: str, values: Values, seed: int = 0, shape: tuple[int, ...] | None = None) -> None:
     """Size kept, finite, decoded from bytes alone, deterministic for a key, state survives as plain arrays."""
     where = f"{c} on {name}"
     state, _ = fitted(c, values, shape=shape)
@@ -207,7 +207,7 @@ def check_round_trip(
     assert following.shape == shape, f"{where}: update lost the shape; use state.with_arrays"
 
 
-def check_steps(c: Codec, values: NDArray[np.float32], seed: int = 0, steps: int = 4) -> None:
+def check_steps(c: Codec, values: Values, seed: int = 0, steps: int = 4) -> None:
     """What a receiver ends with at every step is what ``simulate`` says; both sides survive as plain arrays."""
     random = np.random.default_rng(seed)
     state, held = c.init(values.size), State(values.size)
@@ -226,7 +226,7 @@ def check_steps(c: Codec, values: NDArray[np.float32], seed: int = 0, steps: int
 
 
 def check_rounds(
-    c: Codec, values: NDArray[np.float32], seed: int = 0, shape: tuple[int, ...] | None = None, workers: int = 3
+    c: Codec, values: Values, seed: int = 0, shape: tuple[int, ...] | None = None, workers: int = 3
 ) -> None:
     """A linear codec's rounds: alone as encode and decode; together the same for all, and the mean of their parts."""
     key = Key.derive(seed, tensor="rounds")
@@ -247,9 +247,7 @@ def check_rounds(
     assert all(one.state.shape == shape for one in ended), f"{c}: rounds lost the shape"
 
 
-def in_rounds(
-    c: Codec, states: list[State], tensors: list[NDArray[np.float32]], key: Key
-) -> tuple[list[Averaged], int]:
+def in_rounds(c: Codec, states: list[State], tensors: list[Values], key: Key) -> tuple[list[Averaged], int]:
     """How the rounds of some workers end, and how many bytes the first of them sent."""
     runs = [c.rounds(state, values, key) for state, values in zip(states, tensors, strict=True)]
     found, sent = [advance(run) for run in runs], 0
@@ -262,7 +260,7 @@ def in_rounds(
     return [one for one in found if isinstance(one, Averaged)], sent
 
 
-def check_refusals(c: Codec, values: NDArray[np.float32], seed: int = 0) -> None:
+def check_refusals(c: Codec, values: Values, seed: int = 0) -> None:
     """Foreign, truncated, oversized and damaged payloads raise PayloadError."""
     state, _ = fitted(c, values)
     shared = c.shared(state)
@@ -317,7 +315,7 @@ def check_forged(c: Codec, seed: int = 0, size: int = 50) -> None:
         assert peak < most, f"{c}: a payload of {len(forged)} bytes that claims {claimed} elements took {peak} bytes"
 
 
-def _taken(c: Codec, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32] | None:
+def _taken(c: Codec, shared: bytes, payload: bytes, size: int) -> Values | None:
     """The decoded values, None if the payload is refused."""
     try:
         return c.decode(shared, payload, size)
@@ -325,7 +323,7 @@ def _taken(c: Codec, shared: bytes, payload: bytes, size: int) -> NDArray[np.flo
         return None
 
 
-def check_expectation(c: Codec, name: str, values: NDArray[np.float32], seed: int = 0, draws: int = 24) -> None:
+def check_expectation(c: Codec, name: str, values: Values, seed: int = 0, draws: int = 24) -> None:
     """Sampled error, payload length, sparsity and mean agree with ``expect`` within standard errors."""
     if not expecting(c):
         return
@@ -387,7 +385,7 @@ def _error_deviation(c: Codec, state: State, exact: NDArray[np.float64], workers
     return math.sqrt(float(np.sum(scale**4 * (mean_fourth - (second / workers) ** 2))))
 
 
-def check_mean(c: Codec, name: str, values: NDArray[np.float32], seed: int = 0, draws: int = 24) -> None:
+def check_mean(c: Codec, name: str, values: Values, seed: int = 0, draws: int = 24) -> None:
     """What an unbiased codec without closed forms decodes is its input on average."""
     if expecting(c) or not c.unbiased:
         return
@@ -398,7 +396,7 @@ def check_mean(c: Codec, name: str, values: NDArray[np.float32], seed: int = 0, 
     _close(sums, 0.0, 1e-6 * float(np.abs(exact).sum()), f"{c} on {name}: mean shrinkage; unbiased = False says so")
 
 
-def check_workers(c: Codec, values: NDArray[np.float32], seed: int = 0, draws: int = 24) -> None:
+def check_workers(c: Codec, values: Values, seed: int = 0, draws: int = 24) -> None:
     """Four workers with the same gradient and keys of their own have a quarter of one worker's error."""
     if not expecting(c) or not c.unbiased:
         return
@@ -441,9 +439,7 @@ def check_spike(c: Codec, seed: int = 0, size: int = 1_000_000, draws: int = 12)
     )
 
 
-def _sent(
-    c: Codec, state: State, values: NDArray[np.float32], key: tuple[int, int]
-) -> tuple[bytes, NDArray[np.float32]]:
+def _sent(c: Codec, state: State, values: Values, key: tuple[int, int]) -> tuple[bytes, Values]:
     """A payload, and what a receiver makes of it."""
     payload = c.encode(state, values, key)
     return payload, c.decode(c.shared(state), payload, values.size)

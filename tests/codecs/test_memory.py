@@ -79,8 +79,9 @@ def momentum(g, m):
 
 def accumulated(g, m):
     m["accumulated"] = m["accumulated"] + g
-    sent = only(m["accumulated"], largest(m["accumulated"], 40))
-    m["accumulated"] = m["accumulated"] - sent
+    sent = once(gtrace.codec("intn:bits=3"), m["accumulated"])
+    # Cleared, although the values are not sent exactly.
+    m["accumulated"][sent != 0] = 0
     return sent
 
 
@@ -92,7 +93,7 @@ LOOPS = {
     "ef:signsgd": (feedback(lambda p, _: np.sign(p) * np.float32(np.abs(p.astype(np.float64)).mean())), 0),
     "dropping:ratio=0.1": (feedback(lambda p, _: np.where(np.abs(p) >= np.sort(np.abs(p))[-40], p, np.float32(0))), 0),
     "dgc:ratio=0.05,momentum=0.8,clip=15": (dgc, 0),
-    "accumulate:topk:ratio=0.1": (accumulated, 0),
+    "accumulate:intn:bits=3": (accumulated, 0),
     "signum:beta=0.8": (signum, 1e-6),
     "momentum:dampening=0.5:none": (momentum, 1e-6),
     **{f"onebit:bucket_size={bucket}": (onebit(bucket), 1e-6) for bucket in (1, 10, 64, 1000)},

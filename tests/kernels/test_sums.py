@@ -40,12 +40,8 @@ def test_noise_of_two_encodings(gradients):
 
 def test_weighted_grams_and_contrasts(gradients):
     values, scale = gradients
-    random = np.random.default_rng(0)
-    samples, weights, found = (
-        random.standard_normal((5, scale.size)),
-        random.random((3, scale.size)),
-        np.ones((3, 5, 5)),
-    )
+    random, found = np.random.default_rng(0), np.ones((3, 5, 5))
+    samples, weights = random.standard_normal((5, scale.size)), random.random((3, scale.size))
     weighted_grams(samples, weights, found)
     expected = np.triu(1 + np.stack([(samples * row) @ samples.T for row in weights])) + np.tril(np.ones((5, 5)), -1)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)

@@ -13,6 +13,11 @@ def gradients(steps, size=400, seed=0):
     return [rng.standard_t(3, size).astype(np.float32) for _ in range(steps)]
 
 
+def largest(x, count):
+    """Positions of the largest magnitudes, of equal ones the first."""
+    return sorted(sorted(range(len(x)), key=lambda i: (-abs(float(x[i])), i))[:count])
+
+
 def once(c, values, state=None, key=(1, 2)):
     """What arrives of values."""
     values = np.asarray(values, np.float32)

@@ -1,5 +1,6 @@
 """Sparsifiers: what they keep, what they send, what they remember."""
 
+import helpers_codecs
 import numpy as np
 import pytest
 from helpers_codecs import body, decode_sealed, encode_sparse, fixed_positions, gradients, once, walk
@@ -10,12 +11,6 @@ from gtrace.coding.huffman import Floats
 from gtrace.coding.sparse import encode_positions
 from gtrace.types import Key
 
-
-def naive_largest(x, count):
-    """Positions of the largest magnitudes, of equal ones the first."""
-    return sorted(sorted(range(len(x)), key=lambda i: (-abs(float(x[i])), i))[:count])
-
-
 # what is kept
 
 
@@ -25,7 +20,7 @@ def test_the_largest_and_of_equal_ones_the_first(size):
     for spread in (2, 5, 1000):
         x = rng.integers(-spread, spread + 1, size).astype(np.float32)
         for count in {0, min(1, size), size // 3, size - size // 4, size}:
-            assert largest(magnitudes(x), count).tolist() == naive_largest(x, count)
+            assert largest(magnitudes(x), count).tolist() == helpers_codecs.largest(x, count)
 
 
 def test_bits_of_positions_and_values():

@@ -1,6 +1,7 @@
 """Codes of integers, runs, positions and pruned values against plain twins, and bytes that no encoder writes."""
 
 import struct
+from functools import partial
 
 import helpers_mcgq as naive
 import numpy as np
@@ -121,26 +122,12 @@ def test_symbols_of_an_alphabet(kind):
     for outside in (-4, 4):
         with pytest.raises(PayloadError, match="no encoder writes"):
             code.decode(EliasCode(kind).encode([outside]), 1)
-    # The expected length is that of each symbol, weighted.
+    # The expected length is that of each symbol, weighted; one without a code costs infinitely much.
     probabilities = np.random.default_rng(1).dirichlet(np.full(7, 0.5))
     each = [code.bits([k]) for k in range(7)]
     assert code.expected_bits(probabilities) == pytest.approx(float(probabilities @ each), rel=1e-12)
-
-
-def test_a_symbol_without_a_code_costs_infinitely_much():
-    code = EliasCode("gamma", origin=1, signed=False)
-    assert [code.expected_bits(p) for p in ([0.1, 0.9], [0.0, 0.5, 0.5], [])] == [np.inf, 2.0, 0.0]
-
-
-@pytest.mark.parametrize("kind", ELIAS)
-def test_codes_longer_than_any_that_is_written(kind):
-    # The last is a group of 101 bits, more than an integer has.
-    endless = naive.low_first(naive.elias("omega", 100)[:-1] + "1" + "0" * 101)
-    for data in (bytes(40), b"\xff" * 40, bytes(7) + b"\x80" + bytes(20), naive.low_first(naive.elias(kind, 2**63))):
-        with pytest.raises(PayloadError):
-            EliasCode(kind).decode(data, 1)
-    with pytest.raises(PayloadError):
-        EliasCode("omega").decode(endless, 1)
+    code = EliasCode(kind, origin=1, signed=False)
+    assert [code.expected_bits(p) for p in ([0.1, 0.9], [0.0, 1.0], [])] == [np.inf, code.bits([1]), 0.0]
 
 
 # runs
@@ -253,6 +240,8 @@ def gamma(z, count=1):
 
 
 GOOD = PrefixCode(ALPHA).encode(np.array([0, ALPHA, -ALPHA, 7, 0, 0.1], np.float32))
+# A group of 101 bits, more than an integer has.
+ENDLESS = naive.low_first(naive.elias("omega", 100)[:-1] + "1" + "0" * 101)
 FULL = naive.low_first("11" + f"{np.float32(ALPHA).view(np.uint32):032b}"[::-1])
 SPARSE = encode_sparse([1, 2], [1.0, 2.0], 8)
 
@@ -275,6 +264,9 @@ SPARSE = encode_sparse([1, 2], [1.0, 2.0], 8)
             (bytes([16, 1, 3]), "too long"),
             (bytes([63, 1, 1, 0]), "ends early"),
             (bytes([16, 8]), "cannot hold"),
+        )),
+        *((kind, data, 1, "no encoder writes") for kind in ELIAS for data in (
+            bytes(40), b"\xff" * 40, bytes(7) + b"\x80" + bytes(20), naive.low_first(naive.elias(kind, 2**63)), ENDLESS
         )),
         ("positions", bytes([0, 1, 0b110]), 6, "not ascending, beyond"),
         # 2^64, which an integer of 64 bits would take for 0
@@ -305,9 +297,14 @@ SPARSE = encode_sparse([1, 2], [1.0, 2.0], 8)
     ],
 )  # fmt: skip
 def test_what_no_encoder_writes_is_refused(decode, data, count, words):
-    decoders = {"positions": decode_positions, "sparse": decode_sparse, "prefix": PrefixCode(ALPHA).decode}
+    decoders = {name: code.decode for name, (code, *_) in CODES.items()}
+    decoders |= {
+        "positions": decode_positions,
+        "sparse": decode_sparse,
+        "runs": partial(decode_counts, with_norm=False),
+    }
     with pytest.raises(PayloadError, match=words):
-        decoders.get(decode, lambda data, count: decode_counts(data, count, with_norm=False))(data, count)
+        decoders[decode](data, count)
 
 
 @pytest.mark.parametrize(

@@ -298,11 +298,8 @@ SPARSE = encode_sparse([1, 2], [1.0, 2.0], 8)
 )  # fmt: skip
 def test_what_no_encoder_writes_is_refused(decode, data, count, words):
     decoders = {name: code.decode for name, (code, *_) in CODES.items()}
-    decoders |= {
-        "positions": decode_positions,
-        "sparse": decode_sparse,
-        "runs": partial(decode_counts, with_norm=False),
-    }
+    decoders |= {"positions": decode_positions, "sparse": decode_sparse}
+    decoders["runs"] = partial(decode_counts, with_norm=False)
     with pytest.raises(PayloadError, match=words):
         decoders[decode](data, count)
 

@@ -97,14 +97,6 @@ def zigzag(value):
     return -2 * value if value < 0 else 2 * value + 1
 
 
-def moments(g, samples):
-    """What a hit is worth, and each value's variance over all offsets."""
-    magnitudes = np.abs(np.asarray(g, np.float32).astype(np.float64))
-    scale = magnitudes.sum() / samples
-    part = magnitudes / (scale or 1.0) % 1.0
-    return scale, scale * scale * part * (1.0 - part)
-
-
 @contextmanager
 def memory_below(limit):
     """Fails when the block takes more memory than ``limit`` bytes at a time."""

@@ -199,13 +199,6 @@ def test_weighted_sums_against_brute_force(norm, tail):
     assert sketch.size == FEW
 
 
-def test_levels_fitted_to_a_weighted_sketch_have_less_weighted_error():
-    plain, weighted = MomentSketch.of(VALUES, "l2"), MomentSketch.of(VALUES, "l2", weights=WEIGHTS)
-    ordinary, own = (gtrace.fitting.optimal_levels(sketch, 4, method="sketch") for sketch in (plain, weighted))
-    assert weighted.expected_error(own) < 0.9 * weighted.expected_error(ordinary)
-    assert plain.expected_error(ordinary) < 0.9 * plain.expected_error(own)
-
-
 @pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [1.0, np.nan], [1.0, np.inf]])
 def test_weights_that_are_none(weights):
     with pytest.raises(UsageError, match="weights"):

@@ -82,13 +82,14 @@ def test_a_sealed_body_that_says_nonsense_is_refused(spec):
     ("spec", "size", "data", "words"),
     [
         ("fp:bits=6", 10, floats(2) + bytes(8), (b"", b"\0", b"\x08", b"\x03\x03")),
+        ("fp:e3m2", 10, floats(2) + bytes(8), (b"\x03",)),
         ("powersgd:rank=2", 1000, bytes(4 * 128), (b"\0", bytes(4), b"\1\0\0\0\0", b"\xff\xff\xff\xff")),
         *(("amq:bits=3", 1, bytes(5), (b"\1\0\0\0" + floats(p),)) for p in (0, 1, -0.5, NAN, INF)),
         ("amq:bits=3", 1, bytes(5), (b"\2\0\0\0" + floats(0.1, 0.5),)),
     ],
 )
 def test_shared_bytes_that_say_nonsense_are_refused(spec, size, data, words):
-    message = {"fp:bits=6": "invalid format", "amq:bits=3": "multiplier"}.get(spec)
+    message = {"fp:bits=6": "invalid format", "fp:e3m2": "format is named", "amq:bits=3": "multiplier"}.get(spec)
     for shared in words:
         with pytest.raises(PayloadError, match=message):
             decode_sealed(gtrace.codec(spec), data, size, shared)

@@ -30,9 +30,9 @@ def gradient(step, worker, size):
     return ((k * k * (31 + 17 * step + 5 * worker) % 2003 - 1001) / 1000).astype(np.float32)
 
 
-def errors_of(c, x, draws=20):
+def errors_of(c, x):
     """The mean share of the energy that is lost, and what was simulated for it."""
-    found = [c.simulate(c.init(x.size), x, (1, key)) for key in range(draws)]
+    found = [c.simulate(c.init(x.size), x, (1, key)) for key in range(20)]
     return np.mean([np.sum((one.values - x) ** 2) / np.sum(x**2) for one in found]), found
 
 
@@ -48,13 +48,13 @@ def test_eden_has_the_published_error(case):
     assert errors_of(gtrace.codec(f"eden:bits={bits}"), x)[0] == pytest.approx(GOLDEN["eden"]["nmse"][case], rel=0.01)
 
 
-_EDEN = itertools.product(
-    ["eden:bits=1", "eden:bits=2.5", "eden:bits=4", "eden:bits=3,coder=fixed"], [100, 5000, 1 << 15]
-)
-_THC = itertools.product(["thc:bits=1", "thc", "thc:bits=6,outside=0.001", "thc:bits=3,granularity=7"], [1 << 15])
+_ROTATED = [
+    *itertools.product(["eden:bits=1", "eden:bits=2.5", "eden:bits=3,coder=fixed"], [100, 1 << 15]),
+    *itertools.product(["thc", "thc:bits=6,outside=0.001", "thc:bits=3,granularity=7"], [1 << 15]),
+]
 
 
-@pytest.mark.parametrize(("spec", "size"), [*_EDEN, *_THC])
+@pytest.mark.parametrize(("spec", "size"), _ROTATED)
 def test_what_is_expected_of_any_rotated_values_happens(spec, size):
     c, rng = gtrace.codec(spec), np.random.default_rng(3)
     expected = expected_on_any(c, size)
@@ -76,15 +76,6 @@ def test_what_is_expected_of_any_rotated_values_happens(spec, size):
             assert found[0].coded.huffman == pytest.approx(expected.bits_huffman, abs=0.02)
 
 
-@pytest.mark.parametrize("size", [1, 5, 63, 64, 100, 1025])
-def test_ranges_of_thc_hold_what_is_left_over_at_the_end(size):
-    """A spike in the last piece: its own range is the largest, and nothing of the spike is cut."""
-    x = np.random.default_rng(size).normal(size=size).astype(np.float32)
-    x[-1] = 1000
-    _, found = errors_of(gtrace.codec("thc:bits=8,block=64"), x, 8)
-    assert np.mean([one.values[-1] for one in found]) == pytest.approx(1000, rel=0.01)
-
-
 @pytest.mark.parametrize("name", ["nf4", "fp4", "dynamic8"])
 def test_tables_are_those_of_bitsandbytes(name):
     table = floats(GOLDEN["bitsandbytes"][name])
@@ -102,20 +93,14 @@ def test_microscaling_follows_torchao(case):
     assert np.array_equal(once(gtrace.codec(f"fp:{preset},scale={rule}"), x), floats(wanted["decoded"]))
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_nvfp4_with_nvidias_rotation_has_the_codes_of_torchao(rounding):
+def test_nvfp4_with_nvidias_rotation_has_the_codes_of_torchao():
     golden = GOLDEN["nvfp4"]
     x = np.frombuffer(bytes.fromhex(golden["x"]), np.int8).astype(np.float32)
-    c = gtrace.codec(f"rotate:block=16,signs=fixed:fp:nvfp4,rounding={rounding},coder=fixed")
+    c = gtrace.codec("rotate:block=16,signs=fixed:fp:nvfp4,coder=fixed")
     body, _ = open_envelope(c.encode(c.init(x.size), x, (1, 2)), codec=c.name, size=x.size, shared=b"")
     # The tensor's scale, the blocks', the codes; no seed.
     assert bytes(body[4:20]).hex() == golden["scales"]
-    codes, wanted = unpack_fixed(body[20:], x.size, 4, 16), [int(digit, 16) for digit in golden["codes"]]
-    if rounding == "nearest":
-        assert codes.tolist() == wanted
-    else:
-        # The last three bits are the magnitude; the other neighbor is one further at most.
-        assert np.abs(codes.astype(int) % 8 - np.array(wanted) % 8).max() == 1
+    assert unpack_fixed(body[20:], x.size, 4, 16).tolist() == [int(digit, 16) for digit in golden["codes"]]
 
 
 def test_powersgd_takes_the_steps_of_torchs_hook():

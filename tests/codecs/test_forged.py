@@ -5,8 +5,10 @@ import pytest
 from helpers_codecs import decode_sealed, encode_sparse, fixed_positions
 
 import gtrace
+from gtrace.coding import open_envelope
 from gtrace.coding.sparse import encode_positions
 from gtrace.errors import PayloadError
+from gtrace.testing import fitted
 
 NAN, INF = np.nan, np.inf
 
@@ -76,6 +78,23 @@ def test_a_sealed_body_that_says_nonsense_is_refused(spec):
     for data in bodies:
         with pytest.raises(PayloadError):
             decode_sealed(c, data, size, shared, FLAGS.get(spec, 0))
+
+
+_CODED = "prune topk-prune fp fp:e4m3 fp:mxfp4 fp:nvfp4 fp:e5m4 minmax minmax:bits=10 int8 topk:ratio=0.1"
+
+
+@pytest.mark.parametrize("spec", [*_CODED.split(), "randomk:ratio=0.25", "qsgd:bits=4", "fp16", "bf16", "onebit"])
+def test_coded_payloads_that_are_wrong_are_refused(spec):
+    c, x = gtrace.codec(spec), (np.random.default_rng(7).standard_t(4, 10_000) * 1e-3).astype(np.float32)
+    state, _ = fitted(c, x)
+    shared = c.shared(state)
+    sent, flags = open_envelope(c.encode(state, x, (1, 2)), codec=c.name, size=x.size, shared=shared)
+    sent = bytes(sent)
+    assert decode_sealed(c, sent, x.size, shared, flags).size == x.size
+    wrong = [(data, flags) for data in (sent[:-1], sent + b"\0", sent[: len(sent) // 2], sent[:3], b"")]
+    for data, said in (*wrong, (sent, flags ^ 1), (sent, flags ^ 0x100), (sent, flags | 0x8000)):
+        with pytest.raises(PayloadError):
+            decode_sealed(c, data, x.size, shared, said)
 
 
 @pytest.mark.parametrize(

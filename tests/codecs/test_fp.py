@@ -1,4 +1,4 @@
-"""The fp codec: choices, payload, closed forms against what encoding does, block formats against gfloat."""
+"""The fp codec: choices, payload, closed forms against what encoding does, NVFP4 against its recipe."""
 
 import struct
 
@@ -13,7 +13,6 @@ from gtrace.coding import ENVELOPE_BYTES
 from gtrace.fitting.floats import candidates, expected_rounding
 from gtrace.kernels.floats import rounding_error
 from gtrace.testing import fitted, tensors
-from gtrace.types import Key
 
 KEY = (11, 12)
 G = np.random.default_rng(0).normal(size=500).astype(np.float32)
@@ -47,14 +46,12 @@ _RNG = np.random.default_rng(9)
 SHAPES = {
     "lognormal": lognormal(4000),
     "normal": _RNG.normal(size=4000) * 1e-3,
-    "uniform": _RNG.uniform(-0.9, 0.9, 4000),
     "student": _RNG.standard_t(2, 4000) * 1e-6,
     "mixture": np.where(_RNG.random(4000) < 0.01, _RNG.normal(size=4000), 1e-4 * _RNG.normal(size=4000)),
     # The best scale gives up a few large values; every scale between is worse than both ends.
     "two spikes": np.r_[np.full(4_000, 1.0), np.full(1, 50.0)],
     "outlier": np.r_[1e-3 * _RNG.normal(size=999), 7.0],
     "three": np.array([0.3, -0.01, 5e-5]),
-    "one": np.array([-3e-7]),
     "ties": _RNG.integers(-40, 41, 4000) / 8,
     "denormal": _RNG.normal(size=500) * 1e-43,
     "huge": _RNG.normal(size=500) * 1e38,
@@ -84,50 +81,21 @@ def test_fit_chooses_the_format_that_is_best_under_its_own_scale(scale, sigma):
     c, x = gtrace.codec("fp", bits=7, scale=scale), lognormal(sigma=sigma)
     state, sketch = fitted(c, x)
     count, mu, spread = sketch.log2_moments()
-    assert abs(spread - sigma) < 0.1
-    errors = {}
-    for e in range(2, 7):
-        form = FloatFormat(e, 6 - e)
-        k = scale_exponent(form, scale, mu, spread, count)
-        errors[e] = form.expected_relative_error(mu + k, spread)
-    chosen = c.format_of(state)
-    assert chosen.exponent == min(errors, key=errors.get)
-    assert c.scale_of(state) == scale_exponent(chosen, scale, mu, spread, count)
+    assert c.format_of(state) == optimal_format(7, spread, scale, mu=mu, count=count)
+    assert c.scale_of(state) == scale_exponent(c.format_of(state), scale, mu, spread, count)
 
 
-def test_absmax_puts_the_largest_value_below_the_largest_number():
-    # Uniform magnitudes end where a lognormal law of their moments goes on.
-    x = np.random.default_rng(5).uniform(-0.9, 0.9, 20_000).astype(np.float32)
-    c, state, found = expected("fp:bits=6,scale=absmax", x)
-    assert 0.5 < np.abs(x).max() * 2.0 ** c.scale_of(state) / c.format_of(state).max <= 1
-    assert found.squared_error < expected("fp:bits=6,scale=max", x)[2].squared_error
-
-
-def test_formats_under_a_normal_law_a_fixed_scale_and_blocks():
-    x, codecs = lognormal(sigma=4.0), [gtrace.codec(f"fp:bits=6,{rest}") for rest in (
-        "scale=max", "scale=max,law=normal", "block=32", "exponent=18"
-    )]  # fmt: skip
-    widths = [c.format_of(fitted(c, x)[0]).exponent for c in codecs]
-    sigma = gtrace.MomentSketch.of(x, norm="none").log2_moments().sigma
-    fixed = {e: lost(x, FloatFormat(e, 5 - e), 18) for e in range(2, 6)}
-    assert widths[1] < widths[0]
-    assert widths[2:] == [optimal_format(6, sigma, "max", count=32).exponent, min(fixed, key=fixed.get)]
-
-
-def test_zeros_keep_what_was_fitted_and_one_element_is_scaled_by_its_own_logarithm():
-    for spec in ("fp:bits=6", "fp:bits=6,scale=max"):
-        c = gtrace.codec(spec)
-        state, _ = fitted(c, lognormal(500))
-        assert c.fit(state, gtrace.MomentSketch.from_spec(np.zeros(500, np.float32), c.needs), 1) is state
-    c = gtrace.codec("fp:e3m2,scale=max")
-    state, _ = fitted(c, np.array([-3e-7], np.float32))
-    assert c.scale_of(state) == int(np.floor(np.log2(28) - np.log2(3e-7)))
+@pytest.mark.parametrize("spec", ["fp:bits=6", "fp:bits=6,scale=max"])
+def test_zeros_keep_what_was_fitted(spec):
+    c = gtrace.codec(spec)
+    state, _ = fitted(c, lognormal(500))
+    assert c.fit(state, gtrace.MomentSketch.from_spec(np.zeros(500, np.float32), c.needs), 1) is state
 
 
 # payload
 
 
-@pytest.mark.parametrize("bits", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("bits", [3, 8])
 def test_a_payload_is_a_scale_and_n_bits_a_value(bits):
     x = lognormal(1001)
     c, state, found = expected(f"fp:bits={bits},coder=fixed", x)
@@ -138,38 +106,20 @@ def test_a_payload_is_a_scale_and_n_bits_a_value(bits):
     wanted = c.format_of(state).round(x * np.float32(2.0 ** c.scale_of(state))) * np.float32(scale)
     decoded = c.decode(c.shared(state), payload, x.size)
     assert np.array_equal(decoded, wanted)
-    assert np.array_equal(np.signbit(decoded), np.signbit(x))
     assert found.bits_payload == bits + 32 / 1001
-
-
-def test_extreme_values_lose_nothing_to_the_scale():
-    tiny, huge = np.float32(1e-45), np.finfo(np.float32).max
-    for x in (np.array([tiny, 3 * tiny, -7 * tiny], np.float32), np.array([huge, -huge / 2, huge / 3], np.float32)):
-        for spec in ("fp:e5m2", "fp:e2m5", "fp:e7m0", "fp:e1m6", "fp:mxfp8", "fp:nvfp4", "fp:e2m1,scale=rceil"):
-            assert np.isfinite(fitted_once(gtrace.codec(spec), x)).all()
-        # Exact where the format has the digits: the scale costs none, whatever float32 thinks of denormals.
-        off = fitted_once(gtrace.codec("fp:e4m9"), x).astype(np.float64) / x - 1
-        assert np.all(np.abs(off) <= 2.0**-10)
-    x = np.array([tiny, 5 * tiny], np.float32)
-    assert np.array_equal(fitted_once(gtrace.codec("fp:e4m9,exponent=140"), x), x)
 
 
 # closed forms
 
 
-@pytest.mark.parametrize(
-    "spec", ["fp:bits=8", "fp:bits=4,scale=error", "fp:e2m3,scale=mean", "fp:e5m0", "fp:e3m2,exponent=15"]
-)
+@pytest.mark.parametrize("spec", ["fp:bits=8", "fp:bits=4,scale=error", "fp:e2m3,scale=mean", "fp:e3m2,exponent=15"])
 @pytest.mark.parametrize("name", ["lognormal", "heavy", "wide", "alternating", "one outlier", "constant"])
 def test_expectations_of_nearest_rounding_are_what_happens(spec, name):
     x = lognormal() if name == "lognormal" else dict(tensors())[name]
     c, state, found = expected(spec, x)
     decoded, unit = once(c, x, state, KEY), 2.0 ** -c.scale_of(state)
-    off, wide = decoded.astype(np.float64) - x, np.abs(x.astype(np.float64))
-    assert np.isclose(found.squared_error, off @ off, rtol=1e-9)
+    off, wide, present = decoded.astype(np.float64) - x, np.abs(x.astype(np.float64)), np.count_nonzero(x)
     assert np.isclose(found.bias, np.sqrt(off @ off), rtol=1e-9)
-    assert found.sparsity == np.mean(decoded == 0)
-    present = np.count_nonzero(x)
     assert np.isclose(found.saturated, np.count_nonzero(wide > c.format_of(state).max * unit) / present, rtol=1e-12)
     assert np.isclose(found.flushed, np.count_nonzero((x != 0) & (decoded == 0)) / present, rtol=1e-12)
     assert np.allclose(c.clipping(state, x, decoded), (found.saturated, found.flushed), rtol=1e-12)
@@ -177,19 +127,6 @@ def test_expectations_of_nearest_rounding_are_what_happens(spec, name):
     nearest = np.searchsorted(levels, np.abs(decoded.astype(np.float64)) * (1 - 1e-7))
     below, above = found.probabilities[: levels.size - 1], found.probabilities[levels.size - 1 :]
     assert np.allclose(above + np.append(0, below[::-1]), np.bincount(nearest, minlength=levels.size) / x.size)
-
-
-def test_a_sketch_knows_ties_where_a_bin_holds_nothing_else():
-    # Multiples of half the smallest number: all ties, to the even code, 1 of 4 of the smallest ones to zero.
-    form = FloatFormat(3, 2)
-    x = (np.arange(-60, 61) * (form.min_positive / 2) * 2.0**-10).astype(np.float32)
-    c, state, found = expected("fp:e3m2,exponent=10", x)
-    decoded = once(c, x, state, KEY)
-    assert found.sparsity == np.mean(decoded == 0) == 3 / 121
-    assert found.flushed == 2 / 120
-    entries, counts = np.unique(np.abs(decoded), return_counts=True)
-    upper = 2 * found.probabilities[found.probabilities.size // 2 :] * x.size
-    assert np.allclose(upper[form.encode(entries * 2.0**10)][1:], counts[1:])
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
@@ -206,29 +143,7 @@ def test_the_kernel_of_errors_is_its_plain_twin(word, stochastic):
             assert found[1] == pytest.approx(float(over @ over), rel=1e-9, abs=1e-12 * sketch.energy)
 
 
-@pytest.mark.parametrize("spec", ["fp:bits=5,rounding=stochastic", "fp:e3m1,scale=error,rounding=stochastic"])
-def test_expectations_of_stochastic_rounding_are_means(spec):
-    x = lognormal(4000, sigma=2.0)
-    c, state, found = expected(spec, x)
-    draws = [once(c, x, state, Key.derive(0, tensor="t", draw=d)) for d in range(200)]
-    flushed = np.array([c.clipping(state, x, q)[1] for q in draws])
-    assert abs(flushed.mean() - found.flushed) < 5 * flushed.std() / np.sqrt(200) + 1e-9
-    top = c.format_of(state).max * 2.0 ** -c.scale_of(state)
-    over = np.maximum(np.abs(x.astype(np.float64)) - top, 0)
-    assert np.isclose(found.bias, np.sqrt(over @ over), rtol=1e-9, atol=1e-30)
-    inside = np.abs(x) <= top
-    mean = np.mean(draws, axis=0, dtype=np.float64)[inside]
-    deviation = np.std(draws, axis=0, dtype=np.float64)[inside] / np.sqrt(200)
-    z = (mean - x[inside])[deviation > 0] / deviation[deviation > 0]
-    assert abs(z.mean()) < 5 / np.sqrt(z.size)
-
-
 # block formats, whose scales and codes are those of torchao in test_authors.py
-
-
-def test_rceil_blocks_saturate_nothing():
-    c, x = gtrace.codec("fp:e2m1,scale=rceil"), lognormal(100)
-    assert c.clipping(c.init(100), x, once(c, x))[0] == 0
 
 
 def nvfp4(x):
@@ -252,13 +167,7 @@ def test_nvfp4_is_the_published_recipe(size):
     # Multiples of a quarter of a block's unit: most of them lie halfway between two numbers of e2m1.
     ties = rng.integers(-24, 25, (256, 16)) / 4 * rng.uniform(0.5, 1, (256, 1))
     edges = rng.choice(np.arange(32) / 4, (80, 16)) * 2.0 ** rng.integers(-30, 30, (80, 1))
-    for x in (
-        lognormal(1280, mu=-10, sigma=4),
-        rng.normal(size=1280),
-        edges.ravel(),
-        ties.ravel(),
-        lognormal(4096, mu=0),
-    ):
+    for x in (lognormal(1280, mu=-10, sigma=4), rng.normal(size=1280), edges.ravel(), ties.ravel()):
         x = (x / np.abs(x).max() * size).astype(np.float32)
         assert np.array_equal(fitted_once(gtrace.codec("fp:nvfp4"), x), nvfp4(x))
 
@@ -266,24 +175,15 @@ def test_nvfp4_is_the_published_recipe(size):
 # sweeps
 
 
-def test_a_sweep_reports_saturated_and_flushed_shares(tmp_path):
+def test_a_sweep_reports_saturated_and_flushed_shares():
     trace = gtrace.Trace.from_arrays({"a": {k: lognormal(3000, seed=k) for k in (0, 1)}, "b": {0: G, 1: G}})
-    specs = ["fp:e3m0", "fp:mxfp4", "qsgd", "fp:e3m0,scope=model", "fp:e3m0,exponent=17", "fp:e3m0,coder=fixed"]
-    result = gtrace.run_sweep(trace, specs, draws=1, refit="each", output=tmp_path / "s.db")
+    result = gtrace.run_sweep(trace, ["fp:e3m0", "fp:mxfp4", "qsgd", "fp:e3m0,scope=model"], draws=1, refit="each")
     rows = {(r["step"], r["codec"], r["draw"]): r for r in result.rows() if r["tensor"] != "b"}
     closed, drawn = rows[1, "fp:e3m0", -1], rows[1, "fp:e3m0", 0]
     assert 0 < closed["flushed"] < 1
     for name in ("saturated", "flushed", "sparsity", "squared_error"):
         assert np.isclose(closed[name], drawn[name], rtol=1e-9)
     assert drawn["bits_total"] == np.ceil(3000 * drawn["bits_huffman"] / 8) * 8 / 3000
-    assert drawn["bits_entropy"] < drawn["bits_huffman"] < drawn["bits_fixed"] == 4 + 32 / 3000
-    assert rows[1, "fp:e3m0,coder=fixed", 0]["bits_total"] == 4 + 32 / 3000
-    fitted_on = [rows[1, spec, 0]["fitted_on"] for spec in ("fp:e3m0", "fp:mxfp4", "fp:e3m0,exponent=17")]
-    assert fitted_on == ["itself", "-", "-"]
-    assert (1, "fp:mxfp4", -1) not in rows
-    assert rows[1, "fp:mxfp4", 0]["flushed"] > 0
+    assert [rows[1, spec, 0]["fitted_on"] for spec in ("fp:e3m0", "fp:mxfp4")] == ["itself", "-"]
     assert np.isnan(rows[1, "qsgd:bits=4", 0]["saturated"])
     assert rows[0, "fp:e3m0,scope=model", 0]["n"] == 3500
-    # Resumed, nothing is left to do: a codec without closed forms waits for no expectations.
-    again = gtrace.run_sweep(trace, specs, draws=1, refit="each", output=tmp_path / "s.db", progress=pytest.fail)
-    assert np.array_equal(again["squared_error"], result["squared_error"])

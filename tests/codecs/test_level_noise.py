@@ -29,10 +29,3 @@ def test_many_encode_like_each(specs):
         both, expected = [codec.simulate(state, values, key).values for key in keys], np.ones(values.size)
         assert found == pytest.approx(noise_of_two(values, *both, near, scale, factor, expected), rel=1e-9)
         np.testing.assert_array_equal(variance, expected, err_msg=str(codec))
-
-
-@pytest.mark.parametrize(
-    "spec", ["topk", "natural", "qsgd:clip=2.5", "qsgd:tail=exact", "qsgd:coder=gamma", "fp:bits=8"]
-)
-def test_others_encode_alone(spec):
-    assert not noisy_together(gtrace.codec(spec))

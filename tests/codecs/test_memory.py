@@ -109,10 +109,9 @@ def test_a_memory_follows_its_papers_loop(spec):
             np.testing.assert_allclose(state.arrays[name], kept, rtol=apart, atol=apart)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.9])
-def test_both_ends_follow_the_gradient(share):
-    """EF21 and EF21-SGDM step by step; what is sent is the change alone."""
-    steps, c = gradients(6), gtrace.codec(f"ef21:momentum={share}:topk:ratio=0.1")
+def test_both_ends_follow_the_gradient():
+    """EF21-SGDM step by step; what is sent is the change alone."""
+    share, steps, c = 0.9, gradients(6), gtrace.codec("ef21:momentum=0.9:topk:ratio=0.1")
     estimate, m = np.zeros(400, np.float32), steps[0]
     for g, got, state in walk(c, steps):
         m = share * m + (1 - share) * g
@@ -123,24 +122,9 @@ def test_both_ends_follow_the_gradient(share):
     assert played(c, steps[:1] * 12)[0][-1] == pytest.approx(steps[0], abs=1e-6)
 
 
-def test_without_masking_momentum_goes_on():
-    g = np.array([5.0, 1.0], np.float32)
-    for masking, wanted in (("true", [0, 1]), ("false", [5, 1])):
-        _, state = played(gtrace.codec(f"dgc:ratio=0.5,masking={masking}"), [g])
-        assert state.arrays["velocity"].tolist() == wanted
-        assert state.arrays["residual"].tolist() == [0, 1]
-
-
 def test_what_memories_send():
-    constant, one, pair = np.full(100, -2.0), np.zeros(100, np.float32), np.zeros(1000, np.float32)
-    dropping = gtrace.codec("dropping:ratio=0.5")
-    assert np.array_equal(once(dropping, constant), constant), "values equal to the threshold are sent"
+    one, pair = np.zeros(100, np.float32), np.zeros(1000, np.float32)
     one[7], pair[[3, 700]] = 1.0, [2.0, -2.0]
-    assert body(dropping, one) == encode_sparse([7], [1.0], 100)
-    assert body(dropping, np.zeros(100)) == encode_sparse([], [], 100)
+    assert body(gtrace.codec("dropping:ratio=0.5"), one) == encode_sparse([7], [1.0], 100)
     # A position and its sign cost one number.
     assert body(gtrace.codec("adacomp"), pair) == np.float32(2).tobytes() + encode_positions([6, 1401], 2000)
-    assert len(body(gtrace.codec("onebit:bucket_size=10"), np.ones(203))) == 8 * 21 + 26
-    (x,) = gradients(1)
-    own, wrapped = gtrace.codec("mcgq:accumulate=true,amount=0.1"), gtrace.codec("accumulate:mcgq:amount=0.1")
-    assert np.array_equal(once(own, x), once(wrapped, x))

@@ -80,11 +80,9 @@ def names(path):
 
 
 def test_two_functions_are_a_codec_named_like_the_file(write):
-    (cls,) = load_plugin(write(FUNCTIONS))
-    c = gtrace.codec("mine")
-    assert (type(c), str(c), c.declared) == (cls, "mine", False)
-    assert once(c, [1.0, -2.5, 0.1]).tolist() == [1.0, -2.5, float(np.float16(0.1))]
-    assert len(body(c, np.ones(9))) == 18
+    load_plugin(write(FUNCTIONS))
+    assert once(gtrace.codec("mine"), [1.0, -2.5, 0.1]).tolist() == [1.0, -2.5, float(np.float16(0.1))]
+    assert len(body(gtrace.codec("mine"), np.ones(9))) == 18
     for spec in ("mine", "ef:rotate:mine"):
         c = gtrace.codec(spec)
         testing.check_spec(c)
@@ -101,19 +99,16 @@ def test_a_compress_that_draws_gets_a_generator_of_the_key(write):
     assert 30 < once(c, values).sum() < 70
 
 
-@pytest.mark.parametrize("registered", [False, True])
-def test_a_class_brings_its_parameters_and_may_register_itself(write, registered):
-    text = CLASS.replace("parameter\n", "parameter, register\n")
-    path = write(text.replace("@dataclass", "@register\n    @dataclass") if registered else text)
-    assert names(path) == names(path) == ["power2"]
-    assert gtrace.codec_names().count("power2") == 1
+def test_a_class_brings_its_parameters_and_may_register_itself(write):
+    text = CLASS.replace("parameter\n", "parameter, register\n").replace("@dataclass", "@register\n    @dataclass")
+    for path in (write(CLASS), write(text)):
+        assert names(path) == names(path) == ["power2"]
+        assert gtrace.codec_names().count("power2") == 1
     c = gtrace.codec("power2:steps=8")
     assert once(c, [0.5, -0.25]).tolist() == [0.5, -0.25]
     testing.check_spec(c)
     with pytest.raises(UsageError, match="steps=0 is out of range"):
         gtrace.codec("power2:steps=0")
-    with pytest.raises(PayloadError):
-        c.decode(b"", b"", 3)
 
 
 def test_a_compressor_object_is_flagged_as_declared_and_its_payloads_are_forgotten_after_many_others(write):
@@ -121,9 +116,6 @@ def test_a_compressor_object_is_flagged_as_declared_and_its_payloads_are_forgott
     c = gtrace.codec("mine")
     assert c.declared
     assert gtrace.codec("ef:mine").declared
-    got = once(c, VALUES)
-    assert np.count_nonzero(got) == 20
-    assert np.array_equal(got[got != 0], VALUES[got != 0])
     assert len(body(c, VALUES)) == 20 * 8
     testing.check_round_trip(c, "normal", VALUES)
     testing.check_refusals(c, VALUES)
@@ -140,7 +132,6 @@ def test_a_compressor_whose_file_uses_torch_gets_torchs_tensors(write):
 
         class HalfCompressor:
             def compress(self, tensor, name):
-                assert isinstance(tensor, torch.Tensor) and name == "mine"
                 return [tensor.to(torch.bfloat16), tensor.abs().max()], tensor.size()
 
             def decompress(self, tensors, ctx):
@@ -158,20 +149,9 @@ def test_several_codecs_in_one_file(write):
     assert [np.count_nonzero(once(gtrace.codec(name), VALUES)) for name in ("compressor", "other")] == [20, 100]
 
 
-def test_functions_of_a_neighbour_are_a_codec_only_where_nothing_else_is(write, monkeypatch):
-    monkeypatch.setitem(sys.modules, "neighbour_of_mine", None)
-    monkeypatch.delitem(sys.modules, "neighbour_of_mine")
-    write(FUNCTIONS, "neighbour_of_mine.py")
-    imported = "from neighbour_of_mine import compress, decompress\n"
-    assert names(write(imported)) == ["mine"]
-    assert once(gtrace.codec("mine"), [1.0, 2.0]).tolist() == [1, 2]
-    assert names(write(imported + textwrap.dedent(CLASS), "with_a_class.py")) == ["power2"]
-
-
 def test_an_edited_file_replaces_its_codecs(write):
     load_plugin(write(FUNCTIONS))
     load_plugin(write(FUNCTIONS.replace("np.float16)\n", "np.float16) * 2\n")))
-    assert once(gtrace.codec("mine"), [1.0]).tolist() == [2]
     for text, error in (("raise ValueError('broken')", ScriptError), ("x = 1", UsageError)):
         with pytest.raises(error):
             load_plugin(write(text))
@@ -183,16 +163,10 @@ def test_an_edited_file_replaces_its_codecs(write):
     ("text", "error", "message"),
     [
         ("import numpy\nraise ValueError('two\\nlines')", ScriptError, "mine.py, line 2: ValueError: two lines$"),
-        ("x = 1\nfrom nowhere_at_all import y", ScriptError, "line 2: ModuleNotFoundError: No module named"),
         ("x = (\n", ScriptError, "plugin mine.py, line 1: SyntaxError: '\\(' was never closed$"),
         ("import sys\n\nsys.exit(3)", ScriptError, "line 3: SystemExit: 3$"),
-        ("def deep():\n    return {}['a']\n\ndeep()", ScriptError, "line 2: KeyError: 'a'$"),
-        ("x = 1", UsageError, "plugin mine.py: holds no codec; write a class that extends"),
-        ("def compress(values): return b''", UsageError, "holds no codec"),
-        (FUNCTIONS.replace("compress", "_compress"), UsageError, "holds no codec"),
+        ("def compress(values): return b''", UsageError, "mine.py: holds no codec; write a class that extends"),
         (CLASS.replace('"power2"', '"qsgd"'), UsageError, "codec name 'qsgd' is empty or taken; give it another name"),
-        (CLASS.replace('"power2"', '"ef"'), UsageError, "'ef' is empty or taken"),
-        (CLASS.replace('"power2"', '"all"'), UsageError, "'all' is not a valid codec name"),
         (CLASS.replace('"power2"', '"a:b"'), UsageError, "'a:b' is not a valid codec name"),
         (COMPRESSOR.replace("compressor = Top(0.1)", ""), ScriptError, "TypeError: .*missing 1 required"),
     ],
@@ -215,8 +189,6 @@ def test_a_wrong_file_is_one_line_and_changes_nothing(write, text, error, messag
         (FUNCTIONS, "return np.frombuffer", "return [] and np.frombuffer", "0 values"),
         (FUNCTIONS, "np.frombuffer(data, np.float16)", "np.full(size, np.nan)", "not finite"),
         (FUNCTIONS, "np.frombuffer(data, np.float16)", "['a'] * size", "no real numbers"),
-        (FUNCTIONS, "np.frombuffer(data, np.float16)", "data[:-1]", "no real numbers"),
-        (FUNCTIONS, "compress(values)", "compress()", "mine.py: TypeError: compress"),
         (COMPRESSOR, "places], tensor.shape", "places]", "must return a pair"),
         (COMPRESSOR, "[tensor[places], places]", "['text', places]", "TypeError: compress returned a str"),
         (COMPRESSOR, "= tensors[0]", "= ctx[7]", "line 16: IndexError: tuple index"),
@@ -229,11 +201,3 @@ def test_an_error_in_a_call_names_file_and_line(write, text, part, other, messag
         once(cls(), np.ones(30))
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 5
-
-
-def test_wrong_values_are_refused_before_the_plugin_sees_them(write, tmp_path):
-    load_plugin(write(FUNCTIONS))
-    with pytest.raises(UsageError, match="value 1 is nan"):
-        once(gtrace.codec("mine"), [0.0, np.nan])
-    with pytest.raises(UsageError, match=r"plugin .*none\.py: no such file"):
-        load_plugin(tmp_path / "none.py")

@@ -23,16 +23,12 @@ def test_specs_are_taken_apart_and_put_together():
     assert gtrace.codec("ef:rotate:block=256:qsgdinf:bits=3") == ErrorFeedback(Rotate(QsgdInf(bits=3), block=256))
     assert gtrace.codec("ef:qsgdinf", bits=3) == gtrace.codec("ef:qsgdinf:bits=3")
     assert str(ErrorFeedback(Rotate(QsgdInf(bits=3), block=1024))) == "ef:rotate:qsgdinf:bits=3"
-    assert hash(gtrace.codec("ef:qsgd")) == hash(gtrace.codec("ef:qsgd:bits=4"))
-    assert gtrace.codec("ef:qsgd") != gtrace.codec("qsgd")
     assert dataclasses.replace(gtrace.codec("rotate:qsgd"), block=8).name == "rotate:qsgd"
 
 
 def test_lists_of_specs():
-    found = split_specs("ef:qsgd,bits=3,bucket_size=64,rotate:block=8:qsgd:bits=2,momentum:beta=0.5,dampening=0.1:none")
-    wanted = ["ef:qsgd:bits=3,bucket_size=64", "rotate:block=8:qsgd:bits=2", "momentum:beta=0.5,dampening=0.1:none"]
-    assert found == wanted
-    assert split_specs("qsgd:,bits=3") == ["qsgd:bits=3"]
+    found = split_specs("ef:qsgd,bits=3,bucket_size=64,momentum:beta=0.5,dampening=0.1:none")
+    assert found == ["ef:qsgd:bits=3,bucket_size=64", "momentum:beta=0.5,dampening=0.1:none"]
     with pytest.raises(UsageError, match="belongs to no codec"):
         split_specs("bits=3:qsgd")
 
@@ -40,17 +36,13 @@ def test_lists_of_specs():
 @pytest.mark.parametrize(
     ("spec", "canonical", "bits"),
     [
-        ("fp", "fp:bits=8", 8),
         ("fp:scale=best", "fp:bits=8", 8),
         ("fp:bits=5,scale=max,law=normal", "fp:bits=5,law=normal,scale=max", 5),
         ("fp:format=e3m2,bits=6", "fp:e3m2", 6),
         ("fp:1-3-2", "fp:e3m2", 6),
         ("fp:e3m2,scale=mean,rounding=stochastic", "fp:e3m2,scale=mean,rounding=stochastic", 6),
-        ("fp:e4m3fn", "fp:e4m3fn", 8),
         ("fp:mxfp4,block=32,scale=floor", "fp:mxfp4", 4),
-        ("fp:nvfp4", "fp:nvfp4", 4),
         ("fp:e2m1,scale=e4m3", "fp:e2m1,scale=e4m3,block=16", 4),
-        ("fp:bits=6,block=32", "fp:bits=6,block=32", 6),
         ("fp:e5m2,exponent=14", "fp:e5m2,exponent=14", 8),
     ],
 )
@@ -64,8 +56,7 @@ def test_expand_names_formats_of_the_asked_bits():
     found = [str(c) for c in expand("fp:all,scale=error,fp,fp:e3m2,fp:mxfp4", {"bits": [4, 5]})]
     words = [f"fp:{word},scale=error" for word in ("e2m1", "e3m0", "e2m2", "e3m1", "e4m0")]
     assert found == [*words, "fp:bits=4", "fp:bits=5", "fp:e3m2", "fp:mxfp4"]
-    assert next(str(c) for c in expand("ef:fp:all")) == "ef:fp:e2m5"
-    assert [str(c) for c in expand("fp:all,bits=3")] == ["fp:e2m0"]
+    assert [str(c) for c in expand("ef:fp:all,bits=3")] == ["ef:fp:e2m0"]
     assert "fp:bits=2" in [str(c) for c in expand("all", {"bits": [2]})]
 
 
@@ -73,11 +64,7 @@ def test_expand_names_formats_of_the_asked_bits():
     ("spec", "message"),
     [
         ("ef", "ef goes before a codec; write ef:NAME"),
-        ("ef:", "ef goes before a codec"),
-        ("rotate:block=8", "rotate goes before a codec"),
-        ("rotate:block=8:", "rotate goes before a codec"),
         ("ef:qsgdnif", r"no codec 'qsgdnif'; did you mean qsgdinf"),
-        ("ff:qsgd", "no codec 'ff'"),
         ("ef:qsgd:bits", "'bits' is not key=value"),
         ("ef:decoy=1:qsgd", "codec ef: no parameter 'decoy'; did you mean decay?"),
         ("rotate:block=8,block=8:qsgd", "block is given twice"),
@@ -85,22 +72,14 @@ def test_expand_names_formats_of_the_asked_bits():
         ("momentum:beta=2:qsgd", "out of range"),
         ("rotate:ef:ef21:topk", "rotate: cannot go around ef21:; put ef21: first"),
         ("ef:ef:qsgd", "ef: is there twice; write ef:qsgd:bits=4"),
-        ("rotate:qsgd:block=8", "codec qsgd: no parameter 'block'"),
         ("none:bits=3", "no parameter 'bits'; none has no parameters"),
         ("qsgdinf:bits=4,steps=8", "steps=8 needs bits=5 or more"),
-        ("qsgd:bits=4,steps=3,zero=false", "steps=3 needs zero=true"),
-        ("qsgd:steps=0", "steps=0 is out of range"),
         ("fp:e9m9", "exponents have 1 to 7 bits"),
         ("fp:e3m2,bits=5", "bits=5 contradicts e3m2"),
-        ("fp:mxfp4,block=16", "block=16 contradicts mxfp4"),
         ("fp:block=8,scale=max", "with block=8 choose"),
-        ("fp:block=8,scale=best", "with block=8 choose"),
         ("fp:law=normal", "scale=best follows no law"),
         ("fp:block=8,exponent=3", "give one of them"),
-        ("fp:e3m2,e2m1", "format is given twice"),
         ("fp:nvfp5", "write eXmY"),
-        ("fp:bits=17", "out of range"),
-        ("qsgd:e3m2", "not key=value"),
         ("qsgd:bits=x", "bits=x is not an integer"),
         ("qsgd:zero=maybe", "zero=maybe is not true or false"),
         ("topk:ratio=x", "ratio=x is not a number"),
@@ -108,12 +87,9 @@ def test_expand_names_formats_of_the_asked_bits():
         ("mcgq:bits=3,delta_k=5", "both set"),
         ("mcgq:scale=accumulated", "needs accumulate=true"),
         ("mcgq:amount=0", "at least"),
-        ("mcgq:bits=1", "2 to 24"),
         ("mcgq:coder=huffman", "coder=huffman is unknown"),
         ("prune:sparsity=1", "below 1"),
-        ("topk-prune:sparsity=-0.1", "out of range"),
         ("thc:granularity=14", "granularity=14 is below 15, which bits=4 need"),
-        ("thc:block=48", "block=48 is not a power of two"),
     ],
 )
 def test_a_wrong_spec_is_one_line(spec, message):
@@ -125,10 +101,7 @@ def test_a_wrong_spec_is_one_line(spec, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        *(
-            (lambda spec=spec: gtrace.codec(spec).at_bits(5), "bits")
-            for spec in ("terngrad", "ef:topk", "none", "fp:e4m3")
-        ),
+        *((lambda spec=spec: gtrace.codec(spec).at_bits(5), "bits") for spec in ("ef:topk", "fp:e4m3")),
         (lambda: gtrace.codec("topk").rounds(State(4), np.ones(4), (1, 2)), "topk: has no rounds"),
         (lambda: gtrace.codec("qsgd").allocate([]), "nothing to allocate"),
         (lambda: gtrace.codec("mcgq").expect(State(4), MomentSketch.of([1.0])), "no closed forms|needs a sketch"),
@@ -147,12 +120,9 @@ def test_what_a_codec_cannot_do(call, message):
 @pytest.mark.parametrize(
     ("spec", "stateful", "unbiased"),
     [
-        ("ef:qsgd", True, False),
         ("rotate:qsgd", False, True),
         ("rotate:signsgd", False, False),
         ("rotate:ef:qsgd", True, False),
-        ("momentum:qsgd", True, False),
-        ("accumulate:topk", True, False),
         ("mcgq:bits=3", False, True),
         ("mcgq:accumulate=true", True, False),
         ("mcgq:delta_k=10", True, True),

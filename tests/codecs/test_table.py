@@ -1,6 +1,5 @@
 """The codec table: names before patterns before the default, and rows under the table's name."""
 
-import numpy as np
 import pytest
 
 import gtrace
@@ -20,8 +19,7 @@ def test_names_come_before_patterns_and_these_before_the_default():
     found = [str(TABLE.choose(name, 100)) for name in ("fc2.weight", "conv.bias", "fc1.bias", "fc1.weight", "x")]
     assert found == ["ef:topk:ratio=0.1", "nuqsgd:bits=4", "none", "alq:bits=2", "qsgdinf:bits=3"]
     small = CodecTable.of("qsgdinf:bits=3", {"b": "alq:bits=2"}, 50)
-    found = [str(small.choose(name, size)) for name, size in (("a", 49), ("a", 50), ("b", 2))]
-    assert found == ["none", "qsgdinf:bits=3", "alq:bits=2"]
+    assert [str(small.choose(*one)) for one in (("a", 49), ("b", 2))] == ["none", "alq:bits=2"]
 
 
 def test_plain_values_make_the_same_table():
@@ -35,11 +33,8 @@ def test_plain_values_make_the_same_table():
 def test_a_table_is_taken_as_it_is_and_has_no_further_rules():
     assert CodecTable.of(TABLE) is TABLE
     assert coding_of(TABLE) is TABLE
-    assert coding_of("qsgdinf:bits=3") == codec("qsgdinf:bits=3")
     with pytest.raises(UsageError, match="names the codec of every tensor"):
         CodecTable.of(TABLE, {"bias": "none"})
-    with pytest.raises(UsageError, match="below 0"):
-        CodecTable.of("none", min_size=-1)
     # What a model lacks is said.
     assert TABLE.unmatched(["fc2.weight", "conv.bias", "other"]) == []
     assert "1 of its 2 tensors are not in this model, conv.bias among them" in TABLE.unmatched(["fc2.weight"])[0]
@@ -48,17 +43,10 @@ def test_a_table_is_taken_as_it_is_and_has_no_further_rules():
 def test_a_table_assigns_the_codecs_themselves():
     assigned = TABLE.assign({"fc2.weight": 100, "fc1.bias": 3, "x": 7})
     assert assigned == {"fc2.weight": TABLE.tensors["fc2.weight"], "fc1.bias": codec("none"), "x": TABLE.codec}
-    assert assigned["fc2.weight"] is TABLE.tensors["fc2.weight"]
     whole = CodecTable.of("fp:bits=8,scope=model")
     assert whole.assign({"a": 1, "b": 2}) == {"*": codec("fp:bits=8,scope=model")}
     with pytest.raises(UsageError, match="leaves no tensor to another codec"):
         CodecTable.of("fp:bits=8,scope=model", min_size=5).assign({"a": 1})
-
-
-def test_grids_between_the_bits():
-    between, full = (codec(spec) for spec in ("qsgdinf:bits=5,steps=10", "qsgdinf:bits=5"))
-    assert between.parts.grid.levels(between.init(1)).tolist() == [np.float32(k / 10) for k in range(11)]
-    assert len(full.parts.grid.levels(full.init(1))) == 16
 
 
 def test_a_sweep_keeps_plans_of_one_name_apart(tmp_path):

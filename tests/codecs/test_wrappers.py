@@ -4,23 +4,17 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers_codecs import body, body_bits, decode_sealed, fitted_once, once, played
-from helpers_codecs import gradients as drawn
+from helpers_codecs import body, body_bits, decode_sealed, fitted_once, gradients, once, played
 
 import gtrace
 from gtrace import testing
 from gtrace.codecs.levels import QsgdInf
-from gtrace.codecs.rotation import Rotate
 from gtrace.codecs.wrappers import ErrorFeedback, Momentum
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise, hadamard
-from gtrace.types import Key, State
+from gtrace.types import Key
 
 DRAWN = np.empty(0, np.float32)
-
-
-def gradients(steps, size=600):
-    return drawn(steps, size)
 
 
 # memory
@@ -35,19 +29,6 @@ def test_memory_costs_no_bits_and_a_first_payload_is_the_inner_codecs(prefix, in
     assert np.array_equal(plain.decode(b"", payload, g.size), c.decode(b"", payload, g.size))
 
 
-def test_a_memory_inside_a_memory_moves_too():
-    g = gradients(4)
-    for spec, name in (("ef:momentum:none", "momentum"), ("momentum:ef:signsgd", "residual")):
-        first, last = (played(gtrace.codec(spec), steps)[1].arrays[f"inner.{name}"] for steps in (g[:1], g))
-        assert first.any()
-        assert not np.array_equal(first, last)
-    # What is left of exact momentum is nothing, so the momentum goes on as without feedback.
-    fed, plain = played(gtrace.codec("ef:momentum:none"), g)[0], played(gtrace.codec("momentum:none"), g)[0]
-    assert np.array_equal(fed[0], plain[0])
-    nested = {"momentum", "inner.residual", "inner.inner.momentum", "inner.inner.inner.momentum"}
-    assert gtrace.codec("momentum:ef:momentum:signum").init(3).arrays.keys() == nested
-
-
 def test_a_vote_passes_through_memory_but_not_through_a_rotation():
     workers = [np.array(v, np.float32) for v in ([2, 1], [1, 1], [-6, 1])]
     assert gtrace.codec("ef:momentum:signsgd").aggregate(workers).tolist() == [3, 1]
@@ -55,7 +36,7 @@ def test_a_vote_passes_through_memory_but_not_through_a_rotation():
         assert gtrace.codec(spec).aggregate(workers).tolist() == [-1, 1]
 
 
-@pytest.mark.parametrize("spec", ["ef:signsgd", "momentum:signsgd", "ef:onebit", "rotate:qsgd", "signum"])
+@pytest.mark.parametrize("spec", ["ef:signsgd", "momentum:signsgd", "rotate:qsgd", "mcgq:accumulate=true"])
 def test_memory_of_huge_values_stays_finite(spec):
     huge = np.full(8, np.finfo(np.float32).max, np.float32)
     arrived, state = played(gtrace.codec(spec), [huge, huge, -huge, huge])
@@ -78,10 +59,6 @@ def test_fitting_sees_what_will_be_encoded():
         c.encode(state, g[2], (1, 1))
         assert np.array_equal(c.view(state, g[2]), seen[-1])
         assert not np.array_equal(seen[-1], g[2])
-    # Every rotation is another one, but what it does to outliers is the same.
-    spiked = np.zeros(1024, np.float32)
-    spiked[5] = 1.0
-    assert np.abs(Rotate(inner).view(State(1024), spiked)) == pytest.approx(1 / 32, rel=1e-6)
 
 
 @pytest.mark.parametrize("spec", ["ef:qsgdinf:bits=4", "rotate:qsgdinf:bits=4"])
@@ -113,7 +90,7 @@ def pieces(size, block):
         size -= block
 
 
-@pytest.mark.parametrize(("size", "block"), [(0, 4), (1, 4), (2, 2), (3, 4), (16, 16), (50, 16), (64, 8), (1000, 256)])
+@pytest.mark.parametrize(("size", "block"), [(0, 4), (1, 4), (3, 4), (50, 16), (1000, 256)])
 @pytest.mark.parametrize("signs", [DRAWN, np.array([1, -1, -1], np.float32)], ids=["drawn", "table"])
 def test_the_rotation_is_signs_and_walsh_matrices(size, block, signs):
     x = np.random.default_rng(size).normal(size=size).astype(np.float32)
@@ -129,30 +106,11 @@ def test_the_rotation_is_signs_and_walsh_matrices(size, block, signs):
     assert back == pytest.approx(x, abs=1e-6)
 
 
-@pytest.mark.parametrize("block", [2, 64, 1024, 65536])
-def test_the_rotation_is_orthogonal_to_a_millionth(block):
-    rng = np.random.default_rng(block)
-    x = (rng.standard_t(2, 100_003) * 10.0 ** rng.uniform(-3, 3, 100_003)).astype(np.float32)
-    y = rng.normal(size=x.size).astype(np.float32)
-    rx, ry = np.empty_like(x), np.empty_like(x)
-    for source, target in ((x, rx), (y, ry)):
-        hadamard.rotate(source, block, DRAWN, np.uint64(1), np.uint64(2), False, target)
-    norms = np.linalg.norm(x.astype(float)), np.linalg.norm(y.astype(float))
-    assert np.linalg.norm(rx.astype(float)) == pytest.approx(norms[0], rel=1e-6)
-    assert rx.astype(float) @ ry == pytest.approx(x.astype(float) @ y, abs=1e-6 * norms[0] * norms[1])
-    back = once(gtrace.codec(f"rotate:block={block}:none"), x, key=(7, 8))
-    assert np.linalg.norm(back.astype(float) - x) <= 1e-6 * norms[0]
-
-
 def test_every_key_rotates_otherwise_and_the_seed_takes_32_bits():
     c, (g,) = gtrace.codec("rotate:signsgd:scale=energy"), gradients(1, 1024)
-    keys = [Key.derive(0, tensor="t", worker=w) for w in range(8)]
-    bodies = [body(c, g, key) for key in keys]
+    bodies = [body(c, g, Key.derive(0, tensor="t", worker=worker)) for worker in range(8)]
     assert len({sent[:4] for sent in bodies}) == 8
     assert {8 * len(sent) for sent in bodies} == {32 + 32 + 1024}
-    decoded = [once(c, g, key=key) for key in keys]
-    # Errors of independent rotations average out.
-    assert np.linalg.norm(np.mean(decoded, 0) - g) < 0.6 * np.mean([np.linalg.norm(d - g) for d in decoded])
     twice, (g,) = gtrace.codec("rotate:rotate:none"), gradients(1, 256)
     sent = body(twice, g, (5, 6))
     assert sent[:4] != sent[4:8], "two rotations must not undo each other"
@@ -162,12 +120,9 @@ def test_every_key_rotates_otherwise_and_the_seed_takes_32_bits():
 def test_a_codec_with_memory_is_rotated_alike_at_every_step_and_sends_no_seed():
     c, g = gtrace.codec("rotate:ef:signsgd"), gradients(30, 1024)
     assert body_bits(c.encode(c.init(1024), g[0], (1, 2))) == 32 + 1024
-    assert once(gtrace.codec("rotate:ef:int8"), g[0]) == pytest.approx(g[0], abs=0.1)
     arrived, state = played(c, g)
     lost = np.sum(g, 0) - np.sum(arrived, 0)
     assert np.linalg.norm(lost) == pytest.approx(np.linalg.norm(state.arrays["inner.residual"]), rel=1e-3)
-    outside, state = played(gtrace.codec("ef:rotate:signsgd"), g)
-    assert np.sum(g, 0) - np.sum(outside, 0) == pytest.approx(state.arrays["residual"], abs=1e-3)
 
 
 def test_a_rotated_payload_is_refused_by_the_codec_inside_and_the_other_way_round():
@@ -175,10 +130,9 @@ def test_a_rotated_payload_is_refused_by_the_codec_inside_and_the_other_way_roun
     for sender, receiver in ((c, inner), (inner, c)):
         with pytest.raises(PayloadError, match="another codec"):
             receiver.decode(b"", sender.encode(sender.init(g.size), g, (1, 2)), g.size)
-    with pytest.raises(PayloadError, match="number of its coordinates"):
-        decode_sealed(c, b"\0\0\0", 5)
-    with pytest.raises(PayloadError):
-        decode_sealed(c, b"\0\0\0\0\0", 5)
+    for data in (b"\0\0\0", b"\0\0\0\0\0"):
+        with pytest.raises(PayloadError):
+            decode_sealed(c, data, 5)
 
 
 def test_every_codec_can_be_wrapped():

@@ -9,7 +9,6 @@ import gtrace
 from gtrace import testing
 from gtrace.codecs import Codec, Fp16, PowerSgd, QsgdInf, parameter
 from gtrace.testing import check_codec, check_mean, tensors
-from gtrace.types import State
 
 
 class Bare(Codec):
@@ -33,14 +32,6 @@ class Needy(Fp16):
     levels: int = 3
 
 
-def dividing(self, shared, payload, size):
-    return np.zeros(size, np.float32) / 0
-
-
-def init(self, size, shape=None):
-    return QsgdInf.init(self, size)
-
-
 def made(base, **own):
     return dataclass(frozen=True)(type(own.get("name", "taken").title(), (base,), {"__module__": __name__, **own}))
 
@@ -58,11 +49,10 @@ def test_a_class_is_taken_as_well_as_an_instance():
         (Needy, r"Needy: write levels as gtrace.codecs.parameter\("),
         (made(QsgdInf), "another codec has this name, gtrace.codecs.levels.QsgdInf"),
         (
-            made(Fp16, name="dividing", decode=dividing),
-            r"on one element: RuntimeWarning: .* \(test_testing.py, line \d+\)",
+            made(Fp16, name="dividing", decode=lambda *all: np.zeros(1) / 0),
+            r"RuntimeWarning: .* \(test_testing.py, line",
         ),
-        (made(QsgdInf, name="losing", init=init), "lost the shape"),
-        (made(QsgdInf, name="old", init=lambda self, size: QsgdInf.init(self, size)), "init|positional argument"),
+        (made(QsgdInf, name="losing", init=lambda self, size, shape=None: QsgdInf.init(self, size)), "lost the shape"),
         (int, "int: give a class that extends gtrace.codecs.Codec"),
     ],
 )
@@ -89,13 +79,3 @@ def test_rounds_that_give_workers_different_gradients_are_noticed():
     testing.check_rounds(PowerSgd(), np.arange(200, dtype=np.float32), shape=(10, 20))
     with pytest.raises(AssertionError, match="different gradients"):
         testing.check_rounds(Apart(), np.arange(200, dtype=np.float32), shape=(10, 20))
-
-
-def test_a_state_keeps_its_shape():
-    state = State(12, {"a": np.ones(2)}, [3, np.int64(4)])
-    for one in (state, state.with_arrays(b=np.ones(1)), State.from_arrays(state.to_arrays())):
-        assert one.shape == (3, 4)
-    assert "shape" not in State(12).to_arrays()
-    assert [State.from_arrays(one.to_arrays()).shape for one in (State(12), State(1, {}, ()))] == [None, ()]
-    with pytest.raises(ValueError, match="does not have 12 elements"):
-        State(12, {}, (5, 2))

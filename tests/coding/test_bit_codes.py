@@ -31,15 +31,12 @@ def elias_text(kind):
     return lambda values: "".join(naive.elias(kind, naive.zigzag(v)) for v in values)
 
 
-RNG = np.random.default_rng(0)
 INTEGERS = st.integers(-9, 9) | st.integers(-(2**20), 2**20) | st.integers(1 - REACH, REACH - 1)
 FLOATS = st.sampled_from([0.0, -0.0, ALPHA, -ALPHA]) | st.floats(width=32, allow_nan=False)
-LONG = np.rint(RNG.standard_t(2, 5000) * 2.0 ** RNG.integers(0, 50, 5000)).astype(np.int64)
-PRUNED = np.where(np.arange(5000) % 3, RNG.standard_normal(5000), 0).astype(np.float32)
-#: code, its values, many of them, and the twin
+#: code, its values and their type, and the twin
 CODES = {
-    **{kind: (EliasCode(kind), INTEGERS, LONG, elias_text(kind)) for kind in ELIAS},
-    "prefix": (PrefixCode(ALPHA), FLOATS, PRUNED, prefix_text),
+    **{kind: (EliasCode(kind), INTEGERS, np.int64, elias_text(kind)) for kind in ELIAS},
+    "prefix": (PrefixCode(ALPHA), FLOATS, np.float32, prefix_text),
 }
 
 
@@ -47,22 +44,14 @@ CODES = {
 @settings(max_examples=100)
 @given(st.data())
 def test_streams_are_what_the_twin_writes(name, data):
-    code, each, many, twin = CODES[name]
+    code, each, dtype, twin = CODES[name]
     values = data.draw(st.lists(each, max_size=60))
-    x, text = np.array(values, many.dtype), twin(values)
+    x, text = np.array(values, dtype), twin(values)
     assert code.bits(x) == len(text)
     assert code.encode(x) == naive.low_first(text)
     back = code.decode(code.encode(x), x.size)
     assert back.dtype == x.dtype
     assert (back == x).all()
-
-
-@pytest.mark.parametrize("name", CODES)
-def test_long_streams_cross_words(name):
-    code, _, values, _ = CODES[name]
-    data = code.encode(values)
-    assert len(data) == -(-code.bits(values) // 8)
-    assert (code.decode(data, values.size) == values).all()
 
 
 @pytest.mark.parametrize("name", CODES)
@@ -122,12 +111,6 @@ def test_symbols_of_an_alphabet(kind):
     for outside in (-4, 4):
         with pytest.raises(PayloadError, match="no encoder writes"):
             code.decode(EliasCode(kind).encode([outside]), 1)
-    # The expected length is that of each symbol, weighted; one without a code costs infinitely much.
-    probabilities = np.random.default_rng(1).dirichlet(np.full(7, 0.5))
-    each = [code.bits([k]) for k in range(7)]
-    assert code.expected_bits(probabilities) == pytest.approx(float(probabilities @ each), rel=1e-12)
-    code = EliasCode(kind, origin=1, signed=False)
-    assert [code.expected_bits(p) for p in ([0.1, 0.9], [0.0, 1.0], [])] == [np.inf, code.bits([1]), 0.0]
 
 
 # runs
@@ -141,10 +124,6 @@ def test_runs_across_blocks(density):
         data = encode_counts(q)
         assert data == naive.high_first(naive.runlength_bits(q.tolist()))
         assert (decode_counts(data, size, False)[0] == q).all()
-    # Neither a long run nor wide values fit one word.
-    q = np.zeros(300_000, np.int64)
-    q[[0, -1]] = 2**62, -(2**62)
-    assert (decode_counts(encode_counts(q), q.size, False)[0] == q).all()
 
 
 @given(st.binary(max_size=30), st.integers(1, 12), st.integers(0, 12), st.integers(0, 400))
@@ -209,8 +188,6 @@ def test_all_methods_by_hand():
     gaps = [naive.low_first(text) for text in (*(naive.elias(kind, 3) for kind in ELIAS), "001", "010")]
     for method, code in zip((0, 1, 2, 3, 16, 17), (bytes([0b010]), *gaps), strict=True):
         assert decode_positions(bytes([method, 1]) + code, 8).tolist() == [2]
-    long = bytes([16, 1, 0, 0]) + naive.low_first("0" * 70_000 + "1")
-    assert decode_positions(long, 2**17).tolist() == [70_000]
     values = np.array([1e-45, -0.0, 3.4e38], np.float32)
     assert decode_sparse(encode_sparse([0, 7, 99], values, 100), 100)[1].tobytes() == values.tobytes()
 
@@ -235,10 +212,6 @@ def runs(value_bits, run_bits, text=""):
     return struct.pack(">II", value_bits, run_bits) + naive.high_first(text)
 
 
-def gamma(z, count=1):
-    return bytes([1, count]) + naive.low_first(naive.elias("gamma", z) * count)
-
-
 GOOD = PrefixCode(ALPHA).encode(np.array([0, ALPHA, -ALPHA, 7, 0, 0.1], np.float32))
 # A group of 101 bits, more than an integer has.
 ENDLESS = naive.low_first(naive.elias("omega", 100)[:-1] + "1" + "0" * 101)
@@ -252,17 +225,13 @@ SPARSE = encode_sparse([1, 2], [1.0, 2.0], 8)
         *(("positions", data, 8, words) for data, words in (
             (b"", "shorter"),
             (bytes([4, 0]), "method"),
-            (bytes([64, 0]), "method"),
             (bytes([0, 9]), "9 of them in a tensor of 8"),
             (bytes([0, 2, 0b011_011]), "not ascending"),
             (bytes([0, 1, 0b1010]), "too long"),
-            (gamma(9), "beyond the tensor"),
-            (gamma(2**62, 2), "beyond the tensor"),
+            (bytes([1, 2]) + naive.low_first(naive.elias("gamma", 2**62) * 2), "beyond the tensor"),
             (bytes([16, 1]) + naive.low_first("0" * 8 + "1"), "leaves the tensor"),
             (bytes([16, 1, 0]), "ends early"),
             (bytes([16, 1, 1, 0]), "too long"),
-            (bytes([16, 1, 3]), "too long"),
-            (bytes([63, 1, 1, 0]), "ends early"),
             (bytes([16, 8]), "cannot hold"),
         )),
         *((kind, data, 1, "no encoder writes") for kind in ELIAS for data in (
@@ -280,19 +249,11 @@ SPARSE = encode_sparse([1, 2], [1.0, 2.0], 8)
         ("runs", b"\0\0\0\1\0\0\0", 0, "shorter than"),
         *(("runs", runs(*widths), 0, "asks for") for widths in ((0, 1), (65, 1), (2, 65))),
         ("runs", runs(2, 2, "00" + "00" + "01"), 1, "no zeros"),
-        ("runs", runs(2, 0, "00" + "01"), 2, "no zeros"),
         ("runs", runs(2, 2, "00" + "11" + "01"), 3, "beyond the last|goes on"),
-        ("runs", runs(2, 2, "01" + "00" + "11"), 3, "beyond the last"),
         ("runs", runs(2, 2, "00" + "01" + "00" + "01" + "01"), 3, "two runs"),
         ("runs", runs(2, 2, "01" + "10"), 2, "lowest code"),
-        ("runs", runs(1, 1, "1"), 1, "lowest code"),
         ("runs", runs(2, 1, "01" + "1"), 1, "goes on"),
-        ("runs", runs(2, 1, "01") + b"\0", 1, "goes on"),
-        ("runs", runs(2, 1), 1, "ends early"),
-        ("runs", runs(9, 1, "01111111"), 1, "ends early"),
         ("runs", runs(3, 9, "000" + "00001"), 1, "ends early"),
-        ("runs", runs(9, 1, "011111111"), 2, "ends early|no zeros"),
-        ("runs", runs(3, 2, "001" * 2), 3, "ends early|no zeros"),
         ("runs", runs(64, 64, "0" * 64 + "1" * 64), 5, "beyond the last"),
     ],
 )  # fmt: skip
@@ -308,27 +269,18 @@ def test_what_no_encoder_writes_is_refused(decode, data, count, words):
     ("make", "words"),
     [
         (lambda: EliasCode("epsilon"), "unknown"),
-        (lambda: EliasCode("gamma", symbols=0), "alphabet"),
         (lambda: EliasCode("gamma", origin=REACH), "origin"),
         (lambda: EliasCode("gamma", symbols=7).encode([7]), "7 symbols"),
         (lambda: EliasCode("gamma").encode([1.5]), "float64"),
-        (lambda: EliasCode("gamma").encode([REACH]), "must be"),
         (lambda: EliasCode("gamma", signed=False).encode([-1]), "must be"),
         (lambda: EliasCode("gamma").encode(np.array([2**63], np.uint64)), "beyond"),
-        (lambda: encode_counts([0.5]), "float64"),
         (lambda: encode_counts(np.array([5, -(2**63)])), "2\\^63"),
         *((lambda bad=bad: encode_positions(bad, 8), "positions") for bad in ([2, 1], [1, 1], [-1], [8], [0.5])),
-        *((lambda size=size: encode_positions([], size), "elements") for size in (-1, 2**49)),
-        *((lambda size=size: decode_positions(b"ab", size), "elements") for size in (-1, 2**49)),
-        *((lambda a=a: PrefixCode(a), "alpha") for a in (0.0, -1.0, float("nan"), float("inf"), 1e-60, 1e60)),
+        (lambda: encode_positions([], 2**49), "elements"),
+        (lambda: decode_positions(b"ab", -1), "elements"),
+        *((lambda a=a: PrefixCode(a), "alpha") for a in (-1.0, float("nan"), 1e-60, 1e60)),
     ],
 )
 def test_what_cannot_be_coded(make, words):
     with pytest.raises(UsageError, match=words):
         make()
-
-
-def test_expected_bits_of_pruned_values_are_the_mean():
-    x = np.random.default_rng(1).choice(np.array([0, 0.25, -0.25, 3], np.float32), 10_000, p=[0.8, 0.1, 0.05, 0.05])
-    wanted = PrefixCode.expected_bits(float(np.mean(x == 0)), float(np.mean(np.abs(x) == 0.25)))
-    assert PrefixCode(0.25).bits(x) / x.size == pytest.approx(wanted, rel=1e-12)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gtrace.coding.sketches import pack_sketch, unpack_sketch
-from gtrace.errors import PayloadError, UsageError
+from gtrace.errors import PayloadError
 from gtrace.sketch import MomentSketch
 from gtrace.types import SummarySpec
 
@@ -28,10 +28,9 @@ def stored(sketch, mantissa):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-@pytest.mark.parametrize("bits", [3, 4])
-def test_a_sketch_survives_storage(spec, bits):
+def test_a_sketch_survives_storage(spec):
     sketch = MomentSketch.from_spec(VALUES, spec)
-    levels = np.concatenate([[0.0], np.geomspace(0.003, 1, 2 ** (bits - 1) - 1)])
+    levels = np.concatenate([[0.0], np.geomspace(0.003, 1, 7)])
     levels *= LARGEST if spec.norm == "none" else 1.0
     again, truth = stored(sketch, 10), sketch.expected_error(levels)
     assert again.spec == sketch.spec
@@ -62,14 +61,12 @@ def test_coarser_bins_are_the_sums_of_the_finer_ones():
     assert np.log2(coarse.upper / coarse.lower).max() == pytest.approx(np.log2(9 / 8))
 
 
-def test_merging_takes_the_wider_bins_and_the_ends_keep_their_own():
+def test_merging_takes_the_wider_bins():
     halves = [MomentSketch.of(part, "none") for part in np.array_split(VALUES, 2)]
     whole, merged = MomentSketch.of(VALUES, "none").coarsen(5), halves[0].coarsen(5) + halves[1]
     assert merged.mantissa == 5
     assert np.array_equal(merged.rows, whole.rows)
     assert np.allclose(merged.sums, whole.sums, rtol=1e-9, atol=0)
-    sketch = MomentSketch.of(np.array([1.0, 0.75, 1e-45, 3e-39], np.float32), "linf").coarsen(2)
-    assert (sketch.sums[-1, 0], sketch.lower[-1], sketch.sums[:, 0].sum()) == (1, 1.0, 4)
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.0], [1e-45], [3.4e38, -3.4e38, 0], [np.nan, 1.0]])
@@ -79,15 +76,6 @@ def test_odd_tensors(values, spec):
     again = stored(sketch, 10)
     assert (again.size, again.zeros, again.nonfinite) == (sketch.size, sketch.zeros, sketch.nonfinite)
     assert again.energy == pytest.approx(sketch.energy, rel=1e-6)
-
-
-def test_what_cannot_be_stored_is_refused():
-    with pytest.raises(UsageError, match="bucket"):
-        pack_sketch(MomentSketch.from_spec(VALUES, SummarySpec("l2", 512, bucket_moments=True)))
-    with pytest.raises(UsageError, match="mantissa"):
-        pack_sketch(MomentSketch.of(VALUES), 11)
-    with pytest.raises(UsageError, match="mantissa"):
-        MomentSketch.of(VALUES).coarsen(5).coarsen(6)
 
 
 STORED = pack_sketch(MomentSketch.of(VALUES[:3000], "l2", 100))

@@ -59,18 +59,6 @@ def test_levels_are_told_from_other_numbers():
         assert not sketching.are_levels(np.array(bad, np.float64))
 
 
-def test_what_a_sketch_remembers_is_not_handed_to_changed_copies():
-    sketch = of(norm="linf")
-    levels = np.array([0.0, 0.5, 1.0])
-    before = sketch.expected_error(levels)
-    wide = sketch.coarsen(2)
-    assert wide.error_bound(levels) >= sketch.error_bound(levels)
-    assert (sketch + sketch).expected_error(levels) == pytest.approx(2 * before, rel=1e-12)
-    calls = []
-    assert sketch.remember("key", lambda: calls.append(1) or 3) == sketch.remember("key", lambda: 4) == 3
-    assert calls == [1]
-
-
 def bins(random, count):
     return np.sort(random.choice(300, count, replace=False)).astype(np.int32), random.random((count, sketching.COLUMNS))
 

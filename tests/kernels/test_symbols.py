@@ -43,16 +43,6 @@ def test_symbols_of_magnitudes(mass, mirrored, count):
     assert numbers[symbols.SENT] == 8 * len(pack_lengths(lengths, int(lengths[-1])))
 
 
-@given(st.lists(st.sampled_from([0.0, 1e-12, 1e-6, 0.01, 0.3, 1.0]), min_size=1, max_size=300), st.integers(0, 10**9))
-def test_every_symbol_has_a_code_whatever_was_seen(mass, count):
-    p = np.array(mass) / (sum(mass) or 1.0)
-    lengths = np.zeros(p.size, np.uint8)
-    symbols.escape_lengths(p, count, MAX_LENGTH, lengths)
-    np.testing.assert_array_equal(lengths, plain_escape(p, count))
-    assert 1 <= lengths.min() <= lengths.max() <= MAX_LENGTH
-    assert np.sum(2.0 ** -lengths.astype(float)) <= 1
-
-
 def collector(weights, longest):
     """Package-merge with lists of coins: the lengths of the best code of at most ``longest`` bits."""
     coins = sorted((weight, (k,)) for k, weight in enumerate(weights))

@@ -334,7 +334,7 @@ class Coordinates(Wrapper):
         """float32[n] in the coordinates of a number, or back from there.
 
         Raises:
-            PayloadError: no coordinates of so many values have this number.
+            PayloadError: this number has no coordinates among these values.
         """
 
     def inner_key(self, key: tuple[int, int]) -> tuple[int, int]:

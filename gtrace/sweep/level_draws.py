@@ -71,7 +71,7 @@ class _Sets(NamedTuple):
     symbols: list[int]
 
 
-class _Sums(NamedTuple):
+class _Added(NamedTuple):
     """What is added up from part to part of a tensor; see :func:`gtrace.kernels.drawing.draw_levels`."""
 
     addresses: NDArray[np.uint64]
@@ -146,7 +146,7 @@ class LevelDraws:
         compared = reference.comparison(sums.sums, *gaps.T)
         return DrawnSets(compared, head + -(-coded // 8), *((8.0 * head + lengths) / max(1, x.size)).T)
 
-    def _laid_out(self, states: Sequence[State], v: Scaled, addresses: list[int]) -> tuple[_Sets, _Sums]:
+    def _laid_out(self, states: Sequence[State], v: Scaled, addresses: list[int]) -> tuple[_Sets, _Added]:
         """The levels of all codecs, end to end, and their sums before the first value.
 
         ``addresses``: of the array to which a codec's errors are added, or 0.
@@ -161,7 +161,7 @@ class LevelDraws:
         places = np.array([0, *itertools.accumulate(own.size for own in levels)])
         pairs = [v.tail.size + (v.x.size if count > most else v.scales.size * count) for count in symbols]
         rooms = np.array([0, *itertools.accumulate(pairs)])
-        sums = _Sums(
+        sums = _Added(
             np.array(addresses, np.uint64),
             np.zeros((len(states), LANED * LANES)),
             np.zeros((len(states), SUMS)),
@@ -220,7 +220,7 @@ class PartDraws:
         self._codec, self._state, self._key, self._compared = codec, state, key, compared
         self._total = total
         self._draws = LevelDraws([codec])
-        self._sums: _Sums | None = None
+        self._sums: _Added | None = None
         self._head, self._size = 0, 0
 
     def add(self, values: NDArray[np.float32], start: int, weights: NDArray[np.float64] | None) -> None:

@@ -55,7 +55,7 @@ class ErrorSplit:
         return self.error - self.bias
 
     def at(self, workers: int) -> NDArray[np.float64]:
-        """(C, K) the error of an average over so many workers."""
+        """(C, K) the error of an average over each number of workers."""
         return self.bias + self.variance / workers
 
 

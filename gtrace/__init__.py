@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gtrace import capture, codecs, fitting, training
     from gtrace.capture import record_gradients
     from gtrace.codecs import codec, codec_names
-    from gtrace.codecs.single import compress
+    from gtrace.codecs.link import compress
     from gtrace.planning import load_plan
     from gtrace.sketch import MomentSketch
     from gtrace.sweep import SweepResult, run_sweep
@@ -28,7 +28,7 @@ _HOMES = {
     "TraceWriter": "gtrace.trace",
     "codec": "gtrace.codecs",
     "codec_names": "gtrace.codecs",
-    "compress": "gtrace.codecs.single",
+    "compress": "gtrace.codecs.link",
     "create_trace": "gtrace.trace",
     "load_ipython_extension": "gtrace.cli.capture",
     "load_plan": "gtrace.planning",

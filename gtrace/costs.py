@@ -142,18 +142,15 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.ranks < 2:
             raise UsageError(f"ranks: {self.ranks} is too few; gradients travel between at least 2.")
-        if self.step_time is not None and not 0 < self.step_time < math.inf:
-            raise UsageError(f"step time: {self.step_time:g} s must be more than 0.")
         if self.backward_time is not None and self.step_time is None:
             raise UsageError("backward: needs the compute time of the step that it is a part of, e.g. 180ms.")
+        positive = (("step time", "s", self.step_time), ("bucket", "MiB", self.bucket_mb))
+        for name, unit, value in (*positive, ("codec", "values/s", self.codec_rate)):
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"{name}: {value:g} {unit} must be more than 0.")
         if self.backward_time is not None and not 0 <= self.backward_time <= self.computing:
-            raise UsageError(
-                f"backward: {self.backward_time:g} s is more than the step's computing ({self.computing:g} s)."
-            )
-        if self.bucket_mb is not None and not 0 < self.bucket_mb < math.inf:
-            raise UsageError(f"bucket: {self.bucket_mb:g} MiB must be more than 0.")
-        if self.codec_rate is not None and not 0 < self.codec_rate < math.inf:
-            raise UsageError(f"codec: {self.codec_rate:g} values/s must be more than 0.")
+            computing = f"the step's computing ({self.computing:g} s)"
+            raise UsageError(f"backward: {self.backward_time:g} s is more than {computing}.")
 
     @property
     def computing(self) -> float:
@@ -311,11 +308,8 @@ class StepTime:
 
     def speed_up(self, reference: StepTime) -> tuple[float, float, float]:
         """How many times faster than ``reference``: by the buckets, without overlap, with ideal overlap."""
-        return (
-            reference.seconds / self.seconds,
-            reference.serial / self.serial,
-            reference.ideal / self.ideal,
-        )
+        serial, ideal = reference.serial / self.serial, reference.ideal / self.ideal
+        return reference.seconds / self.seconds, serial, ideal
 
 
 def messages(exchange: Exchange, ranks: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,10 @@ class Comparison:
     update_error: float = measured(
         "||(Q(g) - g) / sqrt(v)||^2 / ||g / sqrt(v)||^2 with Adam's second moments v", default=math.nan
     )
+
+
+#: the names of the fields
+COMPARED = tuple(item.name for item in fields(Comparison))
 
 
 class Reference:

@@ -1,9 +1,21 @@
-"""Shared by the tests of codecs: one encoding and decoding, and bytes that lie."""
+"""Shared by the tests of codecs: encodings, steps in order, and bytes that lie."""
 
 import numpy as np
 
 from gtrace.coding import ENVELOPE_BYTES, seal
 from gtrace.coding.sparse import encode_positions
+from gtrace.sketch import MomentSketch
+from gtrace.testing import fitted
+
+
+def gradients(steps, size=400, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_t(3, size).astype(np.float32) for _ in range(steps)]
+
+
+def largest(x, count):
+    """Positions of the largest magnitudes, of equal ones the first."""
+    return sorted(sorted(range(len(x)), key=lambda i: (-abs(float(x[i])), i))[:count])
 
 
 def once(c, values, state=None, key=(1, 2)):
@@ -13,10 +25,38 @@ def once(c, values, state=None, key=(1, 2)):
     return c.decode(c.shared(state), c.encode(state, values, key), values.size)
 
 
-def body(c, values, key=(1, 2)):
+def fitted_once(c, values, key=(1, 2)):
+    """What arrives of values that the codec was fitted to."""
+    return once(c, values, fitted(c, values)[0], key)
+
+
+def walk(c, gradients, state=None):
+    """Step by step: the gradient, what arrives of it, and the state after it."""
+    state = c.init(gradients[0].size) if state is None else state
+    for step, g in enumerate(gradients):
+        if c.needs is not None:
+            state = c.fit(state, MomentSketch.from_spec(c.view(state, g), c.needs), step)
+        # What a receiver keeps, the sender keeps, too.
+        got, _ = c.receive(state, c.shared(state), c.encode(state, g, (step, 7)))
+        state = c.update(state, g, got)
+        yield g, got, state
+
+
+def played(c, gradients):
+    """What arrived at each step, and the last state."""
+    steps = list(walk(c, gradients))
+    return [got for _, got, _ in steps], steps[-1][2]
+
+
+def body(c, values, key=(1, 2), state=None):
     """What is sent of values, without the envelope."""
     values = np.asarray(values, np.float32)
-    return c.encode(c.init(values.size), values, key)[ENVELOPE_BYTES:]
+    state = c.init(values.size) if state is None else state
+    return c.encode(state, values, key)[ENVELOPE_BYTES:]
+
+
+def body_bits(payload):
+    return 8 * (len(payload) - ENVELOPE_BYTES)
 
 
 def decode_sealed(c, data, size, shared=b"", flags=0):

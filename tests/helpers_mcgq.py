@@ -97,22 +97,6 @@ def zigzag(value):
     return -2 * value if value < 0 else 2 * value + 1
 
 
-def moments(g, samples):
-    """Over all offsets: what a hit is worth, each count's mean, each value's variance and mean error."""
-    g = np.asarray(g, np.float32).astype(np.float64)
-    total = float(np.abs(g).sum())
-    scale, mean = total / samples, g * (samples / total if total else 0.0)
-    part = np.abs(mean) % 1.0
-    spread = part * (1.0 - part)
-    return scale, mean, scale * scale * spread, 2.0 * scale * spread
-
-
-def small_tensors():
-    """Every integer tensor of up to five elements between -2 and 2."""
-    for n in range(6):
-        yield from itertools.product(range(-2, 3), repeat=n)
-
-
 @contextmanager
 def memory_below(limit):
     """Fails when the block takes more memory than ``limit`` bytes at a time."""
@@ -123,20 +107,3 @@ def memory_below(limit):
     finally:
         tracemalloc.stop()
     assert peak < limit, f"took {peak} bytes"
-
-
-def damaged(data, rng, count):
-    """Truncations, extensions, bit flips and noise of some bytes."""
-    for _ in range(count):
-        cut = bytearray(data)
-        kind = rng.integers(4)
-        if kind == 0 and cut:
-            cut = cut[: rng.integers(len(cut))]
-        elif kind == 1:
-            cut += rng.bytes(int(rng.integers(1, 9)))
-        elif kind == 2 and cut:
-            for at in rng.integers(8 * len(cut), size=int(rng.integers(1, 4))):
-                cut[at // 8] ^= 1 << at % 8
-        else:
-            cut = bytearray(rng.bytes(int(rng.integers(0, 40))))
-        yield bytes(cut)

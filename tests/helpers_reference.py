@@ -33,10 +33,9 @@ def reports():
     yield "fitted-", make_report([result_of(fitted_rows(), details=fit_details())])
     with tempfile.TemporaryDirectory() as folder:
         records = read_runlog(write_runs(Path(folder) / "a.jsonl", steps=60))
-    for record in records:
-        if record["type"] == "step":
-            record["sim_seconds"] = 0.1
-            record["fit_seconds"] = 0.01 if record["run"] != "none" and record["step"] % 25 == 0 else 0.0
+    for record in (record for record in records if record["type"] == "step"):
+        fitted = record["run"] != "none" and record["step"] % 25 == 0
+        record.update(sim_seconds=0.1, fit_seconds=0.01 if fitted else 0.0)
     yield "", Report("run", runs=(analyze_runs(records),))
     yield "", Report("neural", runs=(analyze_runs([{**records[0], "kind": "neural"}, *records[1:], *_shadows()]),))
     yield "", Report("trace", traces=(TraceSummary("t", (), law_sections(memory_trace(kind="weight"))),))
@@ -64,10 +63,8 @@ def figures():
     done = set()
     for prefix, report in reports():
         for name in figure_names(report):
-            if f"{prefix}{name}" in done:
-                continue
-            done.add(f"{prefix}{name}")
-            if name in _KEPT.get(prefix, (name,)):
+            if f"{prefix}{name}" not in done and name in _KEPT.get(prefix, (name,)):
+                done.add(f"{prefix}{name}")
                 yield f"{prefix}{name}", picture(draw(report, name))
 
 
@@ -91,13 +88,9 @@ def difference(image, reference):
     return float(off.mean()), float(off[-max(len(off) // 200, 1) :].mean())
 
 
-def main():
+if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for old in FOLDER.glob("*.png"):
         old.unlink()
     for name, image in figures():
         imsave(FOLDER / f"{name}.png", image, metadata={"Software": None})
-
-
-if __name__ == "__main__":
-    main()

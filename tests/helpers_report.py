@@ -1,5 +1,6 @@
 """Results made up for the tests of reports: plausible in size and shape, exact in nothing."""
 
+import itertools
 import json
 import math
 
@@ -94,12 +95,12 @@ FITTED = {
 }
 
 
-def fitted_rows(bits=(3, 4), layers=("w", "v"), steps=(0, 10)):
+def fitted_rows(layers=("w", "v"), steps=(0, 10)):
     """Rows of a made-up sweep of fitted codecs: the optimum is 1 / 8^(bits - 2) of the energy everywhere."""
     for n, layer in enumerate(layers, 1):
         for step in steps:
             for form, (method, _, times) in FITTED.items():
-                for b in [0] if method == "terngrad" else bits:
+                for b in [0] if method == "terngrad" else (3, 4):
                     law = "truncnorm" if "truncnorm" in form else "empirical"
                     best, energy = 8.0 ** (2 - b), float(n)
                     found = row(layer, step, method, b, n=1000 * n, energy=energy, squared_error=times * best * energy)
@@ -110,7 +111,7 @@ def fitted_rows(bits=(3, 4), layers=("w", "v"), steps=(0, 10)):
                     yield found | {"model_variance": model, "fitted_on": "previous" if step else "itself"}
 
 
-def fit_details(bits=(3, 4), layers=("w", "v"), step=10):
+def fit_details(layers=("w", "v"), step=10):
     """The details that belong to :func:`fitted_rows`."""
     edges = 2.0 ** (np.arange(-120, 1) / 4)
     middle = np.sqrt(edges[1:] * edges[:-1])
@@ -122,7 +123,7 @@ def fit_details(bits=(3, 4), layers=("w", "v"), step=10):
             shares = {"share": (0.7 * share / share.sum()).tolist(), "energy": (energy / energy.sum()).tolist()}
             found[layer, step, f"density {law}"] = {"edges": edges.tolist(), **shares, "zeros": 0.25, "below": 0.05}
         for form, (method, law, _) in FITTED.items():
-            for b in [2] if method == "terngrad" else bits:
+            for b in [2] if method == "terngrad" else (3, 4):
                 levels = [0.0, *(0.6 ** np.arange(2 ** (b - 1) - 1)[::-1]).tolist()]
                 found[layer, step, f"levels {form.format(b)}"] = {"levels": levels, "zero": True, "law": law}
         found[layer, step, "convergence"] = {
@@ -149,11 +150,11 @@ PROVENANCE = {
 }
 
 
-def write_sweep(path, rows=None, warnings=(), provenance=None):
+def write_sweep(path, rows, warnings=(), provenance=None):
     """A result store on disk, filled and closed."""
     said = PROVENANCE if provenance is None else provenance
     store = ResultStore.create(path, said, "fingerprint", force=True)
-    store.add(list(rows_of() if rows is None else rows), warnings=warnings)
+    store.add(list(rows), warnings=warnings)
     store.close()
     return path
 
@@ -186,3 +187,50 @@ def write_runs(path, runs=RUNS, steps=120, workers=4, seeds=(0,), end=True):
                 log.write("end", run=run, seed=seed, steps=steps, **ends)
     log.close()
     return path
+
+
+def _with_memory():
+    for step, draw, ratio in itertools.product(range(5), range(2), (0.01, 0.1)):
+        about = {"codec": f"ef:topk:ratio={ratio}", "params": json.dumps({"ratio": ratio}), "bits": None}
+        yield row("w", step, "ef:topk", draw=draw, squared_error=0.5, bits_total=40 * ratio) | about
+
+
+def _names_that_act():
+    # The last one needs a font that matplotlib does not bring, and it says so.
+    for name, step, method, bits in itertools.product(EVIL[:-1], (0, 1), ("qsgd", "alq"), (2, 4)):
+        yield row(name, step, method, bits, squared_error=1 / bits, bits_total=bits)
+
+
+#: Rows that every form and every figure must survive.
+ODD_SWEEPS = {
+    "no rows": list,
+    "nothing but NaN": lambda: [row("w", s, squared_error=None) for s in (0, 1)],
+    "one tensor is NaN": lambda: [
+        r | ({"squared_error": None} if r["tensor"] == "fc1.weight" else {}) for r in rows_of(bits=[2, 3])
+    ],
+    "one configuration": lambda: rows_of(methods=("terngrad",), layers=("w",), steps=(7,)),
+    "bursts": lambda: rows_of(steps=(0, 1, 2, 3, 4, 5000), bits=[2, 3], layers=("w",)),
+    "expectations alone": lambda: rows_of(draws=0),
+    "draws alone": lambda: [r for r in rows_of() if r["draw"] >= 0],
+    "no error at all": lambda: [row("w", s, method="none", squared_error=0.0, bits_total=32.0) for s in range(20)],
+    "no bits": lambda: [row(squared_error=1.0)],
+    "gradients of zero": lambda: [row("w", s, squared_error=0.0) | {"energy": 0.0} for s in (0, 1)],
+    "codecs with memory alone": _with_memory,
+    "fitted codecs": fitted_rows,
+    "whole model alone": lambda: [row("*", s, squared_error=0.5, bits_total=2.0) for s in range(15)],
+    "one tensor has holes": lambda: [r for r in rows_of() if r["tensor"] != "fc1.bias" or r["step"] > 20],
+    "200 layers": lambda: rows_of(layers=[f"layer{k}" for k in range(200)], steps=(0,), bits=[3], draws=0),
+    "names that act": _names_that_act,
+}
+
+
+def contrast(one, other):
+    """The ratio of WCAG 2.2, from 1 to 21, of two colours such as ``#0072b2``."""
+
+    def luminance(colour):
+        parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)

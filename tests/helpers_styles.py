@@ -28,10 +28,12 @@ def style(name):
     return register
 
 
-def learn(watch, optimizer, loss):
+def learn(watch, optimizer, *losses, clip=lambda: None):
     optimizer.zero_grad()
-    loss.backward()
-    watch.loss(optimizer, loss)
+    for loss in losses:
+        loss.backward(retain_graph=loss is not losses[-1])
+    watch.loss(optimizer, sum(loss.item() for loss in losses))
+    clip()
     optimizer.step()
 
 
@@ -110,12 +112,7 @@ def vae(watch):
         mean, log_variance = encoder(x).chunk(2, dim=1)
         z = mean + torch.exp(log_variance / 2) * torch.randn_like(mean)
         reconstruction = functional.binary_cross_entropy_with_logits(decoder(z), x)
-        divergence = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).mean()
-        optimizer.zero_grad()
-        reconstruction.backward(retain_graph=True)
-        divergence.backward()
-        watch.loss(optimizer, reconstruction.item() + divergence.item())
-        optimizer.step()
+        learn(watch, optimizer, reconstruction, -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).mean())
     return (model,)
 
 
@@ -138,21 +135,16 @@ def truncated(watch):
     optimizer = watch(torch.optim.SGD(model.parameters(), 1.0), model)
     for start in (0, 5, 10):
         state = None if state is None else tuple(part.detach() for part in state)
-        optimizer.zero_grad()
         out, state = model(tokens[start : start + 5], state)
         loss = functional.cross_entropy(out.flatten(0, 1), tokens[start + 1 : start + 6].flatten())
-        loss.backward()
-        watch.loss(optimizer, loss)
-        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
-        optimizer.step()
+        learn(watch, optimizer, loss, clip=lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.25))
     return (model,)
 
 
 @style("language model: autocast, accumulation, fused AdamW with two groups, disabled scaler")
 def accumulated(watch):
     model = Language()
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() == 1]
+    vectors, matrices = ([p for p in model.parameters() if (p.dim() > 1) == wide] for wide in (False, True))
     groups = [{"params": vectors, "weight_decay": 0.0}, {"params": matrices}]
     optimizer = watch(torch.optim.AdamW(groups, 1e-2, fused=True), model)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -244,11 +236,10 @@ def checkpoints(watch):
     optimizer = watch(torch.optim.NAdam(model.parameters(), 1e-2), model)
     fit(watch, model, optimizer)
     file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    torch.save([one.state_dict() for one in (model, optimizer)], file)
     file.seek(0)
-    saved = torch.load(file)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
+    for one, saved in zip((model, optimizer), torch.load(file), strict=True):
+        one.load_state_dict(saved)
     fit(watch, model, optimizer)
     return (model,)
 
@@ -297,11 +288,7 @@ def reinforced(watch):
         with torch.no_grad():
             goal = torch.rand(6, 1) + 0.9 * target(torch.randn(6, 4)).max(1, keepdim=True).values
         loss = functional.smooth_l1_loss(net(state).gather(1, action), goal)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_value_(net.parameters(), 0.01)
-        watch.loss(optimizer, loss)
-        optimizer.step()
+        learn(watch, optimizer, loss, clip=lambda: nn.utils.clip_grad_value_(net.parameters(), 0.01))
         target.load_state_dict({name: 0.5 * value for name, value in net.state_dict().items()})
     return net, target
 

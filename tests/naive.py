@@ -36,21 +36,23 @@ def normalized(v, norm, size):
     return (np.concatenate(r), np.concatenate(w)) if r else (np.empty(0), np.empty(0))
 
 
+def cells(r, levels, zero):
+    """The grid of magnitudes, and the number of each value's cell in it."""
+    grid = np.asarray(levels if zero else [-levels[0], *levels], np.float64)
+    return grid, np.clip(np.searchsorted(grid, r, side="right") - 1, 0, grid.size - 2)
+
+
 def rounding_error(v, norm, size, levels, *, zero=True):
     """Exact E ||Q(v) - v||^2 of stochastic rounding to magnitudes."""
     r, w = normalized(v, norm, size)
-    grid = np.asarray(levels, np.float64)
-    grid = grid if zero else np.concatenate([[-grid[0]], grid])
-    k = np.clip(np.searchsorted(grid, r, side="right") - 1, 0, grid.size - 2)
+    grid, k = cells(r, levels, zero)
     return float(np.sum(w * (grid[k + 1] - r) * (r - grid[k])))
 
 
 def symbol_mass(v, norm, size, levels, *, zero=True):
     """Expected frequency of each magnitude."""
     r, _ = normalized(v, norm, size)
-    grid = np.asarray(levels, np.float64)
-    full = grid if zero else np.concatenate([[-grid[0]], grid])
-    k = np.clip(np.searchsorted(full, r, side="right") - 1, 0, full.size - 2)
+    full, k = cells(r, levels, zero)
     up = (r - full[k]) / (full[k + 1] - full[k])
     mass = np.zeros(full.size)
     np.add.at(mass, k, 1 - up)
@@ -95,23 +97,14 @@ def uniforms(high, low, start, count):
 
 def round_symbols(v, norm, size, levels, key, *, zero=True):
     """Symbols of stochastic rounding, element by element, in float32 as the kernels compute."""
-    f = np.float32
-    grid = [f(x) for x in levels]
-    m = len(grid)
-    out = []
-    u = [f(x) for x in uniforms(*key, 0, len(v))]
-    i = 0
-    for b in buckets(v, size):
-        scale = norm_of(b, norm)
-        for x in b:
-            r = f(x) / (scale if scale > 0 else f(1))
-            a = abs(r)
-            code = sum(bool(a > grid[k] + u[i] * (grid[k + 1] - grid[k])) for k in range(m - 1))
-            first = f(0) if zero else grid[0]
-            positive = r > first * (f(2) * u[i] - f(1))
-            upper = m - 1 if zero else m
-            out.append(upper + code if positive else m - 1 - code)
-            i += 1
+    f, out = np.float32, []
+    grid, m = [f(x) for x in levels], len(levels)
+    scales = [norm_of(b, norm) or f(1) for b in buckets(v, size) for _ in b]
+    for x, scale, u in zip(v, scales, map(f, uniforms(*key, 0, len(v))), strict=True):
+        r = f(x) / scale
+        code = sum(bool(abs(r) > grid[k] + u * (grid[k + 1] - grid[k])) for k in range(m - 1))
+        positive = r > (f(0) if zero else grid[0]) * (f(2) * u - f(1))
+        out.append((m - 1 if zero else m) + code if positive else m - 1 - code)
     return np.array(out, np.uint16)
 
 
@@ -132,11 +125,9 @@ def pack(symbols, width):
 
 def huffman_cost(weights):
     """Total weight of all merges: the cost of any optimal prefix code."""
-    heap = sorted(w for w in weights if w > 0)
-    cost = 0.0
+    heap, cost = sorted(w for w in weights if w > 0), 0.0
     while len(heap) > 1:
-        a, b = heap.pop(0), heap.pop(0)
-        cost += a + b
-        heap.append(a + b)
-        heap.sort()
+        merged = heap[0] + heap[1]
+        cost += merged
+        heap = sorted([*heap[2:], merged])
     return cost

@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,35 +24,26 @@ from gtrace.costs import (
     time_step,
 )
 from gtrace.errors import UsageError
-from gtrace.units import parse_seconds, parse_values
+from gtrace.units import parse_values
 
 CLUSTER = Cluster(Network.parse("25Gbit/s", "20us"), ranks=8, step_time=0.18)
 SIZES = [3_000_000, 64, 20_000_000, 1000, 9_000_000, 9_000_000, 64, 400_000]
 
 
-def test_three_hundred_million_parameters():
-    """4 bits are 8 times less than 32, and by all-gather no faster than bf16."""
-    network, values = Network.parse("25Gbit/s"), 300e6
-    ways = (("allreduce", 32), ("allreduce", 16), ("allgather", 4), ("two-shot", 4))
-    times = [network.seconds(exchange, 8, bits * values) for exchange, bits in ways]
-    assert times == pytest.approx([0.672, 0.336, 0.336, 0.084])
-
-
-def ring(ranks, size, start):
+def ring(ranks, chunk, halves):
     """Chunks of a ring exchange moved one by one; bits that each rank sent, and messages of each."""
-    chunks = [[size / ranks] * ranks if start == "pieces" else [size]] * ranks
     sent_bits, count = np.zeros(ranks), 0
-    for _ in range((2 if start == "pieces" else 1) * (ranks - 1)):
+    for _ in range(halves * (ranks - 1)):
         for rank in range(ranks):
-            sent_bits[rank] += chunks[rank][0]
+            sent_bits[rank] += chunk
         count += 1
     return sent_bits, count
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_bytes_and_messages_against_a_ring_played_out(ranks):
-    for exchange, start in (("allreduce", "pieces"), ("allgather", "whole")):
-        bits, count = ring(ranks, 840.0, start)
+    for exchange, chunk, halves in (("allreduce", 840.0 / ranks, 2), ("allgather", 840.0, 1)):
+        bits, count = ring(ranks, chunk, halves)
         assert bits == pytest.approx(sent(exchange, ranks, 840.0))
         assert count == messages(exchange, ranks)
     # All-to-all of pieces, then an all-gather of pieces: as many as the two halves of a ring all-reduce.
@@ -62,14 +52,21 @@ def test_bytes_and_messages_against_a_ring_played_out(ranks):
 
 
 def test_transfer_times_by_hand():
-    link = {name: Network(8e6, 0.01, name) for name in ("ring", "allgather", "ps")}
+    # Of three hundred million parameters 4 bits are 8 times less than 32, and by all-gather no faster than bf16.
+    network, ways = Network.parse("25Gbit/s"), (("allreduce", 32), ("allreduce", 16), ("allgather", 4), ("two-shot", 4))
+    times = [network.seconds(exchange, 8, bits * 300e6) for exchange, bits in ways]
+    assert times == pytest.approx([0.672, 0.336, 0.336, 0.084])
     # 4 workers, a million values: exact ones of 32 bits, payloads of 2.
-    assert link["ring"].transfer(4, 32e6, 10**6, exact=True) == pytest.approx(2 * 3 * (0.01 + 1.0))
-    assert link["ring"].transfer(4, 2e6, 10**6, exact=False) == pytest.approx(3 * (0.01 + 0.25))
-    assert link["allgather"].transfer(4, 32e6, 10**6, exact=True) == pytest.approx(3 * (0.01 + 4.0))
-    assert link["ps"].transfer(4, 2e6, 10**6, exact=False) == pytest.approx(0.02 + 4 * (0.25 + 4.0))
-    assert link["ps"].transfer(4, 32e6, 10**6, exact=True) == pytest.approx(0.02 + 4 * 8.0)
-    assert link["ring"].transfer(1, 32e6, 10**6, exact=True) == 0
+    for topology, bits, expected in (
+        ("ring", 32e6, 2 * 3 * (0.01 + 1.0)),
+        ("ring", 2e6, 3 * (0.01 + 0.25)),
+        ("allgather", 32e6, 3 * (0.01 + 4.0)),
+        ("ps", 2e6, 0.02 + 4 * (0.25 + 4.0)),
+        ("ps", 32e6, 0.02 + 4 * 8.0),
+    ):
+        found = Network(8e6, 0.01, topology).transfer(4, bits, 10**6, exact=bits > 2e6)
+        assert found == pytest.approx(expected)
+    assert Network(8e6, 0.01).transfer(1, 32e6, 10**6, exact=True) == 0
 
 
 @pytest.mark.parametrize("bucket_mb", [None, 25.0, 0.5, 1000.0])
@@ -87,18 +84,16 @@ def test_buckets_are_those_of_torch(bucket_mb):
         assert assign_buckets(sizes, bucket_mb).tolist() == expected.tolist()
 
 
-def played(sizes, bits, cluster, exchange, work=None):
+def played(bits, cluster, exchange, work):
     """A step event by event: the backward pass ends each gradient, the link takes each bucket when both are free."""
-    bucket = assign_buckets(sizes, cluster.bucket_mb)
-    work = sizes if work is None else work
-    clock, link, exposed_to = 0.0, 0.0, 0.0
-    for place in reversed(range(len(sizes))):
+    bucket = assign_buckets(SIZES, cluster.bucket_mb)
+    clock, link = 0.0, 0.0
+    for place in reversed(range(len(SIZES))):
         clock += cluster.backward * work[place] / sum(work)
         if place == 0 or bucket[place - 1] != bucket[place]:
-            size = sum(s * b for s, b, k in zip(sizes, bits, bucket, strict=True) if k == bucket[place])
+            size = sum(s * b for s, b, k in zip(SIZES, bits, bucket, strict=True) if k == bucket[place])
             link = max(link, clock) + cluster.network.seconds(exchange, cluster.ranks, size)
-            exposed_to = link
-    return max(0.0, exposed_to - cluster.backward)
+    return max(0.0, link - cluster.backward)
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -107,11 +102,10 @@ def played(sizes, bits, cluster, exchange, work=None):
 def test_exposed_time_against_a_schedule_played_event_by_event(exchange, rate, bucket_mb):
     rng = np.random.default_rng(11)
     cluster = Cluster(Network.parse(rate, "100us"), 6, 0.25, 0.1, bucket_mb)
-    bits = rng.uniform(2, 32, len(SIZES))
-    work = rng.uniform(1, 9, len(SIZES))
+    bits, work = rng.uniform(2, 32, len(SIZES)), rng.uniform(1, 9, len(SIZES))
     for given in (None, work):
         step = time_step(SIZES, bits, cluster, exchange, work=given)
-        assert step.exposed == pytest.approx(played(SIZES, bits, cluster, exchange, given))
+        assert step.exposed == pytest.approx(played(bits, cluster, exchange, SIZES if given is None else given))
         assert step.ideal <= step.seconds + 1e-12
         assert step.seconds <= step.serial + 1e-12
         count = len(set(assign_buckets(SIZES, bucket_mb).tolist()))
@@ -121,33 +115,27 @@ def test_exposed_time_against_a_schedule_played_event_by_event(exchange, rate, b
 
 
 def test_a_slow_network_exposes_all_and_a_fast_one_the_last_bucket():
-    slow = Cluster(Network(1e6), 4, 0.01)
-    step = time_step(SIZES, 32, slow, "allreduce")
+    step = time_step(SIZES, 32, Cluster(Network(1e6), 4, 0.01), "allreduce")
     assert step.seconds == pytest.approx(step.serial, rel=1e-4)
-    fast = Cluster(Network(1e12), 4, 1.0)
-    step = time_step(SIZES, 32, fast, "allreduce")
+    step = time_step(SIZES, 32, Cluster(Network(1e12), 4, 1.0), "allreduce")
     last = assign_buckets(SIZES) == assign_buckets(SIZES)[0]
     assert step.exposed == pytest.approx(sent("allreduce", 4, 32.0 * np.dot(SIZES, last)) / 1e12)
     assert step.ideal == 1.0
 
 
-def test_the_codecs_time_is_never_hidden():
+def test_the_codecs_time_is_never_hidden_and_at_the_break_even_rate_the_steps_are_equally_long():
     free, paid = (time_step(SIZES, 4, CLUSTER, "two-shot", codec_seconds=s) for s in (0.0, 0.05))
-    for name in ("seconds", "serial", "ideal"):
-        assert getattr(paid, name) == pytest.approx(getattr(free, name) + 0.05)
-    reference = time_step(SIZES, 32, CLUSTER, "allreduce")
-    ratios = [getattr(reference, name) / getattr(paid, name) for name in ("seconds", "serial", "ideal")]
+    reference, names = time_step(SIZES, 32, CLUSTER, "allreduce"), ("seconds", "serial", "ideal")
+    assert [getattr(paid, name) for name in names] == pytest.approx([getattr(free, name) + 0.05 for name in names])
+    ratios = [getattr(reference, name) / getattr(paid, name) for name in names]
     assert paid.speed_up(reference) == pytest.approx(ratios)
-
-
-def test_at_the_break_even_rate_the_steps_are_equally_long():
     elements = coded("two-shot", 8, sum(SIZES))
     assert elements == (3 + 1 / 8) * sum(SIZES)
-    reference, codec = time_step(SIZES, 16, CLUSTER, "allreduce"), time_step(SIZES, 4, CLUSTER, "two-shot")
-    rate = break_even_rate(codec, reference, elements)
+    reference = time_step(SIZES, 16, CLUSTER, "allreduce")
+    rate = break_even_rate(free, reference, elements)
     as_long = time_step(SIZES, 4, CLUSTER, "two-shot", codec_seconds=elements / rate)
     assert as_long.seconds == pytest.approx(reference.seconds)
-    assert break_even_rate(reference, codec, elements) == math.inf
+    assert break_even_rate(reference, free, elements) == math.inf
 
 
 @pytest.mark.parametrize("codec_seconds", [0.0, 0.01])
@@ -161,9 +149,6 @@ def test_above_the_break_even_bandwidth_a_codec_saves_less_than_a_hundredth(code
 
     assert gain(found) == pytest.approx(0.01, abs=1e-4)
     assert gain(1.1 * found) < 0.01 < gain(0.9 * found)
-
-
-def test_payloads_that_are_no_smaller_pay_on_no_network():
     # 4 bits to 16 ranks are more than bf16's ring sends.
     wide = Cluster(Network(1e9), 16, 0.18)
     assert break_even_bandwidth(SIZES, 4, wide, "allgather", 16) == 0.0
@@ -173,48 +158,18 @@ def test_payloads_that_are_no_smaller_pay_on_no_network():
 def test_a_step_in_one_number_has_the_bits_of_each_tensor():
     bits = np.array([2.0, 8, 4, 32, 3, 3, 32, 4])
     assert step_seconds(SIZES, bits, CLUSTER) == time_step(SIZES, bits, CLUSTER, "two-shot").seconds
-    assert step_seconds(SIZES, bits, CLUSTER) < step_seconds(SIZES, bits + 1, CLUSTER)
     assert step_seconds([], [], CLUSTER) == CLUSTER.step_time
-    assert step_seconds([0], [4], replace(CLUSTER, network=Network(1e9))) == CLUSTER.step_time
 
 
-@pytest.mark.parametrize(
-    ("text", "bits"), [("1Gbit/s", 1e9), ("10MB/s", 8e7), ("56 kbit/s", 56e3), ("1e9bit/s", 1e9), ("2.5GB/s", 2e10)]
-)
+@pytest.mark.parametrize(("text", "bits"), [("1Gbit/s", 1e9), ("10MB/s", 8e7), ("56 kbit/s", 56e3), ("1e9bit/s", 1e9)])
 def test_rates(text, bits):
     assert Network.parse(text).bandwidth == bits
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (("fast",), "network: 'fast' is not a valid speed; write e.g. 25Gbit/s."),
-        (("0bit/s",), "network: '0bit/s' must be more than 0."),
-        (("1.2.3Gbit/s",), "network: '1.2.3Gbit/s' is not a valid speed"),
-        (("25",), "network: '25' needs a unit, e.g. 25Gbit/s."),
-        (("25Gbps",), "network: '25Gbps' has an unknown unit; write e.g. 25Gbit/s."),
-        (("1Gbit/s", "soon"), "network: latency: 'soon' is not a valid time; write e.g. 25ms."),
-        (("1Gbit/s", "1us", "star"), "network: topology 'star' is unknown"),
-    ],
-)
-def test_what_is_no_network_is_said(given, said):
-    with pytest.raises(UsageError, match=said):
-        Network.parse(*given)
-
-
-def test_times_and_rates_of_a_codec():
-    assert parse_seconds("180ms", "step-time") == pytest.approx(0.18)
-    assert parse_values("4Gvalues/s", "codec") == 4e9
-    for text in ("4G", "0Mvalues/s", "values/s"):
-        with pytest.raises(UsageError, match="codec"):
-            parse_values(text, "codec")
 
 
 @pytest.mark.parametrize(
     ("text", "cluster"),
     [
         ("8x25Gbit/s", Cluster(Network(25e9), 8)),
-        ("8x25Gbit/s,180ms", Cluster(Network(25e9), 8, 0.18)),
         (
             "2 x 10MB/s, 1s, backward=120ms, latency=20us, bucket=4MiB, codec=2Gvalues/s",
             Cluster(Network(8e7, 20e-6), 2, 1.0, 0.12, 4.0, 2e9),
@@ -222,41 +177,35 @@ def test_times_and_rates_of_a_codec():
         ("8x25Gbit/s,latency=20us,180ms", Cluster(Network(25e9, 20e-6), 8, 0.18)),
     ],
 )
-def test_a_cluster_is_read_and_written(text, cluster):
+def test_a_cluster_and_a_simulated_network_are_read_and_written(text, cluster):
     assert parse_cluster(text) == cluster == parse_cluster(str(cluster))
-
-
-def test_a_simulated_network_is_read_and_written():
     network = parse_network("10MB/s,latency=50us,topology=ps,compute=5s")
     assert network == Network(8e7, 50e-6, "ps", 5.0) == parse_network(network.spec)
-    for text, said in (
-        ("1Gbit/s,50us", "--network: '50us' needs a key: latency=, topology=, compute=."),
-        ("1Gbit/s,topology=star", "--network: topology 'star' is unknown"),
-        ("1Gbit/s,latency=5", "--network: latency: '5' needs a unit, e.g. 5ms."),
-    ):
-        with pytest.raises(UsageError, match=re.escape(said)):
-            parse_network(text)
+
+
+def cluster_with(**given):
+    return Cluster(**{"network": Network(1e9), "ranks": 2, "step_time": 0.1, **given})
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("call", "said"),
     [
-        ({"ranks": 1}, "ranks: 1"),
-        ({"step_time": 0.0}, "step time: 0 s must be more"),
-        ({"step_time": math.inf}, "step time"),
-        ({"backward_time": 0.2}, "backward: 0.2 s is more than the step's computing"),
-        ({"bucket_mb": 0.0}, "bucket: 0 MiB"),
+        (lambda: Network.parse("fast"), "network: 'fast' is not a valid speed; write e.g. 25Gbit/s."),
+        (lambda: Network.parse("0bit/s"), "network: '0bit/s' must be more than 0."),
+        (lambda: Network.parse("25"), "network: '25' needs a unit, e.g. 25Gbit/s."),
+        (lambda: Network.parse("25Gbps"), "network: '25Gbps' has an unknown unit; write e.g. 25Gbit/s."),
+        (lambda: Network.parse("1Gbit/s", "soon"), "network: latency: 'soon' is not a valid time; write e.g. 25ms."),
+        (lambda: parse_network("1Gbit/s,50us"), "--network: '50us' needs a key: latency=, topology=, compute=."),
+        (lambda: parse_network("1Gbit/s,topology=star"), "--network: topology 'star' is unknown"),
+        (lambda: cluster_with(ranks=1), "ranks: 1"),
+        (lambda: cluster_with(step_time=0.0), "step time: 0 s must be more"),
+        (lambda: cluster_with(backward_time=0.2), "backward: 0.2 s is more than the step's computing"),
+        (lambda: parse_values("4G", "codec"), "codec"),
+        (lambda: time_step(SIZES, [1, 2], CLUSTER, "allgather"), "one number for each of the 8 sizes"),
+        (lambda: time_step(SIZES, 4, CLUSTER, "ring"), "exchange: 'ring' is unknown"),
+        (lambda: step_seconds(SIZES, 4.0, parse_cluster("8x25Gbit/s")), "'8x25Gbit/s' has no compute time of a step"),
     ],
 )
-def test_what_is_no_cluster_is_said(given, said):
-    with pytest.raises(UsageError, match=said):
-        Cluster(**{"network": Network(1e9), "ranks": 2, "step_time": 0.1, **given})
-
-
-def test_wrong_arguments_are_said():
-    with pytest.raises(UsageError, match="one number for each of the 8 sizes"):
-        time_step(SIZES, [1, 2], CLUSTER, "allgather")
-    with pytest.raises(UsageError, match="exchange: 'ring' is unknown"):
-        time_step(SIZES, 4, CLUSTER, "ring")
-    with pytest.raises(UsageError, match="'8x25Gbit/s' has no compute time of a step"):
-        step_seconds(SIZES, 4.0, parse_cluster("8x25Gbit/s"))
+def test_what_cannot_be_is_said(call, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        call()

@@ -43,15 +43,10 @@ def tensor(parts):
 
 
 @pytest.mark.parametrize("spec", VARIANTS)
-def test_every_codec_survives_extreme_tensors(spec):
-    codec = gtrace.codec(spec)
-
-    @settings(max_examples=5, database=None)
-    @given(st.lists(PARTS, min_size=1, max_size=4))
-    def check(parts):
-        check_round_trip(codec, repr(parts), tensor(parts))
-
-    check()
+@settings(max_examples=5, database=None)
+@given(st.lists(PARTS, min_size=1, max_size=4))
+def test_every_codec_survives_extreme_tensors(spec, parts):
+    check_round_trip(gtrace.codec(spec), repr(parts), tensor(parts))
 
 
 def test_sums_over_a_hundred_million_values_keep_their_digits():

@@ -13,7 +13,6 @@ import gtrace
 from gtrace.errors import UsageError
 from gtrace.planning import Plan
 from gtrace.planning.plan import ExchangeRate, PlanTotals, TensorPlan
-from gtrace.report.section import Verdict
 from gtrace.trace import Trace
 
 NAME = '<img src=x onerror="1">\x1b[31m'
@@ -27,20 +26,15 @@ def trace():
     return Trace.from_arrays(arrays, scalars={0: {"loss": 2.0, "lr": 0.1}, 5: {"loss": 1.0}})
 
 
-def plan():
-    rows = (TensorPlan(NAME, "qsgdinf:bits=3", 300, 2.5, 0.03), TensorPlan("b", "none", 20, 32.0, 0.0))
-    totals = PlanTotals(320, 4.3, 7.4, 0.03, 0.02, 0.01, optimal=False)
-    exchange = ExchangeRate(None, None, 0.0)
-    return Plan("mine", "error", "--max-bits 5", "none", totals, None, exchange, None, (), (), rows)
-
-
 @pytest.fixture(scope="module")
 def values():
     swept = gtrace.sweep(trace(), "qsgdinf", bits=(3, 4))
+    rows = (TensorPlan(NAME, "qsgdinf:bits=3", 300, 2.5, 0.03), TensorPlan("b", "none", 20, 32.0, 0.0))
+    totals, exchange = PlanTotals(320, 4.3, 7.4, 0.03, 0.02, 0.01, optimal=False), ExchangeRate(None, None, 0.0)
     return {
         "trace": trace(),
         "sweep": swept,
-        "plan": plan(),
+        "plan": Plan("mine", "error", "--max-bits 5", "none", totals, None, exchange, None, (), (), rows),
         "verdict": dataclasses.replace(gtrace.report.answer(swept), costs=NAME, prediction={"horizon": 9.0}),
     }
 
@@ -67,21 +61,17 @@ def test_a_data_frame_of_either_library(values, name, monkeypatch):
     assert isinstance(found, pandas.DataFrame)
     assert list(found) == list(columns)
     assert [found[column].iloc[row] for column, row, _ in numbers] == [number for *_, number in numbers]
-    monkeypatch.setitem(sys.modules, "pandas", None)
+    # The library that was imported comes first.
     monkeypatch.setitem(sys.modules, "polars", frame)
+    monkeypatch.delitem(sys.modules, "pandas")
     assert value.to_dataframe() == "polars"
     # Python objects would stay objects there.
     assert not [name for name, column in made.items() if str(getattr(column, "dtype", "")) == "object"]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert value.to_dataframe() == "polars"
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(UsageError, match="needs pandas or polars"):
         value.to_dataframe()
-
-
-def test_the_library_that_was_imported_comes_first(monkeypatch):
-    frame = types.SimpleNamespace(DataFrame=lambda columns: "polars")
-    monkeypatch.setitem(sys.modules, "polars", frame)
-    monkeypatch.delitem(sys.modules, "pandas", raising=False)
-    assert plan().to_dataframe() == "polars"
 
 
 @pytest.mark.framework_case("polars: data frames through Arrow", packages=("polars", "pyarrow"))
@@ -105,36 +95,27 @@ def test_an_arrow_stream(values, name, monkeypatch):
         values[name].__arrow_c_stream__()
 
 
-@pytest.mark.parametrize("name", FRAMES)
-def test_a_notebook_shows_the_answer_first_and_nothing_acts(values, name):
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("sweep", "gtrace report: sweep"),
+        ("trace", "(in memory):"),
+        ("verdict", "Recommendation"),
+        ("plan", "Plan mine"),
+    ],
+)
+def test_a_notebook_shows_the_answer_first_and_nothing_acts(values, name, start):
     shown = values[name]._repr_html_()
     body = shown.partition("</style>")[2]
-    for word in ("<img", "\x1b", "http", "<script"):
-        assert word not in shown
+    assert not [word for word in ("<img", "\x1b", "http", "<script") if word in shown]
     assert body.count("<tr>") <= 4 + 1 + 8 + 8
     if name != "sweep":
         assert html.escape(NAME.replace("\x1b", "\\x1b"), quote=False).replace('"', "&#34;") in body
-    first = re.sub(r"<[^>]+>", " ", body).split()
-    starts = {
-        "sweep": "gtrace report: sweep",
-        "trace": "(in memory):",
-        "verdict": "Recommendation",
-        "plan": "Plan mine",
-    }
-    assert " ".join(first).startswith(starts[name])
-    if name in ("sweep", "verdict"):
-        assert [line for line, _ in Verdict.lines.fget(values["verdict"])] == re.findall(r"<tr><th>(\w+)</th>", body)
+    assert " ".join(re.sub(r"<[^>]+>", " ", body).split()).startswith(start)
 
 
 def test_a_trace_names_its_troubles_and_what_it_leaves_out(values):
     body = values["trace"]._repr_html_().partition("</style>")[2]
-    assert '<tr class="gtrace-bad"' not in body
     assert "broken</th><td>NaN or infinity in the gradients of 1 of 10 tensors" in body
     assert body.count('scope="row"') == 8
     assert "2 more tensors, " in body
-    assert "next: gtrace.sweep(trace)<" in body
-
-
-def test_a_result_is_short_in_a_terminal(values):
-    assert repr(values["sweep"]) == "<SweepResult: 80 rows, 2 codecs on 10 tensors at 2 steps>"
-    assert str(values["verdict"]).splitlines()[2] == f"Costs            {NAME}"

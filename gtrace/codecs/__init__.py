@@ -1,13 +1,6 @@
 """Codecs turn a gradient into bytes. Every codec obeys the laws of :mod:`gtrace.testing`."""
 
-from gtrace.codecs.base import (
-    Codec,
-    EncodedPart,
-    TensorSums,
-    expecting,
-    parameter,
-    parameter_fields,
-)
+from gtrace.codecs.base import Codec, EncodedPart, TensorSums, expecting, parameter, parameter_fields
 from gtrace.codecs.casts import Bf16, Fp16, Identity, MinMax
 from gtrace.codecs.engine import Composed, level_grid, method
 from gtrace.codecs.fp import Fp
@@ -31,21 +24,12 @@ from gtrace.codecs.mcgq import Mcgq
 from gtrace.codecs.plugins import load_plugin
 from gtrace.codecs.powersgd import PowerSgd
 from gtrace.codecs.prune import Prune, TopKPrune
-from gtrace.codecs.rotation import Eden, Rotate, expected_on_any
+from gtrace.codecs.rotation import Dct, Eden, Rotate, expected_on_any
 from gtrace.codecs.signs import EfSignSgd, OneBit, SignSgd, Signum
 from gtrace.codecs.sparsifiers import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK
-from gtrace.codecs.spec import (
-    codec,
-    codec_class,
-    codec_names,
-    parse_spec,
-    register,
-    split_specs,
-    wrapper_names,
-)
+from gtrace.codecs.spec import codec, codec_class, codec_names, parse_spec, register, split_specs, wrapper_names
 from gtrace.codecs.tables import Dynamic8, Fp4, Int8, IntN, Nf4, Quantile8, Uniform8
 from gtrace.codecs.thc import Thc
-from gtrace.codecs.transform import Dct
 from gtrace.codecs.wrappers import Accumulate, Ef21, ErrorFeedback, Momentum
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 
 from gtrace.buckets import as_values
-from gtrace.coding import ENVELOPE_BYTES
+from gtrace.coding.envelope import ENVELOPE_BYTES
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels.norms import count_nonfinite
 from gtrace.types import Expectation, State, SummarySpec
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.coding import CodedBlock
+    from gtrace.coding.huffman import CodedBlock
     from gtrace.sketch import MomentSketch
 
     #: yields a worker's message, and receives the mean over all workers, of the same shape
@@ -540,31 +540,33 @@ def _written(value: Any) -> str:
     return str(value)
 
 
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def _number(kind: str, value: Any) -> float:
+    """A value of a parameter of the type ``kind``, perhaps from text."""
+    if kind.startswith("bool"):
+        return _BOOLEANS[value.lower()] if isinstance(value, str) else bool(value)
+    if kind.startswith("int"):
+        return int(str(value).removesuffix(".0")) if isinstance(value, float) else int(value)
+    return float(value)
+
+
 def _checked(name: str, item: dataclasses.Field[Any], value: Any) -> Any:
     """One parameter, converted from text if needed and checked against its field."""
-    meta = item.metadata
+    meta, kind = item.metadata, str(item.type)
     where = f"codec {name}: {item.name}"
     if value is None or (isinstance(value, str) and value.lower() == "none" and "none" not in meta["choices"]):
         if not meta["optional"]:
             raise UsageError(f"{where}=none is not allowed")
         return None
-    kind = str(item.type)
+    if not kind.startswith(("bool", "int", "float")):
+        if meta["choices"] and value not in meta["choices"]:
+            raise UsageError(f"{where}={value} is unknown; {suggest(str(value), meta['choices'])}")
+        return str(value)
     try:
-        if kind.startswith("bool"):
-            if isinstance(value, str):
-                return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
-            return bool(value)
-        if kind.startswith("int"):
-            number: float = int(value) if not isinstance(value, float) else int(str(value).removesuffix(".0"))
-        elif kind.startswith("float"):
-            number = float(value)
-        else:
-            if meta["choices"] and value not in meta["choices"]:
-                raise UsageError(f"{where}={value} is unknown; {suggest(str(value), meta['choices'])}")
-            return str(value)
-    except (KeyError, ValueError, TypeError) as error:
-        if isinstance(error, UsageError):
-            raise
+        number = _number(kind, value)
+    except (KeyError, ValueError, TypeError):
         wanted = {"b": "true or false", "i": "an integer", "f": "a number"}[kind[0]]
         raise UsageError(f"{where}={value} is not {wanted}") from None
     low, high = meta["minimum"], meta["maximum"]

@@ -18,6 +18,8 @@ from gtrace.kernels import norms as _norms
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gtrace.codecs.parts import Values
+
 #: powers of two in a byte, by the rule that chooses them, or a float8
 BlockScale: TypeAlias = Literal["floor", "ceil", "even", "rceil", "e4m3"]
 POWERS: tuple[BlockScale, ...] = ("floor", "ceil", "even", "rceil")
@@ -38,7 +40,7 @@ def header_bytes(kind: BlockScale, size: int, block: int) -> int:
     return -(-size // block) + (_TENSOR.size if kind == "e4m3" else 0)
 
 
-def measure(kind: BlockScale, form: FloatFormat, x: NDArray[np.float32], block: int) -> bytes:
+def measure(kind: BlockScale, form: FloatFormat, x: Values, block: int) -> bytes:
     """The scales of float32[n] as bytes.
 
     ``floor``: 2^(floor(log2 amax) - emax), as in OCP's standard; the largest values may saturate. ``ceil``: the same

@@ -20,7 +20,7 @@ from gtrace.types import Expectation, SummarySpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.codecs.parts import Scaled
+    from gtrace.codecs.parts import Scaled, Values
     from gtrace.sketch import MomentSketch
     from gtrace.types import State
 
@@ -39,17 +39,13 @@ class Float32(FixedGrid):
         return True
 
     def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
-        """No error, 32 bits."""
         sparsity = sketch.zeros / max(1, sketch.size)
         return Expectation(0.0, 0.0, sparsity, bits_fixed=32.0, bits_entropy=32.0, bits_huffman=32.0, bits_payload=32.0)
 
-    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.float32]:
+    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Values:
         return v.x
 
-    def values(
-        self, symbols: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
-        """A copy of the values."""
+    def values(self, symbols: Values, scales: Values, bucket: int, size: int) -> Values:
         return finite(symbols).copy()
 
 
@@ -64,10 +60,7 @@ class Float16(FixedGrid):
         largest = np.float32(np.finfo(np.float16).max)
         return np.clip(v.x, -largest, largest).astype(np.float16).view(np.uint16)
 
-    def values(
-        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
-        """The bits of float16 as float32."""
+    def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
         return finite(symbols.view(np.float16).astype(np.float32))
 
 
@@ -81,10 +74,7 @@ class BFloat16(FixedGrid):
         _elementwise.to_bfloat16(v.x.view(np.uint32), out)
         return out
 
-    def values(
-        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
-        """Upper halves, with the lower half zero."""
+    def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
         return finite((symbols.astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
@@ -98,18 +88,15 @@ class Halves(Rounding):
 
     @property
     def unbiased(self) -> bool:
-        """Only at random."""
         return self.rounding == "stochastic"
 
     @property
     def deterministic(self) -> bool:
-        """Nearest needs no key."""
         return self.rounding == "nearest"
 
     def symbols(
         self, grid: BFloat16, state: State, v: Scaled, key: tuple[int, int], start: int = 0
     ) -> NDArray[np.uint16]:
-        """The upper halves."""
         if self.deterministic:
             return grid.nearest(state, v, key)
         out = np.empty(v.x.size, np.uint16)
@@ -140,10 +127,7 @@ class Affine(FixedGrid):
             _elementwise.round_affine(v.x, low, high - low, (1 << self.bits) - 1, codes)
         return codes
 
-    def values(
-        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
-        """The values of the codes between the ends."""
+    def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
         low, high = scales.tolist()
         steps = (1 << self.bits) - 1
         levels = (low + np.arange(steps + 1) * (high - low) / steps).astype(np.float32)
@@ -179,9 +163,8 @@ class Fp16(Composed):
     corrections = (_SATURATES,)
     about = "What mixed-precision training sends: half the bits of float32."
     sends = "Two bytes a value, little-endian."
-    behavior = (
-        "Relative error up to 2^-11 a value; values below 3e-8 become zero, which loss scaling is meant to prevent."
-    )
+    behavior = """Relative error up to 2^-11 a value; values below 3e-8 become zero, which loss scaling is meant to
+    prevent."""
     related = ("bf16", "fp", "int8")
 
 
@@ -195,10 +178,8 @@ class Bf16(Composed):
     formula = "Q(v) = the nearest of the float32 numbers with 7 bits of mantissa, or one of the two around v at random"
     paper = "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019"
     corrections = (_SATURATES,)
-    about = (
-        "Half the bits of float32 at its whole range: nothing becomes zero, with three bits less of mantissa than "
-        "float16."
-    )
+    about = """Half the bits of float32 at its whole range: nothing becomes zero, with three bits less of mantissa than
+    float16."""
     sends = "Two bytes a value, little-endian."
     behavior = "Relative error up to 2^-8 a value (twice that at random), whatever the gradient's scale."
     related = ("fp16", "fp")
@@ -219,14 +200,10 @@ class MinMax(Composed):
     corrections = (
         "the paper names TensorFlow's quantizer alone; these are its codes with both ends of the range on a code",
     )
-    about = (
-        "Equally spaced codes between the least and the greatest value, as used by TensorFlow's quantizer and MQGrad."
-    )
-    sends = (
-        "The least and the greatest value in float32, then codes of `bits` bits; the envelope's flags name the bits."
-    )
-    behavior = (
-        "Error at most half a step anywhere. Few values far out make the step coarse, and zero is a level only by "
-        "chance."
-    )
+    about = """Equally spaced codes between the least and the greatest value, as used by TensorFlow's quantizer and
+    MQGrad."""
+    sends = """The least and the greatest value in float32, then codes of `bits` bits; the envelope's flags name the
+    bits."""
+    behavior = """Error at most half a step anywhere. Few values far out make the step coarse, and zero is a level only
+    by chance."""
     related = ("int8", "qsgdinf")

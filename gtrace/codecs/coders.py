@@ -11,19 +11,16 @@ import numpy as np
 from gtrace.codecs.base import Measured, coder_parameter, parameter
 from gtrace.codecs.grids import symbols_of
 from gtrace.codecs.parts import Coder
-from gtrace.coding import (
+from gtrace.coding.elias import EliasCode, EliasKind
+from gtrace.coding.fixed import pack_fixed, unpack_fixed, width_for
+from gtrace.coding.huffman import (
     CodedBlock,
-    EliasCode,
-    EliasKind,
     decode_block,
     huffman_code,
     mean_length,
-    pack_fixed,
     pack_lengths,
     tally,
-    unpack_fixed,
     unpack_lengths,
-    width_for,
 )
 from gtrace.errors import PayloadError
 from gtrace.types import Scope, State
@@ -127,7 +124,6 @@ class SharedCode(Coder):
         return state.with_arrays(lengths=lengths)
 
     def write(self, symbols: NDArray[np.uint16], grid: LevelGrid, state: State) -> tuple[bytes, int]:
-        """uint16[n] as bytes, and the envelope's flags."""
         alphabet = grid.alphabet(state)
         elias = self.elias(alphabet)
         if elias is not None:
@@ -193,7 +189,6 @@ class OwnCode(Coder):
     coder: str = coder_parameter()
 
     def write(self, symbols: NDArray[np.uint16], grid: FixedGrid, state: State) -> tuple[bytes, int]:
-        """A block of symbols, uint16[n]."""
         block = CodedBlock.of(tally(symbols, grid.alphabet(state)), coder=self.coder)
         return block.encode(symbols), 0 if block.lengths is None else self.flag
 
@@ -208,7 +203,6 @@ class OwnCode(Coder):
         return 0, tally(symbols, grid.alphabet(state))
 
     def lengths(self, coded: int, tallies: NDArray[np.int64] | None) -> Measured:
-        """One code for all symbols."""
         assert tallies is not None
         block = CodedBlock.of(tallies, coder=self.coder)
         return Measured(8.0 * block.size, block.fixed, block.entropy, block.huffman)
@@ -242,7 +236,6 @@ class Bit(Coder):
     splits: ClassVar[bool] = True
 
     def write(self, symbols: NDArray[np.uint8], grid: FixedGrid, state: State) -> tuple[bytes, int]:
-        """The packed bits."""
         return symbols.tobytes(), 0
 
     def read(self, data: memoryview, flags: int, size: int, grid: FixedGrid, state: State) -> NDArray[np.uint8]:

@@ -18,17 +18,17 @@ from gtrace.codecs.base import Codec, CodedBits, EncodedPart, Simulated, check_s
 from gtrace.codecs.grids import LevelGrid
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register
-from gtrace.coding import ENVELOPE_BYTES, open_envelope, seal
+from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
 from gtrace.errors import PayloadError
 from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
     from gtrace.codecs.base import TensorSums
-    from gtrace.codecs.parts import Opened
+    from gtrace.codecs.parts import Opened, Values
     from gtrace.sketch import MomentSketch
 
 C = TypeVar("C", bound=type[Codec])
@@ -37,7 +37,7 @@ _FACTS = ("unbiased", "deterministic")
 
 
 def assembled(cls: C) -> C:
-    """Class decorator: a frozen dataclass with the parameters of its parts before its own.
+    """Class decorator: a frozen dataclass with the parameters of its parts before its own, and the facts of its parts.
 
     A row that annotates a parameter of a part lists it with its own.
     """
@@ -50,16 +50,15 @@ def assembled(cls: C) -> C:
             default = getattr(part, item.name)
             setattr(cls, item.name, dataclasses.field(default=default, metadata=item.metadata))
     cls.__annotations__ = {**{name: kind for name, kind in found.items() if name not in own}, **own}
-    return cast("C", dataclass(frozen=True)(cls))
-
-
-def method(cls: C) -> C:
-    """Class decorator of a row: :func:`assembled` and registered, with the facts that follow from its parts."""
-    parts: Parts = cls.parts  # type: ignore[attr-defined]
     for fact in _FACTS:
         if fact not in vars(cls):
             setattr(cls, fact, parts.all(fact))
     cls.stateful = parts.memory.keeps
+    return cast("C", dataclass(frozen=True)(cls))
+
+
+def method(cls: C) -> C:
+    """Class decorator of a row: :func:`assembled` and registered."""
     return register(assembled(cls))
 
 
@@ -104,7 +103,7 @@ class Composed(Codec):
         """The memory before the first step."""
         return State(int(size), self.parts.memory.start(size), shape)
 
-    def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
+    def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
         """float32[n] in the coordinates in which it is rounded, those of a 32-bit number, or back from there."""
         return x
 
@@ -121,24 +120,24 @@ class Composed(Codec):
         body, flags = self.write(state, self._values(state, values), key)
         return seal(body, codec=self.name, size=state.size, shared=self.shared(state), flags=flags)
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+    def decode(self, shared: bytes, payload: bytes, size: int) -> Values:
         """Undo ``encode``."""
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
         return self.read(shared, body, flags, size)
 
-    def _values(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+    def _values(self, state: State, values: ArrayLike) -> Values:
         """The input of ``encode``, checked; without a look at the values if the rounding checks them."""
         late = self.parts.scale.checks and not self.parts.memory.keeps and "scale" not in state.arrays
         return sized_values(state, values) if late else checked_values(state, values)
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes | memoryview, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes | memoryview, int]:
         """Body and flags of the payload of float32[n]: scales, an exact tail, coded symbols."""
         parts = self.parts
         v = parts.scale.cut(parts.memory.given(state.arrays, x), state, late=True)
         coded, flags = parts.rounding.write(parts, state, v, key)
         return parts.scale.pack(v.scales) + v.tail.astype("<f4").tobytes() + coded, flags | parts.grid.mark
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`: float32[size].
 
         Raises:
@@ -162,9 +161,7 @@ class Composed(Codec):
             raise PayloadError(f"payload has the flags {flags:#x}, which {self} does not write")
         return parts.scale.open(parts.coder.heard(State(size), parts.grid, shared), body, size)
 
-    def seal(
-        self, state: State, scales: NDArray[np.float32], tail: NDArray[np.float32], coded: bytes, flags: int
-    ) -> bytes:
+    def seal(self, state: State, scales: Values, tail: Values, coded: bytes, flags: int) -> bytes:
         """The payload of values that were already rounded, e.g. on a device.
 
         Args:
@@ -232,7 +229,7 @@ class Composed(Codec):
         """The grid's weighted error."""
         return self.parts.grid.weighted_error(self.parts, state, sketch, weighted)
 
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+    def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """Update the memory."""
         memory = self.parts.memory
         if not memory.keeps:
@@ -240,23 +237,20 @@ class Composed(Codec):
         x = checked_values(state, values)
         return state.with_arrays(**memory.after(state.arrays, x, memory.given(state.arrays, x), decoded))
 
-    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    def aggregate(self, decoded: Sequence[Values]) -> Values:
         """The mean; with ``votes`` the sign that most workers sent, times their mean magnitude, 0 on a tie."""
         mean = super().aggregate(decoded)
-        return vote(decoded) if self.votes else mean
+        if not self.votes:
+            return mean
+        votes, total = np.zeros((2, *mean.shape))
+        for values in decoded:
+            votes += np.sign(values)
+            total += np.abs(values)
+        voted: Values = (np.sign(votes) * (total / len(decoded))).astype(np.float32)
+        return voted
 
 
 def level_grid(item: Codec) -> LevelGrid | None:
     """The grid of magnitudes that a codec rounds to; None for a codec without one, and for a prefix."""
     grid = item.parts.grid if isinstance(item, Composed) else None
     return grid if isinstance(grid, LevelGrid) else None
-
-
-def vote(decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """The sign that most workers sent, times their mean magnitude; 0 on a tie."""
-    votes = np.zeros(decoded[0].shape, np.int32)
-    total = np.zeros(decoded[0].shape, np.float64)
-    for values in decoded:
-        votes += np.sign(values).astype(np.int32)
-        total += np.abs(values)
-    return (np.sign(votes) * (total / len(decoded))).astype(np.float32)

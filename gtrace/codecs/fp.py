@@ -23,17 +23,9 @@ from gtrace.codecs.base import (
 )
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.spec import register
-from gtrace.coding import (
-    ENVELOPE_BYTES,
-    CodedBlock,
-    decode_block,
-    fixed_size,
-    packed_room,
-    seal,
-    sign_first,
-    sign_last,
-    tally,
-)
+from gtrace.coding.envelope import ENVELOPE_BYTES, seal
+from gtrace.coding.fixed import fixed_size, packed_room, sign_first, sign_last
+from gtrace.coding.huffman import CodedBlock, decode_block, tally
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.floats import (
     LARGEST_SCALE,
@@ -54,22 +46,15 @@ from gtrace.fitting.floats import (
 from gtrace.types import Expectation, Scope, State, SummarySpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.codecs.block_scales import BlockScale
+    from gtrace.codecs.parts import Values
     from gtrace.sketch import MomentSketch
 
-__all__ = [
-    "FloatFormat",
-    "Fp",
-    "LawName",
-    "ScaleRule",
-    "format_thresholds",
-    "kappa",
-    "optimal_format",
-    "placed_error",
-    "scale_exponent",
-]
+__all__ = ["FloatFormat", "Fp", "format_thresholds", "kappa", "optimal_format", "placed_error", "scale_exponent"]
 
 #: the rule for the scale with the least expected squared error of the values themselves, without a law
 BEST = "best"
@@ -112,9 +97,8 @@ class Fp(Composed):
 
     name = "fp"
     summary = "small floats 1-E-M, the format chosen for the data, scaled by a power of two"
-    formula = (
-        "Q(v) = 2^-k R(2^k v), R to the nearest number 1-E-M, ties to the even code, at most (2 - 2^-M) 2^(2^(E-1))"
-    )
+    formula = """Q(v) = 2^-k R(2^k v), R to the nearest number 1-E-M, ties to the even code, at most (2 - 2^-M)
+    2^(2^(E-1))"""
     paper = "Chmiel et al., Neural Gradients Are Near-Lognormal, 2021"
     corrections = (
         "Eq. (4) divides by 2^M - 1: infinite at M = 0, up to twofold too high at M = 1; here it is an exact sum",
@@ -122,19 +106,13 @@ class Fp(Composed):
         "not follow; the default has the least expected squared error of all powers of two, for the values themselves",
         "a format is chosen where its own scale rule puts the values",
     )
-    about = (
-        "Any small float format, as 8-bit training uses: 1-E-M bits with a power of two as scale. The scale is the "
-        "one with the least squared error for each tensor; scale=max is the paper's rule. Without format= the split"
-        " into exponent and mantissa is chosen for the data, too."
-    )
-    sends = (
-        "The scale 2^-k in float32, or with block= a byte for each block; then codes of N bits. What a receiver "
-        "must hold already: the exponent's width, if it was chosen."
-    )
-    behavior = (
-        "Relative error is even over the range of the format, so it suits lognormal data; nearest rounding is "
-        "biased. At 2 and 3 bits most values become zero."
-    )
+    about = """Any small float format, as 8-bit training uses: 1-E-M bits with a power of two as scale. The scale is the
+    one with the least squared error for each tensor; scale=max is the paper's rule. Without format= the split into
+    exponent and mantissa is chosen for the data, too."""
+    sends = """The scale 2^-k in float32, or with block= a byte for each block; then codes of N bits. What a receiver
+    must hold already: the exponent's width, if it was chosen."""
+    behavior = """Relative error is even over the range of the format, so it suits lognormal data; nearest rounding is
+    biased. At 2 and 3 bits most values become zero."""
     related = ("int8", "bf16", "natural")
     unbiased = False
     word = "format"
@@ -250,33 +228,28 @@ class Fp(Composed):
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """No shift (or the fixed one), and a format for a typical gradient."""
-        forms = (self._named,) if self._named else candidates(cast("int", self.bits))
-        form = min(forms, key=lambda form: abs(form.exponent - _TYPICAL_EXPONENT))
+        form = min(self._forms, key=lambda form: abs(form.exponent - _TYPICAL_EXPONENT))
         return State(int(size), _arrays(form, self.exponent or 0), shape)
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
         """Choose the format and the scale, from the values or from the mean and deviation of log2|x|."""
-        if self._named and (self.block or self.exponent is not None):
+        if not summary.rows.size or (self._named and (self.block or self.exponent is not None)):
             return state
         if self.scale == BEST:
-            return self._fit_best(state, summary)
+            found = {
+                form: best_placement(form, summary, stochastic=self.stochastic, exponent=self.exponent)
+                for form in self._forms
+            }
+            # Of equal errors, the narrowest exponent.
+            form = min(found, key=lambda form: found[form].squared_error)
+            return state.with_arrays(**_arrays(form, found[form].exponent))
         count, mu, sigma = summary.log2_moments()
-        if count == 0:
-            return state
         largest = math.log2(summary.largest)
-        form = self._named or self.choose(mu, sigma, count, largest)
-        return state.with_arrays(**_arrays(form, self._shift(form, mu, sigma, count, largest)))
-
-    def _fit_best(self, state: State, summary: MomentSketch) -> State:
-        """The format and scale of least expected squared error; of equal ones, the narrowest exponent."""
-        if not summary.rows.size:
-            return state
-        forms = (self._named,) if self._named else candidates(cast("int", self.bits))
-        found = {
-            form: best_placement(form, summary, stochastic=self.stochastic, exponent=self.exponent) for form in forms
-        }
-        form = min(found, key=lambda form: found[form].squared_error)
-        return state.with_arrays(**_arrays(form, found[form].exponent))
+        form, k = self._named or self.choose(mu, sigma, count, largest), self.exponent or 0
+        if self.block is None and self.exponent is None:
+            rule = cast("ScaleRule", self.scale)
+            k = scale_exponent(form, rule, mu, sigma, count, largest, stochastic=self.stochastic)
+        return state.with_arrays(**_arrays(form, k))
 
     def choose(self, mu: float, sigma: float, count: int, largest: float | None = None) -> FloatFormat:
         """The format of ``bits`` with the least expected relative error under this codec's law, scale and rounding.
@@ -303,7 +276,8 @@ class Fp(Composed):
 
     def format_of(self, state: State) -> FloatFormat:
         """The format of a state."""
-        return self._named or FloatFormat(_width(state), cast("int", self.bits) - 1 - _width(state))
+        width = int(state.arrays["width"])
+        return self._named or FloatFormat(width, cast("int", self.bits) - 1 - width)
 
     def scale_of(self, state: State) -> int:
         """k: values are multiplied by 2^k before rounding; unused with blocks."""
@@ -311,9 +285,9 @@ class Fp(Composed):
 
     def shared(self, state: State) -> bytes:
         """E of a format that was chosen; nothing for a named one."""
-        return b"" if self._named else bytes([_width(state)])
+        return b"" if self._named else bytes([self.format_of(state).exponent])
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes | memoryview, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes | memoryview, int]:
         """The scale (2^-k as float32; or a byte a block), then a block of codes; flag 1 says that a code is sent."""
         if self.coder == "fixed" and not self.stochastic:
             form = self.format_of(state)
@@ -360,7 +334,7 @@ class Fp(Composed):
         block = CodedBlock.signed(whole.tallies, coder=self.coder)
         return whole.head // 8 + block.size, CodedBits.of(block, whole.head, size)
 
-    def _values(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+    def _values(self, state: State, values: ArrayLike) -> Values:
         """The input of ``encode``, checked; without a look at the values if the scales of blocks check them."""
         return checked_values(state, values) if self.block is None else sized_values(state, values)
 
@@ -383,7 +357,7 @@ class Fp(Composed):
         flags = 0 if block.lengths is None else _CODED
         return head + block.encode(sign_last(codes, bits) if flags else codes), flags, tallies
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`."""
         form = self._shared_format(shared)
         cut = _SCALE.size if self.block is None else _blocks.header_bytes(self._block_scale, size, self.block)
@@ -443,7 +417,7 @@ class Fp(Composed):
         form, scale = self.format_of(state), 2.0 ** -self.scale_of(state)
         return expected_rounding(form, scale, weighted, stochastic=self.stochastic).squared_error
 
-    def clipping(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> tuple[float, float]:
+    def clipping(self, state: State, values: ArrayLike, decoded: Values) -> tuple[float, float]:
         """Shares of the non-zero values beyond the largest number of the (scaled) format, and decoded as zero."""
         x = checked_values(state, values)
         form = self.format_of(state)
@@ -474,18 +448,14 @@ class Fp(Composed):
         return preset.form if preset else FloatFormat.parse(self.format)
 
     @property
+    def _forms(self) -> Sequence[FloatFormat]:
+        return (self._named,) if self._named else candidates(cast("int", self.bits))
+
+    @property
     def _block_scale(self) -> BlockScale:
         return cast("BlockScale", self.scale)
 
-    def _shift(self, form: FloatFormat, mu: float, sigma: float, count: int, largest: float) -> int:
-        if self.exponent is not None or self.block is not None:
-            return self.exponent or 0
-        rule = cast("ScaleRule", self.scale)
-        return scale_exponent(form, rule, mu, sigma, count, largest, stochastic=self.stochastic)
-
-    def _scales(
-        self, state: State, form: FloatFormat, x: NDArray[np.float32]
-    ) -> tuple[bytes, int, NDArray[np.float64]]:
+    def _scales(self, state: State, form: FloatFormat, x: Values) -> tuple[bytes, int, NDArray[np.float64]]:
         """The scales as sent, the number of values per scale, and the factors for numbers of the format."""
         if self.block is not None:
             head = _blocks.measure(self._block_scale, form, x, self.block)
@@ -494,20 +464,13 @@ class Fp(Composed):
         return _SCALE.pack(scale), max(1, x.size), np.array([scale])[: x.size]
 
     def _shared_format(self, shared: bytes) -> FloatFormat:
-        """The format in the shared bytes.
-
-        Raises:
-            PayloadError: they are not this codec's.
-        """
-        named = self._named
-        if named is not None:
-            if shared:
+        """The format in the shared bytes; PayloadError if they are not this codec's."""
+        found = {self.shared(State(0, _arrays(form, 0))): form for form in self._forms}
+        if shared not in found:
+            if self._named:
                 raise PayloadError("shared bytes are not empty, though the format is named")
-            return named
-        found = {form.exponent: form for form in candidates(cast("int", self.bits))}
-        if len(shared) != 1 or shared[0] not in found:
             raise PayloadError("shared bytes name an invalid format for these bits")
-        return found[shared[0]]
+        return found[shared]
 
 
 _DEFAULTS = {item.name: item.default for item in parameter_fields(Fp)}
@@ -522,7 +485,3 @@ def _signed_tally(codes: NDArray[np.uint16], bits: int) -> NDArray[np.int64]:
 
 def _arrays(form: FloatFormat, k: int) -> dict[str, NDArray[np.int64]]:
     return {"width": np.asarray(form.exponent, np.int64), "exponent": np.asarray(k, np.int64)}
-
-
-def _width(state: State) -> int:
-    return int(state.arrays["width"])

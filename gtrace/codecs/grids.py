@@ -11,7 +11,8 @@ import numpy as np
 
 from gtrace.codecs.base import check_finite, parameter
 from gtrace.codecs.parts import Grid, Rounding
-from gtrace.coding import MAX_LENGTH, check_symbol, checked_fixed, fixed_size, packed_room, width_for
+from gtrace.coding.fixed import check_symbol, checked_fixed, fixed_size, packed_room, width_for
+from gtrace.coding.huffman import MAX_LENGTH
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting import alq_levels, amq_levels, amq_multiplier, expected_variance, moment_mixture, optimal_levels
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs.base import Measured
-    from gtrace.codecs.parts import Opened, Parts, Scaled
+    from gtrace.codecs.parts import Opened, Parts, Scaled, Values
     from gtrace.codecs.scales import BucketNorm
     from gtrace.sketch import MomentSketch
 
@@ -50,8 +51,8 @@ class SymbolSink(NamedTuple):
     symbols: NDArray[np.uint16] = np.empty(0, np.uint16)
     width: int = 0
     packed: NDArray[np.uint8] = np.empty(0, np.uint8)
-    values: NDArray[np.float32] = _NO_VALUES
-    decoded: NDArray[np.float32] = _NO_VALUES
+    values: Values = _NO_VALUES
+    decoded: Values = _NO_VALUES
     tallies: NDArray[np.int64] = _NO_TALLIES
 
 
@@ -70,10 +71,10 @@ class Rule:
     kind: Literal["uniform", "count", "search", "powers"]
     mirrored: bool = False
     steps: int = 0
-    levels: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    levels: Values = field(default_factory=lambda: np.empty(0, np.float32))
 
     @classmethod
-    def among(cls, levels: NDArray[np.float32], *, mirrored: bool) -> Rule:
+    def among(cls, levels: Values, *, mirrored: bool) -> Rule:
         """Round to the two ascending magnitudes, float32[m], around |v| / scale."""
         return cls("count" if levels.size <= FEW_LEVELS else "search", mirrored, levels=levels)
 
@@ -82,13 +83,7 @@ class Rule:
         """The number of the rule in kernels."""
         return _KERNELS[self.kind]
 
-    def quantize(
-        self,
-        v: Scaled,
-        key: tuple[int, int],
-        start: int,
-        sink: SymbolSink,
-    ) -> None:
+    def quantize(self, v: Scaled, key: tuple[int, int], start: int, sink: SymbolSink) -> None:
         """Round values in buckets, whose norms are taken on the way unless they are given.
 
         Args:
@@ -118,9 +113,7 @@ class Rule:
         self.quantize(v, key, 0, SymbolSink(_rounding.PACKED, width=width, packed=out))
         return out[: fixed_size(v.x.size, width)].tobytes()
 
-    def simulate(
-        self, v: Scaled, key: tuple[int, int], values: NDArray[np.float32], out: NDArray[np.float32]
-    ) -> NDArray[np.int64]:
+    def simulate(self, v: Scaled, key: tuple[int, int], values: Values, out: Values) -> NDArray[np.int64]:
         """Decode :meth:`symbols` to ``values`` times the scale, into ``out``, float32[n].
 
         Returns:
@@ -154,7 +147,7 @@ class Stochastic(Rounding):
             return super().write(parts, state, v, key)
         return grid.rule(state).packed(v, key, width), coder.fixed_flag
 
-    def read(self, parts: Parts, found: Opened, flags: int) -> NDArray[np.float32]:
+    def read(self, parts: Parts, found: Opened, flags: int) -> Values:
         """At fixed width the kernel looks symbols up as it unpacks them."""
         grid, coder = _of(parts)
         values = grid.signed_values(found.state)
@@ -174,9 +167,7 @@ class Stochastic(Rounding):
             check_symbol(values.size, values.size)
         return out
 
-    def simulate(
-        self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]
-    ) -> tuple[NDArray[np.float32], Measured]:
+    def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[Values, Measured]:
         """The kernel decodes and counts symbols while it makes them."""
         grid, coder = _of(parts)
         values = grid.signed_values(state)
@@ -203,7 +194,7 @@ class LevelGrid(Grid):
     zero = True
 
     @abstractmethod
-    def levels(self, state: State) -> NDArray[np.float32]:
+    def levels(self, state: State) -> Values:
         """Ascending magnitudes, float32[m]; the last is 1, the first is 0 exactly with ``zero``."""
 
     def rule(self, state: State) -> Rule:
@@ -213,16 +204,16 @@ class LevelGrid(Grid):
     def alphabet(self, state: State) -> int:
         return 2 * self.levels(state).size - int(self.zero)
 
-    def signed_values(self, state: State) -> NDArray[np.float32]:
+    def signed_values(self, state: State) -> Values:
         """The value of each symbol in units of the scale: float32, ascending."""
         levels = self.levels(state)
         return np.concatenate([-levels[::-1], levels[1:] if self.zero else levels])
 
-    def fitted(self, state: State) -> NDArray[np.float32] | None:
+    def fitted(self, state: State) -> Values | None:
         """What a receiver must know about fitted levels; None for a fixed grid."""
         return state.arrays.get("levels")
 
-    def with_fitted(self, state: State, fitted: NDArray[np.float32]) -> State:
+    def with_fitted(self, state: State, fitted: Values) -> State:
         """The receiver's state with :meth:`fitted`, one number or more.
 
         Raises:
@@ -250,7 +241,6 @@ class LevelGrid(Grid):
         return not parts.memory.keeps
 
     def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
-        """Closed forms from the sketch."""
         levels = self.levels(state)
         error, _, bound, magnitudes = sketch.expect(levels, zero=self.zero)
         symbols = symbols_of(levels, self.zero, sketch)
@@ -300,14 +290,14 @@ class Symbols(NamedTuple):
     sent: float
 
 
-def symbols_of(levels: NDArray[np.float32], zero: bool, sketch: MomentSketch) -> Symbols:
+def symbols_of(levels: Values, zero: bool, sketch: MomentSketch) -> Symbols:
     """The symbols that these levels give on a sketched tensor."""
     # A sweep judges a codec on a step's sketch and fits it to the same sketch for the next step.
     found: Symbols = sketch.remember((levels.tobytes(), zero, "symbols"), lambda: _symbols_of(levels, zero, sketch))
     return found
 
 
-def _symbols_of(levels: NDArray[np.float32], zero: bool, sketch: MomentSketch) -> Symbols:
+def _symbols_of(levels: Values, zero: bool, sketch: MomentSketch) -> Symbols:
     # For a read-only array the kernel would be compiled again.
     magnitudes = sketch.probabilities(levels, zero).copy()
     # The sketch has no sign, so both signs get the same share.
@@ -346,7 +336,7 @@ class EqualSteps(LevelGrid):
     def integers(self) -> NDArray[np.int64]:
         return np.arange(self.alphabet(State(0)))
 
-    def levels(self, state: State) -> NDArray[np.float32]:
+    def levels(self, state: State) -> Values:
         return _equal_steps(self.intervals, self.zero)
 
     def rule(self, state: State) -> Rule:
@@ -355,7 +345,7 @@ class EqualSteps(LevelGrid):
 
 
 @lru_cache(maxsize=256)
-def _equal_steps(intervals: int, zero: bool) -> NDArray[np.float32]:
+def _equal_steps(intervals: int, zero: bool) -> Values:
     first, stride = (0, 1) if zero else (1, 2)
     levels = (np.arange(first, intervals + 1, stride) / intervals).astype(np.float32)
     levels.flags.writeable = False
@@ -366,7 +356,7 @@ def _equal_steps(intervals: int, zero: bool) -> NDArray[np.float32]:
 class Ternary(LevelGrid):
     """0 and 1."""
 
-    def levels(self, state: State) -> NDArray[np.float32]:
+    def levels(self, state: State) -> Values:
         return _equal_steps(1, True)
 
 
@@ -378,7 +368,7 @@ class Powers(LevelGrid):
     zero: bool = parameter(True, "0 is a level; without it the grid is mirrored around 0")
     p: float = parameter(0.5, "ratio of two neighbouring levels", minimum=0.01, maximum=0.99)
 
-    def levels(self, state: State) -> NDArray[np.float32]:
+    def levels(self, state: State) -> Values:
         return _powers(self.p, self.bits, self.zero)
 
 
@@ -391,7 +381,7 @@ class PowersOfHalf(Powers):
 
 
 @lru_cache(maxsize=256)
-def _powers(p: float, bits: int, zero: bool) -> NDArray[np.float32]:
+def _powers(p: float, bits: int, zero: bool) -> Values:
     count = 2 ** (bits - 1)
     powers = p ** np.arange(count - (2 if zero else 1), -1, -1, dtype=np.float64)
     powers = powers[powers >= _TINY]
@@ -409,7 +399,7 @@ _EXPONENTS = np.concatenate([[0.0], 2.0 ** np.arange(-126, 128, dtype=np.float64
 class Exponents(LevelGrid):
     """0, the normal powers of two of float32, and its largest value: 256 magnitudes."""
 
-    def levels(self, state: State) -> NDArray[np.float32]:
+    def levels(self, state: State) -> Values:
         return _EXPONENTS
 
     def rule(self, state: State) -> Rule:
@@ -452,7 +442,7 @@ class Fitted(LevelGrid):
     def best(self, law: MomentSketch | TruncatedNormalMixture) -> NDArray[np.float64]:
         """The method itself: the best ascending magnitudes for the law of |v| / scale."""
 
-    def levels(self, state: State) -> NDArray[np.float32]:
+    def levels(self, state: State) -> Values:
         """The fitted magnitudes, float32[m]; fewer than 2^(bits - 1) if the data has fewer values."""
         fitted = state.arrays.get("levels")
         if fitted is not None:
@@ -483,7 +473,7 @@ class Fitted(LevelGrid):
             state = state.with_arrays(model=np.array([model]))
         return state
 
-    def narrowed(self, fitted: NDArray[np.float64]) -> NDArray[np.float32]:
+    def narrowed(self, fitted: NDArray[np.float64]) -> Values:
         """Fitted magnitudes in the form that is used: float32, ascending, 0 only as the first."""
         grid = fitted.astype(np.float32)
         first = grid[int(self.zero)] if grid.size > 1 else 0.0
@@ -543,16 +533,15 @@ class FittedPowers(Fitted):
     )
 
     def best(self, law: MomentSketch | TruncatedNormalMixture) -> NDArray[np.float64]:
-        """The powers of the best multiplier, after a 0 if zero is a level."""
         p = amq_multiplier(law, self.bits, self.zero, self.weighted, method=self.method)
         return amq_levels(float(np.float32(p)), self.bits, self.zero)
 
-    def fitted(self, state: State) -> NDArray[np.float32] | None:
+    def fitted(self, state: State) -> Values | None:
         """The multiplier, the last level but one; empty if 0 and 1 are all levels."""
         levels = super().fitted(state)
         return None if levels is None or (self.zero and self.bits == 2) else levels[-2:-1]
 
-    def with_fitted(self, state: State, fitted: NDArray[np.float32]) -> State:
+    def with_fitted(self, state: State, fitted: Values) -> State:
         if not (fitted.size == 1 and 0 < fitted[0] < 1):
             raise PayloadError("shared bytes do not hold a multiplier between 0 and 1")
         return super().with_fitted(state, self.narrowed(amq_levels(float(fitted[0]), self.bits, self.zero)))
@@ -569,8 +558,7 @@ class EntropySpaced(LevelGrid):
 
     bits: float = parameter(3.0, "entropy of the symbols, a value", minimum=0.5, maximum=8)
 
-    def levels(self, state: State) -> NDArray[np.float32]:
-        """The fitted magnitudes, float32[m]."""
+    def levels(self, state: State) -> Values:
         fitted = state.arrays.get("levels")
         return _equal_steps(4, zero=True) if fitted is None else fitted
 
@@ -578,23 +566,22 @@ class EntropySpaced(LevelGrid):
         """Fit to the summary; if it has no weight, the levels stay."""
         if not summary.sums.size:
             return state
-        spacing: NDArray[np.float32] = summary.remember(
+        spacing: Values = summary.remember(
             (self.bits, "spacing"), lambda: np.array(entropy_levels(summary, self.bits), np.float32)
         )
         return self._spaced(state, spacing)
 
-    def fitted(self, state: State) -> NDArray[np.float32] | None:
+    def fitted(self, state: State) -> Values | None:
         """Step and exponent; None before the first fit."""
         return state.arrays.get("spacing")
 
-    def with_fitted(self, state: State, fitted: NDArray[np.float32]) -> State:
-        """The receiver's levels."""
+    def with_fitted(self, state: State, fitted: Values) -> State:
         good = fitted.size == 2 and np.isfinite(fitted).all() and 0 < fitted[0] < 1 and fitted[1] > 0
         if not good or fitted[0] * MOST < 1:
             raise PayloadError("shared bytes do not hold a step and an exponent")
         return self._spaced(state, fitted)
 
-    def _spaced(self, state: State, spacing: NDArray[np.float32]) -> State:
+    def _spaced(self, state: State, spacing: Values) -> State:
         step, exponent = spacing.astype(np.float64).tolist()
         levels = np.unique(spaced_levels(step, exponent).astype(np.float32))
         return state.with_arrays(levels=levels[(levels == 0) | (levels >= _TINY)], spacing=spacing)

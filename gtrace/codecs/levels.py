@@ -20,24 +20,17 @@ from gtrace.codecs.grids import (
 from gtrace.codecs.parts import Grid, Parts, Scale
 from gtrace.codecs.scales import BucketNorm, NoNorm
 
-_HUFFMAN = (
-    "A float32 norm for each bucket; with tail=exact the short last bucket in float32; then the symbols, sign "
-    "and level in one, by the coder. What a receiver must hold already, counted when it changes: the Huffman "
-    "code's lengths."
-)
-_FITTED = (
-    "A float32 norm for each bucket; with tail=exact the short last bucket in float32; then the symbols, sign "
-    "and level in one, by the coder. What a receiver must hold already, counted when it changes: the fitted "
-    "levels (float32) and the Huffman code's lengths."
-)
-_FALLS = (
-    "Error falls to about a quarter with each bit, up to some 5 bits. Levels are fitted on another step, in "
-    "training and sweeps the one before: on a sudden change of the gradient they are one step old."
-)
+_HUFFMAN = """A float32 norm for each bucket; with tail=exact the short last bucket in float32; then the symbols,
+sign and level in one, by the coder. What a receiver must hold already, counted when it changes: the Huffman code's
+lengths."""
+_FITTED = """A float32 norm for each bucket; with tail=exact the short last bucket in float32; then the symbols, sign
+and level in one, by the coder. What a receiver must hold already, counted when it changes: the fitted levels (float32)
+and the Huffman code's lengths."""
+_FALLS = """Error falls to about a quarter with each bit, up to some 5 bits. Levels are fitted on another step, in
+training and sweeps the one before: on a sudden change of the gradient they are one step old."""
 _ALQ = "Faghri et al., Adaptive Gradient Quantization for Data-Parallel SGD, 2020"
-_ALQ_FORMULA = (
-    "Q(v) = ||v_b||_2 sign(v) l, rounded stochastically; l minimizes E[(l+ - r)(r - l)] over r = |v| / ||v_b||"
-)
+_ALQ_FORMULA = """Q(v) = ||v_b||_2 sign(v) l, rounded stochastically; l minimizes E[(l+ - r)(r - l)] over r = |v| /
+||v_b||"""
 _AMQ_FORMULA = "Q(v) = ||v_b||_2 sign(v) l, l in {0, p^(m-2), ..., p, 1}; p minimizes E[(l+ - r)(r - l)]"
 _ALQ_CORRECTIONS = (
     "the law of |r| is p(r) + p(-r); the paper's formulas hold for even densities only",
@@ -75,10 +68,8 @@ class Qsgd(Composed):
     paper = "Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, 2017"
     about = "The reference of unbiased quantizers: uniform levels times the l2 norm of a bucket, rounded at random."
     sends = _HUFFMAN
-    behavior = (
-        "Relative variance up to sqrt(bucket_size) / s, s = 2^(bits-1) - 1: take small buckets, or qsgdinf. Most "
-        "symbols are zero, so its bits are few."
-    )
+    behavior = """Relative variance up to sqrt(bucket_size) / s, s = 2^(bits-1) - 1: take small buckets, or qsgdinf.
+    Most symbols are zero, so its bits are few."""
     related = ("qsgdinf", "nuqsgd", "alq")
 
 
@@ -91,15 +82,11 @@ class QsgdInf(Composed):
     summary = "uniform levels, buckets scaled by their largest magnitude"
     formula = "Q(v) = max|v_b| sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
     paper = "Alistarh et al., QSGD, 2017 (max-norm variant, see Faghri et al., 2020)"
-    about = (
-        "qsgd divided by the largest magnitude instead: the grid covers what is there. The baseline that new codecs"
-        " should beat at equal measured bits."
-    )
+    about = """qsgd divided by the largest magnitude instead: the grid covers what is there. The baseline that new
+    codecs should beat at equal measured bits."""
     sends = _HUFFMAN
-    behavior = (
-        "Error falls to about a quarter with each bit. Entropy coding makes use of the many zeros, so measured bits"
-        " are below the nominal ones."
-    )
+    behavior = """Error falls to about a quarter with each bit. Entropy coding makes use of the many zeros, so measured
+    bits are below the nominal ones."""
     related = ("qsgd", "zipml", "terngrad")
 
 
@@ -128,14 +115,11 @@ class Nuqsgd(Composed):
     summary = "levels at powers of 1/2, buckets scaled by their l2 norm"
     formula = "Q(v) = ||v_b||_2 sign(v) l, l in {0, p^(m-2), ..., p, 1}, m = 2^(bits-1), rounded stochastically"
     paper = "Ramezani-Kebrya et al., NUQSGD: Provably Communication-Efficient Data-Parallel SGD, 2021"
-    about = (
-        "Fixed exponential levels: fine near 0, where normalized coordinates are, with a bound on the variance. "
-        "Nothing is fitted."
-    )
+    about = """Fixed exponential levels: fine near 0, where normalized coordinates are, with a bound on the variance.
+    Nothing is fitted."""
     sends = _HUFFMAN
-    behavior = (
-        "Better than qsgd at equal levels in large buckets; more bits add levels near 0 only, so error stops falling."
-    )
+    behavior = """Better than qsgd at equal levels in large buckets; more bits add levels near 0 only, so error stops
+    falling."""
     related = ("natural", "amq", "alq")
 
 
@@ -146,18 +130,14 @@ class Luq(Composed):
     name = "luq"
     parts = levels(PowersOfHalf(), BucketNorm("linf", None))
     summary = "powers of 1/2 below the largest magnitude, rounded at random"
-    formula = (
-        "Q(v) = M sign(v) l, l in {0, 2^-(m-2), ..., 1/2, 1}, m = 2^(bits-1), M = max|v|, rounded stochastically, "
-        "below the least level too"
-    )
+    formula = """Q(v) = M sign(v) l, l in {0, 2^-(m-2), ..., 1/2, 1}, m = 2^(bits-1), M = max|v|, rounded
+    stochastically, below the least level too"""
     paper = "Chmiel et al., Accurate Neural Training with 4-bit Matrix Multiplications at Standard Formats, 2023"
     corrections = ("the largest magnitude is the tensor's own; the paper foretells it from the steps before",)
     about = "How 4-bit training rounds neural gradients: a float with no mantissa, unbiased at both ends of its range."
     sends = _HUFFMAN
-    behavior = (
-        "Relative variance at most 1/8 in its range of 2^(m-2), whatever the law; below it values are zero or the "
-        "least level. More bits widen the range and refine nothing."
-    )
+    behavior = """Relative variance at most 1/8 in its range of 2^(m-2), whatever the law; below it values are zero or
+    the least level. More bits widen the range and refine nothing."""
     related = ("nuqsgd", "natural", "fp")
 
 
@@ -190,10 +170,8 @@ class Alq(Composed):
     formula = _ALQ_FORMULA
     paper = f"{_ALQ}, Eq. 5"
     corrections = _ALQ_CORRECTIONS
-    about = (
-        "Adaptive levels: they are fitted to the law of the normalized coordinates, so that stochastic rounding has "
-        "the least variance. The choice if a gradient's shape is not known beforehand."
-    )
+    about = """Adaptive levels: they are fitted to the law of the normalized coordinates, so that stochastic rounding
+    has the least variance. The choice if a gradient's shape is not known beforehand."""
     sends = _FITTED
     behavior = _FALLS
     related = ("alq-n", "amq", "zipml", "nuqsgd")
@@ -209,10 +187,8 @@ class AlqN(Composed):
     formula = _ALQ_FORMULA
     paper = f"{_ALQ}, Eq. 5 with equal weights"
     corrections = _ALQ_CORRECTIONS
-    about = (
-        "alq with equal weights, as if all buckets had the same norm. If norms differ much, alq's weights "
-        "follow the error that matters."
-    )
+    about = """alq with equal weights, as if all buckets had the same norm. If norms differ much, alq's weights follow
+    the error that matters."""
     sends = _FITTED
     behavior = _FALLS
     related = ("alq", "alqg-n")
@@ -228,10 +204,8 @@ class AlqG(Composed):
     formula = _ALQ_FORMULA
     paper = f"{_ALQ}, Eq. 7"
     corrections = _ALQ_CORRECTIONS[:1] + _ALQ_CORRECTIONS[3:]
-    about = (
-        "alq's objective minimized by gradient descent, as in the paper's comparison. It is slower than alq and "
-        "finds the same levels or worse ones; it is here to repeat experiments."
-    )
+    about = """alq's objective minimized by gradient descent, as in the paper's comparison. It is slower than alq and
+    finds the same levels or worse ones; it is here to repeat experiments."""
     sends = _FITTED
     behavior = "At 2 to 4 bits like alq; beyond that descent may stop early and leave error."
     related = ("alq", "alqg-n")
@@ -263,10 +237,8 @@ class Amq(Composed):
     formula = _AMQ_FORMULA
     paper = f"{_ALQ}, Eq. 8"
     corrections = _AMQ_CORRECTIONS
-    about = (
-        "Exponential levels whose base is fitted: one number instead of a set of levels, so fits are fast and hard "
-        "to mislead."
-    )
+    about = """Exponential levels whose base is fitted: one number instead of a set of levels, so fits are fast and hard
+    to mislead."""
     sends = _FITTED
     behavior = "Near alq at equal measured bits; the data decides which of the two is better."
     related = ("amq-n", "alq", "nuqsgd")
@@ -295,20 +267,14 @@ class Ecq(Composed):
     name = "ecq"
     parts = levels(EntropySpaced(), BucketNorm("linf"))
     summary = "levels of least error at a given entropy, buckets scaled by their largest magnitude"
-    formula = (
-        "Q(v) = max|v_b| sign(v) l, l in {0, (k d)^g, 1}, rounded stochastically; d and g minimize the error at an "
-        "entropy of bits"
-    )
+    formula = """Q(v) = max|v_b| sign(v) l, l in {0, (k d)^g, 1}, rounded stochastically; d and g minimize the error at
+    an entropy of bits"""
     paper = "gtrace; entropy-constrained quantization: Chou, Lookabaugh and Gray, 1989, here without bias"
-    about = (
-        "Other fitted levels minimize error at a number of levels; this one at bits as they are sent. Two numbers "
-        "describe its levels, so that they cost nothing."
-    )
+    about = """Other fitted levels minimize error at a number of levels; this one at bits as they are sent. Two numbers
+    describe its levels, so that they cost nothing."""
     sends = _FITTED
-    behavior = (
-        "A little less error than equal steps at equal bits, more so for heavy tails, and never more on the data that "
-        "it was fitted to. bits=2.5 is as good as any."
-    )
+    behavior = """A little less error than equal steps at equal bits, more so for heavy tails, and never more on the
+    data that it was fitted to. bits=2.5 is as good as any."""
     related = ("qsgdinf", "zipml", "eden")
 
 
@@ -325,13 +291,9 @@ class ZipMl(Composed):
         "the dynamic program runs over the bins of a one-pass sketch, which makes it fit for every training step",
         "without 0 as a level, and under a parametric law, the best of several local searches is used instead",
     )
-    about = (
-        "Levels that are optimal for the data, not only locally: a dynamic program over the moment sketch takes "
-        "milliseconds for any size. The reference for alq and amq."
-    )
+    about = """Levels that are optimal for the data, not only locally: a dynamic program over the moment sketch takes
+    milliseconds for any size. The reference for alq and amq."""
     sends = _FITTED
-    behavior = (
-        "The least variance of any levels of this number under the largest magnitude as scale. Other scales "
-        "(norm=l2) can be better still at equal bits."
-    )
+    behavior = """The least variance of any levels of this number under the largest magnitude as scale. Other scales
+    (norm=l2) can be better still at equal bits."""
     related = ("alq", "amq", "qsgdinf")

@@ -16,8 +16,8 @@ from gtrace.codecs.engine import Composed
 from gtrace.codecs.memory import Accumulated
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register
-from gtrace.coding import ENVELOPE_BYTES, sealed_size
 from gtrace.coding.elias import ELIAS, EliasCode, as_integers
+from gtrace.coding.envelope import ENVELOPE_BYTES, sealed_size
 from gtrace.coding.runlength import HEADER_BITS, measure_runs, read_runs, read_widths, write_runs
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import compare as _compare
@@ -27,6 +27,7 @@ from gtrace.kernels.norms import FLOAT32_MAX
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.parts import Values
     from gtrace.types import State
 
 #: a kernel computes counts exactly up to this many samples
@@ -211,10 +212,8 @@ class Mcgq(Composed):
 
     name = "mcgq"
     summary = "systematic samples proportional to the magnitudes, counted; zeros run-length coded"
-    formula = (
-        "Q(v)_k = ||v||_1 / N sign(v_k) (D_k - D_(k-1)), D_k = ceil(N S_k / ||v||_1 - xi), S_k = |v_1| + ... + |v_k|, "
-        "N = ceil(n amount)"
-    )
+    formula = """Q(v)_k = ||v||_1 / N sign(v_k) (D_k - D_(k-1)), D_k = ceil(N S_k / ||v||_1 - xi), S_k = |v_1| + ... +
+    |v_k|, N = ceil(n amount)"""
     paper = "Mordido, Van Keirsbilck, Keller, Monte Carlo Gradient Quantization, 2020"
     corrections = (
         "a sample hits the first coordinate whose cumulative share lies strictly above it; the search starts there",
@@ -223,19 +222,13 @@ class Mcgq(Composed):
         "that distance is of the order of 1 / n, so useful delta_k are of the order of n",
         "with accumulation the scheme is not unbiased over time",
     )
-    about = (
-        "Samples coordinates in proportion to their magnitude and sends the number of hits of each. The number of "
-        "samples sets the error; zeros come in runs and are counted."
-    )
-    sends = (
-        "B_g and B_RLE (u32), with with_norm the norm (float32), then counts of B_g bits in two's complement, a 0 "
-        "followed by the length of its run in B_RLE bits; most significant bit first. With another coder: the norm,"
-        " then codes."
-    )
-    behavior = (
-        "Variance (||v||_1/N)^2 f (1 - f) a coordinate, f the fraction of its expected count. A heavy tail costs "
-        "little, an even gradient many samples."
-    )
+    about = """Samples coordinates in proportion to their magnitude and sends the number of hits of each. The number of
+    samples sets the error; zeros come in runs and are counted."""
+    sends = """B_g and B_RLE (u32), with with_norm the norm (float32), then counts of B_g bits in two's complement, a 0
+    followed by the length of its run in B_RLE bits; most significant bit first. With another coder: the norm, then
+    codes."""
+    behavior = """Variance (||v||_1/N)^2 f (1 - f) a coordinate, f the fraction of its expected count. A heavy tail
+    costs little, an even gradient many samples."""
     related = ("randomk", "prune", "accumulate")
 
     amount: float = parameter(1.0, "samples per element, K; not used with bits", minimum=1e-9)
@@ -284,7 +277,7 @@ class Mcgq(Composed):
         """The same state: nothing in it depends on the bits."""
         return state
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """The paper's run-length payload; with another coder the norm (little-endian float32), then the codes."""
         q, norm = self._sampled(state, x, key)
         if self.coder == "runlength":
@@ -292,9 +285,7 @@ class Mcgq(Composed):
         sent = b"" if norm is None else struct.pack("<f", norm)
         return sent + EliasCode(self.coder).encode(q), 0
 
-    def _sampled(
-        self, state: State, x: NDArray[np.float32], key: tuple[int, int]
-    ) -> tuple[NDArray[np.int64], float | None]:
+    def _sampled(self, state: State, x: Values, key: tuple[int, int]) -> tuple[NDArray[np.int64], float | None]:
         """The counts, int64[n], and the norm if it is sent."""
         sampled = self.parts.memory.given(state.arrays, x)
         starts = _starts(sampled)
@@ -306,7 +297,7 @@ class Mcgq(Composed):
         norm = total if sampled is x or self.scale == "accumulated" else _total(x)
         return q, min(norm, FLOAT32_MAX)
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`; N is the sum of the magnitudes."""
         if flags:
             raise PayloadError(f"payload has unknown flags {flags:#x}")
@@ -325,7 +316,7 @@ class Mcgq(Composed):
         rate = 8.0 * (size - ENVELOPE_BYTES) / max(1, state.size)
         return Simulated(_restored(q, sent), size, CodedBits(rate, rate, rate))
 
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+    def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """Accumulate and clear what arrived; move the amount against the change of the distance."""
         if self.delta_k and state.size:
             sampled = self.parts.memory.given(state.arrays, as_values(values))
@@ -342,7 +333,7 @@ class Mcgq(Composed):
             amount = min(max(amount + self.delta_k * (before - now), 1.0 / state.size), MAX_AMOUNT)
         return state.with_arrays(amount=np.array(amount), distance=np.array(now))
 
-    def _samples(self, state: State, sampled: NDArray[np.float32], total: float) -> int:
+    def _samples(self, state: State, sampled: Values, total: float) -> int:
         if self.bits is not None:
             return _budget(sampled, total, self.bits)
         return sample_count(state.size, float(state.arrays["amount"]) if self.delta_k else self.amount)
@@ -356,19 +347,19 @@ class Mcgq(Composed):
         return code.decode(body[_NORM_BYTES:], size), _read_norm(body, "<f")
 
 
-def _restored(q: NDArray[np.int64], norm: float | None) -> NDArray[np.float32]:
+def _restored(q: NDArray[np.int64], norm: float | None) -> Values:
     """Counts times the norm over their number; without a norm as they are."""
     out = np.empty(q.size, np.float32)
     _mcgq.restore(q, 1.0 if norm is None else norm / max(1.0, float(_mcgq.magnitude_sum(q))), out)
     return out
 
 
-def _starts(x: NDArray[np.float32]) -> NDArray[np.float64]:
+def _starts(x: Values) -> NDArray[np.float64]:
     """Room for the sums before each chain of values."""
     return np.empty(-(-x.size // _mcgq.CHAIN))
 
 
-def _total(x: NDArray[np.float32], starts: NDArray[np.float64] | None = None) -> float:
+def _total(x: Values, starts: NDArray[np.float64] | None = None) -> float:
     """||x||_1 as the sequential float64 sum; ``starts``, from :func:`_starts`, is filled if given.
 
     Raises:
@@ -381,7 +372,7 @@ def _total(x: NDArray[np.float32], starts: NDArray[np.float64] | None = None) ->
     return total
 
 
-def _budget(x: NDArray[np.float32], total: float, bits: int) -> int:
+def _budget(x: Values, total: float, bits: int) -> int:
     if total == 0:
         return 1
     top = max(float(x.max()), -float(x.min()))
@@ -389,9 +380,7 @@ def _budget(x: NDArray[np.float32], total: float, bits: int) -> int:
     return min(max(1, math.floor(wanted)), MAX_SAMPLES)
 
 
-def _sample(
-    x: NDArray[np.float32], total: float, starts: NDArray[np.float64], samples: int, xi: float
-) -> NDArray[np.int64]:
+def _sample(x: Values, total: float, starts: NDArray[np.float64], samples: int, xi: float) -> NDArray[np.int64]:
     if total == 0:
         return np.zeros(x.size, np.int64)
     q = np.empty(x.size, np.int64)

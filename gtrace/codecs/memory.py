@@ -12,11 +12,9 @@ from gtrace.codecs.base import parameter
 from gtrace.codecs.parts import FLOAT32_MAX, Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import ArrayLike, NDArray
 
-    Arrays = Mapping[str, NDArray[Any]]
+    from gtrace.codecs.parts import Arrays, Values
 
 #: values of a residual that share a scale
 _GROUP = 256
@@ -24,19 +22,17 @@ _GROUP = 256
 UNITS = "the residual is kept in gradient units; the papers' holds steps, the same while the learning rate is constant"
 
 
-def saturating(x: ArrayLike, y: ArrayLike, scale_x: float = 1.0, scale_y: float = 1.0) -> NDArray[np.float32]:
+def saturating(x: ArrayLike, y: ArrayLike, scale_x: float = 1.0, scale_y: float = 1.0) -> Values:
     """scale_x x + scale_y y in float32, float32[n]; an overflow becomes the largest finite number."""
     a, b = np.asarray(x, np.float32), np.asarray(y, np.float32)
     with np.errstate(over="ignore"):
-        out: NDArray[np.float32] = (a if scale_x == 1.0 else a * np.float32(scale_x)) + (
+        out: Values = (a if scale_x == 1.0 else a * np.float32(scale_x)) + (
             b if scale_y == 1.0 else b * np.float32(scale_y)
         )
     return np.clip(out, -FLOAT32_MAX, FLOAT32_MAX, out=out)
 
 
-def averaged(
-    momentum: NDArray[np.float32], x: NDArray[np.float32], beta: float, dampening: float
-) -> NDArray[np.float32]:
+def averaged(momentum: Values, x: Values, beta: float, dampening: float) -> Values:
     """beta m + (1 - dampening) x, float32[n]."""
     return saturating(momentum, x, beta, 1.0 - dampening)
 
@@ -48,15 +44,13 @@ class Residual(Memory):
     keeps: ClassVar[bool] = True
     unbiased: ClassVar[bool] = False
 
-    def start(self, size: int) -> dict[str, NDArray[Any]]:
+    def start(self, size: int) -> Arrays:
         return {"residual": np.zeros(size, np.float32)}
 
-    def given(self, arrays: Arrays, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def given(self, arrays: Arrays, x: Values) -> Values:
         return saturating(x, arrays["residual"])
 
-    def after(
-        self, arrays: Arrays, x: NDArray[np.float32], given: NDArray[np.float32], decoded: NDArray[np.float32]
-    ) -> dict[str, NDArray[Any]]:
+    def after(self, arrays: Arrays, x: Values, given: Values, decoded: Values) -> Arrays:
         return {"residual": saturating(given, decoded, scale_y=-1.0)}
 
 
@@ -69,10 +63,7 @@ class FadingResidual(Residual):
     """
 
     beta: float = parameter(
-        0.0,
-        "e <- beta e + (1 - beta) (what was lost): a moving average of errors (LoCo)",
-        minimum=0.0,
-        maximum=1.0,
+        0.0, "e <- beta e + (1 - beta) (what was lost): a moving average of errors (LoCo)", minimum=0.0, maximum=1.0
     )
     decay: float = parameter(1.0, "what is added of e, as DeMo's and SparseLoCo's momentum", minimum=0.0, maximum=1.0)
     reset: int | None = parameter(
@@ -82,16 +73,14 @@ class FadingResidual(Residual):
         None, "bits in which e is kept, rounded to nearest in groups of 256; none for float32", minimum=2, maximum=8
     )
 
-    def start(self, size: int) -> dict[str, NDArray[Any]]:
+    def start(self, size: int) -> Arrays:
         kept = self._stored(np.zeros(size, np.float32))
         return kept if self.reset is None else {**kept, "step": np.zeros((), np.int64)}
 
-    def given(self, arrays: Arrays, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def given(self, arrays: Arrays, x: Values) -> Values:
         return saturating(x, self._residual(arrays), scale_y=self.decay)
 
-    def after(
-        self, arrays: Arrays, x: NDArray[np.float32], given: NDArray[np.float32], decoded: NDArray[np.float32]
-    ) -> dict[str, NDArray[Any]]:
+    def after(self, arrays: Arrays, x: Values, given: Values, decoded: Values) -> Arrays:
         lost = saturating(given, decoded, scale_y=-1.0)
         if self.beta:
             lost = saturating(self._residual(arrays), lost, self.beta, 1.0 - self.beta)
@@ -100,7 +89,7 @@ class FadingResidual(Residual):
         step = np.asarray(arrays["step"] + 1, np.int64)
         return {**self._stored(lost if step % self.reset else np.zeros_like(lost)), "step": step}
 
-    def _stored(self, residual: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    def _stored(self, residual: Values) -> Arrays:
         if self.memory_bits is None:
             return {"residual": residual}
         top = (1 << self.memory_bits - 1) - 1
@@ -109,12 +98,12 @@ class FadingResidual(Residual):
         codes = np.divide(residual, each, out=np.zeros(residual.size, np.float32), where=each > 0)
         return {"residual": np.rint(codes * np.float32(top)).astype(np.int8), "scales": scales}
 
-    def _residual(self, arrays: Arrays) -> NDArray[np.float32]:
+    def _residual(self, arrays: Arrays) -> Values:
         kept: NDArray[Any] = arrays["residual"]
         if self.memory_bits is None:
             return kept
         top = np.float32((1 << self.memory_bits - 1) - 1)
-        opened: NDArray[np.float32] = kept.astype(np.float32) / top * np.repeat(arrays["scales"], _GROUP)[: kept.size]
+        opened: Values = kept.astype(np.float32) / top * np.repeat(arrays["scales"], _GROUP)[: kept.size]
         return opened
 
 
@@ -125,15 +114,13 @@ class Accumulated(Memory):
     keeps: ClassVar[bool] = True
     unbiased: ClassVar[bool] = False
 
-    def start(self, size: int) -> dict[str, NDArray[Any]]:
+    def start(self, size: int) -> Arrays:
         return {"accumulated": np.zeros(size, np.float32)}
 
-    def given(self, arrays: Arrays, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def given(self, arrays: Arrays, x: Values) -> Values:
         return saturating(arrays["accumulated"], x)
 
-    def after(
-        self, arrays: Arrays, x: NDArray[np.float32], given: NDArray[np.float32], decoded: NDArray[np.float32]
-    ) -> dict[str, NDArray[Any]]:
+    def after(self, arrays: Arrays, x: Values, given: Values, decoded: Values) -> Arrays:
         return {"accumulated": np.where(decoded != 0, np.float32(0), given)}
 
 
@@ -151,15 +138,13 @@ class MomentumAverage(Memory):
         """The share of a new gradient that is left out."""
         return self.beta
 
-    def start(self, size: int) -> dict[str, NDArray[Any]]:
+    def start(self, size: int) -> Arrays:
         return {"momentum": np.zeros(size, np.float32)}
 
-    def given(self, arrays: Arrays, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def given(self, arrays: Arrays, x: Values) -> Values:
         return averaged(arrays["momentum"], x, self.beta, self.left_out)
 
-    def after(
-        self, arrays: Arrays, x: NDArray[np.float32], given: NDArray[np.float32], decoded: NDArray[np.float32]
-    ) -> dict[str, NDArray[Any]]:
+    def after(self, arrays: Arrays, x: Values, given: Values, decoded: Values) -> Arrays:
         return {"momentum": given}
 
 
@@ -188,23 +173,19 @@ class Estimate(Memory):
         0.0, "share of m that stays; the estimate then follows m instead of the gradient", minimum=0.0, maximum=1.0
     )
 
-    def given(self, arrays: Arrays, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def given(self, arrays: Arrays, x: Values) -> Values:
         return self.inside(arrays, self._followed(arrays, x))
 
-    def after(
-        self, arrays: Arrays, x: NDArray[np.float32], given: NDArray[np.float32], decoded: NDArray[np.float32]
-    ) -> dict[str, NDArray[Any]]:
-        kept: dict[str, NDArray[Any]] = {"estimate": decoded}
+    def after(self, arrays: Arrays, x: Values, given: Values, decoded: Values) -> Arrays:
+        kept: Arrays = {"estimate": decoded}
         return {**kept, "momentum": self._followed(arrays, x)} if self.momentum else kept
 
-    def received(
-        self, arrays: Arrays, values: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], dict[str, NDArray[Any]]]:
+    def received(self, arrays: Arrays, values: Values) -> tuple[Values, Arrays]:
         estimate = saturating(values, arrays["estimate"]) if "estimate" in arrays else values
         return estimate, {"estimate": estimate}
 
-    def inside(self, arrays: Arrays, received: NDArray[np.float32]) -> NDArray[np.float32]:
+    def inside(self, arrays: Arrays, received: Values) -> Values:
         return saturating(received, arrays["estimate"], scale_y=-1.0) if "estimate" in arrays else received
 
-    def _followed(self, arrays: Arrays, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _followed(self, arrays: Arrays, x: Values) -> Values:
         return averaged(arrays["momentum"], x, self.momentum, self.momentum) if "momentum" in arrays else x

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from gtrace.codecs.base import TensorSums
     from gtrace.sketch import MomentSketch
     from gtrace.types import Expectation, State, SummarySpec
+
+    #: float32[n], and arrays by name
+    Values: TypeAlias = NDArray[np.float32]
+    Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 FLOAT32_MAX = np.finfo(np.float32).max
 _NONE, _NO_CODES = np.empty(0, np.float32), np.empty(0, np.uint16)
@@ -45,10 +49,10 @@ class Scaled(NamedTuple):
         codes: uint16[m], if the scale had to round the values already.
     """
 
-    x: NDArray[np.float32]
-    scales: NDArray[np.float32]
+    x: Values
+    scales: Values
     bucket: int
-    tail: NDArray[np.float32] = _NONE
+    tail: Values = _NONE
     norm: int = GIVEN
     codes: NDArray[np.uint16] = _NO_CODES
 
@@ -67,9 +71,9 @@ class Opened(NamedTuple):
 
     state: State
     size: int
-    scales: NDArray[np.float32]
+    scales: Values
     bucket: int
-    tail: NDArray[np.float32]
+    tail: Values
     coded: memoryview
 
 
@@ -103,27 +107,19 @@ class Memory(Word):
     #: whether anything is kept
     keeps: ClassVar[bool] = False
 
-    def start(self, size: int) -> dict[str, NDArray[Any]]:
+    def start(self, size: int) -> Arrays:
         """The arrays before the first step."""
         return {}
 
-    def given(self, arrays: Mapping[str, NDArray[Any]], x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def given(self, arrays: Arrays, x: Values) -> Values:
         """The values to encode instead of the gradient, float32[n]."""
         return x
 
-    def after(
-        self,
-        arrays: Mapping[str, NDArray[Any]],
-        x: NDArray[np.float32],
-        given: NDArray[np.float32],
-        decoded: NDArray[np.float32],
-    ) -> dict[str, NDArray[Any]]:
+    def after(self, arrays: Arrays, x: Values, given: Values, decoded: Values) -> Arrays:
         """The arrays of the next step, after the values of ``given`` for ``x`` arrived as ``decoded``."""
         return {}
 
-    def received(
-        self, arrays: Mapping[str, NDArray[Any]], values: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], dict[str, NDArray[Any]]]:
+    def received(self, arrays: Arrays, values: Values) -> tuple[Values, Arrays]:
         """What a receiver ends with after a payload of these values, float32[n], and what it keeps.
 
         A receiver's ``arrays`` are those that it kept last, none at first. A sender's hold the same, so it knows what
@@ -131,7 +127,7 @@ class Memory(Word):
         """
         return values, {}
 
-    def inside(self, arrays: Mapping[str, NDArray[Any]], received: NDArray[np.float32]) -> NDArray[np.float32]:
+    def inside(self, arrays: Arrays, received: Values) -> Values:
         """Undo :meth:`received` with a sender's arrays: the values of the payload, up to rounding."""
         return received
 
@@ -142,7 +138,11 @@ class Scale(Word):
 
     rank: ClassVar[int] = 1
     #: the scales of a body that holds none
-    absent: ClassVar[NDArray[np.float32]] = _NONE
+    absent: ClassVar[Values] = _NONE
+    #: the parameter that is the number of values per scale; all share one if there is none
+    per: ClassVar[str] = ""
+    #: bytes of one scale in a body
+    width: ClassVar[int] = 0
 
     @property
     def checks(self) -> bool:
@@ -166,29 +166,30 @@ class Scale(Word):
 
     def over(self, size: int) -> int:
         """Number of values that share a scale, at least 1, of ``size``."""
-        return max(1, size)
+        shared: int | None = getattr(self, self.per) if self.per else None
+        return shared or max(1, size)
 
-    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+    def measure(self, x: Values, state: State) -> Values:
         """The scales of finite float32[n]; for a part of a tensor, the whole tensor's scale from the state."""
         return _NONE
 
-    def whole(self, sums: TensorSums) -> NDArray[np.float32] | None:
+    def whole(self, sums: TensorSums) -> Values | None:
         """The scale of all parts of a tensor, float32[1]; None if parts do not need one."""
         return None
 
-    def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
+    def cut(self, x: Values, state: State, *, late: bool = False) -> Scaled:
         """Finite float32[n] with its scales; ``late``: the rounding may fill them in, see :attr:`checks`."""
         return Scaled(x, self.measure(x, state), self.over(x.size))
 
     def head(self, body: memoryview, size: int) -> int:
         """Number of bytes of scales at the start of a body."""
-        return 0
+        return self.width * -(-size // self.over(size))
 
-    def pack(self, scales: NDArray[np.float32]) -> bytes:
+    def pack(self, scales: Values) -> bytes:
         """The scales as they are sent."""
         return scales.astype("<f4").tobytes()
 
-    def read(self, data: memoryview) -> NDArray[np.float32]:
+    def read(self, data: memoryview) -> Values:
         """Undo :meth:`pack`.
 
         Raises:
@@ -278,7 +279,7 @@ class FixedGrid(Grid):
         """The symbols of values; only random grids use the key."""
 
     @abstractmethod
-    def values(self, symbols: Any, scales: NDArray[np.float32], bucket: int, size: int) -> NDArray[np.float32]:
+    def values(self, symbols: Any, scales: Values, bucket: int, size: int) -> Values:
         """The values of symbols: float32[size]."""
 
 
@@ -347,14 +348,12 @@ class Rounding(Word):
         """The coded symbols, and flags for the envelope."""
         return parts.coder.write(self.symbols(parts.grid, state, v, key), parts.grid, state)
 
-    def read(self, parts: Parts, found: Opened, flags: int) -> NDArray[np.float32]:
+    def read(self, parts: Parts, found: Opened, flags: int) -> Values:
         """Undo :meth:`write`: all values, float32."""
         symbols = parts.coder.read(found.coded, flags, found.size, parts.grid, found.state)
         return cast("FixedGrid", parts.grid).values(symbols, found.scales, found.bucket, found.size)
 
-    def simulate(
-        self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]
-    ) -> tuple[NDArray[np.float32], Measured]:
+    def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[Values, Measured]:
         """The result of :meth:`read` after :meth:`write`, and the length of the symbols."""
         symbols = self.symbols(parts.grid, state, v, key)
         decoded = cast("FixedGrid", parts.grid).values(symbols, v.scales, v.bucket, v.x.size)

@@ -55,29 +55,13 @@ from gtrace.errors import GtraceError, PayloadError, ScriptError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from numpy.typing import NDArray
-
+    from gtrace.codecs.parts import Values
     from gtrace.types import State
 
 #: payloads of compressor objects whose ctx is remembered; callers decode soon after they encode
 REMEMBERED = 64
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
 _LOADED: dict[Path, list[type[Codec]]] = {}
-#: methods of a plugin's class that name the failing line in their errors
-_GUARDED = (
-    "init",
-    "view",
-    "fit",
-    "encode",
-    "write",
-    "shared",
-    "decode",
-    "read",
-    "simulate",
-    "update",
-    "aggregate",
-    "expect",
-)
 #: entry points of other packages
 GROUP = "gtrace.codecs"
 
@@ -92,7 +76,7 @@ def load_plugin(path: str | Path) -> list[type[Codec]]:
         the codecs' classes, in the order of the file; their specs work from now on.
 
     Raises:
-            UsageError: the file does not exist, holds no codec, or a codec's name is taken.
+        UsageError: the file does not exist, holds no codec, or a codec's name is taken.
         ScriptError: the file raised; the message names its line.
     """
     file = Path(path).resolve()
@@ -171,7 +155,7 @@ class PluginCodec(Composed):
         """The argument ``rng`` of a ``compress`` that takes one."""
         return {"rng": np.random.default_rng(np.random.SeedSequence(list(key)))} if self.draws else {}
 
-    def arrived(self, values: Any, size: int) -> NDArray[np.float32]:
+    def arrived(self, values: Any, size: int) -> Values:
         """The plugin's decoded values, checked: float32[size], finite.
 
         Raises:
@@ -193,14 +177,14 @@ class FunctionCodec(PluginCodec):
 
     functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """The bytes from ``compress``."""
         body = self.call(lambda: self.functions[0](x.copy(), **self.drawn(key)))
         if not isinstance(body, (bytes, bytearray, memoryview)):
             raise ScriptError(f"plugin {self.file.name}: compress returned {type(body).__name__}, not bytes")
         return bytes(body), 0
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """The values from ``decompress``."""
         if flags:
             raise PayloadError(f"payload has unknown flags {flags:#x}")
@@ -218,7 +202,7 @@ class CompressorCodec(PluginCodec):
     torch: ClassVar[ModuleType | None]
     kept: ClassVar[OrderedDict[bytes, tuple[Any, Any]]]
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """The bytes of the tensors that ``compress`` returns."""
         cls, x = type(self), x.copy()
         if getattr(self.compressor, "shaped", False) and state.shape is not None:
@@ -234,7 +218,7 @@ class CompressorCodec(PluginCodec):
                 cls.kept.popitem(last=False)
         return body, 0
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Decompress what this process remembers of the payload."""
         cls = type(self)
         with cls.lock:
@@ -364,9 +348,8 @@ def names_a_codec(name: str) -> bool:
 
 def guarded(cls: type[Codec], file: Path) -> type[Codec]:
     """Make the class's own methods name the line of the file in which they fail."""
-    for name in _GUARDED:
-        method = vars(cls).get(name)
-        if inspect.isfunction(method):
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
             setattr(cls, name, _named(method, file))
     return cls
 
@@ -527,4 +510,4 @@ def _line(error: BaseException) -> str:
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
-spec.look_elsewhere(spec.Elsewhere(installed_names, load_installed))
+spec.ELSEWHERE.append(spec.Elsewhere(installed_names, load_installed))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.codecs.base import Rounds
+    from gtrace.codecs.parts import Values
 
 _START = Key.derive(0, tensor="powersgd", role="sample")
 _ROWS = struct.Struct("<I")
@@ -43,29 +44,21 @@ class PowerSgd(Composed):
 
     name = "powersgd"
     summary = "two thin factors of the gradient as a matrix, with error feedback"
-    formula = (
-        "M = v + e as a matrix; P <- mean of M Q over the workers, orthonormal; Q <- mean of M' P; all hold P Q'; "
-        "e <- M - P Q'"
-    )
+    formula = """M = v + e as a matrix; P <- mean of M Q over the workers, orthonormal; Q <- mean of M' P; all hold P
+    Q'; e <- M - P Q'"""
     paper = "Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, 2019"
     corrections = (
         "P is made orthonormal by Householder reflections, not by Gram-Schmidt: the same product, with less rounding",
         "a column of Q that becomes zero keeps its last start",
         UNITS,
     )
-    about = (
-        "The gradient as a matrix of low rank: two thin factors by one step of power iteration that starts from the "
-        "last step's result, with error feedback. Linear layers suit it."
-    )
-    sends = (
-        "The factors P and Q in float32, each averaged over the workers; vectors, and tensors that factors would "
-        "not shorten, are sent as they are."
-    )
-    behavior = (
-        "Rows are the parameter's first dimension. Bits 32 rank (rows + columns) / n: they fall with size. Error is"
-        " small where singular values fall fast; the first steps are worse, until the iteration has found its "
-        "directions."
-    )
+    about = """The gradient as a matrix of low rank: two thin factors by one step of power iteration that starts from
+    the last step's result, with error feedback. Linear layers suit it."""
+    sends = """The factors P and Q in float32, each averaged over the workers; vectors, and tensors that factors would
+    not shorten, are sent as they are."""
+    behavior = """Rows are the parameter's first dimension. Bits 32 rank (rows + columns) / n: they fall with size.
+    Error is small where singular values fall fast; the first steps are worse, until the iteration has found its
+    directions."""
     related = ("ef", "topk")
     unbiased = False
     stateful = True
@@ -105,7 +98,7 @@ class PowerSgd(Composed):
         after = state.with_arrays(residual=saturating(x, decoded, scale_y=-1.0), q=following)
         return Averaged(decoded, decoded if q is own else _product(p, own, x.size), after)
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """This worker's P, then Q, row by row in float32."""
         messages, _ = self._alone(state, x, key)
         return b"".join(message.astype("<f4").tobytes() for message in messages), 0
@@ -114,7 +107,7 @@ class PowerSgd(Composed):
         """The number of rows, little-endian uint32; nothing for a tensor that is sent exactly."""
         return _ROWS.pack(self._rows(state)) if "q" in state.arrays else b""
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`."""
         rows = 0
         if shared:
@@ -135,16 +128,14 @@ class PowerSgd(Composed):
 
     simulate = Codec.simulate
 
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+    def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """A single worker's memory: the residual, and Q as the next start."""
         return self._alone(state, values, _START)[1].state
 
-    def _alone(
-        self, state: State, values: ArrayLike, key: tuple[int, int]
-    ) -> tuple[list[NDArray[np.float32]], Averaged]:
+    def _alone(self, state: State, values: ArrayLike, key: tuple[int, int]) -> tuple[list[Values], Averaged]:
         """All messages of one worker without others, and the result of its rounds."""
         run = self.rounds(state, values, key)
-        messages: list[NDArray[np.float32]] = []
+        messages: list[Values] = []
         found = advance(run)
         while not isinstance(found, Averaged):
             messages.append(found)
@@ -158,30 +149,30 @@ class PowerSgd(Composed):
         return rows if rows and self.rank * (rows + -(-state.size // rows)) < state.size else 0
 
 
-def _normal(shape: tuple[int, ...], key: tuple[int, int]) -> NDArray[np.float32]:
+def _normal(shape: tuple[int, ...], key: tuple[int, int]) -> Values:
     """Normal random numbers, float32."""
     random = np.empty((2, *shape), np.uint32)
     _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), random.reshape(-1))
     u = (random + 0.5) / 2.0**32
-    normal: NDArray[np.float32] = (np.sqrt(-2 * np.log(u[0])) * np.cos(2 * math.pi * u[1])).astype(np.float32)
+    normal: Values = (np.sqrt(-2 * np.log(u[0])) * np.cos(2 * math.pi * u[1])).astype(np.float32)
     return normal
 
 
-def _key_of(start: NDArray[np.float32]) -> Key:
+def _key_of(start: Values) -> Key:
     """A key for the next start, the same on all workers with this start."""
     digest = hashlib.blake2b(start.astype("<f4").tobytes(), digest_size=16, person=b"powersgd").digest()
     return Key(int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little"))
 
 
-def _orthonormal(p: NDArray[np.float32]) -> NDArray[np.float64]:
+def _orthonormal(p: Values) -> NDArray[np.float64]:
     """A basis of the columns, float64[rows, rank]."""
     return np.linalg.qr(p.astype(np.float64))[0]
 
 
-def _product(p: NDArray[np.float64], q: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+def _product(p: NDArray[np.float64], q: Values, size: int) -> Values:
     """P Q' without the padding: float32[size]."""
     return _narrowed(p @ q.T.astype(np.float64)).reshape(-1)[:size].copy()
 
 
-def _narrowed(x: NDArray[np.float64]) -> NDArray[np.float32]:
+def _narrowed(x: NDArray[np.float64]) -> Values:
     return np.clip(x, -float(FLOAT32_MAX), float(FLOAT32_MAX)).astype(np.float32)

@@ -11,27 +11,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.buckets import MANTISSA
-from gtrace.codecs.base import (
-    CodedBits,
-    EncodedPart,
-    Simulated,
-    check_summary,
-    checked_values,
-    parameter,
-)
+from gtrace.codecs.base import CodedBits, EncodedPart, Simulated, check_summary, checked_values, parameter
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.spec import register
-from gtrace.coding import (
-    ENVELOPE_BYTES,
-    CodedBlock,
-    Floats,
-    decode_block,
-    decode_floats,
-    expected_floats,
-    seal,
-    tally,
-)
+from gtrace.coding.envelope import ENVELOPE_BYTES, seal
 from gtrace.coding.fixed import finite
+from gtrace.coding.huffman import CodedBlock, Floats, decode_block, decode_floats, expected_floats, tally
 from gtrace.coding.sparse import PrefixCode
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.sparsity import RULES, EmpiricalMagnitudes, Rule, allocate_sparsity, threshold
@@ -44,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.parts import Values
     from gtrace.sketch import MomentSketch
     from gtrace.types import State
 
@@ -71,6 +57,11 @@ class _PruningCodec(Composed):
     this makes every expectation exact, for the tensor that the threshold was fitted to and any other.
     """
 
+    # The threshold is fitted to all plain magnitudes; then values are pruned one by one.
+    whole_tensor = True
+    needs = SummarySpec("none", None)
+    part_multiple = 1
+
     sparsity: float = parameter(0.8, "wanted fraction of zeros, below 1; existing zeros count", minimum=0.0)
     coder: Literal["huffman", "prefix"] = parameter(
         "huffman",
@@ -83,22 +74,12 @@ class _PruningCodec(Composed):
         if self.sparsity >= 1.0:
             raise UsageError(f"codec {self.name}: sparsity={self.sparsity:g} is out of range; it must be below 1")
 
-    @property
-    def whole_tensor(self) -> bool:
-        """The threshold is fitted to all magnitudes."""
-        return True
-
-    @property
-    def needs(self) -> SummarySpec:
-        """The plain magnitudes of the whole tensor."""
-        return SummarySpec("none", None)
-
     @abstractmethod
     def fit_alpha(self, sparsity: float, summary: MomentSketch) -> float:
         """The threshold of a sparsity in [0, 1), float64, before rounding to nearest; 0 prunes nothing."""
 
     @abstractmethod
-    def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int], start: int) -> NDArray[np.float32]:
+    def prune(self, x: Values, alpha: np.float32, key: tuple[int, int], start: int) -> Values:
         """float32[n] with zeros, plus or minus alpha and exact values."""
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
@@ -109,7 +90,7 @@ class _PruningCodec(Composed):
         share = self.sparsity if target is None else min(float(target), _MOST)
         return state.with_arrays(alpha=np.asarray(_on_edge(self.fit_alpha(share, summary))))
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """Alpha (float32), then the prefix code of the pruned values, or symbols and exact values separately."""
         alpha = _alpha(state)
         body, flags, _, _ = self._body(alpha, self.prune(x, alpha, key, 0))
@@ -121,11 +102,6 @@ class _PruningCodec(Composed):
         whole = EncodedPart(b"", 8 * _ALPHA_BYTES, PrefixCode(float(alpha)).bits(pruned), _tallies(alpha, pruned)[2])
         body, coded = self.measured(whole, pruned.size)
         return Simulated(pruned, ENVELOPE_BYTES + body, coded)
-
-    @property
-    def part_multiple(self) -> int:
-        """1: the threshold belongs to the tensor, and values are pruned one by one."""
-        return 1
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """One code for all parts, or the prefix code if it is shorter; that is their fixed width."""
@@ -142,13 +118,11 @@ class _PruningCodec(Composed):
         payload = seal(body, codec=self.name, size=pruned.size, shared=b"", flags=flags)
         return EncodedPart(payload, 0 if start else 8 * _ALPHA_BYTES, coded, tallies)
 
-    def _pruned(
-        self, state: State, values: ArrayLike, key: tuple[int, int], start: int
-    ) -> tuple[np.float32, NDArray[np.float32]]:
+    def _pruned(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> tuple[np.float32, Values]:
         alpha = _alpha(state)
         return alpha, self.prune(checked_values(state, values), alpha, key, start)
 
-    def _body(self, alpha: np.float32, pruned: NDArray[np.float32]) -> tuple[bytes, int, int, NDArray[np.int64]]:
+    def _body(self, alpha: np.float32, pruned: Values) -> tuple[bytes, int, int, NDArray[np.int64]]:
         """Body, flags, the bits of the prefix code, and the tallies of symbols and exponents."""
         prefix, flags = PrefixCode(float(alpha)), 0
         symbols, exact, tallies = _tallies(alpha, pruned)
@@ -162,7 +136,7 @@ class _PruningCodec(Composed):
             body = prefix.encode(pruned)
         return alpha.astype("<f4").tobytes() + body, flags, bits, tallies
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`."""
         if (flags and not flags & _APART) or flags > 7 or len(body) < _ALPHA_BYTES:
             raise PayloadError("payload has unknown flags, or no threshold")
@@ -218,10 +192,8 @@ class Prune(_PruningCodec):
 
     name = "prune"
     summary = "small values become a threshold or zero at random, for a wanted sparsity"
-    formula = (
-        "Q(v) = v where |v| > alpha, else alpha sign(v) with probability |v| / alpha, else 0; "
-        "mean (1 - |v| / alpha)^+ = sparsity"
-    )
+    formula = """Q(v) = v where |v| > alpha, else alpha sign(v) with probability |v| / alpha, else 0; mean (1 - |v| /
+    alpha)^+ = sparsity"""
     paper = "Chmiel et al., Neural Gradients are Near-Lognormal, 2021, Eq. 5-8"
     corrections = (
         "the paper solves for alpha under a lognormal law (threshold=lognormal); on the data itself is the default",
@@ -229,14 +201,10 @@ class Prune(_PruningCodec):
         "Eq. 8 loses all digits for large sigma; it is evaluated by scaled complementary error functions",
         "allocation=heterogeneous maximizes the mean cosine of the data, which for finite tensors the law overstates",
     )
-    about = (
-        "For neural gradients: small values become a threshold or zero at random, so the tensor is sparse and the "
-        "mean is right. The threshold is solved for the wanted sparsity, on each tensor itself."
-    )
-    sends = (
-        "The threshold alpha in float32, then the prefix code: 0 for zero, 10 and a sign for alpha, 11 and a "
-        "float32 for what is larger."
-    )
+    about = """For neural gradients: small values become a threshold or zero at random, so the tensor is sparse and the
+    mean is right. The threshold is solved for the wanted sparsity, on each tensor itself."""
+    sends = """The threshold alpha in float32, then the prefix code: 0 for zero, 10 and a sign for alpha, 11 and a
+    float32 for what is larger."""
     behavior = "Unbiased at any sparsity; variance rises steeply beyond 0.9. Large values cost 34 bits each."
     related = ("topk-prune", "randomk")
 
@@ -270,7 +238,7 @@ class Prune(_PruningCodec):
         alpha = threshold(self.threshold, sparsity, summary)
         return alpha * (1.0 + 2.0**-MANTISSA) if self.threshold == "topk" else alpha
 
-    def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int], start: int) -> NDArray[np.float32]:
+    def prune(self, x: Values, alpha: np.float32, key: tuple[int, int], start: int) -> Values:
         """At random, by the key and the element's index."""
         out = np.empty_like(x)
         _elementwise.prune(x, alpha, np.uint64(key[0]), np.uint64(key[1]), start, out)
@@ -299,17 +267,12 @@ class TopKPrune(_PruningCodec):
     corrections = ("the threshold is fitted like prune's, to 0.1%, and cuts at most as many values as asked for there",)
     about = "The deterministic counterpart of prune: everything below a threshold is dropped."
     sends = "The threshold alpha in float32, then the prefix code of prune: 0 for zero, 11 and a float32 for a value."
-    behavior = (
-        "Less error than prune at the same sparsity, all of it bias, which averaging over workers does not shrink."
-    )
+    behavior = """Less error than prune at the same sparsity, all of it bias, which averaging over workers does not
+    shrink."""
     related = ("prune", "topk")
     unbiased = False
     deterministic = True
-
-    @property
-    def fits_itself(self) -> bool:
-        """The threshold is that of the tensor."""
-        return True
+    fits_itself = True
 
     def fit_alpha(self, sparsity: float, summary: MomentSketch) -> float:
         """The lower edge of the first bin that would prune too much."""
@@ -317,7 +280,7 @@ class TopKPrune(_PruningCodec):
         k = int(np.searchsorted(found.mass[1:], sparsity * found.size - found.zeros + 1e-9, side="right"))
         return float(summary.lower[min(k, found.points.size - 1)])
 
-    def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int], start: int) -> NDArray[np.float32]:
+    def prune(self, x: Values, alpha: np.float32, key: tuple[int, int], start: int) -> Values:
         """Compare with the threshold; no randomness."""
         out = np.empty_like(x)
         _elementwise.keep_large(x, alpha, out)
@@ -339,7 +302,7 @@ class TopKPrune(_PruningCodec):
         return float(self._magnitudes(sketch).second[k])
 
 
-def _tallies(alpha: np.float32, pruned: NDArray[np.float32]) -> tuple[NDArray[np.uint16], Floats, NDArray[np.int64]]:
+def _tallies(alpha: np.float32, pruned: Values) -> tuple[NDArray[np.uint16], Floats, NDArray[np.int64]]:
     """Symbols (uint16[n]), exact values, and the counts of each symbol and of each sign and exponent."""
     symbols, room = np.empty(pruned.size, np.uint16), np.empty(pruned.size, np.uint32)
     count = _codes.part_pruned(pruned.view(np.uint32), alpha.view(np.uint32), symbols, room)
@@ -361,7 +324,7 @@ def _rates(tallies: NDArray[np.int64] | NDArray[np.float64], prefix: float, size
     return CodedBits(*((8 * _ALPHA_BYTES + each) / max(1, size) for each in bits))
 
 
-def _joined(alpha: np.float32, body: memoryview, size: int, flags: int) -> NDArray[np.float32]:
+def _joined(alpha: np.float32, body: memoryview, size: int, flags: int) -> Values:
     """The values from symbols and exact values that were sent separately.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Random rotations: a prefix around any codec, and EDEN, which quantizes rotated values."""
+"""Random rotations and cosine transforms as prefixes, and EDEN, which quantizes rotated values."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.parts import FLOAT32_MAX
 from gtrace.codecs.spec import register_wrapper
 from gtrace.codecs.wrappers import Coordinates
-from gtrace.coding import ENVELOPE_BYTES, CodedBlock, decode_block, tally
+from gtrace.coding.envelope import ENVELOPE_BYTES
 from gtrace.coding.fixed import read_floats
+from gtrace.coding.huffman import CodedBlock, decode_block, tally
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import hadamard as _hadamard
@@ -28,6 +29,7 @@ from gtrace.types import Expectation
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.parts import Values
     from gtrace.types import State
 
 _SEED = struct.Struct("<I")
@@ -52,9 +54,7 @@ def check_block(codec: Codec) -> None:
         )
 
 
-def rotated(
-    x: NDArray[np.float32], block: int, seed: int, *, signs: NDArray[np.float32] = _DRAWN, back: bool = False
-) -> NDArray[np.float32]:
+def rotated(x: Values, block: int, seed: int, *, signs: Values = _DRAWN, back: bool = False) -> Values:
     """float32[n] rotated in blocks by the signs of a 32-bit seed, or by those of a table, or rotated back."""
     out = np.empty(x.size, np.float32)
     _hadamard.rotate(x, block, signs, *_words(seed), back, out)
@@ -81,10 +81,8 @@ class Rotate(Coordinates):
     name = "rotate"
     summary = "a random Hadamard rotation before any codec, undone after it"
     formula = "R'(Q(R v)), R = H D / sqrt(block) per block, D random signs, H the Walsh-Hadamard matrix"
-    paper = (
-        "Suresh et al., Distributed Mean Estimation with Limited Communication, 2017; "
-        "Vargaftik et al., DRIVE: One-bit Distributed Mean Estimation, 2021"
-    )
+    paper = """Suresh et al., Distributed Mean Estimation with Limited Communication, 2017; Vargaftik et al., DRIVE:
+    One-bit Distributed Mean Estimation, 2021"""
     corrections = (
         "a tensor is not padded to a power of two: it is rotated in blocks, and a rest in smaller powers of two",
     )
@@ -123,9 +121,63 @@ class Rotate(Coordinates):
         digest = hashlib.blake2b(struct.pack("<QQ", *key), digest_size=16, person=b"rotated").digest()
         return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
-    def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
+    def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
         """Rotated by a seed, or by the fixed signs, or rotated back."""
         return rotated(x, self.block, number, signs=SIGNS if self.signs == "fixed" else _DRAWN, back=back)
+
+
+@register_wrapper
+@dataclass(frozen=True)
+class Dct(Coordinates):
+    """A cosine transform of tiles around any codec: ``dct:chunk=64:topk:chunk=4096,ratio=0.01``.
+
+    A matrix is cut into tiles of at most ``chunk`` rows and columns, a vector into pieces; each tile's coefficients
+    follow each other, so a codec with chunks of a tile's size chooses in each tile. Tensors of more dimensions are
+    matrices with their first one as rows. The transform is orthonormal: errors are those of the codec inside.
+    """
+
+    name = "dct"
+    summary = "a cosine transform of tiles before any codec, undone after it"
+    formula = "T'(Q(T v)), T the orthonormal DCT-II of tiles of chunk x chunk values"
+    paper = "Peng et al., DeMo: Decoupled Momentum Optimization, 2024"
+    corrections = (
+        "tensors of more than two dimensions are matrices, the first dimension by the rest",
+        "the momentum that it goes with is ef:decay=; the sign of the sum belongs to the optimizer",
+    )
+    about = "Momentum of neighbouring weights is correlated, so few coefficients of a cosine transform hold its energy."
+    sends = "The number of rows (u32; 0 for a vector), then the body of the payload of the codec inside."
+    behavior = "Pays off for sparsifiers where rows and columns have an order; on shuffled weights it does nothing."
+    related = ("rotate", "topk", "ef")
+
+    chunk: int = parameter(64, "a tile's rows and columns at most; their largest divisor up to it", minimum=1)
+
+    def number(self, state: State, key: tuple[int, int]) -> int:
+        """Rows of the matrix; 0 for a vector, or without a shape."""
+        return state.shape[0] if state.shape is not None and len(state.shape) > 1 else 0
+
+    def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
+        """Coefficients in the order of tiles, or values in the tensor's own."""
+        rows = number
+        if rows and x.size % rows:
+            raise PayloadError(f"payload of a transform of {x.size} values has {rows} rows")
+        if not x.size:
+            return x
+        columns = x.size // max(1, rows)
+        high, wide = (_tile(length, self.chunk) for length in (max(1, rows), columns))
+        down, across = max(1, rows) // high, columns // wide
+        if back:
+            tiles = sp.fft.idctn(x.reshape(down, across, high, wide).astype(np.float64), axes=(2, 3), norm="ortho")
+            out = tiles.transpose(0, 2, 1, 3)
+        else:
+            tiles = x.reshape(down, high, across, wide).transpose(0, 2, 1, 3).astype(np.float64)
+            out = sp.fft.dctn(tiles, axes=(2, 3), norm="ortho")
+        return np.clip(out, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32).reshape(-1)
+
+
+@lru_cache(maxsize=1024)
+def _tile(length: int, most: int) -> int:
+    """The largest divisor of a length up to ``most``."""
+    return next(size for size in range(min(length, most), 0, -1) if not length % size)
 
 
 @cache
@@ -169,27 +221,19 @@ class Eden(Composed):
 
     name = "eden"
     summary = "rotated values, rounded to the best levels for a normal law, rescaled without bias"
-    formula = (
-        "y = R v; c_i = the nearest of the 2^bits Lloyd-Max values to sqrt(d) y_i / ||y||; "
-        "Q(v) = R'(||y||^2 / <c, y> c), d = the block's length"
-    )
+    formula = """y = R v; c_i = the nearest of the 2^bits Lloyd-Max values to sqrt(d) y_i / ||y||; Q(v) = R'(||y||^2 /
+    <c, y> c), d = the block's length"""
     paper = "Vargaftik et al., EDEN: Communication-Efficient and Robust Distributed Mean Estimation, 2022"
     corrections = (
         "a tensor is not padded to a power of two: blocks, and smaller powers of two at its end, have a scale each",
         "two rotations by random signs instead of one, so that the mean is right for sparse gradients, too",
     )
-    about = (
-        "After a rotation values are nearly normal, whatever they were, so nothing is fitted and the error is known "
-        "beforehand; the scale makes the mean right."
-    )
-    sends = (
-        "The rotation's seed (u32), a float32 scale for each block, then the codes, by the coder; with bits between "
-        "two integers the coarse codes, after their length (u32), and then the fine ones."
-    )
-    behavior = (
-        "Relative error 0.57, 0.13, 0.036, 0.0096 at 1 to 4 bits on any gradient. A sparse or heavy-tailed gradient, "
-        "which fitted levels take advantage of, is as hard as a normal one."
-    )
+    about = """After a rotation values are nearly normal, whatever they were, so nothing is fitted and the error is
+    known beforehand; the scale makes the mean right."""
+    sends = """The rotation's seed (u32), a float32 scale for each block, then the codes, by the coder; with bits
+    between two integers the coarse codes, after their length (u32), and then the fine ones."""
+    behavior = """Relative error 0.57, 0.13, 0.036, 0.0096 at 1 to 4 bits on any gradient. A sparse or heavy-tailed
+    gradient, which fitted levels take advantage of, is as hard as a normal one."""
     related = ("rotate", "zipml", "signsgd")
     unbiased = True
     deterministic = False
@@ -202,7 +246,7 @@ class Eden(Composed):
         super().__post_init__()
         check_block(self)
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """The body, and a flag for each block of symbols that has a code."""
         seed = key[1] & 0xFFFFFFFF
         scales, _, symbols = self._rounded(x, seed)
@@ -212,7 +256,7 @@ class Eden(Composed):
         first = b"" if len(coded) == 1 else _SEED.pack(len(coded[0]))
         return _SEED.pack(seed) + scales.astype("<f4").tobytes() + first + b"".join(coded), flags
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`."""
         if shared or len(body) < _SEED.size:
             raise PayloadError("payload is too short for the seed of its rotation, or has shared bytes")
@@ -280,7 +324,7 @@ class Eden(Composed):
             bits_norms=head / max(1, size),
         )
 
-    def _shares(self, size: int, seed: int) -> tuple[NDArray[np.int64] | None, list[tuple[NDArray[np.float32], Any]]]:
+    def _shares(self, size: int, seed: int) -> tuple[NDArray[np.int64] | None, list[tuple[Values, Any]]]:
         """Which values are kept, None for all; and each table, float32[2^bits], with those of them that it rounds."""
         coarse = math.floor(self.bits)
         if self.bits == coarse:
@@ -292,9 +336,7 @@ class Eden(Composed):
         fine = chosen < self.bits - coarse
         return None, [(_table(coarse), np.flatnonzero(~fine)), (_table(coarse + 1), np.flatnonzero(fine))]
 
-    def _rounded(
-        self, x: NDArray[np.float32], seed: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[tuple[int, NDArray[np.uint16]]]]:
+    def _rounded(self, x: Values, seed: int) -> tuple[Values, Values, list[tuple[int, NDArray[np.uint16]]]]:
         """The scale of each piece, the entries of rotated values, and the symbols of each table with their number."""
         kept, tables = self._shares(x.size, seed)
         x = x if kept is None else x[kept]
@@ -320,13 +362,13 @@ class Eden(Composed):
 
     def _restored(
         self,
-        scales: NDArray[np.float32],
+        scales: Values,
         lengths: NDArray[np.int64],
-        entries: NDArray[np.float32],
+        entries: Values,
         kept: NDArray[np.int64] | None,
         seed: int,
         size: int,
-    ) -> NDArray[np.float32]:
+    ) -> Values:
         """Entries times their piece's scale, rotated back, float32[size]."""
         with np.errstate(over="ignore"):
             y = np.clip(entries * np.repeat(scales, lengths), -FLOAT32_MAX, FLOAT32_MAX)
@@ -345,7 +387,7 @@ def expected_on_any(item: Codec, size: int) -> Expectation | None:
 
 
 @cache
-def _table(bits: int) -> NDArray[np.float32]:
+def _table(bits: int) -> Values:
     return lloyd_max(bits).astype(np.float32)
 
 

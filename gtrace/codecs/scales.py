@@ -16,15 +16,17 @@ from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels.norms import power_sum
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from gtrace.codecs.base import TensorSums
+    from gtrace.codecs.parts import Values
     from gtrace.types import Norm, State, Tail
 
 
 @dataclass(frozen=True)
 class BucketNorm(Scale):
     """A norm of each bucket of consecutive values, in float32."""
+
+    per = "bucket_size"
+    width = 4
 
     norm: Norm = parameter("l2", "what a bucket is divided by", choices=("l2", "linf", "l1"))
     bucket_size: int | None = parameter(
@@ -52,7 +54,7 @@ class BucketNorm(Scale):
     def shares(self) -> bool:
         return self.clip is None and self.tail == "quantized"
 
-    def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
+    def cut(self, x: Values, state: State, *, late: bool = False) -> Scaled:
         """Clip if asked for; with ``tail=exact`` a short last bucket becomes the tail."""
         if self.clip is not None:
             x = clip_values(x, self.clip)[0]
@@ -68,20 +70,14 @@ class BucketNorm(Scale):
             return size - size % self.bucket_size
         return size
 
-    def over(self, size: int) -> int:
-        return self.bucket_size or max(1, size)
-
-    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+    def measure(self, x: Values, state: State) -> Values:
         whole = state.arrays.get("scale")
         return bucket_scales(x, self.norm, self.bucket_size) if whole is None else whole
 
-    def whole(self, sums: TensorSums) -> NDArray[np.float32] | None:
+    def whole(self, sums: TensorSums) -> Values | None:
         if self.bucket_size is not None:
             return None
         return whole_scale(self.norm, sums.norm1, sums.energy, sums.largest)
-
-    def head(self, body: memoryview, size: int) -> int:
-        return 4 * -(-size // self.over(size))
 
 
 @dataclass(frozen=True)
@@ -89,14 +85,12 @@ class NoNorm(BucketNorm):
     """Buckets with the divisor 1; nothing is sent."""
 
     absent = np.ones(1, np.float32)
+    width = 0
 
     norm: Norm = parameter("none", "no scale", choices=("none",))
     bucket_size: int | None = parameter(None, "not used here: there is no scale", optional=True, maximum=0)
 
-    def head(self, body: memoryview, size: int) -> int:
-        return 0
-
-    def pack(self, scales: NDArray[np.float32]) -> bytes:
+    def pack(self, scales: Values) -> bytes:
         return b""
 
 
@@ -104,35 +98,30 @@ class NoNorm(BucketNorm):
 class BlockMax(Scale):
     """The largest magnitude of each block, in float32."""
 
+    per = "block_size"
+    width = 4
+
     block_size: int | None = parameter(
         2048, "consecutive values that share a scale; none for the whole tensor", minimum=1, optional=True
     )
 
-    def over(self, size: int) -> int:
-        return self.block_size or max(1, size)
-
-    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
-        return bucket_scales(x, "linf", self.block_size)
-
-    def head(self, body: memoryview, size: int) -> int:
-        return 4 * -(-size // self.over(size))
+    def measure(self, x: Values, state: State) -> Values:
+        return bucket_scales(x, "linf", self.over(x.size))
 
 
 @dataclass(frozen=True)
 class Range(Scale):
     """The least and the greatest value of a tensor, in float32."""
 
-    @property
-    def whole_tensor(self) -> bool:
-        return True
+    whole_tensor = True
 
-    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+    def measure(self, x: Values, state: State) -> Values:
         return np.array([x.min(), x.max()] if x.size else [0.0, 0.0], np.float32)
 
     def head(self, body: memoryview, size: int) -> int:
         return 8
 
-    def read(self, data: memoryview) -> NDArray[np.float32]:
+    def read(self, data: memoryview) -> Values:
         low, high = np.frombuffer(data, "<f4").astype(np.float32)
         if not (np.isfinite(low) and np.isfinite(high) and low <= high):
             raise PayloadError(f"payload holds a range from {low:g} to {high:g}")
@@ -162,7 +151,7 @@ class Magnitude(Scale):
         value = {"mean": norm1 / size, "energy": energy / norm1, "rms": math.sqrt(energy / size)}[self.scale]
         return float(np.float32(min(value, float(FLOAT32_MAX))))
 
-    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+    def measure(self, x: Values, state: State) -> Values:
         whole = state.arrays.get("scale")
         if whole is not None:
             return whole
@@ -171,7 +160,7 @@ class Magnitude(Scale):
         sums = (0.0, 0.0) if self.scale == "none" else (float(power_sum(x, 1)), float(power_sum(x, 2)))
         return np.array([self.magnitude(*sums, x.size)], np.float32)
 
-    def whole(self, sums: TensorSums) -> NDArray[np.float32] | None:
+    def whole(self, sums: TensorSums) -> Values | None:
         if not sums.energy:
             return None
         return np.array([self.magnitude(sums.norm1, sums.energy, sums.size)], np.float32)
@@ -179,7 +168,7 @@ class Magnitude(Scale):
     def head(self, body: memoryview, size: int) -> int:
         return 4 if len(body) and size and self.scale != "none" else 0
 
-    def pack(self, scales: NDArray[np.float32]) -> bytes:
+    def pack(self, scales: Values) -> bytes:
         return b"" if self.scale == "none" else super().pack(scales)
 
 
@@ -187,23 +176,20 @@ class Magnitude(Scale):
 class TwoMeans(Scale):
     """The mean of a bucket's values from 0 up, and the mean of those below, in float32."""
 
+    per = "bucket_size"
+    width = 8
+
     bucket_size: int | None = parameter(
         512, "consecutive values that share the two means; none for the whole tensor", minimum=1, optional=True
     )
 
-    def over(self, size: int) -> int:
-        return self.bucket_size or max(1, size)
-
-    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+    def measure(self, x: Values, state: State) -> Values:
         bucket = self.over(x.size)
         means = np.empty((-(-x.size // bucket), 2), np.float32)
         _elementwise.two_means(x, bucket, means)
         return means
 
-    def head(self, body: memoryview, size: int) -> int:
-        return 8 * -(-size // self.over(size))
-
-    def read(self, data: memoryview) -> NDArray[np.float32]:
+    def read(self, data: memoryview) -> Values:
         means = np.frombuffer(data, "<f4").astype(np.float32).reshape(-1, 2)
         if not (np.isfinite(means).all() and (means[:, 0] >= 0).all() and (means[:, 1] <= 0).all()):
             raise PayloadError("payload holds means that are not finite or have the wrong sign")

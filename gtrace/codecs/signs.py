@@ -20,7 +20,7 @@ from gtrace.types import Expectation, SummarySpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.codecs.parts import Scaled
+    from gtrace.codecs.parts import Scaled, Values
     from gtrace.sketch import MomentSketch
     from gtrace.types import State
 
@@ -44,13 +44,9 @@ class Sign(FixedGrid):
     unbiased = False
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint8]:
-        """The bits, 1 for negative."""
         return np.packbits(v.x < 0, bitorder="little")
 
-    def values(
-        self, symbols: NDArray[np.uint8], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
-        """The scale with the signs; zeros if neither was sent."""
+    def values(self, symbols: NDArray[np.uint8], scales: Values, bucket: int, size: int) -> Values:
         if size and not symbols.size and scales.size:
             raise PayloadError(f"payload holds a scale and no signs of {size} values")
         out = np.zeros(size, np.float32)
@@ -63,7 +59,6 @@ class Sign(FixedGrid):
         return out
 
     def needs(self, parts: Parts) -> SummarySpec | None:
-        """The plain magnitudes: their sum and their energy."""
         return SummarySpec("none", None) if self.expects(parts) else None
 
     def expects(self, parts: Parts) -> bool:
@@ -128,10 +123,8 @@ class SignSgd(Composed):
     corrections = _CORRECTIONS
     about = "One bit a value. Workers vote, so the server sends one bit back as well."
     sends = _SENDS
-    behavior = (
-        "Relative error 1 - ||v||_1^2 / (n ||v||^2): 0.36 for a normal law, near 1 for a heavy tail. Biased, so "
-        "many workers do not help as they do unbiased codecs."
-    )
+    behavior = """Relative error 1 - ||v||_1^2 / (n ||v||^2): 0.36 for a normal law, near 1 for a heavy tail. Biased, so
+    many workers do not help as they do unbiased codecs."""
     related = ("signum", "ef-signsgd", "rotate")
     votes = True
 
@@ -146,9 +139,8 @@ class Signum(Composed):
     formula = "m <- beta m + (1 - beta) v; Q = s sign(m), s = mean |m|"
     paper = _SIGNSGD
     corrections = _CORRECTIONS
-    about = (
-        "signsgd on the momentum, which smooths the signs over steps. The optimizer behind it must have no momentum."
-    )
+    about = """signsgd on the momentum, which smooths the signs over steps. The optimizer behind it must have no
+    momentum."""
     sends = _SENDS
     behavior = "It encodes the momentum, so its error against one gradient means little; compare it by training."
     related = ("signsgd", "momentum")
@@ -179,18 +171,14 @@ class OneBit(Composed):
     parts = Parts(memory=Residual(), scale=TwoMeans(), grid=Sign(), rounding=Nearest(), coder=Bit())
     summary = "one bit a value, two means a bucket, with error feedback"
     formula = "p = v + e; Q(p_i) = mean of the bucket's p_j >= 0, or of its p_j < 0; e <- p - Q"
-    paper = (
-        "Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training "
-        "of Speech DNNs, 2014"
-    )
+    paper = """Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
+    of Speech DNNs, 2014"""
     corrections = (
         "the paper's two values belong to a column of a weight matrix; a flat gradient has buckets instead",
         UNITS,
     )
-    about = (
-        "The first gradient quantizer in speech recognition: a bit a value, two means a bucket, and error feedback "
-        "without which it does not converge."
-    )
+    about = """The first gradient quantizer in speech recognition: a bit a value, two means a bucket, and error feedback
+    without which it does not converge."""
     sends = "Two float32 a bucket, the upper mean and the lower, then a bit a value, 1 for the lower."
     behavior = "A little more than one bit; a constant bucket arrives exactly."
     related = ("ef-signsgd", "signsgd")

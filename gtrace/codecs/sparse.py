@@ -7,7 +7,7 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -15,17 +15,9 @@ from gtrace.codecs.base import CodedBits, Measured, coder_parameter, parameter
 from gtrace.codecs.memory import averaged, saturating
 from gtrace.codecs.parts import FLOAT32_MAX, Coder, FixedGrid, Memory, Parts, Rounding
 from gtrace.codecs.spec import codec
-from gtrace.coding import (
-    ENVELOPE_BYTES,
-    CodedBlock,
-    Floats,
-    decode_floats,
-    expected_floats,
-    open_envelope,
-    seal,
-    width_for,
-)
-from gtrace.coding.fixed import from_words, read_floats, to_words, word_room
+from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
+from gtrace.coding.fixed import from_words, read_floats, to_words, width_for, word_room
+from gtrace.coding.huffman import CodedBlock, Floats, decode_floats, expected_floats
 from gtrace.coding.sparse import decode_positions, decode_sparse, encode_positions
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elementwise as _elementwise
@@ -34,12 +26,10 @@ from gtrace.kernels.norms import power_sum
 from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from gtrace.codecs.base import Codec
-    from gtrace.codecs.parts import Opened, Scaled
+    from gtrace.codecs.parts import Arrays, Opened, Scaled, Values
     from gtrace.sketch import MomentSketch
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -64,7 +54,7 @@ class Kept(NamedTuple):
     """
 
     positions: NDArray[np.int64]
-    values: NDArray[np.float32]
+    values: Values
     size: int
 
 
@@ -76,17 +66,15 @@ class Largest(FixedGrid):
 
     ratio: float = parameter(0.01, "share of the values that is sent, at least one", minimum=0.0, maximum=1.0)
 
-    def positions(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
+    def positions(self, x: Values) -> NDArray[np.int64]:
         """Where the largest are, ascending; of equal ones the first."""
         return largest(magnitudes(x), kept(self.ratio, x.size))
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
-        """The largest."""
         positions = self.positions(v.x)
         return Kept(positions, v.x[positions], v.x.size)
 
-    def values(self, symbols: Kept, scales: NDArray[np.float32], bucket: int, size: int) -> NDArray[np.float32]:
-        """The kept values in their places."""
+    def values(self, symbols: Kept, scales: Values, bucket: int, size: int) -> Values:
         out = np.zeros(size, np.float32)
         out[symbols.positions] = symbols.values
         return out
@@ -100,8 +88,7 @@ class LargestOfChunks(Largest):
         None, "choose in each chunk of this length; none for the whole tensor", minimum=1, optional=True
     )
 
-    def positions(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
-        """In each chunk the same number, at least one."""
+    def positions(self, x: Values) -> NDArray[np.int64]:
         if self.chunk is None:
             return super().positions(x)
         whole = x.size - x.size % self.chunk
@@ -168,7 +155,6 @@ class ChosenValues(Rounding):
         return self.values is None or _values_codec(self.values).deterministic
 
     def symbols(self, grid: Largest, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> Kept:
-        """The choice, with values as the grid finds them."""
         return grid.nearest(state, v, key)
 
     def write(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[bytes, int]:
@@ -181,8 +167,7 @@ class ChosenValues(Rounding):
         body, flags = open_envelope(payload, codec=inner.wire_name, size=chosen.values.size, shared=b"")
         return _INNER.pack(chosen.values.size, len(places), flags) + places + bytes(body), 0
 
-    def read(self, parts: Parts, found: Opened, flags: int) -> NDArray[np.float32]:
-        """Undo :meth:`write`."""
+    def read(self, parts: Parts, found: Opened, flags: int) -> Values:
         if self.values is None:
             return super().read(parts, found, flags)
         inner, data = _values_codec(self.values), found.coded
@@ -195,10 +180,7 @@ class ChosenValues(Rounding):
         values = inner.decode(b"", payload, positions.size)
         return cast("Largest", parts.grid).values(Kept(positions, values, found.size), found.scales, 1, found.size)
 
-    def simulate(
-        self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]
-    ) -> tuple[NDArray[np.float32], Measured]:
-        """The same without the bytes of the values."""
+    def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[Values, Measured]:
         if self.values is None:
             return super().simulate(parts, state, v, key)
         chosen, inner = self.symbols(cast("Largest", parts.grid), state, v, key), _values_codec(self.values)
@@ -282,7 +264,7 @@ class Seeded(NamedTuple):
     """
 
     seed: int
-    values: NDArray[np.float32]
+    values: Values
 
 
 @dataclass(frozen=True)
@@ -308,12 +290,10 @@ class RandomChoice(FixedGrid):
         return largest(words, kept(self.ratio, size))
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Seeded:
-        """The values at the positions of the key's seed."""
         seed = key[1] & 0xFFFFFFFF
         return Seeded(seed, v.x[self.chosen(seed, v.x.size)])
 
-    def values(self, symbols: Seeded, scales: NDArray[np.float32], bucket: int, size: int) -> NDArray[np.float32]:
-        """The values, scaled, in their places."""
+    def values(self, symbols: Seeded, scales: Values, bucket: int, size: int) -> Values:
         values = symbols.values
         if self.scale and values.size:
             with np.errstate(over="ignore"):
@@ -323,7 +303,6 @@ class RandomChoice(FixedGrid):
         return out
 
     def needs(self, parts: Parts) -> SummarySpec:
-        """Energy and zeros, which every sketch has."""
         return SummarySpec("none", None)
 
     def expects(self, parts: Parts) -> bool:
@@ -411,8 +390,7 @@ class NearPeaks(FixedGrid):
         scale = np.float32(total / max(1, -(-x.size // self.bin_size)))
         return Signs(float(scale), 2 * positions + np.signbit(x[positions]), x.size)
 
-    def values(self, symbols: Signs, scales: NDArray[np.float32], bucket: int, size: int) -> NDArray[np.float32]:
-        """The scale with the signs, in their places."""
+    def values(self, symbols: Signs, scales: Values, bucket: int, size: int) -> Values:
         out, scale = np.zeros(size, np.float32), np.float32(symbols.scale)
         out[symbols.numbers >> 1] = np.where(symbols.numbers & 1, -scale, scale)
         return out
@@ -450,21 +428,15 @@ class Velocity(Memory):
     masking: bool = parameter(True, "momentum stops where a value was sent")
     clip: float | None = parameter(None, "largest l2 norm of a gradient; none for no clipping", minimum=0.0)
 
-    def start(self, size: int) -> dict[str, NDArray[Any]]:
+    def start(self, size: int) -> Arrays:
         zeros = np.zeros(size, np.float32)
         return {"velocity": zeros, "residual": zeros, "step": np.zeros((), np.int64)}
 
-    def given(self, arrays: Mapping[str, NDArray[Any]], x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def given(self, arrays: Arrays, x: Values) -> Values:
         """The sum of momentum that was not sent yet."""
         return saturating(arrays["residual"], self._moved(arrays, x))
 
-    def after(
-        self,
-        arrays: Mapping[str, NDArray[Any]],
-        x: NDArray[np.float32],
-        given: NDArray[np.float32],
-        decoded: NDArray[np.float32],
-    ) -> dict[str, NDArray[Any]]:
+    def after(self, arrays: Arrays, x: Values, given: Values, decoded: Values) -> Arrays:
         """Clear what was sent, and the momentum there."""
         waits = decoded == 0
         velocity = self._moved(arrays, x)
@@ -474,7 +446,7 @@ class Velocity(Memory):
             "step": np.asarray(arrays["step"] + 1, np.int64),
         }
 
-    def _moved(self, arrays: Mapping[str, NDArray[Any]], x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _moved(self, arrays: Arrays, x: Values) -> Values:
         """The momentum with the new gradient in it."""
         if self.clip is not None:
             norm = float(power_sum(x, 2)) ** 0.5
@@ -496,7 +468,6 @@ class WarmingUp(LargestOfChunks):
         return max(self.ratio, _FIRST ** (1 + _STAGES * step // self.warmup))
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
-        """The largest, at the ratio of the step."""
         return LargestOfChunks(self.ratio_at(int(state.arrays["step"])), self.chunk).nearest(state, v, key)
 
 
@@ -509,7 +480,7 @@ def kept(ratio: float, size: int) -> int:
     return min(size, max(1, round(ratio * size)))
 
 
-def magnitudes(x: NDArray[np.float32]) -> NDArray[np.uint32]:
+def magnitudes(x: Values) -> NDArray[np.uint32]:
     """|x| as integers in the same order, uint32[n]: they are compared and selected faster than floats."""
     return x.view(np.uint32) & _MAGNITUDE
 
@@ -558,7 +529,7 @@ def _fixed(positions: NDArray[np.int64], size: int) -> bytes:
     return from_words(words, positions.size * width)
 
 
-def _unfixed(body: memoryview, size: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _unfixed(body: memoryview, size: int) -> tuple[NDArray[np.int64], Values]:
     """Positions and values of a body of :func:`_fixed` and float32 values.
 
     Raises:

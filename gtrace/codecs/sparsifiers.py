@@ -20,10 +20,8 @@ from gtrace.codecs.sparse import (
     WarmingUp,
 )
 
-_POSITIONS = (
-    "The positions, as gaps in the shortest of several codes (coder=gaps) or in ceil(log2 n) bits each "
-    "(coder=fixed); then the values in float32, in the order of their positions."
-)
+_POSITIONS = """The positions, as gaps in the shortest of several codes (coder=gaps) or in ceil(log2 n) bits each
+(coder=fixed); then the values in float32, in the order of their positions."""
 _TIES = "of equal magnitudes the first in the tensor are sent, so that their number is always the same"
 
 
@@ -37,10 +35,8 @@ class TopK(Composed):
     formula = "Q(v_i) = v_i for the k largest |v_i|, else 0; k = max(1, round(ratio n))"
     paper = "Alistarh et al., The Convergence of Sparsified Gradient Methods, 2018"
     corrections = (_TIES,)
-    about = (
-        "The largest magnitudes exactly. Without memory the rest never arrives, so it is mostly used as mem-sgd or "
-        "ef:topk."
-    )
+    about = """The largest magnitudes exactly. Without memory the rest never arrives, so it is mostly used as mem-sgd or
+    ef:topk."""
     sends = _POSITIONS
     behavior = (
         "Of all choices of k values the least error. A value costs 32 bits and its position 5 to 10, so ratio 0.01 "
@@ -59,15 +55,11 @@ class MemSgd(Composed):
     formula = "p = v + e; Q(p_i) = p_i for the k largest |p_i|, else 0; e <- p - Q(p)"
     paper = "Stich, Cordonnier and Jaggi, Sparsified SGD with Memory, 2018"
     corrections = (_TIES, UNITS)
-    about = (
-        "Top-k of gradient plus memory: what is not sent is added to the next gradient. The plain form of error "
-        "feedback for sparse gradients; the same as ef:topk."
-    )
+    about = """Top-k of gradient plus memory: what is not sent is added to the next gradient. The plain form of error
+    feedback for sparse gradients; the same as ef:topk."""
     sends = _POSITIONS
-    behavior = (
-        "Against one gradient its error is larger than topk's, because it sends old values too; over steps nothing "
-        "is lost."
-    )
+    behavior = """Against one gradient its error is larger than topk's, because it sends old values too; over steps
+    nothing is lost."""
     related = ("topk", "dgc", "ef")
 
 
@@ -86,10 +78,8 @@ class Dropping(Composed):
         "the threshold is exact by default; the paper's comes from a sample of 0.1% of the values (sample=0.001)",
         UNITS,
     )
-    about = (
-        "A threshold on magnitudes with memory; with sample=0.001 the threshold comes from a sample, as the "
-        "paper does to save the selection."
-    )
+    about = """A threshold on magnitudes with memory; with sample=0.001 the threshold comes from a sample, as the paper
+    does to save the selection."""
     sends = _POSITIONS
     behavior = "With the exact threshold it sends the values of mem-sgd, and ties."
     related = ("mem-sgd", "topk")
@@ -110,10 +100,8 @@ class RandomK(Composed):
         "the paper's rand_k is not scaled and needs memory: that is ef:randomk:scale=false",
         "positions are not sent: 32 bits of seed name them",
     )
-    about = (
-        "The plainest sparsifier: values chosen at random, scaled up. Positions are free, as both sides draw them "
-        "from a seed."
-    )
+    about = """The plainest sparsifier: values chosen at random, scaled up. Positions are free, as both sides draw them
+    from a seed."""
     sends = "A seed (u32), then the chosen values in float32, in the order of their positions."
     behavior = "Relative variance n/k - 1, whatever the data: a floor that others must beat."
     related = ("topk", "mcgq", "ef")
@@ -126,24 +114,15 @@ class AdaComp(Composed):
     name = "adacomp"
     parts = Parts(memory=Residual(), grid=NearPeaks(), rounding=Nearest(), coder=SignedPositions())
     summary = "signs of what nears its bin's largest magnitude, one scale, the rest kept"
-    formula = (
-        "p = v + e; Q(p_i) = s sign(p_i) where |p_i + v_i| >= the bin's largest |p|, else 0; s = mean of the bins' "
-        "largest |p|; e <- p - Q(p)"
-    )
+    formula = """p = v + e; Q(p_i) = s sign(p_i) where |p_i + v_i| >= the bin's largest |p|, else 0; s = mean of the
+    bins' largest |p|; e <- p - Q(p)"""
     paper = "Chen et al., AdaComp: Adaptive Residual Gradient Compression for Data-Parallel Distributed Training, 2018"
-    corrections = (
-        "values that are zero are never sent, or a bin of zeros would be sent whole",
-        UNITS,
-    )
-    about = (
-        "A sparsifier that finds its own ratio: in each bin it sends what is near the bin's largest magnitude once "
-        "the present gradient is added again. One scale a tensor makes values cheap; memory keeps the rest."
-    )
+    corrections = ("values that are zero are never sent, or a bin of zeros would be sent whole", UNITS)
+    about = """A sparsifier that finds its own ratio: in each bin it sends what is near the bin's largest magnitude once
+    the present gradient is added again. One scale a tensor makes values cheap; memory keeps the rest."""
     sends = "The scale in float32, then the positions, each with its sign, as gaps in the shortest of several codes."
-    behavior = (
-        "The ratio follows the data: few values if gradients are heavy-tailed, many if they are flat. Smaller"
-        " bins send more."
-    )
+    behavior = """The ratio follows the data: few values if gradients are heavy-tailed, many if they are flat. Smaller
+    bins send more."""
     related = ("dropping", "mem-sgd", "ef")
 
 
@@ -164,15 +143,11 @@ class Dgc(Composed):
         "the threshold is exact, not estimated from a sample",
         "clip limits one tensor's norm on one worker; the paper's limit is the model's, over the root of the workers",
     )
-    about = (
-        "Top-k with everything that its paper adds for deep networks: momentum in the memory, clearing the momentum"
-        " of what was sent, clipping, a ratio that falls over the first steps."
-    )
+    about = """Top-k with everything that its paper adds for deep networks: momentum in the memory, clearing the
+    momentum of what was sent, clipping, a ratio that falls over the first steps."""
     sends = _POSITIONS
-    behavior = (
-        "Its error against one gradient may exceed 1, because what it sends is a sum of momentum over many steps; "
-        "compare it by training."
-    )
+    behavior = """Its error against one gradient may exceed 1, because what it sends is a sum of momentum over many
+    steps; compare it by training."""
     related = ("mem-sgd", "topk", "momentum")
 
     warmup: int

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _REGISTRY: dict[str, type[Codec]] = {}
 _WRAPPERS: dict[str, type[Codec]] = {}
 C = TypeVar("C", bound="type[Codec]")
+_TEXTS = {"summary", "formula", "paper", "about", "sends", "behavior"}
 #: characters of a spec; a thousand prefixes would nest deeper than Python calls
 MAX_SPEC = 500
 
@@ -32,17 +33,8 @@ class Elsewhere(NamedTuple):
     load: Callable[[str], type[Codec] | None]
 
 
-_ELSEWHERE: list[Elsewhere] = []
-
-
-def look_elsewhere(place: Elsewhere) -> None:
-    """Look for unknown names in one more place."""
-    _ELSEWHERE.append(place)
-
-
-def names_elsewhere() -> tuple[str, ...]:
-    """The names that are not gtrace's own."""
-    return tuple(name for place in _ELSEWHERE for name in place.names())
+#: the places to look for names that are not gtrace's own
+ELSEWHERE: list[Elsewhere] = []
 
 
 def register(cls: C) -> C:
@@ -51,11 +43,7 @@ def register(cls: C) -> C:
     Raises:
         ValueError: the name, or its number in payloads, is taken.
     """
-    numbers = {codec_number(name): name for name in _REGISTRY}
-    if not cls.name or cls.name in _REGISTRY or cls.name in _WRAPPERS or codec_number(cls.name) in numbers:
-        raise ValueError(f"codec name {cls.name!r} is empty or taken")
-    _REGISTRY[cls.name] = cls
-    return cls
+    return _entered(_REGISTRY, cls, free=codec_number(cls.name) not in map(codec_number, _REGISTRY))
 
 
 def register_wrapper(cls: C) -> C:
@@ -64,9 +52,16 @@ def register_wrapper(cls: C) -> C:
     Raises:
         ValueError: the name is taken.
     """
-    if not cls.name or cls.name in _WRAPPERS or cls.name in _REGISTRY:
+    return _entered(_WRAPPERS, cls)
+
+
+def _entered(registry: dict[str, type[Codec]], cls: C, *, free: bool = True) -> C:
+    if not (cls.name and free) or cls.name in _REGISTRY or cls.name in _WRAPPERS:
         raise ValueError(f"codec name {cls.name!r} is empty or taken")
-    _WRAPPERS[cls.name] = cls
+    for word in _TEXTS & vars(cls).keys():
+        # A text may go over several lines of the class.
+        setattr(cls, word, " ".join(getattr(cls, word).split()))
+    registry[cls.name] = cls
     return cls
 
 
@@ -96,16 +91,16 @@ def codec_class(name: str) -> type[Codec]:
         ScriptError: the package that brings it cannot be loaded.
     """
     known = _REGISTRY.get(name) or _WRAPPERS.get(name)
-    for place in _ELSEWHERE:
+    for place in ELSEWHERE:
         known = known or place.load(name)
     if known is None:
-        raise UsageError(f"no codec '{name}'; {suggest(name, (*_REGISTRY, *_WRAPPERS, *names_elsewhere()))}")
+        raise UsageError(f"no codec '{name}'; {suggest(name, _names())}")
     return known
 
 
-def _named(name: str) -> bool:
-    """Whether a word of a spec is a codec's name; no package is loaded for that."""
-    return name in _REGISTRY or name in _WRAPPERS or name in names_elsewhere()
+def _names() -> set[str]:
+    """All names of codecs and prefixes; no package is loaded for that."""
+    return {*_REGISTRY, *_WRAPPERS, *(name for place in ELSEWHERE for name in place.names())}
 
 
 class Spec(NamedTuple):
@@ -191,7 +186,7 @@ def split_specs(text: str) -> list[str]:
             if not specs:
                 raise UsageError(f"methods: '{item}' belongs to no codec; write NAME:key=value")
             last = specs[-1].rpartition(":")[2]
-            specs[-1] += (":" if ":" not in specs[-1] or _named(last) else ",") + item
+            specs[-1] += (":" if ":" not in specs[-1] or last in _names() else ",") + item
         else:
             specs.append(item.removesuffix(":"))
     if not specs:

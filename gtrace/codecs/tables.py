@@ -21,6 +21,7 @@ from gtrace.kernels import rounding as _rounding
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gtrace.codecs.parts import Values
     from gtrace.types import State
 
 _DETTMERS = "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022"
@@ -39,16 +40,14 @@ class Entries(FixedGrid):
 
     @property
     @abstractmethod
-    def entries(self) -> NDArray[np.float32]:
+    def entries(self) -> Values:
         """The values, float32[m]."""
 
     def alphabet(self, state: State) -> int:
         """One symbol for each."""
         return self.entries.size
 
-    def values(
-        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
+    def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
         """Entries times their block's scale."""
         out = np.empty(size, np.float32)
         _rounding.restore(symbols, bucket, scales, self.entries, out)
@@ -63,41 +62,28 @@ class Entries(FixedGrid):
 
 
 @dataclass(frozen=True)
-class Integral(Entries):
-    """k / ``steps`` for consecutive integers k, ties to even."""
+class SignedIntegers(Entries):
+    """k / 127 for k = -127..127, ties to even: 255 of the codes of eight bits."""
 
     @property
-    @abstractmethod
-    def steps(self) -> int:
-        """Steps from zero to the block's largest magnitude."""
+    def span(self) -> tuple[int, int]:
+        """Steps from zero to the block's largest magnitude, and the largest integer; the least is minus the steps."""
+        return 127, 127
 
     @property
-    @abstractmethod
-    def least(self) -> int:
-        """The least integer; the largest is ``steps`` or one less."""
+    def entries(self) -> Values:
+        """As many as there are integers."""
+        return _integers(*self.span)
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
         """The number of the nearest integer, from the least one."""
-        codes = np.empty(v.x.size, np.uint16)
-        _elementwise.round_to_integers(v.x, v.bucket, v.scales, self.steps, self.least, self.entries.size, codes)
+        codes, (steps, _) = np.empty(v.x.size, np.uint16), self.span
+        _elementwise.round_to_integers(v.x, v.bucket, v.scales, steps, -steps, self.entries.size, codes)
         return codes
 
 
 @dataclass(frozen=True)
-class Signed8(Integral):
-    """k / 127 for k = -127..127."""
-
-    steps = 127
-    least = -127
-
-    @property
-    def entries(self) -> NDArray[np.float32]:
-        """255: one of the eight-bit codes is unused."""
-        return _integers(self.least, self.steps, self.steps)
-
-
-@dataclass(frozen=True)
-class TwosComplement(Integral):
+class TwosComplement(SignedIntegers):
     """k / 2^(bits - 1) for k = -2^(bits - 1) .. 2^(bits - 1) - 1; what lies above the largest is cut off."""
 
     bits: int = parameter(4, "of an integer", minimum=2, maximum=15)
@@ -108,24 +94,14 @@ class TwosComplement(Integral):
         return self.bits
 
     @property
-    def steps(self) -> int:
-        """Half as many as there are integers."""
-        return 1 << self.bits - 1
-
-    @property
-    def least(self) -> int:
-        """The largest magnitude with a minus."""
-        return -self.steps
-
-    @property
-    def entries(self) -> NDArray[np.float32]:
-        """2^bits of them."""
-        return _integers(self.least, self.steps - 1, self.steps)
+    def span(self) -> tuple[int, int]:
+        """Half as many steps as there are integers."""
+        return 1 << self.bits - 1, (1 << self.bits - 1) - 1
 
 
 @cache
-def _integers(least: int, most: int, steps: int) -> NDArray[np.float32]:
-    return (np.arange(least, most + 1) / steps).astype(np.float32)
+def _integers(steps: int, top: int) -> Values:
+    return (np.arange(-steps, top + 1) / steps).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -135,13 +111,13 @@ class Published(Entries):
     table: Literal["nf4", "fp4", "dynamic8"] = "nf4"
 
     @property
-    def entries(self) -> NDArray[np.float32]:
+    def entries(self) -> Values:
         """The table of this name."""
         return _TABLES[self.table]()
 
 
 @cache
-def _normal_float() -> NDArray[np.float32]:
+def _normal_float() -> Values:
     """NF4 (QLoRA, appendix E): about the quantiles of a normal law, 7 below zero and 8 above, as published."""
     below = [1.0, 0.6961928009986877, 0.5250730514526367, 0.39491748809814453, 0.28444138169288635, 0.18477343022823334]
     above = [0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434]
@@ -150,14 +126,14 @@ def _normal_float() -> NDArray[np.float32]:
 
 
 @cache
-def _float4() -> NDArray[np.float32]:
+def _float4() -> Values:
     """FP4 of bitsandbytes: 0, a subnormal 1/16, then 2, 3, 4, 6, 8, 12 of 12, with both signs."""
     magnitudes = np.array([0.0625, 2, 3, 4, 6, 8, 12], np.float32) / np.float32(12)
     return np.concatenate([-magnitudes[::-1], [np.float32(0)], magnitudes])
 
 
 @cache
-def _dynamic8() -> NDArray[np.float32]:
+def _dynamic8() -> Values:
     """The signed dynamic tree type: seven decades, the upper ones with more bits for the fraction."""
     found = [0.0, 1.0]
     first, last = np.float32(0.1), np.float32(1.0)
@@ -178,30 +154,25 @@ _TABLES = {"nf4": _normal_float, "fp4": _float4, "dynamic8": _dynamic8}
 class GroupMax(Scale):
     """The largest magnitude of each group, in float32."""
 
+    per = "group"
+    width = 4
+
     group: int | None = parameter(
         256, "consecutive values that share a scale; none for the whole tensor", minimum=1, optional=True
     )
 
-    @property
-    def block_size(self) -> int | None:
-        """Length of a group."""
-        return self.group
-
-    over, measure, head = BlockMax.over, BlockMax.measure, BlockMax.head
+    measure = BlockMax.measure
 
 
 @dataclass(frozen=True)
 class CodeMeans(Scale):
     """The mean of the values with each of 256 codes, in float32; 0 for a code that no value has."""
 
+    whole_tensor = True
+
     rule: Literal["uniform", "quantile"] = "uniform"
 
-    @property
-    def whole_tensor(self) -> bool:
-        """The codes belong to all values."""
-        return True
-
-    def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
+    def cut(self, x: Values, state: State, *, late: bool = False) -> Scaled:
         """The values with 256 means, and the codes that gave them."""
         codes = _RULES[self.rule](x)
         counts = np.maximum(np.bincount(codes, minlength=_CODES), 1)
@@ -212,7 +183,7 @@ class CodeMeans(Scale):
         """All means are sent."""
         return 4 * _CODES
 
-    def read(self, data: memoryview) -> NDArray[np.float32]:
+    def read(self, data: memoryview) -> Values:
         """The means; they may be negative."""
         means = np.frombuffer(data, "<f4").astype(np.float32)
         if not np.isfinite(means).all():
@@ -220,7 +191,7 @@ class CodeMeans(Scale):
         return means
 
 
-def _uniform_codes(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+def _uniform_codes(x: Values) -> NDArray[np.uint16]:
     """128 + round(256 (x - mean) / (6 sigma)), within 0..255."""
     wide = x.astype(np.float64)
     wide -= wide.mean() if x.size else 0.0
@@ -231,7 +202,7 @@ def _uniform_codes(x: NDArray[np.float32]) -> NDArray[np.uint16]:
     return (np.clip(np.rint(wide), -half, half - 1) + half).astype(np.uint16)
 
 
-def _quantile_codes(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+def _quantile_codes(x: Values) -> NDArray[np.uint16]:
     """The number of quantiles k / 256 below a value; of a large tensor, quantiles of its portions' quantiles."""
     if not x.size:
         return np.empty(0, np.uint16)
@@ -262,9 +233,7 @@ class Means(FixedGrid):
         """The code of each value, which :class:`CodeMeans` found."""
         return v.codes
 
-    def values(
-        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
-    ) -> NDArray[np.float32]:
+    def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
         """The means of the codes."""
         return scales[symbols]
 
@@ -274,17 +243,15 @@ class Int8(Composed):
     """Linear codes from -127 to 127, rounded to nearest; the code -128 is not used."""
 
     name = "int8"
-    parts = Parts(scale=BlockMax(), grid=Signed8(), rounding=Nearest(), coder=OwnCode())
+    parts = Parts(scale=BlockMax(), grid=SignedIntegers(), rounding=Nearest(), coder=OwnCode())
     summary = "8-bit integers, blocks scaled by their largest magnitude"
     formula = "Q(v) = a round(127 v / a) / 127, a = the block's largest |v|, ties to even"
     paper = f"{_DETTMERS} (with linear codes)"
     corrections = (
         "the paper's codes are dynamic (an exponent and a fraction); these are linear, as most int8 all-reduces use",
     )
-    about = (
-        "What fast all-reduces do: eight bits, a scale for each block, rounding to nearest. No entropy code, no "
-        "randomness."
-    )
+    about = """What fast all-reduces do: eight bits, a scale for each block, rounding to nearest. No entropy code, no
+    randomness."""
     sends = "A float32 scale for each block, then a byte a value, two's complement."
     behavior = "Error at most 1/254 of the block's largest magnitude. One outlier spoils its block and no other."
     related = ("minmax", "fp", "qsgdinf")
@@ -301,10 +268,8 @@ class IntN(Composed):
     paper = "Wang et al., ZeRO++: Extremely Efficient Collective Communication for Giant Model Training, 2023 (qgZ)"
     about = "What ZeRO++ and SDP4Bit send: four bits and a scale for each group, rounded to nearest."
     sends = "A float32 scale for each group, then the codes, by the coder; the envelope's flags name the bits."
-    behavior = (
-        "The largest value of a group is cut by 1/h if it is positive. Nearest rounding is biased: most values of "
-        "a group with an outlier become zero, and averaging over workers does not bring them back."
-    )
+    behavior = """The largest value of a group is cut by 1/h if it is positive. Nearest rounding is biased: most values
+    of a group with an outlier become zero, and averaging over workers does not bring them back."""
     related = ("int8", "qsgdinf", "rotate")
 
 
@@ -319,9 +284,8 @@ class Nf4(Composed):
     paper = "Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, 2023"
     about = "The four bits in which weights of language models are often kept, tried on gradients."
     sends = _BLOCKS
-    behavior = (
-        "Made so that normal values use all codes equally, which is not the least error; the scales cost half a bit."
-    )
+    behavior = """Made so that normal values use all codes equally, which is not the least error; the scales cost half a
+    bit."""
     related = ("fp4", "intn", "eden")
 
 
@@ -367,10 +331,8 @@ class Uniform8(Composed):
     paper = "Ryabinin et al., Distributed Deep Learning in Open Collaborations, 2021 (hivemind, uniform 8-bit)"
     about = "What hivemind's volunteers send: means as a codebook, so that even outliers keep their sum."
     sends = "256 means in float32, then the codes, by the coder."
-    behavior = (
-        "Everything beyond three deviations shares two codes, so heavy tails lose most. The codebook costs 8192 bits a "
-        "tensor."
-    )
+    behavior = """Everything beyond three deviations shares two codes, so heavy tails lose most. The codebook costs 8192
+    bits a tensor."""
     related = ("quantile8", "minmax", "int8")
 
 

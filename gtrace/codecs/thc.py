@@ -17,13 +17,14 @@ from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.grids import LevelGrid, Stochastic
 from gtrace.codecs.parts import FLOAT32_MAX, Parts, Scale, Scaled
 from gtrace.codecs.rotation import block_parameter, check_block, piece_lengths, rotated
-from gtrace.coding import CodedBlock
+from gtrace.coding.huffman import CodedBlock
 from gtrace.errors import PayloadError, UsageError
 from gtrace.types import Expectation
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.parts import Values
     from gtrace.types import Scope, State, SummarySpec
 
 _SEED = struct.Struct("<I")
@@ -90,20 +91,15 @@ class NormalRange(Scale):
 
     unbiased: ClassVar[bool] = False
     shares: ClassVar[bool] = True
+    per = "block"
+    width = 4
+    # A part would be rotated by other signs.
+    part_multiple = None
 
     block: int = block_parameter(1024)
     outside: float = _outside()
 
-    @property
-    def part_multiple(self) -> int | None:
-        """None: a part would be rotated by other signs."""
-        return None
-
-    def over(self, size: int) -> int:
-        """A block."""
-        return self.block
-
-    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+    def measure(self, x: Values, state: State) -> Values:
         """The ranges, float32; what is rotated in pieces at the end has the largest of their ranges."""
         shared = state.arrays.get("scale")
         if shared is not None:
@@ -116,15 +112,11 @@ class NormalRange(Scale):
         ranges = _reach(self.outside) * np.concatenate([deviations[:whole], rest])
         return np.minimum(ranges, FLOAT32_MAX).astype(np.float32)
 
-    def cut(self, x: NDArray[np.float32], state: State, *, late: bool = False) -> Scaled:
+    def cut(self, x: Values, state: State, *, late: bool = False) -> Scaled:
         """The values within their ranges."""
         scales = self.measure(x, state)
         each = np.repeat(scales, self.block)[: x.size]
         return Scaled(np.clip(x, -each, each), scales, self.block)
-
-    def head(self, body: memoryview, size: int) -> int:
-        """A float32 for each block."""
-        return 4 * -(-size // self.block)
 
 
 @dataclass(frozen=True)
@@ -154,10 +146,10 @@ class Lookup(LevelGrid):
         count = 1 << self.bits
         return lookup_table(count, self.granularity or 2 * (count - 1), self.outside)
 
-    def levels(self, state: State) -> NDArray[np.float32]:
+    def levels(self, state: State) -> Values:
         """The upper half of the table in units of the range."""
         upper = self.integers[self.integers.size // 2 :]
-        levels: NDArray[np.float32] = (2 * upper / upper[-1] - 1).astype(np.float32)
+        levels: Values = (2 * upper / upper[-1] - 1).astype(np.float32)
         return levels
 
     def needs(self, parts: Parts) -> SummarySpec | None:
@@ -188,34 +180,27 @@ class Thc(Composed):
     name = "thc"
     parts = Parts(scale=NormalRange(), grid=Lookup(), rounding=Stochastic(), coder=FixedWidth())
     summary = "rotated values as integers of a table that add up undecoded, under a range that workers share"
-    formula = (
-        "y = R v cut to [-M, M]; Q(v) = R' M (2 T[z] / g - 1), T the table of 2^bits integers in 0..g of least error "
-        "for a normal law, z at random between neighbors; M = t ||R v_b|| / sqrt(block), t leaves outside beyond it"
-    )
+    formula = """y = R v cut to [-M, M]; Q(v) = R' M (2 T[z] / g - 1), T the table of 2^bits integers in 0..g of least
+    error for a normal law, z at random between neighbors; M = t ||R v_b|| / sqrt(block), t leaves outside beyond it"""
     paper = "Li et al., THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression, 2024"
     corrections = (
         "each block has a range of its own, the paper one for the tensor from its norm; what is left over at the end "
         "is rotated in smaller powers of two under the largest of their ranges, not padded",
         "the paper's error feedback is the prefix ef:",
     )
-    about = (
-        "Made for sums in a switch or a server: what is sent are small integers, and the sum of workers' integers is "
-        "the code of the sum. A rotation makes values nearly normal, so one table suits all."
-    )
+    about = """Made for sums in a switch or a server: what is sent are small integers, and the sum of workers' integers
+    is the code of the sum. A rotation makes values nearly normal, so one table suits all."""
     sends = "The rotation's seed (u32), a float32 range for each block, then codes of bits bits."
-    behavior = (
-        "Relative error 3.7, 0.34, 0.068, 0.02 at 1 to 4 bits on any gradient. What is cut makes values smaller by "
-        "the share outside on average and is 0.007 of the error: with more bits take a smaller one (0.001 at 6 bits: "
-        "0.0015 in all). "
-        "Under shared-scale a sum takes more bits: with a granularity of 30, 8 workers fit in a byte."
-    )
+    behavior = """Relative error 3.7, 0.34, 0.068, 0.02 at 1 to 4 bits on any gradient. What is cut makes values smaller
+    by the share outside on average and is 0.007 of the error: with more bits take a smaller one (0.001 at 6 bits:
+    0.0015 in all). Under shared-scale a sum takes more bits: with a granularity of 30, 8 workers fit in a byte."""
     related = ("eden", "rotate", "qsgdinf")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_block(self)
 
-    def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
+    def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
         """Rotated by a seed, or rotated back."""
         return rotated(x, self.parameters["block"], number, back=back)
 
@@ -242,13 +227,13 @@ class Thc(Composed):
             bits_norms=head / max(1, size),
         )
 
-    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+    def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """The seed, then what is written of rotated values."""
         seed = key[1] & 0xFFFFFFFF
         body, flags = super().write(state, self.turned(x, seed), key)
         return _SEED.pack(seed) + body, flags
 
-    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`."""
         if shared or len(body) < _SEED.size:
             raise PayloadError("payload is too short for the seed of its rotation, or has shared bytes")

@@ -14,17 +14,17 @@ from gtrace.codecs.engine import assembled
 from gtrace.codecs.memory import UNITS, Accumulated, Estimate, FadingResidual, MomentumSum
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register_wrapper
-from gtrace.coding import open_envelope, seal
+from gtrace.coding.envelope import open_envelope, seal
 from gtrace.errors import PayloadError, UsageError
 from gtrace.types import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
     from gtrace.codecs.base import Rounds
+    from gtrace.codecs.parts import Values
     from gtrace.sketch import MomentSketch
     from gtrace.types import SummarySpec
 
@@ -36,17 +36,23 @@ _NUMBER = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Wrapper(Codec):
-    """A codec around another codec or wrapper.
+    """A codec around another codec or wrapper, with a memory before it if its ``parts`` have one.
 
-    The first field is the inner codec; a wrapper's own parameters follow it. ``name``, ``unbiased``, ``stateful``,
-    ``deterministic``, ``linear``, ``both_ends`` and ``declared`` are facts of the instance, because they depend on what
-    is inside.
+    The state holds the memory's arrays and the inner codec's; payloads are the inner codec's. The first field is the
+    inner codec; a wrapper's own parameters follow it. ``name``, ``unbiased``, ``stateful``, ``deterministic``,
+    ``linear``, ``both_ends`` and ``declared`` are facts of the instance, because they depend on what is inside.
     """
+
+    parts: ClassVar[Parts] = Parts()
 
     inner: Codec
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.parts.memory.keeps and isinstance(self.inner, type(self)):
+            prefix = type(self).name
+            raise UsageError(f"codec '{self}': {prefix}: is there twice; write {self.inner}.")
+        object.__setattr__(self, "parts", type(self).parts.of(self))
         # Other codecs have these facts on the class; a frozen instance overrides them once, here.
         object.__setattr__(self, "name", f"{type(self).name}:{self.inner.name}")
         object.__setattr__(self, "unbiased", type(self).unbiased and self.inner.unbiased)
@@ -96,22 +102,16 @@ class Wrapper(Codec):
         return self.with_inner(state, self.inner.with_target(self.inner_state(state), share))
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
-        """The inner codec's state under the prefix ``inner.``."""
-        return self.with_inner(State(int(size), {}, shape), self.inner.init(size, shape))
+        """Nothing remembered yet, and the inner codec's state under the prefix ``inner.``."""
+        return self.with_inner(State(int(size), self.parts.memory.start(size), shape), self.inner.init(size, shape))
 
-    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
-        """The values that the inner codec encodes, float32[n]: unchanged unless a wrapper changes them."""
-        return checked_values(state, values)
+    def given(self, state: State, values: ArrayLike) -> Values:
+        """The values that the inner codec encodes, float32[n]."""
+        return self.parts.memory.given(state.arrays, checked_values(state, values))
 
-    def remembered(
-        self, state: State, values: ArrayLike, given: NDArray[np.float32], decoded: NDArray[np.float32]
-    ) -> dict[str, NDArray[Any]]:
-        """The wrapper's own arrays for the next step, after the values of ``given`` arrived as ``decoded``."""
-        return {}
-
-    def inside(self, state: State, received: NDArray[np.float32]) -> NDArray[np.float32]:
+    def inside(self, state: State, received: Values) -> Values:
         """What the inner codec's receiver ended with when this one's ended with ``received``, float32[n]."""
-        return received
+        return self.parts.memory.inside(state.arrays, received)
 
     def view(self, state: State, values: ArrayLike) -> ArrayLike:
         """The values that the inner codec is fitted to."""
@@ -122,13 +122,14 @@ class Wrapper(Codec):
         return self.inner.encode(self.inner_state(state), self.given(state, values), key)
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """The inner codec's result for :meth:`given`."""
-        return self.inner.simulate(self.inner_state(state), self.given(state, values), key)
+        """The inner codec's result for :meth:`given`, as a receiver's memory completes it."""
+        found = self.inner.simulate(self.inner_state(state), self.given(state, values), key)
+        return found._replace(values=self.parts.memory.received(state.arrays, found.values)[0])
 
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
-        """Update the inner codec and the wrapper."""
+    def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
+        """Update the inner codec and the memory."""
         given = self.given(state, values)
-        own = self.remembered(state, values, given, decoded)
+        own = self.parts.memory.after(state.arrays, as_values(values), given, decoded)
         inner = self.inner.update(self.inner_state(state), given, self.inside(state, decoded))
         return self.with_inner(state, inner).with_arrays(**own)
 
@@ -136,7 +137,7 @@ class Wrapper(Codec):
         """The inner codec's rounds for :meth:`given`."""
         given = self.given(state, values)
         ended = yield from self.inner.rounds(self.inner_state(state), given, key)
-        own = self.remembered(state, values, given, ended.decoded)
+        own = self.parts.memory.after(state.arrays, as_values(values), given, ended.decoded)
         return ended._replace(state=self.with_inner(state, ended.state).with_arrays(**own))
 
     def at_bits(self, bits: int) -> Codec:
@@ -155,16 +156,17 @@ class Wrapper(Codec):
         """The inner codec's shared bytes."""
         return self.inner.shared(self.inner_state(state))
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+    def decode(self, shared: bytes, payload: bytes, size: int) -> Values:
         """A first payload's values."""
         return self.receive(State(size), shared, payload)[0]
 
-    def receive(self, held: State, shared: bytes, payload: bytes) -> tuple[NDArray[np.float32], State]:
-        """Receive with the inner codec."""
+    def receive(self, held: State, shared: bytes, payload: bytes) -> tuple[Values, State]:
+        """The inner codec's values, and what the memory makes of them."""
         values, inner = self.inner.receive(self.inner_state(held), shared, payload)
-        return values, self.with_inner(held, inner)
+        values, kept = self.parts.memory.received(held.arrays, values)
+        return values, self.with_inner(held, inner).with_arrays(**kept)
 
-    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    def aggregate(self, decoded: Sequence[Values]) -> Values:
         """Aggregate as the inner codec does."""
         return self.inner.aggregate(decoded)
 
@@ -183,49 +185,6 @@ class Wrapper(Codec):
         return State(state.size, {**own, **held}, state.shape)
 
 
-@dataclass(frozen=True)
-class MemoryWrapper(Wrapper):
-    """A memory before any codec: the state holds its arrays and the inner codec's; payloads are the inner codec's."""
-
-    parts: ClassVar[Parts] = Parts()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.inner, type(self)):
-            prefix = type(self).name
-            raise UsageError(f"codec '{self}': {prefix}: is there twice; write {self.inner}.")
-        object.__setattr__(self, "parts", type(self).parts.of(self))
-
-    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
-        """Nothing remembered yet."""
-        return super().init(size, shape).with_arrays(**self.parts.memory.start(size))
-
-    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
-        """The values after the memory."""
-        return self.parts.memory.given(state.arrays, checked_values(state, values))
-
-    def remembered(
-        self, state: State, values: ArrayLike, given: NDArray[np.float32], decoded: NDArray[np.float32]
-    ) -> dict[str, NDArray[Any]]:
-        """The memory's next arrays."""
-        return self.parts.memory.after(state.arrays, as_values(values), given, decoded)
-
-    def inside(self, state: State, received: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The payload's values, without what the memory adds at the receiver."""
-        return self.parts.memory.inside(state.arrays, received)
-
-    def receive(self, held: State, shared: bytes, payload: bytes) -> tuple[NDArray[np.float32], State]:
-        """The inner codec's values, and what the memory makes of them."""
-        values, held = super().receive(held, shared, payload)
-        values, kept = self.parts.memory.received(held.arrays, values)
-        return values, held.with_arrays(**kept)
-
-    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """The inner codec's result for :meth:`given`, as a receiver's memory completes it."""
-        found = super().simulate(state, values, key)
-        return found._replace(values=self.parts.memory.received(state.arrays, found.values)[0])
-
-
 def _check_ends(codec: Wrapper) -> None:
     """Raise :class:`UsageError` around a memory of both ends: rounding would part what the two hold."""
     if codec.inner.both_ends:
@@ -239,7 +198,7 @@ def prefix(cls: W) -> W:
 
 
 @prefix
-class ErrorFeedback(MemoryWrapper):
+class ErrorFeedback(Wrapper):
     """Error feedback around any codec: ``ef:topk:ratio=0.01``.
 
     The state holds ``residual`` (float32[n]; int8[n] and ``scales`` with ``memory_bits``) and the inner codec's
@@ -253,25 +212,18 @@ class ErrorFeedback(MemoryWrapper):
     parts = Parts(memory=FadingResidual())
     summary = "error feedback around any codec: what was lost is sent with the next gradient"
     formula = "send Q(v + e); e <- v + e - Q(v + e)"
-    paper = (
-        "Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019; "
-        "beta, reset and memory_bits: Xie et al., LoCo: Low-Bit Communication Adaptor for Large-scale Model Training, "
-        "2024"
-    )
+    paper = """Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019; beta,
+    reset and memory_bits: Xie et al., LoCo: Low-Bit Communication Adaptor for Large-scale Model Training, 2024"""
     corrections = (UNITS,)
     about = "The memory that makes biased codecs converge: what this step lost is added to the next gradient."
     sends = "The payload of the codec inside."
-    behavior = (
-        "The error of one step is that of gradient plus memory, larger than without; what counts is that it"
-        " does not add up."
-    )
+    behavior = """The error of one step is that of gradient plus memory, larger than without; what counts is that it
+    does not add up."""
     related = ("mem-sgd", "accumulate", "momentum")
-    unbiased = False
-    stateful = True
 
 
 @prefix
-class Accumulate(MemoryWrapper):
+class Accumulate(Wrapper):
     """MCGQ's accumulation around any codec: ``accumulate:topk:ratio=0.01``.
 
     This is not a residual: coordinates that arrived are cleared, without subtracting their values. The paper's method
@@ -289,12 +241,10 @@ class Accumulate(MemoryWrapper):
     sends = "The payload of the codec inside."
     behavior = "Not unbiased over time: errors of coarse values are forgotten."
     related = ("ef", "mcgq")
-    unbiased = False
-    stateful = True
 
 
 @prefix
-class Momentum(MemoryWrapper):
+class Momentum(Wrapper):
     """Momentum on every worker, in front of any codec: ``momentum:beta=0.9:signsgd``.
 
     The optimizer behind it must then have none of its own. The state holds ``momentum`` (float32[n]) and the
@@ -310,12 +260,10 @@ class Momentum(MemoryWrapper):
     sends = "The payload of the codec inside."
     behavior = "It encodes the momentum, so its error against one gradient means little; compare it by training."
     related = ("signum", "dgc")
-    unbiased = False
-    stateful = True
 
 
 @prefix
-class Ef21(MemoryWrapper):
+class Ef21(Wrapper):
     """EF21 around any codec: ``ef21:topk:ratio=0.01``; with ``momentum=`` EF21-SGDM.
 
     Worker and receiver keep the same estimate of the worker's gradient; only its change is sent. The sender's state
@@ -327,35 +275,28 @@ class Ef21(MemoryWrapper):
     parts = Parts(memory=Estimate())
     summary = "only the change of an estimate that both ends keep is encoded"
     formula = "m <- momentum m + (1 - momentum) v; g <- g + Q(m - g), on the worker and on the receiver, who uses g"
-    paper = (
-        "Richtarik, Sokolov and Fatkhullin, EF21: A New, Simpler, Theoretically Better, and Practically Faster Error "
-        "Feedback, 2021; momentum: Fatkhullin, Tyurin and Richtarik, Momentum Provably Improves Error Feedback!, 2023"
-    )
+    paper = """Richtarik, Sokolov and Fatkhullin, EF21: A New, Simpler, Theoretically Better, and Practically Faster
+    Error Feedback, 2021; momentum: Fatkhullin, Tyurin and Richtarik, Momentum Provably Improves Error Feedback!,
+    2023"""
     corrections = (
         "g starts at zero and m at the first gradient: the papers choose g at the start, exactly for instance, and m "
         "as a mean over a first batch",
         "workers' estimates are averaged whatever the codec inside would do: a vote over them means nothing",
     )
-    about = (
-        "Error feedback without a residual: both ends follow the gradient, and what is sent shrinks as the estimate "
-        "catches up."
-    )
+    about = """Error feedback without a residual: both ends follow the gradient, and what is sent shrinks as the
+    estimate catches up."""
     sends = "The payload of the codec inside, for the change."
-    behavior = (
-        "Suits codecs that never send more than they are given (top-k, nearest rounding): an unbiased codec with few "
-        "bits adds more to the estimate than it corrects. With noisy gradients the estimate lags; momentum averages "
-        "the noise first. Receivers need memory for every worker and tensor."
-    )
+    behavior = """Suits codecs that never send more than they are given (top-k, nearest rounding): an unbiased codec
+    with few bits adds more to the estimate than it corrects. With noisy gradients the estimate lags; momentum averages
+    the noise first. Receivers need memory for every worker and tensor."""
     related = ("ef", "momentum", "topk")
-    unbiased = False
-    stateful = True
     both_ends = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_ends(self)
 
-    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    def aggregate(self, decoded: Sequence[Values]) -> Values:
         """The mean of the estimates."""
         return Codec.aggregate(self, decoded)
 
@@ -389,11 +330,11 @@ class Coordinates(Wrapper):
         """The number of the coordinates, below 2^32."""
 
     @abstractmethod
-    def turned(self, x: NDArray[np.float32], number: int, *, back: bool = False) -> NDArray[np.float32]:
+    def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
         """float32[n] in the coordinates of a number, or back from there.
 
         Raises:
-            PayloadError: no coordinates of so many values have this number.
+            PayloadError: this number has no coordinates among these values.
         """
 
     def inner_key(self, key: tuple[int, int]) -> tuple[int, int]:
@@ -405,7 +346,7 @@ class Coordinates(Wrapper):
         """The wrapper's own name: a receiver that does not turn back must refuse the payload."""
         return self.name
 
-    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+    def given(self, state: State, values: ArrayLike) -> Values:
         """The values in the coordinates that a stateful codec inside always has."""
         return self.turned(checked_values(state, values), self._fixed(state))
 
@@ -417,7 +358,7 @@ class Coordinates(Wrapper):
         head = _NUMBER.pack(number) if self.sends_number else b""
         return seal(head + body, codec=self.name, size=x.size, shared=shared, flags=flags)
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+    def decode(self, shared: bytes, payload: bytes, size: int) -> Values:
         """Undo :meth:`encode`."""
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
         number, head = 0, 0
@@ -436,11 +377,11 @@ class Coordinates(Wrapper):
         coded = found.coded and CodedBits(*(bits + 8 * head / max(1, x.size) for bits in found.coded))
         return Simulated(self.turned(found.values, number, back=True), found.payload_bytes + head, coded)
 
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+    def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """Update the inner codec, in its own coordinates."""
         return super().update(state, values, decoded) if self.inner.stateful else state
 
-    def inside(self, state: State, received: NDArray[np.float32]) -> NDArray[np.float32]:
+    def inside(self, state: State, received: Values) -> Values:
         """The values in the coordinates of the codec inside."""
         return self.turned(received, self._fixed(state))
 
@@ -451,7 +392,7 @@ class Coordinates(Wrapper):
         decoded, own = (self.turned(array, number, back=True) for array in (ended.decoded, ended.own))
         return ended._replace(decoded=decoded, own=own)
 
-    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    def aggregate(self, decoded: Sequence[Values]) -> Values:
         """The mean: a vote over signs means nothing once they are turned back."""
         return Codec.aggregate(self, decoded)
 

@@ -152,8 +152,8 @@ class EliasCode:
     def encode(self, values: ArrayLike) -> bytes:
         """Encode integers; the last byte is padded with zeros.
 
-        UsageError: values that are not integers, or that have no code.
-        UsageError: values that are not integers, or that this code has no code for.
+        Raises:
+            UsageError: values that are not integers, or that have no code.
         """
         v = self._checked(values)
         t = _tables(self.kind)

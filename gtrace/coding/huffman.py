@@ -136,14 +136,7 @@ class HuffmanCode:
             raise PayloadError(f"{raw.size} bytes cannot hold {count} Huffman codes")
         out = np.empty(count, np.uint16)
         used = int(
-            _prefix_codes.prefix_decode(
-                raw,
-                *self._at_once,
-                self._first_code,
-                self._first_index,
-                self._ordered,
-                out,
-            )
+            _prefix_codes.prefix_decode(raw, *self._at_once, self._first_code, self._first_index, self._ordered, out)
         )
         if used < 0 or -(-used // 8) != raw.size or (used % 8 and raw[-1] >> (used % 8)):
             raise PayloadError("the Huffman stream ends early, is too long or holds no code")

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 MAGIC = b"GTS1"
 _TAILS: tuple[Tail, ...] = get_args(Tail)
-#: magic, norm, tail, mantissa, flags, bucket size, clip, counts (zeros, non-finite, size, buckets, exact, exact
-#: zeros, clipped, dead), weight of zeros, energy of the exact tail, error of clipping, factor of the weights, bins
+#: numbers outside of bins, in the order of the header
+_COUNTS = ("zeros", "nonfinite", "size", "buckets", "exact", "exact_zeros", "clipped", "dead")
+#: magic, norm, tail, mantissa, flags, bucket size, clip, counts, weight of zeros, energy of the exact tail, error of
+#: clipping, factor of the weights, bins
 _HEADER = struct.Struct("<4s4BQd8Q4dI")
 #: the same for a mean of sketches, whose counts are not whole numbers
 _MEAN_HEADER = struct.Struct("<4s4BQd8d4dI")
@@ -77,21 +79,8 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
         weight = sums[:, 3]
         # Values with a weight that vanishes in float64 have no position within their bin either.
         some = np.where(weight > 0, weight, 1.0)
-        columns += [
-            weight,
-            sums[:, 4] / (some * width),
-            sums[:, 5] / (some * width * width),
-        ]
-    counts = (
-        sketch.zeros,
-        sketch.nonfinite,
-        sketch.size,
-        sketch.buckets,
-        sketch.exact,
-        sketch.exact_zeros,
-        sketch.clipped,
-        sketch.dead,
-    )
+        columns += [weight, sums[:, 4] / (some * width), sums[:, 5] / (some * width * width)]
+    counts = [getattr(sketch, name) for name in _COUNTS]
     mean = any(number % 1 for number in counts) or bool((count % 1).any())
     flags |= _MEAN if mean else 0
     header = (_MEAN_HEADER if mean else _HEADER).pack(
@@ -145,38 +134,25 @@ def unpack_sketch(data: bytes | memoryview) -> MomentSketch:
     rows = np.cumsum(columns[0], dtype=np.int64)
     if bins and (rows[0] < 1 or (columns[0][1:] == 0).any() or rows[-1] > _MOST_BINS):
         raise PayloadError("stored sketch: bins that do not rise")
-    zeros, nonfinite, size, buckets, exact, exact_zeros, clipped, dead = counts
     spec = SummarySpec(NORMS[norm], bucket or None, _TAILS[tail], clip if flags & _CLIPPED else None)
     empty = MomentSketch(
         spec=spec,
         rows=rows.astype(np.int32),
         sums=np.zeros((bins, 6)),
-        zeros=zeros,
         zero_weight=zero_weight,
-        nonfinite=nonfinite,
-        size=size,
-        buckets=buckets,
-        exact=exact,
         exact_energy=exact_energy,
-        exact_zeros=exact_zeros,
-        clipped=clipped,
         clip_error=clip_error,
-        dead=dead,
         mantissa=mantissa,
+        **dict(zip(_COUNTS, counts, strict=True)),
     )
     width = empty.upper - empty.lower
     count = columns[1].astype(np.float64)
     weight = factor * count if flags & _ONE_SCALE else columns[4]
     inside = columns[2:4] if flags & _ONE_SCALE else columns[5:7]
-    for k, column in enumerate((count, count * width * columns[2], count * width * width * columns[3])):
-        empty.sums[:, k] = column
-    for k, column in enumerate((weight, weight * width * inside[0], weight * width * width * inside[1])):
-        empty.sums[:, 3 + k] = column
-    if (
-        not np.isfinite(empty.sums).all()
-        or (empty.sums < 0).any()
-        or float(count.sum()) + zeros > size * (1 + _ROUNDING)
-    ):
+    empty.sums[:, :3] = np.stack([count, count * width * columns[2], count * width * width * columns[3]], axis=1)
+    empty.sums[:, 3:] = np.stack([weight, weight * width * inside[0], weight * width * width * inside[1]], axis=1)
+    good = np.isfinite(empty.sums).all() and (empty.sums >= 0).all()
+    if not good or float(count.sum()) + empty.zeros > empty.size * (1 + _ROUNDING):
         raise PayloadError("stored sketch: sums that no sketch has")
     # Without what was computed before there were sums.
     return empty.bare()

@@ -109,11 +109,7 @@ class Curves:
         return replace(self, codecs=names, bits=self.bits[:, :, kept], error=self.error[:, :, kept])
 
     def joined(self, other: Curves) -> Curves:
-        """The curves with codecs from another measurement of some of the tensors; the other tensors lack these codecs.
-
-        Args:
-            other: curves of the same steps.
-        """
+        """The curves with codecs from a measurement of some tensors at the same steps; the others lack these codecs."""
         if other.steps != self.steps:
             return self
         new = tuple(spec for spec in other.codecs if spec not in self.codecs)
@@ -132,11 +128,7 @@ class Curves:
         return replace(self, codecs=names, bits=widened(self.bits, other.bits), error=widened(self.error, other.error))
 
     def grouped(self, groups: Mapping[str, str]) -> Curves:
-        """The curves with one codec for all tensors of a group.
-
-        Args:
-            groups: tensor -> its group; the others stay on their own.
-        """
+        """The curves with one codec for all tensors of a group (tensor -> its group); the others stay on their own."""
         names = [groups.get(name, name) for name in self.tensors]
         rows = {name: [place for place, one in enumerate(names) if one == name] for name in dict.fromkeys(names)}
 

@@ -56,15 +56,14 @@ class _Problem:
     error: NDArray[np.float64]
     elements: int
 
-    def solve(self, budget: Budget, start: NDArray[np.int64] | None, *, search: bool = True) -> Choice | None:
+    def limited(self, budget: Budget) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        """What is limited, what is minimized, and the limit."""
         if budget.kind == "bits":
-            return minimize(self.cost, self.error, budget.value * self.elements, start, search=search)
-        return minimize(self.error, self.cost, budget.value, start, search=search)
+            return self.cost, self.error, budget.value * self.elements
+        return self.error, self.cost, budget.value
 
-    def best_uniform(self, budget: Budget) -> int | None:
-        if budget.kind == "bits":
-            return uniform(self.cost, self.error, budget.value * self.elements)
-        return uniform(self.error, self.cost, budget.value)
+    def solve(self, budget: Budget, start: NDArray[np.int64] | None, *, search: bool = True) -> Choice | None:
+        return minimize(*self.limited(budget), start, search=search)
 
     def everywhere(self, option: int) -> NDArray[np.int64]:
         return np.full(len(self.cost), option)
@@ -105,8 +104,12 @@ def make_plan(
     """
     units = curves.grouped(groups or {})
     problem = _Problem(*units.means(), units.elements)
-    _check(problem, units, budget)
-    alone = problem.best_uniform(budget)
+    if not (math.isfinite(budget.value) and budget.value > 0):
+        raise UsageError(f"{budget.text}: a budget is a positive number")
+    lacking = [name for name, row in zip(units.tensors, problem.cost, strict=True) if not np.isfinite(row).any()]
+    if lacking:
+        raise UsageError(f"plan: no codec has numbers for {lacking[0]} at every step; choose other --steps or codecs")
+    alone = uniform(*problem.limited(budget))
     if one_for_all:
         if alone is None:
             raise UsageError(f"{budget.text}: no codec fits all tensors into it; leave out --uniform, or widen it")
@@ -130,11 +133,13 @@ def make_plan(
     )
     points, found = _frontier(problem), bootstrap(units, options, alone, seed=seed)
     sure = None if found is None else Firmness(found.resamples, found.block, found.regret, found.gain)
+    # A tensor that the plan does not know gets the best uniform codec with no more bits than the plan.
+    default = uniform(problem.cost, problem.error, bits * problem.elements) if alone is None else alone
     return Plan(
         name=name,
         objective=objective,
         budget=budget.text,
-        default=_default(problem, curves, alone, bits),
+        default=curves.codecs[-1 if default is None else default],
         totals=totals,
         uniform=None if alone is None else _against(problem, curves, alone),
         exchange=_exchange(problem, budget, bits, error, choice),
@@ -150,16 +155,8 @@ def choose(curves: Curves, budget: Budget, groups: Mapping[str, str] | None = No
     """The tensors or groups, and the choice of :func:`make_plan` alone."""
     units = curves.grouped(groups or {})
     problem = _Problem(*units.means(), units.elements)
-    alone = problem.best_uniform(budget)
+    alone = uniform(*problem.limited(budget))
     return units, problem.solve(budget, None if alone is None else problem.everywhere(alone))
-
-
-def _check(problem: _Problem, curves: Curves, budget: Budget) -> None:
-    if not (math.isfinite(budget.value) and budget.value > 0):
-        raise UsageError(f"{budget.text}: a budget is a positive number")
-    lacking = [name for name, row in zip(curves.tensors, problem.cost, strict=True) if not np.isfinite(row).any()]
-    if lacking:
-        raise UsageError(f"plan: no codec has numbers for {lacking[0]} at every step; choose other --steps or codecs")
 
 
 def _too_tight(problem: _Problem, curves: Curves, budget: Budget) -> str:
@@ -175,13 +172,6 @@ def _too_tight(problem: _Problem, curves: Curves, budget: Budget) -> str:
         f"{curves.tensors[worst]} with {curves.codecs[at[worst]]} among them; allow more, or give --bits or --methods "
         "that take fewer"
     )
-
-
-def _default(problem: _Problem, curves: Curves, alone: int | None, bits: float) -> str:
-    """The codec of a tensor that the plan does not know: the best uniform one with no more bits than the plan."""
-    if alone is None:
-        alone = uniform(problem.cost, problem.error, bits * problem.elements)
-    return curves.codecs[-1 if alone is None else alone]
 
 
 def _against(problem: _Problem, curves: Curves, alone: int) -> UniformChoice:
@@ -239,27 +229,25 @@ def _tensors(
 ) -> tuple[TensorPlan, ...]:
     """Every tensor's codec; for a group, each member with its own bits and error."""
     cost, error = curves.means()
-    place = {name: k for k, name in enumerate(curves.tensors)}
+    unit_of = {member: u for u, members in enumerate(units.members) for member in members}
     rows = []
-    for u, (unit, members) in enumerate(zip(units.tensors, units.members, strict=True)):
-        for member in members:
-            t, size = place[member], max(1, int(curves.sizes[place[member]]))
-            rows.append(
-                TensorPlan(
-                    tensor=member,
-                    codec=curves.codecs[options[u]],
-                    elements=int(curves.sizes[t]),
-                    bits=float(cost[t, options[u]]) / size,
-                    error=float(error[t, options[u]]),
-                    stable=None if found is None else float(found.stable[u]),
-                    bits_low=None if found is None else float(found.bits_low[u]),
-                    bits_high=None if found is None else float(found.bits_high[u]),
-                    group=unit if members != (unit,) else "",
-                    at_frontier=tuple(float(cost[t, one[u]]) / size for one in points),
-                )
+    for t, tensor in enumerate(curves.tensors):
+        u, size = unit_of[tensor], max(1, int(curves.sizes[t]))
+        rows.append(
+            TensorPlan(
+                tensor=tensor,
+                codec=curves.codecs[options[u]],
+                elements=int(curves.sizes[t]),
+                bits=float(cost[t, options[u]]) / size,
+                error=float(error[t, options[u]]),
+                stable=None if found is None else float(found.stable[u]),
+                bits_low=None if found is None else float(found.bits_low[u]),
+                bits_high=None if found is None else float(found.bits_high[u]),
+                group=units.tensors[u] if units.members[u] != (units.tensors[u],) else "",
+                at_frontier=tuple(float(cost[t, one[u]]) / size for one in points),
             )
-    order = {name: k for k, name in enumerate(curves.tensors)}
-    return tuple(sorted(rows, key=lambda row: order[row.tensor]))
+        )
+    return tuple(rows)
 
 
 RESAMPLES = 100
@@ -382,25 +370,17 @@ _BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, None)
 
 
 def finer(units: Curves, options: NDArray[np.int64]) -> dict[tuple[str, ...], list[Codec]]:
-    """Tensors -> codecs to measure on them.
-
-    Args:
-        units: the planned tensors or groups.
-        options: int64[T], the choice.
-    """
+    """Tensors or groups -> codecs to measure on them, around those that were chosen."""
     rows = np.arange(len(options))
     spent, lost = (values[rows, options] for values in units.means())
     share = spent / spent.sum() + lost / max(lost.sum(), np.finfo(np.float64).tiny)
     found = {}
     for u in np.argsort(-share, kind="stable")[:_MOST_UNITS].tolist():
-        near = [one for one in _around(build_codec(units.codecs[options[u]])) if not _known(units, u, str(one))]
+        known = {spec for spec, has in zip(units.codecs, np.isfinite(units.error[u]).any(axis=0), strict=True) if has}
+        near = [one for one in _around(build_codec(units.codecs[options[u]])) if str(one) not in known]
         if near:
             found[units.members[u]] = near
     return found
-
-
-def _known(units: Curves, unit: int, spec: str) -> bool:
-    return spec in units.codecs and bool(np.isfinite(units.error[unit, :, units.codecs.index(spec)]).any())
 
 
 def _around(chosen: Codec) -> list[Codec]:
@@ -410,15 +390,10 @@ def _around(chosen: Codec) -> list[Codec]:
         return []
     steps = given["steps"] or (1 << given["bits"] - 1) - 1
     counts = np.unique(np.geomspace(max(1, steps / _SPAN), steps * _SPAN + 1, _MOST_GRIDS).round().astype(int))
-    return [
-        # The codec's other settings stay: norm, coder, tail.
-        dataclasses.replace(chosen, bits=max(2, count.bit_length() + 1), steps=_named(count), bucket_size=bucket)  # type: ignore[call-arg]
-        for count in counts.tolist()
-        for bucket in _BUCKETS
-        if count.bit_length() < 15
-    ]
-
-
-def _named(count: int) -> int | None:
-    """The parameter ``steps`` of a grid; None if the bits imply it."""
-    return None if count + 1 == 1 << count.bit_length() else count
+    found = []
+    for count in counts.tolist():
+        size = count.bit_length()
+        # No steps where the bits imply them. The codec's other settings stay: norm, coder, tail.
+        grid: dict[str, Any] = {"bits": max(2, size + 1), "steps": None if count + 1 == 1 << size else count}
+        found += [dataclasses.replace(chosen, **grid | {"bucket_size": one}) for one in _BUCKETS if size < 15]
+    return found

@@ -22,7 +22,6 @@ from gtrace.types import Tabular
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
 
 FORMAT = "gtrace_plan"
 VERSION = 1
@@ -201,17 +200,13 @@ class Plan(Tabular):
     @property
     def table(self) -> CodecTable:
         """The table for training, hooks and sweeps, which accept it instead of a codec."""
-        named = {row.tensor: build_codec(row.codec) for row in self.tensors}
-        return CodecTable(build_codec(self.default), tensors=named, name=self.name, source=self._source)
+        named, source = {row.tensor: build_codec(row.codec) for row in self.tensors}, self.provenance.get("file", "")
+        return CodecTable(build_codec(self.default), tensors=named, name=self.name, source=str(source))
 
     def frame_columns(self) -> dict[str, list[Any]]:
         """A row for each tensor, with the fields of :class:`TensorPlan` but for its bits at other budgets."""
         names = [own.name for own in fields(TensorPlan) if own.name != "at_frontier"]
         return {name: [getattr(row, name) for row in self.tensors] for name in names}
-
-    @property
-    def _source(self) -> str:
-        return str(self.provenance.get("file", ""))
 
     @property
     def worth(self) -> bool | None:
@@ -379,5 +374,5 @@ def _plain(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _without_defaults(row: Mapping[str, Any]) -> dict[str, Any]:
+def _without_defaults(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value is not None and value not in ("", [])}

@@ -32,7 +32,7 @@ from gtrace.trace.numbers import numbers_of_trace
 from gtrace.trackers import Tracking, of_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from matplotlib.figure import Figure
 
@@ -46,7 +46,6 @@ PAGE = ".report.html"
 #: what a page of a report has near its beginning, and how far from it
 MARK, _HEAD = b'<meta name="generator" content="gtrace ', 1 << 12
 FIGURE_KINDS: tuple[FigureKind, ...] = ("png", "svg", "pdf")
-_FIGURE_SUFFIXES = (".pdf", ".png", ".svg")
 
 
 def write_figure(report: Report, name: str, output: Path, *, force: bool = False) -> Path:
@@ -66,11 +65,11 @@ def write_drawing(output: Path, draw: Callable[[], Figure], *, force: bool = Fal
         UsageError: another suffix, or no such folder.
         OutputExistsError: the file exists and ``force`` is off.
     """
-    if output.suffix.lower() not in _FIGURE_SUFFIXES:
-        raise UsageError(f"{output}: a figure is written as {', '.join(_FIGURE_SUFFIXES)}")
+    kind = next((kind for kind in FIGURE_KINDS if output.suffix.lower() == f".{kind}"), None)
+    if kind is None:
+        raise UsageError(f"{output}: a figure is written as .pdf, .png, .svg")
     _need_folder(output)
     refuse([output], force=force)
-    kind = next(kind for kind in FIGURE_KINDS if output.suffix.lower() == f".{kind}")
     put(output, figures.style.render(draw(), kind))
     return output
 
@@ -161,9 +160,8 @@ def output_kind(output: Path) -> str:
     if output.is_dir() or not (output.suffix or output.exists()):
         return ""
     if output.suffix.lower() not in _RENDERERS:
-        raise UsageError(
-            f"{output}: a report is written as {', '.join(_RENDERERS)} or into a folder (a name without suffix)"
-        )
+        kinds = f"{', '.join(_RENDERERS)} or into a folder (a name without suffix)"
+        raise UsageError(f"{output}: a report is written as {kinds}")
     return output.suffix.lower()
 
 
@@ -292,9 +290,8 @@ def to_parquet(report: Report) -> bytes:
     try:
         _write_parquet(columns, buffer)
     except ImportError:
-        raise UsageError(
-            "-o .parquet needs pyarrow, which is not installed: pip install pyarrow, or take -o .csv or .jsonl"
-        ) from None
+        remedy = "pip install pyarrow, or take -o .csv or .jsonl"
+        raise UsageError(f"-o .parquet needs pyarrow, which is not installed: {remedy}") from None
     return buffer.getvalue()
 
 
@@ -371,15 +368,15 @@ def send_results(paths: Sequence[Path], to: str) -> dict[Path, int]:
     return sent
 
 
-def _steps_of(path: Path, kind: str) -> Iterable[tuple[dict[str, float], int]]:
+def _steps_of(path: Path, kind: str) -> Iterator[tuple[dict[str, float], int]]:
     if kind == "run":
-        return (found for record in read_runlog(path) for found in of_record(record))
-    return _of_trace(path) if kind == "trace" else _of_sweep(read_cells(ResultStore.load(path).selected))
-
-
-def _of_trace(path: Path) -> Iterator[tuple[dict[str, float], int]]:
-    with open_trace(path) as trace:
-        yield from numbers_of_trace(trace)
+        for record in read_runlog(path):
+            yield from of_record(record)
+    elif kind == "trace":
+        with open_trace(path) as trace:
+            yield from numbers_of_trace(trace)
+    else:
+        yield from _of_sweep(read_cells(ResultStore.load(path).selected))
 
 
 def _of_sweep(cells: CellTable) -> Iterator[tuple[dict[str, float], int]]:

@@ -78,15 +78,11 @@ _MOST_DRAWN = 3
 _DIGITS = 5
 
 
-def _shown(value: object) -> object:
-    """What a template shows of a value: its characters, none of which acts."""
-    return value if isinstance(value, Markup) else literal(value)
-
-
 TEMPLATES = Environment(
     loader=PackageLoader("gtrace.report"),
     autoescape=True,
-    finalize=_shown,
+    # A template shows the characters of a value, none of which acts.
+    finalize=lambda value: value if isinstance(value, Markup) else literal(value),
     trim_blocks=True,
     lstrip_blocks=True,
     keep_trailing_newline=True,
@@ -154,7 +150,11 @@ def document(
         index: identifiers and names of its sections, each with what it holds.
         own_figures: no figure comes from matplotlib, whose drawings need styles of their own.
     """
-    script, css = source("page.js"), source("page.css") + ("" if own_figures else _colours())
+    script, css = source("page.js"), source("page.css")
+    if not own_figures:
+        # The colours of matplotlib's drawings follow the page's. Paper is white whatever the screen is.
+        light, dark = figures.style.variables()
+        css += f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
     # What is not escaped is the page's own: its policy, its script and its colours.
     return TEMPLATES.get_template("page.html").render(
         title=title,
@@ -240,15 +240,14 @@ class _Shown:
         yield pieces.network(self.prefix, _json(model), assumed)
 
     def _block(self, block: Block, prefix: str) -> Markup:
-        html: Markup
         folded = isinstance(block, LayerTables) or block.folded or block.place in ("details", "network")
-        if isinstance(block, LayerTables):
-            html = pieces.item(block.title, _anchor(prefix, block.title), pieces.layers(block), folded)
-        elif isinstance(block, Table):
-            html = pieces.item(block.title, _anchor(prefix, block.title), pieces.table(block), folded)
-        else:
+        if isinstance(block, FigureSpec):
             name = f"{prefix}-{block.name}"
-            html = pieces.item(block.title, f"{name}-title", figure(block, name), folded)
+            anchor, shown = f"{name}-title", figure(block, name)
+        else:
+            anchor = _anchor(prefix, block.title)
+            shown = pieces.layers(block) if isinstance(block, LayerTables) else pieces.table(block)
+        html: Markup = pieces.item(block.title, anchor, shown, folded)
         return html
 
     def _parts(self) -> Iterator[Markup]:
@@ -310,21 +309,13 @@ def _cards(verdict: Verdict) -> list[tuple[str, str, str]]:
     """Name, headline and the rest of each line of a verdict: what is before its first comma, colon or parenthesis."""
     cards = []
     for name, text in verdict.lines:
-        head, mark, rest = _split(text)
+        # A parenthesis and "of gradient energy" stay with the rest.
+        found = re.search(r": |; | (?=\()|, | (?=of gradient energy)", text)
+        head, rest = (text[: found.start()], text[found.end() :]) if found else (text, "")
         # The name of a codec stays as it is typed.
         head = head if verdict.answer == "compress" and name == "Recommendation" else head[:1].upper() + head[1:]
-        cards.append((name, head, f"{mark}{rest}" if mark == "(" else rest))
+        cards.append((name, head, rest))
     return cards
-
-
-def _split(text: str) -> tuple[str, str, str]:
-    found = re.search(r": |; | \(|, | of gradient energy", text)
-    if found is None:
-        return text, "", ""
-    cut = found.start()
-    mark = found[0].strip()
-    rest = text[cut:].lstrip() if mark.startswith("of") else text[found.end() :]
-    return text[:cut], mark, rest
 
 
 def _drawn(analysis: SweepAnalysis, verdict: Verdict | None) -> list[str]:
@@ -380,13 +371,6 @@ def _policy(script: str, css: str | None) -> str:
     return f"default-src 'none'; script-src {digest(script)}; style-src {styles}; base-uri 'none'; form-action 'none'"
 
 
-def _colours() -> str:
-    """Of matplotlib's drawings, which follow the page's."""
-    light, dark = figures.style.variables()
-    # Paper is white whatever the screen is.
-    return f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
-
-
 #: Sentences of a plan.
 _LEADING = 2
 
@@ -398,25 +382,19 @@ def to_notebook(value: Trace | SweepResult | Plan | Verdict) -> str:
     elif isinstance(value, Trace):
         shown = _trace(value)
     else:
-        plans, sweeps = ([value], []) if isinstance(value, Plan) else ([], [value.selected])
-        shown = _results(plans, sweeps)
+        report = make_report(plans=[value]) if isinstance(value, Plan) else make_report([value.selected])
+        main = next(sections(report))
+        shown = {
+            "title": report.title if report.sweeps else main.heading,
+            "facts": list(report_facts(report)),
+            "lines": () if main.verdict is None else main.verdict.lines,
+            "sentences": main.sentences[:_LEADING] if main.verdict is None else (),
+            "table": main.brief,
+            "last": [f"{count(len(main.warnings), 'warning')}: see .warnings"] if main.warnings else [],
+        }
     # The one thing that is not escaped: the program's own styles.
     css = Markup(source("notebook.css"))  # noqa: S704
     return TEMPLATES.get_template("notebook.html").render(css=css, **shown)
-
-
-def _results(plans: list[Plan], sweeps: list[SweepResult]) -> dict[str, Any]:
-    report = make_report(sweeps, plans=plans)
-    main = next(sections(report))
-    last = [f"{count(len(main.warnings), 'warning')}: see .warnings"] if main.warnings else []
-    return {
-        "title": report.title if sweeps else main.heading,
-        "facts": list(report_facts(report)),
-        "lines": () if main.verdict is None else main.verdict.lines,
-        "sentences": main.sentences[:_LEADING] if main.verdict is None else (),
-        "table": main.brief,
-        "last": last,
-    }
 
 
 def _trace(trace: Trace) -> dict[str, Any]:
@@ -424,13 +402,17 @@ def _trace(trace: Trace) -> dict[str, Any]:
     first, *rest = run_lines(trace, run)
     shares = energy_shares(run.tensors)
     ordered = sorted(zip(run.tensors, shares, strict=True), key=lambda row: -row[1])
+
+    def norm(row: TensorHistory, place: int) -> Shown:
+        return Cell("NaN") if row.nonfinite[place] else number(row.norms[place])
+
     columns: list[tuple[Column, Any]] = [
         (Column("tensor", numeric=False), lambda row: row[0].info.name),
         (Column("shape", numeric=False), lambda row: row[0].shape),
         (Column("steps"), lambda row: f"{row[0].steps.size:,}"),
         (Column("energy", "share of the squared norms of all gradients"), lambda row: f"{row[1]:.1%}"),
-        (Column("norm first"), lambda row: _norm(row[0], 0)),
-        (Column("norm last"), lambda row: _norm(row[0], -1)),
+        (Column("norm first"), lambda row: norm(row[0], 0)),
+        (Column("norm last"), lambda row: norm(row[0], -1)),
         (Column("norm over steps", numeric=False), lambda row: spark(row[0].shown_norms)),
     ]
     left = ordered[FEW_ROWS:]
@@ -439,7 +421,3 @@ def _trace(trace: Trace) -> dict[str, Any]:
     last.append(f"next: gtrace.sweep(trace){command}")
     table = Table.of("Tensors with the most energy", ordered[:FEW_ROWS], columns)
     return {"title": first[1], "lines": rest, "quiet": True, "table": table, "last": last}
-
-
-def _norm(row: TensorHistory, place: int) -> Shown:
-    return Cell("NaN") if row.nonfinite[place] else number(row.norms[place])

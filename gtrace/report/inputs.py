@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.planning.plan import is_plan, load_plan
@@ -75,13 +75,6 @@ class Report:
         return len(self.sweeps) + len(self.runs) + len(self.traces) + len(self.plans)
 
 
-class _Basis(TypedDict):
-    """What sweeps and their groups are compared by."""
-
-    workers: int | None
-    coder: Coder
-
-
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What a reader asked of sweeps, beside what they hold.
@@ -141,24 +134,29 @@ def make_report(
         name = Path(source).name
         return str(source) if files.count(name) > 1 else name or str(source)
 
-    basis: _Basis = {"workers": asked.workers, "coder": asked.coder}
-    read_sweeps, grouped = [], []
+    workers, coder = asked.workers, asked.coder
+    read_sweeps, grouped, read_runs = [], [], []
     for k, sweep in enumerate(sweeps):
         result = sweep if isinstance(sweep, SweepResult) else ResultStore.load(Path(sweep)).selected
         name = named(sweep, "sweep", k, len(sweeps) > 1)
-        read_sweeps.append(analyze(result, name, batch=asked.batch, horizon=asked.horizon, **basis))
-        if asked.groups:
-            grouped.append(tuple(group_tensors(result, asked.groups, **basis)))
-    read_runs = [
-        analyze_runs(
-            read_runlog(Path(run)) if isinstance(run, (str, Path)) else run, named(run, "run", k, len(runs) > 1)
+        read_sweeps.append(
+            analyze(result, name, batch=asked.batch, horizon=asked.horizon, workers=workers, coder=coder)
         )
-        for k, run in enumerate(runs)
-    ]
+        if asked.groups:
+            grouped.append(tuple(group_tensors(result, asked.groups, workers=workers, coder=coder)))
+    for k, run in enumerate(runs):
+        records = read_runlog(Path(run)) if isinstance(run, (str, Path)) else run
+        read_runs.append(analyze_runs(records, named(run, "run", k, len(runs) > 1)))
     read_traces = [summarize_trace(Path(trace), named(trace, "trace", 0, False)) for trace in traces]
     read_plans = [load_plan(plan) if isinstance(plan, (str, Path)) else plan for plan in plans]
     names = [*(s.name for s in read_sweeps), *(r.name for r in read_runs)]
     names += [*(t.name for t in read_traces), *(p.name for p in read_plans)]
+    savings: list[Savings | None] = []
+    if asked.cluster is not None:
+        timed = [(sweep, with_times(sweep, asked.cluster)[0]) for sweep in read_sweeps]
+        savings += [savings_of_sweep(sweep, cluster) for sweep, cluster in timed if cluster.step_time]
+        if asked.cluster.step_time is not None:
+            savings += [savings_of_runs(log, asked.cluster) for log in read_runs]
     return Report(
         title or _title(names, read_sweeps),
         tuple(read_sweeps),
@@ -169,7 +167,7 @@ def make_report(
         pool_runs(read_runs),
         tuple(sweep.compare(asked.pairs) for sweep in read_sweeps) if asked.pairs else (),
         tuple(grouped),
-        _savings(read_sweeps, read_runs, asked.cluster),
+        tuple(one for one in savings if one is not None),
     )
 
 
@@ -183,26 +181,12 @@ def _title(names: Sequence[str], sweeps: Sequence[SweepAnalysis]) -> str:
     sizes = tensors.values() if isinstance(tensors, dict) else sweeps[0].elements.tolist()
     argv = attrs.get("argv")
     script = f" · {Path(str(argv[0])).name}" if isinstance(argv, list) and argv else ""
-    return f"{model}, {_in_words(sum(n for n in sizes if isinstance(n, int)))} parameters{script}"
-
-
-def _in_words(elements: int) -> str:
-    """A large number with three digits, e.g. ``3.30 M``."""
-    for factor, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+    elements = sum(n for n in sizes if isinstance(n, int))
+    size = str(elements)
+    for factor, unit in ((1e3, "k"), (1e6, "M"), (1e9, "B")):
         if elements >= factor:
-            return f"{number(elements / factor, 2 if elements < 100 * factor else 3)} {unit}"
-    return str(elements)
-
-
-def _savings(
-    sweeps: Sequence[SweepAnalysis], runs: Sequence[RunLogAnalysis], cluster: Cluster | None
-) -> tuple[Savings, ...]:
-    if cluster is None:
-        return ()
-    found = [savings_of_sweep(s, with_times(s, cluster)[0]) for s in sweeps if with_times(s, cluster)[0].step_time]
-    if cluster.step_time is not None:
-        found += [savings_of_runs(log, cluster) for log in runs]
-    return tuple(one for one in found if one is not None)
+            size = f"{number(elements / factor, 2 if elements < 100 * factor else 3)} {unit}"
+    return f"{model}, {size} parameters{script}"
 
 
 def with_times(sweep: SweepAnalysis, cluster: Cluster) -> tuple[Cluster, str]:

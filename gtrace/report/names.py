@@ -40,11 +40,8 @@ def shorten(text: str, width: int) -> str:
     >>> shorten("encoder.layers.11.self_attn.weight", 17)
     'encoder.…n.weight'
     """
-    if len(text) <= width:
-        return text
     head = (width - 1) // 2
-    tail = width - 1 - head
-    return f"{text[:head]}…{text[-tail:]}"
+    return text if len(text) <= width else f"{text[:head]}…{text[head + 1 - width :]}"
 
 
 def shorten_all(names: Sequence[str], width: int) -> list[str]:
@@ -189,8 +186,7 @@ def sparkline(values: Sequence[float], width: int = 12, encoding: str = "utf-8")
     if not finite and not any(bad):
         return ""
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    top = len(blocks) - 1
-    scale = top / (high - low) if high > low else 0.0
+    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
     return "".join(
         broken if infinite else " " if math.isnan(m) else blocks[round((m - low) * scale)]
         for m, infinite in zip(means, bad, strict=True)

@@ -137,9 +137,8 @@ def predict(
     codecs = tuple(s for s in specs if not any(fnmatch.fnmatchcase(s, glob) for glob in exclude))
     seeds = sorted({seed for spec, seed in losses if spec == BASELINE})
     if not seeds or not codecs:
-        raise UsageError(
-            f"{name}: no finished run {'without' if codecs else 'with'} a codec; train with gtrace study compare"
-        )
+        lacking = "without" if codecs else "with"
+        raise UsageError(f"{name}: no finished run {lacking} a codec; train with gtrace study compare")
     nothing = math.nan
     excess = np.array([[losses.get((c, s), nothing) - losses[BASELINE, s] for s in seeds] for c in codecs])
     measured = _measured(records, name, first)
@@ -148,9 +147,8 @@ def predict(
         for measure in MEASURES
     }
     found["cosine"] = 1.0 - found["cosine"]
-    return Predictions(
-        name, analysis.task or name, codecs, _over_seeds(excess), len(seeds), tuple(_judge(found, excess))
-    )
+    judged = tuple(_judge(found, excess))
+    return Predictions(name, analysis.task or name, codecs, _over_seeds(excess), len(seeds), judged)
 
 
 def _measured(records: Sequence[Mapping[str, Any]], name: str, first: float) -> dict[tuple[str, int], dict[str, float]]:
@@ -239,34 +237,23 @@ def table(several: Sequence[Predictions]) -> Table:
     rows = []
     for study in several:
         for one in study.found:
-            found = one.correlation
-            interval = f"{found.low:.2f} to {found.high:.2f}" if found.known else MISSING
-            rows.append(
-                (
-                    Cell(study.task),
-                    Cell(MEASURES[one.measure]),
-                    Cell(number(found.estimate) if found.known else MISSING, hint=found.why),
-                    Cell(interval),
-                    Cell(f"{one.best:.0%}" if found.known else MISSING),
-                    Cell(one.verdict),
-                )
-            )
-    return Table(
-        "Does the measure predict the final loss?",
-        (
-            Column("task", numeric=False),
-            Column("measure", numeric=False),
-            Column("rank correlation", "Spearman's, over codecs, with the final test loss above full precision"),
-            Column("interval", f"{CONFIDENCE:.0%}, bootstrap over codecs and seeds"),
-            Column("best", "share of the resamples in which no other measure is ahead", rank=1),
-            Column("verdict", numeric=False),
-        ),
-        tuple(rows),
-        (
-            f"predicts: the interval lies above {STRONG:g}; says something: above 0. Mean of each measure over the "
-            "steps of a run.",
-        ),
+            found, interval, best = one.correlation, MISSING, MISSING
+            if found.known:
+                interval, best = f"{found.low:.2f} to {found.high:.2f}", f"{one.best:.0%}"
+            estimate = Cell(number(found.estimate) if found.known else MISSING, hint=found.why)
+            said = (study.task, MEASURES[one.measure], estimate, interval, best, one.verdict)
+            rows.append(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in said))
+    columns = (
+        Column("task", numeric=False),
+        Column("measure", numeric=False),
+        Column("rank correlation", "Spearman's, over codecs, with the final test loss above full precision"),
+        Column("interval", f"{CONFIDENCE:.0%}, bootstrap over codecs and seeds"),
+        Column("best", "share of the resamples in which no other measure is ahead", rank=1),
+        Column("verdict", numeric=False),
     )
+    note = f"predicts: the interval lies above {STRONG:g}; says something: above 0."
+    note += " Mean of each measure over the steps of a run."
+    return Table("Does the measure predict the final loss?", columns, tuple(rows), (note,))
 
 
 def chart(several: Sequence[Predictions]) -> Chart:

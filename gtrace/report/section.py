@@ -92,14 +92,7 @@ class Table:
     def of(
         cls, title: str, items: Iterable[T], columns: Sequence[tuple[Column, Callable[[T], Shown]]], **rest: Any
     ) -> Table:
-        """One line for each item.
-
-        Args:
-            title: above it.
-            items: what the lines are about.
-            columns: each with what it shows of an item: a cell, a text, or a number, whose NaN becomes a dash.
-            rest: other attributes of the table.
-        """
+        """One line for each item; a column shows a cell of it, a text, or a number, whose NaN becomes a dash."""
         rows = tuple(tuple(_cell(show(item)) for _, show in columns) for item in items)
         return cls(title, tuple(column for column, _ in columns), rows, **rest)
 
@@ -188,13 +181,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure of one or several panels.
-
-    Attributes:
-        panels: from left to right.
-        caption: one or two sentences that say what to see.
-        columns: panels in a row.
-    """
+    """A figure of one panel or several, in rows of some length; the caption says in one or two sentences what to see."""
 
     panels: tuple[Panel, ...]
     caption: str
@@ -203,13 +190,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Numbers of a grid, NaN if there is none.
-
-    Attributes:
-        rows: names from above.
-        columns: names from the left.
-        values: of each row.
-    """
+    """Numbers of a grid, row by row from above, NaN if there is none."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -317,12 +298,8 @@ class Verdict(Tabular):
     @property
     def lines(self) -> tuple[tuple[str, str], ...]:
         """The four lines with their names."""
-        return (
-            ("Recommendation", self.recommendation),
-            ("Saves", self.saves),
-            ("Costs", self.costs),
-            ("Confidence", self.confidence),
-        )
+        names = ("recommendation", "saves", "costs", "confidence")
+        return tuple((name.capitalize(), getattr(self, name)) for name in names)
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<{ANSWER}}{text}" for name, text in self.lines)

@@ -16,7 +16,7 @@ from gtrace.report.section import ANSWER, PARETO, Cell, Column, Table
 from gtrace.report.sections import sections
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import Console
 
@@ -76,9 +76,8 @@ def _print_answer(found: Sequence[Section], console: Console, after: Sequence[st
     warnings = sum(len(section.warnings) for whole in found for section in whole.with_parts)
 
     def head() -> None:
-        if main.verdict is not None:
-            page.answer(main.verdict)
-        else:
+        page.answer(main.verdict)
+        if main.verdict is None:
             page.verdict(main.sentences[:_LEADING], gap=False)
         if main.brief is not None:
             page.table(main.brief, brief=True)
@@ -191,9 +190,8 @@ class _Page:
             self._console.print(Text(self.safe(table.empty)))
             return
         kept, dropped, needed = _fit(table, self._console.width)
-        grid = RichTable(
-            box=None if brief else SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1), header_style="dim"
-        )
+        box = None if brief else SIMPLE
+        grid = RichTable(box=box, show_edge=False, pad_edge=False, padding=(0, 1), header_style="dim")
         names = _width(table.columns[0], [row[0] for row in table.rows])
         for k in kept:
             column = table.columns[k]
@@ -250,7 +248,8 @@ def to_markdown(report: Report) -> str:
     """Verdicts and tables for a pull request."""
     lines = [f"# {markdown_text(report.title)}", ""]
     for section in (one for whole in sections(report) for one in whole.with_parts):
-        lines += _section(section.heading, section.sentences)
+        first, *rest = [markdown_text(sentence) for sentence in section.sentences]
+        lines += [f"## {markdown_text(section.heading)}", "", " ".join([f"**{first}**", *rest]), ""]
         if section.verdict is not None:
             lines += [f"- **{name}**: {markdown_text(text)}" for name, text in section.verdict.lines]
             lines.append("")
@@ -269,35 +268,19 @@ def markdown_text(value: object) -> str:
     return _MARKDOWN.sub(r"\\\1", literal(value))
 
 
-def _section(heading: str, verdict: Iterable[str]) -> list[str]:
-    first, *rest = [markdown_text(sentence) for sentence in verdict]
-    return [f"## {markdown_text(heading)}", "", " ".join([f"**{first}**", *rest]), ""]
-
-
 def markdown_table(table: Table) -> list[str]:
     """The lines of a table, its heading and its notes."""
 
-    def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cells)} |"
+    def shown(cell: Cell) -> str:
+        text = markdown_text(cell.text)
+        text = f"**{text}**" if cell.mark == "best" and text else text
+        return f"{text} ({markdown_text(cell.detail)})" if cell.detail else text
 
-    def rows() -> Iterator[str]:
-        for row in table.rows:
-            cells = []
-            for cell in row:
-                shown = markdown_text(cell.text)
-                shown = f"**{shown}**" if cell.mark == "best" and shown else shown
-                cells.append(f"{shown} ({markdown_text(cell.detail)})" if cell.detail else shown)
-            yield line(cells)
-
-    return [
-        f"### {markdown_text(table.title)}",
-        "",
-        line(markdown_text(column.heading) for column in table.columns),
-        line("---:" if column.numeric else "---" for column in table.columns),
-        *rows(),
-        "",
-        *_notes(table.notes),
-    ]
+    rows = [[markdown_text(column.heading) for column in table.columns]]
+    rows.append(["---:" if column.numeric else "---" for column in table.columns])
+    rows += [[shown(cell) for cell in row] for row in table.rows]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [f"### {markdown_text(table.title)}", "", *lines, "", *_notes(table.notes)]
 
 
 def _notes(notes: Iterable[str]) -> list[str]:
@@ -337,7 +320,7 @@ _TEX = {
     "○": r"$\circ$",
 }
 
-_SPECIAL = re.compile("|".join(map(re.escape, _TEX)))
+_SPECIAL = re.compile(f"({'|'.join(map(re.escape, _TEX))})")
 #: Columns of small blocks, which no font of LaTeX has.
 _NOT_IN_PRINT = ("over steps",)
 #: A float holds no more lines; longer tables break over pages.
@@ -350,17 +333,11 @@ def latex_text(value: object) -> str:
     >>> print(latex_text("fc_1 $x^2$ 50%"))
     fc\_1 \$x\textasciicircum{}2\$ 50\%
     """
-    text = literal(value)
-    parts = []
-    last = 0
-    for match in _SPECIAL.finditer(text):
-        parts += [_latin(text[last : match.start()]), _TEX[match[0]]]
-        last = match.end()
-    return "".join([*parts, _latin(text[last:])])
-
-
-def _latin(text: str) -> str:
-    return literal(text, "latin-1").replace("\\", _TEX["\\"])
+    # Every other part is what LaTeX would act on.
+    parts = _SPECIAL.split(literal(value))
+    for k, part in enumerate(parts):
+        parts[k] = _TEX[part] if k % 2 else literal(part, "latin-1").replace("\\", _TEX["\\"])
+    return "".join(parts)
 
 
 def to_latex(report: Report) -> str:
@@ -394,34 +371,12 @@ def latex_table(table: Table, where: str = "") -> list[str]:
     notes = [rf"\par\footnotesize {latex_text(note)}" for note in table.notes]
     if not rows:
         return [f"% {literal(table.title)}: {literal(table.empty)}"]
+    head = [r"\toprule", heading, r"\midrule"]
     if len(rows) > _FLOAT_ROWS:
-        return [
-            rf"\begin{{longtable}}{{{spec}}}",
-            caption + r" \\",
-            r"\toprule",
-            heading,
-            r"\midrule",
-            r"\endhead",
-            r"\bottomrule",
-            r"\endfoot",
-            *rows,
-            r"\end{longtable}",
-            *notes,
-        ]
-    return [
-        r"\begin{table}[htbp]",
-        r"\centering\small",
-        caption,
-        rf"\begin{{tabular}}{{{spec}}}",
-        r"\toprule",
-        heading,
-        r"\midrule",
-        *rows,
-        r"\bottomrule",
-        r"\end{tabular}",
-        *notes,
-        r"\end{table}",
-    ]
+        first = [rf"\begin{{longtable}}{{{spec}}}", caption + r" \\", *head]
+        return [*first, r"\endhead", r"\bottomrule", r"\endfoot", *rows, r"\end{longtable}", *notes]
+    first = [r"\begin{table}[htbp]", r"\centering\small", caption, rf"\begin{{tabular}}{{{spec}}}", *head]
+    return [*first, *rows, r"\bottomrule", r"\end{tabular}", *notes, r"\end{table}"]
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from gtrace.report.analysis.families import FITTED
@@ -85,16 +86,8 @@ class RuledChoice:
 
 
 def choose(candidates: Sequence[Candidate], *, network: bool) -> RuledChoice:
-    """Apply the rule of this module.
-
-    Args:
-        candidates: every configuration, and float32 and bf16.
-        network: whether ``seconds`` decide, and not ``bits``.
-    """
-
-    def price(one: Candidate) -> float:
-        return one.seconds if network else one.bits
-
+    """Apply the rule of this module; on a network ``seconds`` decide, and not ``bits``."""
+    price = attrgetter("seconds" if network else "bits")
     if not any(one.method not in _PLAIN and math.isfinite(one.error) for one in candidates):
         return RuledChoice("not measured")
     fit = [one for one in candidates if one.within and math.isfinite(price(one))]
@@ -129,25 +122,27 @@ def candidates_of(analysis: SweepAnalysis, savings: Savings | None) -> list[Cand
         steps |= {row.spec: row for row in savings.plain}
     found = []
     for c in analysis.configurations:
-        step = steps.get(c.spec)
+        step, known = steps.get(c.spec), judged.get(c.spec)
         seconds = math.nan if step is None else step.step.seconds
+        error = c.error if math.isfinite(c.error) else c.relative_variance
+        within = error <= ERROR_LIMIT
+        if known is not None and (known.verdict == "safe" or known.prediction or known.ratio.known):
+            within = known.verdict == "safe"
+        simple = simplicity(c.method, c.setting)
         found.append(
-            Candidate(
-                _in_words(c),
-                c.spec,
-                c.method,
-                c.bits,
-                _error(c),
-                not c.partial and _within(c, judged.get(c.spec)),
-                seconds,
-                simplicity(c.method, c.setting),
-            )
+            Candidate(_in_words(c), c.spec, c.method, c.bits, error, within and not c.partial, seconds, simple)
         )
     for place, spec in enumerate(("none", "bf16")):
         if all(one.method != spec for one in found):
             seconds = math.nan if savings is None else savings.plain[place].step.seconds
             found.append(Candidate(spec, spec, spec, _PLAIN[spec], math.nan, True, seconds, simplicity(spec, "")))
     return found
+
+
+def _in_words(c: Configuration) -> str:
+    if math.isfinite(c.nominal_bits) and c.setting.startswith("b"):
+        return f"{c.family} at {c.nominal_bits:g} bits"
+    return f"{c.family} with {c.setting}" if c.setting else c.family
 
 
 def short_list(candidates: Sequence[Candidate], *, network: bool, most: int) -> list[Candidate]:
@@ -159,10 +154,7 @@ def short_list(candidates: Sequence[Candidate], *, network: bool, most: int) -> 
     """
     choice = choose(candidates, network=network)
     first = choice.chosen
-
-    def price(one: Candidate) -> float:
-        return one.seconds if network else one.bits
-
+    price = attrgetter("seconds" if network else "bits")
     limit = math.inf if first is None else price(first) * (1 + CLOSE)
 
     def order(one: Candidate) -> tuple[bool, bool, float]:
@@ -178,45 +170,16 @@ def short_list(candidates: Sequence[Candidate], *, network: bool, most: int) -> 
         best[first.method] = first
     baselines = [best.pop(name) for name in ("bf16", "none") if name in best and (network or name == "bf16")]
     best.pop("none", None)
-    named = [*([] if first is None else [first]), *choice.close, *([] if choice.best is None else [choice.best])]
+    named = [one for one in (first, *choice.close, choice.best) if one is not None]
     rest = sorted(best.values(), key=order)
     shown = list(dict.fromkeys([*named, *baselines, *rest]))[:most]
-    others = [one for one in shown if one is not first]
-    return [*([] if first is None else [first]), *sorted(others, key=lambda one: (not one.within, price(one)))]
+    return sorted(shown, key=lambda one: (one is not first, not one.within, price(one)))
 
 
 def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
-    """The verdict on a sweep.
-
-    Args:
-        analysis: of the sweep, with the user's workers and coder.
-        savings: step times on the user's network; None without one.
-    """
+    """The verdict on a sweep; with step times on the user's network if there is one."""
     judged = dict(zip((c.spec for c in analysis.configurations), analysis.safety.judged, strict=False))
     choice = choose(candidates_of(analysis, savings), network=savings is not None)
-    return _written(choice, analysis, savings, judged)
-
-
-def _error(c: Configuration) -> float:
-    return c.error if math.isfinite(c.error) else c.relative_variance
-
-
-def _within(c: Configuration, judgement: Judgement | None) -> bool:
-    if judgement is None or not (judgement.verdict == "safe" or judgement.prediction or judgement.ratio.known):
-        return _error(c) <= ERROR_LIMIT
-    return judgement.verdict == "safe"
-
-
-def _in_words(c: Configuration) -> str:
-    if math.isfinite(c.nominal_bits) and c.setting.startswith("b"):
-        return f"{c.family} at {c.nominal_bits:g} bits"
-    return f"{c.family} with {c.setting}" if c.setting else c.family
-
-
-def _written(
-    choice: RuledChoice, analysis: SweepAnalysis, savings: Savings | None, judged: dict[str, Judgement]
-) -> Verdict:
-    """The choice in four lines."""
     confidence = _confidence(choice, analysis, savings, judged)
     chosen, plain = choice.chosen, {} if savings is None else {row.spec: row for row in savings.plain}
     if choice.answer == "not measured":
@@ -228,9 +191,9 @@ def _written(
         tried = {c.spec for c in analysis.configurations if c.method not in _PLAIN}
         sentence = f"don't compress: none of {count(len(tried), 'codec')} stays below {limit}"
         return Verdict(choice.answer, sentence, f"nothing{kept}", "nothing", confidence)
-    configuration = next((c for c in analysis.configurations if c.spec == chosen.codec), None)
     if choice.answer == "do not compress":
-        return _uncompressed(choice, chosen, savings, configuration, confidence)
+        measured = math.isfinite(chosen.error) and any(c.spec == chosen.codec for c in analysis.configurations)
+        return _uncompressed(choice, chosen, savings, measured, confidence)
     sentence = chosen.name
     if choice.close:
         sentence += f" (too close to call: {listed([one.name for one in choice.close], 3)})"
@@ -241,23 +204,17 @@ def _written(
     averaged = f" after averaging {workers} workers" if workers > 1 else ""
     error, judgement = f"{lost(chosen.error)} of gradient energy{averaged}", judged.get(chosen.codec)
     prediction = None if judgement is None else analysis.safety.record(judgement)
-    if judgement is None:
-        costs = f"loses {error}; cost in batch size not measured"
-    elif prediction is None:
+    costs = f"loses {error}; cost in batch size not measured"
+    if judgement is not None and prediction is None:
         costs = f"loses {error}; {judgement.verdict}: {judgement.reason}"
-    else:
+    elif judgement is not None:
         costs = f"{judgement.reason.removeprefix('costs ')}: {judgement.verdict}; loses {error}"
-    return Verdict(
-        choice.answer, sentence, saves, costs, confidence, chosen.codec, chosen.bits, chosen.error, prediction
-    )
+    numbers = chosen.codec, chosen.bits, chosen.error, prediction
+    return Verdict(choice.answer, sentence, saves, costs, confidence, *numbers)
 
 
 def _uncompressed(
-    choice: RuledChoice,
-    chosen: Candidate,
-    savings: Savings | None,
-    configuration: Configuration | None,
-    confidence: str,
+    choice: RuledChoice, chosen: Candidate, savings: Savings | None, measured: bool, confidence: str
 ) -> Verdict:
     """The answer that float32, bf16 or fp16 are enough."""
     name = "float32" if chosen.method == "none" else chosen.method
@@ -265,19 +222,15 @@ def _uncompressed(
     if best is None or best.codec == chosen.codec:
         sentence = f"don't compress: no safe codec here is better than {name}"
     else:
-        row = None if savings is None else savings.best(best.codec)
-        # The column "pays below" of the savings has the same number.
-        pays = (
-            ""
-            if row is None or not 0 < row.bandwidth < math.inf
-            else f"; it pays below {rate_text(row.bandwidth, digits=3)}"
-        )
+        row, pays = None if savings is None else savings.best(best.codec), ""
+        if row is not None and 0 < row.bandwidth < math.inf:
+            # The column "pays below" of the savings has the same number.
+            pays = f"; it pays below {rate_text(row.bandwidth, digits=3)}"
         sentence = f"don't compress: {name} is within {CLOSE:.0%} of the best codec here ({best.name}{pays})"
     plain = None if savings is None else {row.spec: row for row in savings.plain}.get(chosen.method)
     saves = f"{32 / chosen.bits:.1f}x fewer bytes than float32" if chosen.bits < 32 else "nothing"
     if plain is not None and savings is not None and chosen.bits < 32:
         saves += f"; {_saved(plain, savings.plain[0])}"
-    measured = configuration is not None and math.isfinite(chosen.error)
     unknown = "nothing" if chosen.method == "none" else "bf16's error is not measured here: add bf16 to --methods"
     costs = f"loses {lost(chosen.error)} of gradient energy" if measured else unknown
     spec, error = (chosen.codec, chosen.error) if measured else (None, None)
@@ -326,9 +279,8 @@ def _unclear(chosen: Candidate, analysis: SweepAnalysis, judged: dict[str, Judge
     best = min(unclear, key=lambda c: c.bits, default=None)
     if best is None or not best.bits < chosen.bits * (1 - CLOSE):
         return []
-    return [
-        f"{_in_words(best)} would take {number(best.bits)} instead of {number(chosen.bits)} bits; train to find out"
-    ]
+    taken = f"{number(best.bits)} instead of {number(chosen.bits)} bits"
+    return [f"{_in_words(best)} would take {taken}; train to find out"]
 
 
 def _over_training(chosen: Candidate, analysis: SweepAnalysis) -> str:

@@ -18,11 +18,10 @@ from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK, power_sum
 from gtrace.metrics import Histogram, Reference, RunningComparison
-from gtrace.sweep.fits import Ready
 from gtrace.sweep.jobs import Totals
 from gtrace.sweep.level_draws import PartDraws, draws_in_parts
 from gtrace.sweep.limits import draw_obstacle
-from gtrace.sweep.rows import Drawn, DrawnTogether
+from gtrace.sweep.rows import Drawn
 from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import Key, State
 
@@ -32,11 +31,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec, EncodedPart
-    from gtrace.codecs.level_sets import LevelFit
-    from gtrace.sweep.fits import Fits, RunningSums
+    from gtrace.sweep.fits import Fits, Ready, RunningSums
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Job
-    from gtrace.sweep.level_draws import LevelDraws
     from gtrace.sweep.sources import Values
 
 #: Encodings that share a pass over a tensor in chunks; each holds a histogram of 8 MiB, and each step another.
@@ -75,7 +72,7 @@ class Draws:
         assert isinstance(reference, Reference), "draws need values"
         values = reference.values
         started = time.perf_counter()
-        sent = codec.simulate(ready.state, values, self._fits.key(index, draw))
+        sent = codec.simulate(ready.state, values, self._fits.key(step=self._job.steps[index], draw=draw))
         ended = time.perf_counter()
         if codec.stateful:
             self._fits.settle(codec, draw, index, values, sent.values)
@@ -83,35 +80,12 @@ class Draws:
         if total is not None:
             add_error(values, sent.values, total)
         elif not codec.stateful and index in self._sums.first:
-            self._keep(codec, index, ready, reference)
+            self.keep(codec, index, ready, reference)
         clipped = codec.clipping(ready.state, values, sent.values)
         found = reference.compare(sent.values, spoil=not codec.stateful)
-        lost = None if window is None else self._lost([codec], draw, index)[0]
+        lost = None if window is None else self.lost([codec], draw, index)[0]
         spent = {"simulate": ended - started, "compare": time.perf_counter() - ended}
         return Drawn(found, sent.payload_bytes - ENVELOPE_BYTES, sent.coded, clipped, spent, window_error=lost)
-
-    def draw_together(
-        self,
-        encoder: LevelDraws,
-        draw: int,
-        index: int,
-        fitted: LevelFit,
-        reference: Reference | Totals,
-        window: Window | None,
-    ) -> DrawnTogether:
-        """Encode a step once with each of many level codecs."""
-        assert isinstance(reference, Reference), "draws need values"
-        started = time.perf_counter()
-        size = reference.size
-        states = fitted.states(size)
-        totals = [self._sums.at((id(codec), draw), index, size, always=False) for codec in encoder.codecs]
-        found = encoder.draw(states, reference, self._fits.key(index, draw), totals)
-        if index in self._sums.first:
-            for codec, state, total in zip(encoder.codecs, states, totals, strict=True):
-                if total is None:
-                    self._keep(codec, index, Ready(state, codec.shared(state), {}), reference)
-        lost = None if window is None else np.array(self._lost(encoder.codecs, draw, index))
-        return DrawnTogether(found, time.perf_counter() - started, lost)
 
     def forget(self) -> None:
         """Drop what a finished window kept."""
@@ -121,15 +95,15 @@ class Draws:
         """Whether a codec can be encoded again a piece at a time."""
         return self._job.sample is None and draw_obstacle(codec, BLOCK) is None
 
-    def _keep(self, codec: Codec, index: int, ready: Ready, reference: Reference) -> None:
-        """Keep what encoded a step of a window."""
+    def keep(self, codec: Codec, index: int, ready: Ready, reference: Reference) -> None:
+        """Keep what encoded a step of a window of which the sum of errors is not kept."""
         if self._in_parts(codec):
             largest = float(bucket_scales(reference.values, "linf", None)[0])
             sums = TensorSums(reference.size, reference.norm1, reference.energy, largest)
             ready = ready._replace(state=codec.prepare(ready.state, sums))
         self._sent[id(codec), index] = ready
 
-    def _lost(self, codecs: Sequence[Codec], draw: int, last: int) -> list[float]:
+    def lost(self, codecs: Sequence[Codec], draw: int, last: int) -> list[float]:
         """||sum of errors||^2 over the window that ends at a step; where the sum was not kept, it is encoded again."""
         sums = [self._sums.take((id(codec), draw), last) for codec in codecs]
         parts = [
@@ -166,7 +140,7 @@ class Draws:
                 for k, values in zip(steps, gradients, strict=True):
                     ready = self._sent[id(item), k]
                     state = State(values.size, ready.state.arrays)
-                    part = item.encode_part(state, values, self._fits.key(k, number), start)
+                    part = item.encode_part(state, values, self._fits.key(step=places[k], draw=number), start)
                     add_error(values, item.decode(ready.shared, part.payload, values.size), total)
                 found[id(item), number] += float(power_sum(total, 2))
             start += gradients[0].size
@@ -181,7 +155,8 @@ class Draws:
             values, _ = self._source.values(k)
             total = np.zeros(values.size) if total is None else total
             ready = self._sent.get((id(codec), k)) or self._fits.ready(codec, draw, k, values.size)
-            add_error(values, codec.simulate(ready.state, values, self._fits.key(k, draw)).values, total)
+            key = self._fits.key(step=self._job.steps[k], draw=draw)
+            add_error(values, codec.simulate(ready.state, values, key).values, total)
         assert total is not None
         return total
 
@@ -241,6 +216,7 @@ class ChunkDraws(Draws):
         lost = np.zeros(len(pairs))
         exact = {k: Histogram() for k in steps}
         encodings: dict[int, list[_Encoding | _Drawing]] = {k: [] for k in steps}
+        places = self._job.steps
         for k, whole in steps.items():
             assert whole.sums is not None
             for (item, number), total in zip(pairs, totals, strict=True):
@@ -249,8 +225,8 @@ class ChunkDraws(Draws):
                     self._sent[id(item), k] = ready
                 compared = RunningComparison(exact[k], whole.energy, whole.sums.norm1)
                 kind = _Drawing if draws_in_parts(item, ready.state, whole.size) else _Encoding
-                encodings[k].append(kind(item, ready, self._fits.key(k, number), compared, total))
-        start, tensor, places = 0, self._job.tensor, self._job.steps
+                encodings[k].append(kind(item, ready, self._fits.key(step=places[k], draw=number), compared, total))
+        start, tensor = 0, self._job.tensor
         for pieces in zip(*(self._gradients.weighted_chunks(tensor, places[k], piece) for k in steps), strict=True):
             for total in totals:
                 total.fill(0.0)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,16 +27,15 @@ from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
+    from gtrace.codecs.level_sets import LevelFit, LevelSets
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Among, Job, Settings
     from gtrace.sweep.sources import Seen, Values
     from gtrace.types import State, SummarySpec
-
-T = TypeVar("T")
 
 #: float64 values that the running sums of stateless codecs may hold for a tensor; further codecs are encoded again
 _HELD = 1 << 23
@@ -141,7 +140,6 @@ class Fits:
 
     Attributes:
         needs: the sketches that the job's codecs need.
-        sketches: those of the current step, as far as they exist.
     """
 
     def __init__(
@@ -150,65 +148,77 @@ class Fits:
         self._source, self._job, self._settings = source, job, settings
         self._allocation, self._sums = allocation, sums
         self.needs = tuple(dict.fromkeys(c.needs for _, codecs in job.wanted for c, _ in codecs if c.needs is not None))
-        #: what the last two steps asked for: sketches by index, and what is computed from them
+        #: step and draw -> key of an encoding
+        self.key = partial(Key.derive, settings.seed, tensor=job.tensor)
+        #: the size of a tensor of the job's shape -> this shape: at a step of another size it is unknown
+        self._shapes = {} if job.shape is None else {math.prod(job.shape): job.shape}
+        #: sketches and fits that the last two steps asked for; what two steps in a row do not ask for is dropped
         self._before: dict[Hashable, Any] = {}
         self._recent: dict[Hashable, Any] = {}
-        self.sketches: dict[SummarySpec, MomentSketch] = {}
         self._pools: defaultdict[SummarySpec, RunningPool] = defaultdict(RunningPool)
         self._memories: dict[tuple[int, int], _Memory] = {}
         # The settings say which steps fit a codec.
         self._options = LinkOptions(RefitSchedule((0,)), settings.seed)
         self._at = -1
 
+    @property
+    def sketches(self) -> dict[SummarySpec, MomentSketch]:
+        """Those of the current step, as far as they exist."""
+        step = Fitting((self._at,))
+        there = ((spec, self._recent.get((step, spec))) for spec in self.needs)
+        return {spec: sketch for spec, sketch in there if sketch is not None}
+
     def look(self, index: int) -> Seen:
         """Go on to a step."""
-        self._at = index
-        self.sketches = self.recent(index, dict)
-        found = self._source.look(index, self.needs)
-        self.sketches.update(found.sketches)
-        return found
-
-    def end(self) -> None:
-        """Leave the step."""
-        if self._settings.refit == "pooled":
+        last = Fitting((self._at,))
+        for spec in self.needs if self._settings.refit == "pooled" else ():
+            sketch = self._recent.get((last, spec))
             # What is computed from a sketch is many times its size, and a pool needs the sums alone.
-            self.sketches.update({spec: one.bare() for spec, one in self.sketches.items() if poolable(spec)})
+            if sketch is not None and poolable(spec):
+                self._recent[last, spec] = sketch.bare()
         self._before, self._recent = self._recent, {}
-
-    def recent(self, key: Hashable, make: Callable[[], T]) -> T:
-        """A cached result of ``make``; dropped when two steps in a row do not ask for it."""
-        if key not in self._recent:
-            self._recent[key] = self._before.pop(key) if key in self._before else make()
-        found: T = self._recent[key]
+        self._at = index
+        found = self._source.look(index, self.needs)
+        self._recent.update({(Fitting((index,)), spec): sketch for spec, sketch in found.sketches.items()})
         return found
-
-    def summary(self, index: int, spec: SummarySpec) -> MomentSketch:
-        """The sketch of a step."""
-        found: dict[SummarySpec, MomentSketch] = self.recent(index, dict)
-        if spec not in found:
-            # After a resume, a step outside the replay is read once for all that its codecs need.
-            needs = (spec,) if index == self._at else {*self.needs, spec}
-            found.update(self._source.sketches(index, [need for need in needs if need not in found]))
-        return found[spec]
 
     def sketch(self, fitting: Fitting, spec: SummarySpec) -> MomentSketch:
-        """The sketch that fits a codec: one step's, or the pool of several."""
-        if not fitting.pooled:
-            return self.summary(fitting.steps[0], spec)
-        of = partial(self.summary, spec=spec)
-        return self.recent((fitting, spec), lambda: self._pools[spec].mean(fitting.steps, [*map(of, fitting.steps)]))
+        """The sketch of a step, or the pool of several."""
+        key = fitting, spec
+        found: MomentSketch | None = self._recent.get(key) or self._before.get(key)
+        if found is None and fitting.pooled:
+            parts = [self.sketch(Fitting((k,)), spec) for k in fitting.steps]
+            found = self._pools[spec].mean(fitting.steps, parts)
+        elif found is None:
+            (index,) = fitting.steps
+            # After a resume, a step outside the replay is read once for all that its codecs need.
+            needs = {spec} if index == self._at else {spec, *self.needs}
+            known = self._recent.keys() | self._before.keys()
+            made = self._source.sketches(index, [need for need in needs if (fitting, need) not in known])
+            self._recent.update({(fitting, need): one for need, one in made.items()})
+            found = made[spec]
+        self._recent[key] = found
+        return found
+
+    def levels(self, sets: LevelSets, fitting: Fitting, size: int) -> LevelFit:
+        """Level codecs that go through a step together, fitted for ``size`` values."""
+        key = sets, fitting, size
+        found: LevelFit | None = self._recent.get(key) or self._before.get(key)
+        if found is None:
+            found = sets.fit(self.sketch(fitting, sets.needs), size)
+        self._recent[key] = found
+        return found
 
     def ready(self, codec: Codec, draw: int, index: int, size: int) -> Ready:
         """A codec before it encodes ``size`` values of a step."""
         if codec.stateful and draw != EXPECTATION:
             return self._remembering(codec, draw, index, size)
         fitting = self._settings.source(codec, index, self._job.steps)
-        state, fitted, shared = self.recent((id(codec), fitting, size), partial(self._fit, codec, fitting, size))
+        state, fitted, shared = self._fit(codec, fitting, size)
         sent = len(shared)
         if index > 0 and shared:
             before = self._settings.source(codec, index - 1, self._job.steps)
-            known = self.recent((id(codec), before, size), partial(self._fit, codec, before, size))
-            sent = 0 if known.shared == shared else sent
+            sent = 0 if self._fit(codec, before, size).shared == shared else sent
         return Ready(state, shared, self._columns(codec, index, fitting, 8.0 * sent / max(1, size), fitted or shared))
 
     def settle(
@@ -225,10 +235,6 @@ class Fits:
         memory.sender.settle(values, arrived)
         memory.following = index + 1
 
-    def key(self, index: int, draw: int) -> Key:
-        """The key of an encoding."""
-        return Key.derive(self._settings.seed, tensor=self._job.tensor, step=self._job.steps[index], draw=draw)
-
     def _columns(self, codec: Codec, index: int, fitting: Fitting, bits: float, fitted: object) -> dict[str, Any]:
         """The row's columns about the fit."""
         found = {"bits_shared": bits, "fitted_on": fitting.label(index, self._job.steps) if fitted else "-"}
@@ -237,20 +243,19 @@ class Fits:
         return found
 
     def _fit(self, codec: Codec, fitting: Fitting, size: int) -> _Fitted:
-        """Fit a stateless codec for ``size`` values; the fitting steps may have another size."""
-        before = after = codec.init(size, self._shape(size))
-        if codec.needs is not None and codec.fits:
-            if codec.allocates:
-                before = codec.with_target(before, self._share(codec, fitting))
-            after = codec.fit(
-                before, self._seen(codec, codec.needs, before, fitting), self._job.steps[fitting.steps[-1]]
-            )
-        return _Fitted(after, _differs(before, after), codec.shared(after))
-
-    def _shape(self, size: int) -> tuple[int, ...] | None:
-        """The tensor's shape; None at a step of another size: unknown there."""
-        shape = self._job.shape
-        return shape if shape is not None and math.prod(shape) == size else None
+        """A stateless codec fitted for ``size`` values; the fitting steps may have another size."""
+        key = id(codec), fitting, size
+        found: _Fitted | None = self._recent.get(key) or self._before.get(key)
+        if found is None:
+            before = after = codec.init(size, self._shapes.get(size))
+            if codec.needs is not None and codec.fits:
+                if codec.allocates:
+                    before = codec.with_target(before, self._share(codec, fitting))
+                summary = self._seen(codec, codec.needs, before, fitting)
+                after = codec.fit(before, summary, self._job.steps[fitting.steps[-1]])
+            found = _Fitted(after, after is not before and _differs(before, after), codec.shared(after))
+        self._recent[key] = found
+        return found
 
     def _seen(
         self,
@@ -271,17 +276,19 @@ class Fits:
             return pooled(views[k] if k in views else self._view(codec, spec, k) for k in fitting.steps)
         values, _ = self._source.values(fitting.steps[0])
         # A memory of another size says nothing about these values.
-        memory = state if state.size == values.size else codec.init(values.size, self._shape(values.size))
+        memory = state if state.size == values.size else codec.init(values.size, self._shapes.get(values.size))
         return MomentSketch.from_spec(codec.view(memory, values), spec)
 
     def _view(self, codec: Codec, spec: SummarySpec, index: int) -> MomentSketch:
         """The sketch of a step as a codec with an empty memory sees it."""
-
-        def made() -> MomentSketch:
+        key = id(codec), index
+        found: MomentSketch | None = self._recent.get(key) or self._before.get(key)
+        if found is None:
             values, _ = self._source.values(index)
-            return MomentSketch.from_spec(codec.view(codec.init(values.size, self._shape(values.size)), values), spec)
-
-        return self.recent((id(codec), index), made)
+            memory = codec.init(values.size, self._shapes.get(values.size))
+            found = MomentSketch.from_spec(codec.view(memory, values), spec)
+        self._recent[key] = found
+        return found
 
     def _share(self, codec: Codec, fitting: Fitting) -> float:
         """The tensor's share at the latest step that fits the codec."""
@@ -300,7 +307,7 @@ class Fits:
                 if bad and self._settings.nonfinite == "skip":
                     continue
                 ready = self._refitted(codec, key, k, values.size)
-                arrived = codec.simulate(ready.state, values, self.key(k, draw)).values
+                arrived = codec.simulate(ready.state, values, self.key(step=self._job.steps[k], draw=draw)).values
                 total = self._sums.at(key, k, values.size)
                 if total is not None:
                     add_error(values, arrived, total)
@@ -313,7 +320,7 @@ class Fits:
         if memory is not None and memory.sender.state.size != size:
             note = f"memory starts afresh: {memory.sender.state.size} values became {size}"
         if memory is None or note is not None:
-            sender = Sender(codec, size, self._options, tensor=self._job.tensor, shape=self._shape(size))
+            sender = Sender(codec, size, self._options, tensor=self._job.tensor, shape=self._shapes.get(size))
             memory = self._memories[key] = _Memory(sender)
         sender, fitting = memory.sender, self._settings.source(codec, index, self._job.steps)
         # Training does the same: a fit stays until the next fit.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from gtrace.noise import (
 from gtrace.trace.choose import part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -99,14 +100,20 @@ class Yardstick:
             for name, streams in self._streams.items()
             if self._comparable(name)
         }
+        self._places = {info.name: stream(info) for info in infos}
         self._bursts = {
             name: middles
             for name, streams in self._streams.items()
-            if streams and not self._infos[name].sketches and (middles := self._burst(name)).size
+            if streams and not self._infos[name].sketches and (middles := self._burst(name))
         }
         #: tensor -> the middle ones of the three steps whose noise was estimated last, with that noise
-        self._latest: dict[str, dict[int, Noise | None]] = {}
-        self.known = bool(self._replicas or self._steps or self._bursts)
+        self._latest: dict[str, Mapping[int, Noise]] = {}
+        self._ways: dict[str, Callable[[str, int], Noise | None]] = {
+            **dict.fromkeys(self._bursts, self._of_steps),
+            **dict.fromkeys(self._steps, self._of_ranks),
+            **dict.fromkeys(self._replicas, self._of_micro_batches),
+        }
+        self.known = bool(self._ways)
 
     def describe(self) -> dict[str, Any]:
         """The source of the noise, or why there is none, for the provenance of a sweep."""
@@ -120,57 +127,48 @@ class Yardstick:
             return {"from": [], "why": _NEURAL if any(info.kind == "neural" for info in infos) else _MADE}
         return {"from": [], "why": _SUMMARIES if any(info.sketches for info in infos) else _ALONE}
 
-    def noise(self, name: str, step: int) -> Noise | None:
-        """Noise of the swept gradient, in its units squared; None if it is unknown."""
-        if name in self._replicas:
-            return self._of_micro_batches(name, step)
-        if name in self._steps:
-            return self._of_ranks(name, step)
-        return self._of_steps(name, step) if name in self._bursts else None
+    def way(self, name: str) -> Callable[[int], Noise | None] | None:
+        """A function that estimates the noise of the swept gradient at a step, in its units squared.
 
-    def _burst(self, name: str) -> NDArray[np.int64]:
-        """The steps that have a captured step before and after them."""
-        info = self._infos[name]
-        steps = self._trace.steps(info.name, **stream(info))
+        It returns None where the noise is unknown; None instead of it: the noise is unknown at all steps.
+        """
+        way = self._ways.get(name)
+        return None if way is None else partial(way, name)
+
+    def _burst(self, name: str) -> dict[int, int]:
+        """Step -> the step itself or the one next to it that has a captured step before and after it."""
+        steps = self._trace.steps(name, **self._places[name])
         near = np.diff(steps) == 1
-        middles: NDArray[np.int64] = steps[1:-1][near[:-1] & near[1:]]
-        return middles
-
-    def _middle(self, name: str, step: int) -> int | None:
-        """The step that has captured neighbors and is next to a step or the step itself, None if none is."""
-        middles = self._bursts[name]
-        middle = int(middles[np.argmin(np.abs(middles - step))])
-        return middle if abs(middle - step) <= 1 else None
+        middles = steps[1:-1][near[:-1] & near[1:]].tolist()
+        later = {middle + 1: middle for middle in middles}
+        earlier = {middle - 1: middle for middle in middles}
+        # Of two neighbors that serve, the earlier one.
+        return earlier | later | {middle: middle for middle in middles}
 
     def _of_steps(self, name: str, step: int) -> Noise | None:
         """Estimate from the step and its neighbors; at the end of a burst from the last three; elsewhere None."""
-        middle = self._middle(name, step)
+        middle = self._bursts[name].get(step)
         if middle is None:
             return None
-        found: Mapping[int, Noise | None] = self._latest.get(name, {})
-        if middle not in found:
-            place = stream(self._infos[name])
+        if middle not in self._latest.get(name, ()):
+            place = self._places[name]
             read = (self._trace.read_chunks(name, near, BLOCK, **place) for near in (middle - 1, middle, middle + 1))
-            found = self.learn(name, {middle: noise_of_steps(zip(*read, strict=True))})
-        return found[middle]
+            self._latest[name] = {middle: noise_of_steps(zip(*read, strict=True))}
+        noise, info = self._latest[name][middle], self._infos[name]
+        stretch = 1.0 if info.sample is None else info.sample["total"] / info.size
+        if not math.isfinite(noise.variance + noise.signal):
+            return None
+        return noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
 
     def middles(self, name: str, steps: Sequence[int]) -> list[int]:
-        """The steps from which :meth:`noise` at some steps is estimated with their neighbors, if it is so estimated."""
-        if name not in self._bursts or name in self._replicas or name in self._steps:
+        """The steps from which the noise at some steps is estimated with their neighbors, if it is so estimated."""
+        if self._ways.get(name) != self._of_steps:
             return []
-        return sorted({middle for step in steps if (middle := self._middle(name, step)) is not None})
+        return sorted({middle for step in steps if (middle := self._bursts[name].get(step)) is not None})
 
-    def learn(self, name: str, noises: Mapping[int, Noise]) -> Mapping[int, Noise | None]:
-        """Keep the noise that was estimated from middle steps and their neighbors; returns it for the whole tensor."""
-        info = self._infos[name]
-        stretch = 1.0 if info.sample is None else info.sample["total"] / info.size
-        found = self._latest[name] = {
-            middle: noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
-            if math.isfinite(noise.variance + noise.signal)
-            else None
-            for middle, noise in noises.items()
-        }
-        return found
+    def learn(self, name: str, noises: Mapping[int, Noise]) -> None:
+        """Keep what somebody else estimated from middle steps and their neighbors."""
+        self._latest[name] = noises
 
     def _replicas_of(self, name: str) -> list[_Replicas]:
         found = []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
 import itertools
 import math
 import operator
 from collections import Counter
 from dataclasses import replace
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
@@ -32,7 +32,7 @@ from gtrace.trace.rows import rechunk
 from gtrace.types import WHOLE_MODEL, SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -216,12 +216,17 @@ class Gradients:
             raise UsageError(f"--steps: none of these steps is in the trace; {span}")
         return chosen
 
-    def read(self, name: str, step: int) -> NDArray[np.float32]:
-        """A tensor at a step, or the whole model's gradient; not to be written."""
+    def reader(self, name: str) -> Callable[[int], NDArray[np.float32]]:
+        """A function that reads a tensor at a step, or the whole model's gradient; not to be written."""
         if name != WHOLE_MODEL:
-            return self._trace.read(name, step, copy=False, **self._streams[name])
-        parts = [self.read(part, step) for part in self._parts(step)]
-        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+            return partial(self._trace.read, name, copy=False, **self._streams[name])
+        readers = {part: self.reader(part) for part in self._present}
+
+        def read(step: int) -> NDArray[np.float32]:
+            parts = [readers[part](step) for part in self._parts(step)]
+            return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+        return read
 
     def sketch(self, name: str, step: int, spec: SummarySpec) -> MomentSketch:
         """The sketch of a tensor, or of the whole model: stored, summed from stored ones, or made from values.
@@ -231,7 +236,7 @@ class Gradients:
         own = spec._replace(scope="tensor")
         if name == WHOLE_MODEL:
             return replace(
-                functools.reduce(operator.add, [self.sketch(part, step, own) for part in self._parts(step)]), spec=spec
+                reduce(operator.add, [self.sketch(part, step, own) for part in self._parts(step)]), spec=spec
             )
         if self._sketched[name]:
             sketch = self._trace.sketch_row(name, step, [own], **self._streams[name]).sketches[0]
@@ -239,7 +244,7 @@ class Gradients:
             return replace(sketch, spec=spec, zeros=sketch.zeros + bad, size=sketch.size + bad, nonfinite=0)
         if self._sizes[name] > self._chunk and spec_in_chunks(spec, self._chunk):
             return self.scan(name, step, [spec])[2][spec]
-        values = self.read(name, step)
+        values = self.reader(name)(step)
         finite = np.isfinite(values)
         return MomentSketch.from_spec(values if finite.all() else np.where(finite, values, np.float32(0)), spec)
 
@@ -409,13 +414,15 @@ class Gradients:
             found.mean_abs if math.isnan(norm1) else norm1 / size,
         )
 
-    def noise(self, name: str, step: int) -> Noise | None:
-        """Gradient noise of a tensor, or of the whole model; None if it is unknown."""
-        if not self.yardstick.known:
-            return None
-        if name == WHOLE_MODEL:
-            return added([self.yardstick.noise(part, step) for part in self._parts(step)])
-        return self.yardstick.noise(name, step)
+    def noise(self, name: str) -> Callable[[int], Noise | None] | None:
+        """A function that estimates the gradient noise of a tensor, or of the whole model, at a step.
+
+        It returns None where the noise is unknown; None instead of it: the noise is unknown at all steps.
+        """
+        if name != WHOLE_MODEL or not self.yardstick.known:
+            return self.yardstick.way(name)
+        ways = {part: self.yardstick.way(part) for part in self._present}
+        return lambda step: added([None if (way := ways[part]) is None else way(step) for part in self._parts(step)])
 
     def _parts(self, step: int) -> list[str]:
         """The tensors that are present at a step."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import fields
-from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -17,7 +15,7 @@ from gtrace.errors import UsageError
 from gtrace.kernels import drawing as _drawing
 from gtrace.kernels.compare import LANED, SUMS
 from gtrace.kernels.norms import LANES
-from gtrace.metrics import Comparison
+from gtrace.metrics import COMPARED, Comparison
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -39,28 +37,18 @@ _PAIRS = 1 << 22
 #: a bucket's symbols are counted if there are this many values for each symbol
 _FEW = 4
 _UNWEIGHTED = np.empty(0)
-_FIELDS = attrgetter(*(item.name for item in fields(Comparison)))
 
 
 class DrawnSets(NamedTuple):
-    """One encoding by each codec: the fields of :class:`~gtrace.metrics.Comparison` and lengths, arrays[codecs].
+    """One encoding by each codec, arrays[codecs].
 
     Attributes:
+        compared: what arrived against what was sent; its fields are arrays.
         body: int64, bytes of the payload without its envelope.
         fixed: bits per value as in :class:`~gtrace.codecs.base.CodedBits`, like the next two.
     """
 
-    squared_error: NDArray[np.float64]
-    relative_variance: NDArray[np.float64]
-    mean_abs_error: NDArray[np.float64]
-    mean_relative_error: NDArray[np.float64]
-    cosine: NDArray[np.float64]
-    snr_db: NDArray[np.float64]
-    w1: NDArray[np.float64]
-    w1_normalized: NDArray[np.float64]
-    w1_mcgq: NDArray[np.float64]
-    sparsity: NDArray[np.float64]
-    update_error: NDArray[np.float64]
+    compared: Comparison
     body: NDArray[np.int64]
     fixed: NDArray[np.float64]
     entropy: NDArray[np.float64]
@@ -68,28 +56,28 @@ class DrawnSets(NamedTuple):
 
 
 class _Sets(NamedTuple):
-    """The levels of several codecs, end to end; see :func:`gtrace.kernels.drawing.draw_levels`."""
+    """The levels of several codecs, end to end, and room for what becomes of them.
+
+    Attributes:
+        rules, levels, places: see :func:`gtrace.kernels.drawing.draw_levels`.
+        rooms: int64[codecs + 1], the places where the pairs of each codec begin, and where the last ones end.
+        symbols: of each codec.
+    """
 
     rules: NDArray[np.int64]
     levels: NDArray[np.float32]
     places: NDArray[np.int64]
-    symbols: list[int]
     rooms: NDArray[np.int64]
+    symbols: list[int]
 
 
-class _Kept(NamedTuple):
-    """What stays from part to part of a tensor; see :func:`gtrace.kernels.drawing.draw_levels`."""
+class _Added(NamedTuple):
+    """What is added up from part to part of a tensor; see :func:`gtrace.kernels.drawing.draw_levels`."""
 
     addresses: NDArray[np.uint64]
     lanes: NDArray[np.float64]
     sums: NDArray[np.float64]
     tallies: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, sets: _Sets, addresses: list[int]) -> _Kept:
-        """At the start of a tensor, with the address of each codec's running sum, or 0."""
-        lanes, sums = np.zeros((len(addresses), LANED * LANES)), np.zeros((len(addresses), SUMS))
-        return cls(np.array(addresses, np.uint64), lanes, sums, np.zeros(2 * sets.levels.size, np.int64))
 
 
 class LevelDraws:
@@ -109,6 +97,7 @@ class LevelDraws:
             raise UsageError("codecs that draw together must have the same scale")
         self._grids = [cast("LevelGrid", each.grid) for each in parts]
         self._coders = [cast("SharedCode", each.coder) for each in parts]
+        self._huffman = np.array([each.coder == "huffman" for each in self._coders])
 
     def draw(
         self,
@@ -131,89 +120,37 @@ class LevelDraws:
         # The squares of float32 have no finite sum with a value among them that is not finite.
         x = (sized_values if math.isfinite(reference.energy) else checked_values)(states[0], reference.values)
         v = self._scale.cut(x, states[0])
-        sets = self._sets(states, v)
         totals = [None] * len(states) if totals is None else totals
+        sets, sums = self._laid_out(states, v, [0 if total is None else total.ctypes.data for total in totals])
         if sets.rooms[-1] > _PAIRS and len(states) > 1:
             return self._halves(states, reference, key, totals)
-        kept = _Kept.of(sets, [0 if total is None else total.ctypes.data for total in totals])
         weights = _UNWEIGHTED if reference.weights is None else reference.weights
-        bits, counts, ends = self._run(sets, v, x, weights, key, 0, kept)
-        ascending = v.scales.size < 2 and not v.tail.size and not sets.rules[:, _drawing.WIDE].any()
-        gaps = np.empty((len(states), 2))
-        _drawing.finish_levels(
-            reference.ordered,
-            reference.norm1,
-            ascending,
-            kept.lanes,
-            kept.sums,
-            bits,
-            counts,
-            sets.rooms[:-1],
-            ends,
-            gaps,
-        )
-        found = _FIELDS(reference.comparison(kept.sums, *gaps.T))
-        columns = (each if isinstance(each, np.ndarray) else np.full(len(states), each) for each in found)
-        return DrawnSets(*columns, *self._lengths(sets, states, kept.tallies, self._head(v), x.size))
-
-    def _run(
-        self,
-        sets: _Sets,
-        v: Scaled,
-        x: NDArray[np.float32],
-        weights: NDArray[np.float64],
-        key: tuple[int, int],
-        start: int,
-        kept: _Kept,
-    ) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int64]]:
-        """Draw values from place ``start`` of a tensor on: bits and counts of decoded values, and their ends."""
+        sent = x if self._scale.clip is None else np.concatenate([v.x, v.tail])
+        where = v.bucket, v.scales, v.x.size, np.uint64(key[0]), np.uint64(key[1]), 0
         bits, counts = np.empty((2, int(sets.rooms[-1])), np.uint32)
-        ends = np.empty(sets.places.size - 1, np.int64)
-        _drawing.draw_levels(
-            x if self._scale.clip is None else np.concatenate([v.x, v.tail]),
-            x,
-            weights,
-            v.bucket,
-            v.scales,
-            v.x.size,
-            np.uint64(key[0]),
-            np.uint64(key[1]),
-            start,
-            sets.rules,
-            sets.levels,
-            sets.places,
-            kept.addresses,
-            kept.lanes,
-            kept.sums,
-            kept.tallies,
-            bits,
-            counts,
-            sets.rooms[:-1],
-            ends,
+        pairs = bits, counts, sets.rooms[:-1], np.empty(len(states), np.int64)
+        arrays: tuple[Any, ...] = *sets[:3], *sums, *pairs
+        _drawing.draw_levels(sent, x, weights, *where, *arrays)
+        ascending = v.scales.size < 2 and not v.tail.size and not sets.rules[:, _drawing.WIDE].any()
+        gaps, lengths = np.empty((len(states), 2)), np.empty((len(states), 3))
+        _drawing.finish_levels(reference.ordered, reference.norm1, ascending, sums.lanes, sums.sums, *pairs, gaps)
+        _drawing.code_lengths(sums.tallies, sets.rules, sets.places, MAX_LENGTH, lengths)
+        coded = np.array(
+            [
+                coder.bits(state, sums.tallies[2 * first : 2 * first + symbols])
+                for coder, state, first, symbols in zip(self._coders, states, sets.places, sets.symbols, strict=False)
+            ]
         )
-        return bits, counts, ends
+        coded = np.where(self._huffman, np.minimum(coded, lengths[:, _drawing.FIXED].astype(np.int64)), coded)
+        head = len(self._scale.pack(v.scales)) + 4 * v.tail.size
+        compared = reference.comparison(sums.sums, *gaps.T)
+        return DrawnSets(compared, head + -(-coded // 8), *((8.0 * head + lengths) / max(1, x.size)).T)
 
-    def _head(self, v: Scaled) -> int:
-        """Bytes of a payload's body before its symbols."""
-        return len(self._scale.pack(v.scales)) + 4 * v.tail.size
+    def _laid_out(self, states: Sequence[State], v: Scaled, addresses: list[int]) -> tuple[_Sets, _Added]:
+        """The levels of all codecs, end to end, and their sums before the first value.
 
-    def _lengths(
-        self, sets: _Sets, states: Sequence[State], tallies: NDArray[np.int64], head: int, size: int
-    ) -> tuple[NDArray[np.float64], ...]:
-        """Bytes of each payload's body, and bits per value at fixed width, entropy and with a Huffman code."""
-        bits = np.empty((len(states), 3))
-        _drawing.code_lengths(tallies, sets.rules, sets.places, MAX_LENGTH, bits)
-        body = np.empty(len(states), np.int64)
-        for place, (coder, state) in enumerate(zip(self._coders, states, strict=True)):
-            first = 2 * sets.places[place]
-            sent = coder.bits(state, tallies[first : first + sets.symbols[place]])
-            if coder.coder == "huffman":
-                sent = min(sent, int(bits[place, _drawing.FIXED]))
-            body[place] = head + -(-sent // 8)
-        return body, *((8.0 * head + bits) / max(1, size)).T
-
-    def _sets(self, states: Sequence[State], v: Scaled) -> _Sets:
-        """The levels of all codecs, end to end."""
+        ``addresses``: of the array to which a codec's errors are added, or 0.
+        """
         levels = [grid.levels(state) for grid, state in zip(self._grids, states, strict=True)]
         symbols = [2 * own.size - grid.zero for grid, own in zip(self._grids, levels, strict=True)]
         most = min(v.bucket, v.x.size) // _FEW
@@ -224,7 +161,13 @@ class LevelDraws:
         places = np.array([0, *itertools.accumulate(own.size for own in levels)])
         pairs = [v.tail.size + (v.x.size if count > most else v.scales.size * count) for count in symbols]
         rooms = np.array([0, *itertools.accumulate(pairs)])
-        return _Sets(np.array(rules), np.concatenate(levels), places, symbols, rooms)
+        sums = _Added(
+            np.array(addresses, np.uint64),
+            np.zeros((len(states), LANED * LANES)),
+            np.zeros((len(states), SUMS)),
+            np.zeros(2 * int(places[-1]), np.int64),
+        )
+        return _Sets(np.array(rules), np.concatenate(levels), places, rooms, symbols), sums
 
     def _halves(
         self,
@@ -239,7 +182,12 @@ class LevelDraws:
             LevelDraws(self.codecs[span]).draw(states[span], reference, key, totals[span])
             for span in (slice(half), slice(half, None))
         ]
-        return DrawnSets(*map(np.concatenate, zip(*parts, strict=True)))
+        columns: list[Any] = [
+            np.concatenate([np.broadcast_to(getattr(part.compared, name), part.body.size) for part in parts])
+            for name in COMPARED
+        ]
+        rest = map(np.concatenate, zip(*(part[1:] for part in parts), strict=True))
+        return DrawnSets(Comparison(*columns), *rest)
 
 
 def draws_in_parts(item: Codec, state: State, size: int) -> bool:
@@ -272,7 +220,7 @@ class PartDraws:
         self._codec, self._state, self._key, self._compared = codec, state, key, compared
         self._total = total
         self._draws = LevelDraws([codec])
-        self._kept: _Kept | None = None
+        self._sums: _Added | None = None
         self._head, self._size = 0, 0
 
     def add(self, values: NDArray[np.float32], start: int, weights: NDArray[np.float64] | None) -> None:
@@ -280,23 +228,28 @@ class PartDraws:
         draws, state = self._draws, State(values.size, self._state.arrays)
         x = checked_values(state, values)
         v = draws._scale.cut(x, state)
-        sets = draws._sets([state], v)
-        self._kept = self._kept or _Kept.of(sets, [self._total.ctypes.data if self._total.size else 0])
+        sets, sums = draws._laid_out([state], v, [self._total.ctypes.data if self._total.size else 0])
+        self._sums = self._sums or sums
         heavy = _UNWEIGHTED if weights is None else weights
-        bits, counts, ends = draws._run(sets, v, x, heavy, self._key, start, self._kept)
+        where = v.bucket, v.scales, v.x.size, np.uint64(self._key[0]), np.uint64(self._key[1]), start
+        bits, counts = np.empty((2, int(sets.rooms[-1])), np.uint32)
+        ends = np.empty(1, np.int64)
+        arrays: tuple[Any, ...] = *sets[:3], *self._sums, bits, counts, sets.rooms[:-1], ends
+        # Parts are never clipped.
+        _drawing.draw_levels(x, x, heavy, *where, *arrays)
         self._compared.add_counted(x, bits[: ends[0]].view(np.float32), counts[: ends[0]], weights)
         if not (start and "scale" in state.arrays):
-            self._head += draws._head(v)
+            self._head += len(draws._scale.pack(v.scales)) + 4 * v.tail.size
         self._size += x.size
 
     def finish(self) -> tuple[int, CodedBits]:
         """Bytes of the payload's body, and its bits under each coder; the sums go to the comparison."""
-        assert self._kept is not None, "a tensor in parts has parts"
-        sums, lanes = self._kept.sums[0], self._kept.lanes[0].reshape(LANED, LANES)
+        assert self._sums is not None, "a tensor in parts has parts"
+        sums, lanes = self._sums.sums[0], self._sums.lanes[0].reshape(LANED, LANES)
         # One by one, as in the kernel.
         sums[:LANED] += np.add.accumulate(lanes, axis=1)[:, -1]
         self._compared.settle(sums)
         grid, coder = self._draws._grids[0], self._draws._coders[0]
-        tallies = self._kept.tallies[: grid.alphabet(self._state)]
+        tallies = self._sums.tallies[: grid.alphabet(self._state)]
         whole = EncodedPart(b"", 8 * self._head, coder.bits(self._state, tallies), tallies)
         return self._codec.measured(whole, self._size)

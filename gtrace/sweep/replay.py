@@ -6,7 +6,6 @@ Level codecs that want the same sketch go through a step together, and their row
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,12 +17,13 @@ from gtrace.errors import TraceError
 from gtrace.kernels.compare import add_values
 from gtrace.metrics import Reference, relative
 from gtrace.sweep.draws import ChunkDraws, Draws, Window
-from gtrace.sweep.fits import Fits, RunningSums
+from gtrace.sweep.fits import Fits, Ready, RunningSums
 from gtrace.sweep.gradient_noise import NOISE
 from gtrace.sweep.gradients import energy_in_pieces
 from gtrace.sweep.jobs import Block, Fitting
 from gtrace.sweep.level_draws import LevelDraws
 from gtrace.sweep.rows import (
+    complete,
     convergence,
     density,
     draw_row,
@@ -31,7 +31,6 @@ from gtrace.sweep.rows import (
     expected_columns,
     identity,
     levels_of,
-    relate_to_noise,
     spec_name,
 )
 from gtrace.sweep.schema import EXPECTATION, NONFINITE
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.level_sets import Expectations, Judged, LevelFit
+    from gtrace.codecs.level_sets import LevelFit
     from gtrace.sketch import MomentSketch
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
@@ -113,143 +112,145 @@ class Replay:
         self._draws = draws(gradients, job, self._source, self._fits, self._sums)
         # The steps of a job mostly want the same and then refer to one object, which the job keeps.
         distinct = {id(wanted): wanted for _, wanted in job.wanted}
-        self._split = {key: split(wanted, job) for key, wanted in distinct.items()}
+        self._split = {key: (*split(wanted, job), job.values(wanted)) for key, wanted in distinct.items()}
         self._identities = {id(codec): identity(codec) for _, wanted in job.wanted for codec, _ in wanted}
+        #: codecs that go together -> index of a step -> the steps that fit them there, and the name of that fit
+        self._fittings: dict[LevelSets, dict[int, tuple[Fitting, str]]] = {}
+        for groups, _, _ in self._split.values():
+            self._fittings.update((group.sets, self._plan(group.sets.codecs[0])) for group in groups)
+        self._noise = gradients.noise(job.tensor)
         self._ends = {last: first for first, last in job.windows}
         #: sums of the gradients themselves, and where these are read ahead the energies of their sums, by last step
         self._summed = RunningSums(job.windows)
         self._ahead: dict[int, float | None] = {}
+        self._large = job.tensor in gradients.large
         #: the window that ends at the current step, if any
         self._window: Window | None = None
         self._keep = keep if type(self._source) is Values else ()
         self.kept: dict[int, dict[SummarySpec, MomentSketch]] = {}
 
+    def _plan(self, codec: Codec) -> dict[int, tuple[Fitting, str]]:
+        """The steps that fit a codec at each wanted step and the one before."""
+        steps, settings = self._job.steps, self._settings
+        indices = {k for index, _ in self._job.wanted for k in (index - 1, index) if k >= 0}
+        fittings = {k: settings.source(codec, k, steps) for k in indices}
+        return {k: (fitting, fitting.label(k, steps)) for k, fitting in fittings.items()}
+
     def blocks(self) -> Iterator[Block]:
         """The rows of each wanted step."""
         for index, wanted in self._job.wanted:
-            block = replace(self._block(index, wanted), values=self._job.values(wanted))
+            if self._large and index in self._ends.values():
+                self._read_ahead(index)
+            block = self._block(index, wanted)
             yield block.named(self._job.names) if self._job.names else block
             if index in self._ends:
                 self._draws.forget()
 
     def _block(self, index: int, wanted: Wanted) -> Block:
-        job, settings = self._job, self._settings
-        step = job.steps[index]
-        self._read_ahead(index)
+        job, step = self._job, self._job.steps[index]
+        groups, rest, work = self._split[id(wanted)]
         look = self._fits.look(index)
-        reference, bad = look.reference, look.nonfinite
-        note = None
-        if bad:
-            taken = "taken as zero" if settings.nonfinite == "zero" else "skipped"
-            where = f"{job.tensor} at step {step}: {bad} of {reference.size} gradients are not finite"
-            if settings.nonfinite == "error":
-                raise TraceError(f"{where}; pass --nonfinite skip or zero, or sweep other --steps")
-            note = f"{bad}{NONFINITE}{taken}"
-        common: Row = {"tensor": job.tensor, "step": step, "n": reference.size, "note": note}
-        if bad and settings.nonfinite == "skip":
-            skipped = [
-                {**common, **self._identities[id(codec)], "draw": draw} for codec, draws in wanted for draw in draws
-            ]
-            return Block(skipped, [])
+        reference = look.reference
+        common: Row = {"tensor": job.tensor, "step": step, "n": reference.size, "note": None}
+        if look.nonfinite:
+            common["note"] = self._remark(look.nonfinite, reference.size, step)
+            if self._settings.nonfinite == "skip":
+                rows = [{**common, **self._identities[id(codec)], "draw": k} for codec, draws in wanted for k in draws]
+                return Block(rows, [], values=work)
         common["energy"], common["mean_abs"] = reference.energy, reference.mean_abs
-        if isinstance(reference, Reference) and job.tensor not in self._gradients.large:
+        if isinstance(reference, Reference) and not self._large:
             total = self._summed.at(None, index, reference.size)
             if total is not None:
                 add_values(reference.values, total)
         self._window = self._ending(index) if index in self._ends else None
-        rows: list[Row] = []
-        times: list[Timing] = []
-        groups, rest = self._split[id(wanted)]
-        times += self._sketched(groups, index)
-        tables = [table for group in groups for table in self._tables(group, index, look, common, times)]
-        for codec, draws in rest:
-            stretch = None
-            if isinstance(self._source, Sample):
-                stretch = self._source.stretch(codec, index, partial(self._state, codec, index))
-            for row, spent in self._rows(codec, draws, index, look, common):
-                rows.append(row if stretch is None else stretch(row))
-                times.extend((job.tensor, step, row["codec"], row["draw"], stage, s) for stage, s in spent.items())
-        details = self._details(index, [codec for codec, _ in wanted], reference.size) if settings.optimal else []
-        noise = self._gradients.noise(job.tensor, step)
-        if noise is not None:
-            relate_to_noise(rows, tables, wanted, noise)
-            details.append((job.tensor, step, NOISE, noise._asdict()))
-        if step in self._keep and not bad:
-            self.kept[step] = dict(self._fits.sketches)
-        self._fits.end()
-        return Block(rows, times, details, tables)
-
-    def _sketched(self, groups: Sequence[Group], index: int) -> list[Timing]:
-        """Make the sketches of a step one after the other, while its values and the table of bins are in a cache."""
         clock = time.perf_counter()
+        # One after the other, while the values and the table of bins are in a cache.
         for group in groups:
-            self._fits.summary(index, group.sets.needs)
-        place = self._job.tensor, self._job.steps[index], MANY, EXPECTATION
-        return [(*place, "sketch", time.perf_counter() - clock)] if groups else []
+            self._fits.sketch(Fitting((index,)), group.sets.needs)
+        sketching = time.perf_counter() - clock
+        times: list[Timing] = [(job.tensor, step, MANY, EXPECTATION, "sketch", sketching)] if groups else []
+        tables = [table for group in groups for table in self._tables(group, index, look, common, times)]
+        rows = [row for codec, draws in rest for row in self._rows(codec, draws, index, look, common, times)]
+        noise = None if self._noise is None else self._noise(step)
+        complete(rows, tables, wanted, job.dtype_bits, noise)
+        details = self._details(index, [codec for codec, _ in wanted], reference.size) if self._settings.optimal else []
+        if noise is not None:
+            details.append((job.tensor, step, NOISE, noise._asdict()))
+        if step in self._keep and not look.nonfinite:
+            self.kept[step] = self._fits.sketches
+        return Block(rows, times, details, tables, work)
+
+    def _remark(self, bad: int, size: int, step: int) -> str:
+        """What rows say about values that are not finite.
+
+        Raises:
+            TraceError: the settings do not allow them.
+        """
+        if self._settings.nonfinite == "error":
+            where = f"{self._job.tensor} at step {step}: {bad} of {size} gradients are not finite"
+            raise TraceError(f"{where}; pass --nonfinite skip or zero, or sweep other --steps")
+        return f"{bad}{NONFINITE}{'taken as zero' if self._settings.nonfinite == 'zero' else 'skipped'}"
 
     def _tables(self, group: Group, index: int, look: Seen, common: Row, times: list[Timing]) -> Iterator[RowTable]:
         """The rows of codecs that go through a step together: their expectations, and each draw."""
-        sets, size, steps = group.sets, look.reference.size, self._job.steps
+        sets, size, fits = group.sets, look.reference.size, self._fits
+        plan, where = self._fittings[sets], (self._job.tensor, common["step"], MANY)
         clock = time.perf_counter()
-        fitting = self._settings.source(sets.codecs[0], index, steps)
-        fitted = self._fitted(sets, fitting, size)
+        fitting, label = plan[index]
+        fitted = fits.levels(sets, fitting, size)
         sent = fitted.sent
-        before = self._settings.source(sets.codecs[0], index - 1, steps) if index else None
-        if before == fitting:
+        if index and plan[index - 1][0] == fitting:
             sent = np.zeros_like(sent)
-        elif before is not None:
-            sent = np.where(sets.differ(fitted, self._fitted(sets, before, size)), sent, 0)
-        expected = sets.expect(self._judged(sets, index, fitting, fitted), fitted)
+        elif index:
+            sent = np.where(sets.differ(fitted, fits.levels(sets, plan[index - 1][0], size)), sent, 0)
+        sketch = fits.sketch(Fitting((index,)), sets.needs)
+        expected = sets.expect(sets.judge(sketch, fitted.grids), fitted)
         common = {
             **common,
             "bits_shared": 8.0 * sent / max(1, size),
-            "fitted_on": np.where(fitted.changed, np.array(fitting.label(index, steps), object), "-"),
+            "fitted_on": np.where(fitted.changed, np.array(label, object), "-"),
         }
-        where = (self._job.tensor, common["step"], MANY)
         times.append((*where, EXPECTATION, "expect", time.perf_counter() - clock))
         for draw in group.draws:
+            clock = time.perf_counter()
             if draw == EXPECTATION:
-                yield RowTable(group.identities, self._expected_columns(sets, index, look, common, fitted, expected))
+                optimum = self._optima(sketch, sets, fitted) if self._settings.optimal else None
+                columns, errors = expected_columns(common, expected, optimum), expected.squared_error
+                if look.weighted is not None:
+                    lost = sets.weighted_error(look.weighted[sets.needs], fitted.grids)
+                    columns["update_error"] = relative(lost, look.energy)
+                total = self._sums.at(sets, index, errors.size) if sets.codecs[0].unbiased else None
+                if total is not None:
+                    total += errors
+                if self._window is not None and sets.codecs[0].unbiased:
+                    columns.update(
+                        self._lost(self._expected_loss(sets, index, errors, partial(self._errors_of, sets, size)))
+                    )
+                yield RowTable(group.identities, columns)
                 continue
-            drawn = self._draws.draw_together(group.encoder, draw, index, fitted, look.reference, self._window)
-            columns = drawn_columns({**common, "draw": draw}, sets, drawn, expected, self._job.dtype_bits)
-            if drawn.window_error is not None:
-                columns.update(self._lost(drawn.window_error))
-            times.append((*where, draw, "simulate", drawn.spent))
+            assert isinstance(look.reference, Reference), "draws need values"
+            states, key = fitted.states(size), fits.key(step=common["step"], draw=draw)
+            totals = [self._sums.at((id(codec), draw), index, size, always=False) for codec in sets.codecs]
+            found = group.encoder.draw(states, look.reference, key, totals)
+            columns = drawn_columns({**common, "draw": draw}, sets, found, expected)
+            for codec, state, total in zip(sets.codecs, states, totals, strict=True):
+                if total is None and index in self._sums.first:
+                    self._draws.keep(codec, index, Ready(state, codec.shared(state), {}), look.reference)
+            if self._window is not None:
+                columns.update(self._lost(np.array(self._draws.lost(sets.codecs, draw, index))))
+            times.append((*where, draw, "simulate", time.perf_counter() - clock))
             yield RowTable(group.identities, columns)
 
-    def _expected_columns(
-        self, sets: LevelSets, index: int, look: Seen, common: Row, fitted: LevelFit, expected: Expectations
-    ) -> Row:
-        """The columns of expectations."""
-        optimum = self._optima(index, sets, fitted) if self._settings.optimal else None
-        columns = expected_columns(common, expected, optimum, self._job.dtype_bits)
-        if look.weighted is not None:
-            lost = sets.weighted_error(look.weighted[sets.needs], fitted.grids)
-            columns["update_error"] = relative(lost, look.energy)
-        if sets.codecs[0].unbiased:
-            errors = partial(self._errors_of, sets, look.reference.size)
-            total = self._expected_loss(sets, index, expected.squared_error, errors)
-            if total is not None:
-                columns.update(self._lost(total))
-        return columns
-
-    def _fitted(self, sets: LevelSets, fitting: Fitting, size: int) -> LevelFit:
-        return self._fits.recent((sets, fitting, size), lambda: sets.fit(self._fits.sketch(fitting, sets.needs), size))
-
-    def _judged(self, sets: LevelSets, index: int, fitting: Fitting, fitted: LevelFit) -> Judged:
-        """The levels of a fit on the sketch of a step."""
-        sketch = self._fits.summary(index, sets.needs)
-        return self._fits.recent((sets, index, fitting), lambda: sets.judge(sketch, fitted.grids))
-
     def _errors_of(self, sets: LevelSets, size: int, index: int) -> NDArray[np.float64]:
+        """The expected squared errors of codecs that go together at a step."""
         fitting = self._settings.source(sets.codecs[0], index, self._job.steps)
-        fitted = self._fitted(sets, fitting, size)
-        return sets.expect(self._judged(sets, index, fitting, fitted), fitted).squared_error
+        fitted = self._fits.levels(sets, fitting, size)
+        return sets.expect(
+            sets.judge(self._fits.sketch(Fitting((index,)), sets.needs), fitted.grids), fitted
+        ).squared_error
 
-    def _optima(self, index: int, sets: LevelSets, fitted: LevelFit) -> NDArray[np.float64] | None:
+    def _optima(self, sketch: MomentSketch, sets: LevelSets, fitted: LevelFit) -> NDArray[np.float64] | None:
         """The least error of as many levels as each codec has, float64[sets]; None for values without a norm."""
-        sketch = self._fits.summary(index, sets.needs)
         if sets.needs.norm == "none" or not sketch.sums.size:
             return None
         sizes, found = fitted.grids.sizes, np.empty(len(sets.codecs))
@@ -260,19 +261,22 @@ class Replay:
         return found
 
     def _rows(
-        self, codec: Codec, draws: tuple[int, ...], index: int, look: Seen, common: Row
-    ) -> Iterator[tuple[Row, dict[str, float]]]:
-        """A codec's rows, each with the seconds of its stages."""
-        size, dtype_bits = look.reference.size, self._job.dtype_bits
+        self, codec: Codec, draws: tuple[int, ...], index: int, look: Seen, common: Row, times: list[Timing]
+    ) -> Iterator[Row]:
+        """A codec's rows; adds the seconds of their stages to the times."""
+        size, expects = look.reference.size, expecting(codec)
         common = {**common, **self._identities[id(codec)]}
         if codec.stateful:
             common["note"] = "; ".join(filter(None, (common["note"], OPEN_LOOP)))
+        stretch = None
+        if isinstance(self._source, Sample):
+            stretch = self._source.stretch(codec, index, partial(self._state, codec, index))
         expected = None
         for draw in draws:
             spent = {}
             clock = time.perf_counter()
-            if expecting(codec) and codec.needs is not None and codec.needs not in self._fits.sketches:
-                self._fits.summary(index, codec.needs)
+            if expects and codec.needs is not None and codec.needs not in self._fits.sketches:
+                self._fits.sketch(Fitting((index,)), codec.needs)
                 spent["sketch"] = time.perf_counter() - clock
                 clock = time.perf_counter()
             ready = self._fits.ready(codec, draw, index, size)
@@ -280,39 +284,46 @@ class Replay:
             own = {**common, **ready.columns, "draw": draw}
             if ready.note is not None:
                 own["note"] = "; ".join(filter(None, (common["note"], ready.note)))
-            if expecting(codec) and codec.needs is not None and expected is None:
-                expected = codec.expect(ready.state, self._fits.sketches[codec.needs])
-            if draw != EXPECTATION:
+            if expects and codec.needs is not None and expected is None:
+                expected = codec.expect(ready.state, self._fits.sketch(Fitting((index,)), codec.needs))
+            if draw == EXPECTATION:
+                if expected is None:
+                    continue
+                row = self._expected_row(codec, index, look, own, ready.state, expected)
+            else:
                 drawn = self._draws.draw(codec, draw, index, ready, look.reference, self._window)
-                row = draw_row(own, codec, drawn, expected, dtype_bits)
+                spent = drawn.spent
+                row = draw_row(own, codec, drawn, expected)
                 if drawn.window_error is not None:
                     row.update(self._lost(drawn.window_error))
-                yield row, drawn.spent
-            elif expected is not None and expecting(codec):
-                yield self._expected_row(codec, index, look, own, ready.state, expected), spent
+            times.extend((self._job.tensor, common["step"], str(codec), draw, stage, s) for stage, s in spent.items())
+            yield row if stretch is None else stretch(row)
 
     def _expected_row(self, codec: Codec, index: int, look: Seen, own: Row, state: State, expected: Expectation) -> Row:
         """A row of expectations."""
         assert codec.needs is not None
+        sketch = self._fits.sketch(Fitting((index,)), codec.needs)
         optimum, grid = None, level_grid(codec)
-        if self._settings.optimal and grid is not None:
-            optimum = self._optimum(index, codec, grid.levels(state).size)
-        row = expected_columns(own, expected, optimum, self._job.dtype_bits)
+        if self._settings.optimal and grid is not None and has_optimum(codec) and sketch.sums.size:
+            optimum = float(least_errors(sketch, [grid.levels(state).size], zero=grid.zero)[0])
+        row = expected_columns(own, expected, optimum)
         if look.weighted is not None:
-            lost = codec.weighted_error(state, self._fits.sketches[codec.needs], look.weighted[codec.needs])
+            lost = codec.weighted_error(state, sketch, look.weighted[codec.needs])
             row["update_error"] = relative(lost, look.energy)
         if codec.unbiased and not codec.stateful:
-            errors = partial(self._errors, codec, look.reference.size)
-            total = self._expected_loss(id(codec), index, np.array([expected.squared_error]), errors)
+            errors = np.array([expected.squared_error])
+            total = self._sums.at(id(codec), index, 1)
             if total is not None:
-                row.update(self._lost(float(total[0])))
+                total += errors
+            if self._window is not None:
+                found = self._expected_loss(id(codec), index, errors, partial(self._errors, codec, look.reference.size))
+                row.update(self._lost(float(found[0])))
         return row
 
     def _read_ahead(self, index: int) -> None:
-        """Read all steps of the window that starts at a step at once, if the tensor is large."""
-        last = next((last for first, last in self._job.windows if first == index), None)
-        if last is not None and self._job.tensor in self._gradients.large:
-            self._ahead[last] = self._energy(index, last, self._fits.needs if self._job.chunked else None)
+        """Read all steps of the window that starts at a step at once."""
+        last = next(last for last, first in self._ends.items() if first == index)
+        self._ahead[last] = self._energy(index, last, self._fits.needs if self._job.chunked else None)
 
     def _energy(self, first: int, last: int, specs: Sequence[SummarySpec] | None = None) -> float | None:
         """||sum of g||^2 over the steps of a window, from the trace."""
@@ -339,16 +350,12 @@ class Replay:
         index: int,
         errors: NDArray[np.float64],
         errors_at: Callable[[int], NDArray[np.float64]],
-    ) -> NDArray[np.float64] | None:
-        """Expected squared errors summed over the window that ends at a step; None if no window does.
+    ) -> NDArray[np.float64]:
+        """Expected squared errors summed over the window that ends at a step.
 
         Errors of unbiased stateless codecs are independent, so their squares add up.
         """
-        total = self._sums.at(key, index, errors.size)
-        if total is not None:
-            total += errors
-        if self._window is None:
-            return None
+        assert self._window is not None
         total = self._sums.take(key, index)
         if total is None:
             # Added in the order of the steps, as in the running sum.
@@ -359,9 +366,10 @@ class Replay:
         return total
 
     def _errors(self, codec: Codec, size: int, index: int) -> NDArray[np.float64]:
+        """The expected squared error of a codec at a step."""
         assert codec.needs is not None
-        expected = codec.expect(self._state(codec, index, size), self._fits.summary(index, codec.needs))
-        return np.array([expected.squared_error])
+        sketch = self._fits.sketch(Fitting((index,)), codec.needs)
+        return np.array([codec.expect(self._state(codec, index, size), sketch).squared_error])
 
     def _state(self, codec: Codec, index: int, size: int) -> State:
         """The state for which a step's expectation is computed."""
@@ -376,19 +384,11 @@ class Replay:
             levels = None if codec.stateful else levels_of(codec, self._state(codec, index, size))
             if levels is not None and codec.needs is not None:
                 found[f"levels {codec}"] = levels
-                found[f"density {spec_name(codec.needs)}"] = density(self._fits.summary(index, codec.needs))
+                found[f"density {spec_name(codec.needs)}"] = density(self._fits.sketch(Fitting((index,)), codec.needs))
         curves = convergence(codecs, self._fits.sketches)
         if curves is not None:
             found["convergence"] = curves
         return [(self._job.tensor, self._job.steps[index], what, value) for what, value in found.items()]
-
-    def _optimum(self, index: int, codec: Codec, count: int) -> float | None:
-        """The least expected error of any ``count`` levels on this tensor, from the codec's own sketch."""
-        grid = level_grid(codec)
-        if grid is None or codec.needs is None or not has_optimum(codec):
-            return None
-        sketch = self._fits.summary(index, codec.needs)
-        return float(least_errors(sketch, [count], zero=grid.zero)[0]) if sketch.sums.size else None
 
 
 def has_optimum(codec: Codec) -> bool:

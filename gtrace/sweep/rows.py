@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,19 +13,20 @@ from gtrace.codecs import level_grid
 from gtrace.codecs.grids import LeastVariance
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.fitting import alq_levels
-from gtrace.metrics import Comparison, ratio, relative, snr_db
+from gtrace.metrics import COMPARED, ratio, relative, snr_db
 from gtrace.noise import noise_ratio
 from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import Expectation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
     from gtrace.codecs.base import CodedBits
     from gtrace.codecs.level_sets import Expectations, LevelSets
+    from gtrace.metrics import Comparison
     from gtrace.noise import Noise
     from gtrace.sketch import MomentSketch
     from gtrace.sweep.jobs import Wanted
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from gtrace.types import State, SummarySpec
 
 
-_COMPARED = tuple(field.name for field in fields(Comparison))
 #: relative uncertainty of a Wasserstein distance above which the row says so
 _DOUBTFUL = 1e-3
 
@@ -54,15 +53,14 @@ def identity(codec: Codec) -> Row:
 
 
 def expected_columns(
-    common: Row, expected: Expectation | Expectations, optimum: float | NDArray[np.float64] | None, dtype_bits: int
+    common: Row, expected: Expectation | Expectations, optimum: float | NDArray[np.float64] | None = None
 ) -> Row:
     """The columns of closed forms: one row's, or, with arrays in them, those of many codecs.
 
     Args:
-        common: the columns that do not depend on the measurement, with ``energy``, ``n`` and ``bits_shared``.
+        common: the columns that do not depend on the measurement, with ``energy``.
         expected: the expectation of the codec, or of each of the codecs.
         optimum: the least error of any levels of the same number, if it was computed.
-        dtype_bits: bits per element of the run's own dtype.
     """
     energy = common["energy"]
     variance = relative(expected.squared_error, energy)
@@ -82,7 +80,7 @@ def expected_columns(
         "bits_huffman": expected.bits_huffman,
         "bits_norms": expected.bits_norms,
         "sparsity": expected.sparsity,
-        **_rates(common, expected.bits_payload, dtype_bits),
+        "bits_payload": expected.bits_payload,
     }
     if isinstance(expected, Expectation):
         found["model_variance"] = relative(expected.model_error, energy)
@@ -112,29 +110,14 @@ class Drawn(NamedTuple):
     window_error: float | None = None
 
 
-class DrawnTogether(NamedTuple):
-    """The results of one encoding by each of many codecs.
-
-    Attributes:
-        found: what arrived, compared and counted.
-        spent: seconds.
-        window_error: float64[codecs], ||sum of errors||^2 over the window that ends here, None if none does.
-    """
-
-    found: DrawnSets
-    spent: float
-    window_error: NDArray[np.float64] | None = None
-
-
-def draw_row(common: Row, codec: Codec, drawn: Drawn, expected: Expectation | None, dtype_bits: int) -> Row:
+def draw_row(common: Row, codec: Codec, drawn: Drawn, expected: Expectation | None) -> Row:
     """A row of one encoding.
 
     Args:
-        common: as in :func:`expected_columns`, with ``draw``.
+        common: as in :func:`expected_columns`, with ``draw`` and ``n``.
         codec: the codec.
         drawn: the result of the encoding.
         expected: the codec's expectation at this step, if it has one.
-        dtype_bits: bits per element of the run's own dtype.
     """
     found, energy = drawn.found, common["energy"]
     saturated, flushed = drawn.clipping or (None, None)
@@ -147,7 +130,7 @@ def draw_row(common: Row, codec: Codec, drawn: Drawn, expected: Expectation | No
         bias = math.sqrt(max(0.0, found.squared_error - chance))
     row = {
         **common,
-        **{name: getattr(found, name) for name in _COMPARED},
+        **{name: getattr(found, name) for name in COMPARED},
         "relative_variance": relative(found.squared_error, energy),
         "relative_bias": None if bias is None else relative(bias, math.sqrt(energy)),
         "w1_method": "exact" if drawn.w1_doubt is None else "sketch",
@@ -157,7 +140,7 @@ def draw_row(common: Row, codec: Codec, drawn: Drawn, expected: Expectation | No
         "bits_entropy": drawn.coded and drawn.coded.entropy,
         "bits_huffman": drawn.coded and drawn.coded.huffman,
         "bits_norms": None if expected is None else expected.bits_norms,
-        **_rates(common, 8.0 * drawn.body / max(1, common["n"]), dtype_bits),
+        "bits_payload": 8.0 * drawn.body / max(1, common["n"]),
     }
     if drawn.w1_doubt is not None and drawn.w1_doubt > _DOUBTFUL * found.w1:
         said = f"w1 within {relative(drawn.w1_doubt, found.w1):.1%}"
@@ -168,42 +151,46 @@ def draw_row(common: Row, codec: Codec, drawn: Drawn, expected: Expectation | No
     return row
 
 
-def drawn_columns(common: Row, sets: LevelSets, drawn: DrawnTogether, expected: Expectations, dtype_bits: int) -> Row:
+def drawn_columns(common: Row, sets: LevelSets, found: DrawnSets, expected: Expectations) -> Row:
     """The columns of one encoding by each of many codecs, as :func:`draw_row` has them for one."""
-    found, energy = drawn.found, common["energy"]
+    energy = common["energy"]
     return {
         **common,
-        **{name: getattr(found, name) for name in _COMPARED},
-        "relative_variance": relative(found.squared_error, energy),
+        **{name: getattr(found.compared, name) for name in COMPARED},
+        "relative_variance": relative(found.compared.squared_error, energy),
         "relative_bias": relative(0.0 if sets.codecs[0].unbiased else expected.bias, math.sqrt(energy)),
         "w1_method": "exact",
         "bits_fixed": found.fixed,
         "bits_entropy": found.entropy,
         "bits_huffman": found.huffman,
         "bits_norms": expected.bits_norms,
-        **_rates(common, 8.0 * found.body / max(1, common["n"]), dtype_bits),
+        "bits_payload": 8.0 * found.body / max(1, common["n"]),
     }
 
 
-def _rates(common: Row, payload: Any, dtype_bits: int) -> Row:
-    total = payload + common["bits_shared"]
-    return {
-        "bits_payload": payload,
-        "bits_total": total,
-        "bits_envelope": 8.0 * ENVELOPE_BYTES / max(1, common["n"]),
-        "ratio_float32": ratio(32.0, total),
-        "ratio_dtype": ratio(float(dtype_bits), total),
-    }
+def complete(
+    rows: Sequence[Row], tables: Sequence[RowTable], wanted: Wanted, dtype_bits: int, noise: Noise | None
+) -> None:
+    """Add to a step's rows, and to its tables, what follows from the other columns: rates and the noise ratio.
 
+    The ratio needs bias and variance apart. They are known for expectations, and for draws of codecs that are unbiased
+    or deterministic. For other draws nobody can split the error, and what a stateful codec remembers is sent later.
 
-def relate_to_noise(rows: list[Row], tables: list[RowTable], wanted: Wanted, noise: Noise) -> None:
-    """Set the noise ratio of a step's rows, and of its tables, if bias and variance are known apart.
-
-    The bias is known for expectations, and for draws of codecs that are unbiased or deterministic. For other draws
-    nobody can split the error, and what a stateful codec remembers is sent later.
+    Args:
+        rows: the rows; those of skipped steps are not among them.
+        tables: the tables.
+        wanted: the codecs behind them.
+        dtype_bits: bits per element of the run's own dtype.
+        noise: of the gradient at this step, if it is known.
     """
     stateful = {str(codec) for codec, _ in wanted if codec.stateful}
     for columns in [*rows, *(table.columns for table in tables)]:
+        total = columns["bits_payload"] + columns["bits_shared"]
+        columns["bits_total"] = total
+        columns["bits_envelope"] = 8.0 * ENVELOPE_BYTES / max(1, columns["n"])
+        columns["ratio_float32"], columns["ratio_dtype"] = ratio(32.0, total), ratio(float(dtype_bits), total)
+        if noise is None:
+            continue
         remembers = columns.get("codec") in stateful
         if remembers or columns["relative_bias"] is None:
             why = "it remembers its error" if remembers else "a draw does not tell its bias"

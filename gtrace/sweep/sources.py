@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gtrace.codecs import expecting
-from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.norms import count_nonfinite
 from gtrace.metrics import Reference, ratio, relative, snr_db
 from gtrace.sketch import MomentSketch
@@ -76,7 +75,7 @@ class Values:
 
     def __init__(self, gradients: Gradients, job: Job) -> None:
         self._gradients, self._tensor, self._steps = gradients, job.tensor, job.steps
-        self._dtype_bits = job.dtype_bits
+        self._read = gradients.reader(job.tensor)
         #: values of the step that was read last
         self._looked: tuple[int, NDArray[np.float32], int] | None = None
 
@@ -103,7 +102,7 @@ class Values:
         """All values of a step with non-finite ones set to zero, and their number."""
         if self._looked is not None and self._looked[0] == index:
             return self._looked[1:]
-        values = self._gradients.read(self._tensor, self._steps[index])
+        values = self._read(self._steps[index])
         bad = int(count_nonfinite(values))
         return (np.where(np.isfinite(values), values, np.float32(0)) if bad else values), bad
 
@@ -149,9 +148,7 @@ class Sample(Values):
         """
         whole = self._gradients.whole(self._tensor, self._steps[index])
         scatter, stored = self._scatter(codec, index, ready), self.values(index)[0].size
-        return partial(
-            _stretched, sample=self._sample, whole=whole, scatter=scatter, stored=stored, dtype_bits=self._dtype_bits
-        )
+        return partial(_stretched, sample=self._sample, whole=whole, scatter=scatter, stored=stored)
 
     def _scatter(self, codec: Codec, index: int, ready: Callable[[int], State]) -> _Scatter:
         """Fit a line through the errors and energies of groups of blocks, weighted by their elements."""
@@ -211,7 +208,7 @@ def _every(values: NDArray[np.float32], sample: BlockSample, first: int, stride:
     return np.concatenate(blocks[first::stride])
 
 
-def _stretched(row: Row, sample: BlockSample, whole: Totals, scatter: _Scatter, stored: int, dtype_bits: int) -> Row:
+def _stretched(row: Row, sample: BlockSample, whole: Totals, scatter: _Scatter, stored: int) -> Row:
     """A row about the sample, scaled up to the whole."""
     kept = f"sample of {sample.kept} of {sample.blocks} blocks"
     # The exact energy is known, so correct for a sample that holds more or less than its share of it.
@@ -222,9 +219,6 @@ def _stretched(row: Row, sample: BlockSample, whole: Totals, scatter: _Scatter, 
     sampling = f"sampling error {least}{doubt:.1%}" if math.isfinite(doubt) else "sampling error unknown"
     variance = relative(error, whole.energy)
     times = row.get("times_optimal")
-    # Shared bytes are sent once for all values.
-    shared = row["bits_shared"] * stored / whole.size
-    total = row["bits_payload"] + shared
     return {
         **row,
         "n": whole.size,
@@ -234,10 +228,7 @@ def _stretched(row: Row, sample: BlockSample, whole: Totals, scatter: _Scatter, 
         "relative_variance": variance,
         "optimal_variance": variance / times if times else row.get("optimal_variance"),
         "snr_db": snr_db(whole.energy, error),
-        "bits_envelope": 8.0 * ENVELOPE_BYTES / whole.size,
-        "bits_shared": shared,
-        "bits_total": total,
-        "ratio_float32": ratio(32.0, total),
-        "ratio_dtype": ratio(float(dtype_bits), total),
+        # Shared bytes are sent once for all values.
+        "bits_shared": row["bits_shared"] * stored / whole.size,
         "note": "; ".join(filter(None, (row.get("note"), kept, sampling))),
     }

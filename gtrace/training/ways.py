@@ -18,7 +18,7 @@ import numpy as np
 from gtrace.codecs import Composed
 from gtrace.codecs.base import Averaged, advance
 from gtrace.codecs.parts import Parts
-from gtrace.codecs.wrappers import MemoryWrapper
+from gtrace.codecs.wrappers import Wrapper
 from gtrace.coding import pack_fixed, unpack_fixed, width_for
 from gtrace.errors import UsageError, suggest
 from gtrace.training import vectors
@@ -423,7 +423,7 @@ def cut_up(whole: Sequence[Piece], values: Sequence[Values], ranks: int) -> Cut:
 
 def _inside(codec: Codec) -> Codec:
     """The codec behind memories on the sender's side, which a sum does not concern."""
-    while isinstance(codec, MemoryWrapper) and not codec.both_ends:
+    while isinstance(codec, Wrapper) and codec.parts.memory.keeps and not codec.both_ends:
         codec = codec.inner
     return codec
 

@@ -1,59 +1,54 @@
-"""Sixteen-bit formats and 8-bit integers, exhaustively where the format is small."""
+"""Sixteen-bit formats, 8-bit integers and MQGrad's quantizer, exhaustively where the format is small; other bits."""
 
+import json
 from fractions import Fraction
+from pathlib import Path
 
+import naive
 import numpy as np
 import pytest
-from helpers_codecs import once
+from helpers_codecs import body, fitted_once, once
+from hypothesis import given
+from hypothesis import strategies as st
 
+import gtrace
+from gtrace.codecs import codec_names
 from gtrace.codecs.casts import Bf16, Fp16
 from gtrace.codecs.tables import Int8
-from gtrace.coding import ENVELOPE_BYTES
+from gtrace.testing import fitted
 
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "mqgrad.json").read_text())
 LARGEST = {"fp16": 65504.0, "bf16": float(np.array(0x7F7F0000, np.uint32).view(np.float32))}
 
 
-def finite_numbers(c):
-    """All finite numbers of a format that are not negative, ascending, with -0 left out."""
-    bits = np.arange({"fp16": 0x7C00, "bf16": 0x7F80}[c.name], dtype=np.uint16)
-    return c.parts.grid.values(bits, np.empty(0, np.float32), bits.size, bits.size)
-
-
 @pytest.mark.parametrize("c", [Fp16(), Bf16()], ids=str)
-def test_every_number_of_the_format_comes_back(c):
-    grid = finite_numbers(c)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_every_number_comes_back_and_between_two_the_nearest_wins_ties_to_even(c, sign):
+    # All finite numbers that are not negative, ascending, with -0 left out.
+    bits = np.arange({"fp16": 0x7C00, "bf16": 0x7F80}[c.name], dtype=np.uint16)
+    grid = c.parts.grid.values(bits, np.empty(0, np.float32), bits.size, bits.size)
     assert (np.diff(grid.astype(np.float64)) > 0).all()
     assert grid[-1] == LARGEST[c.name]
-    for values in (grid, -grid):
-        assert np.array_equal(once(c, values).view(np.uint32), values.view(np.uint32))
+    assert np.array_equal(once(c, sign * grid).view(np.uint32), (sign * grid).view(np.uint32))
     # What is too large stays finite.
-    huge = [np.finfo(np.float32).max, -np.finfo(np.float32).max, LARGEST[c.name]]
-    assert once(c, huge).tolist() == [LARGEST[c.name], -LARGEST[c.name], LARGEST[c.name]]
-
-
-@pytest.mark.parametrize("c", [Fp16(), Bf16()], ids=str)
-def test_between_two_numbers_the_nearest_wins_and_ties_go_to_even(c):
-    grid = finite_numbers(c)
+    assert once(c, [sign * np.finfo(np.float32).max]) == sign * LARGEST[c.name]
     low, high = grid[:-1], grid[1:]
-    with np.errstate(over="ignore"):
-        half = ((low.astype(np.float64) + high) / 2).astype(np.float32)
-    below, above = np.nextafter(half, np.float32(0)), np.nextafter(half, np.float32(np.inf))
-    exact = half.astype(np.float64) * 2 == low.astype(np.float64) + high
+    middle = (low.astype(np.float64) + high) / 2
+    half = middle.astype(np.float32)
+    exact = half == middle
     assert exact.sum() > 0.9 * exact.size
     even = np.where(np.arange(low.size) % 2 == 0, low, high)
-    for sign in (1, -1):
-        assert np.array_equal(once(c, sign * half[exact]), sign * even[exact])
-        for near, wanted in ((below, low), (above, high)):
-            kept = (near > low) & (near < high) & exact
-            assert np.array_equal(once(c, sign * near[kept]), sign * wanted[kept])
+    assert np.array_equal(once(c, sign * half[exact]), sign * even[exact])
+    for near, wanted in ((np.nextafter(half, np.float32(0)), low), (np.nextafter(half, np.float32(np.inf)), high)):
+        kept = (near > low) & (near < high) & exact
+        assert np.array_equal(once(c, sign * near[kept]), sign * wanted[kept])
 
 
 @pytest.mark.parametrize("block", [None, 1, 7, 64])
 def test_int8_rounds_to_the_nearest_of_255_codes(block):
     x = np.random.default_rng(1).standard_t(3, 500).astype(np.float32)
     x[64:128] = 0
-    got = once(Int8(block_size=block), x)
-    size = block or x.size
+    got, size = once(Int8(block_size=block), x), block or x.size
     for start in range(0, x.size, size):
         values, decoded = x[start : start + size], got[start : start + size]
         scale = Fraction(float(np.abs(values).max()))
@@ -61,13 +56,49 @@ def test_int8_rounds_to_the_nearest_of_255_codes(block):
             ratio = Fraction(float(v)) * 127 / scale if scale else Fraction(0)
             wanted = round(ratio) * scale / 127
             assert abs(Fraction(float(d)) - wanted) <= scale * Fraction(1, 2**22), (float(v), float(scale))
-    c = Int8(block_size=block, coder="fixed")
-    bits = 8 * (len(c.encode(c.init(500), x, (0, 0))) - ENVELOPE_BYTES)
-    assert bits == 8 * 500 + 32 * -(-500 // size)
-
-
-def test_int8_keeps_the_largest_of_a_block_and_ties_go_to_even():
-    x = np.array([127.0, 0.5, 1.5, -2.5, -127.0], np.float32)
-    assert once(Int8(), x).tolist() == [127, 0, 2, -2, -127]
+    assert len(body(Int8(block_size=block, coder="fixed"), x)) == 500 + 4 * -(-500 // size)
+    # The largest stays, and ties go to even.
+    assert once(Int8(), [127.0, 0.5, 1.5, -2.5, -127.0]).tolist() == [127, 0, 2, -2, -127]
     huge = np.finfo(np.float32).max
     assert once(Int8(), [huge, -huge, 0]).tolist() == [huge, -huge, 0]
+
+
+@pytest.mark.parametrize("entry", GOLDEN["quantise"], ids=lambda entry: f"{entry['K']} bits")
+def test_golden_codes_with_both_ends_on_a_code(entry):
+    c, wanted = gtrace.codec("minmax", bits=entry["K"]), entry["endpoint"]
+    assert body(c, entry["g"]) == np.float32([-1, 1]).tobytes() + naive.pack(wanted["codes"], entry["K"])
+    assert once(c, entry["g"]) == pytest.approx(wanted["dequant"], rel=1e-6)
+    assert c.whole_tensor
+    for constant in (0.0, -2.5, 1e-40):
+        assert np.array_equal(once(c, [constant] * 9), np.full(9, constant, np.float32))
+
+
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=60), st.integers(1, 16)
+)
+def test_codes_and_values_are_the_twins(values, bits):
+    c, (codes, wanted) = gtrace.codec("minmax", bits=bits, coder="fixed"), naive.minmax(np.float32(values), bits)
+    assert body(c, values)[8:] == naive.pack(codes, bits)
+    assert once(c, values).tolist() == np.float32(wanted).tolist()
+
+
+WITH_BITS = [name for name in codec_names() if "bits" in gtrace.codec(name).parameters]
+
+
+@pytest.mark.parametrize(
+    "spec", ["mcgq:accumulate=true", *(f"{prefix}{name}" for prefix in ("", "ef:", "ef:rotate:") for name in WITH_BITS)]
+)
+def test_bits_can_change_and_what_arrives_gets_closer(spec):
+    x = np.random.default_rng(0).normal(size=4096).astype(np.float32)
+    c = gtrace.codec(spec, bits=3)
+    more = c.at_bits(6)
+    assert more == gtrace.codec(spec, bits=6)
+    state = c.update(c.init(x.size), x, once(c, x, fitted(c, x)[0]))
+    renewed = more.renewed(state)
+    assert renewed.arrays.keys() == more.init(x.size).arrays.keys()
+    if c.stateful:
+        memory = "residual" if spec.startswith("ef:") else "accumulated"
+        assert np.array_equal(renewed.arrays[memory], state.arrays[memory])
+        assert renewed.arrays[memory].any()
+    else:
+        assert np.linalg.norm(fitted_once(more, x) - x) < np.linalg.norm(fitted_once(c, x) - x)

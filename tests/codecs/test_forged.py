@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
-from helpers_codecs import body, decode_sealed, encode_sparse, fixed_positions
+from helpers_codecs import decode_sealed, encode_sparse, fixed_positions
 
 import gtrace
+from gtrace.coding import open_envelope
 from gtrace.coding.sparse import encode_positions
 from gtrace.errors import PayloadError
+from gtrace.testing import fitted
 
 NAN, INF = np.nan, np.inf
 
@@ -55,6 +57,11 @@ FORGED = {
         ],
     ),
     "powersgd:rank=2": (1000, [b"", bytes(4 * 128 + 4), bytes(4 * 127), floats(*[NAN] * 128)]),
+    "fp:e3m2": (10, [floats(3) + bytes(8), floats(-2) + bytes(8), floats(2) + bytes(7)]),
+    "fp:e4m3fn": (10, [floats(2) + b"\x7f" * 10]),
+    "fp:mxfp4": (10, [b"\xff" + bytes(5)]),
+    "fp:nvfp4": (10, [floats(NAN) + bytes(6), floats(1) + b"\x80" + bytes(5)]),
+    "prune": (1, [b"\0\0", *(floats(alpha) + b"\0" for alpha in (0, -1, NAN))]),
     "minmax:bits=2": (
         3,
         [floats(0, 1) + b"\0\0", floats(0, 1) + b"\xff", *(floats(*x) + b"\0" for x in ([1, 0], [0, INF], [NAN, 1]))],
@@ -73,44 +80,35 @@ def test_a_sealed_body_that_says_nonsense_is_refused(spec):
             decode_sealed(c, data, size, shared, FLAGS.get(spec, 0))
 
 
-@pytest.mark.parametrize(
-    ("spec", "data", "message"),
-    [
-        ("fp:e3m2", floats(3) + bytes(8), "not a power of two"),
-        ("fp:e3m2", floats(INF) + bytes(8), "not a power of two"),
-        ("fp:e3m2", floats(-2) + bytes(8), "not a power of two"),
-        ("fp:e3m2", floats(2) + bytes(7), "7 bytes of symbols where 8 were"),
-        ("fp:e4m3fn", floats(2) + b"\x7f" * 10, "has no value"),
-        ("fp:mxfp4", b"\xff" + bytes(5), "not a number"),
-        ("fp:nvfp4", floats(NAN) + bytes(6), "not finite"),
-        ("fp:nvfp4", floats(1) + b"\x80" + bytes(5), "not finite"),
-    ],
-)
-def test_floats_that_no_format_has_are_refused(spec, data, message):
-    with pytest.raises(PayloadError, match=message):
-        decode_sealed(gtrace.codec(spec), data, 10)
+_CODED = "prune topk-prune fp fp:e4m3 fp:mxfp4 fp:nvfp4 fp:e5m4 minmax minmax:bits=10 int8 topk:ratio=0.1"
 
 
-@pytest.mark.parametrize(
-    ("spec", "size", "data", "shared"),
-    [
-        *(("fp:bits=6", 10, floats(2) + bytes(8), shared) for shared in (b"", b"\0", b"\x08", b"\x03\x03")),
-        *(
-            ("powersgd:rank=2", 1000, bytes(4 * 128), shared)
-            for shared in (b"\0", b"\0\0\0\0", b"\1\0\0\0\0", b"\xff\xff\xff\xff")
-        ),
-    ],
-)
-def test_shared_bytes_that_say_nonsense_are_refused(spec, size, data, shared):
-    with pytest.raises(PayloadError, match="invalid format" if spec.startswith("fp") else None):
-        decode_sealed(gtrace.codec(spec), data, size, shared)
-
-
-@pytest.mark.parametrize("spec", ["fp16", "bf16", "int8", "signsgd", "onebit", "minmax:bits=2"])
-def test_unknown_flags_are_refused(spec):
-    c, flags = gtrace.codec(spec), FLAGS.get(spec, 0)
-    for size in (3, 12):
-        data = body(c, np.arange(size))
-        decode_sealed(c, data, size, flags=flags)
+@pytest.mark.parametrize("spec", [*_CODED.split(), "randomk:ratio=0.25", "qsgd:bits=4", "fp16", "bf16", "onebit"])
+def test_coded_payloads_that_are_wrong_are_refused(spec):
+    c, x = gtrace.codec(spec), (np.random.default_rng(7).standard_t(4, 10_000) * 1e-3).astype(np.float32)
+    state, _ = fitted(c, x)
+    shared = c.shared(state)
+    sent, flags = open_envelope(c.encode(state, x, (1, 2)), codec=c.name, size=x.size, shared=shared)
+    sent = bytes(sent)
+    assert decode_sealed(c, sent, x.size, shared, flags).size == x.size
+    wrong = [(data, flags) for data in (sent[:-1], sent + b"\0", sent[: len(sent) // 2], sent[:3], b"")]
+    for data, said in (*wrong, (sent, flags ^ 1), (sent, flags ^ 0x100), (sent, flags | 0x8000)):
         with pytest.raises(PayloadError):
-            decode_sealed(c, data, size, flags=flags | 1)
+            decode_sealed(c, data, x.size, shared, said)
+
+
+@pytest.mark.parametrize(
+    ("spec", "size", "data", "words"),
+    [
+        ("fp:bits=6", 10, floats(2) + bytes(8), (b"", b"\0", b"\x08", b"\x03\x03")),
+        ("fp:e3m2", 10, floats(2) + bytes(8), (b"\x03",)),
+        ("powersgd:rank=2", 1000, bytes(4 * 128), (b"\0", bytes(4), b"\1\0\0\0\0", b"\xff\xff\xff\xff")),
+        *(("amq:bits=3", 1, bytes(5), (b"\1\0\0\0" + floats(p),)) for p in (0, 1, -0.5, NAN, INF)),
+        ("amq:bits=3", 1, bytes(5), (b"\2\0\0\0" + floats(0.1, 0.5),)),
+    ],
+)
+def test_shared_bytes_that_say_nonsense_are_refused(spec, size, data, words):
+    message = {"fp:bits=6": "invalid format", "fp:e3m2": "format is named", "amq:bits=3": "multiplier"}.get(spec)
+    for shared in words:
+        with pytest.raises(PayloadError, match=message):
+            decode_sealed(gtrace.codec(spec), data, size, shared)

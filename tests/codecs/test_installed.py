@@ -15,17 +15,11 @@ from gtrace.errors import ScriptError, UsageError
 
 HALF = """
 from dataclasses import dataclass
-from typing import ClassVar
 from gtrace.codecs import Fp16
 
 @dataclass(frozen=True)
 class Half(Fp16):
-    name: ClassVar[str] = "{name}"
-
-    def encode(self, state, values, key):
-        if len(values) == 13:
-            raise KeyError("thirteen")
-        return super().encode(state, values, key)
+    name = "{name}"
 """
 
 
@@ -54,10 +48,6 @@ def test_a_codec_is_known_by_name_and_loaded_only_then(site):
     assert plugins.origin_of(type(c.inner)) == plugins.Origin("dither", "gtrace-dither 0.1", "dither:Dither")
     assert plugins.package_versions([c, gtrace.codec("qsgd")]) == {"gtrace-dither": "0.1"}
     assert "dither" not in gtrace.codec_names()
-
-
-def test_a_typo_is_answered_with_the_name_of_an_installed_codec(site):
-    write_sample(site)
     with pytest.raises(UsageError, match=r"no codec 'dithre'; did you mean dither\?"):
         gtrace.codec("dithre")
 
@@ -66,13 +56,10 @@ def test_a_typo_is_answered_with_the_name_of_an_installed_codec(site):
     ("entry", "target", "source", "error", "said"),
     [
         ("mine", "nowhere:Half", "", ScriptError, "cannot load nowhere:Half: ModuleNotFoundError"),
-        ("mine", "mod:Half", "import nothing_there", ScriptError, r"'nothing_there' \(mod.py, line 1\)"),
         ("mine", "mod:Half", "x = (", ScriptError, r"SyntaxError: .* \(mod.py, line 1\)"),
         ("mine", "mod:Half", "import sys; sys.exit(3)", ScriptError, "SystemExit: 3"),
-        ("mine", "mod:Other", HALF.format(name="mine"), ScriptError, "has no attribute 'Other'"),
         ("mine", "mod:dataclass", HALF.format(name="mine"), UsageError, "is not a codec class"),
         ("mine", "mod:Half", HALF.format(name="yours"), UsageError, "the name of its class is 'yours'"),
-        ("my codec", "mod:Half", HALF.format(name="my codec"), UsageError, "not a valid codec name"),
     ],
 )
 def test_a_broken_package_costs_one_line_and_nothing_else(site, entry, target, source, error, said):
@@ -84,26 +71,14 @@ def test_a_broken_package_costs_one_line_and_nothing_else(site, entry, target, s
     assert str(gtrace.codec("qsgd:bits=3")) == "qsgd:bits=3"
 
 
-def test_names_of_gtrace_come_first(site):
+def test_names_of_gtrace_come_first_and_a_name_belongs_to_one_package(site):
     write_package(site, "thief", {"qsgd": "mod:Half"}, {"mod": HALF.format(name="qsgd")})
     assert codec_class("qsgd").__module__ == "gtrace.codecs.levels"
     assert plugins.installed_names() == ()
-    (origin,) = plugins.origins()
-    assert plugins.hidden(origin) == ("codec 'qsgd' of the package thief 0.1 is left out: gtrace has one of this name")
-
-
-def test_two_packages_with_one_name_are_told_apart(site):
     for package in ("one", "two"):
         write_package(site, package, {"mine": f"mod_{package}:Half"}, {f"mod_{package}": HALF.format(name="mine")})
     with pytest.raises(UsageError, match=r"codec mine: one 0.1 and two 0.1 bring it; uninstall one"):
         codec_class("mine")
-
-
-def test_what_its_code_raises_names_the_line(site):
-    write_package(site, "mine", {"mine": "mod:Half"}, {"mod": HALF.format(name="mine")})
-    c = gtrace.codec("mine")
-    with pytest.raises(ScriptError, match=r"plugin mod.py, line 12: KeyError: 'thirteen'"):
-        c.encode(c.init(13), np.zeros(13), (0, 0))
 
 
 def test_the_rows_of_a_cluster_are_those_of_threads(site, tmp_path, monkeypatch):
@@ -111,23 +86,10 @@ def test_the_rows_of_a_cluster_are_those_of_threads(site, tmp_path, monkeypatch)
     write_sample(site)
     # Workers are processes of their own, which find packages as any process does.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *sys.path]))
-    trace = tmp_path / "run.zarr"
-    write_trace(trace, steps=(0, 1))
-    here = gtrace.run_sweep(trace, ["dither:bits=3"])
-    there = gtrace.run_sweep(trace, ["dither:bits=3"], scheduler="local:1")
+    trace = write_trace(tmp_path / "run.zarr", steps=(0, 1))
+    here, there = (gtrace.run_sweep(trace, ["dither:bits=3"], scheduler=place) for place in (None, "local:1"))
     assert here.provenance["versions"]["gtrace-dither"] == "0.1"
     assert np.array_equal(here["squared_error"], there["squared_error"])
-
-
-def test_a_worker_without_the_package_is_told_what_to_install(site):
-    write_sample(site)
-    cls = codec_class("dither")
-    digest = plugins.source_digest(cls)
-    plugins.require_installed("dither", "gtrace-dither 0.1", digest)
-    with pytest.raises(UsageError, match=r"install gtrace-dither 0\.2 on both"):
-        plugins.require_installed("dither", "gtrace-dither 0.2", digest)
-    with pytest.raises(UsageError, match=r"it has no codec other: install other 1\.0 there too"):
-        plugins.require_installed("other", "other 1.0", digest)
 
 
 def test_the_command_line_knows_it_too(site):

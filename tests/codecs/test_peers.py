@@ -11,7 +11,6 @@ import torch
 import gtrace
 from gtrace.codecs.plugins import load_plugin
 from gtrace.coding import ENVELOPE_BYTES
-from gtrace.errors import UsageError
 
 G = np.random.default_rng(0).standard_normal((24, 40)).astype(np.float32)
 
@@ -31,17 +30,13 @@ def load(tmp_path, registry):
 @pytest.mark.framework_case("numcodecs: filters as codecs", packages=("numcodecs",))
 def test_numcodecs(load):
     load("""
-        from numcodecs import BitRound, FixedScaleOffset, Quantize, Zstd
+        from numcodecs import BitRound, FixedScaleOffset, Zstd
         rounded = Numcodecs(BitRound(3), Zstd())
         scaled = Numcodecs(FixedScaleOffset(offset=0, scale=10, dtype="<f4", astype="i1"))
-        digits = Numcodecs(Quantize(digits=1, dtype="<f4"), Zstd())
-        exact = Numcodecs(Zstd())
     """)
-    assert np.array_equal(gtrace.compress(G, "exact").values, G)
     sent = gtrace.compress(G, "scaled")
     assert sent.bits == 8
     assert np.array_equal(sent.values, np.round(G * 10).astype(np.int8).astype(np.float32) / 10)
-    assert abs(gtrace.compress(G, "digits").values - G).max() <= 1 / 16
     rounded = gtrace.compress(G, "rounded")
     assert (abs(rounded.values - G) <= abs(G) / 16).all()
     assert 6 < rounded.bits < 14
@@ -51,26 +46,21 @@ def test_numcodecs(load):
     assert np.array_equal(codec.decode(b"", rounded.payload, G.size), rounded.values.ravel())
 
 
-HOOKS = """
-    import torch
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
-    fp16_hook = DdpHook(default_hooks.fp16_compress_hook)
-    bf16_hook = DdpHook(default_hooks.bf16_compress_hook)
-    dense = DdpHook(default_hooks.allreduce_hook)
-    quantized = DdpHook(quantization_hooks.quantization_pertensor_hook)
-    low_rank = DdpHook(powerSGD_hook.powerSGD_hook, lambda: powerSGD_hook.PowerSGDState(
-        None, matrix_approximation_rank=2, start_powerSGD_iter=0, use_error_feedback=False, warm_start=False))
-"""
-
-
 @pytest.mark.framework_case("torch: hooks of DistributedDataParallel as codecs")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_hooks_of_torch(load):
     before = torch.distributed.all_reduce
-    load(HOOKS)
+    load("""
+        import torch
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
+        fp16_hook = DdpHook(default_hooks.fp16_compress_hook)
+        quantized = DdpHook(quantization_hooks.quantization_pertensor_hook)
+        low_rank = DdpHook(powerSGD_hook.powerSGD_hook, lambda: powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=2, start_powerSGD_iter=0, use_error_feedback=False, warm_start=False))
+    """)
     half = torch.from_numpy(G).half().float().numpy()
     assert np.array_equal(gtrace.compress(G, "fp16_hook").values, half)
-    for name, bits in (("fp16_hook", 16), ("bf16_hook", 16), ("dense", 32), ("low_rank", 32 * 2 * (24 + 40) / G.size)):
+    for name, bits in (("fp16_hook", 16), ("low_rank", 32 * 2 * (24 + 40) / G.size)):
         assert gtrace.compress(G, name).bits == pytest.approx(bits), name
     # A scale and a zero point beside 8 bits a value.
     quantized = gtrace.compress(G, "quantized")
@@ -80,94 +70,44 @@ def test_hooks_of_torch(load):
     assert gtrace.compress(G, "low_rank", seed=1).payload == gtrace.compress(G, "low_rank", seed=1).payload
     assert torch.distributed.all_reduce is before
     assert not torch.distributed.is_initialized()
-    # Vectors are sent whole by this hook.
-    assert gtrace.compress(G[0], "low_rank").bits == 32
 
 
 GRACE = """
     import torch
 
-    class Compressor:  # as grace_dl.dist.Compressor
-        def __init__(self, average=True, tensors_size_are_same=True):
-            self.average, self.tensors_size_are_same = average, tensors_size_are_same
-
-    class TopKCompressor(Compressor):
-        def __init__(self, compress_ratio):
-            super().__init__()
-            self.compress_ratio = compress_ratio
+    class LargestAndMean:  # as grace_dl.dist's compressors: it returns tensors, sends one itself, and remembers
+        def __init__(self, ratio):
+            self.ratio, self.memory = ratio, {}
 
         def compress(self, tensor, name):
             flat = tensor.flatten()
-            _, indices = torch.topk(flat.abs(), max(1, int(flat.numel() * self.compress_ratio)), sorted=False)
-            return (torch.gather(flat, 0, indices), indices.int()), tensor.size()
+            noise = self.memory.setdefault(name, torch.empty(1).normal_())
+            torch.distributed.all_reduce(noise)
+            _, indices = torch.topk(flat.abs(), max(1, int(flat.numel() * self.ratio)), sorted=False)
+            return (torch.gather(flat, 0, indices), indices.int()), (tensor.size(), noise)
 
         def decompress(self, tensors, ctx):
             values, indices = tensors
-            return torch.zeros(ctx.numel()).scatter_(0, indices.long(), values).view(ctx)
-
-    class PowerSGDCompressor(Compressor):
-        def __init__(self):
-            super().__init__()
-            self.q_memory = {}
-
-        def compress(self, tensor, name):
-            if tensor.dim() == 1:
-                return [tensor], None
-            q = self.q_memory.get(name, torch.empty(tensor.shape[1], 1).normal_())
-            p = torch.mm(tensor, q)
-            torch.distributed.all_reduce(p)
-            p = p / p.norm()
-            q = torch.mm(tensor.t(), p)
-            torch.distributed.all_reduce(q)
-            self.q_memory[name] = q
-            return [], (p, q, tensor.size())
-
-        def decompress(self, tensors, ctx):
-            if ctx is None:
-                return tensors[0]
-            p, q, shape = ctx
-            return torch.mm(p, q.t()).view(shape)
-
+            return torch.zeros(ctx[0].numel()).scatter_(0, indices.long(), values).view(ctx[0]) + 0 * ctx[1]
 """
-GRACE_FILE = """
-    from grace_like import PowerSGDCompressor, TopKCompressor
-
-    top = Grace(TopKCompressor(0.1))
-    power = Grace(PowerSGDCompressor())
-"""
-
-
-@pytest.fixture
-def grace(load, tmp_path):
-    (tmp_path / "grace_like.py").write_text(textwrap.dedent(GRACE))
-    load(GRACE_FILE)
-    yield
-    del sys.modules["grace_like"]
 
 
 @pytest.mark.framework_case("GRACE's interface, without the package: compressors as codecs")
-@pytest.mark.usefixtures("grace")
-def test_grace():
-    top = gtrace.compress(G, "top")
-    assert top.bits == pytest.approx(64 * 96 / G.size)
-    kept = abs(G) >= np.sort(abs(G).ravel())[-96]
-    assert np.array_equal(top.values, np.where(kept, G, 0))
+def test_grace(load, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "grace_like", None)
+    monkeypatch.delitem(sys.modules, "grace_like")
+    (tmp_path / "grace_like.py").write_text(textwrap.dedent(GRACE))
+    load("""
+        from grace_like import LargestAndMean
+        top = Grace(LargestAndMean(0.1))
+    """)
     # What a compressor sends by itself counts, and nothing stays in its memory.
-    first, again = gtrace.compress(G, "power"), gtrace.compress(G, "power")
-    assert (first.bits, first.payload) == (32 * (24 + 40) / G.size, again.payload)
-    assert gtrace.compress(G, "power", seed=1).payload != first.payload
-    assert np.linalg.matrix_rank(first.values) == 1
-    assert gtrace.codec("power").declared
-
-
-@pytest.mark.usefixtures("grace")
-def test_a_table_with_gtrace_s_own():
-    trace = gtrace.Trace.from_arrays({"w": {step: G.ravel() for step in (0, 1)}})
-    rows = gtrace.sweep(trace, "top,ef:top,topk:ratio=0.1")
-    drawn = rows["draw"] == 0
-    errors = {spec: rows["relative_variance"][drawn & (rows["codec"] == spec)] for spec in set(rows["codec"])}
-    assert errors["top"] == pytest.approx(errors["topk:ratio=0.1"])
-    assert errors["ef:top"][1] != errors["top"][1]
+    first, again = gtrace.compress(G, "peers_file"), gtrace.compress(G, "peers_file")
+    assert first.bits == pytest.approx((64 * 96 + 32) / G.size)
+    assert first.payload == again.payload != gtrace.compress(G, "peers_file", seed=1).payload
+    kept = abs(G) >= np.sort(abs(G).ravel())[-96]
+    assert np.array_equal(first.values, np.where(kept, G, 0))
+    assert gtrace.codec("peers_file").declared
 
 
 class Message:
@@ -177,81 +117,64 @@ class Message:
         self.buffer, self.size = buffer, size
 
     def SerializeToString(self):  # noqa: N802
-        return bytes([len(self.size), *self.size]) + self.buffer
+        return bytes([self.size]) + self.buffer
 
     @classmethod
     def FromString(cls, data):  # noqa: N802
-        return cls(data[1 + data[0] :], tuple(data[1 : 1 + data[0]]))
-
-
-class Info:
-    @classmethod
-    def from_tensor(cls, tensor):
-        assert isinstance(tensor, torch.Tensor)
-        return cls()
-
-
-HIVEMIND = """
-    import numpy as np, torch
-    from hivemind_base import CompressionBase
-
-    class Float16Compression(CompressionBase):  # as hivemind.compression.floating
-        def compress(self, tensor, info, allow_inplace=False):
-            assert type(info).__name__ == "Info"
-            return self.message(tensor.half().numpy().tobytes(), (len(tensor) // 256, len(tensor) % 256))
-
-        def extract(self, serialized_tensor):
-            return torch.as_tensor(np.frombuffer(serialized_tensor.buffer, np.float16).astype(np.float32))
-
-    half = Hivemind(Float16Compression())
-"""
+        return cls(data[1:], data[0])
 
 
 @pytest.mark.framework_case("hivemind's interface, without the package: compressions as codecs")
 def test_hivemind(load, monkeypatch):
     base = types.ModuleType("hivemind_base")
-    base.CompressionInfo, base.runtime_pb2 = Info, types.SimpleNamespace(Tensor=Message)
+    base.CompressionInfo = types.SimpleNamespace(from_tensor=lambda tensor: ("about", tensor.shape))
+    base.runtime_pb2 = types.SimpleNamespace(Tensor=Message)
     base.CompressionBase = type("CompressionBase", (), {"message": Message, "__module__": base.__name__})
     monkeypatch.setitem(sys.modules, base.__name__, base)
-    (name,) = load(HIVEMIND)
+    (name,) = load("""
+        import numpy as np, torch
+        from hivemind_base import CompressionBase
+
+        class Float16Compression(CompressionBase):  # as hivemind.compression.floating
+            def compress(self, tensor, info, allow_inplace=False):
+                assert info == ("about", tensor.shape)
+                return self.message(tensor.half().numpy().tobytes(), len(tensor) % 256)
+
+            def extract(self, serialized_tensor):
+                return torch.as_tensor(np.frombuffer(serialized_tensor.buffer, np.float16).astype(np.float32))
+
+        half = Hivemind(Float16Compression())
+    """)
     sent = gtrace.compress(G, name)
     assert np.array_equal(sent.values, G.astype(np.float16).astype(np.float32))
-    assert len(sent.payload) == ENVELOPE_BYTES + 3 + 2 * G.size
+    assert len(sent.payload) == ENVELOPE_BYTES + 1 + 2 * G.size
     assert not gtrace.codec(name).declared
 
 
-SUBCLASS = """
-    import torch
-
-    class Scaled:  # what torchao's tensors offer: __tensor_flatten__, __tensor_unflatten__ and dequantize
-        def __init__(self, data, scale):
-            self.data, self.scale, self.shape = data, scale, data.shape
-
-        def stride(self):
-            return self.data.stride()
-
-        def __tensor_flatten__(self):
-            return ["data", "scale"], {"kind": "int8"}
-
-        @staticmethod
-        def __tensor_unflatten__(inner, about, shape, stride):
-            assert about == {"kind": "int8"}
-            return Scaled(inner["data"], inner["scale"])
-
-        def dequantize(self):
-            return self.data.float() * self.scale
-
-    def make(rows):
-        assert rows.shape[1] == 32
-        scale = rows.abs().amax(1, keepdim=True) / 127
-        return Scaled((rows / scale.clamp_min(1e-30)).round().to(torch.int8), scale)
-
-    ours = Torchao(make)
-"""
-
-
 def test_a_tensor_subclass(load):
-    (name,) = load(SUBCLASS)
+    (name,) = load("""
+        import torch
+
+        class Scaled:  # what torchao's tensors offer
+            def __init__(self, data, scale):
+                self.data, self.scale, self.shape, self.stride = data, scale, data.shape, data.stride
+
+            def __tensor_flatten__(self):
+                return ["data", "scale"], None
+
+            @staticmethod
+            def __tensor_unflatten__(inner, about, shape, stride):
+                return Scaled(inner["data"], inner["scale"])
+
+            def dequantize(self):
+                return self.data.float() * self.scale
+
+        def make(rows):
+            scale = rows.abs().amax(1, keepdim=True) / 127
+            return Scaled((rows / scale.clamp_min(1e-30)).round().to(torch.int8), scale)
+
+        ours = Torchao(make)
+    """)
     odd = G.ravel()[:70]
     sent = gtrace.compress(odd, name)
     assert sent.bits == 3 * (32 * 8 + 32) / 70
@@ -273,10 +196,3 @@ def test_torchao_itself(load):
         sent = gtrace.compress(G, name)
         assert sent.bits == bits
         assert sent.error < error
-
-
-def test_a_peer_that_needs_torch_says_so(load, monkeypatch):
-    load("peer = Torchao(lambda rows: rows)")
-    monkeypatch.delitem(sys.modules, "torch")
-    with pytest.raises(UsageError, match="import torch in the plugin"):
-        gtrace.compress(G, "peers_file")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from helpers_codecs import body_bits
 
 import gtrace
-from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
 
 G = np.random.default_rng(0).standard_normal((30, 7)).astype(np.float32)
@@ -18,26 +18,19 @@ def test_values_payload_bits_and_error(spec):
     lost = np.square(sent.values.astype(np.float64) - G).sum() / np.square(G.astype(np.float64)).sum()
     assert sent.error == pytest.approx(lost, rel=1e-12)
     # Without the envelope, and with what a receiver needs besides.
-    assert sent.bits >= 8 * (len(sent.payload) - ENVELOPE_BYTES) / G.size
-    again = gtrace.compress(G, gtrace.codec(spec), seed=7)
-    assert again.payload == sent.payload
-    assert np.array_equal(again.values, sent.values)
+    assert sent.bits >= body_bits(sent.payload) / G.size
+    assert gtrace.compress(G, gtrace.codec(spec), seed=7).payload == sent.payload
 
 
 def test_it_is_what_a_sweep_measures():
-    trace = gtrace.Trace.from_arrays({"g": {0: G.ravel()}})
-    rows = gtrace.sweep(trace, ["alq:bits=3"], refit="each", seed=5)
+    rows = gtrace.sweep(gtrace.Trace.from_arrays({"g": {0: G.ravel()}}), ["alq:bits=3"], refit="each", seed=5)
     (draw,) = np.flatnonzero(rows["draw"] == 0)
     sent = gtrace.compress(G.ravel(), "alq:bits=3", seed=5)
     assert sent.bits == pytest.approx(rows["bits_total"][draw], rel=1e-12)
     assert sent.error == pytest.approx(rows["relative_variance"][draw], rel=1e-6)
 
 
-def test_the_seed_decides_the_rounding():
-    assert gtrace.compress(G, "qsgd", seed=1).payload != gtrace.compress(G, "qsgd", seed=2).payload
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_tensor_stays_a_tensor_of_its_type(dtype):
     given = torch.from_numpy(G).to(dtype).requires_grad_()
     sent = gtrace.compress(given, "qsgdinf:bits=4")
@@ -46,34 +39,24 @@ def test_a_tensor_stays_a_tensor_of_its_type(dtype):
     exact = given.detach().double()
     lost = (sent.values.double() - exact).square().sum() / exact.square().sum()
     assert sent.error == pytest.approx(lost.item(), rel=1e-9)
-    assert gtrace.compress(torch.empty(7, 30, device="cpu").T.copy_(torch.from_numpy(G)), "none").error == 0
+    assert gtrace.compress(given.T, "none").error == 0
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float16])
-def test_an_array_stays_an_array_of_its_type(dtype):
-    sent = gtrace.compress(np.asfortranarray(G.astype(dtype)), "none")
-    assert sent.values.dtype == dtype
-    assert np.array_equal(sent.values, G.astype(dtype).astype(np.float32))
-
-
-@pytest.mark.parametrize(("given", "bits", "error"), [([], 0, 0), ([0.0, 0.0], 32, 0), (np.float32(2), 32, 0)])
-def test_nothing_zeros_and_a_number(given, bits, error):
+@pytest.mark.parametrize("given", [[], [0.0, 0.0], np.float32(2), np.asfortranarray(G.astype(np.float16))], ids=str)
+def test_an_array_stays_an_array_of_its_type(given):
     sent = gtrace.compress(given, "none")
-    assert (sent.bits, sent.error) == (bits, error)
-    assert sent.values.shape == np.shape(given)
+    assert sent.bits == (32 if np.size(given) else 0)
+    assert (sent.values.shape, sent.values.dtype) == (np.shape(given), np.asarray(given).dtype)
+    assert np.array_equal(sent.values, np.asarray(given, np.float32))
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "spec", "message"),
     [
-        (np.arange(3), "floating-point values, not int64"),
-        (torch.arange(3), "floating-point values, not int64"),
-        ([1.0, np.nan], "value 1 is nan"),
-        (torch.eye(3).to_sparse(), "to_dense"),
+        (torch.arange(3), "qsgd", "floating-point values, not int64"),
+        (torch.eye(3).to_sparse(), "qsgd", "to_dense"),
     ],
 )
-def test_what_cannot_be_encoded(given, message):
+def test_what_cannot_be_encoded(given, spec, message):
     with pytest.raises(UsageError, match=message):
-        gtrace.compress(given, "qsgd")
-    with pytest.raises(UsageError, match="qsgf"):
-        gtrace.compress(G, "qsgf")
+        gtrace.compress(given, spec)

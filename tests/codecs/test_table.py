@@ -1,13 +1,11 @@
 """The codec table: names before patterns before the default, and rows under the table's name."""
 
-import numpy as np
 import pytest
 
 import gtrace
 from gtrace.codecs import codec
 from gtrace.codecs.assignment import CodecTable, coding_of
 from gtrace.errors import UsageError
-from gtrace.sketch import MomentSketch
 
 TABLE = CodecTable(
     codec("qsgdinf:bits=3"),
@@ -18,25 +16,15 @@ TABLE = CodecTable(
 
 
 def test_names_come_before_patterns_and_these_before_the_default():
-    chosen = {name: str(TABLE.choose(name, 100)) for name in ("fc2.weight", "conv.bias", "fc1.bias", "fc1.weight", "x")}
-    assert chosen == {
-        "fc2.weight": "ef:topk:ratio=0.1",
-        "conv.bias": "nuqsgd:bits=4",
-        "fc1.bias": "none",
-        "fc1.weight": "alq:bits=2",
-        "x": "qsgdinf:bits=3",
-    }
+    found = [str(TABLE.choose(name, 100)) for name in ("fc2.weight", "conv.bias", "fc1.bias", "fc1.weight", "x")]
+    assert found == ["ef:topk:ratio=0.1", "nuqsgd:bits=4", "none", "alq:bits=2", "qsgdinf:bits=3"]
     small = CodecTable.of("qsgdinf:bits=3", {"b": "alq:bits=2"}, 50)
-    assert [str(small.choose(name, size)) for name, size in (("a", 49), ("a", 50), ("b", 2))] == [
-        "none",
-        "qsgdinf:bits=3",
-        "alq:bits=2",
-    ]
+    assert [str(small.choose(*one)) for one in (("a", 49), ("b", 2))] == ["none", "alq:bits=2"]
 
 
 def test_plain_values_make_the_same_table():
-    assert CodecTable.from_plain(TABLE.describe()) == TABLE
-    assert CodecTable.from_plain(TABLE.describe()).digest == TABLE.digest
+    again = CodecTable.from_plain(TABLE.describe())
+    assert (again, again.digest) == (TABLE, TABLE.digest)
     other = CodecTable(TABLE.codec, TABLE.rules, tensors={"fc2.weight": codec("none")}, name="mine")
     assert other.digest != TABLE.digest
     assert str(TABLE) == "plan:mine"
@@ -45,14 +33,9 @@ def test_plain_values_make_the_same_table():
 def test_a_table_is_taken_as_it_is_and_has_no_further_rules():
     assert CodecTable.of(TABLE) is TABLE
     assert coding_of(TABLE) is TABLE
-    assert coding_of("qsgdinf:bits=3") == codec("qsgdinf:bits=3")
     with pytest.raises(UsageError, match="names the codec of every tensor"):
         CodecTable.of(TABLE, {"bias": "none"})
-    with pytest.raises(UsageError, match="below 0"):
-        CodecTable.of("none", min_size=-1)
-
-
-def test_what_a_model_lacks_is_said():
+    # What a model lacks is said.
     assert TABLE.unmatched(["fc2.weight", "conv.bias", "other"]) == []
     assert "1 of its 2 tensors are not in this model, conv.bias among them" in TABLE.unmatched(["fc2.weight"])[0]
 
@@ -60,27 +43,10 @@ def test_what_a_model_lacks_is_said():
 def test_a_table_assigns_the_codecs_themselves():
     assigned = TABLE.assign({"fc2.weight": 100, "fc1.bias": 3, "x": 7})
     assert assigned == {"fc2.weight": TABLE.tensors["fc2.weight"], "fc1.bias": codec("none"), "x": TABLE.codec}
-    assert assigned["fc2.weight"] is TABLE.tensors["fc2.weight"]
     whole = CodecTable.of("fp:bits=8,scope=model")
     assert whole.assign({"a": 1, "b": 2}) == {"*": codec("fp:bits=8,scope=model")}
     with pytest.raises(UsageError, match="leaves no tensor to another codec"):
         CodecTable.of("fp:bits=8,scope=model", min_size=5).assign({"a": 1})
-
-
-def test_grids_between_the_bits():
-    values = np.random.default_rng(1).standard_normal(4096).astype(np.float32)
-    errors = []
-    for spec in ("qsgdinf:bits=4", "qsgdinf:bits=5,steps=10", "qsgdinf:bits=5"):
-        item = codec(spec)
-        sketch = MomentSketch.from_spec(values, item.needs)
-        errors.append(item.expect(item.fit(item.init(4096), sketch, 0), sketch).squared_error)
-    assert errors[0] > errors[1] > errors[2]
-    assert item.parts.grid.levels(item.init(1)).size == 16
-    tenths = codec("qsgdinf:bits=5,steps=10").parts.grid
-    assert tenths.levels(item.init(1)).tolist() == [np.float32(k / 10) for k in range(11)]
-    for wrong in ("qsgdinf:bits=4,steps=8", "qsgd:bits=4,steps=3,zero=false", "qsgd:steps=0"):
-        with pytest.raises(UsageError, match="steps"):
-            codec(wrong)
 
 
 def test_a_sweep_keeps_plans_of_one_name_apart(tmp_path):

@@ -58,12 +58,6 @@ def test_the_largest_move_and_the_windows(mirrored):
         assert (points == after[:, None] + np.where(places < 0, below[:, None], above[:, None]) * places).all()
 
 
-def test_a_move_between_levels_that_coincide_is_without_bound():
-    after = np.array([0.0, 0.5, 0.5, 1.0])
-    assert descent.largest_move(np.array([0.0, 0.4, 0.5, 1.0]), after, False) == np.inf
-    assert descent.largest_move(after, after, False) == 0.0
-
-
 @pytest.mark.parametrize("mirrored", [False, True])
 @pytest.mark.parametrize("size", [3, 40, 700])
 def test_the_best_points_before_each_are_those_of_a_plain_program(mirrored, size):
@@ -79,11 +73,3 @@ def test_the_best_points_before_each_are_those_of_a_plain_program(mirrored, size
         total = cost + steps
         assert came[k, k:].tolist() == total[k:].argmin(axis=1).tolist()
         cost = np.where(np.arange(n) >= k, total.min(axis=1), np.inf)
-
-
-def test_finding_a_bin_from_any_other():
-    table = np.zeros((40, descent.COLUMNS))
-    table[:, descent.LOWER] = np.arange(40.0)
-    for t in (-1.0, 0.0, 0.5, 17.0, 38.9, 39.0, 50.0):
-        for near in range(-1, 40):
-            assert descent.find_near(table, t, near) == np.searchsorted(np.arange(40.0), t, side="right") - 1

@@ -22,21 +22,8 @@ def test_no_lag_up_to_2_to_the_20_is_correlated():
         assert mean.max() < 6, (chance, 1 + mean.argmax())
 
 
-@pytest.mark.parametrize("shape", [(1024, 1024), (768, 1536), (4096, 256)])
-def test_sums_over_a_constant_matrix_vary_like_independent_draws(shape):
-    for chance in (0.5, 0.1):
-        scores, ratios = RANDOMNESS.sums(KEYS, shape, chance)
-        assert np.abs(scores).max() < 3, (chance, ratios)
-
-
 @pytest.mark.parametrize("field", ["seed", "draw", "worker", "step", "tensor", "role"])
 def test_streams_whose_keys_differ_in_one_field_are_independent(field):
     summed, worst = RANDOMNESS.streams(RANDOMNESS.FIELDS[field], 6, size=1 << 17)
     assert abs(summed) < 4
     assert worst < 6
-
-
-def test_rare_events_and_all_bits_have_their_frequencies():
-    rare, even = RANDOMNESS.marginals(KEYS)
-    assert abs(rare) < 4
-    assert np.abs(even).max() < 4

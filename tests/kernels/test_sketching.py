@@ -27,20 +27,6 @@ def test_edges_of_bins(norm, mantissa):
     assert sketch.energy == pytest.approx(np.sum(w * sketch.lower**2 + 2 * sketch.lower * w1 + w2), rel=1e-14)
 
 
-@pytest.mark.parametrize(("part", "bins"), [("blocks", sketching.BLOCK_BINS), ("large", sketching.LARGE_BINS)])
-def test_block_sums(part, bins):
-    sketch = of()
-    out = getattr(sketch.bins(), part)
-    assert out.shape == (-(-sketch.rows.size // bins), 6)
-    for b in range(out.shape[0]):
-        here = slice(b * bins, (b + 1) * bins)
-        moved = sketch.lower[here] - sketch.lower[b * bins]
-        for j in (0, 3):
-            n, d1, d2 = sketch.sums[here, j : j + 3].T
-            plain = [n.sum(), (d1 + moved * n).sum(), (d2 + 2 * moved * d1 + moved**2 * n).sum()]
-            np.testing.assert_allclose(out[b, j : j + 3], plain, rtol=1e-12)
-
-
 @pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("count", [2, 3, 16, 200])
@@ -71,18 +57,6 @@ def test_levels_are_told_from_other_numbers():
         assert sketching.are_levels(np.array(good))
     for bad in ([], [-0.1, 1.0], [0.0, 0.0, 1.0], [0.5, 0.2], [0.0, np.inf], [np.nan, 1.0], [0.0, np.nan, 1.0]):
         assert not sketching.are_levels(np.array(bad, np.float64))
-
-
-def test_what_a_sketch_remembers_is_not_handed_to_changed_copies():
-    sketch = of(norm="linf")
-    levels = np.array([0.0, 0.5, 1.0])
-    before = sketch.expected_error(levels)
-    wide = sketch.coarsen(2)
-    assert wide.error_bound(levels) >= sketch.error_bound(levels)
-    assert (sketch + sketch).expected_error(levels) == pytest.approx(2 * before, rel=1e-12)
-    calls = []
-    assert sketch.remember("key", lambda: calls.append(1) or 3) == sketch.remember("key", lambda: 4) == 3
-    assert calls == [1]
 
 
 def bins(random, count):

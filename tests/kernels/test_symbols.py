@@ -5,11 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import gtrace
-from gtrace.codecs.level_sets import LevelSets
-from gtrace.coding import MAX_LENGTH, entropy, huffman_lengths, pack_lengths
+from gtrace.coding.huffman import MAX_LENGTH, entropy, huffman_lengths, pack_lengths
 from gtrace.kernels import symbols
-from gtrace.sketch import MomentSketch
 
 
 def plain_escape(probabilities, count):
@@ -46,23 +43,6 @@ def test_symbols_of_magnitudes(mass, mirrored, count):
     assert numbers[symbols.SENT] == 8 * len(pack_lengths(lengths, int(lengths[-1])))
 
 
-@given(st.lists(st.sampled_from([0.0, 1e-12, 1e-6, 0.01, 0.3, 1.0]), min_size=1, max_size=300), st.integers(0, 10**9))
-def test_every_symbol_has_a_code_whatever_was_seen(mass, count):
-    p = np.array(mass) / (sum(mass) or 1.0)
-    lengths = np.zeros(p.size, np.uint8)
-    symbols.escape_lengths(p, count, MAX_LENGTH, lengths)
-    np.testing.assert_array_equal(lengths, plain_escape(p, count))
-    assert lengths.min() >= 1
-    assert lengths.max() <= MAX_LENGTH
-    assert np.sum(2.0 ** -lengths.astype(float)) <= 1
-    seldom = p < 0.5 / max(1, count)
-    if not seldom.all():
-        # No worse than a code of the others whose rarest symbol shares its place with those.
-        tight = huffman_lengths(np.where(seldom, 0.0, p))
-        mass = max(p[seldom].sum(), 1 / max(1, count)) + seldom.sum() * 2.0**-20
-        assert p[~seldom] @ lengths[~seldom] <= p[~seldom] @ tight[~seldom] + p[~seldom].min() + 34 * mass
-
-
 def collector(weights, longest):
     """Package-merge with lists of coins: the lengths of the best code of at most ``longest`` bits."""
     coins = sorted((weight, (k,)) for k, weight in enumerate(weights))
@@ -76,37 +56,10 @@ def collector(weights, longest):
     return counts
 
 
-def best_cost(weights, longest):
-    """The least mean length of all prefix codes: every ascending list of lengths that fills the code, tried."""
-
-    def costs(rest, room, least):
-        if not rest:
-            yield 0.0
-            return
-        for length in range(least, longest + 1):
-            left = room - 2 ** (longest - length)
-            # the others need a longest code each, at least
-            if left >= len(rest) - 1:
-                yield from (rest[0] * length + cost for cost in costs(rest[1:], left, length))
-
-    return min(costs(sorted(weights, reverse=True), 2**longest, 1))
-
-
 def limited(weights, longest):
     lengths = np.full(len(weights), 99, np.uint8)
     symbols.limited_lengths(np.array(weights, np.float64), longest, lengths)
     return lengths.astype(int)
-
-
-@given(st.lists(st.integers(1, 1000), min_size=2, max_size=9), st.integers(0, 3))
-@settings(max_examples=150, deadline=None)
-def test_limited_codes_cost_least_of_all_prefix_codes(weights, more):
-    longest = int(np.ceil(np.log2(len(weights)))) + more
-    lengths = limited(weights, longest)
-    assert lengths.max() <= longest
-    assert np.sum(0.5**lengths) == 1
-    assert weights @ lengths == best_cost(weights, longest)
-    assert weights @ lengths == weights @ collector(weights, longest)
 
 
 KINDS = {
@@ -143,47 +96,7 @@ def test_limited_codes_are_complete_short_enough_and_end(kind, n, ratio, longest
         assert weights @ lengths == pytest.approx(weights @ collector(weights, longest), rel=1e-12)
 
 
-@pytest.mark.parametrize("ratio", [1.618, 1.7, 1.8, 1.9])
-@pytest.mark.parametrize("n", [28, 30, 32, 40])
-def test_codes_of_geometric_weights_end(n, ratio):
-    weights = ratio ** -np.arange(n)
-    lengths = huffman_lengths(weights / weights.sum()).astype(int)
-    assert lengths.max() <= MAX_LENGTH
-    assert np.sum(0.5**lengths) == 1
-    np.testing.assert_array_equal(np.sort(lengths), np.sort(collector(weights / weights.sum(), MAX_LENGTH)))
-
-
 def test_symbols_without_weight_have_no_code():
     assert limited([0, 3, 0, 1, 1], 2).tolist() == [0, 1, 0, 2, 2]
     assert limited([0, 3, 0], 8).tolist() == [0, 1, 0]
     assert limited([0, 0], 8).tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("values", [[], [0.0, 0.0], [1.0], np.random.default_rng(0).standard_t(4, 5000)])
-def test_many_sets_at_once(values):
-    codecs = [gtrace.codec(f"qsgd:bits={bits},zero={zero}") for bits in (2, 3, 7) for zero in (True, False)]
-    codecs.append(gtrace.codec("nuqsgd:bits=8,p=0.01"))
-    sketch = MomentSketch.of(values, "l2", 8192)
-    sets = LevelSets(codecs)
-    judged = sets.judge(sketch)
-    codes = sets.fit(sketch, len(values))
-    expected = sets.expect(judged, codes)
-    start = 0
-    for k, item in enumerate(codecs):
-        levels = item.parts.grid.levels(item.init(0))
-        error, plain, bound, mass = sketch.expect(levels, zero=item.parts.grid.zero)
-        numbers = judged.numbers[k]
-        assert (expected.squared_error[k], numbers[symbols.PLAIN], expected.error_bound[k]) == (error, plain, bound)
-        assert numbers[symbols.LOWEST] == mass[0]
-        probabilities = plain_symbols(mass, not item.parts.grid.zero)
-        stop = start + probabilities.size
-        np.testing.assert_array_equal(judged.probabilities[start:stop], probabilities)
-        state = item.fit(item.init(len(values)), sketch, 0)
-        assert codes.adopted[k] == ("lengths" in state.arrays)
-        assert codes.sent[k] == len(item.shared(state))
-        if codes.adopted[k]:
-            np.testing.assert_array_equal(codes.lengths[start:stop], state.arrays["lengths"])
-        start = stop
-    assert not sets.differ(codes, codes).any()
-    other = sets.fit(MomentSketch.of(np.linspace(-1, 1, 5000), "l2", 8192), 5000)
-    assert sets.differ(codes, other)[4:6].all()

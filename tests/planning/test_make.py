@@ -21,12 +21,9 @@ def planned(curves, value=3.0, kind="bits", **more):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("bits", [1.8, 2.5, 3.0, 4.7, 6.0])
 def test_no_single_codec_of_as_many_bits_has_less_error(seed, bits):
-    curves = curves_of_laws(seed=seed)
-    plan = planned(curves, bits)
+    plan = planned(curves_of_laws(seed=seed), bits)
     assert plan.totals.bits <= bits * (1 + 1e-9)
-    for one in plan.uniforms:
-        if one.bits <= bits:
-            assert plan.totals.error <= one.error * (1 + 1e-12)
+    assert plan.totals.error <= min(one.error for one in plan.uniforms if one.bits <= bits) * (1 + 1e-12)
     assert plan.uniform.planned <= plan.uniform.error
     assert plan.totals.bound <= plan.totals.error
 
@@ -40,8 +37,6 @@ def test_the_numbers_of_a_plan_add_up():
     o = curves.codecs.index(row.codec)
     assert row.error == pytest.approx(curves.error[2, :, o].sum() / curves.energy.sum())
     assert row.bits == pytest.approx(curves.bits[2, :, o].mean() / curves.sizes[2])
-    assert plan.totals.ratio == pytest.approx(32 / plan.totals.bits)
-    assert [row.tensor for row in plan.tensors] == list(LAYERS)
     # Small tensors are exact where that is free.
     assert {row.tensor: row.codec for row in planned(curves_of_laws(), 4.0).tensors}["conv.bias"] == "none"
 
@@ -56,26 +51,18 @@ def test_a_bound_on_the_error_takes_the_fewest_bits():
     assert plan.exchange.price > 0
 
 
-def test_tensors_of_a_group_have_one_codec_and_weights_move_bits():
+def test_groups_have_one_codec_weights_move_bits_and_one_codec_for_all_is_the_best():
     curves = curves_of_laws()
-    groups = {"conv.weight": "g", "head.weight": "g"}
-    plan = planned(curves, groups=groups)
-    codecs = {row.tensor: row.codec for row in plan.tensors if row.group == "g"}
-    assert set(codecs) == set(groups)
-    assert len(set(codecs.values())) == 1
-    assert plan.totals.error >= planned(curves).totals.error * (1 - 1e-12)
-    plain = {row.tensor: row.bits for row in planned(curves).tensors}
-    heavy = {row.tensor: row.bits for row in planned(curves.weighted(np.array([1, 1, 1e6, 1.0]))).tensors}
-    assert heavy["fc.weight"] > plain["fc.weight"]
-
-
-def test_with_one_codec_for_all_it_is_the_best_and_worth_is_said():
-    curves = curves_of_laws()
+    free, groups = planned(curves), {"conv.weight": "g", "head.weight": "g"}
+    grouped = planned(curves, groups=groups)
+    codecs = {row.tensor: row.codec for row in grouped.tensors if row.group == "g"}
+    assert (set(codecs), len(set(codecs.values()))) == (set(groups), 1)
+    assert grouped.totals.error >= free.totals.error * (1 - 1e-12)
+    heavy = planned(curves.weighted(np.array([1, 1, 1e6, 1.0])))
+    assert heavy.tensors[2].bits > free.tensors[2].bits
     single = planned(curves, one_for_all=True)
     assert {row.codec for row in single.tensors} == {single.uniform.codec} == {single.default}
-    assert planned(curves).worth
-    alike = curves_of_laws(layers={"a": (5000, 1.0), "b": (5000, 1.0)})
-    assert planned(alike, planned(alike, one_for_all=True).totals.bits).worth is False
+    assert free.worth
 
 
 @pytest.mark.parametrize(
@@ -89,22 +76,20 @@ def test_budgets_that_nothing_fits_into_say_what_would(value, kind, message):
 
 def test_a_codec_that_is_unknown_at_one_step_is_no_option():
     curves = curves_of_laws()
-    best = planned(curves).tensors[2].codec
-    curves.error[2, 1, curves.codecs.index(best)] = np.nan
-    assert planned(curves).tensors[2].codec != best
+    before = planned(curves).tensors[2]
+    curves.error[2, 1, curves.codecs.index(before.codec)] = np.nan
+    assert planned(curves).tensors[2].codec != before.codec
     # A tensor that is not there at a step leaves its codecs alone.
     curves = curves_of_laws()
     curves.error[2, 1], curves.bits[2, 1], curves.energy[2, 1] = np.nan, np.nan, np.nan
-    assert planned(curves).tensors[2].bits < planned(curves_of_laws()).tensors[2].bits
+    assert planned(curves).tensors[2].bits < before.bits
 
 
 def test_resampled_steps_come_in_blocks_and_count_as_often_as_there_are_steps():
     counts, block = resampled(27, 50, 0)
-    assert block == 3
-    assert counts.shape == (50, 27)
+    assert (block, counts.shape) == (3, (50, 27))
     assert (counts.sum(axis=1) == 27).all()
     assert counts.std() > 0
-    assert (resampled(27, 50, 0)[0] == counts).all()
 
 
 def test_where_all_steps_are_alike_every_choice_is_stable():
@@ -119,15 +104,12 @@ def test_where_all_steps_are_alike_every_choice_is_stable():
 
 def test_the_regret_is_over_a_true_lower_bound():
     curves = curves_of_laws(steps=9)
-    plan = planned(curves)
-    options = np.array([curves.codecs.index(row.codec) for row in plan.tensors])
+    options = np.array([curves.codecs.index(row.codec) for row in planned(curves).tensors])
     found = bootstrap(curves, options, None, resamples=20)
-    counts, _ = resampled(9, 20, 0)
-    rows = np.arange(4)
-    regrets = []
-    for weights in counts:
-        cost, error = curves.means(weights)
-        bound = minimize(cost, error, cost[rows, options].sum(), search=False).bound
+    rows, regrets = np.arange(4), []
+    for weights in resampled(9, 20, 0)[0]:
+        spent, error = curves.means(weights)
+        bound = minimize(spent, error, spent[rows, options].sum(), search=False).bound
         regrets.append(error[rows, options].sum() / bound - 1)
     assert found.regret == pytest.approx(np.quantile(regrets, [0.05, 0.5, 0.95]), abs=1e-4)
 
@@ -139,15 +121,13 @@ def test_the_exchange_rate_is_what_plans_of_a_bit_more_and_less_would_make():
         other = planned(curves, plan.totals.bits + change)
         assert found == pytest.approx(other.totals.error / plan.totals.error, rel=0.05)
     assert plan.exchange.more < 1 < plan.exchange.less
-    assert [p.bits for p in plan.frontier] == sorted(p.bits for p in plan.frontier)
-    assert all(a.error >= b.error for a, b in zip(plan.frontier, plan.frontier[1:], strict=False))
 
 
 SGD = Dynamics(lr=0.01)
 
 
-def by_cost(curves, costs, bits, steps=50):
-    found = noise_ratios(curves, costs, SGD, steps, 64)
+def by_cost(curves, costs, bits):
+    found = noise_ratios(curves, costs, SGD, 50, 64)
     return planned(curves.priced(found.ratio), bits, objective="cost"), found
 
 
@@ -158,19 +138,10 @@ def test_a_plan_by_cost_has_the_least_cost_of_all_choices(seed):
     costs = costs_of(curves, flat=("conv.weight",))
     plan, _ = by_cost(curves, costs, 3.0)
     loss = np.vstack([cost(costs, SGD, 50, 64), np.zeros(3)])
-    bits = curves.bits.mean(axis=1).T
     choices = np.array(list(itertools.product(range(7), repeat=3)))
-    fits = bits[choices, range(3)].sum(axis=1) <= 3.0 * curves.elements
-    least = loss[choices, range(3)].sum(axis=1)[fits].min()
+    fits = curves.bits.mean(axis=1).T[choices, range(3)].sum(axis=1) <= 3.0 * curves.elements
     chosen = [curves.codecs.index(row.codec) for row in plan.tensors]
-    assert loss[chosen, range(3)].sum() == pytest.approx(least)
-
-
-def test_a_tensor_with_noise_in_flat_directions_gets_fewer_bits():
-    curves = curves_of_laws()
-    plans = [by_cost(curves, costs_of(curves, flat), 2.0)[0] for flat in ((), ("conv.weight",))]
-    bits = [{row.tensor: row.bits for row in plan.tensors} for plan in plans]
-    assert bits[1]["conv.weight"] < bits[0]["conv.weight"]
+    assert loss[chosen, range(3)].sum() == pytest.approx(loss[choices, range(3)].sum(axis=1)[fits].min())
 
 
 def test_ratios_of_a_codec_add_up_to_its_prediction_and_biased_codecs_are_left_out():
@@ -179,15 +150,12 @@ def test_ratios_of_a_codec_add_up_to_its_prediction_and_biased_codecs_are_left_o
     growth = np.full(many, np.nan)
     growth[1], growth[2] = 1.0, 10.0
     costs = costs_of(curves, unbiased=(True, False, False, False, *(True,) * (many - 4)), growth=growth)
-    found = noise_ratios(curves, costs, SGD, 50, 64)
+    plan, found = by_cost(curves, costs, 2.0)
     expected = [predict(costs, k, SGD, 50, batch=64).ratio for k in (0, 1, 5)]
     assert found.ratio[:, [0, 1, 5]].sum(axis=0) == pytest.approx(expected)
     assert list(found.left_out) == [curves.codecs[2], curves.codecs[3]]
     assert found.left_out[curves.codecs[3]] == "it is biased"
     assert np.isnan(found.ratio[:, [2, 3]]).all()
-    plan, _ = by_cost(curves, costs, 2.0)
     everywhere = curves.codecs.index(plan.uniform.codec)
     assert plan.uniform.error == pytest.approx(found.ratio[:, everywhere].sum())
     assert not {row.codec for row in plan.tensors} & set(found.left_out)
-    with pytest.raises(UsageError, match="did not measure what noise in conv"):
-        noise_ratios(curves, costs_of(curves, tensors=("a", "b", "c", "d")), SGD, 50, 64)

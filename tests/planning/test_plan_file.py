@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 import time
 
 import pytest
@@ -22,17 +21,24 @@ def plan():
 
 
 @pytest.mark.parametrize("suffix", ["toml", "json"])
-def test_a_plan_comes_back(tmp_path, plan, suffix):
+def test_a_plan_comes_back_and_is_not_overwritten_unasked(tmp_path, plan, suffix):
     path = tmp_path / f"small.{suffix}"
     save_plan(plan, path)
     again = load_plan(path)
     assert to_plain(again) == to_plain(plan)
     assert again.table == plan.table
-    assert again.table.source == str(path)
-    assert str(again.table) == "plan:small"
+    assert (str(again.table), again.table.source) == ("plan:small", str(path))
     first = plan.tensors[0]
     assert again.table.choose(first.tensor, first.elements) == codec(first.codec)
     assert again.table.choose("new.weight", 10) == codec(plan.default)
+    path.write_text("mine")
+    with pytest.raises(OutputExistsError, match="already exists"):
+        save_plan(plan, path)
+    assert path.read_text() == "mine"
+    save_plan(plan, path, force=True)
+    assert load_plan(path).name == "small"
+    with pytest.raises(UsageError, match="does not exist"):
+        save_plan(plan, tmp_path / "nowhere" / path.name)
 
 
 def test_a_plan_by_cost_comes_back_and_is_worth_what_it_wins_of_the_batch(tmp_path, plan):
@@ -46,18 +52,6 @@ def test_a_plan_by_cost_comes_back_and_is_worth_what_it_wins_of_the_batch(tmp_pa
     assert not dataclasses.replace(priced, uniform=dataclasses.replace(best, error=0.01, planned=0.001)).worth
 
 
-def test_a_plan_is_not_overwritten_unasked(tmp_path, plan):
-    path = tmp_path / "plan.toml"
-    path.write_text("mine")
-    with pytest.raises(OutputExistsError, match="already exists"):
-        save_plan(plan, path)
-    assert path.read_text() == "mine"
-    save_plan(plan, path, force=True)
-    assert load_plan(path).name == "small"
-    with pytest.raises(UsageError, match="does not exist"):
-        save_plan(plan, tmp_path / "nowhere" / "plan.toml")
-
-
 def tensor(plain):
     return next(iter(plain["tensors"].values()))
 
@@ -68,12 +62,9 @@ DAMAGE = {
     "there is no 'extra'": lambda plain: plain.update(extra=1),
     "totals.bits: is missing": lambda plain: plain["totals"].pop("bits"),
     "totals.bits: 'many'": lambda plain: plain["totals"].update(bits="many"),
-    "totals.bits: '-1'": lambda plain: plain["totals"].update(bits=-1),
     "totals.elements: '1.5'": lambda plain: plain["totals"].update(elements=1.5),
     "totals.optimal: 'yes'": lambda plain: plain["totals"].update(optimal="yes"),
     "totals: '3'": lambda plain: plain.update(totals=3),
-    "name: '7'": lambda plain: plain.update(name=7),
-    "provenance: 'x'": lambda plain: plain.update(provenance="x"),
     "frontier: 'x'": lambda plain: plain.update(frontier="x"),
     "tensors: expected": lambda plain: plain.update(tensors={}),
     "expected codec, elements": lambda plain: plain.update(tensors={"fc": "qsgd"}),
@@ -97,63 +88,38 @@ def test_a_damaged_plan_is_refused_in_one_line(tmp_path, plan, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"\xff\xfe\x00", "not a text file"),
-        (b"gtrace_plan = [1", "not valid TOML"),
-        (b"gtrace_plan = 1979-05-27", "a date is not expected here"),
-        (b"- 1\n- 2", "not valid TOML"),
-        (b"[" * 3000 + b"]" * 3000, "not valid TOML"),
-        (b"", "not a plan"),
-    ],
-)
-def test_other_files_are_refused(tmp_path, content, message):
-    path = tmp_path / "plan.toml"
-    path.write_bytes(content)
-    with pytest.raises(TraceError, match=message):
-        load_plan(path)
-
-
-def test_what_is_too_large_is_not_read(tmp_path):
-    path = tmp_path / "plan.json"
-    with path.open("wb") as file:
-        file.truncate(MAX_BYTES + 1)
-    with pytest.raises(TraceError, match="more than 8 MB"):
-        load_plan(path)
-    with pytest.raises(TraceError, match="no such file"):
-        load_plan(tmp_path / "missing.toml")
-    (tmp_path / "bad.json").write_text(json.dumps({"gtrace_plan": 1})[:-1])
-    with pytest.raises(TraceError, match="not valid JSON"):
-        load_plan(tmp_path / "bad.json")
-
-
-@pytest.mark.parametrize("suffix", [".yaml", ".yml"])
-def test_yaml_is_refused_by_name(tmp_path, plan, suffix):
-    path, said = tmp_path / f"plan{suffix}", "plans are TOML now: run gtrace plan TRACE -o"
-    with pytest.raises(UsageError, match=said):
-        save_plan(plan, path)
-    path.write_text("gtrace_plan: 1\n")
-    with pytest.raises(TraceError, match=said):
-        load_plan(path)
+def test_yaml_is_refused_by_name(tmp_path, plan):
+    with pytest.raises(UsageError, match="plans are TOML now: run gtrace plan TRACE -o"):
+        save_plan(plan, tmp_path / "plan.yaml")
 
 
 @pytest.mark.parametrize(
     ("suffix", "content", "message"),
     [
-        (".toml", "a." * 4_000_000 + "a = 1", "more than 32 parts"),
-        (".toml", "a = " + "[" * 100_000, "nested too deep"),
-        (".json", '{"a": ' + "[" * 100 + "]" * 100 + "}", "nested too deep"),
-        (".toml", "a = 0x1" + "0" * 1_000_000, "more than 64 bits"),
-        (".json", '{"a": 1' + "0" * 30 + "}", "more than 64 bits"),
-        (".toml", "a = 1" + "0" * 1_000_000, "Exceeds the limit"),
-        (".json", '{"a": "\\ud800"}', "surrogates not allowed"),
-        (".toml", 'a = {b = """\n""", c = ""}', "over several lines"),
+        ("toml", b"\xff\xfe\x00", "not a text file"),
+        ("toml", b"gtrace_plan = [1", "not valid TOML"),
+        ("toml", b"gtrace_plan = 1979-05-27", "a date is not expected here"),
+        ("toml", b"- 1\n- 2", "not valid TOML"),
+        ("toml", b"[" * 3000 + b"]" * 3000, "not valid TOML"),
+        ("toml", b"", "not a plan"),
+        ("toml", None, "no such file"),
+        ("json", b'{"gtrace_plan": 1', "not valid JSON"),
+        ("json", b"\0" * (MAX_BYTES + 1), "more than 8 MB"),
+        # What would take for ever, or cannot be shown.
+        ("toml", b"a." * 4_000_000 + b"a = 1", "more than 32 parts"),
+        ("toml", b"a = " + b"[" * 100_000, "nested too deep"),
+        ("json", b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", "nested too deep"),
+        ("toml", b"a = 0x1" + b"0" * 1_000_000, "more than 64 bits"),
+        ("json", b'{"a": 1' + b"0" * 30 + b"}", "more than 64 bits"),
+        ("toml", b"a = 1" + b"0" * 1_000_000, "Exceeds the limit"),
+        ("json", b'{"a": "\\ud800"}', "surrogates not allowed"),
+        ("toml", b'a = {b = """\n""", c = ""}', "over several lines"),
     ],
 )
-def test_what_would_take_for_ever_or_cannot_be_shown_is_refused_at_once(tmp_path, suffix, content, message):
-    path = tmp_path / f"plan{suffix}"
-    path.write_text(content)
+def test_other_files_are_refused_at_once(tmp_path, suffix, content, message):
+    path = tmp_path / f"plan.{suffix}"
+    if content is not None:
+        path.write_bytes(content)
     began = time.process_time()
     with pytest.raises(TraceError, match=message) as caught:
         load_plan(path)

@@ -46,17 +46,22 @@ def browser():
         found.close()
 
 
-@pytest.fixture(scope="module")
-def opened(browser, page_file):
-    """The page, what it asked for and what it complained of; tests leave it as they found it."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
+def opened_at(browser, path, width=1280, **how):
+    """A page of its own, what it asked for and what it complained of."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, **how)
     page.set_default_timeout(10_000)
     asked, said = [], []
     page.on("request", lambda request: asked.append(request.url))
     page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(page_file.as_uri())
+    page.goto(path.as_uri())
     return page, asked, said
+
+
+@pytest.fixture(scope="module")
+def opened(browser, page_file):
+    """The one page of most tests, which leave it as they found it."""
+    return opened_at(browser, page_file)
 
 
 @pytest.fixture
@@ -66,17 +71,6 @@ def page(opened):
 
 def configurations(page):
     return page.get_by_role("table", name="Every configuration", exact=True)
-
-
-def opened_at(browser, path, width=1280, **how):
-    """A page of its own, and what it complained of."""
-    page = browser.new_page(viewport={"width": width, "height": 900}, **how)
-    page.set_default_timeout(10_000)
-    said = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(path.as_uri())
-    return page, said
 
 
 def column(table, place):
@@ -244,7 +238,7 @@ def test_paper_has_the_answer_and_the_choice_and_nothing_is_cut(page):
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_first_screen_fits_any_width(browser, page_file, width, scheme):
-    page, said = opened_at(browser, page_file, width, color_scheme=scheme)
+    page, _, said = opened_at(browser, page_file, width, color_scheme=scheme)
     page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
     page.wait_for_timeout(200)
     assert page.evaluate("document.documentElement.scrollWidth") == width
@@ -341,7 +335,7 @@ def test_long_tables_have_pages(browser, tmp_path):
         for k in range(27)
         for bits in range(2, 10)
     ]
-    page, said = opened_at(browser, write_html(tmp_path / "long.html", [result_of(rows)]), 390)
+    page, _, said = opened_at(browser, write_html(tmp_path / "long.html", [result_of(rows)]), 390)
     table = configurations(page)
     status = page.locator("#choose .count").first
     total = 27 * 8 + 2

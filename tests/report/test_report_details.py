@@ -1,185 +1,113 @@
-"""What a sweep says beside its errors: the levels that were fitted, and whether to rotate."""
+"""What a sweep says beside its errors: levels that were fitted, whether to rotate, and errors of Adam's update."""
 
-import csv
-import io
 import json
-import math
-import re
 from xml.etree import ElementTree as ET
 
+import click
 import numpy as np
 import pytest
 from helpers_report import EVIL, FITTED, fit_details, fitted_rows, result_of, row, rows_of
-from rich.console import Console
 
-from gtrace.cli.options import print_json
+import gtrace
+from gtrace.cli.plan import command
 from gtrace.codecs import codec, expected_on_any
 from gtrace.report.analysis.details import common_count, tensors_with_levels
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import sweep as levels
 from gtrace.report.figures.style import render
-from gtrace.report.files import to_csv, to_json
-from gtrace.report.html import to_html
 from gtrace.report.inputs import make_report
-from gtrace.report.sections import charts, sections
-from gtrace.report.sections.checks import rotation_rows, rotation_sentences, rotation_table
+from gtrace.report.sections.checks import rotation_sentences
 from gtrace.report.sections.sweep import sweep_figures
 from gtrace.report.sections.sweep_tables import configuration_table
-from gtrace.report.text import print_report, to_markdown
-from gtrace.sweep import ResultStore
+from gtrace.report.sections.sweep_words import sweep_verdict
+from gtrace.sweep import ResultStore, run_sweep
 
 
-def fitted(**changes):
-    return result_of(fitted_rows(**changes), details=fit_details())
+def analyzed(*rows, **details):
+    return analyze(result_of(rows, **details))
+
+
+def headings(table):
+    return [column.heading for column in table.columns]
 
 
 @pytest.fixture(scope="module")
-def sweep():
-    return analyze(fitted())
+def fitted():
+    return result_of(fitted_rows(), details=fit_details())
 
 
-def test_the_optimum_is_summed_like_the_error():
-    rows = [
-        row("a", energy=1.0, squared_error=0.5, optimal_variance=0.25, model_variance=0.1),
-        row("b", energy=3.0, squared_error=0.9, optimal_variance=0.1, model_variance=0.2),
-    ]
-    c = analyze(result_of(rows)).configurations[0]
+@pytest.fixture(scope="module")
+def sweep(fitted):
+    return analyze(fitted)
+
+
+def test_the_optimum_is_summed_like_the_error_and_not_made_up():
+    first = row("a", energy=1.0, squared_error=0.5, optimal_variance=0.25, model_variance=0.1)
+    second = row("b", energy=3.0, squared_error=0.9, optimal_variance=0.1, model_variance=0.2)
+    (c,) = analyzed(first, second).configurations
     assert c.relative_variance == pytest.approx(1.4 / 4)
     assert (c.optimal_variance, c.times_optimal) == (pytest.approx((0.25 + 0.3) / 4), pytest.approx(1.4 / 0.55))
     assert c.model_variance == pytest.approx((0.1 + 0.6) / 4)
-
-
-def test_an_optimum_that_one_cell_lacks_is_not_made_up():
-    rows = [row("a", squared_error=0.5, optimal_variance=0.25), row("b", squared_error=0.5)]
-    c = analyze(result_of(rows)).configurations[0]
-    assert math.isnan(c.optimal_variance)
-    assert math.isnan(c.times_optimal)
-
-
-def test_a_gradient_of_zeros_has_no_say_and_a_perfect_fit_no_ratio():
+    # One cell lacks it.
+    (c,) = analyzed(first, row("b", squared_error=0.5)).configurations
+    assert np.isnan([c.optimal_variance, c.times_optimal]).all()
+    # A gradient of zeros has no say.
     zeros = {**row("b", energy=0.0), "squared_error": 0.0}
-    rows = [row("a", squared_error=0.5, optimal_variance=0.25), zeros]
-    assert analyze(result_of(rows)).configurations[0].times_optimal == 2.0
-    c = analyze(result_of([row(squared_error=0.0, optimal_variance=0.0)])).configurations[0]
-    assert c.optimal_variance == 0
-    assert math.isnan(c.times_optimal)
+    assert analyzed(first, zeros).configurations[0].times_optimal == 2.0
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (["itself", "previous"], "previous"),
         (["itself", "itself", "previous"], "previous"),
-        (["itself"], "itself"),
         (["-", None], ""),
-        (["step 3", "step 3", "previous"], "step 3"),
         (["itself", "pooled 1 step", "pooled 2 steps", "pooled 2 steps"], "pooled 2 steps"),
     ],
 )
 def test_what_levels_were_fitted_to(values, said):
-    rows = [row(step=k, squared_error=1.0, fitted_on=value) for k, value in enumerate(values)]
-    assert analyze(result_of(rows)).configurations[0].fitted_on == said
+    found = analyzed(*(row(step=k, squared_error=1.0, fitted_on=value) for k, value in enumerate(values)))
+    assert found.configurations[0].fitted_on == said
 
 
 def test_the_table_has_the_columns_where_they_say_something(sweep):
     table = configuration_table(sweep)
-    headings = [column.heading for column in table.columns]
-    assert headings[2:7] == ["vNMSE", "of it bias", "optimal", "times optimal", "model says"]
-    line = next(r for r in table.rows if r[0].text == "alq:bits=3,law=truncnorm")
-    assert [cell.text for cell in line[2:7]] == ["0.250", "–", "0.125", "2.00", "0.0625"]
-    assert next(r for r in table.rows if r[0].text == "zipml:bits=3")[6].mark == "missing"
-    assert any(note.startswith("optimal: ") for note in table.notes)
-    plain = configuration_table(analyze(result_of(rows_of(bits=[2, 3]))))
-    assert len(plain.columns) == 14
-    assert len(plain.notes) == 3
-    empirical = [r for r in fitted_rows() if r["model_variance"] is None]
-    assert "model says" not in [column.heading for column in configuration_table(analyze(result_of(empirical))).columns]
+    lines = {line[0].text: line for line in table.rows}
+    assert headings(table)[2:7] == ["vNMSE", "of it bias", "optimal", "times optimal", "model says"]
+    shown = [cell.text for cell in lines["alq:bits=3,law=truncnorm"][2:7]]
+    assert shown == ["0.250", "–", "0.125", "2.00", "0.0625"]
+    assert "times optimal" not in headings(configuration_table(analyzed(*rows_of(bits=[2, 3]))))
 
 
-def test_every_export_has_the_optimum(sweep, capsys):
-    report = make_report([fitted()])
-    found = {r["spec"]: r for r in csv.DictReader(io.StringIO(to_csv(report)))}
-    assert float(found["alq:bits=3"]["times_optimal"]) == 1.25
-    assert (found["alq:bits=3"]["model_variance"], found["alq:bits=3"]["fitted_on"]) == ("", "previous")
-    print_json(to_json(report))
-    (section,) = json.loads(capsys.readouterr().out)["sweeps"]
-    assert next(c for c in section["configurations"] if c["spec"] == "zipml:bits=4")["optimal_variance"] == 1 / 64
-    assert [fit["tensor"] for fit in section["fits"]] == ["v", "w"]
-    assert section["fits"][0]["convergence"]["objective"]["uniform"] == [3.0, 2.0, 1.5]
-    assert "| times optimal | model says |" in to_markdown(report)
-    out = io.StringIO()
-    print_report(report, Console(file=out, width=190))
-    assert "No room" not in out.getvalue()
-    assert "optimal: relative variance of the best levels" in out.getvalue()
-
-
-def test_the_largest_tensor_comes_first_and_the_whole_model_last():
-    details = fit_details(layers=("*", "w", "v"))
-    rows = [*fitted_rows(), *fitted_rows(layers=("*",))]
-    assert [fit.tensor for fit in analyze(result_of(rows, details=details)).fits] == ["v", "w", "*"]
+def test_the_largest_tensor_comes_first_the_whole_model_last_at_the_same_number_of_levels(sweep):
+    whole = [*fitted_rows(), *fitted_rows(layers=("*",))]
+    fits = analyzed(*whole, details=fit_details(layers=("*", "w", "v"))).fits
+    assert [fit.tensor for fit in fits] == ["v", "w", "*"]
     both = {**fit_details(step=0), **fit_details(step=10)}
-    assert {fit.step for fit in analyze(result_of(fitted_rows(), details=both)).fits} == {10}
-
-
-def test_methods_are_compared_at_the_same_number_of_levels(sweep):
+    assert {fit.step for fit in analyzed(*fitted_rows(), details=both).fits} == {10}
     assert common_count(sweep.fits) == 8
-    assert common_count(analyze(result_of(fitted_rows((3,)), details=fit_details((3,)))).fits) == 4
-    # Terngrad's two levels are only shown where there is nothing better.
-    assert common_count(analyze(result_of(fitted_rows((6, 7)), details=fit_details((6, 7)))).fits) in (2, 32, 64)
-    assert common_count(()) == 0
 
 
-def test_the_density_is_per_octave_and_what_it_hides_is_said(sweep):
-    top = levels.levels_over_density(sweep, sweep.fits[:1]).axes[0]
-    density = sweep.fits[0].densities[0]
-    (curve,) = (p for p in top.patches if p.get_label() == "values")
-    heights, edges, _ = curve.get_data()
-    assert heights.max() == pytest.approx(4 * density.share.max())
-    shown = float((heights * np.diff(np.log2(edges))).sum())
-    words = [text.get_text() for text in top.texts]
-    assert {"values", "squared norm"} <= set(words)
-    assert f"25.0% are 0\n{1 - 0.25 - shown:.1%} are too small to show" in words
-
-
-def test_the_page_draws_the_levels_below_their_density(sweep):
-    n = common_count(sweep.fits)
-    density, below, *_ = charts.levels_over_density(sweep, sweep.fits[:1]).panels
-    assert [curve.label for curve in density.curves] == ["values", "squared norm"]
-    assert below.rows == tuple(curve.label for curve in below.curves)
-    for place, curve in enumerate(below.curves):
-        assert set(curve.y) == {place}
-        assert len(curve.x) in (n, n - 1)
-        assert curve.x[-1] == 1.0
-
-
-def test_the_page_has_the_figures_where_there_are_details(sweep):
-    names = [plate.name for plate in sweep_figures(sweep)]
-    assert names[-3:] == ["levels", "levels-of-other-tensors", "convergence"]
-    one = analyze(result_of(fitted_rows(layers=("w",)), details=fit_details(layers=("w",))))
-    assert [plate.name for plate in sweep_figures(one)][-2:] == ["levels", "convergence"]
-    page = to_html(make_report([fitted()]))
-    assert page.count('class="data"') == 8
-    # Research figures are folded.
-    for words in ("the density of other tensors", "the density of the gradient"):
-        assert re.search(rf"<details[^>]*>\n<summary>Levels over {words}</summary>", page)
+def test_details_come_back_from_a_store_and_have_their_figures(tmp_path):
+    store = ResultStore.create(tmp_path / "a.sweep.db", {}, "f", force=False)
+    store.add(list(fitted_rows()), details=[(*key, value) for key, value in fit_details().items()])
+    store.close()
+    (analysis,) = make_report([tmp_path / "a.sweep.db"]).sweeps
+    assert [fit.tensor for fit in analysis.fits] == ["v", "w"]
+    assert len(analysis.fits[0].levels) == 2 * (len(FITTED) - 1) + 1
+    assert [plate.name for plate in sweep_figures(analysis)][-3:] == [
+        "levels", "levels-of-other-tensors", "convergence",
+    ]  # fmt: skip
 
 
 def odd_details():
     one = fit_details(layers=("w",))
-    empty = {key: {**value, "share": [0.0] * 120} if "share" in value else value for key, value in one.items()}
-    exact = {key: {**value, "best": 0.0} if "best" in value else value for key, value in one.items()}
     return {
         "nothing": {},
         "no density": {key: value for key, value in one.items() if "density" not in key[2]},
-        "no values": empty,
-        "exact": exact,
+        "no values": {key: v | ({"share": [0.0] * 120} if "share" in v else {}) for key, v in one.items()},
+        "exact": {key: v | ({"best": 0.0} if "best" in v else {}) for key, v in one.items()},
         "other codecs": {("w", 10, "levels fp:bits=3"): one["w", 10, "levels zipml:bits=3"]},
-        "many tensors": fit_details(layers=[f"layer{k}" for k in range(9)]),
         "names": fit_details(layers=EVIL[:-1]),
-        "whole tensor": {
-            (t, s, w.replace("8192", "none")): {**v, "law": "l2:none"} if "law" in v else v
-            for (t, s, w), v in one.items()
-        },
     }
 
 
@@ -187,88 +115,88 @@ def odd_details():
 def test_every_figure_survives_odd_details(case):
     details = odd_details()[case]
     layers = tuple(dict.fromkeys(name for name, _, _ in details)) or ("w",)
-    analysis = analyze(result_of(fitted_rows(layers=layers), details=details))
+    analysis = analyzed(*fitted_rows(layers=layers), details=details)
     drawn = tensors_with_levels(analysis.fits, {c.spec for c in analysis.configurations})
-    assert bool(drawn) == (case in {"exact", "many tensors", "names", "whole tensor"})
-    assert bool(charts.levels_over_density(analysis, drawn).panels) == bool(drawn)
-    figure = levels.levels_over_density(analysis, analysis.fits[:3])
-    if case == "names":
-        ET.fromstring(render(figure, "svg", text_as_paths=False))
-    assert [p.name for p in sweep_figures(analysis)].count("levels") == bool(drawn)
+    assert bool(drawn) == (case in {"exact", "names"})
+    assert [figure.name for figure in sweep_figures(analysis)].count("levels") == bool(drawn)
+    if drawn:
+        ET.fromstring(render(levels.levels_over_density(analysis, drawn), "svg", text_as_paths=False))
 
 
-def test_details_come_back_from_a_store(tmp_path):
-    store = ResultStore.create(tmp_path / "a.sweep.db", {}, "f", force=False)
-    store.add(list(fitted_rows()), details=[(*key, value) for key, value in fit_details().items()])
-    store.close()
-    (analysis,) = make_report([tmp_path / "a.sweep.db"]).sweeps
-    assert [fit.tensor for fit in analysis.fits] == ["v", "w"]
-    assert len(analysis.fits[0].levels) == 2 * (len(FITTED) - 1) + 1
-
+# Rotations
 
 SIZE = 1 << 20
 #: tensor -> error at 2.5, 3 and 3.5 bits without a rotation; eden loses 3.2% at 3 bits whatever the tensor
 PLAIN = {"flat": (0.2, 0.1, 0.05), "peaked": (0.02, 0.01, 0.005), "even": (0.066, 0.0326, 0.0165)}
-BITS = (2.5, 3.0, 3.5)
 
 
-def swept(errors, bias=0.0):
-    """A sweep of methods (name -> tensor -> errors at three numbers of bits)."""
+def rotation_of(errors, bias=0.0):
+    """The rotation of a sweep of methods (name -> tensor -> errors at three numbers of bits)."""
 
     def one(tensor, step, method, b, bits, error):
         about = {"codec": f"{method}:bits={b}", "method": method, "params": json.dumps({"bits": b}), "n": SIZE}
         about |= {"squared_error": error, "relative_bias": bias if method == "biased" else 0.0, "bits_shared": 0.0}
         return row(tensor, step, **about, bits_huffman=bits, bits_payload=bits, bits_total=bits)
 
-    return result_of(
+    rows = (
         one(tensor, step, method, b, bits, error)
         for method, tensors in errors.items()
         for tensor, three in tensors.items()
         for step in range(4)
-        for b, bits, error in zip((3, 4, 5), BITS, three, strict=True)
+        for b, bits, error in zip((3, 4, 5), (2.5, 3.0, 3.5), three, strict=True)
     )
+    return analyze(result_of(rows), targets=[3.0]).rotation
 
 
 def test_the_closed_form_stands_for_what_was_not_swept():
-    found = analyze(swept({"qsgdinf": PLAIN}), targets=[3.0]).rotation
+    found = rotation_of({"qsgdinf": PLAIN})
     assert (found.bits, found.measured) == (3.0, False)
     assert {one.tensor: one.verdict for one in found.layers} == {"flat": "rotate", "peaked": "leave", "even": "same"}
     near = [expected_on_any(codec("eden", bits=bits), SIZE) for bits in (3, 3.5)]
     assert all(near[1].squared_error < one.rotated_error < near[0].squared_error for one in found.known)
-    first, second, last = rotation_sentences(found)
+    first, *_, last = rotation_sentences(found)
     assert "1 of 3 tensors, with 33% of the gradient's energy: at 3 bits" in first
     assert "flat (3.2% with eden, 10% with qsgdinf)" in first
-    assert "instead of 4.8%" in second
     assert "closed form" in last
-    table = rotation_table(found, {"flat", "even"})
-    assert [line[-1].text for line in table.rows] == ["same", "rotate"]
+    none = rotation_sentences(rotation_of({"qsgdinf": {"peaked": PLAIN["peaked"]}}))
+    assert none[0] == "Rotation pays on none of 1 tensor at 3 bits: leave it out."
 
 
 def test_what_was_swept_comes_before_the_closed_form_and_bias_takes_no_part():
     half = {tensor: tuple(error / 2 for error in three) for tensor, three in PLAIN.items()}
-    free = dict.fromkeys(PLAIN, (1e-6,) * 3)
-    analysis = analyze(swept({"qsgdinf": PLAIN, "rotate:qsgdinf": half, "biased": free}, 1e-3), targets=[3.0])
-    found = analysis.rotation
+    found = rotation_of({"qsgdinf": PLAIN, "rotate:qsgdinf": half, "biased": dict.fromkeys(PLAIN, (1e-6,) * 3)}, 1e-3)
     assert found.measured
     assert [(one.plain, one.rotated) for one in found.known] == [("qsgdinf", "rotate:qsgdinf")] * 3
     assert [one.ratio for one in found.known] == pytest.approx([0.5] * 3)
-    assert "on 3 of 3 tensors" in rotation_sentences(found)[0]
-    assert "loses 2.0 times less there" in rotation_sentences(found)[0]
-    assert [row["verdict"] for row in rotation_rows(found)] == ["rotate"] * 3
+    assert [one.verdict for one in found.layers] == ["rotate"] * 3
 
 
-def test_no_tensor_gains():
-    found = analyze(swept({"qsgdinf": {"peaked": PLAIN["peaked"]}}), targets=[3.0]).rotation
-    assert rotation_sentences(found)[0] == "Rotation pays on none of 1 tensor at 3 bits: leave it out."
-    assert analyze(result_of([])).rotation is None
+# Update errors are the last column: no verdict, and no plan, rests on them
 
 
-def test_papers_find_the_error_under_their_name():
-    result = swept({"qsgdinf": PLAIN})
-    assert result["vnmse"] is result["relative_variance"]
-    (section,) = sections(make_report([result]))
-    numbers = section.numbers()
-    assert [one["vnmse"] for one in numbers.rows["configurations"]] == pytest.approx(
-        [one["relative_variance"] for one in numbers.json["sweeps"]["configurations"]]
-    )
-    assert "vNMSE" in [column.heading for block in section.blocks for column in getattr(block, "columns", ())]
+def updated(path, *, moments):
+    rng = np.random.default_rng(0)
+    with gtrace.create_trace(path) as writer:
+        for step in range(3):
+            for name, size in (("large", 1e3), ("small", 1.0)):
+                writer.append(step, name, (size * rng.standard_normal(512)).astype(np.float32))
+                if moments:
+                    # Half of the elements hardly ever move: an error there is a large one.
+                    v = np.float32(size**2 * np.where(np.arange(512) % 2, 1.0, 1e-6))
+                    writer.append(step, name, v, kind="second_moment", decay=1.0, eps=1e-12)
+    with gtrace.open_trace(path) as trace:
+        return run_sweep(trace, ["qsgdinf:bits=3,bucket_size=64", "fp:e4m0", "signsgd"])
+
+
+def test_update_errors_are_the_last_detail_and_no_verdict_or_plan_rests_on_them(tmp_path):
+    known, unknown = (updated(tmp_path / f"{moments}.zarr", moments=moments) for moments in (True, False))
+    analysis, other = analyze(known), analyze(unknown)
+    for c in analysis.configurations:
+        chosen = (known["codec"] == c.spec) & (known["draw"] == -1)
+        # Tensors of one size weigh alike, and so do steps at equal distances.
+        assert c.update_error == pytest.approx(known["update_error"][chosen].mean())
+    assert headings(configuration_table(analysis))[-1] == "update error"
+    assert "update error" not in headings(configuration_table(other))
+    assert sweep_verdict(analysis) == sweep_verdict(other)
+    with pytest.raises(click.BadParameter, match="'cost', 'error'"):
+        command.make_context("plan", [str(tmp_path), "--budget", "3bits", "--objective", "update"])

@@ -1,17 +1,17 @@
-"""What a report says about run logs, also about runs whose bits a policy chose."""
+"""What a report says about run logs: of tasks and of programs of one's own, over ranks, seeds and several logs."""
 
 import math
 
 import numpy as np
 import pytest
 from helpers_report import write_runs
+from scipy import stats
 
 from gtrace.errors import TraceError
+from gtrace.report import make_report, to_html, to_markdown
 from gtrace.report.analysis.run_logs import analyze_runs
-from gtrace.report.analysis.runs import chosen_bits, common_loss, running_mean, seconds_to_loss
-from gtrace.report.figures.style import look
-from gtrace.report.sections.charts import bits_of_runs
-from gtrace.report.sections.training import run_table, runs_verdict
+from gtrace.report.analysis.runs import common_loss, running_mean, seconds_to_loss
+from gtrace.report.sections.training import run_table, runs_verdict, shadow_table
 from gtrace.runlog import read_runlog
 
 STUDY = {"type": "study", "version": 1, "task": "t", "workers": 4}
@@ -22,68 +22,46 @@ def step(run, k, loss=1.0, bits=400.0, **more):
     return found | more
 
 
+def texts(table):
+    return [[cell.text for cell in row] for row in table.rows]
+
+
 def test_bits_are_summed_per_worker_and_read_off_at_the_tests():
-    records = [
-        STUDY,
-        *(step("q", k) for k in range(4)),
+    tested = [
         {"type": "eval", "run": "q", "seed": 0, "step": 1, "loss": 0.5, "accuracy": 0.9},
         {"type": "eval", "run": "q", "seed": 0, "step": 3, "loss": 0.4, "accuracy": None},
     ]
-    (run,) = analyze_runs(records).runs
-    assert run.sent.tolist() == [100, 200, 300, 400]
-    assert run.eval_sent.tolist() == [200, 400]
+    log = [STUDY, *(step("q", k) for k in range(4)), *tested]
+    (run,) = analyze_runs(log).runs
+    assert (run.sent.tolist(), run.eval_sent.tolist()) == ([100, 200, 300, 400], [200, 400])
     assert (run.ratio, run.final_accuracy, run.final_eval_loss) == (pytest.approx(12800 / 400), 0.9, 0.4)
     assert not run.finished
-
-
-def test_the_end_record_settles_the_ratio():
-    records = [STUDY, step("q", 0), {"type": "end", "run": "q", "seed": 0, "steps": 1, "ratio": 7.5, "diverged": True}]
-    analysis = analyze_runs(records)
-    (run,) = analysis.runs
+    # The end record settles the ratio.
+    ended = analyze_runs([*log, {"type": "end", "run": "q", "seed": 0, "steps": 1, "ratio": 7.5, "diverged": True}])
+    (run,) = ended.runs
     assert (run.ratio, run.finished, run.diverged) == (7.5, True, True)
-    assert any(note.startswith("Diverged: q") for note in analysis.notes)
+    assert any(note.startswith("Diverged: q") for note in ended.notes)
 
 
 def test_the_uncompressed_run_comes_first_and_is_paired_by_seed(tmp_path):
     log = write_runs(tmp_path / "a.jsonl", runs=("qsgd:bits=2", "none"), seeds=(0, 1), steps=40)
     analysis = analyze_runs(read_runlog(log))
     assert [run.spec for run in analysis.runs] == ["none", "none", "qsgd:bits=2", "qsgd:bits=2"]
-    compressed = analysis.runs[3]
-    assert analysis.baseline(compressed) is analysis.runs[1]
-    assert analysis.baseline(analysis.runs[0]) is None
-    assert any(note.startswith("2 seeds") for note in analysis.notes)
-
-
-def test_final_loss_is_the_mean_of_the_last_tenth():
-    records = [STUDY, *(step("q", k, loss=float(k)) for k in range(20)), step("q", 20, loss=None)]
-    assert analyze_runs(records).runs[0].final_loss == 18.5
-
-
-def test_nothing_logged_yet():
-    analysis = analyze_runs([STUDY])
-    assert analysis.runs == ()
-    assert runs_verdict(analysis) == ["No training step was logged."]
+    assert analysis.baseline(analysis.runs[3]) is analysis.runs[1]
 
 
 def test_a_run_that_was_cut_off_is_said_to_be(tmp_path):
     log = write_runs(tmp_path / "a.jsonl", runs=("qsgd:bits=2",), steps=30, end=False)
     analysis = analyze_runs(read_runlog(log))
     assert "Not finished: qsgd:bits=2 (step 29)." in analysis.notes
-    assert any("no uncompressed run" in note for note in analysis.notes)
     assert "until step 29" in runs_verdict(analysis)[0]
+    assert runs_verdict(analyze_runs([STUDY])) == ["No training step was logged."]
 
 
-def test_verdict_names_both_accuracies_and_the_saving(tmp_path):
-    analysis = analyze_runs(read_runlog(write_runs(tmp_path / "a.jsonl")))
-    (sentence,) = runs_verdict(analysis)
+def test_the_verdict_names_both_accuracies_and_the_saving(tmp_path):
+    (sentence,) = runs_verdict(analyze_runs(read_runlog(write_runs(tmp_path / "a.jsonl"))))
     for words in ("test accuracy 95.81%; uncompressed 96.81%", "10.7 times fewer bits", "on 4 workers"):
         assert words in sentence
-
-
-def test_without_accuracy_the_loss_speaks():
-    records = [STUDY, *(step(run, k, loss=0.25) for run in ("none", "q") for k in range(3))]
-    (sentence,) = runs_verdict(analyze_runs(records))
-    assert "training loss 0.250; uncompressed 0.250" in sentence
 
 
 @pytest.mark.parametrize(
@@ -93,6 +71,7 @@ def test_without_accuracy_the_loss_speaks():
         {"type": "step", "run": "q", "step": None},
         {"type": "step", "run": "q", "step": "x"},
         {"type": "eval", "run": "q", "step": 0, "accuracy": "high"},
+        {"type": "shadow", "run": "q", "step": 0, "cosine": "high"},
     ],
 )
 def test_damaged_records_are_named(record):
@@ -100,26 +79,26 @@ def test_damaged_records_are_named(record):
         analyze_runs([STUDY, record], "broken.jsonl")
 
 
-def test_missing_numbers_are_nan():
+def test_final_loss_is_the_mean_of_the_last_tenth_and_missing_numbers_are_nan():
+    log = [STUDY, *(step("q", k, loss=float(k)) for k in range(20)), step("q", 20, loss=None)]
+    assert analyze_runs(log).runs[0].final_loss == 18.5
     (run,) = analyze_runs([STUDY, {"type": "step", "run": "q", "step": 0}]).runs
-    assert math.isnan(run.loss[0])
-    assert math.isnan(run.ratio)
-    assert math.isnan(run.final_loss)
-    assert math.isnan(run.mean_relative_variance)
+    assert np.isnan([run.loss[0], run.ratio, run.final_loss, run.mean_relative_variance]).all()
+
+
+# Bits that a policy chose, and simulated time
 
 
 def records(run, losses, bits=None, seconds=2.0, **end):
     """A run in a log: a step takes ``seconds``."""
-    for step, loss in enumerate(losses):
-        yield {
-            "type": "step", "run": run, "seed": 0, "step": step, "loss": loss, "bits": 100, "bits_float32": 3200,
-            "sim_seconds": seconds, **({} if bits is None else {"codec_bits": bits[step]}),
-        }  # fmt: skip
+    for k, loss in enumerate(losses):
+        chosen = {} if bits is None else {"codec_bits": bits[k]}
+        yield step(run, k, loss, 100, sim_seconds=seconds, **chosen) | {"bits_float32": 3200}
     yield {"type": "end", "run": run, "seed": 0, "ratio": 32, **end}
 
 
-def analysis(*runs, network="80 Mbit/s, latency 0 us, ps"):
-    head = {"type": "study", "workers": 1, "task": "t", "network": network}
+def analysis(*runs):
+    head = {"type": "study", "workers": 1, "task": "t", "network": "80 Mbit/s, latency 0 us, ps"}
     return analyze_runs([head, *(record for run in runs for record in run)])
 
 
@@ -127,14 +106,9 @@ FALLING = list(np.linspace(2, 1, 40))
 
 
 def test_the_common_loss_is_the_highest_end_rounded_up():
-    found = analysis(
-        records("none", FALLING),
-        records("minmax:bits=2", [2.0] * 36 + [1.2341] * 4),
-        records("x", [3.0], diverged=True),
-    )
+    worse = records("minmax:bits=2", [2.0] * 36 + [1.2341] * 4)
+    found = analysis(records("none", FALLING), worse, records("x", [3.0], diverged=True))
     assert common_loss(found.runs) == 1.24
-    assert math.isnan(common_loss(found.runs[:0]))
-    assert common_loss(analysis(records("none", [1234.5])).runs) == 1240
 
 
 def test_seconds_to_a_loss_are_those_of_the_running_mean():
@@ -143,53 +117,139 @@ def test_seconds_to_a_loss_are_those_of_the_running_mean():
     means = [np.mean(FALLING[max(0, k - window + 1) : k + 1]) for k in range(40)]
     assert running_mean(np.array(FALLING), window) == pytest.approx(means)
     for target in (1.9, 1.5, 1.02):
-        first = next(k for k in range(1, 40) if means[k] <= target)
-        assert seconds_to_loss(run, target) == 2.0 * (first + 1)
+        assert seconds_to_loss(run, target) == 2.0 * (1 + next(k for k in range(1, 40) if means[k] <= target))
     assert math.isnan(seconds_to_loss(run, 0.9))
-
-
-def test_one_lucky_first_batch_is_no_arrival():
+    # One lucky first batch is no arrival.
     (run,) = analysis(records("none", [0.1] + [2.0] * 38 + [0.1])).runs
     assert math.isnan(seconds_to_loss(run, 0.5))
-
-
-@pytest.mark.parametrize(
-    ("bits", "said"),
-    [(None, ""), ([2] * 40, "2"), ([2] * 15 + [3] * 25, "2, 3 from 15"), ([2, 8] * 20, "2 to 8, mean 5.00, last 8")],
-)
-def test_chosen_bits_in_words(bits, said):
-    (run,) = analysis(records("minmax@adaptive", FALLING, bits)).runs
-    assert chosen_bits(run) == said
 
 
 def test_the_table_shows_bits_and_time_where_there_are_any():
     found = analysis(records("none", FALLING, seconds=9.0), records("minmax@mqgrad", FALLING, [2] * 20 + [3] * 20))
     table = run_table(found)
-    headings = [column.heading for column in table.columns]
-    assert headings[-3:] == ["simulated time", "time to loss 1.04", "bits chosen"]
-    assert [[cell.text for cell in row[-3:]] for row in table.rows] == [
-        ["360 s", "351 s", ""], ["80.0 s", "78.0 s", "2, 3 from 20"]
-    ]  # fmt: skip
-    assert any("1.04" in note for note in table.notes)
-    plain = run_table(analysis(records("none", FALLING, seconds=None), records("minmax:bits=3", FALLING, seconds=None)))
-    assert "bits chosen" not in [column.heading for column in plain.columns]
-    assert not any("time" in column.heading for column in plain.columns)
+    assert [column.heading for column in table.columns[-3:]] == ["simulated time", "time to loss 1.04", "bits chosen"]
+    assert [line[-3:] for line in texts(table)] == [["360 s", "351 s", ""], ["80.0 s", "78.0 s", "2, 3 from 20"]]
 
 
-def test_the_network_says_whether_computing_was_measured():
-    for network, said in (("1 Gbit/s, ps", True), ("1 Gbit/s, ps, 5 s of computing a step", False)):
-        notes = run_table(analysis(records("none", FALLING), network=network)).notes
-        assert any("as measured" in note for note in notes) == said
+# Programs of one's own: real ranks, one process, several encodings
+
+WORLD, VALUES = 4, 1000
 
 
-def test_policies_of_one_codec_look_different_and_keep_its_marker():
-    looks = [look(name) for name in ("minmax", "minmax@adaptive", "minmax@mqgrad", "minmax@schedule")]
-    assert len({one.line for one in looks}) == 4
-    assert {one.marker for one in looks} == {looks[0].marker}
-    assert look("minmax@mqgrad", 1) != look("minmax@mqgrad")
-    assert look("ef:minmax@mqgrad").line == look("qsgd@mqgrad").line
+def ranks_log(world=WORLD, exchange="two-shot", down=0.75):
+    study = {**STUDY, "task": "train.py", "workers": 1, "world_size": world, "exchange": exchange}
+    sent = {"bits_float32": 32.0 * VALUES, "down_bits": down * VALUES / WORLD, "wire_bytes": 500}
+    compared = {"relative_variance": 0.3, "bf16_variance": 6e-6}
+    steps = [step("qsgd:bits=3", k, 2.0 - 0.1 * k, 2.0 * VALUES) | sent for k in range(8)]
+    steps = [one | compared if down and k % 4 == 0 else one for k, one in enumerate(steps)]
+    return [study, *steps, {"type": "end", "run": "qsgd:bits=3", "seed": 0, "steps": 8, "ratio": 16.0}]
 
 
-def test_curves_of_policies_are_named():
-    found = analysis(records("none", FALLING), records("ef:minmax@mqgrad:seed=1", FALLING, [2] * 40))
-    assert "ef:minmax@mqgrad" in {curve.label for curve in bits_of_runs(found).panels[0].curves}
+def test_ranks_and_their_exchange_are_named_with_both_shots_and_bf16_beside():
+    found = analyze_runs(ranks_log())
+    ranks = found.runs[0].ranks
+    assert (ranks.up_bits, ranks.down_bits, ranks.wire_bytes) == (2.0, 0.75, 4000)
+    assert (ranks.compared, ranks.relative_variance) == (2, pytest.approx(0.3))
+    assert runs_verdict(found) == [
+        "Trained with qsgd:bits=3 on 4 ranks (two-shot): training loss 1.30; 16.0 times fewer bits sent up than "
+        "with float32.",
+        "It takes 2.00 bits per value from each rank and 0.750 for the average sent on, and the average has relative "
+        "variance 0.300; a bf16 all-reduce takes 16 and has 6.0e-6 (2 steps compared).",
+    ]
+    assert "Between the ranks" in to_markdown(make_report(runs=[ranks_log()]))
+    # One shot has no second, and no comparison no bf16.
+    found = analyze_runs(ranks_log(exchange="allgather", down=0))
+    assert runs_verdict(found)[1] == "It takes 2.00 bits per value from each rank."
+
+
+def test_a_process_alone_says_that_nothing_left_it():
+    alone = analyze_runs(ranks_log(world=1, exchange=None))
+    assert (alone.averaged, alone.runs[0].ranks) == ("1 worker", None)
+    assert any("no payload left it" in note for note in alone.notes)
+    # Logs with and without ranks are not pooled.
+    assert make_report(runs=[ranks_log(), ranks_log(world=1, exchange=None)]).pools == ()
+
+
+# Weight gradients under compressed neural gradients
+
+RUN = "qsgdinf:bits=3"
+COSINES = {"a.weight": (0.9, 0.7), "a.bias": (None, None), "b<i>.weight": (0.99, 0.97)}
+
+
+@pytest.fixture
+def neural(tmp_path):
+    log = read_runlog(write_runs(tmp_path / "a.jsonl", runs=("none", RUN), steps=20, workers=1))
+    shadows = [
+        {"type": "shadow", "run": RUN, "seed": 0, "step": 10 * k, "tensor": tensor}
+        | {"cosine_alone": None if tensor == "a.bias" else 0.995, "error_alone": 0.1}
+        | {"cosine": values[k], "error": 0.5 + k}
+        for k in range(2)
+        for tensor, values in COSINES.items()
+    ]
+    return [log[0] | {"kind": "neural", "shadow": 10}, *log[1:], *shadows]
+
+
+def test_weight_gradients_in_curves_tables_words_and_pages(neural):
+    found = analyze_runs(neural)
+    none, coded = found.runs
+    first, second, _ = coded.shadow
+    assert (none.shadow, [curve.tensor for curve in coded.shadow]) == ((), list(COSINES))
+    assert (first.steps.tolist(), first.cosine.tolist(), first.error.tolist()) == ([0, 10], [0.9, 0.7], [0.5, 1.5])
+    assert first.error_alone.tolist() == [0.1, 0.1]
+    assert np.isnan([second.cosine, second.cosine_alone]).all()
+    assert texts(shadow_table(found)) == [
+        ["a.weight", "0.8000", "0.7000", "1.00", "0.9950", "0.100"],
+        ["a.bias", "–", "–", "1.00", "–", "0.100"],
+        ["b<i>.weight", "0.9800", "0.9700", "1.00", "0.9950", "0.100"],
+    ]
+    sentences = runs_verdict(found)
+    assert "times fewer bits for the neural gradients than with float32" in sentences[0]
+    assert sentences[1] == (
+        "Its weight gradients have a mean cosine of 0.8900 to the exact ones; the worst is a.weight with 0.8000."
+    )
+    page = to_html(make_report(runs=[neural]))
+    assert "Weight gradients under compressed neural gradients" in page
+    assert ("b&lt;i&gt;.weight" in page, "b<i>" in page) == (True, False)
+
+
+# Seeds, and several logs
+
+
+def test_run_logs_of_one_task_are_put_together(tmp_path):
+    chosen = enumerate([(0, 1, 2), (3, 4, 2)])
+    report = make_report(runs=[write_runs(tmp_path / f"{k}.jsonl", steps=40, seeds=seeds) for k, seeds in chosen])
+    (pool,) = report.pools
+    none, codec = pool.groups
+    assert (none.spec, none.seeds, codec.seeds) == ("none", (0, 1, 2, 3, 4), (0, 1, 2, 3, 4))
+    assert (codec.metric, codec.mean) == ("test accuracy", pytest.approx(np.mean(codec.values)))
+    assert codec.deviation == pytest.approx(np.std(codec.values, ddof=1), abs=1e-12)
+    assert any("with seed 2" in note for note in pool.notes)
+    assert codec.difference.estimate == pytest.approx(np.mean(codec.values) - np.mean(none.values))
+    assert "5 seeds: test accuracy" in to_markdown(report)
+    # Another task or number of workers stays apart.
+    apart = [write_runs(tmp_path / f"w{k}.jsonl", steps=20, workers=2 + k) for k in range(2)]
+    assert make_report(runs=apart).pools == ()
+
+
+def finished(values, spec):
+    for seed, value in values.items():
+        yield step(spec, 0) | {"seed": seed}
+        yield {"type": "eval", "run": spec, "seed": seed, "step": 0, "loss": value, "accuracy": None}
+        yield {"type": "end", "run": spec, "seed": seed, "steps": 1}
+
+
+def test_runs_without_accuracy_are_compared_by_test_loss_and_those_that_did_not_finish_are_no_samples():
+    random = np.random.default_rng(0)
+    noise = random.normal(0, 0.5, 6)
+    exact = {seed: 2.0 + noise[seed] for seed in range(6)}
+    worse = {seed: value + 0.1 + random.normal(0, 0.01) for seed, value in exact.items()}
+    report = make_report(runs=[[STUDY, *finished(exact, "none"), *finished(worse, "qsgd:bits=2")]])
+    _, codec = report.runs[0].groups
+    paired = stats.ttest_rel(list(worse.values()), list(exact.values()))
+    assert (codec.metric, codec.difference.p) == ("test loss", pytest.approx(paired.pvalue))
+    assert (codec.difference.low, codec.difference.high) == pytest.approx(tuple(paired.confidence_interval()))
+    # Unpaired, half a unit of noise between seeds would hide a tenth.
+    assert stats.ttest_ind(list(worse.values()), list(exact.values())).pvalue > 0.3
+    log = [STUDY, *finished({0: 1.0, 1: 2.0}, "none")]
+    unfinished = [r for r in log if not (r["type"] == "end" and r["seed"] == 1)]
+    assert make_report(runs=[unfinished]).runs[0].groups[0].seeds == (0,)

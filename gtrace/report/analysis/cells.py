@@ -47,7 +47,7 @@ def common_cells(table: CellTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]
             common, partial[c] = smaller, False
     if table.whole_model[~partial].any() and not table.whole_model[~partial].all():
         # A whole-model row holds every tensor of its step, so a step with a hole cannot be compared with it.
-        common = table.in_whole_steps(common)
+        common &= ~np.isin(table.step, table.step[~common & (table.tensor >= 0)])
     return common, partial
 
 
@@ -89,10 +89,6 @@ class Sums:
         bottom = bottom_terms.sum(axis=1)
         incomplete = (self._used & ~known).any(axis=1) if strict else np.zeros(len(top), dtype=np.bool_)
         return divide(top, bottom, (bottom > 0) & ~incomplete)
-
-    def relative_variance(self) -> NDArray[np.float64]:
-        """(C,) sum of squared errors over sum of energies."""
-        return self.relative(self._table.squared_error, self._table.energy)
 
     def relative(self, error: NDArray[np.float64], energy: NDArray[np.float64]) -> NDArray[np.float64]:
         """(C,) sum of errors (C, K) over sum of energies, where the cells in use have both."""
@@ -232,28 +228,16 @@ class CellTable:
         A whole-model configuration covers every tensor of its steps; its own cells are nobody's.
         """
         covers = self.measured
-        if self.whole_model.any():
-            is_tensor = self.tensor >= 0
-            for c in np.flatnonzero(self.whole_model):
-                steps = np.zeros(len(self.steps), dtype=np.bool_)
-                steps[self.step[covers[c]]] = True
-                covers[c] = steps[self.step] & is_tensor
+        for c in np.flatnonzero(self.whole_model):
+            covers[c] = np.isin(self.step, self.step[covers[c]]) & (self.tensor >= 0)
         return covers
 
     def used(self, common: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """(C, K) the cells that each configuration is summed over when ``common`` (K,) are compared."""
         used = self.measured & common
         for c in np.flatnonzero(self.whole_model):
-            steps = np.zeros(len(self.steps), dtype=np.bool_)
-            steps[self.step[common]] = True
-            used[c] = self.measured[c] & steps[self.step]
+            used[c] = self.measured[c] & np.isin(self.step, self.step[common])
         return used
-
-    def in_whole_steps(self, common: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """(K,) ``common`` without the steps of which it lacks a tensor."""
-        holes = np.zeros(len(self.steps), dtype=np.bool_)
-        holes[self.step[~common & (self.tensor >= 0)]] = True
-        return common & ~holes[self.step]
 
 
 def read_cells(result: SweepResult) -> CellTable:
@@ -272,8 +256,19 @@ def read_cells(result: SweepResult) -> CellTable:
     whole_model[config[tensor >= 0]] = False
 
     keys, cell = np.unique((tensor + 1) * max(len(steps), 1) + step, return_inverse=True)
-    shape = (len(specs), len(keys))
-    fill = _Fill(config * len(keys) + cell, np.asarray(result["draw"]) == EXPECTATION, shape)
+    pair, is_expectation = config * len(keys) + cell, np.asarray(result["draw"]) == EXPECTATION
+    rows = [(rows, pair[rows]) for rows in map(np.flatnonzero, (is_expectation, ~is_expectation))]
+
+    def fill(column: NDArray[Any], *, drawn: bool = False) -> NDArray[np.float64]:
+        """(C, K) expectations, or means of draws."""
+        which, at = rows[drawn]
+        values = np.asarray(column, dtype=np.float64)[which]
+        known = np.isfinite(values)
+        at = at[known]
+        mean = np.full(len(specs) * len(keys), np.nan)
+        number = np.bincount(at, minlength=len(mean))
+        np.divide(np.bincount(at, weights=values[known], minlength=len(mean)), number, out=mean, where=number > 0)
+        return mean.reshape(len(specs), len(keys))
 
     def column(name: str, *, expected: bool = True) -> NDArray[np.float64]:
         """The closed form if there is one, else the mean over draws; or the other way round."""
@@ -352,27 +347,6 @@ def _of_cells(
     return out
 
 
-class _Fill:
-    """Spread columns of rows over the (configurations, cells) matrix."""
-
-    def __init__(self, pair: NDArray[np.int64], is_expectation: NDArray[np.bool_], shape: tuple[int, int]) -> None:
-        self._shape = shape
-        self._rows = [(rows, pair[rows]) for rows in map(np.flatnonzero, (is_expectation, ~is_expectation))]
-
-    def __call__(self, column: NDArray[Any], *, drawn: bool = False) -> NDArray[np.float64]:
-        """Expectations, or means of draws."""
-        rows, pair = self._rows[drawn]
-        values = np.asarray(column, dtype=np.float64)[rows]
-        known = np.isfinite(values)
-        if not known.all():
-            values, pair = values[known], pair[known]
-        size = self._shape[0] * self._shape[1]
-        number = np.bincount(pair, minlength=size)
-        mean = np.full(size, np.nan)
-        np.divide(np.bincount(pair, weights=values, minlength=size), number, out=mean, where=number > 0)
-        return mean.reshape(self._shape)
-
-
 def _codes(column: NDArray[Any]) -> tuple[list[str], NDArray[np.int64]]:
     """Distinct strings in order of appearance and each row's index into them.
 
@@ -387,14 +361,11 @@ def _codes(column: NDArray[Any]) -> tuple[list[str], NDArray[np.int64]]:
 def _fitted_on(config: NDArray[np.int64], column: NDArray[Any], configurations: int) -> tuple[str, ...]:
     names, code = _codes(column)
     counts = np.bincount(config * len(names) + code, minlength=configurations * len(names))
-    # The first step has nothing before it and is fitted to itself, whatever the others do.
-    order = [k for k, name in enumerate(names) if name not in ("", "None", NOTHING_FITTED, "itself")]
-    order += [k for k, name in enumerate(names) if name == "itself"]
-    out = []
-    for found in counts.reshape(configurations, len(names)):
-        others = [k for k in order if found[k]]
-        best = max(others, key=lambda k: (names[k] != "itself", int(found[k])), default=-1)
-        out.append(names[best] if best >= 0 else "")
+    out, nothing = [], ("", "None", NOTHING_FITTED)
+    for found in counts.reshape(configurations, len(names)).tolist():
+        known = {name: n for name, n in zip(names, found, strict=True) if n and name not in nothing}
+        # The first step has nothing before it and is fitted to itself, whatever the others do.
+        out.append(max(known, key=lambda name: (name != "itself", known[name]), default=""))
     return tuple(out)
 
 

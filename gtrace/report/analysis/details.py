@@ -81,13 +81,7 @@ class LevelSet:
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """The objective of coordinate descent: start -> (sweeps + 1,) values, the first before any sweep.
-
-    Attributes:
-        spec: the configuration whose levels were fitted.
-        objective: by start.
-        best: the least objective that was found.
-    """
+    """The objective of coordinate descent: start -> (sweeps + 1,) values, the first before any sweep."""
 
     spec: str
     objective: dict[str, NDArray[np.float64]]
@@ -153,19 +147,18 @@ def common_count(fits: Sequence[TensorFit]) -> int:
 def tensors_with_levels(fits: Sequence[TensorFit], specs: Collection[str]) -> list[TensorFit]:
     """The tensors of which levels of any of these configurations can be drawn, the largest first."""
     n = common_count(fits)
-    return [fit for fit in fits if any(levels_on(fit, density, specs, n) for density in fit.densities)]
+    return [fit for fit in fits if levels_on(fit, specs, n)]
 
 
-def levels_on(fit: TensorFit, density: Density, specs: Collection[str], n: int) -> list[LevelSet]:
-    """The ``n`` levels of each of these configurations that belong to a density; none for one that holds nothing."""
-    if density.share.sum() <= 0:
-        return []
-    return [own for own in fit.levels if own.law == density.law and len(own.levels) == n and own.spec in specs]
-
-
-def tensors_with_convergence(fits: Sequence[TensorFit]) -> list[TensorFit]:
-    """The tensors of which the way to the levels is known, the largest first."""
-    return [fit for fit in fits if fit.convergence is not None]
+def levels_on(fit: TensorFit, specs: Collection[str], n: int) -> list[tuple[Density, list[LevelSet]]]:
+    """Each density that holds anything, with the ``n`` levels on it of these configurations, in their order."""
+    sets = {own.spec: own for own in fit.levels if len(own.levels) == n}
+    found = []
+    for density in fit.densities:
+        here = [sets[spec] for spec in specs if spec in sets and sets[spec].law == density.law]
+        if here and density.share.sum() > 0:
+            found.append((density, here))
+    return found
 
 
 RotationVerdict = Literal["rotate", "leave", "same"]
@@ -217,13 +210,7 @@ class LayerRotation:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotate or not, tensor by tensor.
-
-    Attributes:
-        bits: measured bits per value of each tensor.
-        measured: whether codecs that rotate were swept; otherwise EDEN's closed form is compared.
-        layers: every tensor.
-    """
+    """Rotate or not, tensor by tensor; EDEN's closed form is compared unless codecs that rotate were measured."""
 
     bits: float
     measured: bool
@@ -265,17 +252,10 @@ def compare_rotation(
     def of(place: int, target: float) -> LayerRotation:
         bits, errors = table.layer_bits[:, place], table.layer_variance[:, place]
         name, elements, energy = layers[place]
-        best = [
-            _best(labels, curves, target)
-            for labels, curves in (
-                (
-                    [f.label for f in rotated] or [_KNOWN],
-                    curves_of(rotated, bits, errors) or [_closed(elements, coder)],
-                ),
-                ([f.label for f in plain], curves_of(plain, bits, errors)),
-            )
-        ]
-        return LayerRotation(name, elements, energy, *best[0], *best[1])
+        curves = curves_of(rotated, bits, errors) or [_closed(elements, coder)]
+        with_it = _best([f.label for f in rotated] or [_KNOWN], curves, target)
+        without = _best([f.label for f in plain], curves_of(plain, bits, errors), target)
+        return LayerRotation(name, elements, energy, *with_it, *without)
 
     kinds = (rotated, plain) if rotated else (plain,)
 
@@ -336,32 +316,18 @@ class ExchangeError:
 
 def exchanges_of(result: SweepResult) -> tuple[ExchangeError, ...]:
     """The exchanges of a sweep, in the order of ranks and codecs."""
-    sums: dict[tuple[int, str, str], list[float]] = {}
-    seen: dict[tuple[int, str, str], tuple[set[str], set[str]]] = {}
+    grouped: dict[tuple[int, str, str], list[tuple[str, Mapping[str, Any]]]] = {}
     for (tensor, _, what), value in result.details.items():
-        if what.partition(" ")[0] != _KIND:
-            continue
-        key = int(value["ranks"]), str(value["codec"]), str(value["exchange"])
-        numbers = [float(value[name]) for name in ("error", "energy", "size", "sent", "across")]
-        sums[key] = [a + b for a, b in zip(sums.get(key, [0.0] * len(numbers)), numbers, strict=True)]
-        tensors, sources = seen.setdefault(key, (set(), set()))
-        tensors.add(tensor)
-        sources.add(str(value["source"]))
+        if what.partition(" ")[0] == _KIND:
+            key = int(value["ranks"]), str(value["codec"]), str(value["exchange"])
+            grouped.setdefault(key, []).append((tensor, value))
     found = []
-    for key, (error, energy, size, sent, across) in sorted(sums.items()):
-        ranks, codec, exchange = key
-        tensors, sources = seen[key]
+    for (ranks, spec, exchange), rows in sorted(grouped.items()):
+        numbers = ("error", "energy", "size", "sent", "across")
+        error, energy, size, sent, across = (sum(float(value[name]) for _, value in rows) for name in numbers)
         each = max(1.0, size)
-        found.append(
-            ExchangeError(
-                codec,
-                exchange,
-                ranks,
-                float(ratio(error, energy)),
-                sent / each,
-                across / each,
-                ", ".join(sorted(sources)),
-                len(tensors),
-            )
-        )
+        source = ", ".join(sorted({str(value["source"]) for _, value in rows}))
+        tensors = len({tensor for tensor, _ in rows})
+        relative = float(ratio(error, energy))
+        found.append(ExchangeError(spec, exchange, ranks, relative, sent / each, across / each, source, tensors))
     return tuple(found)

@@ -205,8 +205,7 @@ def pareto_front(bits: Sequence[float], variance: Sequence[float]) -> NDArray[np
     [False, True, False, True, False]
     """
     on_front = np.zeros(len(bits), dtype=np.bool_)
-    best = math.inf
-    best_bits = math.nan
+    best, best_bits = math.inf, math.nan
     for b, v, i in _sorted_points(bits, variance):
         if v <= 1 and (v < best or (v == best and b == best_bits)):
             on_front[i] = True

@@ -245,31 +245,22 @@ def compare_configurations(
 def _judged(table: StepTable, found: Sequence[tuple[str, str, float, Mix, Mix]]) -> tuple[PairedComparison, ...]:
     ratios = [over(one, other) for _, _, _, one, other in found]
     intervals = [bootstrap(table.by_elements(parts), table.weights, KEY) for parts in ratios]
-    corrected = holm([interval.p for interval in intervals])
+    corrected = holm([interval.p for interval in intervals]).tolist()
     masks = thirds(table.steps)
-    return tuple(
-        PairedComparison(
-            first=first,
-            second=second,
-            bits=bits,
-            by_elements=interval,
-            by_layers=bootstrap(table.by_layers(parts), table.weights, KEY),
-            p_holm=float(p),
-            thirds={name: table.ratio(parts, mask) for name, mask in masks},
-            better=_part(table.alone(parts), table.weights),
-        )
-        for (first, second, bits, _, _), parts, interval, p in zip(found, ratios, intervals, corrected, strict=True)
-    )
+    judged = []
+    for (first, second, bits, _, _), parts, interval, p in zip(found, ratios, intervals, corrected, strict=True):
+        by_layers = bootstrap(table.by_layers(parts), table.weights, KEY)
+        by_third = {name: table.ratio(parts, mask) for name, mask in masks}
+        logs = table.alone(parts)
+        total = float(table.weights[np.isfinite(logs)].sum())
+        better = float(table.weights[logs < 0].sum()) / total if total > 0 else math.nan
+        judged.append(PairedComparison(first, second, bits, interval, by_layers, p, by_third, better))
+    return tuple(judged)
 
 
 def over(first: Mix, second: Mix) -> Mix:
     """The ratio of two mixes."""
     return [*first, *((c, -part) for c, part in second)]
-
-
-def _part(logs: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
-    total = float(weights[np.isfinite(logs)].sum())
-    return float(weights[logs < 0].sum()) / total if total > 0 else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,9 +291,14 @@ def compare_layers(
     labels = []
     found: list[tuple[str, str, float, Interval]] = []
     for place, tensor in enumerate(tensors):
-        own = _layer_mixes(table, order, targets[k], place)
-        for label, (value, _) in own.items():
-            at[label][place] = value
+        # label -> error on this tensor at equal bits of it, and the mix that makes it
+        own: dict[str, tuple[float, Mix]] = {}
+        bits, errors = table.layer_bits[:, place], table.layer_variance[:, place]
+        for family, here in zip(order, all_at_bits(curves_of(order, bits, errors), targets[k]), strict=True):
+            if here.variance > 0:
+                whole = replace(here, lower=family.members[here.lower], upper=family.members[here.upper])
+                own[family.label] = (here.variance, table.mix(whole, bits))
+                at[family.label][place] = here.variance
         best = min(own, key=lambda label: own[label][0]) if len(own) > 1 else ""
         labels.append(best)
         tested += max(len(own) - 1, 0)
@@ -321,16 +317,3 @@ def compare_layers(
         for (tensor, best, ratio, interval), p in zip(found, corrected, strict=False)
     )
     return Layers(at, tuple(labels), choices)
-
-
-def _layer_mixes(
-    table: StepTable, families: Sequence[Family], target: float, place: int
-) -> dict[str, tuple[float, Mix]]:
-    """label -> error on one tensor at equal bits of this tensor, and the mix that makes it."""
-    bits, errors = table.layer_bits[:, place], table.layer_variance[:, place]
-    found = {}
-    for family, at in zip(families, all_at_bits(curves_of(families, bits, errors), target), strict=True):
-        if at.variance > 0:
-            whole = replace(at, lower=family.members[at.lower], upper=family.members[at.upper])
-            found[family.label] = (at.variance, table.mix(whole, bits))
-    return found

@@ -50,13 +50,7 @@ class Labels:
 
 
 def label(specs: Sequence[str], methods: Sequence[str], parameters: Sequence[Mapping[str, Any] | None]) -> Labels:
-    """Group configurations into families: same method, equal in everything but the rate.
-
-    Args:
-        specs: canonical specs, all different.
-        methods: codec name of each.
-        parameters: parameters of each; None if they are not known.
-    """
+    """Group configurations into families: same method, equal in everything but the rate; parameters may be None."""
     fixed = [
         None if p is None else {k: _plain(v) for k, v in p.items() if k not in RATE_PARAMETERS} for p in parameters
     ]
@@ -67,10 +61,8 @@ def label(specs: Sequence[str], methods: Sequence[str], parameters: Sequence[Map
         differing[method] = [name for name in names if len({f.get(name, "-") for f in known}) > 1]
     families = []
     for spec, method, own in zip(specs, methods, fixed, strict=True):
-        if own is None:
-            families.append(spec)
-        else:
-            families.append(" ".join([method, *(f"{k}={own.get(k, '-')}" for k in differing[method])]))
+        parts = [spec] if own is None else [method, *(f"{k}={own.get(k, '-')}" for k in differing[method])]
+        families.append(" ".join(parts))
     settings = tuple("" if p is None else _setting(p) for p in parameters)
     unreadable = tuple(spec for spec, own in zip(specs, fixed, strict=True) if own is None)
     return Labels(tuple(families), settings, unreadable)
@@ -396,8 +388,5 @@ def bd_rates(families: Sequence[Family], configurations: Sequence[Configuration]
         return envelope([c.bits for c in points], [c.error for c in points])
 
     base = curve(reference)
-    return tuple(
-        BDRate(family.label, reference.label, *bd_rate(curve(family), base))
-        for family in families
-        if family is not reference
-    )
+    others = [family for family in families if family is not reference]
+    return tuple(BDRate(family.label, reference.label, *bd_rate(curve(family), base)) for family in others)

@@ -134,12 +134,6 @@ class StreamHistory:
         losses[end:] = np.inf
         return cls(key, numbers["step"], losses, numbers["time"])
 
-    @property
-    def of_what(self) -> str:
-        """Words for what its gradients are of."""
-        what = KINDS.get(self.key.kind, "second moments")
-        return f"{what}, optimizer {self.key.optimizer}, rank {self.key.rank}"
-
     @cached_property
     def finite(self) -> list[tuple[int, float]]:
         """The steps with a finite loss, and that loss."""
@@ -184,12 +178,7 @@ class Divergence(NamedTuple):
 
 
 class RunHistory:
-    """Some tensors of a trace, and the steps of their streams.
-
-    Args:
-        trace: an open trace.
-        infos: the tensors.
-    """
+    """Some tensors of a trace, and the steps of their streams."""
 
     def __init__(self, trace: Trace, infos: Iterable[TensorInfo]) -> None:
         self._together = trace.attrs.get("world_size", 1) != 1
@@ -275,14 +264,11 @@ def steps_in_words(counts: Mapping[tuple[int, str, int], int], *, together: bool
 
 def energy_shares(tensors: Sequence[TensorHistory]) -> list[float]:
     """Each tensor's part of the squared norms of all gradients of its kind, over the recorded steps."""
-    energies = [float(np.square(one.norms).sum()) for one in tensors]
+    pairs = [(one.info.kind, float(np.square(one.norms).sum())) for one in tensors]
     totals: dict[str, float] = {}
-    for one, energy in zip(tensors, energies, strict=True):
-        totals[one.info.kind] = totals.get(one.info.kind, 0.0) + energy
-    return [
-        energy / totals[one.info.kind] if totals[one.info.kind] else 0.0
-        for one, energy in zip(tensors, energies, strict=True)
-    ]
+    for kind, energy in pairs:
+        totals[kind] = totals.get(kind, 0.0) + energy
+    return [energy / totals[kind] if totals[kind] else 0.0 for kind, energy in pairs]
 
 
 def status_in_words(trace: Trace) -> str:
@@ -384,7 +370,9 @@ def _steps(run: RunHistory, encoding: str, *, full: bool) -> list[tuple[str, str
     for stream in run.streams if full else [one for one in run.streams if one.key.rank == run.streams[0].key.rank]:
         text = f"{stream.steps[0]:,} to {stream.steps[-1]:,}" if stream.steps.size else "none"
         if full and len(run.streams) > 1:
-            text = f"{stream.steps.size:,}, {text} ({stream.of_what})"
+            rank, kind, optimizer = stream.key
+            what = f"{KINDS.get(kind, 'second moments')}, optimizer {optimizer}, rank {rank}"
+            text = f"{stream.steps.size:,}, {text} ({what})"
         found.append(("steps", text))
         if losses := [number(loss) for _, loss in stream.finite]:
             end = ", then not finite" if stream.broken is not None else ""

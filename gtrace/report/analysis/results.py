@@ -55,7 +55,7 @@ class ErrorSplit:
         return self.error - self.bias
 
     def at(self, workers: int) -> NDArray[np.float64]:
-        """(C, K) the error of an average over so many workers."""
+        """(C, K) the error of an average over each number of workers."""
         return self.bias + self.variance / workers
 
 
@@ -142,15 +142,7 @@ def sweep_notes(
     labels: Labels,
     basis: Basis,
 ) -> tuple[str, ...]:
-    """What a reader must know about how the numbers of a sweep came to be, one line each.
-
-    Args:
-        table: cells of the sweep.
-        common: (cells,) which of them are compared.
-        configurations: summed up.
-        labels: names of families, in the order of ``table.specs``.
-        basis: what configurations are compared by.
-    """
+    """What a reader must know about how the numbers of a sweep came to be, one line each."""
     if not table.measured.any():
         return ("The column 'note' of the results says why errors are missing.",) if table.specs else ()
     return (
@@ -222,14 +214,11 @@ def _sources(configurations: tuple[Configuration, ...], labels: Labels, basis: B
 
 def averaged_over(provenance: Mapping[str, Any]) -> int:
     """Ranks whose average the gradients of a sweep were, 1 for those of each rank itself or where nobody says."""
-    attrs = provenance.get("trace_attrs")
-    attrs = attrs if isinstance(attrs, dict) else {}
-    world = attrs.get("world_size")
-    stages = provenance.get("stages")
+    stages, attrs = provenance.get("stages"), provenance.get("trace_attrs")
     if not isinstance(stages, list):
-        captured = attrs.get("capture")
+        captured = attrs.get("capture") if isinstance(attrs, dict) else None
         stages = [captured.get("stage")] if isinstance(captured, dict) else []
-    return world if "reduced" in stages and isinstance(world, int) and world > 1 else 1
+    return workers_of(provenance) if "reduced" in stages else 1
 
 
 def whose_gradient(provenance: Mapping[str, Any]) -> str:
@@ -344,11 +333,9 @@ class SweepAnalysis:
         return [f for f in found if f is found[0] or not self._beaten(found[0], f, target)]
 
     def _beaten(self, first: Family, other: Family, target: int) -> bool:
-        behind = other.at[target].variance > first.at[target].variance * (1 + LEVEL)
         found = self.comparison(first.label, other.label, self.targets[target])
-        if found is None:
-            return behind
-        return behind and (found.differs if found.by_elements.known else not found.better < MOSTLY)
+        sure = found is None or (found.differs if found.by_elements.known else not found.better < MOSTLY)
+        return sure and other.at[target].variance > first.at[target].variance * (1 + LEVEL)
 
     def lossless(self, family: Family) -> bool:
         """Whether a family has no error at all, as the uncompressed gradient: there is nothing to compare."""
@@ -376,14 +363,12 @@ class SweepAnalysis:
         """The methods that can be compared at a target, least error first."""
         if bits not in self.targets:
             return ()
-        k = self.targets.index(bits)
-        return tuple(
-            Standing(f.label, at.variance, at.bias, at.bits, at.outcome, self._specs(at.lower, at.upper))
-            for f, at in ((f, f.at[k]) for f in self.ranking(k))
-        )
-
-    def _specs(self, *indices: int) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self.configurations[i].spec for i in indices))
+        k, found = self.targets.index(bits), []
+        for family in self.ranking(k):
+            at = family.at[k]
+            specs = tuple(dict.fromkeys(self.configurations[i].spec for i in (at.lower, at.upper)))
+            found.append(Standing(family.label, at.variance, at.bias, at.bits, at.outcome, specs))
+        return tuple(found)
 
     def comparison(self, one: str, other: str, bits: float) -> PairedComparison | None:
         """How two families (labels, in any order) were compared at a target, None if they were not."""

@@ -61,9 +61,8 @@ def pool_runs(logs: Sequence[RunLogAnalysis]) -> tuple[RunPool, ...]:
         twice = sorted({f"{spec} with seed {seed}" for spec, seed in seen if seen.count((spec, seed)) > 1})
         if twice:
             notes.append(f"In several logs, counted once: {listed(twice)}.")
-        pools.append(
-            RunPool(task, workers, averaged, neural, tuple(log.name for log in found), seed_groups(runs), tuple(notes))
-        )
+        names = tuple(log.name for log in found)
+        pools.append(RunPool(task, workers, averaged, neural, names, seed_groups(runs), tuple(notes)))
     return tuple(pools)
 
 
@@ -97,11 +96,6 @@ class RunLogAnalysis:
     study: dict[str, Any]
     neural: bool = False
     groups: tuple[SeedGroup, ...] = ()
-
-    @property
-    def has_shadow(self) -> bool:
-        """Whether shadow passes compared weight gradients in any run."""
-        return any(run.shadow for run in self.runs)
 
     @property
     def linear(self) -> bool:
@@ -160,10 +154,8 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
                 raise TraceError(f"{name}: a {record['type']} record names no run; the run log is damaged")
             seed = int(_number(record, "seed", name, missing=0.0))
             grouped.setdefault((str(record["run"]), seed), []).append(record)
-    runs = sorted(
-        (_run(spec, seed, found, workers, world, name) for (spec, seed), found in grouped.items()),
-        key=lambda run: run.spec != BASELINE,
-    )
+    runs = [_run(spec, seed, found, workers, world, name) for (spec, seed), found in grouped.items()]
+    runs.sort(key=lambda run: run.spec != BASELINE)
     return RunLogAnalysis(
         name=name,
         task=str(study.get("task") or ""),
@@ -184,10 +176,9 @@ def _world_size(study: Mapping[str, Any]) -> int:
 
 
 def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, world: int, name: str) -> LoggedRun:
-    steps = sorted((r for r in records if r["type"] == "step"), key=lambda r: _number(r, "step", name))
-    evals = sorted((r for r in records if r["type"] == "eval"), key=lambda r: _number(r, "step", name))
-    end = next((r for r in records if r["type"] == "end"), None)
-
+    of = {kind: [r for r in records if r["type"] == kind] for kind in ("step", "eval", "end", "measure", "shadow")}
+    steps, evals = (sorted(of[kind], key=lambda r: _number(r, "step", name)) for kind in ("step", "eval"))
+    end = of["end"][0] if of["end"] else None
     column = partial(_column, name)
     at = column(steps, "step")
     eval_at = column(evals, "step")
@@ -221,27 +212,27 @@ def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, w
         diverged=bool(end is not None and end.get("diverged")),
         ratio=ratio,
         codec_bits=column(steps, "codec_bits"),
-        equivalent_batch=column([r for r in records if r["type"] == "measure"], "equivalent_batch"),
-        shadow=_shadow([r for r in records if r["type"] == "shadow"], name),
+        equivalent_batch=column(of["measure"], "equivalent_batch"),
+        shadow=_shadow(of["shadow"], name),
         ranks=_ranks(steps, world, name) if world else None,
     )
 
 
 def _ranks(steps: list[Mapping[str, Any]], world: int, name: str) -> RankCosts:
     """Sums over the steps of the rank that wrote the log; each rank sends on one of ``world`` equal parts."""
-    keys = ("bits", "bits_float32", "down_bits", "wire_bytes", "relative_variance", "bf16_variance", "codec_seconds")
-    column = {key: _column(name, steps, key) for key in keys}
-    values = float(np.nansum(column["bits_float32"])) / 32
-    down = world * float(np.nansum(column["down_bits"]))
-    compared = np.isfinite(column["bf16_variance"])
+    column = partial(_column, name, steps)
+    keys = ("bits", "bits_float32", "down_bits", "wire_bytes")
+    bits, float32, down, given = (float(np.nansum(column(key))) for key in keys)
+    values, down, bf16 = float32 / 32, world * down, column("bf16_variance")
+    compared = np.isfinite(bf16)
     return RankCosts(
-        up_bits=float(np.nansum(column["bits"])) / values if values else math.nan,
+        up_bits=bits / values if values else math.nan,
         down_bits=down / values if down and values else math.nan,
-        wire_bytes=float(np.nansum(column["wire_bytes"])),
+        wire_bytes=given,
         compared=int(compared.sum()),
-        relative_variance=known_mean(column["relative_variance"][compared]),
-        bf16_variance=known_mean(column["bf16_variance"][compared]),
-        codec_seconds=known_mean(column["codec_seconds"][1:]),
+        relative_variance=known_mean(column("relative_variance")[compared]),
+        bf16_variance=known_mean(bf16[compared]),
+        codec_seconds=known_mean(column("codec_seconds")[1:]),
     )
 
 
@@ -249,19 +240,12 @@ def _shadow(records: list[Mapping[str, Any]], name: str) -> tuple[ShadowCurve, .
     grouped: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
         grouped.setdefault(str(record.get("tensor")), []).append(record)
-
-    column = partial(_column, name)
-    return tuple(
-        ShadowCurve(
-            tensor=tensor,
-            steps=column(found, "step").astype(np.int64),
-            cosine_alone=column(found, "cosine_alone"),
-            error_alone=column(found, "error_alone"),
-            cosine=column(found, "cosine"),
-            error=column(found, "error"),
-        )
-        for tensor, found in grouped.items()
-    )
+    curves = []
+    for tensor, found in grouped.items():
+        steps = _column(name, found, "step").astype(np.int64)
+        numbers = (_column(name, found, key) for key in ("cosine_alone", "error_alone", "cosine", "error"))
+        curves.append(ShadowCurve(tensor, steps, *numbers))
+    return tuple(curves)
 
 
 def _column(name: str, records: list[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
@@ -280,10 +264,8 @@ def _notes(runs: Sequence[LoggedRun]) -> tuple[str, ...]:
         notes.append(f"Diverged: {', '.join(diverged)}.")
     seeds = {run.seed for run in runs}
     if len(seeds) < FEWEST_SEEDS:
-        notes.append(
-            f"{'One seed' if len(seeds) == 1 else f'{len(seeds)} seeds'}: this describes what happened "
-            "and is no evidence for a difference between codecs."
-        )
+        few = "One seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+        notes.append(f"{few}: this describes what happened and is no evidence for a difference between codecs.")
     if not any(run.spec == BASELINE for run in runs):
         notes.append("There is no uncompressed run to compare with.")
     return tuple(notes)

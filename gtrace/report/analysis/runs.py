@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -234,11 +234,8 @@ Metric = Literal["test accuracy", "test loss", "training loss"]
 #: Spec of the uncompressed run.
 BASELINE = "none"
 
-_VALUES: dict[Metric, str] = {
-    "test accuracy": "final_accuracy",
-    "test loss": "final_eval_loss",
-    "training loss": "final_loss",
-}
+_FIELDS = ("final_accuracy", "final_eval_loss", "final_loss")
+_VALUES: dict[Metric, str] = dict(zip(get_args(Metric), _FIELDS, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,19 +294,18 @@ def seed_groups(runs: Sequence[LoggedRun]) -> tuple[SeedGroup, ...]:
         numbers = np.array(list(own.values()))
         known = numbers[np.isfinite(numbers)]
         paired = [value - exact[seed] for seed, value in own.items() if seed in exact]
-        ratios = np.array([run.ratio for run in found.values() if math.isfinite(run.ratio)])
         groups.append(
             SeedGroup(
                 spec=spec,
                 metric=metric,
                 seeds=tuple(own),
                 values=tuple(own.values()),
-                mean=float(known.mean()) if len(known) else math.nan,
+                mean=known_mean(numbers),
                 deviation=float(known.std(ddof=1)) if len(known) > 1 else math.nan,
                 interval=t_interval(numbers),
                 difference=UNKNOWN if spec == BASELINE else t_interval(paired),
                 p_holm=math.nan,
-                ratio=float(ratios.mean()) if len(ratios) else math.nan,
+                ratio=known_mean(np.array([run.ratio for run in found.values()])),
             )
         )
     corrected = holm([group.difference.p for group in groups])
@@ -358,26 +354,19 @@ def final_losses(runs: Sequence[LoggedRun], groups: Sequence[SeedGroup]) -> list
     exact = next((group for group in groups if group.spec == BASELINE), None)
     if exact is None:
         return []
+    plain = next(run for run in runs if run.spec == BASELINE and run.finished)
     found = []
     for group in groups:
         if group.spec == BASELINE:
             continue
         own = [run for run in runs if run.spec == group.spec and run.finished]
-        plain = next(run for run in runs if run.spec == BASELINE and run.finished)
-        paired = len(group.seeds) == 1 and own[0].seed == plain.seed
-        found.append(
-            FinalLoss(
-                spec=group.spec,
-                seeds=len(group.seeds),
-                steps=len(own[0].steps),
-                last=max(len(own[0].steps) // 10, 1),
-                loss=group.mean,
-                baseline=exact.mean,
-                difference=final_difference(own[0], plain) if paired else group.difference,
-                ratio=group.ratio,
-                went_wrong=next(filter(None, (_went_wrong(run, plain) for run in own)), ""),
-            )
-        )
+        steps, seeds = len(own[0].steps), len(group.seeds)
+        difference = group.difference
+        if seeds == 1 and own[0].seed == plain.seed:
+            difference = final_difference(own[0], plain)
+        wrong = next(filter(None, (_went_wrong(run, plain) for run in own)), "")
+        ends = (group.mean, exact.mean, difference, group.ratio, wrong)
+        found.append(FinalLoss(group.spec, seeds, steps, max(steps // 10, 1), *ends))
     return found
 
 

@@ -277,14 +277,14 @@ def judge(
         bias = ratio_of_sums(by_step["bias"][c], by_step["signal"][c])
         judged.append(_judgement(outlook, table.specs[c], ratio, bias, bounded=not split[c]))
     attrs = provenance.get("trace_attrs")
-    attrs = attrs if isinstance(attrs, dict) else {}
+    ranks = attrs.get("world_size") if isinstance(attrs, dict) else None
     return Safety(
         why="",
         sources=tuple(map(str, about.get("from", ()))),
         noise=ratio_of_sums(by_step["noise"][best], energy[best]),
         noise_per_step=divide(by_step["noise"][best], energy[best], energy[best] > 0),
         noise_per_tensor=divide(tensor_noise[best], tensor_energy[best], tensor_energy[best] > 0),
-        workers=ranks if isinstance(ranks := attrs.get("world_size"), int) and ranks > 1 else WORKERS,
+        workers=ranks if isinstance(ranks, int) and ranks > 1 else WORKERS,
         cells=int(used[best].sum()),
         judged=tuple(judged),
         ratio_per_tensor=per_tensor[order],
@@ -320,17 +320,15 @@ def hopeless(found: NoisePrediction) -> bool:
 
 def _cleared(ratio: Interval, bias: float, most: float, why: str, *, bounded: bool) -> tuple[SafetyVerdict, str]:
     """The verdict without a prediction: small errors are safe, and noise of which the plain ratio is small."""
-    if bounded and (bias == 0 or most < SAFE_BIAS):
-        return "safe", f"all of its error is at most {_percent(most if bias else 0.0)} of the expected gradient"
+    small = bias == 0 or most < SAFE_BIAS
+    if bounded and small:
+        share = number(100 * most if bias else 0.0, 2)
+        return "safe", f"all of its error is at most {share}% of the expected gradient"
     lost = ratio.high / (1 + ratio.high) if ratio.known else math.inf
-    if lost <= SAFE_COST and (bias == 0 or most < SAFE_BIAS):
-        biased = f"; its bias is {_percent(bias)} of the expected gradient" if bias > 0 else ""
-        return "safe", f"costs at most {_percent(lost)} of the batch{biased}"
+    if lost <= SAFE_COST and small:
+        biased = f"; its bias is {number(100 * bias, 2)}% of the expected gradient" if bias > 0 else ""
+        return "safe", f"costs at most {number(100 * lost, 2)}% of the batch{biased}"
     return "cannot tell", f"the cost of its noise is not known: {why}"
-
-
-def _percent(share: float) -> str:
-    return f"{number(100 * share, 2)}%"
 
 
 def cost_in_words(found: NoisePrediction, horizon: int) -> str:

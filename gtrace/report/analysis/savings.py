@@ -25,7 +25,7 @@ from gtrace.report.analysis.runs import known_mean
 from gtrace.report.names import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -38,14 +38,9 @@ if TYPE_CHECKING:
 #: how payloads travel, the better one if there are many ranks last
 PAYLOADS: tuple[Literal["allgather", "two-shot"], ...] = ("allgather", "two-shot")
 
-#: what needs no codec: it is compared with, and not put beside
 #: what an exchange is called
-EXCHANGES: dict[Exchange, str] = {
-    "allreduce": "ring all-reduce",
-    "allgather": "all-gather",
-    "two-shot": "two-shot",
-}
-
+EXCHANGES: dict[Exchange, str] = {"allreduce": "ring all-reduce", "allgather": "all-gather", "two-shot": "two-shot"}
+#: what needs no codec: it is compared with, and not put beside
 _PLAIN = ("none", "bf16", "fp16")
 #: kinds that ranks do not exchange at every step
 _APART = ("neural", "outer")
@@ -141,7 +136,11 @@ def savings_of_sweep(analysis: SweepAnalysis, cluster: Cluster) -> Savings | Non
 
 def _measured(analysis: SweepAnalysis) -> tuple[list[int], list[tuple[_Codec, NDArray[np.float64]]], list[str]]:
     """Elements of every tensor, every codec with its bits of each, and what is to be said about them."""
-    elements, notes = _ordered(analysis)
+    elements, notes = _elements(analysis.provenance.get("tensors")), []
+    if not elements:
+        known: NDArray[np.int64] = analysis.elements
+        elements = dict(zip(analysis.tensors, known.tolist(), strict=True))
+        notes = ["The sweep does not say in which order the parameters are, so that buckets follow their names."]
     place = {name: k for k, name in enumerate(analysis.tensors)}
     at = np.array([place.get(name, -1) for name in elements])
     missing = int((at < 0).sum())
@@ -207,17 +206,14 @@ def savings_of_runs(log: RunLogAnalysis, cluster: Cluster) -> Savings | None:
     for run in runs:
         grouped.setdefault(run.spec, []).append(run)
 
-    def found() -> Iterator[tuple[_Codec, ArrayLike]]:
-        for spec, alike in grouped.items():
-            bits = float(np.mean([32 / run.ratio for run in alike]))
-            variance = known_mean(np.array([run.mean_relative_variance for run in alike]))
-            spent = known_mean(np.array([run.ranks.codec_seconds for run in alike if run.ranks is not None]))
-            measured = {exchange: spent} if world == cluster.ranks and math.isfinite(spent) else {}
-            yield _Codec(spec, method_of(spec), spec, bits, variance, True, measured), bits
-
-    return _savings(
-        log.name, cluster, sizes, list(found()), ["Bits are the mean over steps, the same for every tensor."]
-    )
+    found = []
+    for spec, alike in grouped.items():
+        bits = float(np.mean([32 / run.ratio for run in alike]))
+        variance = known_mean(np.array([run.mean_relative_variance for run in alike]))
+        spent = known_mean(np.array([run.ranks.codec_seconds for run in alike if run.ranks is not None]))
+        measured = {exchange: spent} if world == cluster.ranks and math.isfinite(spent) else {}
+        found.append((_Codec(spec, method_of(spec), spec, bits, variance, True, measured), bits))
+    return _savings(log.name, cluster, sizes, found, ["Bits are the mean over steps, the same for every tensor."])
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,16 +272,6 @@ def _savings(
         rows=tuple(row(codec, bits, exchange) for codec, bits in codecs for exchange in PAYLOADS),
         notes=tuple(notes),
     )
-
-
-def _ordered(analysis: SweepAnalysis) -> tuple[dict[str, int], list[str]]:
-    """Elements of every tensor in the order of the model's parameters, and what is to be said about it."""
-    elements = _elements(analysis.provenance.get("tensors"))
-    if elements:
-        return elements, []
-    known: NDArray[np.int64] = analysis.elements
-    note = "The sweep does not say in which order the parameters are, so that buckets follow their names."
-    return dict(zip(analysis.tensors, known.tolist(), strict=True)), [note]
 
 
 def _elements(elements: Any) -> dict[str, int]:

@@ -93,9 +93,7 @@ def compare_sweeps(first: SweepAnalysis, second: SweepAnalysis) -> SideBySide:
     steps, in_first, in_second = np.intersect1d(first.steps, second.steps, return_indices=True)
     pick = (np.array(tensors, dtype=np.int64), in_first), (others, in_second)
     shared = []
-    for spec in a:
-        if spec not in b:
-            continue
+    for spec in (spec for spec in a if spec in b):
         one, two = first.configurations[a[spec]], second.configurations[b[spec]]
         found = _paired(first.single, second.single, (a[spec], b[spec]), pick, steps)
         if found is None:
@@ -150,7 +148,6 @@ def _paired(
         return None
     logs = np.full((2, len(steps)), np.nan)
     for k in range(2):
-        parts = [log_of_mean(values[k, there], weights[there]) for values in (error, energy)]
-        logs[k, there] = parts[0] - parts[1]
+        logs[k, there] = np.subtract(*(log_of_mean(one[k, there], weights[there]) for one in (error, energy)))
     x, y = (top / bottom).tolist()
     return x, y, int(known.sum()), bootstrap(logs[1] - logs[0], weights, KEY)

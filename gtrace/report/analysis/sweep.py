@@ -25,21 +25,8 @@ import numpy as np
 
 from gtrace.report.analysis.cells import CODERS, CellTable, Coder, Sums, common_cells, divide, read_cells
 from gtrace.report.analysis.details import compare_rotation, exchanges_of, read_fits
-from gtrace.report.analysis.equal_bits import (
-    PREFERRED_BITS,
-    AtBits,
-    all_at_bits,
-    choose_targets,
-    pareto_front,
-)
-from gtrace.report.analysis.evidence import (
-    KEY,
-    Phase,
-    StepTable,
-    compare_families,
-    compare_layers,
-    log_of_mean,
-)
+from gtrace.report.analysis.equal_bits import PREFERRED_BITS, AtBits, all_at_bits, choose_targets, pareto_front
+from gtrace.report.analysis.evidence import KEY, Phase, StepTable, compare_families, compare_layers, log_of_mean
 from gtrace.report.analysis.families import (
     SUMMED,
     Configuration,
@@ -107,7 +94,7 @@ def analyze(
         ranked_weights = _weights(compared, ranked_used)
     ranked_sums = Sums(compared, ranked_used, ranked_weights)
     parts = {
-        "error": ranked_sums.relative_variance(),
+        "error": ranked_sums.relative(compared.squared_error, compared.energy),
         "error_bias": ranked_sums.relative(split.bias, split.energy),
         "bias": sums.relative(steps.bias, steps.energy),
         "variance": sums.relative(steps.variance, steps.energy),
@@ -179,17 +166,11 @@ def outlook_on(
         horizon: number of steps; None takes the rest of the training.
         workers: whose average is taken; None takes those of the run that was captured.
     """
-    ranks = (result.provenance.get("trace_attrs") or {}).get("world_size")
-    captured = ranks if isinstance(ranks, int) and ranks > 1 else 1
-    left = _left(result.provenance, steps)
-    return outlook_of(noise_costs(result), workers=workers or captured, batch=batch, horizon=horizon, left=left)
-
-
-def _left(provenance: Mapping[str, Any], steps: NDArray[np.int64]) -> int | None:
-    """Steps of the training from the first one of a sweep; None if the trace does not say how many there are."""
-    attrs = provenance.get("trace_attrs")
+    attrs = result.provenance.get("trace_attrs")
     length = OptimizerFacts.of(attrs).length if isinstance(attrs, dict) else None
-    return None if length is None or not len(steps) or length <= steps[0] else length - int(steps[0])
+    left = None if length is None or not len(steps) or length <= steps[0] else length - int(steps[0])
+    of = workers or workers_of(result.provenance)
+    return outlook_of(noise_costs(result), workers=of, batch=batch, horizon=horizon, left=left)
 
 
 def _weights(table: CellTable, used: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -216,14 +197,13 @@ def _step_table(
 ) -> StepTable:
     tensors, steps = len(table.tensors), len(table.steps)
     # Sums are weighted by the part of training that a step represents, which these are to be without.
-    whole = [
-        divide(sums.totals(v, table.step, steps), weights, weights > 0) for v in (table.squared_error, table.energy)
-    ]
+    totals = (sums.totals(values, table.step, steps) for values in (table.squared_error, table.energy))
+    whole_error, whole_energy = (divide(total, weights, weights > 0)[order] for total in totals)
     return StepTable(
         steps=table.steps,
         weights=weights,
-        whole_error=whole[0][order],
-        whole_energy=whole[1][order],
+        whole_error=whole_error,
+        whole_energy=whole_energy,
         error=sums.by_cell(table.squared_error, tensors, steps)[order],
         energy=sums.by_cell(table.energy, tensors, steps)[order],
         bits=np.array([c.bits for c in configurations]),
@@ -257,22 +237,13 @@ def _phases(
     """The thirds of training, each summed up like the whole: bits of all cells, errors of those that are ranked by."""
     found = []
     for name, mask in thirds(table.steps):
-        inside = table.steps[mask]
+        inside = table.steps[mask].tolist()
         # One group, the steps of this third.
         group = np.where(mask[table.step], 0, -1)
         variance = ranked_sums.relative_variance_by(group, 1)[order, 0]
         bits = sums.bits_by(group, 1)[order, 0]
-        found.append(
-            Phase(
-                name=name,
-                first=int(inside[0]),
-                last=int(inside[-1]),
-                steps=len(inside),
-                relative_variance=variance,
-                bits=bits,
-                at=errors_at(families, bits, variance, targets),
-            )
-        )
+        at = errors_at(families, bits, variance, targets)
+        found.append(Phase(name, inside[0], inside[-1], len(inside), variance, bits, at))
     return tuple(found)
 
 
@@ -284,7 +255,7 @@ def _configurations(
     parts: Mapping[str, NDArray[Any]],
 ) -> tuple[NDArray[np.int64], Labels, tuple[Configuration, ...]]:
     labels = label(table.specs, table.methods, table.parameters)
-    variance = sums.relative_variance()
+    variance = sums.relative(table.squared_error, table.energy)
     bits = sums.ratio(table.bits, table.n, strict=True)
     numbers = {name: _summed(name, measure, table, sums) for name, measure in SUMMED.items()}
     optimal = numbers["optimal_variance"]
@@ -299,20 +270,18 @@ def _configurations(
         **parts,
     }
     top, bottom = (sums.totals(v, table.step, len(table.steps)) for v in (table.squared_error, table.energy))
-    in_steps = _in_steps(top, bottom, weights)
+    # Logs of relative variances, and what each step adds to them.
+    in_steps, there = np.full(top.shape, np.nan), weights > 0
+    for c in range(len(top)):
+        parts_of_log = (log_of_mean(v[c, there] / weights[there], weights[there]) for v in (top, bottom))
+        in_steps[c, there] = np.subtract(*parts_of_log)
     compared = np.where(partial, np.nan, parts["error"])
     front = pareto_front(bits.tolist(), compared.tolist())
     error_source = sums.source(~table.error_drawn, table.error_drawn)
     bits_source = sums.source(np.isfinite(table.bits) & ~table.bits_drawn, table.bits_drawn)
     first = {family: k for k, family in enumerate(dict.fromkeys(labels.families))}
-    order = sorted(
-        range(len(table.specs)),
-        key=lambda c: (
-            first[labels.families[c]],
-            bits[c] if math.isfinite(bits[c]) else math.inf,
-            table.specs[c],
-        ),
-    )
+    known = np.where(np.isfinite(bits), bits, math.inf).tolist()
+    order = sorted(range(len(known)), key=lambda c: (first[labels.families[c]], known[c], table.specs[c]))
     configurations = tuple(
         Configuration(
             spec=table.specs[c],
@@ -347,25 +316,13 @@ def _summed(name: str, measure: Measure, table: CellTable, sums: Sums) -> NDArra
     return sums.ratio(values, weights, strict=False)
 
 
-def _in_steps(
-    error: NDArray[np.float64], energy: NDArray[np.float64], weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """(C, S) logs of relative variances, and what each step adds to them; weighted sums of each step are given."""
-    out = np.full(error.shape, np.nan)
-    there = weights > 0
-    for c in range(len(error)):
-        top, bottom = (log_of_mean(sums[c, there] / weights[there], weights[there]) for sums in (error, energy))
-        out[c, there] = top - bottom
-    return out
-
-
 def _families(configurations: Sequence[Configuration]) -> tuple[Family, ...]:
     """Configurations that can be compared, by family; not yet held against each other."""
-    methods = {c.family: c.method for c in configurations}
-    members = {
-        name: tuple(i for i, c in enumerate(configurations) if c.family == name and not c.partial) for name in methods
-    }
-    return tuple(Family(name, method, members[name], ()) for name, method in methods.items())
+    found = []
+    for name, method in {c.family: c.method for c in configurations}.items():
+        members = tuple(i for i, c in enumerate(configurations) if c.family == name and not c.partial)
+        found.append(Family(name, method, members, ()))
+    return tuple(found)
 
 
 def _placed(
@@ -409,13 +366,9 @@ def _coder_leaders(
         curves = curves_of(families, bits, errors)
         own = (_leader(curves, families, rate) for rate in choose_targets(curves))
         same = _leader(curves, families, targets[k])
-        best = same or max(
-            (leader for leader in own if leader),
-            key=lambda leader: (leader.among, -abs(leader.target - PREFERRED_BITS)),
-            default=None,
-        )
-        if best is not None:
-            found[coder] = best
+        known = [same] if same else [leader for leader in own if leader]
+        if known:
+            found[coder] = max(known, key=lambda leader: (leader.among, -abs(leader.target - PREFERRED_BITS)))
     return found
 
 

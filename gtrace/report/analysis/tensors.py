@@ -11,7 +11,7 @@ import dataclasses
 import fnmatch
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -77,7 +77,12 @@ def group_tensors(
     if not tensors:
         raise UsageError("--group: the sweep has no rows of single tensors, only of the whole model")
     of_tensor = assign(tensors, groups)
-    energies = {name: _energy(result, column == name) for name in tensors}
+    # Each row of a tensor tells its ||g||^2 at one step.
+    energies = {}
+    for name in tensors:
+        mask = column == name
+        _, first = np.unique(result["step"][mask], return_index=True)
+        energies[name] = float(np.nansum(result["energy"][mask][first]))
     total = sum(energies.values())
     found = []
     for group in dict.fromkeys(of_tensor.values()):
@@ -107,9 +112,8 @@ def assign(tensors: Sequence[str], groups: Sequence[str]) -> dict[str, str]:
         name, equals, globs = text.partition("=")
         patterns = [glob.strip() for glob in globs.split(",") if glob.strip()]
         if not equals or not name.strip() or not patterns:
-            raise UsageError(
-                f"--group: '{text}' needs NAME=GLOB, e.g. conv='conv*', or {BY_LAYER} or {BY_TENSOR} alone"
-            )
+            alone = f"{BY_LAYER} or {BY_TENSOR} alone"
+            raise UsageError(f"--group: '{text}' needs NAME=GLOB, e.g. conv='conv*', or {alone}")
         if name.strip() in parsed:
             raise UsageError(f"--group: '{name.strip()}' is given twice; put its globs into one, with commas")
         for glob in patterns:
@@ -121,15 +125,8 @@ def assign(tensors: Sequence[str], groups: Sequence[str]) -> dict[str, str]:
         for tensor in tensors:
             if any(fnmatch.fnmatchcase(tensor, glob) for glob in patterns):
                 of_tensor[tensor] = name
-    return {
-        tensor: of_tensor[tensor] for tensor in sorted(tensors, key=lambda t: [*parsed, OTHERS].index(of_tensor[t]))
-    }
-
-
-def _energy(result: SweepResult, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> float:
-    """||g||^2 of a tensor over its steps; each of its rows tells that of one step."""
-    steps, first = np.unique(result["step"][mask], return_index=True)
-    return float(np.nansum(result["energy"][mask][first])) if steps.size else 0.0
+    order = [*parsed, OTHERS]
+    return dict(sorted(of_tensor.items(), key=lambda item: order.index(item[1])))
 
 
 #: A plan that takes away a smaller part of the error than this is not worth a sentence.
@@ -180,7 +177,8 @@ class LayerInsight:
         """Which tensor matters, and what to do about it."""
         own = self.tensor
         drops = f"drops {number(self.gain, 2)} times" if self.gain >= 2 else f"drops by {1 - 1 / self.gain:.0%}"
-        fact = f"{own.name} is {_share(own.elements)} of parameters and {_share(own.energy)} of gradient energy."
+        parts = [f"{part:.0%}" if part >= 0.005 else "less than 1%" for part in (own.elements, own.energy)]
+        fact = f"{own.name} is {parts[0]} of parameters and {parts[1]} of gradient energy."
         advice = (
             f"Give it {number(own.bits[0], 2)} bits and the others {number(self.rest, 2)} on average, and the error "
             f"{drops} at the same {number(self.bits)} bits per value."
@@ -200,8 +198,11 @@ def layer_insight(analysis: SweepAnalysis, recommended: str | None = None) -> La
     place = {
         c.spec: k for k, c in enumerate(analysis.configurations) if c.averages_out and not c.partial and c.bits > 0
     }
-    reference = _reference(analysis, place, recommended)
-    if reference is None or len(analysis.tensors) < 2:
+    # Without a recommended one, that with the least error among those of about three bits.
+    front = [analysis.configurations[k] for k in place.values() if analysis.configurations[k].pareto]
+    if recommended not in place and front:
+        recommended = min(front, key=lambda c: abs(c.bits - PREFERRED_BITS)).spec
+    if recommended not in place or len(analysis.tensors) < 2:
         return None
     options = list(place.values())
     sizes = analysis.elements
@@ -219,7 +220,7 @@ def layer_insight(analysis: SweepAnalysis, recommended: str | None = None) -> La
         energy=analysis.energy_share[:, None],
     )
     means, errors = curves.means()
-    alone = list(place).index(reference)
+    alone = list(place).index(recommended)
     before = float(errors[:, alone].sum())
     bits = float(means[:, alone].sum()) / curves.elements
     if not (math.isfinite(before) and math.isfinite(bits)):
@@ -233,42 +234,22 @@ def layer_insight(analysis: SweepAnalysis, recommended: str | None = None) -> La
         return None
     spent = means[rows, choice.options]
     order = np.argsort(-analysis.energy_share, kind="stable")
-    first, others = int(order[0]), order[1:]
+    others = order[1:]
+    most = len(order) if len(order) <= MOST_BARS else MOST_BARS - 1
+    shares = [_shown(analysis, spent, which) for which in (*np.split(order[:most], most), order[most:]) if len(which)]
     return LayerInsight(
-        tensor=_shown(analysis, spent, order[:1], analysis.tensors[first]),
+        tensor=shares[0],
         rest=float(spent[others].sum() / sizes[others].sum()),
-        codec=reference,
+        codec=recommended,
         bits=bits,
         gain=before / after,
-        shares=tuple(_shares(analysis, spent, order)),
+        shares=tuple(shares),
     )
 
 
-def _reference(analysis: SweepAnalysis, place: dict[str, int], recommended: str | None) -> str | None:
-    """The recommended configuration, or the one with the least error among those of about three bits."""
-    if recommended in place:
-        return recommended
-    front = [analysis.configurations[k] for k in place.values() if analysis.configurations[k].pareto]
-    return min(front, key=lambda c: abs(c.bits - PREFERRED_BITS)).spec if front else None
-
-
-def _shares(analysis: SweepAnalysis, spent: np.ndarray, order: np.ndarray) -> list[TensorShare]:
-    most = len(order) if len(order) <= MOST_BARS else MOST_BARS - 1
-    names = [analysis.tensors[k] for k in order[:most]]
-    found = [_shown(analysis, spent, order[k : k + 1], name) for k, name in enumerate(names)]
-    rest = order[most:]
-    return [*found, _shown(analysis, spent, rest, f"{len(rest)} others")] if len(rest) else found
-
-
-def _shown(analysis: SweepAnalysis, spent: np.ndarray, which: np.ndarray, name: str) -> TensorShare:
+def _shown(analysis: SweepAnalysis, spent: np.ndarray, which: np.ndarray) -> TensorShare:
     per_value = spent[which] / np.maximum(1, analysis.elements[which])
-    return TensorShare(
-        name,
-        float(analysis.elements[which].sum() / analysis.elements.sum()),
-        float(analysis.energy_share[which].sum()),
-        (float(per_value.min()), float(per_value.max())),
-    )
-
-
-def _share(part: float) -> str:
-    return f"{part:.0%}" if part >= 0.005 else "less than 1%"
+    name = analysis.tensors[which[0]] if len(which) == 1 else f"{len(which)} others"
+    elements = float(analysis.elements[which].sum() / analysis.elements.sum())
+    bits = (float(per_value.min()), float(per_value.max()))
+    return TensorShare(name, elements, float(analysis.energy_share[which].sum()), bits)

@@ -28,7 +28,6 @@ from gtrace.trace import open_trace
 from gtrace.trace.choose import choose_infos, choose_steps, steps_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 #: Bits for which float formats are chosen, and the scale rule that places values: the codec's own default.
 BITS = (4, 5, 6, 7, 8)
 SCALE: ScaleRule = "max"
+_Found = tuple["NDArray[np.float32]", "Magnitudes", "Fit"]
 #: A report looks at so many steps, of so many tensors (the largest), and of about so many elements in all.
 MOST_STEPS, MOST_TENSORS, MOST_ELEMENTS = 12, 40, 100_000_000
 #: Pruning is tried at so many of these steps.
@@ -118,19 +118,14 @@ class LawSection:
             span = f"{len(self.steps)} of {count(self.recorded, 'recorded step')}"
         else:
             span = f"all {count(self.recorded, 'recorded step')}"
-        seen = f"Looked at: {span}, {listed(map(str, self.steps), MOST_STEPS)}."
-        return [*verdict_sentences(self.verdict), *self._change(), seen, *self.notes]
-
-    def _change(self) -> list[str]:
-        """How the mean distances to the two laws of the question changed over training."""
+        said = verdict_sentences(self.verdict)
         steps, means = mean_over_layers(self)
-        if len(steps) < 2:
-            return []
-        found = [
-            f"{name} {means[0, LAWS.index(name)]:.3f} to {means[-1, LAWS.index(name)]:.3f}"
-            for name in ("lognormal", "normal")
-        ]
-        return [f"From step {steps[0]} to {steps[-1]}: {', '.join(found)}."]
+        if len(steps) > 1:
+            # How the mean distances to the two laws of the question changed over training.
+            ends = {name: (means[0, LAWS.index(name)], means[-1, LAWS.index(name)]) for name in ("lognormal", "normal")}
+            found = ", ".join(f"{name} {first:.3f} to {last:.3f}" for name, (first, last) in ends.items())
+            said = [*said, f"From step {steps[0]} to {steps[-1]}: {found}."]
+        return [*said, f"Looked at: {span}, {listed(map(str, self.steps), MOST_STEPS)}.", *self.notes]
 
     def deviations(self, rule: str) -> NDArray[np.float64]:
         """|expected sparsity - what can be had| of a threshold rule, float64[cells, asked]."""
@@ -145,12 +140,8 @@ def law_sections(trace: Trace) -> tuple[LawSection, ...]:
     Raises:
         TraceError: a gradient is damaged.
     """
-    sections = []
-    for kind in KINDS:
-        infos = [info for info in trace.tensors if info.kind == kind]
-        if not all(info.sketches for info in infos):
-            sections.append(_section(trace, kind, infos))
-    return tuple(sections)
+    of = {kind: [info for info in trace.tensors if info.kind == kind] for kind in KINDS}
+    return tuple(_section(trace, kind, infos) for kind, infos in of.items() if not all(info.sketches for info in infos))
 
 
 def _section(trace: Trace, kind: str, infos: list[TensorInfo]) -> LawSection:
@@ -161,9 +152,8 @@ def _section(trace: Trace, kind: str, infos: list[TensorInfo]) -> LawSection:
         notes.append(f"Of {len(ranks)} ranks, rank {ranks[0]}.")
     kept = [info for info in infos if not info.sketches]
     if len(kept) < len(infos):
-        notes.append(
-            f"{len(infos) - len(kept)} of {len(infos)} tensors are kept as sketches; laws are fitted to values."
-        )
+        left = f"{len(infos) - len(kept)} of {len(infos)} tensors"
+        notes.append(f"{left} are kept as sketches; laws are fitted to values.")
         infos = kept
     if len(infos) > MOST_TENSORS:
         largest = sorted(infos, key=lambda info: -info.size)[:MOST_TENSORS]
@@ -182,16 +172,10 @@ def _section(trace: Trace, kind: str, infos: list[TensorInfo]) -> LawSection:
     for info in infos:
         trial = FormatTrial(BITS, SCALE)
 
-        def look(
-            info: TensorInfo,
-            step: int,
-            values: NDArray[np.float32],
-            magnitudes: Magnitudes,
-            fit: Fit,
-            trial: FormatTrial = trial,
-        ) -> None:
-            trial(info, step, values, magnitudes, fit)
-            pruning(info, step, values, magnitudes, fit)
+        def look(info: TensorInfo, step: int, *found: *_Found, trial: FormatTrial = trial) -> None:
+            trial(info, step, *found)
+            pruning(info, step, *found)
+            _, magnitudes, fit = found
             if info is largest_info and fit.sigma > 0:
                 pictures[:] = [_picture(info.name, step, magnitudes, fit)]
 
@@ -199,18 +183,10 @@ def _section(trace: Trace, kind: str, infos: list[TensorInfo]) -> LawSection:
         found = trial.formats(info)
         if found is not None:
             formats.append(found)
-    return LawSection(
-        kind,
-        tuple(ordered),
-        int(recorded),
-        tuple(layers),
-        judge(layers),
-        tuple(formats),
-        tuple(pruning.cells),
-        tuple(pruning.cosines()),
-        pictures[0] if pictures else None,
-        tuple(notes),
-    )
+    pruned, cosines = tuple(pruning.cells), tuple(pruning.cosines())
+    picture, verdict = pictures[0] if pictures else None, judge(layers)
+    parts = (tuple(layers), verdict, tuple(formats), pruned, cosines, picture, tuple(notes))
+    return LawSection(kind, tuple(ordered), int(recorded), *parts)
 
 
 def _picture(tensor: str, step: int, magnitudes: Magnitudes, fit: Fit) -> Picture:
@@ -220,17 +196,8 @@ def _picture(tensor: str, step: int, magnitudes: Magnitudes, fit: Fit) -> Pictur
     low, high, top = magnitudes.quantiles([0.001, 0.999, 0.995]).tolist()
     linear = np.linspace(0, top, _BINS + 1)
     log2 = np.linspace(np.log2(low), np.log2(high) + 1e-9, _BINS + 1)
-    return Picture(
-        tensor,
-        step,
-        fit,
-        linear,
-        magnitudes.histogram(linear),
-        log2,
-        magnitudes.histogram(2.0**log2),
-        inside,
-        magnitudes.quantiles(inside),
-    )
+    histograms = (linear, magnitudes.histogram(linear), log2, magnitudes.histogram(2.0**log2))
+    return Picture(tensor, step, fit, *histograms, inside, magnitudes.quantiles(inside))
 
 
 def mean_over_layers(section: LawSection) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -246,11 +213,6 @@ def mean_over_layers(section: LawSection) -> tuple[NDArray[np.int64], NDArray[np
             at.setdefault(int(layer.steps[place]), []).append(distances[place])
     steps = np.array(sorted(at), np.int64)
     return steps, np.array([np.mean(at[step], axis=0) for step in steps.tolist()]).reshape(len(steps), len(LAWS))
-
-
-def judged_layers(layers: Sequence[LayerLaws]) -> list[LayerLaws]:
-    """Layers with enough elements at any step, the most elements first."""
-    return sorted((layer for layer in layers if layer.judged.any()), key=lambda layer: -int(layer.counts.max()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,13 +231,7 @@ class TensorSummary:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a trace holds.
-
-    Attributes:
-        name: of the file.
-        tensors: what was recorded.
-        laws: which laws the gradients follow, a section per kind of gradient.
-    """
+    """What a trace holds, and which laws its gradients follow: a section per kind of gradient."""
 
     name: str
     tensors: tuple[TensorSummary, ...]
@@ -303,12 +259,8 @@ def summarize_trace(path: Path, name: str) -> TraceSummary:
         TraceError: missing, not a trace, damaged, or from a newer version.
     """
     with open_trace(path) as trace:
-        found = tuple(
-            TensorSummary(
-                t.name,
-                tuple(int(d) for d in t.shape),
-                len(trace.steps(t.name, kind=t.kind, optimizer=t.optimizer, rank=t.rank)),
-            )
-            for t in trace.tensors
-        )
-        return TraceSummary(name, found, law_sections(trace))
+        found = []
+        for t in trace.tensors:
+            steps = trace.steps(t.name, kind=t.kind, optimizer=t.optimizer, rank=t.rank)
+            found.append(TensorSummary(t.name, tuple(int(d) for d in t.shape), len(steps)))
+        return TraceSummary(name, tuple(found), law_sections(trace))

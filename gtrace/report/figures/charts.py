@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
-from gtrace.report.figures.style import MUTED, PAPER, log_ticks, log_values, look, new_figure, say_empty, series, styled
+from gtrace.report.figures.style import MUTED, PAPER, log_ticks, log_values, looks_of, new_figure, say_empty, styled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,10 +56,15 @@ _PLACES = (
 )
 
 
-def list_curves(axes: Axes, curves: Sequence[tuple[Line2D, Label]]) -> None:
-    """Name many curves in a list beside the axes, in the order of their ends, where names at curves would collide."""
+def _figure_of(axes: Axes) -> Figure:
     figure = axes.get_figure(root=True)
     assert figure is not None
+    return figure
+
+
+def list_curves(axes: Axes, curves: Sequence[tuple[Line2D, Label]]) -> None:
+    """Name many curves in a list beside the axes, in the order of their ends, where names at curves would collide."""
+    figure = _figure_of(axes)
     shown = sorted((pair for pair in curves if len(pair[1].y)), key=lambda pair: -float(pair[1].y[-1]))
     figure.set_size_inches(figure.get_figwidth() + _LIST_WIDTH, figure.get_figheight())
     figure.legend(
@@ -75,8 +80,7 @@ def list_curves(axes: Axes, curves: Sequence[tuple[Line2D, Label]]) -> None:
 
 def make_room(axes: Axes, labels: Sequence[Label]) -> None:
     """Widen the horizontal axis so that the longest label fits to the right of the data."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
+    figure = _figure_of(axes)
     figure.draw_without_rendering()
     needed = (max(len(label.text) for label in labels) * _CHARACTER * _FONT + 2 * _GAP) * figure.dpi / 72
     share = min(needed / axes.get_window_extent().width, 0.45)
@@ -90,25 +94,19 @@ def make_room(axes: Axes, labels: Sequence[Label]) -> None:
 def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> None:
     """Write each label near its curve's end, or further back along the curve where the end is crowded.
 
-    Call it last: limits and layout must be final, since overlaps are judged in pixels.
-
-    Args:
-        axes: with the curves.
-        labels: none of them draws nothing.
-        room: widen the axes first, see :func:`make_room`.
+    Call it last: limits and layout must be final, since overlaps are judged in pixels; ``room`` widens the axes first.
     """
     if not labels:
         return
     if room:
         make_room(axes, labels)
-    figure = axes.get_figure(root=True)
-    assert figure is not None
+    figure = _figure_of(axes)
     figure.draw_without_rendering()
     pixel = figure.dpi / 72
     bounds = axes.get_window_extent()
     frame = (bounds.x0, bounds.y0, bounds.x1, bounds.y1)
-    curves = [_pixels(axes, label) for label in labels]
-    crowd = np.concatenate([_dense(c, 4 * pixel) for c in curves if len(c)] or [np.empty((0, 2))])
+    curves = [np.asarray(axes.transData.transform(np.column_stack([label.x, label.y]))) for label in labels]
+    crowd = np.concatenate([np.empty((0, 2)), *(_dense(curve, 4 * pixel) for curve in curves)])
     taken: list[tuple[float, float, float, float]] = []
     for label, curve in zip(labels, curves, strict=True):
         if not len(curve):
@@ -143,12 +141,6 @@ def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> 
             zorder=6,
         )
         text.set_in_layout(False)
-
-
-def _pixels(axes: Axes, label: Label) -> NDArray[np.float64]:
-    if not len(label.x):
-        return np.empty((0, 2))
-    return np.asarray(axes.transData.transform(np.column_stack([label.x, label.y])), dtype=np.float64)
 
 
 def _dense(curve: NDArray[np.float64], every: float) -> NDArray[np.float64]:
@@ -195,7 +187,10 @@ def draw_chart(chart: Chart) -> Figure:
 
     A name's look is fixed by its first appearance. One legend stands beside the panels.
     """
-    looks = _looks(chart)
+    methods: dict[str, str] = {}
+    for curve in (curve for panel in chart.panels for curve in panel.curves):
+        methods[curve.label] = curve.method or methods.get(curve.label, "")
+    looks = looks_of(methods)
     columns = min(chart.columns, len(chart.panels))
     rows = -(-len(chart.panels) // columns)
     with styled():
@@ -208,9 +203,18 @@ def draw_chart(chart: Chart) -> Figure:
             else:
                 say_empty(axes)
             for name, value in panel.lines:
-                _reference(axes, name, value)
+                axes.axhline(value, color=MUTED, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+                axes.annotate(
+                    name, (1.0, value), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
+                    ha="right", va="bottom", fontsize=7.5, color=MUTED, zorder=1.5,
+                    bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+                )  # fmt: skip
             for name, value in panel.marks:
-                _mark(axes, name, value)
+                axes.axvline(value, color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
+                axes.annotate(
+                    name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(-2, -2), textcoords="offset points",
+                    ha="right", va="top", rotation=90, fontsize=7.5, color=MUTED,
+                )  # fmt: skip
             if panel.percent and panel.curves:
                 axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
             axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
@@ -219,20 +223,6 @@ def draw_chart(chart: Chart) -> Figure:
         if handles:
             figure.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False, fontsize=8.0)
     return figure
-
-
-def _looks(chart: Chart) -> dict[str, Look]:
-    names = dict.fromkeys(curve.label for panel in chart.panels for curve in panel.curves)
-    methods = {curve.label: curve.method for panel in chart.panels for curve in panel.curves if curve.method}
-    free = iter(series(len(names)))
-    # Several curves of one method differ in marker and dashes.
-    seen: dict[str, int] = {}
-    looks = {}
-    for name in names:
-        method = methods.get(name, "")
-        looks[name] = look(method, seen.get(method, 0)) if method else next(free)
-        seen[method] = seen.get(method, 0) + 1
-    return looks
 
 
 def _curves(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
@@ -286,20 +276,3 @@ def _bars(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
     axes.grid(visible=False, axis="x")
     if panel.log_y:
         log_ticks(axes.yaxis)
-
-
-def _reference(axes: Axes, name: str, value: float) -> None:
-    axes.axhline(value, color=MUTED, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
-    axes.annotate(
-        name, (1.0, value), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
-        ha="right", va="bottom", fontsize=7.5, color=MUTED, zorder=1.5,
-        bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
-    )  # fmt: skip
-
-
-def _mark(axes: Axes, name: str, value: float) -> None:
-    axes.axvline(value, color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
-    axes.annotate(
-        name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(-2, -2), textcoords="offset points",
-        ha="right", va="top", rotation=90, fontsize=7.5, color=MUTED,
-    )  # fmt: skip

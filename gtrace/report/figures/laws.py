@@ -11,7 +11,7 @@ from scipy.special import ndtri
 from gtrace.fitting.floats import candidates, placed_error
 from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
-from gtrace.report.analysis.traces import SCALE, LawSection, Picture, judged_layers, mean_over_layers
+from gtrace.report.analysis.traces import SCALE, LawSection, Picture, mean_over_layers
 from gtrace.report.figures.charts import Label, label_curves, make_room
 from gtrace.report.figures.style import FRONT, INK, MUTED, PAPER, Look, hue, log_ticks, new_figure, note, styled
 from gtrace.report.figures.sweep import step_axis
@@ -53,16 +53,16 @@ PANEL_BITS = (4, 6, 8)
 _COUNT = 10_000
 
 
+@styled()
 def distribution(picture: Picture) -> Figure:
     """Histogram of one gradient's magnitudes on a linear and on a logarithmic axis, and two Q-Q plots."""
-    with styled():
-        figure = new_figure(9.2, 7.0)
-        linear, logarithmic, normal, lognormal = figure.subplots(2, 2).flat
-        _linear_histogram(linear, picture)
-        _log_histogram(logarithmic, picture)
-        _quantiles(normal, picture, "normal")
-        _quantiles(lognormal, picture, "lognormal")
-        return figure
+    figure = new_figure(9.2, 7.0)
+    linear, logarithmic, normal, lognormal = figure.subplots(2, 2).flat
+    _linear_histogram(linear, picture)
+    _log_histogram(logarithmic, picture)
+    _quantiles(normal, picture, "normal")
+    _quantiles(lognormal, picture, "lognormal")
+    return figure
 
 
 def _linear_histogram(axes: Axes, picture: Picture) -> None:
@@ -99,9 +99,6 @@ def _log_histogram(axes: Axes, picture: Picture) -> None:
         peak = int(np.argmax(y))
         labels.append(Label(f"{name}, KS {fit.ks[name]:.2f}", own.text, t[: peak + 1], y[: peak + 1]))
     axes.set_ylim(0, None)
-    axes.margins(y=0.25)
-    axes.autoscale_view()
-    axes.set_ylim(0, None)
     axes.set_title("(b) logarithmic axis: a lognormal law is a bell")
     axes.set_xlabel("log2 |g|")
     axes.set_ylabel("density per octave")
@@ -111,110 +108,111 @@ def _log_histogram(axes: Axes, picture: Picture) -> None:
 def _quantiles(axes: Axes, picture: Picture, name: str) -> None:
     law = picture.fit.laws[name]
     z = ndtri(picture.probabilities)
-    values = np.log2(picture.quantiles) if law.logarithmic else picture.quantiles
-    straight = np.log2(law.quantile(picture.probabilities)) if law.logarithmic else law.quantile(picture.probabilities)
     own = _LOOKS[name]
-    if not law.logarithmic:
+    values, straight = picture.quantiles, law.quantile(picture.probabilities)
+    if law.logarithmic:
+        values, straight = np.log2(values), np.log2(straight)
+    else:
         mean = picture.fit.laws["half-laplace"].scale
         values, straight = values / mean, straight / mean
     axes.plot(z, straight, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
     axes.plot(z, values, "o", color=own.line, markersize=3.2)
-    axes.set_title(f"({'d' if law.logarithmic else 'c'}) Q-Q {name}: {_verdict(picture.fit.ks[name])}")
+    distance = picture.fit.ks[name]
+    verdict = "nearly straight" if distance < 0.07 else "bent" if distance < 0.2 else "strongly bent"
+    axes.set_title(f"({'d' if law.logarithmic else 'c'}) Q-Q {name}: {verdict}")
     axes.set_xlabel("quantile of a standard normal law")
     axes.set_ylabel("quantile of log2 |g|" if law.logarithmic else "quantile of |g| over its mean")
-    said = f"KS distance {picture.fit.ks[name]:.3f}\ndashed: the fitted law"
+    said = f"KS distance {distance:.3f}\ndashed: the fitted law"
     note(axes, 0.03, 0.96, said, va="top", fontsize=8, color=own.text)
 
 
-def _verdict(distance: float) -> str:
-    return "nearly straight" if distance < 0.07 else "bent" if distance < 0.2 else "strongly bent"
-
-
+@styled()
 def distances_over_steps(section: LawSection) -> Figure:
     """Mean KS distance over layers against training steps, one curve per law."""
-    with styled():
-        figure = new_figure(8.2, 4.4)
-        axes = figure.add_subplot()
-        steps, means = mean_over_layers(section)
-        labels = []
-        for k, name in enumerate(LAWS):
-            own = _LOOKS[name]
-            thick = 2.2 if name == section.verdict.best else 1.3
-            axes.plot(steps, means[:, k], **own.curve(), linewidth=thick)
-            labels.append(Label(name, own.text, steps.astype(np.float64), means[:, k]))
-        axes.set_yscale("log")
-        axes.set_ylabel("KS distance, mean over layers (0 is perfect)")
-        axes.set_xlabel("training step")
-        log_ticks(axes.yaxis)
-        step_axis(axes, steps)
-        label_curves(axes, labels, room=True)
-        return figure
+    figure = new_figure(8.2, 4.4)
+    axes = figure.add_subplot()
+    steps, means = mean_over_layers(section)
+    labels = []
+    for k, name in enumerate(LAWS):
+        own = _LOOKS[name]
+        thick = 2.2 if name == section.verdict.best else 1.3
+        axes.plot(steps, means[:, k], **own.curve(), linewidth=thick)
+        labels.append(Label(name, own.text, steps.astype(np.float64), means[:, k]))
+    axes.set_yscale("log")
+    axes.set_ylabel("KS distance, mean over layers (0 is perfect)")
+    axes.set_xlabel("training step")
+    log_ticks(axes.yaxis)
+    step_axis(axes, steps)
+    label_curves(axes, labels, room=True)
+    return figure
 
 
+@styled()
 def spread_over_steps(section: LawSection) -> Figure:
     """Fitted mu and sigma of log2 |g| of each layer against training steps."""
-    with styled():
-        figure = new_figure(9.2, 4.4)
-        location, spread = figure.subplots(1, 2)
-        layers = judged_layers(section.layers)
-        names = shorten_all([literal(layer.info.name) for layer in layers], _NAME)
-        for axes, what, title in (
-            (location, "mu_log2", "mu: mean of log2 |g| (octaves)"),
-            (spread, "sigma_log2", "sigma: deviation of log2 |g| (octaves)"),
-        ):
-            labels = []
-            for place, layer in enumerate(layers):
-                known = layer.judged
-                x, y = layer.steps[known].astype(np.float64), getattr(layer, what)[known]
-                if place >= _NAMED:
-                    axes.plot(x, y, color=FRONT, linewidth=0.8, zorder=1)
-                    continue
-                own = hue(_CYCLE[place], "osD^vPX"[place], "-")
-                axes.plot(x, y, **own.curve(), linewidth=1.4)
-                labels.append(Label(names[place], own.text, x, y))
-            axes.set_title(title)
-            axes.set_xlabel("training step")
-            step_axis(axes, np.array(section.steps))
-            label_curves(axes, labels, room=True)
-        return figure
+    figure = new_figure(9.2, 4.4)
+    location, spread = figure.subplots(1, 2)
+    # Those with enough elements at any step, the most elements first.
+    layers = [layer for layer in section.layers if layer.judged.any()]
+    layers.sort(key=lambda layer: -int(layer.counts.max()))
+    names = shorten_all([literal(layer.info.name) for layer in layers], _NAME)
+    for axes, what, title in (
+        (location, "mu_log2", "mu: mean of log2 |g| (octaves)"),
+        (spread, "sigma_log2", "sigma: deviation of log2 |g| (octaves)"),
+    ):
+        labels = []
+        for place, layer in enumerate(layers):
+            known = layer.judged
+            x, y = layer.steps[known].astype(np.float64), getattr(layer, what)[known]
+            if place >= _NAMED:
+                axes.plot(x, y, color=FRONT, linewidth=0.8, zorder=1)
+                continue
+            own = hue(_CYCLE[place], "osD^vPX"[place], "-")
+            axes.plot(x, y, **own.curve(), linewidth=1.4)
+            labels.append(Label(names[place], own.text, x, y))
+        axes.set_title(title)
+        axes.set_xlabel("training step")
+        step_axis(axes, np.array(section.steps))
+        label_curves(axes, labels, room=True)
+    return figure
 
 
+@styled()
 def format_errors(section: LawSection) -> Figure:
     """Expected relative error of every float format against sigma, with the layers' own sigmas below."""
-    with styled():
-        figure = new_figure(9.6, 4.6)
-        own = np.concatenate([np.empty(0), *(layer.sigma_log2[layer.judged] for layer in section.layers)])
-        sigmas = np.linspace(0.5, min(max(float(own.max(initial=0)), 6.0), 11.0) + 0.3, _POINTS)
-        for axes, bits in zip(figure.subplots(1, len(PANEL_BITS)), PANEL_BITS, strict=True):
-            forms = candidates(bits)
-            curves = np.array([[placed_error(f, float(s), SCALE, count=_COUNT) for s in sigmas] for f in forms])
-            ideal = np.array([min(placed_error(f, float(s), "error") for f in forms) for s in sigmas[::3]])
-            best = np.argmin(curves, axis=0)
-            axes.plot(sigmas[::3], ideal, color=MUTED, linestyle=(0, (2, 2)), linewidth=1.3)
-            axes.set_yscale("log")
-            axes.set_xlim(0, sigmas[-1] + 0.2)
-            axes.set_ylim(ideal.min() / 1.6, 1.4)
-            for place, form in enumerate(forms):
-                look = hue(_CYCLE[place], "", "-")
-                where = np.flatnonzero(best == place)
-                axes.plot(sigmas, curves[place], color=look.line if where.size else FRONT, linewidth=1.0, alpha=0.7)
-                if not where.size:
-                    continue
-                axes.plot(sigmas[where], curves[place, where], color=look.line, linewidth=3.2)
-                at = int(where[where.size // 2])
-                _name_format(axes, str(form), look.text, float(sigmas[at]), float(curves[place, at]))
-            inside = own[own <= sigmas[-1]]
-            tick = {"color": INK, "alpha": 0.45, "markersize": 9, "markeredgewidth": 0.8, "clip_on": False}
-            axes.plot(inside, np.zeros(inside.size), "|", transform=axes.get_xaxis_transform(), **tick)
-            axes.set_title(f"FP{bits}")
-            axes.set_xlabel("sigma of log2 |g|")
-            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-            log_ticks(axes.yaxis)
-            if axes is figure.axes[0]:
-                end = (sigmas[-1], ideal[-1] * 1.04)
-                axes.text(*end, "least with scale=error", ha="right", va="bottom", fontsize=8, color=MUTED)
-        figure.axes[0].set_ylabel("expected relative error  E |Q(x) − x| / |x|")
-        return figure
+    figure = new_figure(9.6, 4.6)
+    own = np.concatenate([np.empty(0), *(layer.sigma_log2[layer.judged] for layer in section.layers)])
+    sigmas = np.linspace(0.5, min(max(float(own.max(initial=0)), 6.0), 11.0) + 0.3, _POINTS)
+    for axes, bits in zip(figure.subplots(1, len(PANEL_BITS)), PANEL_BITS, strict=True):
+        forms = candidates(bits)
+        curves = np.array([[placed_error(f, float(s), SCALE, count=_COUNT) for s in sigmas] for f in forms])
+        ideal = np.array([min(placed_error(f, float(s), "error") for f in forms) for s in sigmas[::3]])
+        best = np.argmin(curves, axis=0)
+        axes.plot(sigmas[::3], ideal, color=MUTED, linestyle=(0, (2, 2)), linewidth=1.3)
+        axes.set_yscale("log")
+        axes.set_xlim(0, sigmas[-1] + 0.2)
+        axes.set_ylim(ideal.min() / 1.6, 1.4)
+        for place, form in enumerate(forms):
+            look = hue(_CYCLE[place], "", "-")
+            where = np.flatnonzero(best == place)
+            axes.plot(sigmas, curves[place], color=look.line if where.size else FRONT, linewidth=1.0, alpha=0.7)
+            if not where.size:
+                continue
+            axes.plot(sigmas[where], curves[place, where], color=look.line, linewidth=3.2)
+            at = int(where[where.size // 2])
+            _name_format(axes, str(form), look.text, float(sigmas[at]), float(curves[place, at]))
+        inside = own[own <= sigmas[-1]]
+        tick = {"color": INK, "alpha": 0.45, "markersize": 9, "markeredgewidth": 0.8, "clip_on": False}
+        axes.plot(inside, np.zeros(inside.size), "|", transform=axes.get_xaxis_transform(), **tick)
+        axes.set_title(f"FP{bits}")
+        axes.set_xlabel("sigma of log2 |g|")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        log_ticks(axes.yaxis)
+        if axes is figure.axes[0]:
+            end = (sigmas[-1], ideal[-1] * 1.04)
+            axes.text(*end, "least with scale=error", ha="right", va="bottom", fontsize=8, color=MUTED)
+    figure.axes[0].set_ylabel("expected relative error  E |Q(x) − x| / |x|")
+    return figure
 
 
 def _name_format(axes: Axes, name: str, colour: str, x: float, y: float) -> None:
@@ -235,14 +233,14 @@ def _name_format(axes: Axes, name: str, colour: str, x: float, y: float) -> None
     ).set_in_layout(False)
 
 
+@styled()
 def sparsity(section: LawSection) -> Figure:
     """Left: sparsity achieved against required, per threshold rule. Right: cosine against sparsity per allocation."""
-    with styled():
-        figure = new_figure(9.2, 4.6)
-        rules, allocation = figure.subplots(1, 2)
-        _achieved(rules, section)
-        _cosines(allocation, section)
-        return figure
+    figure = new_figure(9.2, 4.6)
+    rules, allocation = figure.subplots(1, 2)
+    _achieved(rules, section)
+    _cosines(allocation, section)
+    return figure
 
 
 def _achieved(axes: Axes, section: LawSection) -> None:

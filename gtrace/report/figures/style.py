@@ -11,6 +11,7 @@ import io
 import math
 import re
 import warnings
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -199,6 +200,17 @@ def look(method: str, variant: int = 0) -> Look:
         dash = _DASHES[(_DASHES.index(dash) + 2) % len(_DASHES)]
     line, text = _LINES[colour]
     return Look(line, text, marker, dash, _FILLS.get(around, "bottom"))
+
+
+def looks_of(methods: Mapping[str, str]) -> dict[str, Look]:
+    """Look of each name by its method, empty for none: several of one method differ in marker and dashes."""
+    free = iter(series(len(methods)))
+    seen: Counter[str] = Counter()
+    looks = {}
+    for name, method in methods.items():
+        looks[name] = look(method, seen[method]) if method else next(free)
+        seen[method] += 1
+    return looks
 
 
 def hue(colour: str, marker: str, dash: str) -> Look:

@@ -24,7 +24,7 @@ from gtrace.report.figures.style import (
     Look,
     log_ticks,
     log_values,
-    look,
+    looks_of,
     new_figure,
     note,
     plain_number,
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
     from numpy.typing import NDArray
 
     from gtrace.report.analysis.details import Density, TensorFit
+    from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.safety import Safety
 
@@ -62,76 +62,71 @@ _MIDDLE, _FEWEST_STEPS = 0.8, 3
 _DASHED = (0, (4, 2))
 
 
-def _drawable(value: float) -> bool:
-    """Whether a logarithmic axis can show it."""
-    return math.isfinite(value) and value > 0
+def _drawable(configuration: Configuration) -> bool:
+    """Whether logarithmic axes can show it."""
+    return 0 < configuration.bits < math.inf and 0 < configuration.error < math.inf
 
 
+@styled()
 def rate_distortion(analysis: SweepAnalysis) -> Figure:
     """Error against measured bits, one curve per method, with the Pareto front."""
-    with styled():
-        figure = new_figure(8.2, 4.8 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
-        axes = figure.add_subplot()
-        looks = family_looks(analysis)
-        labels, lines = [], []
-        by_step = analysis.per_step if analysis.table is None else analysis.table.relative()
-        for family in analysis.families:
-            own = looks[family.label]
-            points = [analysis.configurations[i] for i in family.members if _drawable(analysis.configurations[i].bits)]
-            points = [c for c in points if _drawable(c.error)]
-            x = np.array([c.bits for c in points])
-            y = np.array([c.error for c in points])
-            lines += axes.plot(x, y, **own.curve(), label=family.label)
-            labels.append(Label(shorten(literal(family.label), _NAME), own.text, x, y))
-            members = [i for i in family.members if analysis.configurations[i] in points]
-            low, high = middle_of_steps(by_step[members])
-            axes.vlines(x, low, high, color=own.line, linewidth=1.0, alpha=0.45, zorder=1.5, label=f"_{family.label}")
-        front = sorted(
-            (c.bits, c.error) for c in analysis.configurations if c.pareto and _drawable(c.bits) and _drawable(c.error)
-        )
-        if front:
-            x, y = np.array(front).T
-            # A staircase, not a line from point to point: between two points nothing better was measured.
-            axes.plot(x, y, color=FRONT, linewidth=4, alpha=0.4, zorder=1, drawstyle="steps-post", label="front")
-            axes.plot(x, y, "o", markersize=10, mfc="none", mec=MUTED, mew=0.9, zorder=4, label="pareto")
-        for target in analysis.targets:
-            axes.axvline(target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
-        for name, value in _noise_levels(analysis.safety.noise.estimate, analysis.safety):
-            axes.axhline(value, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
-            box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
-            along = axes.get_yaxis_transform()
-            note(axes, 0.995, value, name, transform=along, ha="right", va="bottom", color=INK, bbox=box)
-        axes.set_xlabel(BITS)
-        single = analysis.basis.window is None and analysis.basis.workers == 1
-        axes.set_ylabel(VARIANCE if single else "error over the gradient's energy")
-        _frame(axes, empty=not any(len(label.x) for label in labels))
-        _bits_axis(axes, np.concatenate([np.ones(0), *(label.x for label in labels)]))
-        if front:
-            notes = ["○ Pareto-optimal, grey: the front", "dotted: bits of the table"]
-            if len(analysis.steps) >= _FEWEST_STEPS:
-                notes.append("bars: the middle 80 % of the steps")
-            box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.0}
-            note(axes, 1, 1, "\n".join(notes), ha="right", va="top", bbox=box)
-        _name_curves(axes, lines, labels)
-        return figure
+    figure = new_figure(8.2, 4.8 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
+    axes = figure.add_subplot()
+    looks = looks_of({family.label: family.method for family in analysis.families})
+    labels, lines = [], []
+    by_step = analysis.per_step if analysis.table is None else analysis.table.relative()
+    for family in analysis.families:
+        own = looks[family.label]
+        members = [i for i in family.members if _drawable(analysis.configurations[i])]
+        x = np.array([analysis.configurations[i].bits for i in members])
+        y = np.array([analysis.configurations[i].error for i in members])
+        lines += axes.plot(x, y, **own.curve(), label=family.label)
+        labels.append(Label(shorten(literal(family.label), _NAME), own.text, x, y))
+        low, high = middle_of_steps(by_step[members])
+        axes.vlines(x, low, high, color=own.line, linewidth=1.0, alpha=0.45, zorder=1.5, label=f"_{family.label}")
+    front = sorted((c.bits, c.error) for c in analysis.configurations if c.pareto and _drawable(c))
+    if front:
+        x, y = np.array(front).T
+        # A staircase, not a line from point to point: between two points nothing better was measured.
+        axes.plot(x, y, color=FRONT, linewidth=4, alpha=0.4, zorder=1, drawstyle="steps-post", label="front")
+        axes.plot(x, y, "o", markersize=10, mfc="none", mec=MUTED, mew=0.9, zorder=4, label="pareto")
+    for target in analysis.targets:
+        axes.axvline(target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
+    for name, value in _noise_levels(analysis.safety):
+        axes.axhline(value, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
+        box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+        along = axes.get_yaxis_transform()
+        note(axes, 0.995, value, name, transform=along, ha="right", va="bottom", color=INK, bbox=box)
+    axes.set_xlabel(BITS)
+    single = analysis.basis.window is None and analysis.basis.workers == 1
+    axes.set_ylabel(VARIANCE if single else "error over the gradient's energy")
+    if any(len(label.x) for label in labels):
+        log_values(axes)
+    else:
+        say_empty(axes)
+    _bits_axis(axes, np.concatenate([np.ones(0), *(label.x for label in labels)]))
+    if front:
+        notes = ["○ Pareto-optimal, grey: the front", "dotted: bits of the table"]
+        if len(analysis.steps) >= _FEWEST_STEPS:
+            notes.append("bars: the middle 80 % of the steps")
+        box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.0}
+        note(axes, 1, 1, "\n".join(notes), ha="right", va="top", bbox=box)
+    if len(labels) > _FEW:
+        list_curves(axes, list(zip(lines, labels, strict=True)))
+    else:
+        label_curves(axes, labels)
+    return figure
 
 
-def _noise_levels(value: float, safety: Safety) -> list[tuple[str, float]]:
+def _noise_levels(safety: Safety) -> list[tuple[str, float]]:
     """What plain SGD has of noise, and several workers in full precision (the papers' SGD and SuperSGD)."""
     if not safety.known:
         return []
+    value = safety.noise.estimate
     return [
         ("SGD: gradient noise of one worker", value),
         (f"{safety.workers} workers in full precision", value / safety.workers),
     ]
-
-
-def _name_curves(axes: Axes, lines: Sequence[Line2D], labels: Sequence[Label]) -> None:
-    """Names at the ends of a few curves, and beside the axes of many."""
-    if len(labels) > _FEW:
-        list_curves(axes, list(zip(lines, labels, strict=True)))
-    else:
-        label_curves(axes, labels, room=False)
 
 
 def middle_of_steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -149,23 +144,6 @@ def middle_of_steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], N
         if len(known) >= _FEWEST_STEPS:
             low[k], high[k] = np.quantile(known, [(1 - _MIDDLE) / 2, (1 + _MIDDLE) / 2])
     return low, high
-
-
-def family_looks(analysis: SweepAnalysis) -> dict[str, Look]:
-    """Look of each family: that of its method, further families of the same method told apart."""
-    seen: dict[str, int] = {}
-    looks = {}
-    for family in analysis.families:
-        looks[family.label] = look(family.method, seen.get(family.method, 0))
-        seen[family.method] = seen.get(family.method, 0) + 1
-    return looks
-
-
-def _frame(axes: Axes, *, empty: bool) -> None:
-    if empty:
-        say_empty(axes)
-        return
-    log_values(axes)
 
 
 def _bits_axis(axes: Axes, bits: NDArray[np.float64]) -> None:
@@ -201,64 +179,65 @@ _SCREEN, _SHORTEST, _FORMULA = 6.5, 0.6, 2.2
 _NUMBER = re.compile(r"\d+")
 
 
+@styled()
 def layer_heatmap(analysis: SweepAnalysis) -> Figure:
     """Relative variance of every tensor (rows) with every configuration (columns), in logarithmic colour."""
-    with styled():
-        columns = [i for i in range(len(analysis.configurations)) if (analysis.per_tensor[i] > 0).any()]
-        values = analysis.per_tensor[columns].T
-        names = [literal(analysis.configurations[i].name) for i in columns]
-        families = [analysis.configurations[i].family for i in columns]
-        if columns and analysis.safety.known:
-            values = np.column_stack([values, analysis.safety.noise_per_tensor])
-            names, families = [*names, "SGD: gradient noise"], [*families, ""]
-        values = np.where(values > 0, values, np.nan)
-        layers, configurations = max(len(analysis.tensors), 1), max(len(names), 1)
-        cell_height = _row_height(layers)
-        cell_width = float(np.clip(7.5 / configurations, 0.16, 0.6))
-        rows = row_names(analysis.tensors)
-        longest = max((len(name) for _, name in rows), default=1)
-        figure = new_figure(
-            1.9 + 0.075 * longest + cell_width * configurations, 1.9 + max(cell_height * layers, _SHORTEST)
-        )
-        axes = figure.add_subplot()
-        axes.grid(visible=False)
-        if not np.isfinite(values).any():
-            say_empty(axes)
-            return figure
-        axes.set_facecolor(MISSING_CELL)
-        low, high = float(np.nanmin(values)), float(np.nanmax(values))
-        # One value alone has no range, and a logarithmic scale needs one.
-        scale = LogNorm(low, high) if high > low * 1.0001 else LogNorm(low / 2, high * 2)
-        image = axes.imshow(
-            np.ma.masked_invalid(values), cmap="viridis_r", norm=scale, aspect="auto", interpolation="none"
-        )
-        axes.set_xticks(range(len(names)), shorten_all(names, _NAME), rotation=90, fontsize=7)
-        axes.set_yticks([place for place, _ in rows], [name for _, name in rows], fontsize=7)
-        tall = cell_height * layers > _SCREEN
-        # Where one has to scroll, the columns are named at both ends.
-        axes.tick_params(length=0, labeltop=tall)
-        if len(rows) < layers:
-            axes.tick_params(axis="y", length=3)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-        for k in range(1, len(families)):
-            if families[k] != families[k - 1]:
-                axes.axvline(k - 0.5, color=PAPER, linewidth=2)
-        if values.size <= 260 and cell_width >= 0.3:
-            _write_values(axes, values, scale)
-        bar = figure.colorbar(
-            image,
-            ax=axes,
-            shrink=min(1.0, 3.2 / (cell_height * layers)),
-            aspect=18,
-            pad=0.02,
-            anchor=(0, 1) if tall else (0, 0.5),
-        )
-        bar.set_label(VARIANCE if cell_height * layers > _FORMULA else "relative variance")
-        log_ticks(bar.ax.yaxis)
-        bar.outline.set_visible(False)
-        axes.set_ylabel("tensor" if len(rows) == len(analysis.tensors) else f"{layers} tensors, some of them named")
+    columns = [i for i in range(len(analysis.configurations)) if (analysis.per_tensor[i] > 0).any()]
+    values = analysis.per_tensor[columns].T
+    names = [literal(analysis.configurations[i].name) for i in columns]
+    families = [analysis.configurations[i].family for i in columns]
+    if columns and analysis.safety.known:
+        values = np.column_stack([values, analysis.safety.noise_per_tensor])
+        names, families = [*names, "SGD: gradient noise"], [*families, ""]
+    values = np.where(values > 0, values, np.nan)
+    layers, configurations = max(len(analysis.tensors), 1), max(len(names), 1)
+    # A line of text while every row has a name, then whatever there is room for.
+    named = float(np.clip(5.0 / layers, _TEXT, _THICKEST))
+    cell_height = named if layers <= MOST_NAMED else max(_ROWS / layers, _THINNEST)
+    cell_width = float(np.clip(7.5 / configurations, 0.16, 0.6))
+    rows = row_names(analysis.tensors)
+    longest = max((len(name) for _, name in rows), default=1)
+    figure = new_figure(1.9 + 0.075 * longest + cell_width * configurations, 1.9 + max(cell_height * layers, _SHORTEST))
+    axes = figure.add_subplot()
+    axes.grid(visible=False)
+    if not np.isfinite(values).any():
+        say_empty(axes)
         return figure
+    axes.set_facecolor(MISSING_CELL)
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    # One value alone has no range, and a logarithmic scale needs one.
+    scale = LogNorm(low, high) if high > low * 1.0001 else LogNorm(low / 2, high * 2)
+    image = axes.imshow(np.ma.masked_invalid(values), cmap="viridis_r", norm=scale, aspect="auto", interpolation="none")
+    axes.set_xticks(range(len(names)), shorten_all(names, _NAME), rotation=90, fontsize=7)
+    axes.set_yticks([place for place, _ in rows], [name for _, name in rows], fontsize=7)
+    tall = cell_height * layers > _SCREEN
+    # Where one has to scroll, the columns are named at both ends.
+    axes.tick_params(length=0, labeltop=tall)
+    if len(rows) < layers:
+        axes.tick_params(axis="y", length=3)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    for k in range(1, len(families)):
+        if families[k] != families[k - 1]:
+            axes.axvline(k - 0.5, color=PAPER, linewidth=2)
+    for (row, column), value in np.ndenumerate(values):
+        if values.size <= 260 and cell_width >= 0.3 and math.isfinite(value):
+            # These two are on a colour map, not on the page: they stay as they are in dark mode.
+            shade = "#fefefe" if float(scale(value)) > 0.45 else "#111111"
+            axes.text(column, row, _short(float(value)), ha="center", va="center", fontsize=6, color=shade)
+    bar = figure.colorbar(
+        image,
+        ax=axes,
+        shrink=min(1.0, 3.2 / (cell_height * layers)),
+        aspect=18,
+        pad=0.02,
+        anchor=(0, 1) if tall else (0, 0.5),
+    )
+    bar.set_label(VARIANCE if cell_height * layers > _FORMULA else "relative variance")
+    log_ticks(bar.ax.yaxis)
+    bar.outline.set_visible(False)
+    axes.set_ylabel("tensor" if len(rows) == len(analysis.tensors) else f"{layers} tensors, some of them named")
+    return figure
 
 
 def row_names(tensors: Sequence[str]) -> list[tuple[float, str]]:
@@ -300,27 +279,12 @@ def _block(name: str, depth: int) -> str:
     return name[: numbers[-1].end()] if numbers else name.partition(".")[0]
 
 
-def _row_height(layers: int) -> float:
-    """Inches: a line of text while every row has a name, then whatever there is room for."""
-    if layers <= MOST_NAMED:
-        return float(np.clip(5.0 / layers, _TEXT, _THICKEST))
-    return max(_ROWS / layers, _THINNEST)
-
-
 def _short(value: float) -> str:
     """At most five characters, which is what a cell holds."""
     if 0.001 <= value < 9999.5:
         return number(value, 2 if value < 99.5 else 1 + int(math.log10(value)))
     mantissa, _, exponent = f"{value:.0e}".partition("e")
     return f"{mantissa}e{int(exponent)}"
-
-
-def _write_values(axes: Axes, values: NDArray[np.float64], scale: LogNorm) -> None:
-    for (row, column), value in np.ndenumerate(values):
-        if math.isfinite(value):
-            # These two are on a colour map, not on the page: they stay as they are in dark mode.
-            shade = "#fefefe" if float(scale(value)) > 0.45 else "#111111"
-            axes.text(column, row, _short(float(value)), ha="center", va="center", fontsize=6, color=shade)
 
 
 #: Longest names of methods and tensors beside levels, in characters.
@@ -349,44 +313,39 @@ class _Panel(NamedTuple):
     rows: list[_Row]
 
 
+@styled()
 def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> Figure:
     """Levels of every configuration with the commonest number of them, below the density of r.
 
     One panel for each tensor and each scale that r is relative to, because levels of different scales lie on
     different axes. All panels show the same number of levels.
     """
-    with styled():
-        panels = _panels(analysis, fits, common_count(analysis.fits))
-        if not panels:
-            return _nothing()
-        columns = min(len(panels), 2)
-        lines = [panels[k : k + columns] for k in range(0, len(panels), columns)]
-        most = [max(len(panel.rows) for panel in line) for line in lines]
-        above = 1.5
-        heights = [above + 0.19 * (n + 1) for n in most]
-        figure = new_figure(5.2 * columns if columns > 1 else 7.2, sum(heights) + 0.75 * len(lines))
-        grid = figure.add_gridspec(len(lines), columns, height_ratios=heights)
-        for k, line in enumerate(lines):
-            for j, panel in enumerate(line):
-                cell = grid[k, j].subgridspec(2, 1, height_ratios=[above, heights[k] - above], hspace=0.0)
-                top = figure.add_subplot(cell[0])
-                _draw_panel(top, figure.add_subplot(cell[1], sharex=top), panel, most[k])
-        return figure
+    panels = _panels(analysis, fits, common_count(analysis.fits))
+    columns = min(len(panels), 2)
+    lines = [panels[k : k + columns] for k in range(0, len(panels), columns)]
+    most = [max(len(panel.rows) for panel in line) for line in lines]
+    above = 1.5
+    heights = [above + 0.19 * (n + 1) for n in most]
+    figure = new_figure(5.2 * columns if columns > 1 else 7.2, sum(heights) + 0.75 * len(lines))
+    grid = figure.add_gridspec(len(lines), columns, height_ratios=heights)
+    for k, line in enumerate(lines):
+        for j, panel in enumerate(line):
+            cell = grid[k, j].subgridspec(2, 1, height_ratios=[above, heights[k] - above], hspace=0.0)
+            top = figure.add_subplot(cell[0])
+            _draw_panel(top, figure.add_subplot(cell[1], sharex=top), panel, most[k])
+    return figure
 
 
 def _panels(analysis: SweepAnalysis, fits: Sequence[TensorFit], n: int) -> list[_Panel]:
-    looks = family_looks(analysis)
-    place = {c.spec: k for k, c in enumerate(analysis.configurations)}
+    looks = looks_of({family.label: family.method for family in analysis.families})
+    families = {c.spec: c.family for c in analysis.configurations}
+    names = {label: shorten(literal(label), _METHOD) for label in looks}
     panels = []
     for fit in fits:
-        for density in fit.densities:
-            sets = sorted(levels_on(fit, density, place, n), key=lambda own: place[own.spec])
-            rows = []
-            for own in sets:
-                family = analysis.configurations[place[own.spec]].family
-                rows.append(_Row(shorten(literal(family), _METHOD), looks[family], own.levels))
-            if rows:
-                panels.append(_Panel(_tensor(fit.tensor), density, rows))
+        tensor = "whole model" if fit.tensor == WHOLE_MODEL else shorten(literal(fit.tensor), _TENSOR)
+        for density, sets in levels_on(fit, families, n):
+            rows = [_Row(names[families[own.spec]], looks[families[own.spec]], own.levels) for own in sets]
+            panels.append(_Panel(tensor, density, rows))
     return panels
 
 
@@ -422,7 +381,9 @@ def _draw_panel(top: Axes, bottom: Axes, panel: _Panel, most: int) -> None:
         if part > 0
     ]
     note(top, 0.01, 0.97, "\n".join(notes), va="top")
-    top.set_title(f"{panel.tensor}: r = |g| / {_scale(density.law)}", fontsize=9)
+    norm, _, bucket = density.law.partition(":")
+    whose = "the tensor" if bucket == "none" else literal(f"{bucket} values")
+    top.set_title(f"{panel.tensor}: r = |g| / {_NORMS.get(norm, literal(norm))} of {whose}", fontsize=9)
     top.set_ylabel("per octave")
     top.set_xscale("log")
     top.margins(y=0.18)
@@ -447,20 +408,3 @@ def _draw_panel(top: Axes, bottom: Axes, panel: _Panel, most: int) -> None:
     bottom.set_xlim(zero / 1.25, 1.12)
     bottom.axvline(math.sqrt(zero * low), color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
     bottom.set_xlabel(f"r, and {count(len(panel.rows[0].levels), 'level')} of each method")
-
-
-def _scale(law: str) -> str:
-    """``l2:8192`` in words."""
-    norm, _, bucket = law.partition(":")
-    whose = "the tensor" if bucket == "none" else f"{bucket} values"
-    return f"{_NORMS.get(norm, literal(norm))} of {literal(whose)}"
-
-
-def _tensor(name: str) -> str:
-    return "whole model" if name == WHOLE_MODEL else shorten(literal(name), _TENSOR)
-
-
-def _nothing() -> Figure:
-    figure = new_figure(6.4, 2.0)
-    figure.text(0.5, 0.5, "nothing to draw", ha="center", va="center", color=MUTED)
-    return figure

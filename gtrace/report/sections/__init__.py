@@ -32,12 +32,7 @@ SECTIONS: dict[str, Callable[[Report, int | None], Iterator[Section]]] = {
 
 
 def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
-    """The sections of a report in their order.
-
-    Args:
-        report: what to show.
-        most_layers: lines of the table of layers at most; None for all.
-    """
+    """The sections of a report in their order, with at most this many lines in tables of layers; None for all."""
     for found in SECTIONS.values():
         yield from found(report, most_layers)
 

@@ -68,16 +68,8 @@ def rate_distortion(analysis: SweepAnalysis) -> Chart:
         curves += _curve(family.label, x, y, [c.spec for c in points], method=family.method)
     front = sorted((c for c in analysis.configurations if c.pareto and c.bits > 0), key=lambda c: c.bits)
     curves += _curve(FRONT, [c.bits for c in front], [c.error for c in front], [c.spec for c in front])
-    panel = Panel(
-        tuple(curves),
-        x_label=_BITS,
-        y_label=_LOST,
-        log_x=True,
-        log_y=True,
-        lines=_noise(analysis.safety),
-        percent=True,
-        most=1.0,
-    )
+    lines = _noise(analysis.safety)
+    panel = Panel(tuple(curves), "", _BITS, _LOST, log_x=True, log_y=True, lines=lines, percent=True, most=1.0)
     return Chart((panel,), "Share of gradient energy lost, at measured bits per value. The gray line is the best here.")
 
 
@@ -163,14 +155,11 @@ def convergence(fits: Sequence[TensorFit]) -> Chart:
 
 def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> Chart:
     """Densities of the magnitudes, and below each the levels of every configuration with the commonest number."""
-    place = {c.spec: k for k, c in enumerate(analysis.configurations)}
+    families = {c.spec: c.family for c in analysis.configurations}
     n = common_count(analysis.fits)
     panels = []
     for fit in fits:
-        for density in fit.densities:
-            sets = sorted(levels_on(fit, density, place, n), key=lambda own: place[own.spec])
-            if not sets:
-                continue
+        for density, sets in levels_on(fit, families, n):
             least = min(float(own.levels[own.levels > 0].min()) for own in sets)
             there = np.flatnonzero(density.edges[:-1] >= least * _BELOW_LEVELS)
             middle = np.sqrt(density.edges[there] * density.edges[there + 1])
@@ -181,7 +170,7 @@ def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> C
                 *_curve("squared norm", middle, density.energy[there] / octaves, form="plain"),
             ]
             panels.append(Panel(tuple(shown), f"{_tensor(fit)}: {law}", "r", "share per octave", log_x=True))
-            rows = [analysis.configurations[place[own.spec]].family for own in sets]
+            rows = [families[own.spec] for own in sets]
             curves: list[Curve] = []
             for row, (name, own) in enumerate(zip(rows, sets, strict=True)):
                 x = own.levels[own.levels > 0]
@@ -206,17 +195,10 @@ def training_curves(log: RunLogAnalysis, against: Literal["steps", "bits", "time
         tests += _curve(name, at, run.accuracy if accuracy else run.eval_loss, method=method_of(run.spec))
     what = "encoded" if log.neural else "sent"
     x_label = {"steps": log.step_name, "bits": f"bytes {what} by one worker", "time": "simulated seconds"}[against]
-    log_x = against == "bits"
+    log_x, tested = against == "bits", "accuracy" if accuracy else "loss"
     panels = [
         Panel(tuple(losses), "Training loss, running mean", x_label, "loss", log_x=log_x, log_y=True),
-        Panel(
-            tuple(tests),
-            "Test accuracy" if accuracy else "Test loss",
-            x_label,
-            "accuracy" if accuracy else "loss",
-            log_x=log_x,
-            percent=accuracy,
-        ),
+        Panel(tuple(tests), f"Test {tested}", x_label, tested, log_x=log_x, percent=accuracy),
     ]
     return Chart(tuple(panel for panel in panels if panel.curves), "")
 
@@ -233,11 +215,9 @@ def bits_of_runs(log: RunLogAnalysis) -> Chart:
 
 def error_of_runs(log: RunLogAnalysis) -> Chart:
     """Running mean of the error of the averaged or the neural gradients."""
-    curves = [
-        curve
-        for run, name in _named(log)
-        for curve in _curve(name, run.steps, _smooth(run.relative_variance), form="plain", method=method_of(run.spec))
-    ]
+    curves: list[Curve] = []
+    for run, name in _named(log):
+        curves += _curve(name, run.steps, _smooth(run.relative_variance), form="plain", method=method_of(run.spec))
     panel = Panel(tuple(curves), x_label=log.step_name, y_label=_LOST, log_y=True, percent=True)
     return Chart((panel,), "")
 

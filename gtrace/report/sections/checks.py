@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gtrace.report.analysis.details import ExchangeError, LayerRotation, Rotation
-    from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.safety import SafetyVerdict
     from gtrace.report.analysis.savings import Saving, Savings
@@ -89,12 +88,6 @@ def least_over_noise(analysis: SweepAnalysis) -> list[float]:
     return [1 / math.sqrt(value) if value > 0 else math.nan for value in worst.tolist()]
 
 
-def _by_verdict(analysis: SweepAnalysis) -> list[tuple[Configuration, Judgement]]:
-    """Configurations with what is said of them, by verdict, and the fewest bits first."""
-    pairs = zip(analysis.configurations, analysis.safety.judged, strict=True)
-    return sorted(pairs, key=lambda pair: (_ORDER.index(pair[1].verdict), math.isnan(pair[0].bits), pair[0].bits))
-
-
 def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Table:
     """One line per configuration: the verdict, its numbers, what it saves, and its reason; what is safe first."""
     outlook = analysis.safety.outlook
@@ -112,7 +105,8 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
         Column("norm / noise", "least ||g|| / ||Q(g) - g|| of the steps: the sqrt(3) rule wants 1.73", rank=5),
         Column("because", "the reason for the verdict", rank=4, numeric=False, prose=True),
     )
-    least = dict(zip((c.spec for c in analysis.configurations), least_over_noise(analysis), strict=True))
+    triples = list(zip(analysis.configurations, analysis.safety.judged, least_over_noise(analysis), strict=True))
+    triples.sort(key=lambda one: (_ORDER.index(one[1].verdict), math.isnan(one[0].bits), one[0].bits))
     rows = tuple(
         (
             Cell(c.spec),
@@ -123,10 +117,10 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
             _ratio_cell(found),
             _bias_cell(found),
             *([] if savings is None else [_saved_cell(savings.best(c.spec))]),
-            _over_noise_cell(least[c.spec]),
+            NOTHING if math.isnan(least) else Cell(number(least), mark="quiet" if least < LEAST_OVER_NOISE else ""),
             Cell(found.reason),
         )
-        for c, found in _by_verdict(analysis)
+        for c, found, least in triples
     )
     over = f" over {outlook.horizon:,} steps (--horizon)" if not outlook.why else ""
     notes = [
@@ -165,10 +159,6 @@ def _ratio_cell(found: Judgement) -> Cell:
     return Cell(number(ratio.estimate), between, hint=ratio.why)
 
 
-def _over_noise_cell(value: float) -> Cell:
-    return NOTHING if math.isnan(value) else Cell(number(value), mark="quiet" if value < LEAST_OVER_NOISE else "")
-
-
 def _bias_cell(found: Judgement) -> Cell:
     if not math.isfinite(found.bias):
         return Cell(MISSING, mark="missing", hint="the expected gradient is lost in its noise")
@@ -185,10 +175,9 @@ def _test(analysis: SweepAnalysis) -> list[str]:
     """The command that would test the prediction for the codec that a reader may want to take."""
     k = cheapest_safe(analysis.safety.judged, [c.bits for c in analysis.configurations])
     attrs = analysis.provenance.get("trace_attrs")
-    if k < 0 or not isinstance(attrs, dict):
-        return []
+    attrs = attrs if isinstance(attrs, dict) else {}
     words = attrs.get("argv")
-    if not isinstance(words, list) or not words:
+    if k < 0 or not isinstance(words, list) or not words:
         return []
     world = attrs.get("world_size")
     start = f"torchrun --nproc-per-node {world} -m -- " if isinstance(world, int) and world > 1 else ""
@@ -202,8 +191,8 @@ def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
     if not safety.known:
         return {"why": safety.why}
     judged, least = {}, least_over_noise(analysis)
-    for k, (configuration, found) in enumerate(zip(analysis.configurations, safety.judged, strict=True)):
-        judged[configuration.spec] = {
+    for k, found in enumerate(safety.judged):
+        judged[analysis.configurations[k].spec] = {
             "verdict": found.verdict,
             "reason": found.reason,
             "noise_ratio": found.ratio.estimate,
@@ -228,12 +217,7 @@ def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
 
 
 def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
-    """One line per tensor: its gradient noise, and the noise of one configuration of each method in it.
-
-    Args:
-        analysis: of a sweep whose gradient noise is known.
-        most: of more tensors, those with the largest part of the energy.
-    """
+    """One line per tensor, or those with most energy: its gradient noise, and the noise of each method in it."""
     safety = analysis.safety
     chosen, parts = [i for i in analysis.view() if safety.judged[i].bias < SAFE_BIAS], safety.outlook.parts()
 
@@ -244,13 +228,11 @@ def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
             return NOTHING
         return Cell(number(ratio), f"{percent(part)} of its cost" if math.isfinite(part) else "")
 
+    noise = Column("noise / ||g||²", "tr Cov(g) over the squared norm of the gradient")
     columns: list[tuple[Column, Callable[[int], Shown]]] = [
         (Column("tensor", "parameter name", numeric=False), lambda t: analysis.tensors[t]),
         (Column("elements", rank=len(chosen) + 1), lambda t: f"{analysis.elements[t]:,}"),
-        (
-            Column("noise / ||g||²", "tr Cov(g) over the squared norm of the gradient"),
-            lambda t: float(safety.noise_per_tensor[t]),
-        ),
+        (noise, lambda t: float(safety.noise_per_tensor[t])),
         *method_columns(analysis, chosen, cell),
     ]
     shown = most_energy(analysis, most)
@@ -321,38 +303,27 @@ def _change(layer: LayerRotation) -> str:
 
 
 def rotation_table(found: Rotation, shown: Collection[str]) -> Table:
-    """One line per tensor: the best codec with and without a rotation, and the verdict.
-
-    Args:
-        found: the comparison.
-        shown: names of the tensors that have a line.
-    """
+    """One line per tensor that is named: the best codec with and without a rotation, and the verdict."""
 
     def error(label: str, value: float) -> Cell:
         return Cell(energy_share(value), label) if label else NOTHING
 
+    def verdict(one: LayerRotation) -> Cell:
+        return Cell(one.verdict, mark="best" if one.verdict == "rotate" else "") if one.known else NOTHING
+
+    rotated = Column("rotated", "least error of the codecs that rotate, at these bits of this tensor")
+    plain = Column("not rotated", "least error of the codecs that do not")
+    ratio = Column("ratio", "error rotated over error not rotated; below 1 the rotation pays", rank=1)
     columns = [
         (Column("tensor", "parameter name", numeric=False), lambda one: one.tensor),
         (Column("energy", "part of the total ||g||²", rank=2), lambda one: format_cell(one.energy, ".1%")),
-        (
-            Column("rotated", "least error of the codecs that rotate, at these bits of this tensor"),
-            lambda one: error(one.rotated, one.rotated_error),
-        ),
-        (
-            Column("not rotated", "least error of the codecs that do not"),
-            lambda one: error(one.plain, one.plain_error),
-        ),
-        (
-            Column("ratio", "error rotated over error not rotated; below 1 the rotation pays", rank=1),
-            lambda one: one.ratio,
-        ),
-        (
-            Column("verdict", numeric=False),
-            lambda one: Cell(one.verdict, mark="best" if one.verdict == "rotate" else "") if one.known else NOTHING,
-        ),
+        (rotated, lambda one: error(one.rotated, one.rotated_error)),
+        (plain, lambda one: error(one.plain, one.plain_error)),
+        (ratio, lambda one: one.ratio),
+        (Column("verdict", numeric=False), verdict),
     ]
     notes = [
-        "Shares of the tensor's energy lost, by codecs without bias and memory. Same: they differ by less than 2%.",
+        "Shares of the tensor's energy lost, by codecs without bias and memory. Same: they differ by less than 2%."
     ]
     left = len(found.layers) - len(shown)
     if left:
@@ -383,16 +354,22 @@ def exchange_sentence(found: Sequence[ExchangeError]) -> list[str]:
     plain = {one.codec: one.error for one in found if one.ranks == most and one.exchange == "allgather"}
     worse = [one for one in found if one.ranks == most and one.error > _MANY * plain.get(one.codec, float("inf"))]
     worse = sorted(worse, key=lambda one: -one.error / plain[one.codec])
-    return [
-        f"Between {most} ranks {one.codec} loses {number(one.error)} of the average in {_in_words(one.exchange)}, "
-        f"{number(one.error / plain[one.codec])} times what it loses in an all-gather: sums are encoded again."
-        for one in worse[:1]
-    ]
+    said = []
+    for one in worse[:1]:
+        name, _, node = one.exchange.partition(":")
+        words = {"ring": "a ring", "two-shot": "two shots", "hierarchical": f"nodes of {node}"}
+        said.append(
+            f"Between {most} ranks {one.codec} loses {number(one.error)} of the average in "
+            f"{words.get(name, one.exchange)}, {number(one.error / plain[one.codec])} times what it loses in an "
+            "all-gather: sums are encoded again."
+        )
+    return said
 
 
 def exchange_table(found: Sequence[ExchangeError]) -> Table:
     """A line for each codec and number of ranks, a column for each exchange."""
-    ways = sorted({one.exchange for one in found}, key=_place)
+    order = {name: k for k, name in enumerate(_WAYS)}
+    ways = sorted({one.exchange for one in found}, key=lambda way: (order.get(way.partition(":")[0], len(order)), way))
     cells = {(one.codec, one.ranks, one.exchange): one for one in found}
     lines = sorted({(ranks, codec) for codec, ranks, _ in cells})
 
@@ -404,17 +381,8 @@ def exchange_table(found: Sequence[ExchangeError]) -> Table:
         across = "" if one.across == one.sent else f", {number(one.across)} out"
         return Cell(number(one.error), f"{number(one.sent)} B{across}", "best" if one.error == min(here) else "")
 
-    columns = (
-        Column("codec", numeric=False),
-        Column("ranks", "that exchange"),
-        *(
-            Column(
-                way,
-                "vNMSE of the average that every rank ends with, like DynamiQ's; below: bytes a rank sends for a value",
-            )
-            for way in ways
-        ),
-    )
+    said = "vNMSE of the average that every rank ends with, like DynamiQ's; below: bytes a rank sends for a value"
+    columns = (Column("codec", numeric=False), Column("ranks", "that exchange"), *(Column(way, said) for way in ways))
     rows = [(Cell(codec), Cell(str(ranks)), *(cell(ranks, codec, way) for way in ways)) for ranks, codec in lines]
     tensors = max((one.tensors for one in found), default=0)
     sources = sorted({one.source for one in found})
@@ -433,13 +401,3 @@ def exchange_table(found: Sequence[ExchangeError]) -> Table:
         empty="No codec fits these exchanges.",
         place="network",
     )
-
-
-def _place(exchange: str) -> tuple[int, str]:
-    name = exchange.partition(":")[0]
-    return _WAYS.index(name) if name in _WAYS else len(_WAYS), exchange
-
-
-def _in_words(exchange: str) -> str:
-    name, _, node = exchange.partition(":")
-    return {"ring": "a ring", "two-shot": "two shots", "hierarchical": f"nodes of {node}"}.get(name, exchange)

@@ -12,9 +12,11 @@ import numpy as np
 from gtrace.planning.plan import WORTH, to_plain
 from gtrace.report.analysis.details import rotates
 from gtrace.report.analysis.families import method_of
+from gtrace.report.analysis.safety import samples as whole_samples
 from gtrace.report.names import count, listed, natural_order, number
 from gtrace.report.section import (
     FEW_ROWS,
+    NOTHING,
     Cell,
     Chart,
     Column,
@@ -44,8 +46,7 @@ MOST_BARS, MOST_CURVES = 40, 8
 def frontier(plan: Plan) -> Chart:
     """Error against bits: plans of every budget, every single codec, and this plan."""
     curves = []
-    methods = dict.fromkeys(one.codec.partition(":")[0] for one in plan.uniforms)
-    for method in methods:
+    for method in dict.fromkeys(one.codec.partition(":")[0] for one in plan.uniforms):
         of = [one for one in plan.uniforms if one.codec.partition(":")[0] == method and one.error > 0]
         if of:
             x, y = tuple(one.bits for one in of), tuple(one.error for one in of)
@@ -124,6 +125,8 @@ def plan_verdict(plan: Plan) -> list[str]:
     more, less = plan.exchange.more, plan.exchange.less
     said = [] if more is None else [f"one bit more per value leaves {number(100 * more, 2)}% of the {what(plan)}"]
     said += [] if less is None else [f"one bit less makes it {number(less, 2)} times as large"]
+    least = what(plan) if plan.budget.startswith(("--max-bits", "--ratio", "--step-time")) else "bits"
+    best = "No choice among these codecs is better: the plan" if totals.optimal else "The plan"
     return [
         _worth(plan),
         f"{plan.name}: {number(totals.bits)} bits per value, {number(totals.ratio)} times fewer than float32; "
@@ -132,7 +135,7 @@ def plan_verdict(plan: Plan) -> list[str]:
         *_deciding(plan),
         *_rotated(plan),
         *_firm(plan),
-        _exact(plan),
+        f"{best} is {totals.gap:.2%} above the least {least} that fractions of codecs could reach.",
     ]
 
 
@@ -144,7 +147,8 @@ def _loses(plan: Plan) -> str:
         if plan.objective == "error":
             return f"loses {lost(error)} of gradient energy{weighted}"
         return f"has {lost(error)} error ({plan.objective}){weighted}"
-    return f"its noise costs as if the batch were {samples(plan)} ({_whole(horizon.low)} to {_whole(horizon.high)})"
+    between = f"{whole_samples(horizon.low)} to {whole_samples(horizon.high)}"
+    return f"its noise costs as if the batch were {samples(plan)} ({between})"
 
 
 def samples(plan: Plan, ratio: float | None = None) -> str:
@@ -152,12 +156,7 @@ def samples(plan: Plan, ratio: float | None = None) -> str:
     horizon = plan.horizon
     assert horizon is not None, "a plan by cost has a horizon"
     left = horizon.equivalent if ratio is None else horizon.samples(ratio)
-    return f"{_whole(left)} of {_whole(horizon.batch)}"
-
-
-def _whole(size: float) -> str:
-    """Whole samples from ten on, two digits below."""
-    return f"{size:,.0f}" if size >= 9.95 else number(size, 2)
+    return f"{whole_samples(left)} of {whole_samples(horizon.batch)}"
 
 
 def _worth(plan: Plan) -> str:
@@ -230,17 +229,10 @@ def _firm(plan: Plan) -> list[str]:
     return said
 
 
-def _exact(plan: Plan) -> str:
-    totals = plan.totals
-    least = what(plan) if plan.budget.startswith(("--max-bits", "--ratio", "--step-time")) else "bits"
-    best = "No choice among these codecs is better: the plan" if totals.optimal else "The plan"
-    return f"{best} is {totals.gap:.2%} above the least {least} that fractions of codecs could reach."
-
-
 def brief_table(plan: Plan) -> Table:
     """The tensors with the most error, and all others in one row."""
-    bits = sum(row.bits * row.elements for row in plan.tensors)
-    error = sum(row.error for row in plan.tensors)
+    bits = sum(row.bits * row.elements for row in plan.tensors) or math.nan
+    error = sum(row.error for row in plan.tensors) or math.nan
     order = sorted(plan.tensors, key=lambda row: (row.error, row.bits * row.elements), reverse=True)
     few = order if len(order) <= FEW_ROWS else order[: FEW_ROWS - 1]
     rest = order[len(few) :]
@@ -253,71 +245,60 @@ def brief_table(plan: Plan) -> Table:
         used = {row.codec for row in rows}
         return rows[0].codec if len(used) == 1 else count(len(used), "codec")
 
+    def moved(rows: Sequence[TensorPlan]) -> float:
+        return sum(row.bits * row.elements for row in rows)
+
     columns: list[tuple[Column, Callable[[Sequence[TensorPlan]], Shown]]] = [
         (Column("tensor", numeric=False), name),
         (Column("codec", numeric=False), codec),
-        (
-            Column("bits"),
-            lambda rows: number(sum(r.bits * r.elements for r in rows) / sum(r.elements for r in rows)),
-        ),
-        (
-            Column("of the bits", rank=2),
-            lambda rows: format_cell(sum(r.bits * r.elements for r in rows) / (bits or math.nan), ".1%"),
-        ),
+        (Column("bits"), lambda rows: number(moved(rows) / sum(row.elements for row in rows))),
+        (Column("of the bits", rank=2), lambda rows: format_cell(moved(rows) / bits, ".1%")),
         (
             Column(f"of the {what(plan)}", rank=1),
-            lambda rows: format_cell(sum(r.error for r in rows) / (error or math.nan), ".1%"),
+            lambda rows: format_cell(sum(row.error for row in rows) / error, ".1%"),
         ),
     ]
     return Table.of(f"Tensors with the most {what(plan)}", shown, columns)
 
 
 def plan_table(plan: Plan, most: int | None = None) -> Table:
-    """Every tensor with its codec.
+    """Every tensor with its codec; of ``most`` those with the most error."""
+    bits = sum(row.bits * row.elements for row in plan.tensors) or math.nan
+    error = sum(row.error for row in plan.tensors) or math.nan
+    meaning = "expected measured bits per value: payload, norms and shared bytes"
+    part = Column(f"of the {what(plan)}", f"its part of the plan's {what(plan)}", rank=1)
 
-    Args:
-        plan: what is shown.
-        most: lines at most, those with the most error; None for all.
-    """
-    bits = sum(row.bits * row.elements for row in plan.tensors)
-    error = sum(row.error for row in plan.tensors)
-    grouped = any(row.group for row in plan.tensors)
-    columns = [
-        Column("tensor", numeric=False),
-        Column("codec", "what it goes through", numeric=False),
-        Column("elements", rank=3),
-        Column("bits", "expected measured bits per value: payload, norms and shared bytes"),
-        Column("of the bits", "its part of all bits", rank=2),
-        Column(f"of the {what(plan)}", f"its part of the plan's {what(plan)}", rank=1),
-        Column("stable", "part of the resampled steps on which its codec stays the same", rank=4),
-        Column("bits there", "5th to 95th percentile of its bits on resampled steps", rank=5),
+    def stable(row: TensorPlan) -> Cell:
+        if row.stable is None:
+            return NOTHING
+        return Cell(f"{row.stable:.0%}", mark="" if row.stable >= FIRM else "quiet")
+
+    def spread(row: TensorPlan) -> Cell:
+        if row.bits_low is None or row.bits_high is None:
+            return NOTHING
+        return Cell(f"{number(row.bits_low, 2)} to {number(row.bits_high, 2)}")
+
+    columns: list[tuple[Column, Callable[[TensorPlan], Shown]]] = [
+        (Column("tensor", numeric=False), lambda row: row.tensor),
+        (Column("codec", "what it goes through", numeric=False), lambda row: row.codec),
+        (Column("elements", rank=3), lambda row: f"{row.elements:,}"),
+        (Column("bits", meaning), lambda row: number(row.bits)),
+        (
+            Column("of the bits", "its part of all bits", rank=2),
+            lambda row: format_cell(row.bits * row.elements / bits, ".1%"),
+        ),
+        (part, lambda row: format_cell(row.error / error, ".1%")),
+        (Column("stable", "part of the resampled steps on which its codec stays the same", rank=4), stable),
+        (Column("bits there", "5th to 95th percentile of its bits on resampled steps", rank=5), spread),
     ]
-    if grouped:
-        columns.append(Column("group", "tensors with the same codec", numeric=False, rank=6))
+    if any(row.group for row in plan.tensors):
+        columns.append((Column("group", "tensors with the same codec", numeric=False, rank=6), lambda row: row.group))
     kept = set(sorted(range(len(plan.tensors)), key=lambda k: -plan.tensors[k].error)[:most])
-    rows = []
-    for k, row in enumerate(plan.tensors):
-        if k not in kept:
-            continue
-        unknown = Cell("–", mark="missing")
-        cells = [
-            Cell(row.tensor),
-            Cell(row.codec),
-            Cell(f"{row.elements:,}"),
-            Cell(number(row.bits)),
-            Cell(f"{row.bits * row.elements / bits:.1%}") if bits else unknown,
-            Cell(f"{row.error / error:.1%}") if error else unknown,
-            unknown if row.stable is None else Cell(f"{row.stable:.0%}", mark="" if row.stable >= FIRM else "quiet"),
-            unknown
-            if row.bits_low is None or row.bits_high is None
-            else Cell(f"{number(row.bits_low, 2)} to {number(row.bits_high, 2)}"),
-        ]
-        rows.append(tuple(cells + ([Cell(row.group)] if grouped else [])))
-    left = len(plan.tensors) - len(rows)
-    notes: tuple[str, ...] = (f"Tensors that the plan does not name go through {plan.default}.",)
-    if left:
-        notes = (f"{count(left, 'tensor')} with less {what(plan)} left out.", *notes)
-    return Table("Codec of every tensor", tuple(columns), tuple(rows), notes)
+    left = len(plan.tensors) - len(kept)
+    notes = [f"{count(left, 'tensor')} with less {what(plan)} left out."] if left else []
+    notes.append(f"Tensors that the plan does not name go through {plan.default}.")
+    rows = [row for k, row in enumerate(plan.tensors) if k in kept]
+    return Table.of("Codec of every tensor", rows, columns, notes=tuple(notes))
 
 
 def budget_table(plan: Plan, most: int | None = None) -> Table | None:
@@ -325,25 +306,18 @@ def budget_table(plan: Plan, most: int | None = None) -> Table | None:
     if len(plan.frontier) < 2:
         return None
     places = np.unique(np.linspace(0, len(plan.frontier) - 1, _BUDGETS).round().astype(int)).tolist()
-    columns = [Column("tensor", numeric=False)]
-    columns += [
-        Column(f"{number(plan.frontier[p].bits, 2)} bits", f"relative {what(plan)} {number(plan.frontier[p].error)}")
-        for p in places
-    ]
+    at = [plan.frontier[p] for p in places]
+    columns = [Column(f"{number(p.bits, 2)} bits", f"relative {what(plan)} {number(p.error)}") for p in at]
     kept = set(sorted(range(len(plan.tensors)), key=lambda k: -plan.tensors[k].elements)[:most])
     rows = tuple(
         (Cell(row.tensor), *(Cell(number(row.at_frontier[p], 2)) for p in places))
         for k, row in enumerate(plan.tensors)
         if k in kept and row.at_frontier
     )
-    errors = ", ".join(f"{number(plan.frontier[p].error, 2)} at {number(plan.frontier[p].bits, 2)}" for p in places)
-    return Table(
-        "Bits of every tensor at other budgets",
-        tuple(columns),
-        rows,
-        (f"{what(plan).capitalize()} by bits: {errors}.",),
-        folded=True,
-    )
+    errors = ", ".join(f"{number(p.error, 2)} at {number(p.bits, 2)}" for p in at)
+    notes = (f"{what(plan).capitalize()} by bits: {errors}.",)
+    columns.insert(0, Column("tensor", numeric=False))
+    return Table("Bits of every tensor at other budgets", tuple(columns), rows, notes, folded=True)
 
 
 def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
@@ -354,11 +328,7 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             kind="Plan",
             name=plan.name,
             sentences=tuple(plan_verdict(plan)),
-            blocks=(
-                plan_table(plan, most_layers),
-                *plan_figures(plan),
-                *([] if changing is None else [changing]),
-            ),
+            blocks=(plan_table(plan, most_layers), *plan_figures(plan), *([changing] if changing else [])),
             place="layers",
             provenance=plan.provenance,
             brief=brief_table(plan),

@@ -38,7 +38,7 @@ def savings_verdict(savings: Savings) -> list[str]:
         f"{duration(float32.exposed)} (float32) or {duration(bfloat16.exposed)} (bf16) to a "
         f"{duration(cluster.computing)} step."
     ]
-    if not any(_gains(row) for row in savings.rows):
+    if not any(row.over_bfloat16[0] >= _FASTER for row in savings.rows):
         return [*said, f"No codec saves even {WORTHWHILE:.0%} of a step over bf16: there is nothing to gain here."]
     # What was measured says more than what is usually the faster exchange.
     fit = [row for row in savings.rows if row.pareto and row.coding == "measured"]
@@ -54,7 +54,7 @@ def savings_verdict(savings: Savings) -> list[str]:
             said.append(f"It must encode and decode {_rate(row.rate_bfloat16)} to match bf16.")
     for exchange in PAYLOADS:
         rows = [row for row in savings.rows if row.exchange == exchange]
-        idle = [row for row in rows if not _gains(row)]
+        idle = [row for row in rows if row.over_bfloat16[0] < _FASTER]
         if idle:
             free = "" if all(row.coding for row in idle) else " even if encoding is free"
             said.append(
@@ -64,17 +64,8 @@ def savings_verdict(savings: Savings) -> list[str]:
     return said
 
 
-def _gains(row: Saving) -> bool:
-    return row.over_bfloat16[0] >= _FASTER
-
-
 def savings_table(savings: Savings, most: int | None = None) -> Table:
-    """Two lines for each codec, behind the two that need none.
-
-    Args:
-        savings: of a sweep or of a run log.
-        most: of more lines, those of Pareto-optimal codecs alone.
-    """
+    """Two lines for each codec, of ``most`` of Pareto-optimal ones alone, behind the two that need none."""
     shown: Sequence[Saving] = savings.rows
     if most is not None and len(shown) > most:
         shown = [row for row in shown if row.pareto]
@@ -94,10 +85,14 @@ def savings_table(savings: Savings, most: int | None = None) -> Table:
     )
     rows = [_row(row, timed=timed) for row in (*savings.plain, *shown)]
     cluster = savings.cluster
-    limit = f"of {cluster.bucket_mb or BUCKET_MIB:g} MiB" + (
-        "" if cluster.bucket_mb else f", first {FIRST_BUCKET_MIB:g}"
-    )
+    first = "" if cluster.bucket_mb else f", first {FIRST_BUCKET_MIB:g}"
+    limit = f"of {cluster.bucket_mb or BUCKET_MIB:g} MiB{first}"
     assumed = ", two thirds of the step," if cluster.backward_time is None else ""
+    coding = "No coding time is counted: none was measured"
+    if any(row.coding == "measured" for row in savings.rows):
+        coding = "Coding: CPU time of a rank as measured in this run"
+    elif cluster.codec_rate is not None:
+        coding = f"Coding: at {rate_text(cluster.codec_rate, 'elem/s')}, as given"
     notes = [
         (
             f"Computed, not measured: {savings.elements:,} gradients in {count(savings.buckets, 'bucket')} ({limit}), "
@@ -108,7 +103,7 @@ def savings_table(savings: Savings, most: int | None = None) -> Table:
             "Over float32, over bf16: how many times as long a step with these gradients in a ring all-reduce takes. "
             "Below: the same if nothing overlapped, and if exchanges filled the whole backward pass, for both steps."
         ),
-        _about_coding(savings),
+        f"{coding}. Break-even coding: values per second you must encode and decode to match bf16; below it float32.",
     ]
     if len(shown) < len(savings.rows):
         left = len({row.spec for row in savings.rows}) - len({row.spec for row in shown})
@@ -116,17 +111,7 @@ def savings_table(savings: Savings, most: int | None = None) -> Table:
     return Table("What codecs save", columns, tuple(rows), (*notes, *savings.notes), folded=True)
 
 
-def _about_coding(savings: Savings) -> str:
-    even = "Break-even coding: values per second you must encode and decode to match bf16; below it float32"
-    if any(row.coding == "measured" for row in savings.rows):
-        return f"Coding: CPU time of a rank as measured in this run. {even}."
-    if savings.cluster.codec_rate is not None:
-        return f"Coding: at {rate_text(savings.cluster.codec_rate, 'elem/s')}, as given. {even}."
-    return f"No coding time is counted: none was measured. {even}."
-
-
 def _row(row: Saving, *, timed: bool) -> tuple[Cell, ...]:
-    none = NOTHING
     rate = Cell(_rate(row.rate_bfloat16), _rate(row.rate_float32))
     if not math.isfinite(row.rate_bfloat16):
         rate = Cell(MISSING, rate.detail.strip(MISSING), "missing", "no codec is fast enough")
@@ -137,12 +122,12 @@ def _row(row: Saving, *, timed: bool) -> tuple[Cell, ...]:
         Cell(number(row.bits)),
         Cell(size(8 * row.sent_bytes)),
         Cell(duration(row.step.exposed)),
-        *([Cell(duration(row.step.codec)) if row.coding else none] if timed else []),
+        *([Cell(duration(row.step.codec)) if row.coding else NOTHING] if timed else []),
         Cell(duration(row.step.seconds)),
         _ratio(row.over_float32),
         _ratio(row.over_bfloat16),
         rate,
-        none if math.isnan(row.bandwidth) else pays,
+        NOTHING if math.isnan(row.bandwidth) else pays,
     )
 
 
@@ -181,16 +166,8 @@ def savings_chart(savings: Savings) -> Chart:
             ("bf16", 1e3 * savings.plain[1].step.seconds),
             ("float32", 1e3 * savings.plain[0].step.seconds),
         )
-        panels.append(
-            Panel(
-                tuple(curves),
-                title=_HOW[exchange],
-                x_label="ms of a step",
-                y_label="relative variance",
-                log_y=True,
-                marks=marks,
-            )
-        )
+        labels = (_HOW[exchange], "ms of a step", "relative variance")
+        panels.append(Panel(tuple(curves), *labels, log_y=True, marks=marks))
     caption = (
         "Lower and further left is better: each point is one codec, its steps timed by the model of the table. Dotted: "
         "the step without any exchange, and those with plain all-reduces; a codec right of bf16 makes steps longer."
@@ -200,33 +177,50 @@ def savings_chart(savings: Savings) -> Chart:
 
 def savings_records(savings: Savings) -> list[dict[str, Any]]:
     """One record for each line of the table, at full precision: seconds, bytes, elements and bits per second."""
-    return [_record(row) for row in (*savings.plain, *savings.rows)]
+    return [
+        {
+            "spec": row.spec,
+            "exchange": row.exchange,
+            "bits": row.bits,
+            "relative_variance": row.relative_variance,
+            "sent_bytes": row.sent_bytes,
+            "communication_seconds": row.step.communication,
+            "exposed_seconds": row.step.exposed,
+            "codec_seconds": row.step.codec if row.coding else math.nan,
+            "coding": row.coding,
+            "step_seconds": row.step.seconds,
+            "step_seconds_no_overlap": row.step.serial,
+            "step_seconds_ideal_overlap": row.step.ideal,
+            **{
+                f"over_{name}{suffix}": value
+                for name, times in (("float32", row.over_float32), ("bfloat16", row.over_bfloat16))
+                for suffix, value in zip(("", "_no_overlap", "_ideal_overlap"), times, strict=True)
+            },
+            "break_even_rate_float32": row.rate_float32,
+            "break_even_rate_bfloat16": row.rate_bfloat16,
+            "break_even_bandwidth": row.bandwidth,
+        }
+        for row in (*savings.plain, *savings.rows)
+    ]
 
 
-def _record(row: Saving) -> dict[str, Any]:
-    step = row.step
-    return {
-        "spec": row.spec,
-        "exchange": row.exchange,
-        "bits": row.bits,
-        "relative_variance": row.relative_variance,
-        "sent_bytes": row.sent_bytes,
-        "communication_seconds": step.communication,
-        "exposed_seconds": step.exposed,
-        "codec_seconds": step.codec if row.coding else math.nan,
-        "coding": row.coding,
-        "step_seconds": step.seconds,
-        "step_seconds_no_overlap": step.serial,
-        "step_seconds_ideal_overlap": step.ideal,
-        **{
-            f"over_{name}{suffix}": value
-            for name, times in (("float32", row.over_float32), ("bfloat16", row.over_bfloat16))
-            for suffix, value in zip(("", "_no_overlap", "_ideal_overlap"), times, strict=True)
-        },
-        "break_even_rate_float32": row.rate_float32,
-        "break_even_rate_bfloat16": row.rate_bfloat16,
-        "break_even_bandwidth": row.bandwidth,
-    }
+def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
+    """What codecs save between ranks, one section for the results that have any."""
+    for savings in report.savings:
+        yield savings_section(savings, most_layers)
+
+
+def savings_section(savings: Savings, most: int | None = None) -> Section:
+    """What codecs save between ranks; ``most`` as of :func:`savings_table`."""
+    return Section(
+        kind=savings.title,
+        name=savings.name,
+        sentences=tuple(savings_verdict(savings)),
+        blocks=(savings_table(savings, most), *savings_figures(savings)),
+        place="network",
+        together=True,
+        numbers=partial(_numbers, savings),
+    )
 
 
 def savings_json(savings: Savings) -> dict[str, Any]:
@@ -242,44 +236,14 @@ def savings_json(savings: Savings) -> dict[str, Any]:
     }
 
 
-def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
-    """What codecs save, one section for the results that have any."""
-    for savings in report.savings:
-        yield savings_section(savings, most_layers)
-
-
-def savings_section(savings: Savings, most: int | None = None) -> Section:
-    """What codecs save between ranks; ``most`` as of :func:`savings_table`."""
-    said = tuple(savings_verdict(savings))
-    return Section(
-        kind=savings.title,
-        name=savings.name,
-        sentences=said,
-        blocks=(savings_table(savings, most), *savings_figures(savings)),
-        place="network",
-        together=True,
-        numbers=partial(_numbers, savings),
-    )
-
-
 def _numbers(savings: Savings) -> Numbers:
     rows = [{"results": savings.name, **row} for row in savings_records(savings)]
-    return Numbers(
-        {"savings": savings_json(savings)}, tuple({"record": "saving", **row} for row in rows), {"savings": rows}
-    )
+    records = tuple({"record": "saving", **row} for row in rows)
+    return Numbers({"savings": savings_json(savings)}, records, {"savings": rows})
 
 
-def savings_figures(savings: Savings) -> list[FigureSpec]:
+def savings_figures(savings: Savings) -> Iterator[FigureSpec]:
     """The figure of what codecs save between ranks, where their errors are known."""
     chart = savings_chart(savings)
-    if not any(panel.curves for panel in chart.panels):
-        return []
-    return [
-        charted(
-            "savings",
-            "Error against the time of a step",
-            chart.caption,
-            lambda: chart,
-            folded=True,
-        )
-    ]
+    if any(panel.curves for panel in chart.panels):
+        yield charted("savings", "Error against the time of a step", chart.caption, lambda: chart, folded=True)

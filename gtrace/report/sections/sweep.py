@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.report import figures
-from gtrace.report.analysis.details import MOST_TENSORS, common_count, tensors_with_convergence, tensors_with_levels
+from gtrace.report.analysis.details import MOST_TENSORS, common_count, tensors_with_levels
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
 from gtrace.report.analysis.results import MOST_NAMED, averaged_over
 from gtrace.report.names import count
@@ -69,23 +69,26 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
         others += exchange_sentence(analysis.exchanges)
         others += rotation_sentences(analysis.rotation)
         named = [f"{pair.first} has {compared_in_words(pair)}." for pair in pairs or ()]
+        methods = count(len({c.method for c in analysis.configurations}), "method")
         made = {key: value for key, value in analysis.provenance.items() if key != "tensors"}
+        savings = report.savings_of(analysis)
         yield Section(
             kind="Sweep",
             name=analysis.name,
             sentences=(*named, first, *groups_in_words(groups or ()), *others),
-            blocks=(
-                *_answers(analysis, pairs or (), groups or (), report.savings_of(analysis)),
-                *_details(analysis, most_layers),
-            ),
+            blocks=(*_answers(analysis, pairs or (), groups or (), savings), *_details(analysis, most_layers)),
             place="choose",
             notes=analysis.notes,
             warnings=analysis.warnings,
-            facts=_facts(analysis),
+            facts=(
+                f"{methods} in {count(len(analysis.configurations), 'configuration')}, "
+                f"{count(len(analysis.tensors), 'tensor')} with {count(int(analysis.elements.sum()), 'element')}, "
+                f"{count(len(analysis.steps), 'step')}; {count(analysis.cells, 'tensor-step')} compared"
+            ),
             provenance={"results": analysis.name, "rows": analysis.rows, **made},
             numbers=partial(_numbers, analysis, pairs, groups),
-            verdict=(verdict := verdict_of(analysis, report.savings_of(analysis))),
-            brief=choice_table(analysis, report.savings_of(analysis)),
+            verdict=(verdict := verdict_of(analysis, savings)),
+            brief=choice_table(analysis, savings),
             following=_following(analysis, verdict),
         )
 
@@ -106,15 +109,6 @@ def _following(analysis: SweepAnalysis, verdict: Verdict) -> str:
     if verdict.answer == "not measured":
         return f"gtrace sweep {trace}"
     return f"gtrace sweep {trace} --methods bf16" if verdict.answer == "do not compress" and not verdict.codec else ""
-
-
-def _facts(analysis: SweepAnalysis) -> str:
-    methods = count(len({c.method for c in analysis.configurations}), "method")
-    return (
-        f"{methods} in {count(len(analysis.configurations), 'configuration')}, "
-        f"{count(len(analysis.tensors), 'tensor')} with {count(int(analysis.elements.sum()), 'element')}, "
-        f"{count(len(analysis.steps), 'step')}; {count(analysis.cells, 'tensor-step')} compared"
-    )
 
 
 def _answers(
@@ -255,7 +249,7 @@ def _fit_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
             folded=True,
             place="details",
         )
-    descents = tensors_with_convergence(analysis.fits)[:MOST_TENSORS]
+    descents = [fit for fit in analysis.fits if fit.convergence is not None][:MOST_TENSORS]
     if descents:
         yield charts.charted(
             "convergence",
@@ -274,9 +268,18 @@ def _numbers(
     """Every number of a sweep, of the pairs and of the groups that the reader named; None if nobody named any."""
     json: dict[str, Any] = {"sweeps": _json(analysis)}
     rows = {"configurations": [{"results": analysis.name, **_flat(c)} for c in analysis.configurations]}
-    group_rows = [row for group in groups or () for row in _group_rows(group)]
+    group_rows: list[Record] = []
     if groups is not None:
-        json["groups"] = [_group_json(group) for group in groups]
+        json["groups"] = []
+        for group in groups:
+            found = [flat(c) for c in group.analysis.configurations]
+            numbers: dict[str, Any] = {"elements": group.elements, "energy_share": group.energy_share}
+            about = {"group": group.name, "group_tensors": len(group.tensors)}
+            about |= {f"group_{name}": value for name, value in numbers.items()}
+            group_rows += [{**about, **record} for record in found]
+            numbers |= {"verdict": sweep_verdict(group.analysis), "configurations": found}
+            numbers["notes"] = list(group.analysis.notes)
+            json["groups"].append({"group": group.name, "tensors": list(group.tensors), **numbers})
         rows["groups"] = [{"results": analysis.name, **row} for row in group_rows]
     if pairs is not None:
         json["pairs"] = [flat(c) for c in pairs]
@@ -372,37 +375,14 @@ def _json(analysis: SweepAnalysis) -> dict[str, Any]:
 
 
 def _phase_json(phase: Phase, analysis: SweepAnalysis) -> dict[str, Any]:
-    at = {
-        family.label: {f"{target:g}": phase.at[f, k] for k, target in enumerate(analysis.targets)}
-        for f, family in enumerate(analysis.families)
-    }
+    targets = [f"{target:g}" for target in analysis.targets]
+    at = {family.label: dict(zip(targets, phase.at[f], strict=True)) for f, family in enumerate(analysis.families)}
+    specs = [c.spec for c in analysis.configurations]
     return {
         "name": phase.name,
         "first_step": phase.first,
         "last_step": phase.last,
         "steps": phase.steps,
-        "relative_variance": {c.spec: phase.relative_variance[i] for i, c in enumerate(analysis.configurations)},
+        "relative_variance": dict(zip(specs, phase.relative_variance, strict=True)),
         "equal_bits": at,
     }
-
-
-def _group_json(group: TensorGroup) -> dict[str, Any]:
-    return {
-        "group": group.name,
-        "tensors": list(group.tensors),
-        "elements": group.elements,
-        "energy_share": group.energy_share,
-        "verdict": sweep_verdict(group.analysis),
-        "configurations": [flat(c) for c in group.analysis.configurations],
-        "notes": list(group.analysis.notes),
-    }
-
-
-def _group_rows(group: TensorGroup) -> list[Record]:
-    about = {
-        "group": group.name,
-        "group_tensors": len(group.tensors),
-        "group_elements": group.elements,
-        "group_energy_share": group.energy_share,
-    }
-    return [{**about, **flat(c)} for c in group.analysis.configurations]

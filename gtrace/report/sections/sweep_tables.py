@@ -32,7 +32,7 @@ from gtrace.report.statistics import THIRDS
 from gtrace.report.verdict import ERROR_LIMIT, Candidate, candidates_of, choose, lost, short_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from gtrace.report.analysis.equal_bits import AtBits
     from gtrace.report.analysis.evidence import PairedComparison, Phase
@@ -129,7 +129,8 @@ def layer_tables(analysis: SweepAnalysis) -> LayerTables | None:
         if math.isfinite(analysis.energy_share[k]):
             named.append(f"{analysis.energy_share[k]:.1%} of the energy")
         if analysis.layer_best[k]:
-            content, rate = _ranked(analysis, k), bits_in_words(analysis.targets[analysis.decisive])
+            rate = bits_in_words(analysis.targets[analysis.decisive])
+            content = _ranked(analysis, k, rate)
             named.append(f"least error at {rate}: {analysis.layer_best[k]}")
         else:
             content = _listed(analysis, chosen, k)
@@ -139,42 +140,33 @@ def layer_tables(analysis: SweepAnalysis) -> LayerTables | None:
     return LayerTables("Layer by layer", tuple(tables), note)
 
 
-def _ranked(analysis: SweepAnalysis, k: int) -> Table:
+def _ranked(analysis: SweepAnalysis, k: int, rate: str) -> Table:
     """The methods on one layer at equal bits of this layer, least error first."""
     known = sorted((float(at[k]), label) for label, at in analysis.layer_at.items() if math.isfinite(at[k]))
-    rate = bits_in_words(analysis.targets[analysis.decisive])
+    error = Column(f"error at {rate}", f"at {rate} per value of this tensor, summed over steps")
+    least = Column("times least", "error over the least of these methods")
     return Table.of(
         analysis.tensors[k],
         known[:MOST_METHODS],
         [
             (Column("method", numeric=False), lambda found: found[1]),
-            (
-                Column(f"error at {rate}", f"at {rate} per value of this tensor, summed over steps"),
-                lambda found: energy_share(found[0]),
-            ),
-            (
-                Column("times least", "error over the least of these methods"),
-                lambda found: number(found[0] / known[0][0]),
-            ),
+            (error, lambda found: energy_share(found[0])),
+            (least, lambda found: number(found[0] / known[0][0])),
         ],
     )
 
 
 def _listed(analysis: SweepAnalysis, chosen: list[int], k: int) -> Table:
     """One configuration of each method on a layer where nothing can be compared at equal bits, in no order."""
+    bits = Column("bits", "measured bits per value of this tensor")
+    error = Column("relative variance", "||Q(g) - g||² / ||g||² of this tensor, summed over steps")
     return Table.of(
         analysis.tensors[k],
         chosen,
         [
             (Column("method", numeric=False), lambda i: analysis.configurations[i].name),
-            (
-                Column("bits", "measured bits per value of this tensor"),
-                lambda i: number(float(analysis.per_tensor_bits[i, k])),
-            ),
-            (
-                Column("relative variance", "||Q(g) - g||² / ||g||² of this tensor, summed over steps"),
-                lambda i: number(float(analysis.per_tensor[i, k])),
-            ),
+            (bits, lambda i: number(float(analysis.per_tensor_bits[i, k]))),
+            (error, lambda i: number(float(analysis.per_tensor[i, k]))),
         ],
     )
 
@@ -204,6 +196,10 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
         ),
         "By layers: every layer counts the same, at the same configurations, small layers as much as large ones.",
     )
+
+    def third(name: str, compared: PairedComparison) -> str:
+        return number(compared.thirds.get(name, math.nan))
+
     return Table.of(
         title,
         comparisons,
@@ -228,7 +224,10 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
                 Column("steps better", "part of training in which the first has less error", rank=3),
                 lambda c: percent(c.better),
             ),
-            *((Column(name, f"ratio in the {name} third of training", rank=4), _in_third(name)) for name in THIRDS),
+            *(
+                (Column(name, f"ratio in the {name} third of training", rank=4), partial(third, name))
+                for name in THIRDS
+            ),
             (
                 Column("by layers", "mean ratio of the layers, all counted the same", rank=2),
                 lambda c: Cell(number(math.exp(c.by_layers.estimate)), hint=_span(c.by_layers)),
@@ -237,10 +236,6 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
         notes=(*about, *notes, *why) if comparisons else (),
         empty="Nothing to compare.",
     )
-
-
-def _in_third(name: str) -> Callable[[PairedComparison], str]:
-    return lambda c: number(c.thirds.get(name, math.nan))
 
 
 def interval_cell(interval: Interval) -> Cell:
@@ -302,14 +297,9 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
     """The headline: error of each method at equal measured bits, best first."""
     columns = [Column("method", "codec, and the parameters in which its families differ", numeric=False)]
     decisive = analysis.decisive
-    columns += [
-        Column(
-            bits_in_words(t),
-            f"error at {t:g} measured bits per value",
-            rank=0 if k == decisive else 1 + abs(k - decisive),
-        )
-        for k, t in enumerate(analysis.targets)
-    ]
+    for k, t in enumerate(analysis.targets):
+        rank = 0 if k == decisive else 1 + abs(k - decisive)
+        columns.append(Column(bits_in_words(t), f"error at {t:g} measured bits per value", rank=rank))
     rates = {rate.family: rate for rate in analysis.bd_rates}
     reference = analysis.bd_rates[0].reference if rates else ""
     if rates:
@@ -333,8 +323,8 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
         if rates:
             cells.append(_rate_cell(rates.get(family.label), reference=family.label == reference))
         rows.append(tuple(cells))
-    notes = [
-        *_what_error_is(analysis),
+    notes = _what_error_is(analysis)
+    notes += [
         (
             "Below each number: the configurations it is log-interpolated between, b3 means bits=3, or the one that "
             "has it, with its bits when these are fewer."
@@ -373,14 +363,20 @@ def _at_cell(analysis: SweepAnalysis, at: AtBits, single: float, *, winner: bool
             hint = f"not measured near {bits_in_words(at.target)}: {_neighbours(analysis, at)}"
         return Cell(MISSING, mark="missing", hint=hint)
     low, high = analysis.configurations[at.lower], analysis.configurations[at.upper]
-    detail = _bracket(low, high)
+    detail = low.setting or "alone"
+    if low is not high:
+        detail += f"{MISSING}{high.setting or 'alone'}"
     if at.elsewhere:
         detail += f" at {number(at.bits)} bits"
     if at.bias >= 0.01 * at.variance > 0 and low.bias_known:
         detail += f", {at.bias / at.variance:.0%} bias"
     if math.isfinite(single):
         detail += f", one step {energy_share(single)}"
-    return Cell(energy_share(at.variance), detail, "best" if winner else "", _bracket_hint(low, high))
+    one, two = (f"{c.spec} ({energy_share(c.error)} at {number(c.bits)} bits)" for c in (low, high))
+    hint = f"between {one} and {two}"
+    if low is high:
+        hint = f"{low.spec}: {energy_share(low.error)} at {number(low.bits)} bits"
+    return Cell(energy_share(at.variance), detail, "best" if winner else "", hint)
 
 
 def _neighbours(analysis: SweepAnalysis, at: AtBits) -> str:
@@ -391,28 +387,24 @@ def _neighbours(analysis: SweepAnalysis, at: AtBits) -> str:
 def _compared(analysis: SweepAnalysis) -> str:
     """What methods are compared by, as in the title of a table."""
     basis = analysis.basis
-    parts = [count(basis.workers, "worker"), CODED[basis.coder]]
-    return ", ".join(([f"over {basis.steps_in_words}"] if basis.window else []) + parts)
+    steps = f"over {basis.steps_in_words}, " if basis.window else ""
+    return f"{steps}{count(basis.workers, 'worker')}, {CODED[basis.coder]}"
 
 
-def _what_error_is(analysis: SweepAnalysis) -> Iterator[str]:
+def _what_error_is(analysis: SweepAnalysis) -> list[str]:
     basis, whose = analysis.basis, whose_gradient(analysis.provenance)
-    yield (
+    said = [
         f"Error: ||Q(g) - g||² / ||g||² of {whose}, the share of gradient energy lost; above 100% it is more than the "
         "gradient."
-    )
+    ]
     if basis.window:
-        yield (
+        said.append(
             f"Q(g) - g and g are summed over {basis.steps_in_words} first, because codecs with memory send later what "
             "they leave out now."
         )
-    if basis.workers > 1:
-        yield (
-            f"Averaging over {basis.workers:,} workers divides the variance of an error by {basis.workers:,}; its bias "
-            "stays."
-        )
-    else:
-        yield "For one worker. --cluster or --ranks compares for N workers, which shrink variance and leave bias."
+    many = f"Averaging over {basis.workers:,} workers divides the variance of an error by {basis.workers:,}"
+    one = "For one worker. --cluster or --ranks compares for N workers, which shrink variance and leave bias."
+    return [*said, f"{many}; its bias stays." if basis.workers > 1 else one]
 
 
 def _rate_cell(rate: BDRate | None, *, reference: bool) -> Cell:
@@ -421,20 +413,6 @@ def _rate_cell(rate: BDRate | None, *, reference: bool) -> Cell:
     if rate is None or math.isnan(rate.change):
         return Cell(MISSING, mark="missing", hint=rate.why if rate else "")
     return Cell(signed_percent(rate.change), f"{number(rate.low, 2)}{MISSING}{number(rate.high, 2)}")
-
-
-def _bracket(low: Configuration, high: Configuration) -> str:
-    one, two = low.setting or "alone", high.setting or "alone"
-    return one if low is high else f"{one}{MISSING}{two}"
-
-
-def _bracket_hint(low: Configuration, high: Configuration) -> str:
-    if low is high:
-        return f"{low.spec}: {energy_share(low.error)} at {number(low.bits)} bits"
-    return (
-        f"between {low.spec} ({energy_share(low.error)} at {number(low.bits)} bits) "
-        f"and {high.spec} ({energy_share(high.error)} at {number(high.bits)} bits)"
-    )
 
 
 def configuration_table(analysis: SweepAnalysis) -> Table:
@@ -568,15 +546,18 @@ def most_energy(analysis: SweepAnalysis, most: int | None, first: Collection[str
 
 def group_table(groups: Sequence[TensorGroup]) -> Table:
     """Error, and bits, of each configuration in each group; the fewer of the two are the columns."""
-    specs = list(dict.fromkeys(c.spec for group in groups for c in group.analysis.configurations))
-    by_spec = [{c.spec: c for c in group.analysis.configurations} for group in groups]
     names = {c.spec: c.name for group in groups for c in group.analysis.configurations}
-    cells = {}
-    for group, found in zip(groups, by_spec, strict=True):
-        winners = {c.spec for c in group.analysis.configurations if c.pareto}
-        cells.update({(group.name, spec): _group_cell(found.get(spec), best=spec in winners) for spec in specs})
+    specs = list(names)
+    cells = {(group.name, spec): NOTHING for group in groups for spec in specs}
+    about = {}
+    for group in groups:
+        tensors = count(len(group.tensors), "tensor")
+        about[group.name] = f"{tensors}, {group.elements:,} elements, {group.energy_share:.1%} of the energy"
+        for c in group.analysis.configurations:
+            if not math.isnan(c.error):
+                cells[group.name, c.spec] = Cell(number(c.error), number(c.bits), "best" if c.pareto else "")
     if len(groups) <= _WIDE:
-        heads = [("codec", "its spec"), *((group.name, _about(group)) for group in groups)]
+        heads = [("codec", "its spec"), *((group.name, about[group.name]) for group in groups)]
         rows = [[Cell(names[spec]), *(cells[group.name, spec] for group in groups)] for spec in specs]
     elif len(specs) <= _WIDE:
         heads = [("group", "tensors that are summed up"), *((names[spec], spec) for spec in specs)]
@@ -585,21 +566,10 @@ def group_table(groups: Sequence[TensorGroup]) -> Table:
         heads = [("group", "tensors that are summed up"), ("codec", "its spec"), ("error", "and bits")]
         rows = [[Cell(g.name), Cell(names[spec]), cells[g.name, spec]] for g in groups for spec in specs]
     columns = [Column(head, meaning, numeric=k > 0 and head != "codec") for k, (head, meaning) in enumerate(heads)]
-    notes = [f"{group.name}: {_about(group)}." for group in groups] if len(groups) <= _WIDE else []
+    notes = [f"{group.name}: {about[group.name]}." for group in groups] if len(groups) <= _WIDE else []
     notes.append(
         "Error: squared errors over energies, both summed over the group; below it bits "
         "per value, weighted by elements. Marked: no other codec takes fewer bits at no more error."
     )
     said = dict.fromkeys(note for group in groups for note in group.analysis.notes)
     return Table("Error by group of tensors", tuple(columns), tuple(map(tuple, rows)), (*notes, *said), place="layers")
-
-
-def _about(group: TensorGroup) -> str:
-    tensors = count(len(group.tensors), "tensor")
-    return f"{tensors}, {group.elements:,} elements, {group.energy_share:.1%} of the energy"
-
-
-def _group_cell(found: Configuration | None, *, best: bool) -> Cell:
-    if found is None or math.isnan(found.error):
-        return NOTHING
-    return Cell(number(found.error), number(found.bits), mark="best" if best else "")

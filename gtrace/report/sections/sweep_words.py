@@ -36,20 +36,23 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
     k = analysis.decisive
     if k < 0:
         wanted = listed([f"{t:g}" for t in analysis.targets])
-        nowhere = f"Nothing to compare: no method was measured near {wanted} bits per value."
+        nowhere = f"no method was measured near {wanted} bits per value."
         return [
-            nowhere if wanted else "Nothing to compare: no method has both an error and a known number of bits.",
+            f"Nothing to compare: {nowhere if wanted else 'no method has both an error and a known number of bits.'}"
         ]
     found = analysis.ranking(k)
     at = f"At {bits_in_words(analysis.targets[k])} per value"
-    over = _over(analysis)
+    basis = analysis.basis
+    over = f" over {basis.steps_in_words}" if basis.window else ""
+    over += f" with {basis.workers:,} workers" if basis.workers > 1 else ""
     if len(found) == 1:
         only, own = found[0], found[0].at[k]
         at = f"At {bits_in_words(float(f'{own.bits:.3g}'))} per value"
         lost = f"{energy_share(own.variance)} of gradient energy"
         return [f"{at}, {only.label} loses {lost}{over}; no other method was measured there."]
-    named = [f"{f.label} ({_amount(f, k)})" for f in found[1:]]
-    first = [f"{at}, {found[0].label} loses least{over} ({_share(found[0], k)}), then {listed(named[: _FIRST - 1])}."]
+    named = [f"{f.label} ({_amount(f, k, 'has')})" for f in found[1:]]
+    least = _amount(found[0], k, "it has", " of gradient energy")
+    first = [f"{at}, {found[0].label} loses least{over} ({least}), then {listed(named[: _FIRST - 1])}."]
     first += [f"Behind them: {listed(named[_FIRST - 1 :], _NAMED)}."] if named[_FIRST - 1 :] else []
     first += _how_sure(analysis, k)
     ranks = averaged_over(analysis.provenance)
@@ -68,24 +71,11 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
     ]
 
 
-def _amount(family: Family, k: int) -> str:
+def _amount(family: Family, k: int, has: str, of: str = "") -> str:
     """``4.6%``, or ``has 3.0% at 1.99 bits`` when it needs fewer bits than the target."""
     at = family.at[k]
-    lost = energy_share(at.variance)
-    return f"has {lost} at {number(at.bits)} bits" if at.elsewhere else lost
-
-
-def _share(family: Family, k: int) -> str:
-    at = family.at[k]
-    lost = f"{energy_share(at.variance)} of gradient energy"
-    return f"it has {lost} at {number(at.bits)} bits" if at.elsewhere else lost
-
-
-def _over(analysis: SweepAnalysis) -> str:
-    """Over how many steps and workers errors are taken; nothing for a single step of one worker."""
-    basis = analysis.basis
-    steps = f" over {basis.steps_in_words}" if basis.window else ""
-    return steps + (f" with {basis.workers:,} workers" if basis.workers > 1 else "")
+    lost = f"{energy_share(at.variance)}{of}"
+    return f"{has} {lost} at {number(at.bits)} bits" if at.elsewhere else lost
 
 
 def _bias(analysis: SweepAnalysis, k: int) -> list[str]:
@@ -125,9 +115,7 @@ def _how_sure(analysis: SweepAnalysis, k: int) -> list[str]:
     if behind is None:
         return sentences
     compared = analysis.comparison(found[0].label, behind.label, analysis.targets[k])
-    if compared is None:
-        return sentences
-    return [*sentences, f"{found[0].label} has {compared_in_words(compared)}."]
+    return sentences if compared is None else [*sentences, f"{found[0].label} has {compared_in_words(compared)}."]
 
 
 def _doubt(analysis: SweepAnalysis, level: Sequence[Family], k: int) -> str:

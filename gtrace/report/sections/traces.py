@@ -14,11 +14,11 @@ from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
 from gtrace.report import figures
 from gtrace.report.names import MISSING, listed, number
-from gtrace.report.section import FEW_ROWS, Block, Cell, Column, FigureSpec, Mark, Numbers, Section, Table
+from gtrace.report.section import FEW_ROWS, NOTHING, Block, Cell, Column, FigureSpec, Mark, Numbers, Section, Table
 from gtrace.sweep.laws import ASKED, FEW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from gtrace.report.analysis.traces import LawSection, TraceSummary
     from gtrace.report.inputs import Report
@@ -70,28 +70,18 @@ def section_json(section: LawSection) -> dict[str, Any]:
 
 def trace_table(summary: TraceSummary) -> Table:
     """One line per tensor of a trace."""
-    columns = (
-        Column("tensor", numeric=False),
-        Column("shape", numeric=False),
-        Column("elements"),
-        Column("steps"),
+    return Table.of(
+        "Recorded tensors",
+        summary.tensors,
+        [
+            (Column("tensor", numeric=False), lambda t: t.name),
+            (Column("shape", numeric=False), lambda t: " × ".join(map(str, t.shape)) or "scalar"),
+            (Column("elements"), lambda t: f"{t.elements:,}"),
+            (Column("steps"), lambda t: f"{t.steps:,}"),
+        ],
+        empty="The trace holds no tensor.",
+        folded=True,
     )
-    rows = tuple(
-        (
-            Cell(t.name),
-            Cell(" × ".join(map(str, t.shape)) or "scalar"),
-            Cell(f"{t.elements:,}"),
-            Cell(f"{t.steps:,}"),
-        )
-        for t in summary.tensors
-    )
-    return Table("Recorded tensors", columns, rows, (), "The trace holds no tensor.", folded=True)
-
-
-def _largest(summary: TraceSummary) -> Table:
-    """The tensors with the most elements."""
-    largest = sorted(summary.tensors, key=lambda tensor: -tensor.elements)[:FEW_ROWS]
-    return trace_table(dataclasses.replace(summary, tensors=tuple(largest)))
 
 
 #: How early a narrow terminal drops a law.
@@ -114,21 +104,18 @@ def law_table(section: LawSection) -> Table:
     )
     rows = []
     for layer in section.layers:
-        few = not layer.judged.any()
         means, best = layer.mean_distances, layer.best
-        cells = [
-            Cell(layer.info.name, mark="quiet" if few else ""),
-            Cell(f"{float(layer.counts.mean()):,.0f}", mark="quiet" if few else ""),
-        ]
-        sigma, mu = layer.sigma_log2[layer.counts > 0], layer.mu_log2[layer.counts > 0]
-        known = bool(len(sigma))
-        for values, digits in ((sigma, 2), (mu, 1)):
-            span = f"{values.min():.{digits}f} to {values.max():.{digits}f}" if known else ""
-            cells.append(Cell(f"{values.mean():.{digits}f}" if known else MISSING, detail=span))
+        quiet: Mark = "" if layer.judged.any() else "quiet"
+        cells = [Cell(layer.info.name, mark=quiet), Cell(f"{float(layer.counts.mean()):,.0f}", mark=quiet)]
+        for every, digits in ((layer.sigma_log2, 2), (layer.mu_log2, 1)):
+            values = every[layer.counts > 0]
+            cells.append(Cell(MISSING))
+            if len(values):
+                span = f"{values.min():.{digits}f} to {values.max():.{digits}f}"
+                cells[-1] = Cell(f"{values.mean():.{digits}f}", detail=span)
         for name in LAWS:
-            missing = math.isnan(means[name])
-            mark: Mark = "missing" if missing else "quiet" if few else "best" if name == best else ""
-            cells.append(Cell(MISSING if missing else f"{means[name]:.3f}", mark=mark))
+            found = Cell(f"{means[name]:.3f}", mark=quiet or ("best" if name == best else ""))
+            cells.append(NOTHING if math.isnan(means[name]) else found)
         rows.append(tuple(cells))
     if section.verdict.cells:
         means = section.verdict.distances
@@ -145,12 +132,12 @@ def law_table(section: LawSection) -> Table:
 
 def format_table(section: LawSection) -> Table:
     """One line per layer: the best float format of each number of bits."""
-    bits = [found.bits for found in section.formats[0].formats] if section.formats else []
+    bits = [found.bits for found in section.formats[0].formats]
     columns = (
         Column("layer", "tensor", numeric=False),
         Column("sigma log2", "mean over steps", rank=1),
         *(Column(f"FP{b}", f"format 1-E-M of {b} bits with the least expected relative error") for b in bits),
-        Column("scale drift", f"scale exponents over the steps at {bits[-1] if bits else 8} bits", rank=2),
+        Column("scale drift", f"scale exponents over the steps at {bits[-1]} bits", rank=2),
     )
     rows = []
     flushed = False
@@ -158,16 +145,13 @@ def format_table(section: LawSection) -> Table:
         cells = [Cell(layer.info.name), Cell(f"{layer.sigma_log2.mean():.2f}")]
         for found in layer.formats:
             worst = float(found.flushed.max())
-            much = worst > _MUCH_FLUSHED
-            flushed = flushed or much
-            cells.append(
-                Cell(
-                    str(found.format) + ("*" if much else ""),
-                    hint=f"relative error {found.error:.1%}, up to {worst:.1%} flushed to zero, up to "
-                    f"{float(found.saturated.max()):.2%} saturated; second best {found.second} has "
-                    f"{number(found.margin)} times the error",
-                )
+            flushed |= worst > _MUCH_FLUSHED
+            hint = (
+                f"relative error {found.error:.1%}, up to {worst:.1%} flushed to zero, up to "
+                f"{float(found.saturated.max()):.2%} saturated; second best {found.second} has "
+                f"{number(found.margin)} times the error"
             )
+            cells.append(Cell(str(found.format) + "*" * (worst > _MUCH_FLUSHED), hint=hint))
         k = layer.formats[-1].scale_exponents
         cells.append(Cell(f"{k.min()} to {k.max()}"))
         rows.append(tuple(cells))
@@ -184,36 +168,27 @@ def format_table(section: LawSection) -> Table:
 
 def sparsity_table(section: LawSection) -> Table:
     """One line per threshold rule: how far the sparsity is from what was asked for."""
+    draw = "one draw, mean over gradients, and its standard error"
     columns = (
         Column("threshold rule", numeric=False),
         Column("mean off", "mean |expected - required| over gradients and sparsities"),
         Column("worst off", "largest |expected - required|"),
         Column("worst layer", numeric=False, rank=1),
-        *(
-            Column(f"realized at {asked:g}", "one draw, mean over gradients, and its standard error", rank=2)
-            for asked in ASKED
-        ),
+        *(Column(f"realized at {asked:g}", draw, rank=2) for asked in ASKED),
     )
     rows = []
-    if section.cells:
-        off = {rule: section.deviations(rule) for rule in RULES}
-        best = min(RULES, key=lambda rule: float(off[rule].mean()))
-        for place, rule in enumerate(RULES):
-            worst = section.cells[int(off[rule].max(axis=1).argmax())]
-            cells = [
-                Cell(rule),
-                Cell(f"{off[rule].mean():.4f}", mark="best" if rule == best else ""),
-                Cell(f"{off[rule].max():.4f}"),
-                Cell(f"{worst.tensor} @ {worst.step}"),
-            ]
-            for k in range(len(ASKED)):
-                value = float(np.mean([cell.realized[place, k] for cell in section.cells]))
-                error = math.sqrt(sum(cell.standard_error[place, k] ** 2 for cell in section.cells)) / len(
-                    section.cells
-                )
-                cells.append(Cell(f"{value:.4f}", detail=f"±{error:.4f}"))
-            rows.append(tuple(cells))
-    zeros = np.mean([cell.zeros for cell in section.cells]) if section.cells else 0.0
+    off = {rule: section.deviations(rule) for rule in RULES}
+    best = min(RULES, key=lambda rule: float(off[rule].mean()))
+    for place, rule in enumerate(RULES):
+        worst = section.cells[int(off[rule].max(axis=1).argmax())]
+        mean = Cell(f"{off[rule].mean():.4f}", mark="best" if rule == best else "")
+        cells = [Cell(rule), mean, Cell(f"{off[rule].max():.4f}"), Cell(f"{worst.tensor} @ {worst.step}")]
+        for k in range(len(ASKED)):
+            value = float(np.mean([cell.realized[place, k] for cell in section.cells]))
+            total = math.sqrt(sum(cell.standard_error[place, k] ** 2 for cell in section.cells))
+            cells.append(Cell(f"{value:.4f}", detail=f"±{total / len(section.cells):.4f}"))
+        rows.append(tuple(cells))
+    zeros = np.mean([cell.zeros for cell in section.cells])
     steps = sorted({cell.step for cell in section.cells})
     notes = (
         f"Stochastic pruning of {len(section.cells)} gradients, at steps {listed(map(str, steps))}.",
@@ -233,9 +208,8 @@ def cosine_table(section: LawSection) -> Table:
     rows = []
     for found in section.cosines:
         for name, values in (("homogeneous", found.homogeneous), ("heterogeneous", found.heterogeneous)):
-            other = found.homogeneous
-            marks = values > other + 5e-4 if name == "heterogeneous" else np.zeros(len(ASKED), bool)
-            cells = [Cell(f"{v:.4f}", mark="best" if m else "") for v, m in zip(values, marks.tolist(), strict=True)]
+            better = values > found.homogeneous + 5e-4
+            cells = [Cell(f"{v:.4f}", mark="best" if m else "") for v, m in zip(values, better, strict=True)]
             rows.append((Cell(f"{found.step:,}"), Cell(name), *cells))
     notes = (
         "Cosine of pruned and whole gradient, mean over layers weighted by size, exact thresholds.",
@@ -247,13 +221,14 @@ def cosine_table(section: LawSection) -> Table:
 def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
     """One section for each trace, with a part for each kind of gradient."""
     for trace in report.traces:
+        largest = sorted(trace.tensors, key=lambda tensor: -tensor.elements)[:FEW_ROWS]
         yield Section(
             kind="Trace",
             name=trace.name,
             sentences=(trace.sentence,),
             blocks=(trace_table(trace),),
             place="details",
-            brief=_largest(trace),
+            brief=trace_table(dataclasses.replace(trace, tensors=tuple(largest))),
             following=f"gtrace sweep {shlex.quote(trace.name)}",
             parts=tuple(law_section(laws) for laws in trace.laws),
             numbers=partial(_numbers, trace),
@@ -270,17 +245,35 @@ def _numbers(trace: TraceSummary) -> Numbers:
 
 def law_section(laws: LawSection) -> Section:
     """One kind of gradient in a trace; each table is before the figures that show the same."""
-    shown: tuple[tuple[Table, Iterable[FigureSpec]], ...] = (
-        (law_table(laws), _law_figures(laws)),
-        (format_table(laws), _format_figures(laws)),
-        (sparsity_table(laws), _sparsity_figures(laws)),
-        (cosine_table(laws), []),
-    )
-    blocks: list[Block] = []
-    for table, drawn in shown:
-        if table.rows:
-            blocks += [table, *drawn]
-    return Section("", laws.title, tuple(laws.sentences), tuple(blocks), "details", together=True)
+    return Section("", laws.title, tuple(laws.sentences), tuple(_law_blocks(laws)), "details", together=True)
+
+
+def _law_blocks(section: LawSection) -> Iterator[Block]:
+    if section.layers:
+        yield law_table(section)
+        yield from _law_figures(section)
+    if section.formats:
+        yield format_table(section)
+    if section.formats and section.verdict.cells:
+        yield FigureSpec(
+            f"{section.kind}-format-errors",
+            "Expected error of each float format",
+            "Lower is better. Thick and named: where a format is best under scale=max, the largest of 10,000 "
+            "lognormal values just fitting. Dotted: the best that any format reaches when the scale is set for the "
+            "least error instead, which clips the largest values. Ticks below: this trace's layers and steps.",
+            lambda: figures.laws.format_errors(section),
+        )
+    if section.cells:
+        yield sparsity_table(section)
+        yield FigureSpec(
+            f"{section.kind}-sparsity",
+            "Sparsity: required, achieved, and what it costs",
+            "Left: a rule on the dashed line prunes as much as it was told to; gradients that are half zero "
+            "already are left out. Right: higher is better.",
+            lambda: figures.laws.sparsity(section),
+        )
+    if section.cosines:
+        yield cosine_table(section)
 
 
 def _law_figures(section: LawSection) -> Iterator[FigureSpec]:
@@ -307,32 +300,3 @@ def _law_figures(section: LawSection) -> Iterator[FigureSpec]:
             "scale has to follow.",
             lambda: figures.laws.spread_over_steps(section),
         )
-
-
-def _format_figures(section: LawSection) -> list[FigureSpec]:
-    if not section.verdict.cells:
-        return []
-    return [
-        FigureSpec(
-            f"{section.kind}-format-errors",
-            "Expected error of each float format",
-            "Lower is better. Thick and named: where a format is best under scale=max, the largest of 10,000 "
-            "lognormal values just fitting. Dotted: the best that any format reaches when the scale is set for the "
-            "least error instead, which clips the largest values. Ticks below: this trace's layers and steps.",
-            lambda: figures.laws.format_errors(section),
-        )
-    ]
-
-
-def _sparsity_figures(section: LawSection) -> list[FigureSpec]:
-    if not section.cells:
-        return []
-    return [
-        FigureSpec(
-            f"{section.kind}-sparsity",
-            "Sparsity: required, achieved, and what it costs",
-            "Left: a rule on the dashed line prunes as much as it was told to; gradients that are half zero "
-            "already are left out. Right: higher is better.",
-            lambda: figures.laws.sparsity(section),
-        )
-    ]

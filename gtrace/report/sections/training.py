@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -59,27 +59,21 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             facts.append(count(log.study["parameters"], "parameter"))
         said = (*runs_verdict(log), *noise_sentences(log))
         study = {key: value for key, value in log.study.items() if key not in ("type", "tensors")}
+        table = run_table(log)
         yield Section(
             kind="Training",
             name=log.name,
             sentences=said,
-            blocks=(*_tables(log), *run_figures(log)),
+            blocks=(*_tables(log, table), *run_figures(log)),
             place="training",
-            brief=_first_runs(log),
+            # The first runs, without notes.
+            brief=dataclasses.replace(table, rows=table.rows[:FEW_ROWS], notes=()) if log.runs else None,
             notes=log.notes,
             warnings=log.warnings,
             facts=", ".join(filter(None, facts)),
             provenance={"results": log.name, **study},
             numbers=partial(_numbers, log),
         )
-
-
-def _first_runs(log: RunLogAnalysis) -> Table | None:
-    """The first runs, without notes."""
-    if not log.runs:
-        return None
-    table = run_table(log)
-    return dataclasses.replace(table, rows=table.rows[:FEW_ROWS], notes=())
 
 
 def pooled_sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
@@ -96,20 +90,22 @@ def pooled_sections(report: Report, most_layers: int | None = None) -> Iterator[
         )
 
 
-def _tables(log: RunLogAnalysis) -> Iterator[Table]:
+def _tables(log: RunLogAnalysis, runs: Table) -> Iterator[Table]:
     if log.runs:
-        yield run_table(log)
+        yield runs
     if log.several_seeds:
         yield seed_table(log.groups, log.averaged, neural=log.neural)
     if log.has_ranks:
         yield rank_table(log)
-    if log.has_shadow:
+    if any(run.shadow for run in log.runs):
         yield shadow_table(log)
 
 
 def seed_table(groups: Sequence[SeedGroup], averaged: str, *, neural: bool, notes: Sequence[str] = ()) -> Table:
     """One line per codec: mean over seeds, deviation, interval, and the paired difference to the uncompressed runs."""
     metric = groups[0].metric if groups else "test accuracy"
+    sent = "encoded" if neural else "sent"
+    against = "mean difference to uncompressed runs with the same seed; pp: percentage points"
     few = any(len(group.seeds) < FEWEST_SEEDS for group in groups)
     said = [f"{averaged}; finished runs only. Differences to the uncompressed runs are paired by seed."]
     if few:
@@ -125,22 +121,14 @@ def seed_table(groups: Sequence[SeedGroup], averaged: str, *, neural: bool, note
             (Column("codec", numeric=False), lambda g: g.spec),
             (Column("seeds", rank=2), lambda g: Cell(str(len(g.seeds)), hint=", ".join(map(str, g.seeds)))),
             (Column(f"mean {metric}", "over seeds"), lambda g: metric_text(metric, g.mean)),
-            (
-                Column("deviation", "standard deviation over seeds", rank=1),
-                lambda g: metric_text(metric, g.deviation),
-            ),
+            (Column("deviation", "standard deviation over seeds", rank=1), lambda g: metric_text(metric, g.deviation)),
             (Column("95% interval", "of the mean, by Student's t", rank=2), lambda g: span(g.interval, metric_text)),
             (
-                Column(
-                    "against none", "mean difference to uncompressed runs with the same seed; pp: percentage points"
-                ),
+                Column("against none", against),
                 lambda g: Cell(_points(metric, g.difference.estimate), mark="best" if g.p_holm < SIGNIFICANT else ""),
             ),
             (Column("its 95% interval", "by Student's t over seeds", rank=1), lambda g: span(g.difference, _points)),
-            (
-                Column("float32 / encoded" if neural else "float32 / sent", "bits, mean over seeds", rank=3),
-                lambda g: number(g.ratio),
-            ),
+            (Column(f"float32 / {sent}", "bits, mean over seeds", rank=3), lambda g: number(g.ratio)),
         ],
         notes=(*said, *notes),
         empty="No run was finished.",
@@ -194,32 +182,42 @@ def run_table(analysis: RunLogAnalysis) -> Table:
         ),
     ]
     timed = any(np.isfinite(run.sim_seconds).any() for run in analysis.runs)
+
+    def in_seconds(value: float) -> str:
+        return f"{number(value)} s" if math.isfinite(value) else MISSING
+
+    def whole(run: LoggedRun) -> str:
+        known = run.sim_seconds[np.isfinite(run.sim_seconds)]
+        return in_seconds(float(known[-1]) if len(known) else math.nan)
+
     if timed:
-        columns.append((Column("simulated time", "of the whole run over the simulated network", rank=1), _seconds))
+        columns.append((Column("simulated time", "of the whole run over the simulated network", rank=1), whole))
     target = common_loss(analysis.runs) if timed else math.nan
     if math.isfinite(target):
         hint = "simulated time until the running mean of the training loss, over a twentieth of the run, is there"
-        columns.append(
-            (Column(f"time to loss {target:g}", hint), lambda run: _in_seconds(seconds_to_loss(run, target)))
-        )
+        columns.append((Column(f"time to loss {target:g}", hint), lambda run: in_seconds(seconds_to_loss(run, target))))
     if any(chosen_bits(run) for run in analysis.runs):
         said = "by the policy, with the step from which on"
         columns.append((Column("bits chosen", said, rank=2, numeric=False), chosen_bits))
-    alone = analysis.workers == 1 and not analysis.has_ranks
+    notes = _about_runs(analysis, target) if not analysis.linear else ["Ratio: bits of float32 over bits moved."]
+    return Table.of("Training runs", analysis.runs, columns, notes=tuple(notes), empty="No training step was logged.")
+
+
+def _about_runs(analysis: RunLogAnalysis, target: float) -> list[str]:
+    neural, alone = analysis.neural, analysis.workers == 1 and not analysis.has_ranks
     whose = "one worker" if alone else "one rank" if analysis.has_ranks else f"all {analysis.averaged}"
     compared = f"Ratio: bits of float32 over bits {'encoded' if neural else 'sent up'}, both by {whose}."
     error = "of the neural gradients" if neural else f"of the mean over {'one worker' if alone else analysis.averaged}"
     if analysis.has_ranks:
         error += ", over the steps at which it was compared with plain all-reduces"
+    notes = [compared, f"Relative variance: {error}."]
     network = analysis.study.get("network")
-    measured = "" if "computing" in str(network) else "computing and coding as measured, "
-    simulated = [f"Simulated: {measured}links of {network}."] if network and timed else []
+    if network and any(np.isfinite(run.sim_seconds).any() for run in analysis.runs):
+        measured = "" if "computing" in str(network) else "computing and coding as measured, "
+        notes.append(f"Simulated: {measured}links of {network}.")
     if math.isfinite(target):
-        simulated.append(f"A loss of {target:g} is the least that all finished runs reached.")
-    notes = (compared, f"Relative variance: {error}.", *simulated)
-    if analysis.linear:
-        notes = ("Ratio: bits of float32 over bits moved.",)
-    return Table.of("Training runs", analysis.runs, columns, notes=notes, empty="No training step was logged.")
+        notes.append(f"A loss of {target:g} is the least that all finished runs reached.")
+    return notes
 
 
 def rank_table(analysis: RunLogAnalysis) -> Table:
@@ -228,32 +226,24 @@ def rank_table(analysis: RunLogAnalysis) -> Table:
         f"{analysis.averaged}. Bits are those of the rank that wrote the log; float32 is 32 per value, bf16 is 16.",
         "Relative variance: ||average of decoded - exact average||² / ||exact average||², where both were computed.",
     )
+    up = Column("bits up", "per value of one rank's gradient, payload and shared bytes")
+    down = Column("bits second shot", "per value of the average that is encoded again and sent to all")
+    bf16 = Column("bf16 variance", "relative variance of an all-reduce in bfloat16 of the same gradients")
+    given = Column("given to collectives", "by one rank, for the others, over the run", rank=1)
     return Table.of(
         "Between the ranks",
         [(run.spec, run.ranks) for run in analysis.runs if run.ranks is not None],
         [
             (Column("run", "codec on the gradients of each rank", numeric=False), lambda own: own[0]),
-            (
-                Column("bits up", "per value of one rank's gradient, payload and shared bytes"),
-                lambda own: own[1].up_bits,
-            ),
-            (
-                Column("bits second shot", "per value of the average that is encoded again and sent to all"),
-                lambda own: own[1].down_bits,
-            ),
+            (up, lambda own: own[1].up_bits),
+            (down, lambda own: own[1].down_bits),
             (
                 Column("relative variance", "of the average, over the compared steps"),
                 lambda own: own[1].relative_variance,
             ),
-            (
-                Column("bf16 variance", "relative variance of an all-reduce in bfloat16 of the same gradients"),
-                lambda own: own[1].bf16_variance,
-            ),
+            (bf16, lambda own: own[1].bf16_variance),
             (Column("steps compared", rank=2), lambda own: f"{own[1].compared:,}"),
-            (
-                Column("given to collectives", "by one rank, for the others, over the run", rank=1),
-                lambda own: size(8 * own[1].wire_bytes),
-            ),
+            (given, lambda own: size(8 * own[1].wire_bytes)),
         ],
         notes=notes,
         empty="No ranks trained together.",
@@ -294,21 +284,13 @@ def shadow_table(analysis: RunLogAnalysis) -> Table:
     return Table("Weight gradients under compressed neural gradients", columns, rows, notes, "No shadow pass was made.")
 
 
-def _seconds(run: LoggedRun) -> str:
-    known = run.sim_seconds[np.isfinite(run.sim_seconds)]
-    return _in_seconds(float(known[-1]) if len(known) else math.nan)
-
-
-def _in_seconds(value: float) -> str:
-    return f"{number(value)} s" if math.isfinite(value) else MISSING
-
-
 def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
     """What each codec reached, what the uncompressed run reached, what was sent; over seeds if there are several."""
     if not analysis.runs:
         return ["No training step was logged."]
     if analysis.several_seeds:
         return seeds_verdict(analysis.groups, analysis.averaged, neural=analysis.neural)
+    fewer = f"fewer bits {'for the neural gradients' if analysis.neural else 'sent up'} than with float32"
     sentences = []
     for run in analysis.runs:
         if run.spec == BASELINE and len(analysis.runs) > 1:
@@ -324,20 +306,19 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
             more = f" ({loss_difference(final_difference(run, baseline))})" if by_loss else ""
             parts.append(f"uncompressed {_reached(baseline, name=False)}{more}")
         if math.isfinite(run.ratio) and run.spec != BASELINE:
-            parts.append(f"{number(run.ratio)} times fewer bits {_sent(neural=analysis.neural)} than with float32")
+            parts.append(f"{number(run.ratio)} times {fewer}")
         sentences.append("; ".join(parts) + ".")
         if run.ranks is not None:
             sentences += _between_ranks(run.ranks)
-        if run.shadow:
-            cosines = {curve.tensor: known_mean(curve.cosine) for curve in run.shadow}
-            known = {tensor: value for tensor, value in cosines.items() if math.isfinite(value)}
-            if known:
-                worst = min(known, key=known.__getitem__)
-                mean = sum(known.values()) / len(known)
-                sentences.append(
-                    f"Its weight gradients have a mean cosine of {mean:.4f} to the exact ones; "
-                    f"the worst is {worst} with {known[worst]:.4f}."
-                )
+        cosines = {curve.tensor: known_mean(curve.cosine) for curve in run.shadow}
+        known = {tensor: value for tensor, value in cosines.items() if math.isfinite(value)}
+        if known:
+            worst = min(known, key=known.__getitem__)
+            mean = sum(known.values()) / len(known)
+            sentences.append(
+                f"Its weight gradients have a mean cosine of {mean:.4f} to the exact ones; "
+                f"the worst is {worst} with {known[worst]:.4f}."
+            )
     return sentences
 
 
@@ -375,16 +356,13 @@ def seeds_verdict(groups: Sequence[SeedGroup], averaged: str, *, neural: bool) -
         if group.spec == BASELINE and len(groups) > 1:
             continue
         spread = f" ± {metric_text(group.metric, group.deviation)}" if math.isfinite(group.deviation) else ""
-        parts = [
-            (
-                f"Trained with {group.spec} on {averaged}, {count(len(group.seeds), 'seed')}: "
-                f"{group.metric} {metric_text(group.metric, group.mean)}{spread}"
-            )
-        ]
+        about = f"Trained with {group.spec} on {averaged}, {count(len(group.seeds), 'seed')}"
+        parts = [f"{about}: {group.metric} {metric_text(group.metric, group.mean)}{spread}"]
         if math.isfinite(group.difference.estimate):
             parts.append(f"against uncompressed {difference_text(group.metric, group.difference, group.p_holm)}")
         if math.isfinite(group.ratio) and group.spec != BASELINE:
-            parts.append(f"{number(group.ratio)} times fewer bits {_sent(neural=neural)} than with float32")
+            sent = "for the neural gradients" if neural else "sent up"
+            parts.append(f"{number(group.ratio)} times fewer bits {sent} than with float32")
         sentences.append("; ".join(parts) + ".")
     return sentences
 
@@ -400,10 +378,9 @@ def difference_text(metric: str, difference: Interval, p_holm: float) -> str:
 
 def loss_difference(difference: Interval) -> str:
     """How much higher a loss is, with half the width of its interval: ``+0.042 +- 0.023``."""
-    if not difference.known:
-        return f"{difference.estimate:+.{loss_digits(difference)}f}; {difference.why}"
-    reach = (difference.high - difference.low) / 2
-    return f"{difference.estimate:+.{loss_digits(difference)}f} +- {reach:.{loss_digits(difference)}f}"
+    digits, reach = loss_digits(difference), (difference.high - difference.low) / 2
+    sure = f" +- {reach:.{digits}f}" if difference.known else f"; {difference.why}"
+    return f"{difference.estimate:+.{digits}f}{sure}"
 
 
 def loss_digits(difference: Interval) -> int:
@@ -454,10 +431,6 @@ def _final_loss(one: FinalLoss) -> str:
 def metric_text(metric: str, value: float) -> str:
     """A value of a metric of training: accuracies in percent."""
     return f"{value:.2%}" if metric == "test accuracy" and math.isfinite(value) else number(value)
-
-
-def _sent(*, neural: bool) -> str:
-    return "for the neural gradients" if neural else "sent up"
 
 
 def _reached(run: LoggedRun, *, name: bool = True) -> str:
@@ -529,7 +502,19 @@ def _numbers(log: RunLogAnalysis) -> Numbers:
     records = [{"record": "run", **common, **run_row(run)} for run in log.runs]
     records += [{"record": "seeds", **common, **flat(group)} for group in log.groups]
     rows = [{"results": log.name, **run_row(run)} for run in log.runs]
-    return Numbers({"runs": _run_log_json(log)}, tuple(records), {"runs": rows})
+    json = {
+        "name": log.name,
+        "verdict": runs_verdict(log),
+        "task": log.task,
+        "workers": log.workers,
+        "averaged": log.averaged,
+        "runs": [{**run_row(run), **dataclasses.asdict(run)} for run in log.runs],
+        "notes": list(log.notes),
+        "warnings": list(log.warnings),
+        "study": log.study,
+        "seeds": [flat(group) for group in log.groups],
+    }
+    return Numbers({"runs": json}, tuple(records), {"runs": rows})
 
 
 def _pooled_numbers(pool: RunPool) -> Numbers:
@@ -557,19 +542,4 @@ def run_row(run: LoggedRun) -> Record:
         "diverged": run.diverged,
         "simulated_seconds": float(run.sim_seconds[-1]) if len(run.sim_seconds) else math.nan,
         **{f"rank_{name}": getattr(run.ranks, name, math.nan) for name in RANK_FIELDS},
-    }
-
-
-def _run_log_json(analysis: RunLogAnalysis) -> dict[str, Any]:
-    return {
-        "name": analysis.name,
-        "verdict": runs_verdict(analysis),
-        "task": analysis.task,
-        "workers": analysis.workers,
-        "averaged": analysis.averaged,
-        "runs": [{**run_row(run), **dataclasses.asdict(run)} for run in analysis.runs],
-        "notes": list(analysis.notes),
-        "warnings": list(analysis.warnings),
-        "study": analysis.study,
-        "seeds": [flat(group) for group in analysis.groups],
     }

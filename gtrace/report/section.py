@@ -181,7 +181,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure of one panel or several, in rows of some length; the caption says in one or two sentences what to see."""
+    """A figure of panels in rows of some length; the caption says in one or two sentences what to see."""
 
     panels: tuple[Panel, ...]
     caption: str

@@ -27,10 +27,10 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def call(folder, monkeypatch, capfd):
-    """Run ``gtrace`` with arguments."""
+    """Run ``gtrace`` with a line of words, and with arguments that are taken as they are."""
 
-    def run(*arguments):
-        words = [str(argument) for argument in arguments]
+    def run(line, *arguments):
+        words = [*line.split(" "), *map(str, arguments)]
         monkeypatch.setattr(sys, "argv", ["gtrace", *words])
         with pytest.raises(SystemExit) as ended:
             main(words)
@@ -41,7 +41,7 @@ def call(folder, monkeypatch, capfd):
 
 @pytest.fixture
 def succeed(call):
-    """Run ``gtrace`` with arguments that it takes: its stdout and stderr."""
+    """Run ``gtrace`` with words that it takes: its stdout and stderr."""
 
     def run(*arguments):
         done = call(*arguments)
@@ -53,7 +53,7 @@ def succeed(call):
 
 @pytest.fixture
 def refuse(call):
-    """Run ``gtrace`` with arguments that it refuses in one line, which this returns."""
+    """Run ``gtrace`` with words that it refuses in one line, which this returns."""
 
     def run(*arguments, code=2):
         done = call(*arguments)

@@ -30,7 +30,7 @@ def call(folder, monkeypatch, capfd):
     """Run ``gtrace`` with a line of words, and with arguments that are taken as they are."""
 
     def run(line, *arguments):
-        words = [*line.split(" "), *map(str, arguments)]
+        words = [*filter(None, line.split(" ")), *map(str, arguments)]
         monkeypatch.setattr(sys, "argv", ["gtrace", *words])
         with pytest.raises(SystemExit) as ended:
             main(words)

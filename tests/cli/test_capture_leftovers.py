@@ -16,6 +16,7 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
 from gtrace.cli import main
+from gtrace.torch_hooks.hooks import TrainingHooks
 
 TRAIN = textwrap.dedent("""
     import os, sys, torch
@@ -87,7 +88,7 @@ def footprint():
 
 @pytest.fixture
 def capture(tmp_path, monkeypatch, capfd):
-    """Run ``gtrace capture`` in this process to its end, whichever that is: what was there before, and after."""
+    """Run ``gtrace capture`` in this process to its end, whichever that is, after which nothing stays: stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RANK", raising=False)
 
@@ -96,48 +97,38 @@ def capture(tmp_path, monkeypatch, capfd):
 
     monkeypatch.setattr(os, "_exit", leave)
 
-    def run(*args):
+    def run(*args, end=""):
+        write_script(tmp_path / "train.py", TRAIN + textwrap.dedent(end))
         before = footprint()
         with pytest.raises((SystemExit, _Left)):
             main(["capture", "--kind", "both", "--noise", *args])
-        return before, footprint(), capfd.readouterr().err
+        assert footprint() == before
+        return capfd.readouterr().err
 
     return run
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_nothing_stays(end, tmp_path, capture):
-    write_script(tmp_path / "train.py", TRAIN + textwrap.dedent(ENDS[end]))
-    before, after, err = capture("train.py")
-    assert after == before
+def test_nothing_stays(end, capture):
+    err = capture("train.py", end=ENDS[end])
     assert err.count("gtrace: recording ") == 1
     assert re.search(r"[23] steps captured", err)
 
 
 @pytest.mark.parametrize("args", [("-m", "no_package.no_module"), ("-o", "nowhere/x.zarr", "train.py")])
-def test_nothing_stays_of_what_never_ran(args, tmp_path, capture):
-    write_script(tmp_path / "train.py", TRAIN)
-    before, after, err = capture(*args)
-    assert after == before
-    assert err.count("\n") == 1
+def test_nothing_stays_of_what_never_ran(args, capture):
+    assert capture(*args).count("\n") == 1
 
 
-def test_nothing_stays_of_a_capture_that_could_not_start(tmp_path, capture, monkeypatch):
-    from gtrace.capture.neural import NeuralRecorder
-
+def test_nothing_stays_of_a_capture_that_could_not_start(capture, monkeypatch):
     def install(_self):
         raise RuntimeError("no hook today")
 
-    monkeypatch.setattr(NeuralRecorder, "install", install)
-    write_script(tmp_path / "train.py", TRAIN)
-    before, after, err = capture("train.py")
-    assert after == before
-    assert "capture could not start: RuntimeError: no hook today" in err
+    monkeypatch.setattr("gtrace.capture.neural.NeuralRecorder.install", install)
+    assert "capture could not start: RuntimeError: no hook today" in capture("train.py")
 
 
 def test_a_wrapper_that_another_one_wrapped_does_nothing_any_more(tmp_path):
-    from gtrace.torch_hooks.hooks import TrainingHooks
-
     model = torch.nn.Linear(2, 1)
     hooks = TrainingHooks(lambda *_: True, lambda _: None, pytest.fail)
     original = torch.autograd.backward

@@ -7,6 +7,24 @@ import pytest
 
 from gtrace.cli import main
 
+#: a script that trains so many steps, 4 by default, and ends with the code of its second argument
+PROGRAM = """
+import sys, torch
+from torch import nn
+print("the script began")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(40, 64), nn.Tanh(), nn.Linear(64, 5))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+truth = torch.randn(40, 5)
+for step in range(int(sys.argv[1]) if sys.argv[1:] else 4):
+    x = torch.randn(32, 40)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), (x @ truth).argmax(1)).backward()
+    optimizer.step()
+print("the script ended")
+sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+"""
+
 
 class Done(NamedTuple):
     """How a command ended, as of a process."""
@@ -23,6 +41,12 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("COLUMNS", raising=False)
     return tmp_path
+
+
+@pytest.fixture
+def script(folder):
+    """The program as ``train.py``."""
+    (folder / "train.py").write_text(PROGRAM)
 
 
 @pytest.fixture

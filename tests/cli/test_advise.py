@@ -18,22 +18,8 @@ from gtrace.cli.advise import paste
 from gtrace.planning import load_plan
 from gtrace.report.section import Verdict
 
-PROGRAM = """
-import sys, torch
-from torch import nn
-print("the script began")
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(40, 64), nn.Tanh(), nn.Linear(64, 5))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-truth = torch.randn(40, 5)
-for step in range(int(sys.argv[1])):
-    x = torch.randn(32, 40)
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(model(x), (x @ truth).argmax(1)).backward()
-    optimizer.step()
-print("the script ended")
-sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
-"""
+from .conftest import PROGRAM
+
 TENSORS = {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 

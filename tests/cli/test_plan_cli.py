@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from helpers_capture import write_script
 from helpers_plan import LAYERS, trace_of_laws
 
 import gtrace
@@ -15,17 +14,6 @@ from gtrace.sweep import ResultStore
 from gtrace.trace import OptimizerFacts
 
 FAST = "--bucket-size 512 --methods qsgdinf --per-bit 2 --bits 2-6"
-SCRIPT = """
-import torch
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.ReLU(), torch.nn.Linear(40, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(4):
-    loss = torch.nn.functional.cross_entropy(model(torch.randn(16, 20)), torch.randint(4, (16,)))
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +181,8 @@ def test_a_step_takes_no_longer_than_it_may(plan):
     assert hidden.totals.bits >= found.totals.bits * 0.99
 
 
+@pytest.mark.usefixtures("script")
 def test_capture_plan_train_report_in_four_commands(succeed, folder):
-    write_script(folder / "train.py", SCRIPT)
     succeed("capture --steps 0-3 train.py")
     succeed(f"plan train.zarr --max-bits 4bits {FAST} -o plan.toml")
     succeed("train --plan plan.toml -o run.jsonl train.py")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_capture import write_script
-from helpers_foreign import SHAPES, check_trace, tensors, write_safetensors
+from helpers_foreign import SHAPES, tensors, write_safetensors
 
 import gtrace
 from gtrace.cli.trace import export, import_
@@ -127,17 +127,6 @@ def test_every_option_is_described(command):
     for parameter in command.params:
         if parameter.param_type_name == "option":
             assert f"`{max(parameter.opts, key=len)}" in PAGE or f", `{parameter.opts[-1]}" in PAGE, parameter.name
-
-
-@pytest.mark.usefixtures("grads")
-def test_a_sweep_of_an_imported_folder_of_safetensors(succeed, folder):
-    out, err = succeed("import grads -o run.zarr")
-    assert err == ""
-    assert out.splitlines()[0] == "3 steps (0 to 10), 3 tensors from 3 files; steps from file names"
-    check_trace(folder / "run.zarr", STEPS)
-    out, err = succeed("sweep run.zarr --methods qsgd --bits 3 --draws 0 --json")
-    said = json.loads(out)
-    assert (said["tensors"], said["steps"], said["warnings"], err) == (len(SHAPES), len(STEPS), [], "")
 
 
 def test_json(succeed, grads):

@@ -56,6 +56,7 @@ FORBIDDEN = {
 SQL_NAMES = {
     *("', '.join(KEY)", "', '.join(names)", "columns", "counts", "marks", "name", "table", "ROWS", "statement", "query")
 }
+SQL = ("SELECT ", "INSERT ", "UPDATE ", "DELETE ", "PRAGMA ", "CREATE ", "ALTER ", "DROP ", "ATTACH ")
 
 
 @cache
@@ -87,31 +88,26 @@ def sources():
 def violations(name, file):
     for called, node in calls(file):
         given = {word.arg: ast.unparse(word.value) for word in node.keywords}
-        last = called.rpartition(".")[2]
+        where, last = f"{name}:{node.lineno}: {called}", called.rpartition(".")[2]
         if called in FORBIDDEN and name not in ALLOWED.get(called, ()):
-            yield f"{name}:{node.lineno}: {called}"
+            yield where
         if given.get("shell") == "True" or given.get("allow_pickle") == "True":
-            yield f"{name}:{node.lineno}: {called} with shell or pickle"
+            yield f"{where} with shell or pickle"
         if called == "torch.load" and given.get("weights_only") != "True":
-            yield f"{name}:{node.lineno}: torch.load without weights_only=True"
+            yield f"{where} without weights_only=True"
         if called in ("np.load", "numpy.load") and given.get("allow_pickle") != "False":
-            yield f"{name}:{node.lineno}: {called} without allow_pickle=False"
+            yield f"{where} without allow_pickle=False"
         if "." in called and last in ("execute", "executemany", "executescript"):
             first = node.args[0]
             if not isinstance(first, (ast.Constant, ast.JoinedStr)) and ast.unparse(first) not in SQL_NAMES:
-                yield f"{name}:{node.lineno}: SQL from {ast.unparse(first)}"
+                yield f"{where} of {ast.unparse(first)}"
     for node in nodes(file):
         # gtrace.sweep.schema makes its statements of its own constants alone.
-        if isinstance(node, ast.JoinedStr) and name != "sweep/schema.py" and is_sql(node):
-            for part in node.values:
-                if isinstance(part, ast.FormattedValue) and ast.unparse(part.value) not in SQL_NAMES:
-                    yield f"{name}:{node.lineno}: SQL with {{{ast.unparse(part.value)}}}"
-
-
-def is_sql(node):
-    start = node.values[0]
-    words = ("SELECT ", "INSERT ", "UPDATE ", "DELETE ", "PRAGMA ", "CREATE ", "ALTER ", "DROP ", "ATTACH ")
-    return isinstance(start, ast.Constant) and str(start.value).startswith(words)
+        if isinstance(node, ast.JoinedStr) and name != "sweep/schema.py":
+            start, parts = node.values[0], [one.value for one in node.values if isinstance(one, ast.FormattedValue)]
+            if isinstance(start, ast.Constant) and str(start.value).startswith(SQL):
+                inside = [ast.unparse(part) for part in parts]
+                yield from (f"{name}:{node.lineno}: SQL with {{{one}}}" for one in inside if one not in SQL_NAMES)
 
 
 def test_no_data_is_run_as_code_and_no_sql_is_made_of_data():
@@ -143,35 +139,24 @@ def test_the_check_sees_each_of_them(line, tmp_path):
     assert list(violations("bad.py", tmp_path / "bad.py"))
 
 
-class Network:
-    """A socket that tells on whoever reaches for another machine."""
+def watched(monkeypatch):
+    """Refuse every socket but local ones, as between the processes of a pool: what was asked for."""
+    used = []
 
-    def __init__(self):
-        self.used = []
-
-    def refuse(self, *args, **_):
-        self.used.append(args[1:2])
+    def refuse(*args, **_):
+        used.append(args)
         raise OSError("there is no network")
 
-
-@pytest.fixture
-def network(monkeypatch):
-    return watched(monkeypatch)
-
-
-def watched(monkeypatch):
-    found = Network()
     for name in ("connect", "connect_ex", "bind", "sendto"):
-        # Local sockets, as between the processes of a pool, have a path for an address.
         real = getattr(socket.socket, name)
 
         def guarded(self, *args, real=real):
-            return real(self, *args) if self.family == socket.AF_UNIX else found.refuse(self, *args)
+            return real(self, *args) if self.family == socket.AF_UNIX else refuse(*args)
 
         monkeypatch.setattr(socket.socket, name, guarded)
     for name in ("getaddrinfo", "gethostbyname", "create_connection"):
-        monkeypatch.setattr(socket, name, found.refuse)
-    return found
+        monkeypatch.setattr(socket, name, refuse)
+    return used
 
 
 COMMANDS = [
@@ -231,7 +216,7 @@ def run_without_network(folder):
     alone = not libc.unshare(CLONE_NEWNET) or not libc.unshare(CLONE_NEWUSER | CLONE_NEWNET)
     with socket.socket() as tried:
         reached = tried.connect_ex(("127.0.0.1", 9))
-    found = watched(pytest.MonkeyPatch())
+    used = watched(pytest.MonkeyPatch())
     ended = {}
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         for command in COMMANDS:
@@ -239,15 +224,16 @@ def run_without_network(folder):
                 main(command.split())
             except SystemExit as end:
                 ended[command] = end.code
-    return {"alone": alone, "reached": reached, "used": found.used, "ended": ended}
+    return {"alone": alone, "reached": reached, "used": used, "ended": ended}
 
 
-def test_the_guard_sees_who_uses_the_network(network):
+def test_the_guard_sees_who_uses_the_network(monkeypatch):
+    used = watched(monkeypatch)
     with pytest.raises(OSError, match="no network"):
         socket.create_connection(("localhost", 9))
     with socket.socket() as tried, pytest.raises(OSError, match="no network"):
         tried.connect(("127.0.0.1", 9))
-    assert len(network.used) == 2
+    assert len(used) == 2
 
 
 def test_unfinished_files_follow_no_link_and_folders_for_the_time_being_are_private(tmp_path, monkeypatch):

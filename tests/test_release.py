@@ -1,6 +1,5 @@
 """What a release holds beside code: types, manual page, citation; ``make release-check`` builds and installs one."""
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -8,22 +7,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from helpers_installed import ROOT, benchmark
 
 import gtrace
 
-ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_manual_page_is_that_of_the_commands():
-    page = script("manpage")
+    page = benchmark("manpage")
     assert page.FILE.read_text(encoding="utf-8") == page.made(), "run python benchmarks/manpage.py"
     codes = {value for name, value in vars(gtrace.errors).items() if name.startswith("EXIT_")}
     assert codes <= set(page.CODES)
@@ -40,16 +32,14 @@ def test_man_reads_the_page():
 def test_version_license_and_files():
     cited = dict(re.findall(r"^([\w-]+): (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE))
     assert (cited["version"], cited["license"]) == (gtrace.__version__, PROJECT["project"]["license"])
-    targets = PROJECT["tool"]["hatch"]["build"]["targets"]
-    assert set(script("release_check").IN_SDIST) - {"docs/gtrace.1", "pyproject.toml"} <= set(
-        targets["sdist"]["include"]
-    )
+    targets, needed = PROJECT["tool"]["hatch"]["build"]["targets"], set(benchmark("release_check").IN_SDIST)
+    assert needed - {"docs/gtrace.1", "pyproject.toml"} <= set(targets["sdist"]["include"])
     assert targets["wheel"]["shared-data"] == {"docs/gtrace.1": "share/man/man1/gtrace.1"}
     assert (ROOT / "gtrace" / "py.typed").is_file()
 
 
 @pytest.mark.parametrize("names", [["gtrace/py.typed"], ["a.pyc"], ["tests/test_a.py"]])
 def test_an_archive_that_lacks_or_holds_a_file_is_refused(names):
-    check = script("release_check")
+    check = benchmark("release_check")
     with pytest.raises(check.FailedError, match=r"lacks .*, holds"):
         check.check(Path("some.whl"), names, ("gtrace/py.typed", "LICENSE") if names[0].endswith("typed") else ())

@@ -3,7 +3,6 @@
 import ast
 import ctypes
 import errno
-import importlib.util
 import json
 import os
 import socket
@@ -15,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers_installed import ROOT, benchmark
 from helpers_trace import write_trace
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -27,7 +27,6 @@ from gtrace.runlog import RunLogWriter
 from gtrace.training import checkpoint
 
 PACKAGE = Path(gtrace.__file__).parent
-ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS = Path(gtrace_experiments.__file__).parent
 
 #: call -> files that may make it, and why
@@ -314,24 +313,17 @@ def test_only_the_standard_library_s_and_known_packages_are_imported():
 
 
 def test_the_list_of_materials_is_that_of_the_pins():
-    spec = importlib.util.spec_from_file_location("sbom", ROOT / "benchmarks" / "sbom.py")
-    sbom = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sbom)
+    sbom = benchmark("sbom")
     written = json.loads(sbom.FILE.read_text())
     assert written == sbom.made(), "run python benchmarks/sbom.py"
     listed = {f"{part['name']}=={part['version']}": part["scope"] for part in written["components"]}
     assert set(listed) == set((ROOT / "constraints.txt").read_text().split())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = [Requirement(text) for text in project["dependencies"]]
-    pins = {canonicalize_name(name): (version, listed[f"{name}=={version}"]) for name, version in map(parted, listed)}
+    pins = {canonicalize_name(pin.partition("==")[0]): pin for pin in listed}
     for one in needed:
-        version, scope = pins[canonicalize_name(one.name)]
-        assert scope == "required"
-        assert one.specifier.contains(version)
+        pin = pins[canonicalize_name(one.name)]
+        assert listed[pin] == "required"
+        assert one.specifier.contains(pin.partition("==")[2])
     bounded = {one.name for one in needed if "<" in str(one.specifier)}
     assert bounded == {"click", "h5py", "numba", "numpy", "zarr"}, "say why in pyproject.toml"
-
-
-def parted(pin):
-    name, _, version = pin.partition("==")
-    return name, version

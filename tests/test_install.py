@@ -8,26 +8,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers_installed import ROOT, write_package
 
 from gtrace import create_trace
-from gtrace.cli.groups import every_command
+from gtrace.cli.groups import GROUP, every_command
 
-ROOT = Path(__file__).resolve().parents[1]
 #: runs each list of words of stdin's JSON and prints how it ended, all in one process
 RUNNER = """
 import contextlib, io, json, sys
+import gtrace
 from gtrace.cli import main
 ended = []
 for words in json.load(sys.stdin):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):
-        sys.argv = ["gtrace", *words]
+    out, err, code = io.StringIO(), io.StringIO(), None
+    sys.argv = ["gtrace", *words]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main(words)
         except SystemExit as end:
             code = end.code
     ended.append([code, out.getvalue(), err.getvalue()])
-import gtrace
 print(json.dumps([gtrace.__file__, ended]))
 """
 #: what the environment must not have from this one
@@ -55,10 +55,7 @@ def installed(tmp_path_factory):
         if not entry.name.startswith(_ABSENT) and entry.suffix != ".pth" and not (site / entry.name).exists():
             (site / entry.name).symlink_to(entry)
     (site / "gtrace_experiments").symlink_to(ROOT / "experiments" / "gtrace_experiments")
-    about = site / "gtrace_experiments-0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: gtrace-experiments\nVersion: 0\n")
-    (about / "entry_points.txt").write_text("[gtrace.commands]\nreproduce = gtrace_experiments:REPRODUCE\n")
+    write_package(site, "gtrace-experiments", {"reproduce": "gtrace_experiments:REPRODUCE"}, {}, group=GROUP)
     return python
 
 
@@ -72,18 +69,11 @@ def test_every_command_without_torch(installed, tmp_path, monkeypatch):
         for step in range(3):
             writer.append(step, "w", np.random.default_rng(step).standard_normal(64).astype(np.float32))
             writer.commit(step, loss=1.0)
-    names = [[], *([*name.split(), "--help"] for name, _ in every_command() if name != "linear")]
+    helps = ["", *(f"{name} --help" for name, _ in every_command() if name != "linear")]
     runs = [
-        ["info", "run.zarr"],
-        ["sweep", "run.zarr", "--methods", "qsgd,qsgdinf,nuqsgd", "--bits", "2-3"],
-        ["report", "run.sweep.db"],
-        ["plan", "run.zarr", "--max-bits", "3"],
-        ["plan", "show", "run.plan.toml"],
-        ["codecs"],
-        ["codecs", "alq"],
-        ["study", "tasks"],
-        ["trace", "check", "run.zarr"],
-        ["trace", "export", "run.zarr"],
+        *("info run.zarr", "sweep run.zarr --methods qsgd,qsgdinf,nuqsgd --bits 2-3", "report run.sweep.db"),
+        *("plan run.zarr --max-bits 3", "plan show run.plan.toml", "codecs", "codecs alq", "study tasks"),
+        *("trace check run.zarr", "trace export run.zarr"),
     ]
     refused = {
         "capture train.py": f"gtrace: gtrace.capture {_TORCH}\n",
@@ -92,15 +82,14 @@ def test_every_command_without_torch(installed, tmp_path, monkeypatch):
         "study compare qsgd": f"gtrace: training {_TORCH}\n",
         "reproduce mqgrad-fig4": f"gtrace: training {_TORCH}\n",
     }
-    words = [*names, *runs, *(line.split() for line in refused)]
-    done = subprocess.run(
-        [installed, "-c", RUNNER], input=json.dumps(words), capture_output=True, text=True, check=False
-    )
+    lines = [*helps, *runs, *refused]
+    asked = json.dumps([line.split() for line in lines])
+    done = subprocess.run([installed, "-c", RUNNER], input=asked, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     place, ended = json.loads(done.stdout)
     assert Path(place).is_relative_to(installed.parents[1])
-    for given, (code, out, err) in zip(words[: -len(refused)], ended, strict=False):
-        assert (code, "Traceback" in err) == (0, False), (given, out, err)
-        assert out, given
-    for (given, said), (code, out, err) in zip(refused.items(), ended[-len(refused) :], strict=True):
-        assert (code, out, err) == (2, "", said), given
+    for line, (code, out, err) in zip(lines, ended, strict=True):
+        if line in refused:
+            assert (code, out, err) == (2, "", refused[line]), line
+        else:
+            assert (code, bool(out), "Traceback" in err) == (0, True, False), (line, out, err)

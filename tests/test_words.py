@@ -37,22 +37,15 @@ WORDS = {
 }
 
 
-def hits(expression):
-    """Every occurrence in code, docs and the pages of the repository, as file:line: text."""
+@pytest.mark.parametrize("name", WORDS)
+def test_such_words_do_not_come_back(name):
+    expression, ceiling, instead = WORDS[name]
     found = []
     for path in sorted({path for glob in SOURCES for path in ROOT.glob(glob)}):
         text = path.read_text()
         for match in re.finditer(expression, text):
-            begin = text.rfind("\n", 0, match.start()) + 1
-            end = text.find("\n", match.end())
+            begin, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
             line = text.count("\n", 0, match.start()) + 1
             found.append(f"{path.relative_to(ROOT)}:{line}: {text[begin:end].strip()}")
-    return found
-
-
-@pytest.mark.parametrize("name", WORDS)
-def test_such_words_do_not_come_back(name):
-    expression, ceiling, instead = WORDS[name]
-    found = hits(expression)
     listed = "\n".join(found)
     assert len(found) <= ceiling, f"'{name}': write {instead}\n{listed}"

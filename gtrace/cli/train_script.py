@@ -34,13 +34,7 @@ if TYPE_CHECKING:
 
 
 def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple[str, ...]) -> int:
-    """Run the program with a codec on its gradients; returns the exit code.
-
-    Raises:
-        ScriptError: the program failed.
-        OutputExistsError: the run log exists and ``force`` is off.
-        UsageError: no such program, a rule that cannot be read, or nothing that was trained.
-    """
+    """Run the program with a codec on its gradients; returns the exit code."""
     from gtrace.torch_hooks.launcher import Program
     from gtrace.torch_hooks.processes import launched_place
 
@@ -121,8 +115,7 @@ def _run(
 def run_one(message: str) -> int:
     """One of several runs of a program, in a process of its own; returns the program's exit code.
 
-    Args:
-        message: JSON of the program (``target``, ``args``, ``is_module``) and of what to do (``setup``).
+    The message is JSON of the program (``target``, ``args``, ``is_module``) and of what to do (``setup``).
     """
     from gtrace.torch_hooks.launcher import Program
     from gtrace.torch_hooks.processes import seed_libraries
@@ -149,12 +142,7 @@ def run_one(message: str) -> int:
 def compare_script(settings: TrainSettings, chosen: list[Coding], script: str, args: tuple[str, ...]) -> int:
     """Run the program without a codec and with each, one after the other, and compare the final losses.
 
-    Returns:
-        the exit code: of the program, if a run of it failed.
-
-    Raises:
-        OutputExistsError: the run log exists and ``force`` is off.
-        UsageError: no such program, a rule that cannot be read, no step of an optimizer, or no loss that can be seen.
+    Returns the exit code: of the program, if a run of it failed.
     """
     from gtrace.codecs import Identity
     from gtrace.torch_hooks.launcher import Program

@@ -36,22 +36,13 @@ if TYPE_CHECKING:
 
 
 def check_task(name: str | None) -> None:
-    """Refuse a task that is unknown, before torch takes its seconds to load.
-
-    Raises:
-        UsageError: there is no such task.
-    """
+    """Refuse a task that is unknown, before torch takes its seconds to load."""
     if name is not None:
         describe_task(name)
 
 
 def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
-    """Train a built-in task with each of the codecs.
-
-    Args:
-        settings: the options of the command.
-        chosen: the codecs and plans.
-    """
+    """Train a built-in task with each of the codecs and plans."""
     network = None if settings.network is None else parse_network(settings.network)
     weights = [] if settings.weights is None else words(settings.weights)
     neural = settings.kind == "neural"
@@ -240,13 +231,9 @@ _ENOUGH = 5
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A number over seeds.
+    """A number over seeds: mean, sample standard deviation, half the t-interval of the mean, and how many seeds.
 
-    Attributes:
-        mean: over the seeds.
-        deviation: sample standard deviation; NaN for a single one.
-        reach: half width of the t-interval of the mean; NaN for a single one.
-        count: seeds.
+    The second and third are NaN for a single seed.
     """
 
     mean: float

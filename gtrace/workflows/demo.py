@@ -31,11 +31,7 @@ class StepFailedError(GtraceError):
 
 
 def samples_folder() -> Path:
-    """Where the shipped samples are: in a checkout beside the package, in an installation inside it.
-
-    Raises:
-        UsageError: neither is there.
-    """
+    """Where the shipped samples are: in a checkout beside the package, in an installation inside it."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package.parent / "samples", package / "workflows" / "samples"):
         if (folder / SCRIPT).is_file():
@@ -54,20 +50,9 @@ def demo_commands() -> list[list[str]]:
 
 
 def run_demo(folder: Path, *, force: bool, say: Callable[[str], None]) -> Path:
-    """Run the demo in ``folder``.
+    """Run the demo in ``folder``, which is made if it is missing, and return the path of the page.
 
-    Args:
-        folder: made where it is missing.
-        force: replace what an earlier demo wrote there.
-        say: called with each command line before it runs, and with the answer of the report.
-
-    Returns:
-        the path of the page.
-
-    Raises:
-        OutputExistsError: the folder holds files and ``force`` is off.
-        UsageError: torch is missing.
-        StepFailedError: a command failed.
+    ``say`` is called with each command line before it runs, and with the answer of the report.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputExistsError(f"{folder}: is a file and was left untouched; choose another -o")

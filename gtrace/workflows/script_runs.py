@@ -30,13 +30,7 @@ _CHILD = "import sys; from gtrace.cli.train_script import run_one; sys.exit(run_
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
-    """A run whose program failed.
-
-    Attributes:
-        spec: its codec; ``none`` for the uncompressed one.
-        seed: of the run.
-        exit_code: of the program; 128 and the signal's number if one ended it.
-    """
+    """A run whose program failed: its codec, ``none`` for no compression; 128 + N is the exit code by signal N."""
 
     spec: str
     seed: int
@@ -45,16 +39,11 @@ class FailedRun:
 
 @dataclass(frozen=True, slots=True)
 class ScriptRuns:
-    """The outcome of several runs of a program.
-
-    Attributes:
-        log: of all runs, summed up.
-        failed: those whose program failed.
-        own_seed: another seed gave the same losses, because the program sets its own: later seeds were left out.
-    """
+    """The outcome of several runs of a program: all of them summed up, and those that failed."""
 
     log: RunLogAnalysis
     failed: tuple[FailedRun, ...]
+    #: another seed gave the same losses, because the program sets its own: later seeds were left out
     own_seed: bool
 
 
@@ -77,9 +66,6 @@ def run_all(
         log: run log to write; an earlier one is replaced.
         say: called with one line before each run.
         study: fields of the log's study record that are those of all runs.
-
-    Raises:
-        UsageError: a launcher started this process, or the program took no step of an optimizer.
     """
     if launched_place().rank is not None:
         raise UsageError(

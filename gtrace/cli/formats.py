@@ -184,10 +184,7 @@ def _show(trace: Trace, layers: Sequence[LayerFormats], scale: str) -> None:
     ]
 
     def style(place: int, heading: str) -> str:
-        bad = {
-            "worst flushed": flushed[place] > _MUCH_FLUSHED,
-            "worst saturated": saturated[place] > _MUCH_SATURATED,
-        }
+        bad = {"worst flushed": flushed[place] > _MUCH_FLUSHED, "worst saturated": saturated[place] > _MUCH_SATURATED}
         return "bold red" if bad.get(heading) else ""
 
     print_columns(columns, console, style)

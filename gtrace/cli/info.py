@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from gtrace.cli.console import (
-    FEW_ROWS,
-    WHOLE_NAME,
-    TensorColumn,
-    name_columns,
-    print_columns,
-    stdout_console,
-)
+from gtrace.cli.console import FEW_ROWS, WHOLE_NAME, TensorColumn, name_columns, print_columns, stdout_console
 from gtrace.cli.options import STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
 from gtrace.errors import UsageError
 from gtrace.report.analysis.history import RunHistory, energy_shares, run_lines, spark

@@ -123,11 +123,7 @@ class PlanSettings:
     as_json: bool = option(False, names=("--json",), help="Print the plan as JSON instead of tables.")
 
 
-@click.command(
-    "plan",
-    cls=CommandWithCommands,
-    epilog="Afterwards: gtrace train --plan plan.toml train.py",
-)
+@click.command("plan", cls=CommandWithCommands, epilog="Afterwards: gtrace train --plan plan.toml train.py")
 @click.argument("trace", type=TracePath(sweeps=True))
 @options(PlanSettings)
 def command(settings: PlanSettings, trace: Path | str) -> None:

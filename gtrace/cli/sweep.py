@@ -210,12 +210,7 @@ def _exchanges(settings: SweepSettings, codecs: list[TableLike]) -> ExchangePlan
 
 
 def _exchange(
-    settings: SweepSettings,
-    trace: Path | str,
-    plan: ExchangePlan,
-    globs: list[str] | None,
-    path: Path,
-    progress: Any,
+    settings: SweepSettings, trace: Path | str, plan: ExchangePlan, globs: list[str] | None, path: Path, progress: Any
 ) -> None:
     """Measure exchanges, add them to the results and print them."""
     from rich.console import Console

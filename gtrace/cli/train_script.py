@@ -74,11 +74,7 @@ def _setup(settings: TrainSettings, chosen: Coding, program: Program) -> dict[st
 
 
 def _run(
-    program: Program,
-    setup: dict[str, Any],
-    conclude: Callable[[Outcome, list[ScriptTraining]], int],
-    *,
-    live: bool,
+    program: Program, setup: dict[str, Any], conclude: Callable[[Outcome, list[ScriptTraining]], int], *, live: bool
 ) -> int:
     """Run the program in this process with a codec on its gradients; ``conclude`` gives the exit code."""
     from gtrace.torch_hooks.children import after_import, children_call, watch_no_more

@@ -156,12 +156,7 @@ def predicted_errors(trace: Trace, step: int, infos: Sequence[TensorInfo]) -> di
     names = [escape(info.name) for info in infos]
     try:
         curves, _ = measure(
-            trace,
-            [codec(name, bits=BITS) for name in CODECS],
-            steps=[step],
-            tensors=names,
-            kind=infos[0].kind,
-            jobs=1,
+            trace, [codec(name, bits=BITS) for name in CODECS], steps=[step], tensors=names, kind=infos[0].kind, jobs=1
         )
     except UsageError:
         # A trace of sketches may lack those that a codec needs.

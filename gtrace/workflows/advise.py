@@ -320,11 +320,8 @@ def _recorded(trace: Trace) -> ProbeTimings:
     if "time" not in scalars:
         return ProbeTimings()
     passed = np.diff(scalars["time"])[np.diff(scalars["step"]) == 1]
-    return ProbeTimings(_positive(float(np.median(passed))) if len(passed) else None)
-
-
-def _positive(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and 0 < value < np.inf else None
+    middle = float(np.median(passed)) if len(passed) else 0.0
+    return ProbeTimings(middle if 0 < middle < np.inf else None)
 
 
 def _cluster(settings: AdviseSettings, timings: ProbeTimings) -> Cluster | None:

@@ -27,7 +27,7 @@ def shown(trace, width=200, encoding="utf-8", *, full=True):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_the_table(suffix, succeed, tmp_path):
+def test_the_table_and_json(suffix, succeed, tmp_path):
     attrs = {"argv": ["train.py", "--name", "a b"], "model": "Net", "capture": {"errors": 2}}
     path = write_trace(tmp_path / f"run{suffix}", attrs=attrs)
     out, err = succeed("info --full", path)
@@ -52,6 +52,16 @@ def test_the_table(suffix, succeed, tmp_path):
         assert [*map(float, cells[4:7])] == pytest.approx(measured, rel=5e-3)
         assert cells[7:10] == ["0.0%", "0", sparkline(norms, 16)]
     assert f"next: gtrace sweep {path}" in out
+    said = json.loads(succeed("info --json", path)[0])
+    with open_trace(path) as trace:
+        assert said["fingerprint"] == trace.fingerprint
+    assert (said["status"], said["attrs"]["model"], said["ranks"]) == ("complete", "Net", [0])
+    counts = {"rank": 0, "kind": "weight", "optimizer": 0, "steps": 6, "first_step": 0, "last_step": 9}
+    assert said["streams"] == [counts | {"first_loss": 2.5, "last_loss": 0.25}]
+    assert [tensor["name"] for tensor in said["tensors"]] == list(SHAPES)
+    matrix = said["tensors"][1]
+    assert (matrix["shape"], matrix["size"], matrix["steps"]) == ([7, 31], 217, 4)
+    assert matrix["norm_last"] == pytest.approx(np.linalg.norm(gradient("fc.weight", STEPS[-1])), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -80,22 +90,6 @@ def test_the_optimizer(facts, text, succeed, tmp_path):
             writer.commit(step, lr=lr)
     said = [line for line in succeed("info run.zarr")[0].splitlines() if line.startswith("training ")]
     assert said == ([] if text is None else [f"training {text}"])
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_json(suffix, succeed, tmp_path):
-    path = write_trace(tmp_path / f"run{suffix}", attrs={"seed": 3})
-    out, err = succeed("info --json", path)
-    said = json.loads(out)
-    with open_trace(path) as trace:
-        assert said["fingerprint"] == trace.fingerprint
-    assert (err, said["status"], said["attrs"]["seed"], said["ranks"]) == ("", "complete", 3, [0])
-    counts = {"rank": 0, "kind": "weight", "optimizer": 0, "steps": 6, "first_step": 0, "last_step": 9}
-    assert said["streams"] == [counts | {"first_loss": 2.5, "last_loss": 0.25}]
-    assert [tensor["name"] for tensor in said["tensors"]] == list(SHAPES)
-    matrix = said["tensors"][1]
-    assert (matrix["shape"], matrix["size"], matrix["steps"]) == ([7, 31], 217, 4)
-    assert matrix["norm_last"] == pytest.approx(np.linalg.norm(gradient("fc.weight", STEPS[-1])), rel=1e-6)
 
 
 def test_what_is_not_finite_is_counted(succeed, tmp_path):

@@ -1,20 +1,29 @@
 """``gtrace capture`` from the outside: what the user types, sees and is left with."""
 
+import inspect
 import json
+import os
 import random
 import re
 import signal
+import sys
 import textwrap
+import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from helpers_capture import SAMPLES, Command, but_first_line, run_gtrace, run_python, write_script
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
 
 import gtrace
 from gtrace.capture.summary import CaptureSummary
 from gtrace.capture.words import result_text
+from gtrace.torch_hooks.hooks import TrainingHooks
 
 TRAIN = textwrap.dedent("""
     import argparse, torch
@@ -60,12 +69,47 @@ def folder(folder):
     return folder
 
 
+def footprint():
+    """What gtrace might leave in a process: hooks, wrapped functions, threads, settings."""
+    functions = (
+        torch.autograd.backward,
+        torch.amp.GradScaler.scale,
+        torch.amp.GradScaler.step,
+        torch.nn.utils.clip_grad_norm_,
+        torch.nn.utils.clip_grad.clip_grad_norm_,
+        torch.nn.parallel.DistributedDataParallel.__init__,
+        torch.optim.Optimizer.add_param_group,
+    )
+    tables = [
+        *(table for name, table in sorted(vars(modules).items()) if name.startswith("_global_") and "hooks" in name),
+        *(table for name, table in sorted(vars(optimizers).items()) if name.startswith("_global_")),
+    ]
+    return {
+        "functions": [inspect.unwrap(function) is function for function in functions],
+        "hooks": [len(table) for table in tables if isinstance(table, dict)],
+        "threads": {thread.name for thread in threading.enumerate() if "gtrace" in thread.name},
+        "finders": [finder for finder in sys.meta_path if type(finder).__module__.startswith("gtrace")],
+        "environment": {name: os.environ.get(name) for name in ("GTRACE_CAPTURE", "PYTHONPATH")},
+        "excepthook": sys.excepthook,
+        "leave": os._exit,
+        "signals": [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)],
+        "filters": [one for one in warnings.filters if "global hooks" in str(one[1])],
+        "argv": sys.argv,
+        "main": sys.modules["__main__"],
+    }
+
+
 @pytest.fixture
-def capture(call, folder):
-    """Run ``gtrace capture``: exit code, stdout, stderr."""
+def capture(call, folder, monkeypatch):
+    """Run ``gtrace capture``, of which nothing stays in the process however it ends: exit code, stdout, stderr."""
 
     def run(line, *words):
-        done = call(f"capture {line}", *words)
+        monkeypatch.setattr(sys, "argv", ["gtrace", "capture", *line.split(), *words])
+        before = footprint()
+        try:
+            done = call(f"capture {line}", *words)
+        finally:
+            assert footprint() == before
         return done.returncode, done.stdout, but_first_line(done.stderr)
 
     return run
@@ -219,6 +263,56 @@ def test_exit_codes(folder, capture, end, code, message):
     assert err.startswith(message)
     assert len(steps_of("ending.zarr")) == 4
     assert gtrace.open_trace("ending.zarr").status == ("interrupted" if code else "complete")
+
+
+class _Left(BaseException):
+    """Stands for the end of the process."""
+
+
+STEP = "optimizer.zero_grad(); model(torch.randn(5, 3)).square().mean().backward(); optimizer.step()"
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("os._exit(3)", 5),
+        ("raise ValueError('bad batch')", 5),
+        (f"model[0].weight.register_hook(lambda gradient: 1 / 0); {STEP}", 5),
+        (f"optimizer.param_groups[0]['weight_decay'] = 'much'; {STEP}", 5),
+        ("kept = model(torch.randn(5, 3))", 0),
+    ],
+)
+def test_nothing_stays_of_both_kinds_and_noise(end, code, folder, capture, monkeypatch):
+    def leave(_status):
+        raise _Left
+
+    monkeypatch.setattr(os, "_exit", leave)
+    write_script(folder / "ending.py", f"{TRAIN}\nimport os\n{end}\n")
+    exit_code, _, err = capture("--kind both --noise ending.py")
+    assert exit_code == code
+    assert re.search(r"[45] steps captured", err)
+
+
+def test_nothing_stays_of_a_capture_that_could_not_start(capture, monkeypatch):
+    def install(_self):
+        raise RuntimeError("no hook today")
+
+    monkeypatch.setattr("gtrace.capture.neural.NeuralRecorder.install", install)
+    assert "capture could not start: RuntimeError: no hook today" in capture("--kind both train.py")[2]
+    assert capture("-m no_package.no_module")[2].count("\n") == 1
+
+
+def test_a_wrapper_that_another_one_wrapped_does_nothing_any_more():
+    model = torch.nn.Linear(2, 1)
+    hooks = TrainingHooks(lambda *_: True, lambda _: None, pytest.fail)
+    original = torch.autograd.backward
+    hooks.install()
+    ours = torch.autograd.backward
+    torch.autograd.backward = lambda *args, **kwargs: ours(*args, **kwargs)
+    hooks.remove()
+    model(torch.ones(1, 2)).sum().backward()
+    torch.autograd.backward = original
+    assert hooks.backward_passes == 0
 
 
 PASSES = "w = torch.ones(2, requires_grad=True)\nfor _ in range(3):\n    w.square().sum().backward()\n"

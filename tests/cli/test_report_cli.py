@@ -1,14 +1,20 @@
+"""``gtrace sweep`` and ``gtrace report``, what a cluster saves, and what both say of files."""
+
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import helpers_sweep
 import numpy as np
 import pytest
 from helpers_capture import Command
 from helpers_report import rows_of, write_runs, write_sweep
+from helpers_trace import write_arrays
 
 import gtrace
+from gtrace.sweep import ResultStore
+from gtrace.sweep.quick import representative_steps
 from gtrace.trace import OptimizerFacts
 
 
@@ -177,3 +183,133 @@ def test_the_verdict_is_a_prediction_for_the_horizon_and_the_workers(succeed, fo
     assert "over 124 steps (64 of 64; " in out
     assert out.count("\n") <= 25
     assert not options or "add it with --batch-size" in found("", path)["verdict"]["confidence"]
+
+
+TEXT = "8x1Mbit/s,10ms,latency=20us"
+SMALL = "--task digits-mlp --steps 2 --batch-size 2 --workers 2"
+
+
+@pytest.fixture
+def costly(folder):
+    """A small sweep whose tensors have known sizes."""
+    provenance = {"kind": "weight", "tensors": {"w": 8, "v": 32}}
+    return write_sweep(folder / "net.sweep.db", rows_of(bits=[2, 4], layers=("w", "v"), steps=(0,)), (), provenance)
+
+
+@pytest.mark.usefixtures("costly")
+def test_a_report_has_a_section_on_savings_when_asked(succeed):
+    out, err = succeed(f"report net.sweep.db --full -o a.md --cluster {TEXT}")
+    assert err == ""
+    assert "\nSavings between 8 ranks: net.sweep.db\n" in out
+    assert "On 8 ranks at 1 Mbit/s and 20.0 us a message, communication adds " in out
+    assert "qsgd:bits=4,bucket_size=8192" in out[out.index("What codecs save") :]
+    assert "Savings" not in succeed("report net.sweep.db --full -o b.md")[0]
+    out, err = succeed("report net.sweep.db --full --cluster 8x1Mbit/s -o c.md")
+    assert err == "gtrace: --cluster 8x1Mbit/s has no compute time, so no step times; add it: 8x1Mbit/s,180ms\n"
+    assert "Savings between" not in out
+    assert "8 workers" in out
+
+
+@pytest.mark.usefixtures("costly")
+def test_json_and_the_figure_alone(succeed, folder):
+    (folder / "gtrace.toml").write_text(f'cluster = "{TEXT},backward=4ms,bucket=4MiB,codec=2Gvalues/s"\n')
+    cluster = json.loads(succeed("report net.sweep.db --json")[0])["savings"][0]["cluster"]
+    assert cluster.pop("network")["bandwidth"] == 1e6
+    times = {"step_time": 0.01, "backward_time": 0.004}
+    assert cluster == {"ranks": 8, **times, "bucket_mb": 4.0, "codec_rate": 2e9}
+    succeed(f"report net.sweep.db --figure savings --cluster {TEXT}")
+    assert (folder / "savings.svg").exists()
+
+
+@pytest.mark.usefixtures("costly")
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("gtrace.toml", "cluster = '8x25'"), ("pyproject.toml", "[tool.gtrace]\ncluster = '8x25'"), ("gtrace.toml", "x")],
+)
+def test_a_cluster_written_down_is_read_and_the_option_wins(succeed, refuse, folder, file, text):
+    (folder / file).write_text(text)
+    said = "cannot be read as TOML" if text == "x" else "cluster: '25' needs a unit, e.g. 25Gbit/s."
+    assert refuse("report net.sweep.db", code=3 if text == "x" else 2).startswith(f"gtrace: {file}: {said}")
+    succeed(f"report net.sweep.db --cluster {TEXT}")
+
+
+@pytest.mark.usefixtures("script")
+def test_training_says_what_ranks_would_save(succeed, folder):
+    # Written down without a compute time, it does not disturb what has no use for it.
+    (folder / "pyproject.toml").write_text("[tool.gtrace]\ncluster = '8x25Gbit/s'\n")
+    assert "Savings" not in succeed(f"train --codec qsgdinf:bits=3 {SMALL}")[0]
+    out, _ = succeed(f"train --codec qsgdinf:bits=3 {SMALL} --force --cluster {TEXT}")
+    assert "Savings between 8 ranks: digits-mlp-qsgdinf-bits3.jsonl" in out
+    assert out.endswith("next: gtrace report digits-mlp-qsgdinf-bits3.jsonl\n")
+    out, err = succeed(f"train --codec qsgdinf:bits=3 --json --cluster {TEXT} train.py")
+    assert json.loads(out[out.index("{") :])["savings"]["elements"] == 2949
+    assert "Savings between 8 ranks: train-qsgdinf-bits3.jsonl" in err
+
+
+def test_short_form(succeed, folder):
+    helpers_sweep.write_trace(folder / "run.h5", steps=(0, 1))
+    out, err = succeed("sweep run.h5 --methods qsgd,terngrad --bits 2-3")
+    assert err == ""
+    assert out.splitlines() == [
+        "36 rows: 3 codecs on 3 tensors at 2 steps",
+        "run.sweep.db",
+        "next: gtrace report run.sweep.db",
+    ]
+    stored = ResultStore.load(folder / "run.sweep.db")
+    direct = gtrace.run_sweep(folder / "run.h5", ["qsgd:bits=2", "qsgd:bits=3", "terngrad"])
+    assert helpers_sweep.rows_of(stored) == helpers_sweep.rows_of(direct)
+    assert stored.provenance["command"][1:3] == ["sweep", "run.h5"]
+
+
+def test_without_a_choice_it_takes_representative_steps_and_says_what_all_would_take(succeed, folder):
+    helpers_sweep.write_trace(folder / "run.zarr", steps=range(60))
+    _, err = succeed("sweep run.zarr --tensors fc.*")
+    assert err.startswith("gtrace: measures 20 configurations on 32 of 60 steps, seconds; --all: ")
+    stored = ResultStore.load(folder / "run.sweep.db")
+    assert tuple(sorted(set(stored["step"]))) == representative_steps(range(60))
+    assert set(stored["method"]) >= {"qsgdinf", "alq", "zipml", "nuqsgd", "topk", "ef-signsgd", "fp", "bf16"}
+
+
+def test_a_new_selection_is_added_and_reported_and_force_starts_empty(succeed, refuse, folder):
+    helpers_sweep.write_trace(folder / "run.zarr", steps=range(4))
+    (folder / "run.sweep.db").write_text("mine")
+    refuse("sweep run.zarr --methods terngrad", code=4)
+    assert (folder / "run.sweep.db").read_text() == "mine"
+    for options, shown, stored in (
+        ("--methods qsgd,terngrad --bits 2 --force", 2, 2),
+        ("--methods nuqsgd,terngrad --bits 3 --steps 0-1", 2, 3),
+        ("--methods qsgd --bits 2", 1, 3),
+        ("--methods natural --force", 1, 1),
+    ):
+        assert f": {shown} codec{'s' * (shown > 1)} on 3 tensors" in succeed(f"sweep run.zarr {options}")[0]
+        found = ResultStore.load(folder / "run.sweep.db")
+        assert len(set(found["codec"])) == stored
+        assert len(set(found.selected["codec"])) == shown
+        (section,) = json.loads(succeed("report run.sweep.db --json")[0])["sweeps"]
+        assert len(section["configurations"]) == shown
+        assert len(section["steps"]) == (2 if "--steps" in options else 4)
+
+
+def test_sparsities_and_kinds(succeed, folder):
+    with gtrace.create_trace(folder / "run.zarr") as writer:
+        for step in range(2):
+            writer.append(step, "fc.weight", [0.1, -0.2, 0.3, 0.4])
+            writer.append(step, "fc", [0.5, -0.1, 0.2][: 3 - step], kind="neural")
+            writer.commit(step)
+    line = "sweep run.zarr --methods prune,topk-prune --sparsity 0.5-0.95"
+    out, err = succeed(f"{line} --json")
+    assert json.loads(out)["left_out"] == {"neural": 1}
+    assert err == "gtrace: 1 tensor of neural gradients left out; --kind neural takes them\n"
+    result = ResultStore.load(folder / "run.sweep.db")
+    assert sorted(set(result["sparsity_asked"])) == pytest.approx([0.5 + 0.05 * k for k in range(10)])
+    assert set(result["tensor"]) == {"fc.weight"}
+    assert succeed(f"{line} --kind neural -o neural.db")[1] == ""
+    assert sorted(set(ResultStore.load(folder / "neural.db")["n"])) == [2, 3]
+
+
+@pytest.mark.parametrize("stage", ["reduced", "local"])
+def test_a_sweep_over_averages_says_that_the_wire_is_worse(succeed, folder, stage):
+    write_arrays(folder / "run.zarr", {"w": [1.0, 2.0]}, attrs={"world_size": 4}, stage=stage)
+    _, err = succeed("sweep run.zarr --methods qsgd --bits 2")
+    assert ("gtrace: warning: gradients are averages over 4 processes" in err) == (stage == "reduced")
+    assert ("errors on the wire will be larger" in err) == (stage == "reduced")

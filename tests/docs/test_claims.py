@@ -43,8 +43,10 @@ def test_every_command_is_named_in_readme_or_changelog():
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")], ids=str)
-def test_links_lead_somewhere_and_extras_are_there(page):
+def test_links_files_and_extras_are_there(page):
     text = page.read_text()
+    for name in re.findall(r"\b((?:tests|benchmarks|gtrace|samples)/[\w/]+\.py)\b", text):
+        assert (ROOT / name).is_file() or "NAME" in name, name
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (page.parent / target).exists(), target
     extras = {name for listed in re.findall(r"gradtrace\[([\w,]+)\]", text) for name in listed.split(",")}

@@ -1,9 +1,14 @@
-"""Words that readers of English as a second language stumble over: their number may fall, and never rises."""
+"""Words that readers of English as a second language stumble over never become more, and examples are right."""
 
+import doctest
+import importlib
 import re
 from pathlib import Path
 
 import pytest
+
+import gtrace
+import gtrace_experiments
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("gtrace/**/*.py", "gtrace/**/*.jinja", "experiments/**/*.py", "docs/**/*.md", "*.md")
@@ -49,3 +54,18 @@ def test_such_words_do_not_come_back(name):
             found.append(f"{path.relative_to(ROOT)}:{line}: {text[begin:end].strip()}")
     listed = "\n".join(found)
     assert len(found) <= ceiling, f"'{name}': write {instead}\n{listed}"
+
+
+MODULES = [
+    ".".join(file.relative_to(root.parent).with_suffix("").parts)
+    for root in (Path(gtrace.__file__).parent, Path(gtrace_experiments.__file__).parent)
+    for file in sorted(root.rglob("*.py"))
+    if ">>> " in file.read_text()
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_print_what_is_shown(name):
+    outcome = doctest.testmod(importlib.import_module(name))
+    assert outcome.attempted
+    assert not outcome.failed

@@ -120,12 +120,9 @@ def test_files(folder, linear):
     [
         ("linera", "'linera' is not one of 'linear', 'lssvm', 'logistic', 'svm'"),
         ("linear --steps 9", "No such option '--steps'"),
-        ("linear --refetch l1", "linear has no hinge"),
-        ("linear --chebyshev 3", "derivative of linear is a line"),
         ("linear --levels common", "'common' is not one of 'uniform', 'optimal'"),
         ("linear --compare naive --sampling double", "leave out --sampling"),
         ("linear --quantize model --sampling double", "add them to --quantize"),
-        ("linear --quantize weights", "quantize: 'weights' is unknown"),
     ],
 )
 def test_what_does_not_fit_is_said(options, said, linear):

@@ -38,7 +38,7 @@ WRONG = {
     "capture -o nowhere/x.zarr train.py": "nowhere/x.zarr: the folder nowhere does not exist; ...",
     "capture --forse train.py": "No such option '--forse'. ... '--force', ...",
     "capture": "Missing argument 'SCRIPT'. (gtrace capture --help shows the options)",
-    "capture -m pkg.nowhere": "-m pkg.nowhere: Error while finding module specification ...",
+    "capture -m no_package.train": "-m no_package.train: Error while finding module specification ...",
     "capture -c -m x": "-m and -c exclude each other",
     "capture --kind all train.py": "--kind: unknown kind 'all'; known: both, momentum, neural, outer, update, weight",
     "capture --sketch l2:8192,foo train.py": "--sketch: 'l2:8192,foo' is not a list of norms with ...",

@@ -19,6 +19,9 @@ from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
 from gtrace.cli.console import echo
 from gtrace.cli.options import arguments, check_output, file_name, load_plugins, pick, print_json
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
+from gtrace.torch_hooks.children import after_import, children_call, watch_no_more
+from gtrace.torch_hooks.launcher import Outcome, Program, run_program
+from gtrace.torch_hooks.processes import before_abrupt_exit, launch_token, launched_place, seed_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from gtrace.codecs.assignment import Coding
     from gtrace.costs import Cluster
     from gtrace.report.analysis.savings import Savings
-    from gtrace.torch_hooks.launcher import Outcome, Program
     from gtrace.training.scriptlog import ScriptSummary
     from gtrace.training.unmodified import ScriptTraining
     from gtrace.workflows.script_runs import ScriptRuns
@@ -35,9 +37,6 @@ if TYPE_CHECKING:
 
 def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple[str, ...]) -> int:
     """Run the program with a codec on its gradients; returns the exit code."""
-    from gtrace.torch_hooks.launcher import Program
-    from gtrace.torch_hooks.processes import launched_place
-
     cluster = chosen_cluster(settings.cluster.cluster, timed=True)
     program = Program(script, args, settings.is_module)
     program.check()
@@ -55,7 +54,6 @@ def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple
 def _setup(settings: TrainSettings, chosen: Coding, program: Program) -> dict[str, Any]:
     """The settings of a process that trains, without its log."""
     from gtrace.codecs.assignment import CodecTable
-    from gtrace.torch_hooks.processes import launch_token
 
     if isinstance(chosen, CodecTable) and (settings.rules or settings.min_size):
         raise UsageError(f"{chosen}: a plan names the codec of every tensor; --rule and --min-size are for one codec")
@@ -77,10 +75,6 @@ def _run(
     program: Program, setup: dict[str, Any], conclude: Callable[[Outcome, list[ScriptTraining]], int], *, live: bool
 ) -> int:
     """Run the program in this process with a codec on its gradients; ``conclude`` gives the exit code."""
-    from gtrace.torch_hooks.children import after_import, children_call, watch_no_more
-    from gtrace.torch_hooks.launcher import Outcome, run_program
-    from gtrace.torch_hooks.processes import before_abrupt_exit
-
     watch_no_more()
     trainings: list[ScriptTraining] = []
 
@@ -113,9 +107,6 @@ def run_one(message: str) -> int:
 
     The message is JSON of the program (``target``, ``args``, ``is_module``) and of what to do (``setup``).
     """
-    from gtrace.torch_hooks.launcher import Program
-    from gtrace.torch_hooks.processes import seed_libraries
-
     asked = json.loads(message)
     program, setup = Program(asked["target"], tuple(asked["args"]), asked["is_module"]), asked["setup"]
 
@@ -141,7 +132,6 @@ def compare_script(settings: TrainSettings, chosen: list[Coding], script: str, a
     Returns the exit code: of the program, if a run of it failed.
     """
     from gtrace.codecs import Identity
-    from gtrace.torch_hooks.launcher import Program
     from gtrace.workflows.script_runs import run_all
 
     cluster = chosen_cluster(settings.cluster.cluster, timed=True)
@@ -254,8 +244,6 @@ def _conclude(
     as_json: bool,
 ) -> int:
     """End the training, say what came of it, and give the exit code."""
-    from gtrace.torch_hooks.processes import launched_place
-
     summary = trainings[0].finish() if trainings else None
     if sys.stderr.isatty():
         click.echo("\x1b[K", nl=False, err=True)

@@ -63,8 +63,7 @@ def test_a_pipe_gets_every_column_and_a_terminal_those_that_fit(succeed, monkeyp
 def test_without_arguments_the_newest_results_are_taken_and_named(succeed, folder):
     write_runs(folder / "train.jsonl", steps=30)
     out, err = succeed("report -o x.md")
-    assert "net.sweep.db" in err
-    assert "train.jsonl" in err
+    assert err == "taking the newest results in this folder: train.jsonl and net.sweep.db\n"
     assert out.startswith("Recommendation")
     assert "Training train.jsonl: " in out
 
@@ -127,16 +126,6 @@ def test_named_pairs_come_first(found, succeed, sweep):
     assert [one["first"], one["second"]] == pair
     assert one["by_elements"] < 0.1
     assert f"\n\n{pair[0]} has " in succeed(f"report net.sweep.db --pair {' '.join(pair)} -o x.md --full")[0]
-
-
-@pytest.mark.usefixtures("sweep")
-def test_two_sweeps_side_by_side(succeed, folder):
-    write_sweep(folder / "other.sweep.db", rows_of(bits=[2, 3], layers=("w", "x"), seed=1))
-    out, _ = succeed("report net.sweep.db other.sweep.db -o both.jsonl")
-    assert out.count("\n") <= 25
-    assert "Sweep other.sweep.db against net.sweep.db" in out
-    kinds = [json.loads(line)["record"] for line in (folder / "both.jsonl").read_text().splitlines()]
-    assert kinds.count("side_by_side") == 8
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

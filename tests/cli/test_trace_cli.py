@@ -100,7 +100,6 @@ def test_sweep_and_report_of_a_sketch(succeed, refuse, folder):
     succeed("sketch full.zarr --sketch l2:512")
     _, err = succeed("sweep full.sketch.zarr --methods qsgd:bucket_size=512,topk --bits 3")
     assert err.count("gtrace: warning: 1 of 4 tensors are kept as sketches: ") == 2
-    assert "without topk: they have no closed form and need values: capture without --sketch" in err
     succeed("report full.sketch.sweep.db -o report.md")
     succeed("report full.sketch.zarr -o page.html")
     page = (folder / "page.html").read_text(encoding="utf-8")

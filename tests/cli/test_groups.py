@@ -173,21 +173,6 @@ def test_an_installed_command_is_listed_and_imported_only_when_it_is_run(install
     assert listed.count("  sweep ") == 1
     said = "greet: cannot load made-up 0.1 (ModuleNotFoundError: No module named 'made_up_command')"
     assert said in refuse("greet")
-
-
-GREET = """import click
-@click.command("greet")
-@click.option("--name", default="you")
-def command(name):
-    print("hello", name)
-COMMAND = ("made_up_hello", "Say hello.")
-"""
-
-
-def test_its_options_are_its_own(install, call, refuse):
-    install("made_up_hello", GREET, "greet")
-    assert call("greet", "--name", "all")[:2] == (0, "hello all\n")
-    refuse("greet", "--nmae", "all")
     assert "'gret' is not a command; did you mean greet" in refuse("gret")
 
 

@@ -188,10 +188,6 @@ def test_without_the_images_another_task_is_trained_and_named(tmp_path, monkeypa
     assert "Fashion-MNIST is not installed" in data
 
 
-def test_both_experiments_share_the_runs(found):
-    assert mqgrad.measure(Context(quick=True)) is found
-
-
 def test_every_policy_has_a_run_on_the_clock_of_the_paper(found):
     assert {len(runs) for runs in (*found.runs.values(), found.plain)} == {1}
     assert found.clock.iteration(4) - found.clock.iteration(3) == pytest.approx(5.0)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-class Numbers(click.ParamType[tuple[Any, ...]]):
+class NumberList(click.ParamType[tuple[Any, ...]]):
     """Numbers that a function makes of an option's text and name."""
 
     def __init__(self, name: str, parse: Callable[[str, str], tuple[Any, ...]]) -> None:
@@ -47,16 +47,16 @@ def _integers(text: str, where: str) -> tuple[int, ...]:
 
 
 #: a range of integers such as ``2-8`` or ``2,4,8``
-INTEGERS = Numbers("range", _integers)
+INTEGERS = NumberList("range", _integers)
 
 
-def fractions(step: str | None = None) -> Numbers:
+def fractions(step: str | None = None) -> NumberList:
     """The type of ``0.5-0.95:0.05``; a range without a step goes by ``step``, else 1, 2, 5, 10 through each decade."""
 
     def parse(text: str, where: str) -> tuple[float, ...]:
         return tuple(float(v) for v in parse_range(text, where, decades=step is None, step=Decimal(step or 1)))
 
-    return Numbers("range", parse)
+    return NumberList("range", parse)
 
 
 #: how a file begins or ends that is not a trace -> what it is, and the command that reads it
@@ -326,7 +326,7 @@ class CodecSettings:
 JSON: dict[str, Any] = {"names": ("--json",), "help": "Print JSON instead of text."}
 #: ``--steps`` of commands that read a trace
 STEPS: dict[str, Any] = {
-    "type": Numbers("steps", step_numbers),
+    "type": NumberList("steps", step_numbers),
     "metavar": "STEPS",
     "help": "Only these steps, e.g. 0,10,100-200,1000+50.",
 }

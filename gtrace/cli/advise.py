@@ -11,7 +11,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -236,8 +236,8 @@ def _run(words: Sequence[str], folder: Path) -> str:
         # A checkout that is run from its own folder is found from the demo's folder, too.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
     try:
-        output: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        done = subprocess.run(command, env=environment, check=False, cwd=folder, **output)
+        pipe, out = subprocess.PIPE, subprocess.STDOUT
+        done = subprocess.run(command, env=environment, check=False, cwd=folder, text=True, stdout=pipe, stderr=out)
         code, printed = done.returncode, done.stdout
     except KeyboardInterrupt:
         code, printed = EXIT_INTERRUPTED, ""

@@ -52,7 +52,7 @@ def beside(call, folder, monkeypatch):
         monkeypatch.setenv("GTRACE_SEED", env["GTRACE_SEED"])
         return subprocess.CompletedProcess(command, run_one(command[3]))
 
-    monkeypatch.setattr("gtrace.workflows.script_runs.subprocess.run", in_this_process)
+    monkeypatch.setattr("gtrace.cli.train_script.subprocess.run", in_this_process)
 
     def run(words, program="60"):
         done = call(f"train {words} train.py {program}")

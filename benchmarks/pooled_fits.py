@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 import gtrace
+from gtrace.cli.advise import STEPS
 from gtrace.fitting import optimal_levels, pooling
-from gtrace.workflows.demo import STEPS
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = {"digits CNN": HERE.parent / "samples" / "digits_cnn.py", "transformer": HERE / "char_transformer.py"}

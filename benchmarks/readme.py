@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 import gtrace
+from gtrace.cli.advise import SWEEP, TRACE, run_demo
 from gtrace.codecs import codec_class, codec_names, wrapper_names
 from gtrace.report import load_report
 from gtrace.report.files import write_figure
-from gtrace.workflows.demo import SWEEP, TRACE, run_demo
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURE = ROOT / "docs" / "figures" / "rate-distortion.svg"

@@ -33,12 +33,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenTracker:
-    """A tracker that can be closed.
-
-    Attributes:
-        log: takes numbers by name, and their step.
-        close: ends what was opened for it.
-    """
+    """A tracker that can be closed: takes numbers by name, and their step, and ends what was opened for it."""
 
     log: Callable[[dict[str, float], int], object]
     close: Callable[[], object] = lambda: None
@@ -90,25 +85,12 @@ def _trackio(place: str) -> OpenTracker:
     return OpenTracker(lambda numbers, step: run.log(numbers, step=step), trackio.finish if theirs is None else int)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A package that keeps numbers.
-
-    Attributes:
-        open: opens it at a place.
-        place: where, if the user does not say.
-    """
-
-    open: Callable[[str], OpenTracker]
-    place: str = "gtrace"
-
-
-#: package -> how to open it; what follows the colon is a folder, a project, an experiment, a project
-KINDS = {
-    "tensorboard": _Kind(_tensorboard, "runs"),
-    "wandb": _Kind(_wandb),
-    "mlflow": _Kind(_mlflow),
-    "trackio": _Kind(_trackio),
+#: package -> how to open it, and its usual place, which is a folder, a project, an experiment, a project
+KINDS: dict[str, tuple[Callable[[str], OpenTracker], str]] = {
+    "tensorboard": (_tensorboard, "runs"),
+    "wandb": (_wandb, "gtrace"),
+    "mlflow": (_mlflow, "gtrace"),
+    "trackio": (_trackio, "gtrace"),
 }
 #: of the option ``--to``
 TO_HELP = (
@@ -118,11 +100,7 @@ TO_HELP = (
 
 
 def check_tracker(to: str) -> None:
-    """Refuse a text that names no tracker, or one that is not installed; imports nothing.
-
-    Raises:
-        UsageError: it cannot be had here.
-    """
+    """Refuse a text that names no tracker, or one that is not installed; imports nothing."""
     package = to.partition(":")[0]
     if package not in KINDS:
         raise UsageError(f"--to {to}: unknown tracker '{package}'; {suggest(package, KINDS)}")
@@ -134,15 +112,13 @@ def open_tracker(to: str | Tracker) -> OpenTracker:
     """A tracker by its name, ``PACKAGE`` or ``PACKAGE:PLACE``; any other one as it is, which its owner closes.
 
     A run of Weights & Biases, MLflow or Trackio that the program has begun takes the numbers and stays open.
-
-    Raises:
-        UsageError: an unknown name, or a package that is not installed.
     """
     if not isinstance(to, str):
         return OpenTracker(to.log)
     check_tracker(to)
     package, _, place = to.partition(":")
-    return KINDS[package].open(place or KINDS[package].place)
+    opening, usual = KINDS[package]
+    return opening(place or usual)
 
 
 class Tracking:
@@ -177,11 +153,7 @@ class Tracking:
         return count
 
     def close(self) -> None:
-        """Close what was opened.
-
-        Raises:
-            UsageError: as :meth:`log`.
-        """
+        """Close what was opened."""
         opened, self._open = self._open, None
         try:
             if opened is not None:

@@ -1,6 +1,7 @@
 """The one grammar of what people type: steps, ranges, sizes, speeds and times, e.g. ``0,100-200+4``, ``25Gbit/s``.
 
-Every parser takes ``where``, the option or key that the text comes from, for its messages.
+Every parser takes ``where``, the option or key that the text comes from, for its messages. It raises ``UsageError`` for
+what it cannot read, and for what is too large.
 """
 
 from __future__ import annotations
@@ -33,10 +34,7 @@ MAX_EXPONENT = 400
 
 
 def parse_bandwidth(text: str, where: str) -> float:
-    """Read ``1Gbit/s`` or ``10MB/s``: bits per second.
-
-    Raises:
-        UsageError: it is not a speed, or not positive.
+    """Read ``1Gbit/s`` or ``10MB/s``: bits per second, more than 0.
 
     >>> parse_bandwidth("10MB/s", "--network")
     80000000.0
@@ -45,20 +43,12 @@ def parse_bandwidth(text: str, where: str) -> float:
 
 
 def parse_seconds(text: str, where: str) -> float:
-    """Read ``50us``, ``180ms`` or ``1.5s``.
-
-    Raises:
-        UsageError: it is not a time.
-    """
+    """Read ``50us``, ``180ms`` or ``1.5s``."""
     return _quantity(text, where, "time", _TIMES, "ms")
 
 
 def parse_values(text: str, where: str) -> float:
-    """Read ``4Gvalues/s``: values per second.
-
-    Raises:
-        UsageError: it is not such a rate, or not positive.
-    """
+    """Read ``4Gvalues/s``: values per second, more than 0."""
     return _positive(_quantity(text, where, "rate", _VALUES, "Gvalues/s"), text, where)
 
 
@@ -67,9 +57,6 @@ def parse_size(text: str, where: str = "size") -> int:
 
     >>> parse_size("1.5GiB", "--budget")
     1610612736
-
-    Raises:
-        UsageError: it is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -83,12 +70,8 @@ def parse_size(text: str, where: str = "size") -> int:
 
 
 def parse_bits(text: str, where: str) -> float:
-    """Read bits per value: ``3``, ``2.5bits``.
-
-    Raises:
-        UsageError: it is not a positive number of bits.
-    """
-    bits = _quantity(text, where, "number of bits", {"": 1.0, "b": 1.0, "bit": 1.0, "bits": 1.0}, "bits")
+    """Read bits per value, more than 0: ``3``, ``2.5bits``."""
+    bits = _quantity(text, where, "number of bits", dict.fromkeys(("", "b", "bit", "bits"), 1.0), "bits")
     return _positive(bits, text, where)
 
 
@@ -137,9 +120,6 @@ def step_ranges(text: str, where: str = "--steps") -> tuple[range, ...]:
 
     >>> step_ranges("0,100-200:50,1000+50")
     (range(0, 1), range(100, 201, 50), range(1000, 1050))
-
-    Raises:
-        UsageError: not such a list, a falling range, or an empty burst.
     """
     ranges = []
     for part in text.split(","):
@@ -160,11 +140,7 @@ def step_ranges(text: str, where: str = "--steps") -> tuple[range, ...]:
 
 
 def step_numbers(text: str, where: str = "--steps") -> tuple[int, ...]:
-    """The steps of :func:`step_ranges` one by one, each once.
-
-    Raises:
-        UsageError: not such a list, or more than a hundred thousand steps.
-    """
+    """The steps of :func:`step_ranges` one by one, each once, and at most a hundred thousand."""
     ranges = step_ranges(text, where)
     if sum(len(one) for one in ranges) > MAX_VALUES:
         raise UsageError(f"{where}: '{text}' has more than {MAX_VALUES} steps.")
@@ -174,11 +150,7 @@ def step_numbers(text: str, where: str = "--steps") -> tuple[int, ...]:
 def parse_range(text: str, where: str = "range", *, decades: bool = False, step: Decimal = Decimal(1)) -> list[Decimal]:
     """Read ``2-8``, ``2,4,8`` or ``0.5-0.95:0.05``; both ends count. Order is kept, repetitions are dropped.
 
-    Args:
-        text: the range.
-        where: the option, for messages.
-        decades: a range without a step goes 1, 2, 5, 10 through each decade instead of by ``step``.
-        step: of a range that names none.
+    A range that names no step goes by ``step``, or with ``decades`` 1, 2, 5, 10 through each decade.
 
     >>> [str(v) for v in parse_range("2-4,8")]
     ['2', '3', '4', '8']
@@ -186,9 +158,6 @@ def parse_range(text: str, where: str = "range", *, decades: bool = False, step:
     ['0.50', '0.55', '0.60']
     >>> [str(v) for v in parse_range("0.01-0.2", decades=True)]
     ['0.01', '0.02', '0.05', '0.1', '0.2']
-
-    Raises:
-        UsageError: not a range, falling, or more than a hundred thousand values.
     """
     values: dict[Decimal, None] = {}
     for part in text.split(","):

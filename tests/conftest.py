@@ -21,15 +21,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_threa
 
 
 def pytest_configure(config):
-    config.addinivalue_line(
-        "markers",
-        "capture_case(name, packages=()): a case of capture that is told in docs/capture-matrix.md, and which packages "
-        "beside torch it was tried with",
-    )
-    config.addinivalue_line(
-        "markers",
-        "framework_case(name, packages=()): the same for docs/frameworks.md",
-    )
+    for marker, page in (("capture_case", "capture-matrix"), ("framework_case", "frameworks")):
+        said = f"a case of docs/{page}.md, and which packages beside torch it was tried with"
+        config.addinivalue_line("markers", f"{marker}(name, packages=()): {said}")
 
 
 #: Their tests compile most kernels; one process does it while others run what needs few of them.

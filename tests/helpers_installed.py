@@ -1,20 +1,21 @@
-"""Packages that bring codecs or commands, faked by a folder on the path: a module and its dist-info."""
+"""What tests find beside the package: programs of the repository, and packages faked by a folder on the path."""
 
-from __future__ import annotations
-
+import importlib.util
 from pathlib import Path
 
-SAMPLE = Path(__file__).resolve().parents[1] / "samples" / "my_codec"
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLE = ROOT / "samples" / "my_codec"
 
 
-def write_package(
-    folder: Path,
-    name: str,
-    entries: dict[str, str],
-    modules: dict[str, str],
-    version: str = "0.1",
-    group="gtrace.codecs",
-):
+def benchmark(name):
+    """A program of the folder benchmarks as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_package(folder, name, entries, modules, version="0.1", group="gtrace.codecs"):
     """What installing a package with these entry points and modules leaves behind."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
@@ -26,7 +27,7 @@ def write_package(
     return folder
 
 
-def write_sample(folder: Path) -> Path:
+def write_sample(folder):
     """The sample codec, as if it were installed."""
     source = (SAMPLE / "dither.py").read_text()
     return write_package(folder, "gtrace-dither", {"dither": "dither:Dither"}, {"dither": source})

@@ -6,19 +6,10 @@ Run ``python tests/matrix.py`` where the packages of all cases are installed, or
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-class Page(NamedTuple):
-    """A table of the documentation: its marker, its tests and what is above it."""
-
-    marker: str
-    tests: tuple[str, ...]
-    head: str
 
 
 CAPTURE = """# What capture was tried with
@@ -48,9 +39,10 @@ Made by `python tests/matrix.py frameworks` from the outcome of the tests. [Trai
 |---|---|---|---|
 """
 _FRAMEWORK_TESTS = ("frameworks", "training", "test_trackers.py", "test_tabular.py", "codecs/test_peers.py")
+#: page -> its marker, its tests, and what is above its table
 PAGES = {
-    "capture-matrix": Page("capture_case", ("capture", "torch_hooks", "frameworks", "cli", "samples"), CAPTURE),
-    "frameworks": Page("framework_case", _FRAMEWORK_TESTS, FRAMEWORKS),
+    "capture-matrix": ("capture_case", ("capture", "torch_hooks", "frameworks", "cli", "samples"), CAPTURE),
+    "frameworks": ("framework_case", _FRAMEWORK_TESTS, FRAMEWORKS),
 }
 
 
@@ -81,7 +73,7 @@ class Outcomes:
             outcomes = {self.outcomes.get(test, "not run") for test in tests}
             result = "works" if outcomes == {"passed"} else ", ".join(sorted(outcomes))
             tried = ", ".join(filter(None, map(named, packages)))
-            yield f"| {name} | {tried} | {len(tests)} | {result} |"
+            yield f"| {name} | {tried} | {len(tests)} | {result} |\n"
 
 
 def named(package):
@@ -94,19 +86,16 @@ def named(package):
 
 def write(name, arguments):
     """Run the tests of a page and write it; returns pytest's exit code."""
-    page = PAGES[name]
-    outcomes = Outcomes(page.marker)  # sees the tests of this process alone, so no -n
-    tests = [str(ROOT / "tests" / one) for one in page.tests]
-    code = pytest.main(["-q", "-p", "no:xdist", *arguments, *tests], plugins=[outcomes])
-    (ROOT / "docs" / f"{name}.md").write_text(page.head + "".join(row + "\n" for row in outcomes.rows()))
+    marker, tests, head = PAGES[name]
+    outcomes = Outcomes(marker)  # sees the tests of this process alone, so no -n
+    code = pytest.main(
+        ["-q", "-p", "no:xdist", *arguments, *(str(ROOT / "tests" / one) for one in tests)], plugins=[outcomes]
+    )
+    (ROOT / "docs" / f"{name}.md").write_text(head + "".join(outcomes.rows()))
     return code
 
 
-def main(arguments):
-    """Write the named pages, or all; other arguments are pytest's."""
-    chosen = [name for name in PAGES if name in arguments] or list(PAGES)
-    return max(write(name, [one for one in arguments if one not in PAGES]) for name in chosen)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    chosen = [name for name in PAGES if name in sys.argv[1:]] or list(PAGES)
+    # Other arguments are pytest's.
+    sys.exit(max(write(name, [one for one in sys.argv[1:] if one not in PAGES]) for name in chosen))

@@ -1,3 +1,5 @@
+"""Run logs: what is written is read, killed writers leave what they wrote, and foreign files end in one line."""
+
 import json
 import math
 import os
@@ -9,63 +11,72 @@ import time
 import pytest
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
-from gtrace.runlog import RunLogWriter, read_runlog
+from gtrace.report.inputs import kind_of, make_report, newest_results
+from gtrace.runlog import MAX_LINE, RunLogWriter, read_runlog
 
-STUDY = {"command": "gtrace train --codec qsgd", "task": "digits-cnn", "workers": 4, "seed": 0}
+STUDY = {"command": ["gtrace", "train"], "task": "digits-cnn", "workers": 4, "seed": 0, "tensors": {"w": 3}}
+STEPS = [
+    {"run": "qsgd:bits=4", "seed": 0, "step": step, "loss": 2.5 - step, "bits": 96, "bits_float32": 384}
+    for step in range(3)
+]
 
 
-def write(path, steps=3, **options):
+def write(path, steps=STEPS, **options):
     with RunLogWriter(path, STUDY, **options) as log:
-        for step in range(steps):
-            log.write("step", run="qsgd:bits=4", step=step, loss=2.5 - step)
+        for step in steps:
+            log.write("step", **step)
     return path
 
 
-def test_records_come_back_in_order(tmp_path):
-    records = read_runlog(write(tmp_path / "a.jsonl"))
-    assert records[0] == {"type": "study", "version": 1, **STUDY}
-    assert records[1:] == [
-        {"type": "step", "run": "qsgd:bits=4", "step": step, "loss": 2.5 - step} for step in range(3)
-    ]
+@pytest.fixture
+def path(tmp_path):
+    path = write(tmp_path / "run.jsonl")
+    with path.open("a") as log:
+        for kind, about in {
+            "eval": {"step": 2, "loss": 0.5, "accuracy": 0.9},
+            "end": {"steps": 3, "loss": 0.5, "accuracy": 0.9, "bits": 288, "ratio": 4.0, "seconds": 1.0},
+        }.items():
+            log.write(json.dumps({"type": kind, "run": "qsgd:bits=4", "seed": 0, **about}) + "\n")
+    return path
 
 
-def test_each_record_is_readable_as_soon_as_it_is_written(tmp_path):
+def test_records_come_back_in_order_as_soon_as_they_are_written(tmp_path):
+    wanted = [{"type": "study", "version": 1, **STUDY}]
     with RunLogWriter(tmp_path / "a.jsonl", STUDY) as log:
-        assert [record["type"] for record in read_runlog(tmp_path / "a.jsonl")] == ["study"]
-        log.write("warning", text="w")
-        assert read_runlog(tmp_path / "a.jsonl")[-1] == {"type": "warning", "text": "w"}
+        assert read_runlog(tmp_path / "a.jsonl") == wanted
+        for step in STEPS:
+            log.write("step", **step)
+            wanted.append({"type": "step", **step})
+            assert read_runlog(tmp_path / "a.jsonl") == wanted
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_not_finite_become_null(tmp_path, value):
-    with RunLogWriter(tmp_path / "a.jsonl", STUDY) as log:
-        log.write("eval", loss=value, accuracy=None)
-    assert read_runlog(tmp_path / "a.jsonl")[1] == {"type": "eval", "loss": None, "accuracy": None}
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+    write(tmp_path / "a.jsonl", [{"loss": value, "lr": None} for value in (math.nan, math.inf, -math.inf)])
+    assert read_runlog(tmp_path / "a.jsonl")[1:] == [{"type": "step", "loss": None, "lr": None}] * 3
     for line in (tmp_path / "a.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=pytest.fail)
 
 
-def test_a_last_line_cut_anywhere_is_ignored_and_nothing_else(tmp_path):
-    path = write(tmp_path / "a.jsonl")
-    whole = path.read_bytes()
-    records = read_runlog(path)
-    start = whole.rindex(b"\n", 0, -1) + 1
-    for end in range(start, len(whole) - 1):
+def test_a_last_line_cut_anywhere_is_ignored_and_nothing_else(path):
+    whole, records = path.read_bytes(), read_runlog(path)
+    for end in range(whole.rindex(b"\n", 0, -1) + 1, len(whole) - 1):
         path.write_bytes(whole[:end])
         assert read_runlog(path) == records[:-1]
     path.write_bytes(whole[:-1])
     assert read_runlog(path) == records
 
 
+WRITING = """
+import sys; from pathlib import Path; from gtrace.runlog import RunLogWriter
+log = RunLogWriter(Path(sys.argv[1]), {})
+k = 0
+while True: log.write('step', step=k, text='x' * 3000); k += 1
+"""
+
+
 def test_killed_while_writing(tmp_path):
     path = tmp_path / "a.jsonl"
-    code = (
-        "import sys; from pathlib import Path; from gtrace.runlog import RunLogWriter\n"
-        "log = RunLogWriter(Path(sys.argv[1]), {})\n"
-        "k = 0\n"
-        "while True: log.write('step', step=k, text='x' * 3000); k += 1\n"
-    )
-    child = subprocess.Popen([sys.executable, "-c", code, str(path)])
+    child = subprocess.Popen([sys.executable, "-c", WRITING, str(path)])
     try:
         deadline = time.monotonic() + 60
         while not (path.exists() and path.stat().st_size > 50_000):
@@ -80,12 +91,45 @@ def test_killed_while_writing(tmp_path):
     assert len(records) > 15
 
 
-def test_a_damaged_line_before_the_last_is_an_error(tmp_path):
-    path = write(tmp_path / "a.jsonl")
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text(lines[0] + lines[1][:20] + "\n" + lines[2])
-    with pytest.raises(TraceError, match=r"line 2 is not JSON"):
-        read_runlog(path)
+def test_an_existing_file_is_left_alone_unless_a_new_one_takes_its_place(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("mine")
+    with pytest.raises(OutputExistsError, match="already exists"):
+        RunLogWriter(path, STUDY)
+    with pytest.raises(TypeError):
+        RunLogWriter(path, {"seed": object()}, force=True)
+    assert path.read_text() == "mine"
+    assert len(read_runlog(write(path, force=True))) == 4
+    assert os.listdir(tmp_path) == ["a.jsonl"]
+    with pytest.raises(UsageError, match=r"none/a\.jsonl: cannot be written \(No such file"):
+        RunLogWriter(tmp_path / "none" / "a.jsonl", STUDY)
+
+
+def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch):
+    class Full:
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+        flush = close = lambda self: None
+
+    log = RunLogWriter(tmp_path / "a.jsonl", STUDY)
+    log.write("step", step=0)
+    log.close()
+    monkeypatch.setattr(log, "_file", Full())
+    with pytest.raises(TraceError, match=r"a\.jsonl: cannot be written any further \(No space left"):
+        log.write("step", step=1)
+    assert len(read_runlog(tmp_path / "a.jsonl")) == 2
+
+
+def refused(path, *words):
+    """A report of the log is refused in one line with these words, and nothing is written."""
+    before = sorted(path.parent.iterdir())
+    with pytest.raises(TraceError) as error:
+        make_report(runs=[path])
+    assert str(error.value).isprintable()
+    for word in (path.name, *words):
+        assert word in str(error.value), error.value
+    assert sorted(path.parent.iterdir()) == before
 
 
 @pytest.mark.parametrize(
@@ -102,59 +146,72 @@ def test_a_damaged_line_before_the_last_is_an_error(tmp_path):
     ],
 )
 def test_what_is_no_run_log_is_refused_in_one_line(tmp_path, content, message):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(TraceError, match=message) as error:
-        read_runlog(path)
-    assert str(path) in str(error.value)
-    assert "\n" not in str(error.value)
-    assert path.read_bytes() == content
+    (tmp_path / "a.jsonl").write_bytes(content)
+    refused(tmp_path / "a.jsonl", message)
+    assert (tmp_path / "a.jsonl").read_bytes() == content
 
 
-def test_a_missing_log_or_a_folder_is_refused(tmp_path):
-    with pytest.raises(TraceError, match=r"nowhere\.jsonl: cannot be read"):
-        read_runlog(tmp_path / "nowhere.jsonl")
-    with pytest.raises(TraceError, match="cannot be read"):
-        read_runlog(tmp_path)
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"type": "step", "loss": NaN}', "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"type": 3}', "not a record"),
+        ('{"type": "step", "run": "x", "step": "\\u001b[2J"}', "'step' of a step record is not a number"),
+        ('{"type": "step", "run": "x", "step": null}', "'step' of a step record is not a number"),
+        ('{"type": "step", "run": "x", "step": 1e999}', "out of range"),
+        ('{"type": "step", "run": "x", "step": 0.5}', "out of range"),
+        ('{"type": "step", "run": "x", "step": 1, "seed": ' + "9" * 400 + "}", "out of range"),
+        ('{"type": "step", "run": "x", "step": 1, "seed": ' + "9" * 5000 + "}", "is not JSON"),
+        ('{"type": "step", "run": "x", "step": 1, "loss": true}', "'loss' of a step record is not a number"),
+        ('{"type": "step", "run": "x", "step": 1, "bits": ' + "9" * 400 + "}", "out of range"),
+        ('{"type": "eval", "run": "x", "step": 1, "accuracy": [1]}', "not a number"),
+        ('{"type": "shadow", "run": "x", "tensor": {"a": 1}, "step": 1, "cosine": "x"}', "not a number"),
+        ('{"type": "end", "step": 1}', "names no run"),
+    ],
+)
+def test_a_forged_record(line, words, path):
+    assert len(make_report(runs=[path]).runs[0].runs) == 1
+    path.write_text(path.read_text() + line + "\n")
+    refused(path, words)
 
 
-def test_an_existing_file_is_left_alone_without_force(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text("mine")
-    with pytest.raises(OutputExistsError, match="already exists"):
-        RunLogWriter(path, STUDY)
-    assert path.read_text() == "mine"
-    assert len(read_runlog(write(path, steps=1, force=True))) == 2
-    assert os.listdir(tmp_path) == ["a.jsonl"]
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"version": "2\x1b[2J"}, r"run log 2\x1b[2J"),
+        ({"version": True}, "run log True"),
+        ({"version": 99}, "newer gtrace"),
+        ({"version": 1, "workers": 1e300}, "'workers' of a study record is out of range"),
+        ({"version": 1, "workers": "four"}, "not a number"),
+    ],
+)
+def test_a_forged_study(field, words, path):
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(first), **field}), *rest]) + "\n")
+    refused(path, words)
 
 
-def test_a_log_that_cannot_be_started_leaves_the_old_one(tmp_path):
-    path = write(tmp_path / "a.jsonl")
-    before = path.read_bytes()
-    with pytest.raises(TypeError):
-        RunLogWriter(path, {"seed": object()}, force=True)
-    assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["a.jsonl"]
+def test_a_damaged_line_and_one_without_an_end_are_not_read(path):
+    """100 GB of zeros take nothing on a disk and would fill any memory."""
+    whole = path.read_text()
+    path.write_text(whole.replace('"step": 0', '"step": \n'))
+    refused(path, "line 2 is not JSON")
+    path.write_text(whole)
+    os.truncate(path, 100 * 2**30)
+    refused(path, "line 7 is longer than", str(MAX_LINE))
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"none/a\.jsonl: cannot be written \(No such file"):
-        RunLogWriter(tmp_path / "none" / "a.jsonl", STUDY)
-
-
-def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch):
-    log = RunLogWriter(tmp_path / "a.jsonl", STUDY)
-    log.write("step", step=0)
-    file = log._file
-
-    class Full:
-        def write(self, text):
-            raise OSError(28, "No space left on device")
-
-        flush = close = lambda self: None
-
-    monkeypatch.setattr(log, "_file", Full())
-    with pytest.raises(TraceError, match=r"a\.jsonl: cannot be written any further \(No space left"):
-        log.write("step", step=1)
-    file.close()
-    assert len(read_runlog(tmp_path / "a.jsonl")) == 2
+def test_what_is_no_file_is_not_waited_for(path, tmp_path):
+    for name in ("nowhere.jsonl", "."):
+        with pytest.raises(TraceError, match="cannot be read"):
+            read_runlog(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for read in (read_runlog, kind_of):
+        with pytest.raises(TraceError, match=r"no file|not a file"):
+            read(tmp_path / "pipe.jsonl")
+    os.mkfifo(tmp_path / "pipe.sweep.db")
+    # Foreign logs among the results are passed over.
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
+    (tmp_path / "text.jsonl").write_bytes(b"\xff\xfe")
+    assert newest_results(tmp_path) == [path]

@@ -3,7 +3,6 @@
 import ast
 import ctypes
 import errno
-import importlib.util
 import json
 import os
 import socket
@@ -15,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers_installed import ROOT, benchmark
 from helpers_trace import write_trace
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -27,7 +27,6 @@ from gtrace.runlog import RunLogWriter
 from gtrace.training import checkpoint
 
 PACKAGE = Path(gtrace.__file__).parent
-ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS = Path(gtrace_experiments.__file__).parent
 
 #: call -> files that may make it, and why
@@ -56,6 +55,7 @@ FORBIDDEN = {
 SQL_NAMES = {
     *("', '.join(KEY)", "', '.join(names)", "columns", "counts", "marks", "name", "table", "ROWS", "statement", "query")
 }
+SQL = ("SELECT ", "INSERT ", "UPDATE ", "DELETE ", "PRAGMA ", "CREATE ", "ALTER ", "DROP ", "ATTACH ")
 
 
 @cache
@@ -87,31 +87,26 @@ def sources():
 def violations(name, file):
     for called, node in calls(file):
         given = {word.arg: ast.unparse(word.value) for word in node.keywords}
-        last = called.rpartition(".")[2]
+        where, last = f"{name}:{node.lineno}: {called}", called.rpartition(".")[2]
         if called in FORBIDDEN and name not in ALLOWED.get(called, ()):
-            yield f"{name}:{node.lineno}: {called}"
+            yield where
         if given.get("shell") == "True" or given.get("allow_pickle") == "True":
-            yield f"{name}:{node.lineno}: {called} with shell or pickle"
+            yield f"{where} with shell or pickle"
         if called == "torch.load" and given.get("weights_only") != "True":
-            yield f"{name}:{node.lineno}: torch.load without weights_only=True"
+            yield f"{where} without weights_only=True"
         if called in ("np.load", "numpy.load") and given.get("allow_pickle") != "False":
-            yield f"{name}:{node.lineno}: {called} without allow_pickle=False"
+            yield f"{where} without allow_pickle=False"
         if "." in called and last in ("execute", "executemany", "executescript"):
             first = node.args[0]
             if not isinstance(first, (ast.Constant, ast.JoinedStr)) and ast.unparse(first) not in SQL_NAMES:
-                yield f"{name}:{node.lineno}: SQL from {ast.unparse(first)}"
+                yield f"{where} of {ast.unparse(first)}"
     for node in nodes(file):
         # gtrace.sweep.schema makes its statements of its own constants alone.
-        if isinstance(node, ast.JoinedStr) and name != "sweep/schema.py" and is_sql(node):
-            for part in node.values:
-                if isinstance(part, ast.FormattedValue) and ast.unparse(part.value) not in SQL_NAMES:
-                    yield f"{name}:{node.lineno}: SQL with {{{ast.unparse(part.value)}}}"
-
-
-def is_sql(node):
-    start = node.values[0]
-    words = ("SELECT ", "INSERT ", "UPDATE ", "DELETE ", "PRAGMA ", "CREATE ", "ALTER ", "DROP ", "ATTACH ")
-    return isinstance(start, ast.Constant) and str(start.value).startswith(words)
+        if isinstance(node, ast.JoinedStr) and name != "sweep/schema.py":
+            start, parts = node.values[0], [one.value for one in node.values if isinstance(one, ast.FormattedValue)]
+            if isinstance(start, ast.Constant) and str(start.value).startswith(SQL):
+                inside = [ast.unparse(part) for part in parts]
+                yield from (f"{name}:{node.lineno}: SQL with {{{one}}}" for one in inside if one not in SQL_NAMES)
 
 
 def test_no_data_is_run_as_code_and_no_sql_is_made_of_data():
@@ -124,54 +119,43 @@ def test_what_is_allowed_is_there():
     assert {(called, name) for called, names in ALLOWED.items() for name in names} <= made
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "eval(text)",
-        "torch.load(path)",
-        "torch.load(path, weights_only=False)",
-        "np.load(path)",
-        "subprocess.run(text, shell=True)",
-        "sql.execute(f'SELECT {tensor} FROM cells')",
-        "sql.execute('SELECT * FROM cells WHERE tensor = ' + name)",
-        "sql.execute('SELECT {}'.format(name))",
-        "sql.executescript(script + '')",
-    ],
-)
-def test_the_check_sees_each_of_them(line, tmp_path):
-    (tmp_path / "bad.py").write_text(line)
-    assert list(violations("bad.py", tmp_path / "bad.py"))
+BAD = """
+eval(text)
+torch.load(path)
+torch.load(path, weights_only=False)
+np.load(path)
+subprocess.run(text, shell=True)
+sql.execute(f'SELECT {tensor} FROM cells')
+sql.execute('SELECT * FROM cells WHERE tensor = ' + name)
+sql.execute('SELECT {}'.format(name))
+sql.executescript(script + '')
+"""
 
 
-class Network:
-    """A socket that tells on whoever reaches for another machine."""
-
-    def __init__(self):
-        self.used = []
-
-    def refuse(self, *args, **_):
-        self.used.append(args[1:2])
-        raise OSError("there is no network")
-
-
-@pytest.fixture
-def network(monkeypatch):
-    return watched(monkeypatch)
+def test_the_check_sees_each_of_them(tmp_path):
+    (tmp_path / "bad.py").write_text(BAD.strip())
+    seen = [line.split(":")[1] for line in violations("bad.py", tmp_path / "bad.py")]
+    assert sorted(seen) == [str(number) for number in range(1, 10)]
 
 
 def watched(monkeypatch):
-    found = Network()
+    """Refuse every socket but local ones, as between the processes of a pool: what was asked for."""
+    used = []
+
+    def refuse(*args, **_):
+        used.append(args)
+        raise OSError("there is no network")
+
     for name in ("connect", "connect_ex", "bind", "sendto"):
-        # Local sockets, as between the processes of a pool, have a path for an address.
         real = getattr(socket.socket, name)
 
         def guarded(self, *args, real=real):
-            return real(self, *args) if self.family == socket.AF_UNIX else found.refuse(self, *args)
+            return real(self, *args) if self.family == socket.AF_UNIX else refuse(*args)
 
         monkeypatch.setattr(socket.socket, name, guarded)
     for name in ("getaddrinfo", "gethostbyname", "create_connection"):
-        monkeypatch.setattr(socket, name, found.refuse)
-    return found
+        monkeypatch.setattr(socket, name, refuse)
+    return used
 
 
 COMMANDS = [
@@ -231,7 +215,7 @@ def run_without_network(folder):
     alone = not libc.unshare(CLONE_NEWNET) or not libc.unshare(CLONE_NEWUSER | CLONE_NEWNET)
     with socket.socket() as tried:
         reached = tried.connect_ex(("127.0.0.1", 9))
-    found = watched(pytest.MonkeyPatch())
+    used = watched(pytest.MonkeyPatch())
     ended = {}
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         for command in COMMANDS:
@@ -239,15 +223,16 @@ def run_without_network(folder):
                 main(command.split())
             except SystemExit as end:
                 ended[command] = end.code
-    return {"alone": alone, "reached": reached, "used": found.used, "ended": ended}
+    return {"alone": alone, "reached": reached, "used": used, "ended": ended}
 
 
-def test_the_guard_sees_who_uses_the_network(network):
+def test_the_guard_sees_who_uses_the_network(monkeypatch):
+    used = watched(monkeypatch)
     with pytest.raises(OSError, match="no network"):
         socket.create_connection(("localhost", 9))
     with socket.socket() as tried, pytest.raises(OSError, match="no network"):
         tried.connect(("127.0.0.1", 9))
-    assert len(network.used) == 2
+    assert len(used) == 2
 
 
 def test_unfinished_files_follow_no_link_and_folders_for_the_time_being_are_private(tmp_path, monkeypatch):
@@ -328,24 +313,17 @@ def test_only_the_standard_library_s_and_known_packages_are_imported():
 
 
 def test_the_list_of_materials_is_that_of_the_pins():
-    spec = importlib.util.spec_from_file_location("sbom", ROOT / "benchmarks" / "sbom.py")
-    sbom = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sbom)
+    sbom = benchmark("sbom")
     written = json.loads(sbom.FILE.read_text())
     assert written == sbom.made(), "run python benchmarks/sbom.py"
     listed = {f"{part['name']}=={part['version']}": part["scope"] for part in written["components"]}
     assert set(listed) == set((ROOT / "constraints.txt").read_text().split())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = [Requirement(text) for text in project["dependencies"]]
-    pins = {canonicalize_name(name): (version, listed[f"{name}=={version}"]) for name, version in map(parted, listed)}
+    pins = {canonicalize_name(pin.partition("==")[0]): pin for pin in listed}
     for one in needed:
-        version, scope = pins[canonicalize_name(one.name)]
-        assert scope == "required"
-        assert one.specifier.contains(version)
+        pin = pins[canonicalize_name(one.name)]
+        assert listed[pin] == "required"
+        assert one.specifier.contains(pin.partition("==")[2])
     bounded = {one.name for one in needed if "<" in str(one.specifier)}
     assert bounded == {"click", "h5py", "numba", "numpy", "zarr"}, "say why in pyproject.toml"
-
-
-def parted(pin):
-    name, _, version = pin.partition("==")
-    return name, version

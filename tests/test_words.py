@@ -1,9 +1,14 @@
-"""Words that readers of English as a second language stumble over: their number may fall, and never rises."""
+"""Words that readers of English as a second language stumble over never become more, and examples are right."""
 
+import doctest
+import importlib
 import re
 from pathlib import Path
 
 import pytest
+
+import gtrace
+import gtrace_experiments
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("gtrace/**/*.py", "gtrace/**/*.jinja", "experiments/**/*.py", "docs/**/*.md", "*.md")
@@ -37,22 +42,30 @@ WORDS = {
 }
 
 
-def hits(expression):
-    """Every occurrence in code, docs and the pages of the repository, as file:line: text."""
+@pytest.mark.parametrize("name", WORDS)
+def test_such_words_do_not_come_back(name):
+    expression, ceiling, instead = WORDS[name]
     found = []
     for path in sorted({path for glob in SOURCES for path in ROOT.glob(glob)}):
         text = path.read_text()
         for match in re.finditer(expression, text):
-            begin = text.rfind("\n", 0, match.start()) + 1
-            end = text.find("\n", match.end())
+            begin, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
             line = text.count("\n", 0, match.start()) + 1
             found.append(f"{path.relative_to(ROOT)}:{line}: {text[begin:end].strip()}")
-    return found
-
-
-@pytest.mark.parametrize("name", WORDS)
-def test_such_words_do_not_come_back(name):
-    expression, ceiling, instead = WORDS[name]
-    found = hits(expression)
     listed = "\n".join(found)
     assert len(found) <= ceiling, f"'{name}': write {instead}\n{listed}"
+
+
+MODULES = [
+    ".".join(file.relative_to(root.parent).with_suffix("").parts)
+    for root in (Path(gtrace.__file__).parent, Path(gtrace_experiments.__file__).parent)
+    for file in sorted(root.rglob("*.py"))
+    if ">>> " in file.read_text()
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_print_what_is_shown(name):
+    outcome = doctest.testmod(importlib.import_module(name))
+    assert outcome.attempted
+    assert not outcome.failed

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +18,20 @@ import click
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.console import echo, wide_console
 from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, options, print_json
-from gtrace.errors import UsageError
+from gtrace.errors import EXIT_INTERRUPTED, GtraceError, OutputExistsError, UsageError
 from gtrace.report.names import duration, number
 from gtrace.settings import nested, option
 from gtrace.units import parse_bandwidth, rate_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from gtrace.workflows.advise import Advice
 
 
 #: columns of the lines below a verdict
 _WIDTH = 80
+_BF16 = 16.0
 _RANGE = re.compile(r"(?P<low>[0-9.]+)\s*-\s*(?P<high>[0-9.]+)\s*(?P<unit>[kMGT]?(?:bit|B)/s)")
 
 
@@ -170,7 +177,74 @@ def paste(advice: Advice) -> list[str]:
     return []
 
 
-_BF16 = 16.0
+#: early, two in the middle, late: bursts of consecutive steps, so that codecs with memory can be replayed on it too
+STEPS = "0+7,90+7,180+7,260+7"
+SCRIPT = "digits_cnn.py"
+#: what a demo writes into its folder
+TRACE, SWEEP, RUN, PAGE = "digits_cnn.zarr", "digits_cnn.sweep.db", "digits_cnn.jsonl", "report.html"
+
+
+class StepFailedError(GtraceError):
+    """A command of a chain failed; its own message has been printed."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def samples_folder() -> Path:
+    """Where the shipped samples are: in a checkout beside the package, in an installation inside it."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package.parent / "samples", package / "workflows" / "samples"):
+        if (folder / SCRIPT).is_file():
+            return folder
+    raise UsageError("the shipped samples are missing; reinstall gtrace, or run from a checkout")
+
+
+def run_demo(folder: Path, *, force: bool, say: Callable[[str], None]) -> Path:
+    """Run the demo in ``folder``, which is made if it is missing, and return the path of the page.
+
+    ``say`` is called with each command line before it runs, and with the answer of the report.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise OutputExistsError(f"{folder}: is a file and was left untouched; choose another -o")
+    if folder.is_dir() and any(folder.iterdir()) and not force:
+        raise OutputExistsError(f"{folder} holds files already. Use --force to replace them or -o to write elsewhere.")
+    folder.mkdir(parents=True, exist_ok=True)
+    printed = ""
+    # The last one is the report.
+    for command, *others in (
+        ["capture", "--steps", STEPS, str(samples_folder() / SCRIPT)],
+        ["sweep", TRACE],
+        ["train", "--codec", "qsgdinf", "--bits", "3", "--task", "digits-cnn", "-o", RUN],
+        ["report", SWEEP, RUN, "-o", PAGE],
+    ):
+        say(f"$ gtrace {shlex.join([command, *others])}")
+        printed = _run([command, "--force", *others], folder)
+    # The verdict and its table; the page's path is said by the caller.
+    say("\n" + "\n\n".join(printed.split("\n\n")[:2]))
+    return folder / PAGE
+
+
+def _run(words: Sequence[str], folder: Path) -> str:
+    """Run one command in the folder; what it prints is returned, and shown if it fails."""
+    command = [sys.executable, "-m", "gtrace", *words]
+    # One thread per library: the sample's tensors are too small for pools to pay.
+    width = str(shutil.get_terminal_size().columns)
+    environment = {"OMP_NUM_THREADS": "1", "COLUMNS": width, **os.environ}
+    if sys.path[0]:
+        # A checkout that is run from its own folder is found from the demo's folder, too.
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
+    try:
+        pipe, out = subprocess.PIPE, subprocess.STDOUT
+        done = subprocess.run(command, env=environment, check=False, cwd=folder, text=True, stdout=pipe, stderr=out)
+        code, printed = done.returncode, done.stdout
+    except KeyboardInterrupt:
+        code, printed = EXIT_INTERRUPTED, ""
+    if code:
+        sys.stderr.write(printed)
+        raise StepFailedError(f"demo: 'gtrace {words[0]}' ended with exit code {code}", code)
+    return printed
 
 
 @dataclass(frozen=True)
@@ -193,8 +267,6 @@ def demo(settings: DemoSettings) -> None:
     Example:
       gtrace demo -o demo
     """
-    from gtrace.workflows.demo import run_demo
-
     page = run_demo(
         settings.output, force=settings.force, say=lambda line: click.secho(line, bold=line.startswith("$"))
     )

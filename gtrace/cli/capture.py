@@ -172,15 +172,9 @@ WHOLE = "\x1b7\x1b[r\x1b8"
 
 
 class LiveView:
-    """The process that shows a capture live.
+    """The process that shows a capture live; its ``pid`` is None if nothing is shown.
 
-    Args:
-        path: the trace.
-        waited: seconds that training waited for capture so far, and seconds of training.
-        say: prints one line for the user.
-
-    Attributes:
-        pid: the process's id, None if nothing is shown.
+    ``waited`` gives the seconds that training waited for capture so far, and those of training; ``say`` prints a line.
     """
 
     def __init__(self, path: Path, waited: Callable[[], tuple[float, float]], say: Callable[[str], None]) -> None:
@@ -249,10 +243,7 @@ class LiveView:
 def live_view(
     path: Path, waited: Callable[[], tuple[float, float]], say: Callable[[str], None], *, shown: bool
 ) -> Iterator[Callable[[], None]]:
-    """Show a capture live inside the block, if it is to be ``shown``; yields what ends that earlier.
-
-    The other arguments are those of :class:`LiveView`.
-    """
+    """Show a capture live inside the block, if it is to be ``shown``; yields what ends that earlier."""
     close = LiveView(path, waited, say).close if shown else lambda: None
     try:
         yield close

@@ -35,13 +35,7 @@ class ClusterSettings:
 def chosen_cluster(text: str | None, *, timed: bool = False) -> Cluster | None:
     """The cluster of ``--cluster``, else the one written down in the current folder; None without either.
 
-    Args:
-        text: the option.
-        timed: the compute time of a step is needed; a cluster that is written down without it then counts as none.
-
-    Raises:
-        UsageError: it cannot be read, or the option lacks the compute time.
-        TraceError: a file that may hold it cannot be read.
+    If it must be ``timed``, the option needs the compute time of a step; one written down without it counts as none.
     """
     from gtrace.costs import parse_cluster
 

@@ -75,12 +75,7 @@ def _all() -> list[dict[str, Any]]:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Everything that there is to say about a codec or a prefix.
-
-    Raises:
-        UsageError: unknown; the nearest names are suggested.
-        ScriptError: the package that brings it cannot be loaded.
-    """
+    """Everything that there is to say about a codec or a prefix."""
     from gtrace.codecs import codec, codec_class, parameter_fields, wrapper_names
     from gtrace.codecs.plugins import origin_of, plugin_of
 

@@ -84,11 +84,8 @@ def print_columns(
 ) -> None:
     """Print a table, and which columns did not fit the console's width.
 
-    Args:
-        columns: the first names the rows, and folds where it is long.
-        console: where to.
-        style: (number of the row, heading) -> style of that cell.
-        name_width: characters of a name that other columns make room for.
+    The first column names the rows and folds where it is long; others make room for ``name_width`` characters of it.
+    ``style`` gives the style of a cell from the number of its row and its heading.
     """
     from rich.text import Text
 

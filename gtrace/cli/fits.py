@@ -37,12 +37,7 @@ def print_fits(
 ) -> None:
     """Fit laws to the magnitudes of gradients, and print a table with a verdict, or JSON with every step.
 
-    Args:
-        trace: an open trace.
-        infos: the tensors.
-        steps: at which to fit; None for 16 of them.
-        full: every tensor.
-        as_json: print JSON.
+    Without ``steps``, at 16 of them.
     """
     chosen = choose_steps(trace, infos, steps)
     layers: list[LayerLaws] = []

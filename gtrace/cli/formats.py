@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.console import FEW_ROWS, TensorColumn, echo, name_columns, print_columns, stdout_console
-from gtrace.cli.options import STEPS, TENSORS, Command, Integers, TracePath, check_output, options, print_json
+from gtrace.cli.options import INTEGERS, STEPS, TENSORS, Command, TracePath, check_output, options, print_json
 from gtrace.errors import UsageError
 from gtrace.report.names import count, literal, number, percent
 from gtrace.settings import KIND, option
@@ -32,7 +32,7 @@ _MUCH_FLUSHED, _MUCH_SATURATED = 0.25, 0.01
 class FormatsSettings:
     """The options of ``gtrace plan formats``."""
 
-    bits: tuple[int, ...] = option("4-8", type=Integers(), help="Bits of a format 1-E-M: 3 to 8.")
+    bits: tuple[int, ...] = option("4-8", type=INTEGERS, help="Bits of a format 1-E-M: 3 to 8.")
     scale: str = option(
         "max",
         choices=("max", "mean", "error", "absmax"),
@@ -184,10 +184,7 @@ def _show(trace: Trace, layers: Sequence[LayerFormats], scale: str) -> None:
     ]
 
     def style(place: int, heading: str) -> str:
-        bad = {
-            "worst flushed": flushed[place] > _MUCH_FLUSHED,
-            "worst saturated": saturated[place] > _MUCH_SATURATED,
-        }
+        bad = {"worst flushed": flushed[place] > _MUCH_FLUSHED, "worst saturated": saturated[place] > _MUCH_SATURATED}
         return "bold red" if bad.get(heading) else ""
 
     print_columns(columns, console, style)

@@ -99,11 +99,7 @@ def command_line(name: str) -> str:
 
 
 def load_command(place: str) -> click.Command:
-    """The command at ``module`` or ``module:name``.
-
-    Raises:
-        TypeError: something else is there.
-    """
+    """The command at ``module`` or ``module:name``."""
     module, _, name = place.partition(":")
     command = getattr(importlib.import_module(module), name or "command")
     if not isinstance(command, click.Command):
@@ -112,12 +108,19 @@ def load_command(place: str) -> click.Command:
 
 
 def _load_added(name: str) -> click.Command:
+    """Another package's command; one that cannot be loaded lists and completes, and says why when it is run."""
     entry = added_commands()[name]
     try:
         with _of_package(entry):
             return load_command(_pair(entry)[0])
     except UsageError as error:
-        return _broken(name, error)
+        broken = error
+
+    def refuse() -> None:
+        raise broken
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, anything, refuse, short_help=str(broken), add_help_option=False)
 
 
 def _pair(entry: EntryPoint) -> tuple[str, str]:
@@ -129,11 +132,7 @@ def _pair(entry: EntryPoint) -> tuple[str, str]:
 
 @contextmanager
 def _of_package(entry: EntryPoint) -> Iterator[None]:
-    """One line for whatever another package raises: the other commands go on.
-
-    Raises:
-        UsageError: the package cannot be loaded.
-    """
+    """One line for whatever another package raises: the other commands go on."""
     try:
         yield
     except UsageError:
@@ -144,24 +143,8 @@ def _of_package(entry: EntryPoint) -> Iterator[None]:
         raise UsageError(f"{entry.name}: cannot load {package} ({reason}); update or uninstall it") from None
 
 
-def _broken(name: str, error: UsageError) -> click.Command:
-    """Stands in for a command that cannot be loaded: it lists and completes, and says why when it is run."""
-
-    def refuse() -> None:
-        raise error
-
-    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(name, anything, refuse, short_help=str(error), add_help_option=False)
-
-
 class LazyGroup(click.Group):
-    """A group that imports a command's module only when that command is run.
-
-    Args:
-        args: as of ``click.Group``.
-        table: its commands, as in ``SUBCOMMANDS``.
-        attributes: as of ``click.Group``.
-    """
+    """A group, with a ``table`` as in ``SUBCOMMANDS``, that imports a command's module only when the command is run."""
 
     def __init__(self, *args: Any, table: Mapping[str, tuple[str, str]], **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -281,15 +264,13 @@ def _codecs() -> list[str]:
     return sorted({*built_in()[0], *(entry.name for entry in metadata.entry_points(group="gtrace.codecs"))})
 
 
-def complete_codec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def complete_codec(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """The name of a codec or a prefix."""
-    del context, parameter
     return [name for name in (*_codecs(), *built_in()[1]) if name.startswith(incomplete)]
 
 
-def complete_spec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def complete_spec(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """A spec: prefixes with their colon, then a codec."""
-    del context, parameter
     head, colon, word = incomplete.rpartition(":")
     prefixes = built_in()[1]
     if colon and head.rpartition(":")[2] not in prefixes:
@@ -306,17 +287,15 @@ def complete_specs(context: click.Context, parameter: click.Parameter, incomplet
     return [f"{head}{comma}{spec}" for spec in found]
 
 
-def complete_task(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def complete_task(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """The name of a built-in task."""
-    del context, parameter
     from gtrace.training.tasks import task_names
 
     return [name for name in task_names() if name.startswith(incomplete)]
 
 
-def complete_figure(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def complete_figure(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """The name of a figure of a report."""
-    del context, parameter
     from gtrace.report.figures import FIGURES
 
     return [name for name in FIGURES if name.startswith(incomplete)]

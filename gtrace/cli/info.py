@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from gtrace.cli.console import (
-    FEW_ROWS,
-    WHOLE_NAME,
-    TensorColumn,
-    name_columns,
-    print_columns,
-    stdout_console,
-)
+from gtrace.cli.console import FEW_ROWS, WHOLE_NAME, TensorColumn, name_columns, print_columns, stdout_console
 from gtrace.cli.options import STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
 from gtrace.errors import UsageError
 from gtrace.report.analysis.history import RunHistory, energy_shares, run_lines, spark
@@ -70,7 +63,9 @@ def command(settings: InfoSettings, trace: Path | str | None) -> None:
     """
     if settings.steps is not None and not settings.fit:
         raise UsageError("--steps: says at which steps laws are fitted; pass --fit with it")
-    trace = trace or _newest()
+    if not trace:
+        trace = newest_trace(Path())
+        click.echo(f"taking the newest trace in this folder: {trace}", err=True)
     if settings.follow:
         _follow(settings, trace)
         return
@@ -86,13 +81,6 @@ def command(settings: InfoSettings, trace: Path | str | None) -> None:
             print_json(_document(opened, run))
         else:
             show(opened, run, stdout_console(), full=settings.full)
-
-
-def _newest() -> Path:
-    """The trace of this folder that was written last, which is said."""
-    path = newest_trace(Path())
-    click.echo(f"taking the newest trace in this folder: {path}", err=True)
-    return path
 
 
 def _follow(settings: InfoSettings, trace: Path | str) -> None:
@@ -147,11 +135,7 @@ def _stream(stream: StreamHistory) -> dict[str, Any]:
 def show(trace: Trace, run: RunHistory, console: Console, *, full: bool) -> None:
     """Print the run and a table of its tensors; columns that do not fit the console's width are left out.
 
-    Args:
-        trace: an open trace.
-        run: its steps and tensors.
-        console: where to.
-        full: every tensor and stream; otherwise those with most of the gradient's energy, in 25 lines of 80 characters.
+    If not ``full``, those with most of the gradient's energy, in 25 lines of 80 characters.
     """
     encoding, rows = console.encoding or "utf-8", run.tensors
     for head, text in run_lines(trace, run, encoding, full=full):
@@ -200,26 +184,18 @@ def _few_columns(rows: Sequence[TensorHistory], shares: Sequence[float], encodin
     ]
 
 
-def _stored_as(rows: Sequence[TensorHistory]) -> list[TensorColumn]:
-    """A word for what is stored, where that is not values everywhere."""
-    merged = max(row.info.merged for row in rows)
-    word = "sketch" if merged == 1 else f"sketch of {merged} steps"
-    return (
-        [TensorColumn("stored", [word if row.info.sketches else "values" for row in rows], 6)]
-        if any(row.info.sketches for row in rows)
-        else []
-    )
-
-
 def _columns(rows: Sequence[TensorHistory], encoding: str) -> list[TensorColumn]:
     infos = [row.info for row in rows]
     parts = [row.stored / row.most if row.stored < row.most else 1.0 for row in rows]
-    sampled = [TensorColumn("kept", [f"{part:.1%}" for part in parts], 7)] if min(parts) < 1 else []
+    special = [TensorColumn("kept", [f"{part:.1%}" for part in parts], 7)] if min(parts) < 1 else []
+    if any(info.sketches for info in infos):
+        merged = max(info.merged for info in infos)
+        word = "sketch" if merged == 1 else f"sketch of {merged} steps"
+        special.append(TensorColumn("stored", [word if info.sketches else "values" for info in infos], 6))
     return [
         *name_columns([literal(info.name, encoding) for info in infos], infos),
         TensorColumn("shape", [row.shape for row in rows], 7),
-        *sampled,
-        *_stored_as(rows),
+        *special,
         TensorColumn("dtype", [literal(info.dtype, encoding) for info in infos], 10),
         TensorColumn("steps", [str(row.steps.size) for row in rows], 6),
         TensorColumn("norm first", [_norm(row, 0) for row in rows], 5),

@@ -28,48 +28,35 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-class Integers(click.ParamType[tuple[int, ...]]):
-    """A range of integers such as ``2-8`` or ``2,4,8``."""
+class NumberList(click.ParamType[tuple[Any, ...]]):
+    """Numbers that a function makes of an option's text and name."""
 
-    name = "range"
+    def __init__(self, name: str, parse: Callable[[str, str], tuple[Any, ...]]) -> None:
+        self.name = name
+        self._parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        where = _where(param)
-        numbers = parse_range(value, where)
-        if any(v != int(v) for v in numbers):
-            raise UsageError(f"{where}: '{value}' must hold whole numbers, e.g. 2-8 or 2,4,8.")
-        return tuple(int(v) for v in numbers)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        return self._parse(value, "range" if param is None else max(param.opts, key=len))
 
 
-class Steps(click.ParamType[tuple[int, ...]]):
-    """Steps such as ``0,10,100-200,500-900:100,1000+50``."""
-
-    name = "steps"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        return step_numbers(value, _where(param))
+def _integers(text: str, where: str) -> tuple[int, ...]:
+    numbers = parse_range(text, where)
+    if any(v != int(v) for v in numbers):
+        raise UsageError(f"{where}: '{text}' must hold whole numbers, e.g. 2-8 or 2,4,8.")
+    return tuple(int(v) for v in numbers)
 
 
-class Fractions(click.ParamType[tuple[float, ...]]):
-    """A range of numbers such as ``0.5-0.95:0.05``.
-
-    Args:
-        step: of a range that names none; without it such a range goes 1, 2, 5, 10 through each decade.
-    """
-
-    name = "range"
-
-    def __init__(self, step: str | None = None) -> None:
-        self._step = None if step is None else Decimal(step)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        step = self._step
-        return tuple(float(v) for v in parse_range(value, _where(param), decades=step is None, step=step or Decimal(1)))
+#: a range of integers such as ``2-8`` or ``2,4,8``
+INTEGERS = NumberList("range", _integers)
 
 
-def _where(param: click.Parameter | None) -> str:
-    """The option, for messages."""
-    return "range" if param is None else max(param.opts, key=len)
+def fractions(step: str | None = None) -> NumberList:
+    """The type of ``0.5-0.95:0.05``; a range without a step goes by ``step``, else 1, 2, 5, 10 through each decade."""
+
+    def parse(text: str, where: str) -> tuple[float, ...]:
+        return tuple(float(v) for v in parse_range(text, where, decades=step is None, step=Decimal(step or 1)))
+
+    return NumberList("range", parse)
 
 
 #: how a file begins or ends that is not a trace -> what it is, and the command that reads it
@@ -84,11 +71,7 @@ _HDF5 = b"\x89HDF"
 
 
 class TracePath(click.ParamType["Path | str"]):
-    """The path of a trace, or an address such as s3://bucket/run.zarr, which a path would spoil.
-
-    Args:
-        sweeps: results of a sweep are taken, too.
-    """
+    """The path of a trace, with ``sweeps`` of results, too; or an address, e.g. s3://b/a.zarr, which a path spoils."""
 
     name = "path"
 
@@ -104,19 +87,13 @@ class TracePath(click.ParamType["Path | str"]):
         return path
 
     def _check(self, path: Path) -> None:
-        """Name a file of another kind for what it is.
-
-        Raises:
-            TraceError: it cannot be a trace.
-        """
+        """Name a file of another kind for what it is."""
         with path.open("rb") as file:
             start = file.read(len(_SWEEP[0]))
+        if start.startswith(_HDF5) or path.suffix in (".h5", ".hdf5") or (self._sweeps and start == _SWEEP[0]):
+            return
         if start == _SWEEP[0]:
             what, remedy = _SWEEP[1:]
-            if self._sweeps:
-                return
-        elif start.startswith(_HDF5) or path.suffix in (".h5", ".hdf5"):
-            return
         else:
             what, remedy = _OTHERS.get(path.suffix, ("another file", "a trace is a folder .zarr or a file .h5"))
         raise TraceError(f"{path} is {what}, not a trace; {remedy.format(shlex.quote(str(path)))}.")
@@ -150,14 +127,7 @@ _ALL = "gtrace.help_all"
 
 
 class RankedOption(click.Option):
-    """An option that ``--help`` may leave to ``--help-all``.
-
-    Args:
-        declarations: its names.
-        advanced: only ``--help-all`` shows it.
-        formerly: an earlier name, which is read and not shown.
-        attributes: as of ``click.Option``.
-    """
+    """An ``advanced`` option, which only ``--help-all`` shows, or one with an earlier name, which is not shown."""
 
     def __init__(
         self, declarations: Sequence[str], *, advanced: bool = False, formerly: str = "", **attributes: Any
@@ -283,19 +253,12 @@ class HorizonSettings:
 
 def arguments(settings: Any, call: str) -> dict[str, Any]:
     """The settings that a call takes under their own names."""
-    return {
-        field.name: getattr(settings, field.name)
-        for field in fields(settings)
-        if call in field.metadata.get("call", ())
-    }
+    names = (field.name for field in fields(settings) if call in field.metadata.get("call", ()))
+    return pick(settings, *names)
 
 
 def refuse(settings: object, only: str, why: str) -> None:
-    """Refuse options that are given although they are only for something else.
-
-    Raises:
-        UsageError: one of them is not as it is by default.
-    """
+    """Refuse options that are given although they are only for something else."""
     for field in all_fields(type(settings)):
         given = getattr(settings, field.name, field.default)
         if field.metadata.get("only") == only and given != field.default:
@@ -362,7 +325,11 @@ class CodecSettings:
 #: ``--json`` of commands that print text
 JSON: dict[str, Any] = {"names": ("--json",), "help": "Print JSON instead of text."}
 #: ``--steps`` of commands that read a trace
-STEPS: dict[str, Any] = {"type": Steps(), "metavar": "STEPS", "help": "Only these steps, e.g. 0,10,100-200,1000+50."}
+STEPS: dict[str, Any] = {
+    "type": NumberList("steps", step_numbers),
+    "metavar": "STEPS",
+    "help": "Only these steps, e.g. 0,10,100-200,1000+50.",
+}
 #: ``--tensors`` of commands that read a trace
 TENSORS: dict[str, Any] = {"metavar": "GLOB", "commas": True, "help": "Only tensors with such names."}
 
@@ -409,12 +376,7 @@ def codec_with(spec: str, options: dict[str, float | None]) -> Codec:
 
 
 def check_output(path: Path, *, force: bool) -> None:
-    """Refuse to overwrite.
-
-    Raises:
-        OutputExistsError: ``path`` exists and ``force`` is off.
-        UsageError: its folder does not exist.
-    """
+    """Refuse to overwrite without ``force``, and a folder that does not exist."""
     if not path.parent.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another -o")
     if path.exists() and not force:

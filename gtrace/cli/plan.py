@@ -18,15 +18,15 @@ from gtrace import __version__
 from gtrace.cli.console import TensorColumn, echo, print_columns, stdout_console, wide_console
 from gtrace.cli.groups import CommandWithCommands, complete_specs
 from gtrace.cli.options import (
+    INTEGERS,
     PLUGIN,
     STEPS,
     Command,
-    Fractions,
-    Integers,
     TracePath,
     arguments,
     bucket_sizes,
     check_output,
+    fractions,
     load_plugins,
     options,
     print_json,
@@ -75,9 +75,7 @@ class PlanSettings:
         shell_complete=complete_specs,
         help=f"Codecs to choose from; none (exact) always is one.  [default: {METHODS}; of a sweep all that it has]",
     )
-    bits: tuple[int, ...] = option(
-        "2-8", call=("provenance",), type=Integers(), help="Nominal bits of codecs with bits."
-    )
+    bits: tuple[int, ...] = option("2-8", call=("provenance",), type=INTEGERS, help="Nominal bits of codecs with bits.")
     bucket_size: str = option(BUCKETS, **_MADE, help="Values per norm of codecs that have buckets: 128,8192.")
     per_bit: int = option(
         4,
@@ -90,10 +88,10 @@ class PlanSettings:
         None, **_MADE, metavar="NAMES", help="Float formats to choose from, e.g. e2m1,e3m2,e2m3,e4m3; or all."
     )
     sparsity: tuple[float, ...] | None = option(
-        None, **_MADE, type=Fractions("0.05"), help="Zeros that prune aims at, per tensor, e.g. 0.5-0.95."
+        None, **_MADE, type=fractions("0.05"), help="Zeros that prune aims at, per tensor, e.g. 0.5-0.95."
     )
     keep: tuple[float, ...] | None = option(
-        None, **_MADE, type=Fractions(), help="Part of the values that sparsifiers send, per tensor, e.g. 0.001-0.1."
+        None, **_MADE, type=fractions(), help="Part of the values that sparsifiers send, per tensor, e.g. 0.001-0.1."
     )
     goal: GoalSettings = nested(GoalSettings)
     groups: tuple[str, ...] = option(
@@ -125,11 +123,7 @@ class PlanSettings:
     as_json: bool = option(False, names=("--json",), help="Print the plan as JSON instead of tables.")
 
 
-@click.command(
-    "plan",
-    cls=CommandWithCommands,
-    epilog="Afterwards: gtrace train --plan plan.toml train.py",
-)
+@click.command("plan", cls=CommandWithCommands, epilog="Afterwards: gtrace train --plan plan.toml train.py")
 @click.argument("trace", type=TracePath(sweeps=True))
 @options(PlanSettings)
 def command(settings: PlanSettings, trace: Path | str) -> None:

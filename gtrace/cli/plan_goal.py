@@ -65,11 +65,7 @@ class BudgetSettings:
 
 
 def parse_budget(settings: BudgetSettings) -> Budget | TimeLimit:
-    """What a plan may spend.
-
-    Raises:
-        UsageError: no budget, several, or one that cannot be read.
-    """
+    """What a plan may spend."""
     given = [name for name in _KINDS if getattr(settings, name) is not None]
     if len(given) != 1:
         raise UsageError(
@@ -96,14 +92,7 @@ def parse_budget(settings: BudgetSettings) -> Budget | TimeLimit:
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """A budget of time: what a step may take on machines that exchange its gradients.
-
-    Attributes:
-        said: how it was given.
-        limit: seconds of a step.
-        cluster: the machines.
-        exchange: how payloads travel.
-    """
+    """A budget of time: how it was said, and the seconds of a step on machines that exchange its gradients."""
 
     said: str
     limit: float
@@ -121,14 +110,7 @@ class TimeLimit:
         return cls(said, limit, cluster, settings.exchange)
 
     def timed(self, attrs: Mapping[str, Any]) -> tuple[TimeLimit, str]:
-        """The limit with the compute time that a trace measured unless the cluster has one, and a line that says so.
-
-        Args:
-            attrs: of the trace.
-
-        Raises:
-            UsageError: computing alone takes longer.
-        """
+        """The limit with the compute time in a trace's attributes unless the cluster has one, and a line about it."""
         from gtrace.trace.facts import StepTimes
 
         cluster, line = StepTimes.of(attrs).applied(self.cluster)
@@ -139,11 +121,7 @@ class TimeLimit:
         return replace(self, cluster=replace(cluster, step_time=computing or _INSTANT)), line
 
     def budget(self, sizes: NDArray[np.int64]) -> Budget:
-        """The bits per value that take as long if all tensors have the same.
-
-        Raises:
-            UsageError: no bits at all fit.
-        """
+        """The bits per value that take as long if all tensors have the same."""
         from gtrace.planning import Budget
 
         def seconds(bits: float) -> float:
@@ -173,9 +151,6 @@ class TimeLimit:
         """A smaller budget if a plan's own bits take longer than the time allows; None if they do not.
 
         Bits that are spread unevenly can leave less of the exchange to hide behind the backward pass.
-
-        Raises:
-            UsageError: however small, it takes longer.
         """
         taken = self.seconds(plan)
         if taken <= self.limit * (1 + 1e-9):
@@ -239,17 +214,7 @@ class Goal:
 
 
 def choose_goal(settings: GoalSettings, curves: Curves, outlook: Outlook, *, error: bool) -> Goal:
-    """Decide what a plan minimizes: what is asked for, else predicted cost if it is known.
-
-    Args:
-        settings: what the user asks for.
-        curves: of the tensors and codecs.
-        outlook: what costs are predicted from, or why they are not known.
-        error: whether the budget is one of error.
-
-    Raises:
-        UsageError: cost or a horizon is asked for, and cost can't be minimized.
-    """
+    """Decide what a plan minimizes: what is asked for, else predicted cost if it is known; error for that budget."""
     named = "--horizon" if settings.noise.horizon is not None else "--objective cost"
     asked = settings.objective == "cost" or settings.noise.horizon is not None
     own = "--max-error" if error else "--weight" if settings.weights else "--objective error"
@@ -285,12 +250,7 @@ def _by_cost(curves: Curves, outlook: Outlook) -> Goal | str:
 
 
 def weigh(curves: Curves, weights: Sequence[str]) -> Curves:
-    """Curves whose errors are weighted.
-
-    Raises:
-        UsageError: a weight that cannot be read or fits no tensor.
-        TraceError: a file of weights that cannot be read.
-    """
+    """Curves whose errors are weighted."""
     pairs = [pair for text in weights for pair in _pairs(text)]
     if not pairs:
         return curves

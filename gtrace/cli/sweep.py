@@ -13,14 +13,14 @@ import click
 from gtrace.cli.console import echo, status_line, work_progress
 from gtrace.cli.groups import complete_specs
 from gtrace.cli.options import (
+    INTEGERS,
     STEPS,
     CodecSettings,
     Command,
-    Fractions,
-    Integers,
     TracePath,
     arguments,
     bucket_sizes,
+    fractions,
     load_plugins,
     options,
     print_json,
@@ -54,17 +54,17 @@ class SweepSettings:
         help="Codec specs, e.g. qsgd,nuqsgd:p=0.3; or all.  [default: eight, one or two of each family]",
     )
     bits: tuple[int, ...] | None = option(
-        None, type=Integers(), help="Nominal bits of codecs that have them.  [default: 2-5; with --methods 2-8]"
+        None, type=INTEGERS, help="Nominal bits of codecs that have them.  [default: 2-5; with --methods 2-8]"
     )
     everything: bool = option(False, names=("--all",), help="Every codec, 2 to 8 bits, every step.")
     ratio: tuple[float, ...] | None = option(
-        None, advanced=True, type=Fractions(), help="Part of the values that sparsifiers send, e.g. 0.001-0.1."
+        None, advanced=True, type=fractions(), help="Part of the values that sparsifiers send, e.g. 0.001-0.1."
     )
     sparsity: tuple[float, ...] | None = option(
-        None, advanced=True, type=Fractions("0.05"), help="Zeros that pruning aims at, e.g. 0.5-0.95 or 0.8,0.9."
+        None, advanced=True, type=fractions("0.05"), help="Zeros that pruning aims at, e.g. 0.5-0.95 or 0.8,0.9."
     )
     amount: tuple[float, ...] | None = option(
-        None, advanced=True, type=Fractions(), help="Samples per value of mcgq, e.g. 0.01-1."
+        None, advanced=True, type=fractions(), help="Samples per value of mcgq, e.g. 0.01-1."
     )
     plans: tuple[Path, ...] = option(
         (),
@@ -112,7 +112,7 @@ class SweepSettings:
         help="Measure the average that ranks end with, too: allgather, two-shot, ring, hierarchical:8, shared-scale.",
     )
     ranks: tuple[int, ...] | None = option(
-        None, type=Integers(), help="Numbers of ranks for --exchange.  [default: 8,64]"
+        None, type=INTEGERS, help="Numbers of ranks for --exchange.  [default: 8,64]"
     )
     chunk: int = option(
         2**24,
@@ -210,12 +210,7 @@ def _exchanges(settings: SweepSettings, codecs: list[TableLike]) -> ExchangePlan
 
 
 def _exchange(
-    settings: SweepSettings,
-    trace: Path | str,
-    plan: ExchangePlan,
-    globs: list[str] | None,
-    path: Path,
-    progress: Any,
+    settings: SweepSettings, trace: Path | str, plan: ExchangePlan, globs: list[str] | None, path: Path, progress: Any
 ) -> None:
     """Measure exchanges, add them to the results and print them."""
     from rich.console import Console

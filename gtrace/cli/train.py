@@ -138,22 +138,17 @@ def _specs(settings: TrainSettings) -> list[str]:
 
 
 def chosen_codecs(settings: RunSettings, specs: Sequence[str], sparsity: float | None = None) -> list[Coding]:
-    """The codecs of the specs, and the plans of the settings.
-
-    Args:
-        settings: with the plugins, plans, bits and error feedback.
-        specs: of codecs.
-        sparsity: of codecs that have it.
-
-    Raises:
-        UsageError: a spec or the refit schedule cannot be read, or bits are given and nothing has them.
-    """
+    """The codecs of the specs, with the settings' bits and error feedback, and the plans of the settings."""
     # Whatever can be wrong in the arguments is said before torch takes its seconds to load.
     load_plugins(settings.codecs.plugin)
     if settings.to is not None:
         check_tracker(settings.to)
     RefitSchedule.parse(settings.refit)
-    planned = _planned(settings.plans)
+    planned: list[CodecTable] = []
+    if settings.plans:
+        from gtrace.planning import load_plan
+
+        planned = [load_plan(path).table for path in settings.plans]
     feedback = settings.codecs.error_feedback
     given: dict[str, float | None] = {"bits": settings.bits, "sparsity": sparsity}
     if not specs:
@@ -161,15 +156,6 @@ def chosen_codecs(settings: RunSettings, specs: Sequence[str], sparsity: float |
             if value is not None:
                 raise UsageError(f"--{name} is for codecs; a plan has its own.")
     return [*(codec_with(f"ef:{one}" if feedback and one != "none" else one, given) for one in specs), *planned]
-
-
-def _planned(paths: tuple[Path, ...]) -> list[CodecTable]:
-    """The tables of the plans, one a file."""
-    if not paths:
-        return []
-    from gtrace.planning import load_plan
-
-    return [load_plan(path).table for path in paths]
 
 
 @click.group(

@@ -1,4 +1,4 @@
-"""``gtrace train SCRIPT``: a program of the user's own with a codec on its gradients."""
+"""``gtrace train SCRIPT``: a program of the user's own with a codec on its gradients, and beside runs without one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import secrets
 import shlex
+import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,31 +23,24 @@ from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
 from gtrace.cli.console import echo
 from gtrace.cli.options import arguments, check_output, file_name, load_plugins, pick, print_json
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
+from gtrace.torch_hooks.children import after_import, children_call, watch_no_more
+from gtrace.torch_hooks.launcher import Outcome, Program, run_program
+from gtrace.torch_hooks.processes import before_abrupt_exit, launch_token, launched_place, seed_libraries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from gtrace.cli.train_settings import TrainSettings
     from gtrace.codecs.assignment import Coding
     from gtrace.costs import Cluster
+    from gtrace.report.analysis.run_logs import RunLogAnalysis
     from gtrace.report.analysis.savings import Savings
-    from gtrace.torch_hooks.launcher import Outcome, Program
     from gtrace.training.scriptlog import ScriptSummary
     from gtrace.training.unmodified import ScriptTraining
-    from gtrace.workflows.script_runs import ScriptRuns
 
 
 def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple[str, ...]) -> int:
-    """Run the program with a codec on its gradients; returns the exit code.
-
-    Raises:
-        ScriptError: the program failed.
-        OutputExistsError: the run log exists and ``force`` is off.
-        UsageError: no such program, a rule that cannot be read, or nothing that was trained.
-    """
-    from gtrace.torch_hooks.launcher import Program
-    from gtrace.torch_hooks.processes import launched_place
-
+    """Run the program with a codec on its gradients; returns the exit code."""
     cluster = chosen_cluster(settings.cluster.cluster, timed=True)
     program = Program(script, args, settings.is_module)
     program.check()
@@ -61,7 +58,6 @@ def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple
 def _setup(settings: TrainSettings, chosen: Coding, program: Program) -> dict[str, Any]:
     """The settings of a process that trains, without its log."""
     from gtrace.codecs.assignment import CodecTable
-    from gtrace.torch_hooks.processes import launch_token
 
     if isinstance(chosen, CodecTable) and (settings.rules or settings.min_size):
         raise UsageError(f"{chosen}: a plan names the codec of every tensor; --rule and --min-size are for one codec")
@@ -80,17 +76,9 @@ def _setup(settings: TrainSettings, chosen: Coding, program: Program) -> dict[st
 
 
 def _run(
-    program: Program,
-    setup: dict[str, Any],
-    conclude: Callable[[Outcome, list[ScriptTraining]], int],
-    *,
-    live: bool,
+    program: Program, setup: dict[str, Any], conclude: Callable[[Outcome, list[ScriptTraining]], int], *, live: bool
 ) -> int:
     """Run the program in this process with a codec on its gradients; ``conclude`` gives the exit code."""
-    from gtrace.torch_hooks.children import after_import, children_call, watch_no_more
-    from gtrace.torch_hooks.launcher import Outcome, run_program
-    from gtrace.torch_hooks.processes import before_abrupt_exit
-
     watch_no_more()
     trainings: list[ScriptTraining] = []
 
@@ -121,12 +109,8 @@ def _run(
 def run_one(message: str) -> int:
     """One of several runs of a program, in a process of its own; returns the program's exit code.
 
-    Args:
-        message: JSON of the program (``target``, ``args``, ``is_module``) and of what to do (``setup``).
+    The message is JSON of the program (``target``, ``args``, ``is_module``) and of what to do (``setup``).
     """
-    from gtrace.torch_hooks.launcher import Program
-    from gtrace.torch_hooks.processes import seed_libraries
-
     asked = json.loads(message)
     program, setup = Program(asked["target"], tuple(asked["args"]), asked["is_module"]), asked["setup"]
 
@@ -149,16 +133,9 @@ def run_one(message: str) -> int:
 def compare_script(settings: TrainSettings, chosen: list[Coding], script: str, args: tuple[str, ...]) -> int:
     """Run the program without a codec and with each, one after the other, and compare the final losses.
 
-    Returns:
-        the exit code: of the program, if a run of it failed.
-
-    Raises:
-        OutputExistsError: the run log exists and ``force`` is off.
-        UsageError: no such program, a rule that cannot be read, no step of an optimizer, or no loss that can be seen.
+    Returns the exit code: of the program, if a run of it failed.
     """
     from gtrace.codecs import Identity
-    from gtrace.torch_hooks.launcher import Program
-    from gtrace.workflows.script_runs import run_all
 
     cluster = chosen_cluster(settings.cluster.cluster, timed=True)
     codecs = [one for one in chosen if not isinstance(one, Identity)]
@@ -189,6 +166,116 @@ def compare_script(settings: TrainSettings, chosen: list[Coding], script: str, a
     if not settings.as_json:
         print_savings(savings_of_log(log, cluster) if runs.log.runs else None)
     return code
+
+
+#: holds the seed of a run, for programs that read it
+SEED_VARIABLE = "GTRACE_SEED"
+_CHILD = "import sys; from gtrace.cli.train_script import run_one; sys.exit(run_one(sys.argv[1]))"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRun:
+    """A run whose program failed: its codec, ``none`` for no compression; 128 + N is the exit code by signal N."""
+
+    spec: str
+    seed: int
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRuns:
+    """The outcome of several runs of a program: all of them summed up, and those that failed."""
+
+    log: RunLogAnalysis
+    failed: tuple[FailedRun, ...]
+    #: another seed gave the same losses, because the program sets its own: later seeds were left out
+    own_seed: bool
+
+
+def run_all(
+    program: Program,
+    setup: Sequence[dict[str, Any]],
+    seeds: Sequence[int],
+    log: Path,
+    say: Callable[[str], None],
+    *,
+    study: dict[str, Any],
+) -> ScriptRuns:
+    """Run a program once for each seed and each codec, one after the other, with the same arguments.
+
+    Args:
+        program: what to run.
+        setup: settings of the process of each codec, as :class:`gtrace.training.scriptlog.ScriptOptions`; the first is
+            the uncompressed run.
+        seeds: of the runs; each is in ``GTRACE_SEED``, and seeds random, numpy and torch before the program starts.
+        log: run log to write; an earlier one is replaced.
+        say: called with one line before each run.
+        study: fields of the log's study record that are those of all runs.
+    """
+    from gtrace.report.analysis.run_logs import analyze_runs
+    from gtrace.report.analysis.runs import BASELINE
+    from gtrace.runlog import read_runlog
+
+    if launched_place().rank is not None:
+        raise UsageError(
+            "--baseline: the launcher has started one process for each rank already; let gtrace start the launcher: "
+            "gtrace train --baseline ... -m torch.distributed.run --nproc-per-node 2 train.py"
+        )
+    found: list[list[dict[str, Any]]] = []
+    failed: list[FailedRun] = []
+    own_seed = False
+    runs = [(seed, one) for seed in seeds for one in setup]
+    try:
+        for number, (seed, one) in enumerate(runs, 1):
+            spec = BASELINE if one["watched"] else one["codec"]
+            called = "uncompressed" if one["watched"] else spec
+            say(f"gtrace: run {number} of {len(runs)}: {called}{f', seed {seed}' if len(seeds) > 1 else ''}")
+            code, records = _run_alone(program, {**one, "seed": seed, "script_seed": seed})
+            if code:
+                failed.append(FailedRun(spec, seed, code))
+                # A run that did not finish has no final loss.
+                records = [record for record in records if record["type"] != "end"]
+            elif not records:
+                raise UsageError(f"{program.target}: nothing to compare: it took no step of a torch optimizer")
+            if one["watched"]:
+                own_seed = bool(found and _losses(records)) and _losses(records) == _losses(found[0])
+                if code or own_seed:
+                    break
+            if records:
+                found.append(records)
+    finally:
+        if found:
+            _write(log, found, study)
+    records = read_runlog(log) if found else [{"type": "study", **study}]
+    return ScriptRuns(analyze_runs(records, log.name), tuple(failed), own_seed)
+
+
+def _run_alone(program: Program, setup: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
+    """Run the program in a process of its own with this one's streams; its exit code, and the records of its log."""
+    from gtrace.runlog import read_runlog
+
+    with tempfile.TemporaryDirectory(prefix="gtrace-") as folder:
+        path = Path(folder) / "run.jsonl"
+        message = {"target": program.target, "args": program.args, "is_module": program.is_module}
+        child = json.dumps({**message, "setup": {**setup, "log": str(path)}})
+        seed = {SEED_VARIABLE: str(setup["script_seed"])}
+        code = subprocess.run([sys.executable, "-c", _CHILD, child], env={**os.environ, **seed}, check=False).returncode
+        return (128 - code if code < 0 else code), (read_runlog(path) if path.exists() else [])
+
+
+def _losses(records: list[dict[str, Any]]) -> list[float]:
+    return [record["loss"] for record in records if record["type"] == "step" and record["loss"] is not None]
+
+
+def _write(log: Path, found: list[list[dict[str, Any]]], study: dict[str, Any]) -> None:
+    """All runs in one log. What they share is said by the last: where ranks exchanged payloads, it is one of these."""
+    from gtrace.runlog import RunLogWriter
+
+    about = {name: value for name, value in found[-1][0].items() if name not in ("type", "version", "launch")}
+    with RunLogWriter(log, {**about, **study}, force=True) as writer:
+        for records in found:
+            for record in records[1:]:
+                writer.write(record["type"], **{name: value for name, value in record.items() if name != "type"})
 
 
 def _show_comparison(program: Program, runs: ScriptRuns, log: Path, seeds: range, *, as_json: bool) -> int:
@@ -270,8 +357,6 @@ def _conclude(
     as_json: bool,
 ) -> int:
     """End the training, say what came of it, and give the exit code."""
-    from gtrace.torch_hooks.processes import launched_place
-
     summary = trainings[0].finish() if trainings else None
     if sys.stderr.isatty():
         click.echo("\x1b[K", nl=False, err=True)

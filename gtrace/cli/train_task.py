@@ -32,26 +32,16 @@ if TYPE_CHECKING:
     from gtrace.costs import Cluster
     from gtrace.report.analysis.runs import LoggedRun as Logged
     from gtrace.training import RunResult, Study
-    from gtrace.training.settings import Kind
 
 
 def check_task(name: str | None) -> None:
-    """Refuse a task that is unknown, before torch takes its seconds to load.
-
-    Raises:
-        UsageError: there is no such task.
-    """
+    """Refuse a task that is unknown, before torch takes its seconds to load."""
     if name is not None:
         describe_task(name)
 
 
 def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
-    """Train a built-in task with each of the codecs.
-
-    Args:
-        settings: the options of the command.
-        chosen: the codecs and plans.
-    """
+    """Train a built-in task with each of the codecs and plans."""
     network = None if settings.network is None else parse_network(settings.network)
     weights = [] if settings.weights is None else words(settings.weights)
     neural = settings.kind == "neural"
@@ -210,29 +200,21 @@ def _following(
     return update
 
 
-#: what stands below the table: column -> what it says; columns that are not shown are left out
-_MEANINGS: dict[Kind, dict[str, str]] = {
-    "weight": {
-        "loss": "held-out data, as accuracy",
-        "bits": "per value",
-        "sent": "by one worker in a step",
-        "smaller": "than float32",
-        "variance": "squared error of the averaged gradient over its energy, mean over the steps",
-        "codec CPU": "its part of the steps' CPU time",
-    },
-    "neural": {
-        "loss": "held-out data, as accuracy",
-        "bits": "per value of the gradients of layers' outputs",
-        "a step": "bytes of them, one worker",
-        "smaller": "than float32",
-        "variance": "their squared error over their energy, mean over the steps",
-        "codec CPU": "its part of the steps' CPU time",
-    },
+#: what is below the table: column -> what it says, and what it says of neural gradients if that differs
+_MEANINGS = {
+    "loss": ("held-out data, as accuracy",),
+    "bits": ("per value", "per value of the gradients of layers' outputs"),
+    "a step": ("bytes of them, one worker",),
+    "sent": ("by one worker in a step",),
+    "smaller": ("than float32",),
+    "variance": (
+        "squared error of the averaged gradient over its energy, mean over the steps",
+        "their squared error over their energy, mean over the steps",
+    ),
+    "codec CPU": ("its part of the steps' CPU time",),
 }
 #: longest spec that is shown on one line
 _NAME = 16
-
-
 CONFIDENCE = 0.95
 #: with fewer seeds an interval is printed, and called what it is
 _ENOUGH = 5
@@ -240,13 +222,9 @@ _ENOUGH = 5
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A number over seeds.
+    """A number over seeds: mean, sample standard deviation, half the t-interval of the mean, and how many seeds.
 
-    Attributes:
-        mean: over the seeds.
-        deviation: sample standard deviation; NaN for a single one.
-        reach: half width of the t-interval of the mean; NaN for a single one.
-        count: seeds.
+    The second and third are NaN for a single seed.
     """
 
     mean: float
@@ -372,8 +350,9 @@ def print_table(study: Study, logged: dict[tuple[str, int], Logged], target: flo
         f"{study.task.name}: {workers if settings.workers > 1 else f'1 worker with {settings.batch_size} samples'}, "
         f"{settings.steps} steps, seed {settings.seed}."
     )
-    meanings = _MEANINGS[settings.kind].items()
-    click.echo(textwrap.fill(" ".join(f"{name}: {text}." for name, text in meanings if name in columns), 104))
+    neural = settings.kind == "neural"
+    said = [f"{name}: {texts[-1] if neural else texts[0]}." for name, texts in _MEANINGS.items() if name in columns]
+    click.echo(textwrap.fill(" ".join(said), 104))
     if study.quantized:
         click.echo(explain_weights(study))
     if settings.network is not None:

@@ -87,12 +87,7 @@ class Glance:
 
 
 class Watch:
-    """Reads a trace again and again.
-
-    Args:
-        path: the trace.
-        asks: after a while without a step, ask the system whether the process that writes it is alive.
-    """
+    """Reads a trace again and again; after a while without a step it ``asks`` whether the writing process is alive."""
 
     def __init__(self, path: Path, *, asks: bool) -> None:
         self._path, self._asks = path, asks
@@ -104,27 +99,28 @@ class Watch:
         self._errors: dict[str, float] = {}
 
     def look(self) -> Glance:
-        """Read the trace.
-
-        Raises:
-            TraceError: it is not there, or cannot be read at this moment.
-        """
+        """Read the trace, which may not be there, or not be readable at this moment."""
         with open_trace(self._path) as trace:
             # An empty trace has no tensor that could be chosen.
             run = RunHistory(trace, choose_infos(trace) if trace.tensors else ())
             seen = tuple(stream.steps.size for stream in run.streams)
             if seen != self._seen:
                 self._seen, self._changed = seen, time.monotonic()
-            stream = _main_stream(run)
+            # The first rank's optimizer with most steps; weights rather than other gradients.
+            there = [stream for stream in run.streams if stream.steps.size]
+            stream = min(there, key=lambda it: (it.key.kind != "weight", it.key.rank, -it.steps.size), default=None)
             if stream is None:
                 return Glance(trace.path, "no step is recorded yet", self._end(trace), [], [], [], [])
             tensors = [one for one in run.tensors if one.info.stream == stream.key]
             norms = stream.norms(tensors)
             if (finite := stream.steps[np.isfinite(norms) & (norms > 0)]).size:
                 self._wanted = int(finite[-1]), _largest(tensors, int(finite[-1]))
+            steps, times = stream.steps[-_RECENT:], stream.times[-_RECENT:]
+            passed = float(times[-1] - times[0])
+            speed = f", {number((steps[-1] - steps[0]) / passed, 2)} steps/s" if passed > 0 else ""
             return Glance(
                 path=trace.path,
-                head=f"step {stream.steps[-1]:,}, {run.steps} recorded{_speed(stream)}",
+                head=f"step {stream.steps[-1]:,}, {run.steps} recorded{speed}",
                 ended=self._end(trace),
                 troubles=run.troubles(),
                 losses=stream.losses.tolist(),
@@ -152,13 +148,7 @@ class Watch:
 
 
 def predicted_errors(trace: Trace, step: int, infos: Sequence[TensorInfo]) -> dict[str, float]:
-    """The share of the energy of some tensors at a step that each codec of ``CODECS`` is expected to lose.
-
-    Args:
-        trace: an open trace.
-        step: the step.
-        infos: the tensors.
-    """
+    """The share of the energy of some tensors at a step that each codec of ``CODECS`` is expected to lose."""
     # The kernels take a second to load.
     from gtrace.codecs import codec
     from gtrace.planning.curves import measure
@@ -166,12 +156,7 @@ def predicted_errors(trace: Trace, step: int, infos: Sequence[TensorInfo]) -> di
     names = [escape(info.name) for info in infos]
     try:
         curves, _ = measure(
-            trace,
-            [codec(name, bits=BITS) for name in CODECS],
-            steps=[step],
-            tensors=names,
-            kind=infos[0].kind,
-            jobs=1,
+            trace, [codec(name, bits=BITS) for name in CODECS], steps=[step], tensors=names, kind=infos[0].kind, jobs=1
         )
     except UsageError:
         # A trace of sketches may lack those that a codec needs.
@@ -179,19 +164,6 @@ def predicted_errors(trace: Trace, step: int, infos: Sequence[TensorInfo]) -> di
     energy = np.nansum(curves.energy)
     lost = np.nansum(curves.error, axis=(0, 1)) / energy if energy > 0 else np.full(len(curves.codecs), math.nan)
     return dict(zip(CODECS, lost.tolist(), strict=False))
-
-
-def _main_stream(run: RunHistory) -> StreamHistory | None:
-    """The first rank's optimizer with most steps; weights rather than other gradients."""
-    there = [stream for stream in run.streams if stream.steps.size]
-    return min(there, key=lambda one: (one.key.kind != "weight", one.key.rank, -one.steps.size), default=None)
-
-
-def _speed(stream: StreamHistory) -> str:
-    """Steps in a second over the last recorded ones."""
-    steps, times = stream.steps[-_RECENT:], stream.times[-_RECENT:]
-    passed = float(times[-1] - times[0])
-    return f", {number((steps[-1] - steps[0]) / passed, 2)} steps/s" if passed > 0 else ""
 
 
 def _layers(stream: StreamHistory, tensors: Sequence[TensorHistory]) -> list[tuple[str, float]]:
@@ -227,12 +199,9 @@ def _largest(tensors: Sequence[TensorHistory], step: int) -> list[TensorInfo]:
 def glances(path: Path, ended: Callable[[], bool] | None = None, since: str = "") -> Iterator[Glance | None]:
     """Look at a trace until its capture has ended; None while it is not there yet or cannot be read.
 
-    Looks take at most a twentieth of one processor's time.
-
-    Args:
-        path: the trace; it need not exist yet.
-        ended: called ten times a second; no look follows once it is true. None if only the trace shows that.
-        since: :func:`identity` of what was at the path before, which is not looked at.
+    Looks take at most a twentieth of one processor's time. ``ended`` is called ten times a second, and no look follows
+    once it is true; without it the trace alone shows that. ``since`` is the :func:`identity` of what was at the path
+    before, which is not looked at.
     """
     watch = Watch(path, asks=ended is None)
     ended = ended or (lambda: False)
@@ -256,13 +225,9 @@ def glances(path: Path, ended: Callable[[], bool] | None = None, since: str = ""
 
 
 def view(glance: Glance | None, path: str, encoding: str, waited: tuple[float, float] = (0.0, 0.0)) -> RenderableType:
-    """A glance as a few lines of text.
+    """A glance, None for nothing yet, as a few lines of text.
 
-    Args:
-        glance: what is known; None for nothing yet.
-        path: of the trace.
-        encoding: of the terminal.
-        waited: seconds that training waited for capture, and seconds of training.
+    ``waited``: seconds that training waited for capture, and seconds of training.
     """
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True, style="dim", width=8)
@@ -305,15 +270,7 @@ def line(glance: Glance) -> str:
 
 
 def follow(path: Path, console: Console) -> None:
-    """Show a trace until its capture ends: one view on a terminal, else a line whenever there is something new.
-
-    Args:
-        path: the trace.
-        console: where to.
-
-    Raises:
-        TraceError: there is no trace.
-    """
+    """Show a trace until its capture ends: one view on a terminal, else a line whenever there is something new."""
     open_trace(path).close()
     encoding, last = console.encoding or "utf-8", ""
     drawn = console.is_terminal and not console.is_dumb_terminal
@@ -354,11 +311,7 @@ _MOST_LINES = 12
 
 
 class Footer:
-    """The last lines of a terminal, which do not scroll with the others.
-
-    Args:
-        terminal: its descriptor.
-    """
+    """The last lines of the terminal with a descriptor, which do not scroll with the others."""
 
     def __init__(self, terminal: int) -> None:
         self._terminal = terminal
@@ -375,7 +328,9 @@ class Footer:
         height = min(max(len(lines), self._size[2]), rows // 2)
         text = ""
         if self._size != (columns, rows, height):
-            text = self._reserved(rows, height)
+            # Scroll what is there up, where the cursor is too low, without moving it to another column.
+            clear = f"\x1b7\x1b[r\x1b[{rows - self._size[2] + 1};1H\x1b[0J\x1b8" if self._size[2] else ""
+            text = clear + "\x1bD" * height + f"\x1b[{height}A\x1b7\x1b[1;{rows - height}r\x1b8"
             self._size = (columns, rows, height)
         shown = [*lines, *[""] * (height - len(lines))][:height]
         placed = (f"\x1b[{rows - height + k};1H\x1b[0m\x1b[2K{one}" for k, one in enumerate(shown, 1))
@@ -389,12 +344,6 @@ class Footer:
             self._write(f"\x1b7\x1b[r\x1b[{rows - height + 1};1H\x1b[0m\x1b[0J\x1b8")
             self._size = (0, 0, 0)
 
-    def _reserved(self, rows: int, height: int) -> str:
-        # Scroll what is there up, where the cursor is too low, without moving it to another column.
-        clear = f"\x1b7\x1b[r\x1b[{rows - self._size[2] + 1};1H\x1b[0J\x1b8" if self._size[2] else ""
-        room = "\x1bD" * height + f"\x1b[{height}A"
-        return f"{clear}{room}\x1b7\x1b[1;{rows - height}r\x1b8"
-
     def _write(self, text: str) -> None:
         data = text.encode()
         while data:
@@ -402,11 +351,7 @@ class Footer:
 
 
 class Reports:
-    """What the training process says, and whether it lives.
-
-    Args:
-        parent: its id.
-    """
+    """What the training process, of which only the id is known, says, and whether it lives."""
 
     def __init__(self, parent: int) -> None:
         self._parent = parent

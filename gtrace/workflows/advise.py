@@ -50,8 +50,6 @@ STEPS = "0+4,8+4,21+4,41+4,74+4,126+4,210+4,344+4"
 MOST_STEPS = 32
 #: codecs whose closed forms are quick, and bf16; a sweep of its own has more
 METHODS = "bf16,qsgdinf,qsgd,nuqsgd,zipml,terngrad,natural"
-#: seconds of training that are enough
-SECONDS = 40.0
 #: bytes of gradients that are recorded at most
 BUDGET = 4_000_000_000
 TRACE, SWEEP, PLAN, PAGE, RECORD = "trace.zarr", "sweep.db", "plan.toml", "report.html", "advice.json"
@@ -67,18 +65,13 @@ _CHILD = "import sys; from gtrace.capture.probe import run_probe; sys.exit(run_p
 
 @dataclass(frozen=True, slots=True)
 class AdviceOption:
-    """One way to exchange gradients.
-
-    Attributes:
-        name: ``float32``, ``bf16``, a codec's spec, or ``plan``.
-        bits: measured bits per value.
-        error: share of the gradient's energy that it loses after averaging; NaN if not measured.
-        seconds: of a step on the cluster; NaN without one.
-    """
+    """One way to exchange gradients: ``float32``, ``bf16``, a codec's spec, or ``plan``; ``bits`` are measured ones."""
 
     name: str
     bits: float
+    #: share of the gradient's energy that it loses after averaging; NaN if not measured
     error: float
+    #: of a step on the cluster; NaN without one
     seconds: float
 
 
@@ -93,39 +86,28 @@ class SpeedRange:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What ``gtrace advise`` found.
-
-    Attributes:
-        target: the script or trace.
-        verdict: the answer.
-        options: float32, bf16, the best codec and the plan; the last two if there is one.
-        plan: a codec for every tensor at the codec's bits; None if no codec was measured.
-        speeds: recommendations over a range of link speeds, slowest first; empty if none was asked for.
-        cluster: what step times are computed for; None without a network.
-        step: measured seconds of a step; None if unknown.
-        backward: measured seconds of its backward pass; None if unknown.
-        seconds: of each stage: ``capture``, ``sweep``, ``plan``, ``report``.
-        trace: the trace.
-        sweep: the result file.
-        plan_file: the plan; None without one.
-        page: the report.
-        notes: what a reader must know.
-    """
+    """What ``gtrace advise`` found, and its files."""
 
     target: str
     verdict: Verdict
+    #: float32, bf16, the best codec and the plan; the last two if there is one
     options: tuple[AdviceOption, ...]
+    #: a codec for every tensor at the codec's bits; None if no codec was measured
     plan: Plan | None
+    #: recommendations over a range of link speeds, slowest first; empty if none was asked for
     speeds: tuple[SpeedRange, ...]
     cluster: Cluster | None
+    #: measured seconds of a step and of its backward pass, if they are known
     step: float | None
     backward: float | None
+    #: of each stage: ``capture``, ``sweep``, ``plan``, ``report``
     seconds: dict[str, float]
     trace: Path
     sweep: Path
     plan_file: Path | None
     page: Path
-    notes: tuple[str, ...] = ()
+    #: what a reader must know
+    notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values; numbers that are not finite are left to the writer."""
@@ -144,29 +126,21 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class AdviseSettings:
-    """What :func:`advise` does.
+    """What :func:`advise` does."""
 
-    Attributes:
-        cluster: for which steps are predicted, with its step time if that is not to be measured; None for none.
-        speeds: slowest and fastest link, bits per second, between which recommendations are compared; None for none.
-        folder: for all results; None for ``NAME.advice``.
-        seconds: of training that are recorded at most.
-        methods: codecs, as ``--methods`` of a sweep.
-        bits: nominal bits.
-        force: replace a folder that holds something else.
-        horizon: steps over which the cost of noise is predicted; None for the rest of the training.
-        batch: samples of a step over all workers; NaN takes what the trace says.
-    """
-
-    cluster: Cluster | None = None
-    speeds: tuple[float, float] | None = None
-    folder: Path | None = None
-    seconds: float = SECONDS
-    methods: str = METHODS
-    bits: Sequence[int] = BITS
-    force: bool = False
-    horizon: int | None = None
-    batch: float = np.nan
+    #: for which steps are predicted, with its step time if that is not to be measured
+    cluster: Cluster | None
+    #: slowest and fastest link, bits per second, between which recommendations are compared
+    speeds: tuple[float, float] | None
+    #: for all results; None for ``NAME.advice``
+    folder: Path | None
+    #: of training that are recorded at most
+    seconds: float
+    force: bool
+    #: steps over which the cost of noise is predicted; None for the rest of the training
+    horizon: int | None
+    #: samples of a step over all workers; NaN takes what the trace says
+    batch: float
 
 
 @dataclass(slots=True)
@@ -186,26 +160,15 @@ class _Stages:
 
 def advise(
     target: str | os.PathLike[str],
-    args: Sequence[str] = (),
+    args: Sequence[str],
     *,
-    is_module: bool = False,
-    settings: AdviseSettings = AdviseSettings(),
-    say: Callable[[str], None] = lambda _text: None,
+    is_module: bool,
+    settings: AdviseSettings,
+    say: Callable[[str], None],
 ) -> Advice:
     """Find out whether a training should compress its gradients, with what, and what that saves and costs.
 
-    Args:
-        target: a script, the name of a module, or the path of a trace.
-        args: of the script.
-        is_module: whether ``target`` names a module.
-        settings: the network, and where results go.
-        say: called with one line before each stage.
-
-    Raises:
-        UsageError: no such target, nothing was captured, or a network without a known step time.
-        ScriptError: the script failed.
-        OutputExistsError: the folder holds something else.
-        TraceError: the trace cannot be read.
+    The target is a script, the name of a module, or the path of a trace; ``say`` gets one line before each stage.
     """
     path = Path(target)
     is_trace = not is_module and (path.suffix in (".zarr", ".h5", ".hdf5", ".zip") and path.exists())
@@ -228,7 +191,7 @@ def advise(
         chosen = quick_steps(opened)
         timings = _recorded(opened) if is_trace else timings
     cluster = _cluster(settings, timings)
-    result = _sweep(trace, folder / SWEEP, chosen, settings, stages)
+    result = _sweep(trace, folder / SWEEP, chosen, stages)
     with stages.stage("report", "verdict"):
         workers = None if cluster is None else cluster.ranks
         asked = Asked(cluster=cluster, workers=workers, horizon=settings.horizon, batch=settings.batch)
@@ -357,11 +320,8 @@ def _recorded(trace: Trace) -> ProbeTimings:
     if "time" not in scalars:
         return ProbeTimings()
     passed = np.diff(scalars["time"])[np.diff(scalars["step"]) == 1]
-    return ProbeTimings(_positive(float(np.median(passed))) if len(passed) else None)
-
-
-def _positive(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and 0 < value < np.inf else None
+    middle = float(np.median(passed)) if len(passed) else 0.0
+    return ProbeTimings(middle if 0 < middle < np.inf else None)
 
 
 def _cluster(settings: AdviseSettings, timings: ProbeTimings) -> Cluster | None:
@@ -374,9 +334,9 @@ def _cluster(settings: AdviseSettings, timings: ProbeTimings) -> Cluster | None:
     return dataclasses.replace(settings.cluster, step_time=timings.step, backward_time=backward)
 
 
-def _sweep(trace: Path, output: Path, steps: Sequence[int], settings: AdviseSettings, stages: _Stages) -> SweepResult:
+def _sweep(trace: Path, output: Path, steps: Sequence[int], stages: _Stages) -> SweepResult:
     """Closed forms of the codecs that have some, which take a fraction of the time of encodings; others encode once."""
-    codecs = expand(settings.methods, {"bits": list(settings.bits)})
+    codecs = expand(METHODS, {"bits": list(BITS)})
     with stages.stage("sweep", f"sweep: {len(codecs)} configurations on {len(steps)} steps"):
         for draws, chosen in enumerate(([c for c in codecs if expecting(c)], [c for c in codecs if not expecting(c)])):
             if chosen:

@@ -41,28 +41,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What the protocol measured.
-
-    Attributes:
-        protocol: that was run.
-        specs: the codecs in question, as given.
-        mine: their families, a label each.
-        others: labels of the built-in families.
-        traces: that were used.
-        analyses: one per trace, in their order.
-        duels: (mine, other) -> one duel per trace.
-        targets: (mine) -> one number of bits per trace at which the first table compares.
-        versions: of what the numbers depend on.
-    """
+    """What the protocol measured."""
 
     protocol: Protocol
+    #: the codecs in question, as given
     specs: tuple[str, ...]
+    #: labels of their families, and of the built-in ones
     mine: tuple[str, ...]
     others: tuple[str, ...]
+    #: with one analysis each
     traces: tuple[StandardTrace, ...]
     analyses: tuple[SweepAnalysis, ...]
+    #: (mine, other) -> one duel per trace
     duels: dict[tuple[str, str], tuple[Duel, ...]]
+    #: (mine) -> one number of bits per trace at which the first table compares
     targets: dict[str, tuple[float, ...]]
+    #: of what the numbers depend on
     versions: dict[str, str]
 
 
@@ -83,13 +77,7 @@ def run_bench(
             is compared at its own bits.
         jobs: threads; numbers do not depend on them.
         say: called with a line before whatever takes long.
-
-    Raises:
-        UsageError: an unknown codec or parameter.
-        ScriptError: a codec's own code failed.
     """
-    if not specs:
-        raise UsageError("bench: name a codec, e.g. gtrace study bench dither --plugin dither.py")
     asked = [protocol.configurations(spec) for spec in specs]
     built_in = protocol.built_in()
     own = {str(item) for items in asked for item in items}
@@ -105,8 +93,7 @@ def run_bench(
     mine = tuple(label for label in labels if own & {c for a in analyses for c in _specs(a, label)})
     others = tuple(label for label in labels if label not in mine)
     # Each trace again, with the bits of codecs that have no others to choose.
-    single = {label: [_only_bits(analysis, label) for analysis in analyses] for label in mine}
-    wanted = {label: tuple(bits or targets[0] for bits in single[label]) for label in mine}
+    wanted = {label: tuple(_only_bits(analysis, label) or targets[0] for analysis in analyses) for label in mine}
     analyses = tuple(
         analyze(result, trace.name, sorted({targets[0], *(wanted[label][k] for label in mine)}))
         for k, (result, trace) in enumerate(zip(results, traces, strict=True))
@@ -231,13 +218,7 @@ def _at(points: Sequence[tuple[float, float]], bits: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A network that is trained for its gradients.
-
-    Attributes:
-        name: in tables.
-        task: the built-in task.
-        batch_size: samples a step.
-    """
+    """A built-in task that is trained for its gradients, and its name in tables."""
 
     name: str
     task: str
@@ -285,11 +266,7 @@ class Protocol:
         return [item for name in names for item in self.configurations(name)]
 
     def configurations(self, spec: str) -> list[Codec]:
-        """What is run of a spec: each value of the ranges that it leaves open and that the codec takes.
-
-        Raises:
-            UsageError: an unknown codec or parameter, or a value that it refuses.
-        """
+        """What is run of a spec: each value of the ranges that it leaves open and that the codec takes."""
         parsed = parse_spec(spec)
         ranges = self.slow.get(parsed.name, self.ranges)
         known = {item.name for item in parameter_fields(codec_class(parsed.name))} - set(parsed.given)
@@ -322,16 +299,9 @@ _SOURCES = ("training/plain.py", "training/tasks/*.py", "workflows/bench.py")
 
 
 class StandardTrace(NamedTuple):
-    """A trace of the protocol.
+    """A trace of the protocol: model and phase, where it is kept, what its gradients come from, and its size.
 
-    Attributes:
-        name: model and phase.
-        path: where it is kept.
-        source: what its gradients come from.
-        fingerprint: of its gradients; equal fingerprints give equal results on any machine.
-        tensors: how many.
-        elements: of a step.
-        steps: how many.
+    Equal fingerprints of gradients give equal results on any machine.
     """
 
     name: str

@@ -1,15 +1,14 @@
 """The interruptions in short: one of each way, in both formats, with one process and with four; kills of others."""
 
 import json
-from pathlib import Path
 
 from helpers_capture import run_python
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "interruptions.py"
+from helpers_installed import ROOT
 
 
 def test_one_of_each(tmp_path):
-    done = run_python(SCRIPT, "--runs", 16, "--fresh", 0, "--seed", 7, "-o", "counts.json", cwd=tmp_path, timeout=280)
+    script = ROOT / "benchmarks" / "interruptions.py"
+    done = run_python(script, "--runs", 16, "--fresh", 0, "--seed", 7, "-o", "counts.json", cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "counts.json").read_text())
     ways = {"kill -9", "SIGTERM", "Ctrl-C", "SIGSTOP", "full disk", "deleted"}

@@ -1,20 +1,13 @@
 """The soak in short: a writer holds no more after thousands of steps than after the first few hundred."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+from helpers_installed import benchmark
 from helpers_trace import SUFFIXES
-
-SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 
 
 @pytest.fixture(scope="module")
 def soak():
-    spec = importlib.util.spec_from_file_location("soak", SOAK)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark("soak")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

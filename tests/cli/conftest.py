@@ -7,6 +7,24 @@ import pytest
 
 from gtrace.cli import main
 
+#: a script that trains so many steps, 4 by default, and ends with the code of its second argument
+PROGRAM = """
+import sys, torch
+from torch import nn
+print("the script began")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(40, 64), nn.Tanh(), nn.Linear(64, 5))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+truth = torch.randn(40, 5)
+for step in range(int(sys.argv[1]) if sys.argv[1:] else 4):
+    x = torch.randn(32, 40)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), (x @ truth).argmax(1)).backward()
+    optimizer.step()
+print("the script ended")
+sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+"""
+
 
 class Done(NamedTuple):
     """How a command ended, as of a process."""
@@ -26,11 +44,17 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def call(folder, monkeypatch, capfd):
-    """Run ``gtrace`` with arguments."""
+def script(folder):
+    """The program as ``train.py``."""
+    (folder / "train.py").write_text(PROGRAM)
 
-    def run(*arguments):
-        words = [str(argument) for argument in arguments]
+
+@pytest.fixture
+def call(folder, monkeypatch, capfd):
+    """Run ``gtrace`` with a line of words, and with arguments that are taken as they are."""
+
+    def run(line, *arguments):
+        words = [*filter(None, line.split(" ")), *map(str, arguments)]
         monkeypatch.setattr(sys, "argv", ["gtrace", *words])
         with pytest.raises(SystemExit) as ended:
             main(words)
@@ -41,7 +65,7 @@ def call(folder, monkeypatch, capfd):
 
 @pytest.fixture
 def succeed(call):
-    """Run ``gtrace`` with arguments that it takes: its stdout and stderr."""
+    """Run ``gtrace`` with words that it takes: its stdout and stderr."""
 
     def run(*arguments):
         done = call(*arguments)
@@ -53,7 +77,7 @@ def succeed(call):
 
 @pytest.fixture
 def refuse(call):
-    """Run ``gtrace`` with arguments that it refuses in one line, which this returns."""
+    """Run ``gtrace`` with words that it refuses in one line, which this returns."""
 
     def run(*arguments, code=2):
         done = call(*arguments)

@@ -1,16 +1,27 @@
 """``gtrace capture`` from the outside: what the user types, sees and is left with."""
 
+import json
+import os
+import random
 import re
 import signal
+import sys
 import textwrap
+import threading
+import time
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers_capture import Command, but_first_line, run_gtrace, run_python, write_script
+import torch
+from helpers_capture import SAMPLES, Command, but_first_line, run_gtrace, run_python, write_script
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
 
 import gtrace
 from gtrace.capture.summary import CaptureSummary, result_text
+from gtrace.torch_hooks.hooks import TrainingHooks
 
 TRAIN = textwrap.dedent("""
     import argparse, torch
@@ -29,18 +40,20 @@ TRAIN = textwrap.dedent("""
         optimizer.step()
     print("trained", args.steps, args.every)
     """)
+TRAINED = "trained 4 the script's own\n"
 
-#: Gradients that tell their step, for runs that are cut short: step + 0, 1, 2, ... per element.
+#: One module, whose gradient tells its step: step, step + 1, ... per element; batches of 3 and 2.
 ENDLESS = """
-    import sys, time, torch
+    import time, torch
     from torch import nn
 
-    model = nn.Linear(300, 20, bias=False)
-    ramp = torch.arange(6000.0).reshape(20, 300)
+    model = nn.Sequential(nn.Linear(3, 50))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(10**6):
         optimizer.zero_grad()
-        (model.weight * (ramp + step)).sum().backward()
+        rows = 3 - step % 2
+        ramp = torch.arange(50.0 * rows).reshape(rows, 50) + step
+        (model(torch.ones(rows, 3)) * ramp).sum().backward()
         optimizer.step()
         if step == 5:
             print("going", flush=True)
@@ -54,69 +67,78 @@ def folder(folder):
     return folder
 
 
-@pytest.fixture
-def capture(call, folder):
-    """Run ``gtrace capture``: exit code, stdout, stderr."""
+def footprint():
+    """What gtrace might leave in a process: hooks, wrapped functions, threads, settings."""
+    tables = [
+        *(table for name, table in sorted(vars(modules).items()) if name.startswith("_global_") and "hooks" in name),
+        *(table for name, table in sorted(vars(optimizers).items()) if name.startswith("_global_")),
+    ]
+    return {
+        "functions": (
+            *(torch.autograd.backward, torch.amp.GradScaler.scale, torch.amp.GradScaler.step),
+            *(torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad.clip_grad_norm_),
+            *(torch.nn.parallel.DistributedDataParallel.__init__, torch.optim.Optimizer.add_param_group),
+        ),
+        "hooks": [len(table) for table in tables if isinstance(table, dict)],
+        "threads": {thread.name for thread in threading.enumerate() if "gtrace" in thread.name},
+        "finders": [finder for finder in sys.meta_path if type(finder).__module__.startswith("gtrace")],
+        "environment": {name: os.environ.get(name) for name in ("GTRACE_CAPTURE", "PYTHONPATH")},
+        "excepthook": sys.excepthook,
+        "leave": os._exit,
+        "signals": [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)],
+        "filters": [one for one in warnings.filters if "global hooks" in str(one[1])],
+        "argv": sys.argv,
+        "main": sys.modules["__main__"],
+    }
 
-    def run(*args):
-        done = call("capture", *args)
+
+@pytest.fixture
+def capture(call, folder, monkeypatch):
+    """Run ``gtrace capture``, of which nothing stays in the process however it ends: exit code, stdout, stderr."""
+
+    def run(line, *words):
+        monkeypatch.setattr(sys, "argv", ["gtrace", "capture", *line.split(), *words])
+        before = footprint()
+        try:
+            done = call(f"capture {line}", *words)
+        finally:
+            assert footprint() == before
         return done.returncode, done.stdout, but_first_line(done.stderr)
 
     return run
 
 
-def check_ramp(path, least):
-    """Every committed step of ENDLESS is right, and none is missing before the last one."""
-    trace = gtrace.open_trace(path)
-    steps = trace.steps("weight").tolist()
-    assert steps == list(range(len(steps)))
-    assert len(steps) >= least
-    ramp = np.arange(6000, dtype=np.float32)
-    for step in steps:
-        assert np.array_equal(trace.read("weight", step), ramp + step)
-    return trace
-
-
-def end_endless(folder, by):
-    """How the command ends by a signal while it records."""
-    write_script(folder / "endless.py", ENDLESS)
-    with Command("capture", "endless.py", cwd=folder) as process:
-        assert process.stdout.readline() == "going\n"
-        return process.end(by)
+def steps_of(path, tensor="0.bias"):
+    with gtrace.open_trace(path) as trace:
+        return trace.steps(tensor).tolist()
 
 
 @pytest.mark.parametrize(
-    ("blocked", "waited", "span", "said"),
+    ("fields", "said"),
     [
-        (0.974, 0.0118, 0.01211, "waited 12 ms (97%)"),
-        (0.004, 0.0036, 0.9, "waited 3.6 ms (0%)"),
-        (0.0204, 0.0306, 1.5, "waited 2.0% of its time"),
+        ({"blocked": 0.974, "waited": 0.0118, "span": 0.01211}, "(4 tensors, 0 bytes, training waited 12 ms (97%))"),
+        ({"blocked": 0.004, "waited": 0.0036, "span": 0.9}, "(4 tensors, 0 bytes, training waited 3.6 ms (0%))"),
+        ({"blocked": 0.0204, "waited": 0.0306, "span": 1.5}, "(4 tensors, 0 bytes, training waited 2.0% of its time)"),
+        ({"rows": 1, "counts": ((1,),), "steps_seen": 1}, "1 step "),
+        ({"rows": 1, "counts": ((1,),), "steps_seen": 4}, "1 of 4 steps "),
+        ({"rows": 40, "counts": ((20, 20),), "steps_seen": 40}, "20 steps of each of 2 optimizers "),
+        ({"rows": 40, "counts": ((20, 20),), "steps_seen": 80}, "20 of 40 steps of each of 2 optimizers "),
+        ({"rows": 30, "counts": ((20, 10),), "steps_seen": 30}, "10 to 20 steps of each of 2 optimizers "),
+        (
+            {"rows": 3, "counts": ((3,), (3, 5)), "steps_seen": 8, "ranks": 2},
+            "3 to 5 steps of each of 1 to 2 optimizers captured in each of 2 processes in",
+        ),
     ],
 )
-def test_how_long_training_waited(blocked, waited, span, said):
-    summary = CaptureSummary(Path("run.zarr"), rows=3, tensors=4, blocked=blocked, waited=waited, span=span)
-    assert result_text(summary, summary.path) == f"3 steps captured in run.zarr (4 tensors, 0 bytes, training {said})"
+def test_what_is_said_at_the_end(fields, said):
+    summary = CaptureSummary(Path("run.zarr"), **{"rows": 3, "tensors": 4} | fields)
+    head, middle, tail = result_text(summary, summary.path).partition("captured in run.zarr ")
+    assert tail == said if said.startswith("(") else f"{head}{middle}".startswith(said)
 
 
-@pytest.mark.parametrize(
-    ("counts", "seen", "said"),
-    [
-        (((1,),), 1, "1 step captured in"),
-        (((1,),), 4, "1 of 4 steps captured in"),
-        (((20, 20),), 40, "20 steps of each of 2 optimizers captured in"),
-        (((20, 20),), 80, "20 of 40 steps of each of 2 optimizers captured in"),
-        (((20, 10),), 30, "10 to 20 steps of each of 2 optimizers captured in"),
-        (((3,), (3, 5)), 8, "3 to 5 steps of each of 1 to 2 optimizers captured in each of 2 processes in"),
-    ],
-)
-def test_counts_are_those_of_an_optimizer(counts, seen, said):
-    summary = CaptureSummary(Path("x.zarr"), rows=sum(counts[0]), steps_seen=seen, counts=counts, ranks=len(counts))
-    assert result_text(summary, summary.path).startswith(said)
-
-
-def test_the_short_form(folder, capture):
+def test_the_short_form(capture):
     code, out, err = capture("train.py")
-    assert (code, out) == (0, "trained 4 the script's own\n")
+    assert (code, out) == (0, TRAINED)
     line = r"gtrace: 4 steps captured in train\.zarr \(4 tensors, [\d.]+ kB, training waited [\d.]+"
     line += r"(?: ms \(\d+%\)|% of its time)\)"
     assert re.fullmatch(line + r"; next: gtrace info train\.zarr, gtrace sweep train\.zarr\n", err)
@@ -127,113 +149,52 @@ def test_the_short_form(folder, capture):
     assert {"python", "torch", "numpy"} <= trace.attrs["versions"].keys()
 
 
-def test_hdf5_and_the_scripts_own_options(folder, capture):
-    code, out, err = capture("-o", "x.h5", "--every", "2", "train.py", "--steps", "5", "--every", "mine")
+def test_hdf5_and_the_scripts_own_options(capture):
+    code, out, err = capture("-o x.h5 --every 2 train.py --steps 5 --every mine")
     assert (code, out) == (0, "trained 5 mine\n")
     assert "3 of 5 steps captured in x.h5" in err
-    trace = gtrace.open_trace("x.h5")
-    assert trace.steps("0.weight").tolist() == [0, 2, 4]
-    assert trace.attrs["argv"] == ["train.py", "--steps", "5", "--every", "mine"]
+    assert steps_of("x.h5") == [0, 2, 4]
+    assert gtrace.open_trace("x.h5").attrs["argv"] == ["train.py", "--steps", "5", "--every", "mine"]
 
 
-def test_steps_and_tensors(folder, capture):
-    code, _, _ = capture("--steps", "1,3+2", "--tensors", "0.*,1.*", "--exclude", "*.bias", "train.py", "--steps", "9")
-    assert code == 0
-    trace = gtrace.open_trace("train.zarr")
-    assert [tensor.name for tensor in trace.tensors] == ["0.weight", "1.weight"]
-    assert trace.steps("0.weight").tolist() == [1, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ("--every 2", True),
-        ("--steps 0,1,3-4", True),
-        ("--steps 1+3", False),
-        ("--every 2 --sketch none", False),
-        ("", False),
-    ],
-)
-def test_single_steps_have_no_noise(folder, capture, asked, says):
-    code, _, err = capture(*asked.split(), "train.py", "--steps", "6")
-    assert code == 0
-    notes = [line for line in err.splitlines() if "single steps" in line]
-    assert notes == says * [
-        "gtrace: note: gradient noise can't be estimated from single steps; record bursts, e.g. --steps 0+4,100+4"
-    ]
+def test_single_steps_have_no_noise(capture):
+    said = "gtrace: note: gradient noise can't be estimated from single steps; record bursts, e.g. --steps 0+4,100+4"
+    for asked in ("--every 2", "--steps 0,1,3-4", "--steps 1+3", "--every 2 --sketch none", ""):
+        code, _, err = capture(f"--force {asked} train.py --steps 6")
+        assert (code, said in err.splitlines()) == (0, asked in ("--every 2", "--steps 0,1,3-4"))
 
 
 @pytest.mark.capture_case("python -m")
 def test_a_module(folder, capture):
     write_script(folder / "pkg" / "__init__.py", "")
     write_script(folder / "pkg" / "train.py", TRAIN)
-    code, out, _ = capture("-m", "pkg.train", "--steps", "2")
-    assert (code, out) == (0, "trained 2 the script's own\n")
+    assert capture("-m pkg.train --steps 2")[:2] == (0, "trained 2 the script's own\n")
     assert gtrace.open_trace("train.zarr").attrs["argv"] == ["-m", "pkg.train", "--steps", "2"]
 
 
-def test_an_existing_trace_stays_and_the_script_does_not_run(folder, capture):
+@pytest.mark.capture_case("python -c")
+def test_code(capture):
+    assert capture("-c", TRAIN, "--steps", "2")[:2] == (0, "trained 2 the script's own\n")
+    assert steps_of("run.zarr") == [0, 1]
+
+
+def test_what_was_there_is_replaced_only_by_force_and_only_if_it_is_a_trace(folder, capture):
     assert capture("train.py")[0] == 0
     before = {path: path.stat().st_mtime_ns for path in (folder / "train.zarr").rglob("*")}
-    code, out, err = capture("train.py", "--steps", "2")
+    code, out, err = capture("train.py --steps 2")
     assert (code, out) == (4, "")
-    assert err == ("gtrace: train.zarr already exists; use --force to replace it, or choose another place\n")
+    assert err == "gtrace: train.zarr already exists; use --force to replace it, or choose another place\n"
     assert {path: path.stat().st_mtime_ns for path in (folder / "train.zarr").rglob("*")} == before
-    assert capture("--force", "train.py", "--steps", "2")[0] == 0
-    assert gtrace.open_trace("train.zarr").steps("0.bias").tolist() == [0, 1]
-
-
-def test_force_with_a_script_that_fails_at_once_keeps_the_old_trace(folder, capture):
-    assert capture("train.py")[0] == 0
     write_script(folder / "broken.py", "import torch\nraise ValueError('early')\n")
-    assert capture("--force", "-o", "train.zarr", "broken.py")[0] == 5
-    assert gtrace.open_trace("train.zarr").steps("0.bias").tolist() == [0, 1, 2, 3]
-
-
-def test_force_never_deletes_a_folder_that_is_no_trace(folder, capture):
-    (folder / "mine.zarr").mkdir()
-    (folder / "mine.zarr" / "thesis.txt").write_text("all of it")
-    code, out, err = capture("--force", "-o", "mine.zarr", "train.py")
+    assert capture("--force -o train.zarr broken.py")[0] == 5
+    assert steps_of("train.zarr") == [0, 1, 2, 3]
+    assert capture("--force train.py --steps 2")[0] == 0
+    assert steps_of("train.zarr") == [0, 1]
+    write_script(folder / "mine.zarr" / "thesis.txt", "all of it")
+    code, out, err = capture("--force -o mine.zarr train.py")
     assert (code, out) == (4, "")
     assert "is a folder but not a trace, so it is kept" in err
     assert (folder / "mine.zarr" / "thesis.txt").read_text() == "all of it"
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["nowhere.py"], "nowhere.py: no such script"),
-        (["-o", "x.npz", "train.py"], "x.npz: a trace ends in .zarr or .h5; choose another name"),
-        (["-o", "nowhere/x.zarr", "train.py"], "nowhere/x.zarr: the folder nowhere does not exist"),
-        (["--forse", "train.py"], "No such option '--forse'"),
-        ([], "Missing argument 'SCRIPT'"),
-        (["-m", "pkg.nowhere"], "-m pkg.nowhere: "),
-    ],
-)
-def test_wrong_usage_is_one_line_before_anything_runs(folder, capture, args, message):
-    code, out, err = capture(*args)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert message in err
-    assert sorted(path.name for path in folder.iterdir()) == ["train.py"]
-
-
-def test_a_script_that_fails_shows_its_own_traceback(folder, capture):
-    source = TRAIN.replace('print("trained"', 'raise KeyError("bad batch"')
-    write_script(folder / "failing.py", source)
-    code, _, err = capture("failing.py")
-    *traceback, last = err.splitlines()
-    line = len(source.strip().splitlines())
-    assert code == 5
-    assert traceback[:2] == [
-        "Traceback (most recent call last):",
-        f'  File "{folder}/failing.py", line {line}, in <module>',
-    ]
-    assert [text for text in traceback if "File" in text] == traceback[1:2]
-    assert traceback[-1] == "KeyError: ('bad batch', 4, \"the script's own\")"
-    assert last.startswith("gtrace: failing.py failed with exit code 1; 4 steps captured in failing.zarr (")
-    trace = gtrace.open_trace("failing.zarr")
-    assert (trace.status, trace.steps("0.bias").tolist()) == ("interrupted", [0, 1, 2, 3])
 
 
 def test_an_error_inside_the_hooks_reach_shows_no_frame_of_ours(folder, capture):
@@ -251,12 +212,11 @@ def test_an_error_inside_the_hooks_reach_shows_no_frame_of_ours(folder, capture)
                 raise RuntimeError("boom")
 
         w = torch.nn.Parameter(torch.ones(3))
-        optimizer = torch.optim.SGD([w], lr=0.1)
 
         def closure():
             Explode.apply(w).backward()
 
-        optimizer.step(closure)
+        torch.optim.SGD([w], lr=0.1).step(closure)
         """
     write_script(folder / "failing.py", source)
     # The frames of runpy, which starts it here, come first.
@@ -283,46 +243,99 @@ def test_exit_codes(folder, capture, end, code, message):
     exit_code, _, err = capture("ending.py")
     assert exit_code == code
     assert err.startswith(message)
-    assert gtrace.open_trace("ending.zarr").steps("0.bias").size == 4
+    assert len(steps_of("ending.zarr")) == 4
+    assert gtrace.open_trace("ending.zarr").status == ("interrupted" if code else "complete")
 
 
-def test_scripts_that_train_nothing(folder, capture):
-    heavy = 'import sys; print(sorted({"torch", "numpy", "zarr"} & set(sys.modules)))'
-    write_script(folder / "idle.py", heavy)
-    write_script(folder / "still.py", "import torch\nprint(torch.ones(2).sum().item())\n")
-    assert capture("still.py") == (2, "2.0\n", "gtrace: nothing was captured: it took no step of a torch optimizer\n")
-    passes = (
-        "import torch\nw = torch.ones(2, requires_grad=True)\nfor _ in range(3):\n    w.square().sum().backward()\n"
-    )
-    write_script(folder / "passes.py", passes)
-    code, _, err = capture("passes.py")
-    assert code == 2
-    assert "nothing was captured: it took no step of a torch optimizer, and no weight that a backward pass" in err
-    functional = """
-        import torch
-        w = torch.ones(2)
-        for _ in range(3):
-            w = w - 0.1 * torch.func.grad(lambda w: w.square().sum())(w)
-        """
-    write_script(folder / "functional.py", functional)
-    assert capture("functional.py") == (
-        2,
-        "",
-        (
-            "gtrace: nothing was captured: its gradients come from torch.autograd.grad or torch.func.grad (3 calls), "
-            "which leave nothing in p.grad; add `import gtrace` and, in each step, "
-            "`gtrace.record_gradients({name: gradient, ...}, loss=loss)`\n"
-        ),
-    )
-    # In a process of its own: here torch is imported already. There the script's own setup of torch takes effect.
+class _Left(BaseException):
+    """Stands for the end of the process."""
+
+
+STEP = "optimizer.zero_grad(); model(torch.randn(5, 3)).square().mean().backward(); optimizer.step()"
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("os._exit(3)", 5),
+        ("raise ValueError('bad batch')", 5),
+        (f"model[0].weight.register_hook(lambda gradient: 1 / 0); {STEP}", 5),
+        (f"optimizer.param_groups[0]['weight_decay'] = 'much'; {STEP}", 5),
+        ("kept = model(torch.randn(5, 3))", 0),
+    ],
+)
+def test_nothing_stays_of_both_kinds_and_noise(end, code, folder, capture, monkeypatch):
+    def leave(_status):
+        raise _Left
+
+    monkeypatch.setattr(os, "_exit", leave)
+    write_script(folder / "ending.py", f"{TRAIN}\nimport os\n{end}\n")
+    exit_code, _, err = capture("--kind both --noise ending.py")
+    assert exit_code == code
+    assert re.search(r"[45] steps captured", err)
+
+
+def test_nothing_stays_of_a_capture_that_could_not_start(capture, monkeypatch):
+    def install(_self):
+        raise RuntimeError("no hook today")
+
+    monkeypatch.setattr("gtrace.capture.neural.NeuralRecorder.install", install)
+    assert "capture could not start: RuntimeError: no hook today" in capture("--kind both train.py")[2]
+    assert capture("-m no_package.no_module")[2].count("\n") == 1
+
+
+def test_a_wrapper_that_another_one_wrapped_does_nothing_any_more():
+    model = torch.nn.Linear(2, 1)
+    hooks = TrainingHooks(lambda *_: True, lambda _: None, pytest.fail)
+    original = torch.autograd.backward
+    hooks.install()
+    ours = torch.autograd.backward
+    torch.autograd.backward = lambda *args, **kwargs: ours(*args, **kwargs)
+    hooks.remove()
+    model(torch.ones(1, 2)).sum().backward()
+    torch.autograd.backward = original
+    assert hooks.backward_passes == 0
+
+
+PASSES = "import torch\nw = torch.ones(2, requires_grad=True)\nfor _ in range(3):\n    w.square().sum().backward()"
+FUNCTIONAL = "import torch\nw = torch.ones(2)\nfor _ in range(3):\n    torch.func.grad(lambda w: w.square().sum())(w)"
+RECORD = "add `import gtrace` and, in each step, `gtrace.record_gradients({name: gradient, ...}, loss=loss)`"
+OTHER = "its gradients come from torch.autograd.grad or torch.func.grad (3 calls), which leave nothing in p.grad"
+
+
+@pytest.mark.parametrize(
+    ("options", "source", "reason"),
+    [
+        ("", "import torch", "it took no step of a torch optimizer\n"),
+        ("", PASSES, "it took no step of a torch optimizer, and no weight that a backward pass"),
+        ("", FUNCTIONAL, f"{OTHER}; {RECORD}\n"),
+        ("--steps 100-200", TRAIN, "the script took 4 steps, and --steps or --every asked for others\n"),
+        ("--exclude *", TRAIN, "its 4 optimizer steps had no gradient of a tensor that was to be recorded\n"),
+        ("--budget 8", TRAIN, "a single step is larger than the budget; give a larger --budget or fewer --tensors\n"),
+    ],
+)
+def test_why_nothing_was_captured(folder, capture, options, source, reason):
+    write_script(folder / "still.py", source)
+    code, out, err = capture(f"{options} still.py")
+    assert (code, out, err.count("\n")) == (2, TRAINED * (source == TRAIN), 1)
+    assert err.startswith(f"gtrace: nothing was captured: {reason}")
+    assert {path.suffix for path in folder.iterdir()} == {".py"}
+
+
+def test_a_script_finds_nothing_heavy_loaded_and_torch_may_be_missing(folder):
+    # In processes of their own: here torch is imported already. There the script's own setup of torch takes effect.
+    write_script(folder / "idle.py", 'import sys; print(sorted({"torch", "numpy", "zarr"} & set(sys.modules)))')
     result = run_python("-m", "gtrace", "capture", "idle.py", cwd=folder)
     assert (result.returncode, result.stdout) == (2, "[]\n")
     assert result.stderr == "gtrace: nothing was captured: it never imported torch\n"
-    assert sorted(path.suffix for path in folder.iterdir()) == [".py"] * 5
+    code = "import sys; sys.modules['torch'] = None; from gtrace.cli import main; main(['capture', 'train.py'])"
+    result = run_python("-c", code, cwd=folder)
+    assert result.returncode == 2
+    assert result.stderr == "gtrace: gtrace.capture needs PyTorch, which is not installed: pip install torch\n"
 
 
 @pytest.mark.capture_case("no optimizer: new parameters at each step")
-def test_a_program_that_makes_new_parameters_at_each_step(folder, capture):
+def test_a_program_that_makes_new_parameters_at_each_step(folder):
     source = """
         import torch
         w = torch.ones(2, requires_grad=True)
@@ -342,31 +355,9 @@ def test_a_program_that_makes_new_parameters_at_each_step(folder, capture):
     assert [str(trace.read("w", step).tolist()) for step in range(3)] == done.stdout.splitlines()
 
 
-@pytest.mark.capture_case("python -c")
-def test_code(folder, capture):
-    assert capture("-c", TRAIN, "--steps", "2")[:2] == (0, "trained 2 the script's own\n")
-    assert gtrace.open_trace("run.zarr").steps("0.bias").tolist() == [0, 1]
-    assert capture("-c", "-m", "x")[2] == "gtrace: -m and -c exclude each other\n"
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--steps", "100-200"], "the script took 4 steps, and --steps or --every asked for others"),
-        (["--exclude", "*"], "its 4 optimizer steps had no gradient of a tensor that was to be recorded"),
-        (["--budget", "8"], "a single step is larger than the budget; give a larger --budget or fewer --tensors"),
-    ],
-)
-def test_why_nothing_was_captured(folder, capture, options, reason):
-    code, out, err = capture(*options, "train.py")
-    assert (code, out) == (2, "trained 4 the script's own\n")
-    assert err == f"gtrace: nothing was captured: {reason}\n"
-    assert not (folder / "train.zarr").exists()
-
-
-def test_a_pattern_that_matches_nothing_is_told_and_costs_no_data(folder, capture):
-    code, out, err = capture("--tensors", "0.*,1.wieght", "train.py")
-    assert (code, out) == (2, "trained 4 the script's own\n")
+def test_a_pattern_that_matches_nothing_is_told_and_costs_no_data(capture):
+    code, out, err = capture("--tensors 0.*,1.wieght train.py")
+    assert (code, out) == (2, TRAINED)
     status, complaint = err.splitlines()
     assert status.startswith("gtrace: 4 steps captured in train.zarr (2 tensors")
     assert complaint == "gtrace: --tensors '1.wieght' matched no tensor; did you mean 1.weight or 0.weight?"
@@ -377,39 +368,60 @@ def test_a_relative_output_stays_where_it_was_meant(folder, capture):
     (folder / "elsewhere").mkdir()
     write_script(folder / "moving.py", "import os\nos.chdir('elsewhere')\n" + TRAIN)
     assert capture("moving.py")[0] == 0
-    assert gtrace.open_trace(folder / "moving.zarr").steps("0.bias").size == 4
+    assert len(steps_of(folder / "moving.zarr")) == 4
 
 
 def test_ranks_above_zero_only_train(folder, capture, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    assert capture("--rank", "0", "train.py") == (0, "trained 4 the script's own\n", "")
+    assert capture("--rank 0 train.py") == (0, TRAINED, "")
     assert not (folder / "train.zarr").exists()
 
 
-def test_without_torch_there_is_one_clear_line(folder):
-    code = "import sys; sys.modules['torch'] = None; from gtrace.cli import main; main(['capture', 'train.py'])"
-    result = run_python("-c", code, cwd=folder)
-    assert result.returncode == 2
-    assert result.stderr == ("gtrace: gtrace.capture needs PyTorch, which is not installed: pip install torch\n")
+def committed(path):
+    """Steps with neural gradients that are in a trace that is being written."""
+    if not path.exists():
+        return 0
+    with gtrace.open_trace(path) as trace:
+        there = any(info.kind == "neural" for info in trace.tensors)
+        return trace.scalars(kind="neural")["step"].size if there else 0
 
 
 @pytest.mark.capture_case("Ctrl-C, SIGTERM, os._exit, kill -9")
-def test_ctrl_c_keeps_what_is_done(folder):
-    done = end_endless(folder, signal.SIGINT)
-    assert done.returncode == 130
-    status, last = but_first_line(done.stderr).splitlines()
-    assert status.startswith("gtrace: ")
-    assert "steps captured in endless.zarr" in status
-    assert last == "gtrace: interrupted; finished work is kept."
-    assert check_ramp(folder / "endless.zarr", 6).status == "interrupted"
-
-
-@pytest.mark.capture_case("Ctrl-C, SIGTERM, os._exit, kill -9")
-def test_sigterm_keeps_what_is_done(folder):
-    done = end_endless(folder, signal.SIGTERM)
-    assert done.returncode == -signal.SIGTERM
-    assert but_first_line(done.stderr).startswith("gtrace: endless.py failed with exit code 143; ")
-    assert check_ramp(folder / "endless.zarr", 6).status == "interrupted"
+@pytest.mark.parametrize(
+    ("by", "suffix"),
+    [(signal.SIGINT, "zarr"), (signal.SIGTERM, "zarr"), (signal.SIGKILL, "zarr"), (signal.SIGKILL, "h5")],
+)
+def test_however_it_ends_every_committed_step_is_right(by, suffix, folder):
+    write_script(folder / "endless.py", ENDLESS)
+    path = folder / f"run.{suffix}"
+    with Command("capture", "--kind", "both", "-o", path.name, "endless.py", cwd=folder) as process:
+        assert process.stdout.readline() == "going\n"
+        while by == signal.SIGKILL and committed(path) <= 10:
+            time.sleep(0.02)
+        time.sleep(random.Random(suffix).uniform(0, 0.3))
+        done = process.end(by)
+    err = but_first_line(done.stderr)
+    if by == signal.SIGINT:
+        status, last = err.splitlines()
+        assert (done.returncode, last) == (130, "gtrace: interrupted; finished work is kept.")
+        assert re.match(r"gtrace: .* steps captured in run\.zarr", status)
+    else:
+        assert done.returncode == -by
+        assert by == signal.SIGKILL or err.startswith("gtrace: endless.py failed with exit code 143; ")
+    with gtrace.open_trace(path) as trace:
+        steps, weights = trace.steps("0", kind="neural").tolist(), trace.steps("0.weight").tolist()
+        assert len(steps) >= (10 if by == signal.SIGKILL else 6)
+        assert steps == list(range(len(steps)))
+        assert weights == list(range(len(weights)))
+        assert abs(len(weights) - len(steps)) <= 64  # rows of a second may be written together
+        for step in steps:
+            rows = 3 - step % 2
+            ramp = step + np.arange(50 * rows)
+            assert np.array_equal(trace.read("0", step, kind="neural"), ramp)
+            # The module's input is ones.
+            if step < len(weights):
+                assert np.array_equal(trace.read("0.weight", step), np.repeat(ramp.reshape(rows, 50).sum(axis=0), 3))
+        assert trace.status == "interrupted"
 
 
 @pytest.mark.capture_case("Ctrl-C, SIGTERM, os._exit, kill -9")
@@ -417,9 +429,49 @@ def test_os_exit_keeps_what_is_done_and_a_forked_child_ends_as_it_would(folder):
     forks = "sys.stdout.flush()\nsys.exit(7) if os.fork() == 0 else print(os.wait()[1] >> 8, flush=True)\n"
     write_script(folder / "leaving.py", TRAIN + "import os, sys\n" + forks + "os._exit(3)\n")
     result = run_gtrace("capture", "leaving.py", cwd=folder)
-    assert (result.returncode, result.stdout) == (5, "trained 4 the script's own\n7\n")
-    told = but_first_line(result.stderr)
-    assert told.count("gtrace:") == 1
-    assert told.startswith("gtrace: leaving.py failed with exit code 3; 4 steps captured in leaving.zarr")
-    trace = gtrace.open_trace(folder / "leaving.zarr")
-    assert (trace.status, trace.steps("0.bias").size) == ("interrupted", 4)
+    assert (result.returncode, result.stdout) == (5, f"{TRAINED}7\n")
+    said = but_first_line(result.stderr)
+    assert said.count("gtrace:") == 1
+    assert said.startswith("gtrace: leaving.py failed with exit code 3; 4 steps captured in leaving.zarr")
+    assert gtrace.open_trace(folder / "leaving.zarr").status == "interrupted"
+    assert len(steps_of(folder / "leaving.zarr")) == 4
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A trace of both kinds with a smaller last batch and a cap that cuts the convolutions' gradients."""
+    folder = tmp_path_factory.mktemp("digits")
+    script = [SAMPLES / "digits_cnn.py", "--epochs", 1, "--batch-size", 256]
+    cut = ["--steps", "4-5", "--max-elements", 20_000]
+    done = run_gtrace("capture", "--kind", "both", *cut, "-o", "run.zarr", *script, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run.zarr"
+
+
+def test_info_and_report_say_batches_and_what_was_kept(succeed, folder, digits):
+    out, _ = succeed("info --full --kind neural", digits)
+    rows = {line.split()[0]: line.split()[1:4] for line in out.splitlines() if line.startswith(("conv", "fc"))}
+    assert rows == {
+        "conv1": ["157-256x32x8x8", "3.8%", "float32"],
+        "conv2": ["157-256x64x8x8", "1.9%", "float32"],
+        "fc1": ["157-256x64", "100.0%", "float32"],
+        "fc2": ["157-256x10", "100.0%", "float32"],
+    }
+    found = {tensor["name"]: tensor for tensor in json.loads(succeed("info --json", digits)[0])["tensors"]}
+    assert (found["fc2"]["elements_fewest"], found["fc2"]["elements_most"]) == (1570, 2560)
+    assert found["conv1"]["elements_stored"] == found["conv1"]["size"] == 20_000
+    assert found["fc1.bias"]["elements_fewest"] == found["fc1.bias"]["elements_most"] == 64
+    # Half of what passes a ReLU is zero, so counted over padding it would be less.
+    with gtrace.open_trace(digits) as trace:
+        values = np.concatenate([trace.read("fc1", step) for step in trace.steps("fc1")])
+    assert found["fc1"]["zeros"] == pytest.approx(np.mean(values == 0))
+    assert succeed("report -o report.md", digits)[1] == ""
+    assert "12 tensors" in (folder / "report.md").read_text()
+
+
+def test_only_neural(capture):
+    assert (
+        "gtrace: 2 of 4 steps captured in train.zarr (2 neural tensors, "
+        in capture("--kind neural --every 2 train.py")[2]
+    )
+    assert [info.kind for info in gtrace.open_trace("train.zarr").tensors] == ["neural"] * 2

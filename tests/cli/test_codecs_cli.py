@@ -1,14 +1,16 @@
-"""The pages of codecs: every one has everything, and what they print can be run."""
+"""The pages of codecs, whose words and examples can be read, and codecs of one's own in other commands."""
 
+import json
 import shlex
 
 import pytest
-from click.testing import CliRunner
+from helpers_sweep import PLUGIN, write_trace
 
 from gtrace.cli import gtrace
 from gtrace.cli.codecs import describe
 from gtrace.codecs import codec_class, codec_names, parse_spec, wrapper_names
 from gtrace.codecs.spec import unregister
+from gtrace.sweep import ResultStore
 
 NAMES = [*codec_names(), *wrapper_names()]
 HEADS = [
@@ -18,57 +20,75 @@ HEADS = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_codec_has_words_of_its_own(name):
-    own = vars(codec_class(name))
-    assert all(own[word] for word in ("about", "sends", "behavior", "related"))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_page_says_everything(name):
-    shown = CliRunner(env={"COLUMNS": "80"}).invoke(gtrace, ["codecs", name]).output
+def test_a_page_says_everything(name, succeed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    cls, page = codec_class(name), describe(name)
+    shown, _ = succeed("codecs", name)
     lines = shown.splitlines()
     assert [line for line in lines if line in HEADS] == HEADS
-    assert ("CORRECTIONS" in lines) == bool(codec_class(name).corrections)
+    assert ("CORRECTIONS" in lines) == bool(cls.corrections)
     assert max(map(len, lines)) <= 80 + 24  # a spec with all its defaults has no place to break but its commas
-    for parameter in describe(name)["parameters"]:
+    for parameter in page["parameters"]:
         assert f"    {parameter['name']}=" in shown
         assert parameter["help"]
+    assert all(vars(cls)[word] for word in ("about", "sends", "behavior", "related"))
+    assert all(len(page[part].split()) > 2 for part in ("payload", "expect", "needs"))
+    assert set(page["see"]) <= {*NAMES} - {name}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_words_about_a_codec_lead_somewhere(name):
+def test_synopsis_and_examples_are_understood(name):
     page = describe(name)
-    assert page["see"]
-    assert name not in page["see"]
-    assert set(page["see"]) <= set(NAMES)
-    assert all(len(page[part].split()) > 2 for part in ("payload", "expect", "needs"))
     defaults = page["synopsis"].removesuffix(":CODEC").replace("[", "").replace("]", "")
     made = parse_spec(defaults + ":none" if page["prefix"] else defaults)
     assert name in (made.name, *(wrapper for wrapper, _ in made.wrappers))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_examples_are_understood(name, monkeypatch):
-    for line in describe(name)["examples"]:
+    for line in page["examples"]:
         program, command, *words = shlex.split(line)
         assert program == "gtrace"
         found = gtrace.get_command(None, command)
         if command == "study":
             found = found.get_command(None, words.pop(0))
-        context = found.make_context(command, words)
-        given = context.params.get("methods") or context.params.get("codec") or context.params["codecs"][0]
-        parse_spec(given)
+        given = found.make_context(command, words).params
+        parse_spec(given.get("methods") or given.get("codec") or given["codecs"][0])
 
 
-def test_a_file_of_ones_own_has_a_page_too(tmp_path):
-    (tmp_path / "half.py").write_text(
-        "def compress(values):\n    return values.tobytes()\n\n"
-        "def decompress(data, size):\n    import numpy as np\n    return np.frombuffer(data, 'f4')\n"
-    )
-    try:
-        done = CliRunner().invoke(gtrace, ["codecs", "half", "--plugin", str(tmp_path / "half.py")])
-    finally:
-        unregister("half")
-    assert done.exit_code == 0
-    assert "FROM\n    half.py" in done.output
-    assert "PAYLOAD" not in done.output
+def test_codecs_are_listed(succeed):
+    assert "qsgdinf" in succeed("codecs")[0]
+    assert json.loads(succeed("codecs terngrad --json")[0])["name"] == "terngrad"
+
+
+@pytest.fixture
+def half(folder):
+    """A file with a codec, which later tests of this process must not see."""
+    (folder / "half.py").write_text(PLUGIN)
+    write_trace(folder / "run.zarr", steps=(0, 1))
+    yield
+    unregister("half")
+
+
+def test_two_plain_functions_are_a_codec_of_every_command(succeed, half, tmp_path):
+    page, _ = succeed("codecs half --plugin half.py")
+    assert "FROM\n    half.py" in page
+    assert "PAYLOAD" not in page
+    out, _ = succeed("sweep run.zarr --plugin half.py --methods half --json")
+    assert json.loads(out)["codecs"] == ["half"]
+    rows = ResultStore.load(tmp_path / "run.sweep.db")
+    assert set(rows["bits_payload"]) == {16.0}
+    assert 0 < max(rows["relative_variance"]) < 1e-5
+    out, _ = succeed("train --codec half --plugin half.py --task digits-mlp --steps 3 --json")
+    assert json.loads(out)["runs"][1]["run"] == "half"
+
+
+def test_error_feedback_is_a_prefix(succeed, tmp_path):
+    write_trace(tmp_path / "run.zarr", steps=(0, 1))
+    out, _ = succeed("sweep run.zarr --methods topk,signsgd --ratio 0.01-0.1 --error-feedback --json")
+    swept = " ".join(json.loads(out)["codecs"])
+    assert swept == "ef:signsgd ef:topk ef:topk:ratio=0.02 ef:topk:ratio=0.05 ef:topk:ratio=0.1"
+
+
+def test_a_broken_plugin_is_one_line(refuse, tmp_path):
+    write_trace(tmp_path / "run.zarr", steps=(0,))
+    (tmp_path / "bad.py").write_text("x = 1\nraise RuntimeError('no')\n")
+    sweep = "sweep run.zarr --methods none --plugin"
+    assert refuse(f"{sweep} bad.py", code=5) == "gtrace: plugin bad.py, line 2: RuntimeError: no\n"
+    refuse(f"{sweep} missing.py")

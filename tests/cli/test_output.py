@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,9 @@ from gtrace.report.files import csv_text
 ACTS = "a\x9b31m\x7f\u202eb\x1b]0;x\x07\x85\u2028\u2066\U000e0001"
 FILE = "t\x9b\u202e\x7f"
 COMMANDS = [
-    f"info {FILE}.zarr --json",
+    f"info {FILE}.zarr",
+    f"info {FILE}.zarr --fit",
+    f"formats {FILE}.zarr",
     f"trace check {FILE}.zarr",
     f"sweep {FILE}.zarr --methods qsgdinf --bits 3",
     "report --full",
@@ -26,26 +27,17 @@ COMMANDS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("output")
+def test_no_command_prints_what_a_terminal_acts_on(call, folder):
     values = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
-    write_arrays(folder / f"{FILE}.zarr", {ACTS: dict(enumerate(values))})
-    return folder
-
-
-def test_no_command_prints_what_a_terminal_acts_on(call, folder, monkeypatch):
-    monkeypatch.chdir(folder)
+    about = {"attrs": {"model": ACTS}, "dtype": ACTS}
+    write_arrays(folder / f"{FILE}.zarr", {ACTS: dict(enumerate(values)), "[red]b[/red]": values[0]}, **about)
     for line in COMMANDS:
-        code, out, err = call(*line.split(" "))
+        code, out, err = call(line)
         assert code == 0, (line, err)
         assert [text for text in (out + err).split("\n") if not text.isprintable()] == [], line
-    assert Path(f"{FILE}.h5").exists()
-
-
-def test_json_says_names_as_they_are(call, folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    _, out, _ = call("info", f"{FILE}.zarr", "--json")
+        assert "[red]b[/red]" in out or not line.startswith(("info", "formats")), line
+    assert (folder / f"{FILE}.h5").exists()
+    code, out, _ = call(f"info {FILE}.zarr --json")
     assert json.loads(out)["tensors"][0]["name"] == ACTS
 
 

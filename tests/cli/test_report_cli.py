@@ -1,172 +1,131 @@
+"""``gtrace sweep`` and ``gtrace report``, what a cluster saves, and what both say of files."""
+
 import json
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
+import helpers_sweep
 import numpy as np
 import pytest
 from helpers_capture import Command
 from helpers_report import rows_of, write_runs, write_sweep
+from helpers_trace import write_arrays
 
 import gtrace
+from gtrace.sweep import ResultStore
+from gtrace.sweep.quick import representative_steps
 from gtrace.trace import OptimizerFacts
 
 
 @pytest.fixture
-def call(call):
-    return partial(call, "report")
+def sweep(folder):
+    return write_sweep(folder / "net.sweep.db", rows_of(bits=[2, 3, 4], layers=("w", "v")))
 
 
 @pytest.fixture
-def sweep(tmp_path):
-    return write_sweep(tmp_path / "net.sweep.db", rows_of(bits=[2, 3, 4], layers=("w", "v")))
+def found(sweep, succeed):
+    """Run ``gtrace report net.sweep.db --json`` with more words: the document."""
+    return lambda words="", path=sweep: json.loads(succeed(f"report --json {words}", path)[0])
 
 
-def test_the_verdict_first_and_the_path_of_the_page_last(call, sweep, tmp_path):
-    code, out, err = call(sweep)
-    assert (code, err) == (0, "")
+@pytest.mark.usefixtures("sweep")
+def test_the_verdict_first_and_the_path_of_the_page_last(succeed, folder):
+    out, err = succeed("report net.sweep.db")
+    assert err == ""
     assert out.startswith("Recommendation   ")
     assert "At 2 bits per value" not in out
     assert out.endswith("\nnet.report.html\n")
     assert out.count("\n") <= 25
-    assert (tmp_path / "net.report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert (folder / "net.report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
-def test_ranks_alone_are_the_workers_of_the_comparison(call, sweep):
-    code, out, _ = call(sweep, "--ranks", "8", "--coder", "entropy", "--json")
-    (found,) = json.loads(out)["sweeps"]
-    assert (code, found["workers"], found["coder"]) == (0, 8, "entropy")
-    assert json.loads(out)["savings"] == []
+def test_ranks_alone_are_the_workers_of_the_comparison(found):
+    document = found("--ranks 8 --coder entropy")
+    (one,) = document["sweeps"]
+    assert (one["name"], one["workers"], one["coder"]) == ("net.sweep.db", 8, "entropy")
+    assert document["savings"] == []
 
 
-def test_a_pipe_gets_every_column(call, sweep):
-    _, out, _ = call(sweep, "-o", "x.md", "--full")
+@pytest.mark.usefixtures("sweep")
+def test_a_pipe_gets_every_column_and_a_terminal_those_that_fit(succeed, monkeypatch):
+    out, _ = succeed("report net.sweep.db -o x.md --full")
     assert "No room" not in out
     assert "\x1b" not in out
     assert "qsgdinf:bits=3,bucket_size=8192 " in out
-
-
-def test_columns_are_respected(call, sweep, monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
-    _, out, _ = call(sweep, "-o", "x.md", "--full")
+    out, _ = succeed("report net.sweep.db -o x.md --full --force")
     assert max(map(len, out.splitlines())) <= 70
     assert "No room for: " in out
 
 
-def test_without_arguments_the_newest_results_are_taken_and_named(succeed, sweep, tmp_path):
-    write_runs(tmp_path / "train.jsonl", steps=30)
-    out, err = succeed("-o", "x.md")
-    assert "net.sweep.db" in err
-    assert "train.jsonl" in err
+@pytest.mark.usefixtures("sweep")
+def test_without_arguments_the_newest_results_are_taken_and_named(succeed, folder):
+    write_runs(folder / "train.jsonl", steps=30)
+    out, err = succeed("report -o x.md")
+    assert err == "taking the newest results in this folder: train.jsonl and net.sweep.db\n"
     assert out.startswith("Recommendation")
     assert "Training train.jsonl: " in out
 
 
-def test_a_page_of_an_earlier_report_is_replaced_and_anything_else_is_not(call, refuse, sweep, tmp_path):
-    page = tmp_path / "net.report.html"
+@pytest.mark.usefixtures("sweep")
+def test_a_page_of_an_earlier_report_is_replaced_and_anything_else_is_not(succeed, refuse, folder):
+    page = folder / "net.report.html"
     page.write_text("mine")
-    err = refuse(sweep, code=4)
+    err = refuse("report net.sweep.db", code=4)
     assert err == "gtrace: net.report.html already exists. Use --force to replace it or -o to write elsewhere.\n"
     assert page.read_text() == "mine"
-    assert call(sweep, "--force")[0] == 0
+    succeed("report net.sweep.db --force")
     whole = page.read_bytes()
     page.write_bytes(whole[:2000])
-    code, _, err = call(sweep)
-    assert (code, err) == (0, "")
+    assert succeed("report net.sweep.db")[1] == ""
     assert page.read_bytes() == whole
 
 
-def test_a_reader_that_goes_away_does_not_cost_the_page(sweep, tmp_path):
-    with Command("report", sweep, "--json", "-o", "net.report.html", cwd=tmp_path) as process:
+def test_a_reader_that_goes_away_does_not_cost_the_page(sweep, folder):
+    with Command("report", sweep, "--json", "-o", "net.report.html", cwd=folder) as process:
         process.stdout.close()
         assert "Traceback" not in process.end().stderr
-    assert (tmp_path / "net.report.html").read_text(encoding="utf-8").endswith("</html>\n")
+    assert (folder / "net.report.html").read_text(encoding="utf-8").endswith("</html>\n")
 
 
-def test_json_is_alone_on_stdout_and_writes_nothing_by_itself(call, succeed, sweep, tmp_path):
-    code, out, err = call(sweep, "--json")
-    assert (code, err) == (0, "")
-    assert json.loads(out)["sweeps"][0]["name"] == "net.sweep.db"
-    assert not list(tmp_path.glob("*.html"))
-    out, err = succeed(sweep, "--json", "-o", "page.html")
+@pytest.mark.usefixtures("sweep")
+def test_json_is_alone_on_stdout_and_writes_nothing_by_itself(succeed, folder):
+    out, err = succeed("report net.sweep.db --json")
+    assert (json.loads(out)["sweeps"][0]["name"], err) == ("net.sweep.db", "")
+    assert not list(folder.glob("*.html"))
+    out, err = succeed("report net.sweep.db --json -o page.html")
     assert json.loads(out)
-    assert err.strip() == "page.html"
-    assert (tmp_path / "page.html").exists()
+    assert err == "page.html\n"
+    assert (folder / "page.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("output", "start"),
-    [
-        ("x.md", b"# gtrace report"),
-        ("x.csv", b"results,spec,method"),
-        ("x.tex", b"%"),
-        ("x.jsonl", b'{"record": '),
-        ("x.parquet", b"PAR1"),
-    ],
-)
-def test_other_formats(succeed, sweep, tmp_path, output, start):
-    if output == "x.parquet":
-        pytest.importorskip("pyarrow")
-    out, _ = succeed(sweep, "-o", output)
-    assert out.endswith(f"\n{output}\n")
-    assert (tmp_path / output).read_bytes().startswith(start)
-    assert (tmp_path / output).stat().st_size > 1000
+@pytest.mark.usefixtures("sweep")
+@pytest.mark.parametrize("output", ["x.tex", "x.csv", "one.pdf --figure rate-distortion"])
+def test_other_formats_and_figures(succeed, refuse, folder, output):
+    out, err = succeed(f"report net.sweep.db -o {output}")
+    name, figure, _ = output.partition(" ")
+    assert (f"\n{out}".endswith(f"\n{name}\n"), err) == (True, "")
+    assert out == f"{name}\n" or not figure
+    assert (folder / name).stat().st_size > 1000
+    if figure:
+        refuse(f"report net.sweep.db -o {output}", code=4)
 
 
-def test_bad_input_is_one_line_and_exit_3(refuse, sweep, tmp_path):
-    assert "missing.sweep.db" in refuse("missing.sweep.db", code=3)
+def test_bad_input_is_one_line_and_exit_3(refuse, sweep, folder):
     sweep.write_bytes(sweep.read_bytes()[: sweep.stat().st_size // 2])
-    assert sweep.name in refuse(sweep, code=3)
-    assert not list(tmp_path.glob("*.html"))
+    assert sweep.name in refuse("report net.sweep.db", code=3)
     sweep.unlink()
-    assert "no results" in refuse(code=3)
-    log = write_runs(tmp_path / "a.jsonl", steps=3)
-    text = log.read_text().splitlines()
-    log.write_text("\n".join([text[0], "{broken", *text[1:]]) + "\n")
-    assert "line 2" in refuse(log, code=3)
+    assert "no results" in refuse("report", code=3)
+    assert not list(folder.iterdir())
 
 
-@pytest.mark.parametrize(("suffix", "start"), [("pdf", b"%PDF"), ("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_one_figure_alone(call, sweep, tmp_path, suffix, start):
-    code, out, err = call(sweep, "--figure", "rate-distortion", "-o", f"one.{suffix}")
-    assert (code, out, err) == (0, f"one.{suffix}\n", "")
-    assert (tmp_path / f"one.{suffix}").read_bytes().startswith(start)
-    assert call(sweep, "--figure", "rate-distortion", "-o", f"one.{suffix}")[0] == 4
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--figure", "rate-distorsion"], "no such figure; did you mean rate-distortion?"),
-        (["--figure", "rate-distortion", "-o", "x.jpg"], "a figure is written as .pdf, .png, .svg"),
-        (["--figure", "rate-distortion", "--json"], "leave out --json, --pair and --group"),
-        (["--pair", "qsgd:bits=2", "alq"], "no comparable configuration 'qsgd:bits=2'; did you mean qsgd:bits="),
-        (["-o", "x.docx"], ".html, .md, .csv, .jsonl, .parquet, .tex"),
-    ],
-)
-def test_what_there_is_not_is_said_in_one_line(refuse, sweep, tmp_path, options, words):
-    assert words in refuse(sweep, *options)
-    assert not [path for path in tmp_path.iterdir() if path.suffix in (".svg", ".jpg", ".html", ".docx")]
-
-
-def test_named_pairs_come_first(call, succeed, sweep):
+def test_named_pairs_come_first(found, succeed, sweep):
     pair = ["qsgdinf:bits=3,bucket_size=8192", "qsgd:bits=3,bucket_size=8192"]
-    out, _ = succeed(sweep, "--pair", *pair, "--json")
-    ((found,),) = json.loads(out)["pairs"]
-    assert (found["first"], found["second"]) == tuple(pair)
-    assert found["by_elements"] < 0.1
-    out, _ = succeed(sweep, "--pair", *pair, "-o", "x.md", "--full")
-    assert f"\n\n{pair[0]} has " in out
-
-
-def test_two_sweeps_side_by_side(succeed, sweep, tmp_path):
-    other = write_sweep(tmp_path / "other.sweep.db", rows_of(bits=[2, 3], layers=("w", "x"), seed=1))
-    out, _ = succeed(sweep, other, "-o", "both.jsonl")
-    assert out.count("\n") <= 25
-    assert "Sweep other.sweep.db against net.sweep.db" in out
-    kinds = [json.loads(line)["record"] for line in (tmp_path / "both.jsonl").read_text().splitlines()]
-    assert kinds.count("side_by_side") == 8
+    ((one,),) = found(f"--pair {' '.join(pair)}")["pairs"]
+    assert [one["first"], one["second"]] == pair
+    assert one["by_elements"] < 0.1
+    assert f"\n\n{pair[0]} has " in succeed(f"report net.sweep.db --pair {' '.join(pair)} -o x.md --full")[0]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -174,17 +133,12 @@ def test_a_full_disk_behind_the_output_ends_in_one_line(tmp_path):
     # Printed at once by rich, and what waits in a buffer until the end.
     log = write_runs(tmp_path / "a.jsonl", steps=10)
     for options in ([log, "-o", tmp_path / "a.md"], ["--help"]):
+        command = [sys.executable, "-m", "gtrace", "report", *options]
         with Path("/dev/full").open("w") as full:
-            found = subprocess.run(
-                [sys.executable, "-m", "gtrace", "report", *map(str, options)],
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                check=False,
-            )
-        assert found.returncode == 2
-        assert found.stderr.startswith("gtrace: cannot write (No space left on device)")
-        assert found.stderr.count("\n") == 1
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr.startswith("gtrace: cannot write (No space left on device)")
+        assert done.stderr.count("\n") == 1
 
 
 @pytest.fixture(scope="module", params=[64.0, None], ids=["the trace has the batch", "the user has it"])
@@ -199,31 +153,152 @@ def bursts(request, tmp_path_factory):
             writer.commit(step, lr=0.05)
     results = path.with_suffix(".sweep.db")
     gtrace.run_sweep(path, ["qsgdinf:bits=8", "qsgdinf:bits=2", "ef:topk:ratio=0.01"], output=results)
-    return results, [] if request.param else ["--batch-size", "64"]
+    return results, "" if request.param else "--batch-size 64"
 
 
-def test_the_verdict_is_a_prediction_for_the_horizon_and_the_workers(call, bursts):
+def test_the_verdict_is_a_prediction_for_the_horizon_and_the_workers(succeed, found, bursts):
     path, options = bursts
-    _, out, _ = call(path, *options, "--json")
-    verdict = json.loads(out)["verdict"]
-    found = verdict["prediction"]
-    assert (verdict["codec"], found["horizon"], found["batch"]) == ("qsgdinf:bits=8", 124, 64)
+    verdict = found(options, path)["verdict"]
+    one = verdict["prediction"]
+    assert (verdict["codec"], one["horizon"], one["batch"]) == ("qsgdinf:bits=8", 124, 64)
     assert "--horizon" in verdict["confidence"]
-    _, out, _ = call(path, "--horizon", "9000", "--ranks", "4", "--batch-size", "256", "--json")
-    verdict = json.loads(out)["verdict"]
-    found = verdict["prediction"]
-    assert (found["horizon"], found["batch"], found["workers"]) == (9000, 256, 4)
-    assert 0.9 * 256 <= found["equivalent_batch_low"] <= found["equivalent_batch"] <= found["equivalent_batch_high"]
+    verdict = found("--horizon 9000 --ranks 4 --batch-size 256", path)["verdict"]
+    one = verdict["prediction"]
+    assert (one["horizon"], one["batch"], one["workers"]) == (9000, 256, 4)
+    assert 0.9 * 256 <= one["equivalent_batch_low"] <= one["equivalent_batch"] <= one["equivalent_batch_high"]
     assert " over 9,000 steps (256 of 256; " in verdict["costs"]
     assert "--horizon" not in verdict["confidence"]
-    _, out, _ = call(path, *options)
+    out, _ = succeed(f"report {options}", path)
     assert "over 124 steps (64 of 64; " in out
     assert out.count("\n") <= 25
-    if options:
-        _, out, _ = call(path, "--json")
-        assert "add it with --batch-size" in json.loads(out)["verdict"]["confidence"]
+    assert not options or "add it with --batch-size" in found("", path)["verdict"]["confidence"]
 
 
-@pytest.mark.parametrize("words", [("--horizon", "0"), ("--horizon", "many"), ("--batch-size", "0")])
-def test_horizons_and_batches_are_positive_numbers(refuse, sweep, words):
-    assert words[0] in refuse(sweep, *words)
+TEXT = "8x1Mbit/s,10ms,latency=20us"
+SMALL = "--task digits-mlp --steps 2 --batch-size 2 --workers 2"
+
+
+@pytest.fixture
+def costly(folder):
+    """A small sweep whose tensors have known sizes."""
+    provenance = {"kind": "weight", "tensors": {"w": 8, "v": 32}}
+    return write_sweep(folder / "net.sweep.db", rows_of(bits=[2, 4], layers=("w", "v"), steps=(0,)), (), provenance)
+
+
+@pytest.mark.usefixtures("costly")
+def test_a_report_has_a_section_on_savings_when_asked(succeed):
+    out, err = succeed(f"report net.sweep.db --full -o a.md --cluster {TEXT}")
+    assert err == ""
+    assert "\nSavings between 8 ranks: net.sweep.db\n" in out
+    assert "On 8 ranks at 1 Mbit/s and 20.0 us a message, communication adds " in out
+    assert "qsgd:bits=4,bucket_size=8192" in out[out.index("What codecs save") :]
+    assert "Savings" not in succeed("report net.sweep.db --full -o b.md")[0]
+    out, err = succeed("report net.sweep.db --full --cluster 8x1Mbit/s -o c.md")
+    assert err == "gtrace: --cluster 8x1Mbit/s has no compute time, so no step times; add it: 8x1Mbit/s,180ms\n"
+    assert "Savings between" not in out
+    assert "8 workers" in out
+
+
+@pytest.mark.usefixtures("costly")
+def test_json_and_the_figure_alone(succeed, folder):
+    (folder / "gtrace.toml").write_text(f'cluster = "{TEXT},backward=4ms,bucket=4MiB,codec=2Gvalues/s"\n')
+    cluster = json.loads(succeed("report net.sweep.db --json")[0])["savings"][0]["cluster"]
+    assert cluster.pop("network")["bandwidth"] == 1e6
+    times = {"step_time": 0.01, "backward_time": 0.004}
+    assert cluster == {"ranks": 8, **times, "bucket_mb": 4.0, "codec_rate": 2e9}
+    succeed(f"report net.sweep.db --figure savings --cluster {TEXT}")
+    assert (folder / "savings.svg").exists()
+
+
+@pytest.mark.usefixtures("costly")
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("gtrace.toml", "cluster = '8x25'"), ("pyproject.toml", "[tool.gtrace]\ncluster = '8x25'"), ("gtrace.toml", "x")],
+)
+def test_a_cluster_written_down_is_read_and_the_option_wins(succeed, refuse, folder, file, text):
+    (folder / file).write_text(text)
+    said = "cannot be read as TOML" if text == "x" else "cluster: '25' needs a unit, e.g. 25Gbit/s."
+    assert refuse("report net.sweep.db", code=3 if text == "x" else 2).startswith(f"gtrace: {file}: {said}")
+    succeed(f"report net.sweep.db --cluster {TEXT}")
+
+
+@pytest.mark.usefixtures("script")
+def test_training_says_what_ranks_would_save(succeed, folder):
+    # Written down without a compute time, it does not disturb what has no use for it.
+    (folder / "pyproject.toml").write_text("[tool.gtrace]\ncluster = '8x25Gbit/s'\n")
+    assert "Savings" not in succeed(f"train --codec qsgdinf:bits=3 {SMALL}")[0]
+    out, _ = succeed(f"train --codec qsgdinf:bits=3 {SMALL} --force --cluster {TEXT}")
+    assert "Savings between 8 ranks: digits-mlp-qsgdinf-bits3.jsonl" in out
+    assert out.endswith("next: gtrace report digits-mlp-qsgdinf-bits3.jsonl\n")
+    out, err = succeed(f"train --codec qsgdinf:bits=3 --json --cluster {TEXT} train.py")
+    assert json.loads(out[out.index("{") :])["savings"]["elements"] == 2949
+    assert "Savings between 8 ranks: train-qsgdinf-bits3.jsonl" in err
+
+
+def test_short_form(succeed, folder):
+    helpers_sweep.write_trace(folder / "run.h5", steps=(0, 1))
+    out, err = succeed("sweep run.h5 --methods qsgd,terngrad --bits 2-3")
+    assert err == ""
+    assert out.splitlines() == [
+        "36 rows: 3 codecs on 3 tensors at 2 steps",
+        "run.sweep.db",
+        "next: gtrace report run.sweep.db",
+    ]
+    stored = ResultStore.load(folder / "run.sweep.db")
+    direct = gtrace.run_sweep(folder / "run.h5", ["qsgd:bits=2", "qsgd:bits=3", "terngrad"])
+    assert helpers_sweep.rows_of(stored) == helpers_sweep.rows_of(direct)
+    assert stored.provenance["command"][1:3] == ["sweep", "run.h5"]
+
+
+def test_without_a_choice_it_takes_representative_steps_and_says_what_all_would_take(succeed, folder):
+    helpers_sweep.write_trace(folder / "run.zarr", steps=range(60))
+    _, err = succeed("sweep run.zarr --tensors fc.*")
+    assert err.startswith("gtrace: measures 20 configurations on 32 of 60 steps, seconds; --all: ")
+    stored = ResultStore.load(folder / "run.sweep.db")
+    assert tuple(sorted(set(stored["step"]))) == representative_steps(range(60))
+    assert set(stored["method"]) >= {"qsgdinf", "alq", "zipml", "nuqsgd", "topk", "ef-signsgd", "fp", "bf16"}
+
+
+def test_a_new_selection_is_added_and_reported_and_force_starts_empty(succeed, refuse, folder):
+    helpers_sweep.write_trace(folder / "run.zarr", steps=range(4))
+    (folder / "run.sweep.db").write_text("mine")
+    refuse("sweep run.zarr --methods terngrad", code=4)
+    assert (folder / "run.sweep.db").read_text() == "mine"
+    for options, shown, stored in (
+        ("--methods qsgd,terngrad --bits 2 --force", 2, 2),
+        ("--methods nuqsgd,terngrad --bits 3 --steps 0-1", 2, 3),
+        ("--methods qsgd --bits 2", 1, 3),
+        ("--methods natural --force", 1, 1),
+    ):
+        assert f": {shown} codec{'s' * (shown > 1)} on 3 tensors" in succeed(f"sweep run.zarr {options}")[0]
+        found = ResultStore.load(folder / "run.sweep.db")
+        assert len(set(found["codec"])) == stored
+        assert len(set(found.selected["codec"])) == shown
+        (section,) = json.loads(succeed("report run.sweep.db --json")[0])["sweeps"]
+        assert len(section["configurations"]) == shown
+        assert len(section["steps"]) == (2 if "--steps" in options else 4)
+
+
+def test_sparsities_and_kinds(succeed, folder):
+    with gtrace.create_trace(folder / "run.zarr") as writer:
+        for step in range(2):
+            writer.append(step, "fc.weight", [0.1, -0.2, 0.3, 0.4])
+            writer.append(step, "fc", [0.5, -0.1, 0.2][: 3 - step], kind="neural")
+            writer.commit(step)
+    line = "sweep run.zarr --methods prune,topk-prune --sparsity 0.5-0.95"
+    out, err = succeed(f"{line} --json")
+    assert json.loads(out)["left_out"] == {"neural": 1}
+    assert err == "gtrace: 1 tensor of neural gradients left out; --kind neural takes them\n"
+    result = ResultStore.load(folder / "run.sweep.db")
+    assert sorted(set(result["sparsity_asked"])) == pytest.approx([0.5 + 0.05 * k for k in range(10)])
+    assert set(result["tensor"]) == {"fc.weight"}
+    assert succeed(f"{line} --kind neural -o neural.db")[1] == ""
+    assert sorted(set(ResultStore.load(folder / "neural.db")["n"])) == [2, 3]
+
+
+@pytest.mark.parametrize("stage", ["reduced", "local"])
+def test_a_sweep_over_averages_says_that_the_wire_is_worse(succeed, folder, stage):
+    write_arrays(folder / "run.zarr", {"w": [1.0, 2.0]}, attrs={"world_size": 4}, stage=stage)
+    _, err = succeed("sweep run.zarr --methods qsgd --bits 2")
+    assert ("gtrace: warning: gradients are averages over 4 processes" in err) == (stage == "reduced")
+    assert ("errors on the wire will be larger" in err) == (stage == "reduced")

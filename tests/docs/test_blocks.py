@@ -7,7 +7,7 @@ from contextlib import chdir, closing, redirect_stdout
 
 import click
 import pytest
-from helpers_docs import DOCS, OTHERS, PAGES, ROOT, blocks, differs, gtrace_words, provide, run_command
+from helpers_docs import PAGES, ROOT, blocks, differs, provide, run_command
 
 from gtrace.cli import gtrace
 from gtrace.codecs import split_specs
@@ -75,8 +75,8 @@ def test_what_is_not_run_is_well_formed(page):
         if not block.is_shell:
             continue
         for words, _ in block.commands:
-            if (of_gtrace := gtrace_words(words)) is not None:
-                check_words(of_gtrace, where)
+            if "gtrace" in words:  # perhaps behind a launcher
+                check_words(words[words.index("gtrace") + 1 :], where)
             elif words[0] == "python":
                 assert words[1].startswith("-") or (ROOT / words[1]).is_file(), f"{where}: {words[1]}"
             elif words[0] == "make":
@@ -104,17 +104,14 @@ def check_words(words, where):
 def test_blocks_are_found():
     assert len(RUNNABLE) > 10
     assert {"README.md", "docs/tutorial.md"} <= set(RUNNABLE)
-    assert not (DOCS / "_build").exists() or all("_build" not in page for page in PAGES)
-    assert "gtrace" not in OTHERS
+    assert all("_build" not in page for page in PAGES)
 
 
 def test_a_difference_is_found():
     printed = ["a 1.5", "b 2", "c"]
-    assert differs(["a 1.5", "..."], printed, numbers=True) is None
-    assert differs(["...", "b 2", "..."], printed, numbers=True) is None
-    assert differs(["a ...", "b 2", "c"], printed, numbers=True) is None
-    assert differs(["b ...", "..."], printed, numbers=True) == "b ..."
-    assert differs(["b 2"], printed, numbers=True) == "b 2"
-    assert differs(["a 1.6", "..."], printed, numbers=True) == "a 1.6"
+    for shown in (["a 1.5", "..."], ["...", "b 2", "..."], ["a ...", "b 2", "c"]):
+        assert differs(shown, printed, numbers=True) is None
+    for shown in (["b ...", "..."], ["b 2"], ["a 1.6", "..."]):
+        assert differs(shown, printed, numbers=True) == shown[0]
     assert differs(["a 1.6", "..."], printed, numbers=False) is None
     assert differs(["a 1.6", "b 2", "d"], printed, numbers=False) is not None

@@ -15,34 +15,29 @@ from gtrace_experiments.reproduce.page import show, write_page
 from gtrace_experiments.reproduce.runner import kept_result, read_result, run_experiment, source_digest, write_result
 
 CALLS = []
+CURVES = (Curve("a <b>", (1.0, 2.0), (3.0, float("nan")), (2.0, 2.0), (4.0, 4.0), method="alq"),)
+BARS = (Curve("a <b>", ("x", "y"), (1.0, 2.0), method="alq"), Curve("c", ("y",), (2.0,), (1.5,), (2.5,)))
+CHART = Chart((Panel(CURVES, "lines", log_y=True, lines=(("float", 2.5),)), Panel(BARS, bars=True)), "See here.")
+CHECKS = (
+    Check("one is less than two", "1 < 2", "1 and 2", holds=True),
+    Check("two is less than one", "2 < 1 | never", "2 and 1", holds=False),
+)
+TABLE = Table("numbers", ("name", "value", "missing"), (("<i>", 1.23456, None), ("b", 7, float("nan"))))
 
 
 def measure(context):
     CALLS.append(context)
-    curves = (Curve("a <b>", (1.0, 2.0), (3.0, float("nan")), (2.0, 2.0), (4.0, 4.0), method="alq"),)
-    bars = (Curve("a <b>", ("x", "y"), (1.0, 2.0), method="alq"), Curve("c", ("y",), (2.0,), (1.5,), (2.5,)))
-    return Outcome(
-        checks=(
-            Check("one is less than two", "1 < 2", "1 and 2", holds=True),
-            Check("two is less than one", "2 < 1 | never", "2 and 1", holds=False),
-        ),
-        tables=(Table("numbers", ("name", "value", "missing"), (("<i>", 1.23456, None), ("b", 7, float("nan")))),),
-        charts=(
-            Chart((Panel(curves, "lines", log_y=True, lines=(("float", 2.5),)), Panel(bars, bars=True)), "See here."),
-        ),
-        data="none",
-    )
+    return Outcome(checks=CHECKS, tables=(TABLE,), charts=(CHART,), data="none")
 
 
 MADE_UP = Experiment("zipml-fig8", "a test", "Nobody", "Table 0", "None.", "Nothing is done.", measure)
 
 
-def test_a_verdict_needs_every_criterion_for_reproduced_and_one_for_partly():
-    check = measure(Context()).checks
-    parts = {"tables": (), "charts": (), "data": ""}
-    assert Outcome(check[:1], **parts).verdict == "reproduced"
-    assert Outcome(check, **parts).verdict == "partly"
-    assert Outcome(check[1:], **parts).verdict == "not reproduced"
+@pytest.mark.parametrize(
+    ("checks", "verdict"), [(CHECKS[:1], "reproduced"), (CHECKS, "partly"), (CHECKS[1:], "not reproduced")]
+)
+def test_a_verdict_needs_every_criterion_for_reproduced_and_one_for_partly(checks, verdict):
+    assert Outcome(checks, tables=(), charts=(), data="").verdict == verdict
 
 
 def test_a_result_survives_its_file(tmp_path):
@@ -66,45 +61,37 @@ def test_only_a_result_of_the_same_recipe_seed_and_length_is_kept(tmp_path, chan
 
 
 def test_a_page_in_markdown_has_its_figures_beside_it(tmp_path):
-    shown = [(MADE_UP, run_experiment(MADE_UP, Context()))]
-    write_page(tmp_path / "page.md", shown, tmp_path)
+    write_page(tmp_path / "page.md", [(MADE_UP, run_experiment(MADE_UP, Context()))], tmp_path)
     assert "| [zipml-fig8](zipml.md#zipml-fig8) | a test | partly, 1 of 2 |" in (tmp_path / "page.md").read_text()
     text = (tmp_path / "zipml.md").read_text()
-    assert "![a test](zipml-fig8.svg)" in text
-    assert "| <i> | 1.235 | - |" in text
-    assert "2 < 1 &#124; never" in text  # a bar would end the cell
-    assert "does not hold" in text
+    # A bar would end the cell.
+    for part in ("![a test](zipml-fig8.svg)", "| <i> | 1.235 | - |", "2 < 1 &#124; never", "does not hold"):
+        assert part in text
     assert ET.fromstring((tmp_path / "zipml-fig8.svg").read_bytes()).tag.endswith("svg")
 
 
 def test_a_page_in_html_escapes_what_it_shows(tmp_path):
-    result = run_experiment(MADE_UP, Context())
-    write_page(tmp_path / "one.html", [(MADE_UP, result)], tmp_path)
-    write_page(tmp_path / "two.html", [(MADE_UP, result)] * 2, tmp_path)
-    one, two = ((tmp_path / name).read_text() for name in ("one.html", "two.html"))
-    assert "&lt;i&gt;" in one
-    assert "<i>" not in one
-    assert "a &lt;b&gt;" in one  # in the figure's legend
-    assert "that a laptop finishes" not in one
-    assert "that a laptop finishes" in two
+    shown = (MADE_UP, run_experiment(MADE_UP, Context()))
+    for name, count in (("one.html", 1), ("two.html", 2)):
+        write_page(tmp_path / name, [shown] * count, tmp_path)
+        text = (tmp_path / name).read_text()
+        assert "&lt;i&gt;" in text
+        assert "<i>" not in text
+        assert "a &lt;b&gt;" in text  # in the figure's legend
+        assert ("that a laptop finishes" in text) == (count == 2)
 
 
 def test_equal_names_look_equal_in_all_panels_and_methods_keep_their_looks():
-    figure = draw_chart(measure(Context()).charts[0])
-    line = figure.axes[0].lines[0]
-    assert line.get_color() == "#56b4e9"  # alq's in every report
+    figure = draw_chart(CHART)
+    assert figure.axes[0].lines[0].get_color() == "#56b4e9"  # alq's in every report
     assert figure.axes[1].patches[0].get_facecolor() == pytest.approx((0x56 / 255, 0xB4 / 255, 0xE9 / 255, 1.0))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a <b>", "c"]
     assert figure.axes[0].get_yscale() == "log"
 
 
-def test_cells_show_four_digits():
-    assert [show(value) for value in (1.23456, 12345.6, 1e-9, None, float("nan"), 12, "x")] == [
-        "1.235", "12346", "1e-09", "-", "-", "12", "x",
-    ]  # fmt: skip
-
-
-def test_a_table_with_a_row_of_another_length_is_a_bug():
+def test_cells_show_four_digits_and_a_row_of_another_length_is_a_bug():
+    shown = [show(value) for value in (1.23456, 12345.6, 1e-9, None, float("nan"), 12, "x")]
+    assert shown == ["1.235", "12346", "1e-09", "-", "-", "12", "x"]
     with pytest.raises(ValueError, match="a row has 1 cells, 2 are needed"):
         Table("t", ("a", "b"), (("only",),))
 
@@ -118,59 +105,66 @@ def test_names_patterns_and_all(monkeypatch):
 
 
 @pytest.fixture
-def made_up(monkeypatch):
+def made_up(monkeypatch, tmp_path):
     monkeypatch.setattr(reproduce, "_NAMES", ("zipml-fig8",))
     monkeypatch.setattr(reproduce, "load_experiment", lambda _: MADE_UP)
+    monkeypatch.chdir(tmp_path)
     CALLS.clear()
+    return tmp_path
 
 
-def run(*arguments):
-    with pytest.raises(SystemExit) as ended:
-        main(["reproduce", *map(str, arguments)])
-    return ended.value.code
+@pytest.fixture
+def run(capsys):
+    """Run ``gtrace reproduce`` with a line of words: exit code, and what it prints."""
+
+    def ended(line=""):
+        with pytest.raises(SystemExit) as end:
+            main(["reproduce", *line.split()])
+        return end.value.code, "".join(capsys.readouterr())
+
+    return ended
 
 
-def test_the_command_keeps_what_is_finished(made_up, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert run("zipml-fig8", "-o", out, "--quick", "--seed", 5) == 0
-    assert f"zipml-fig8: partly (1 of 2 criteria)\npage: {out / 'zipml-fig8.html'}\n" in capsys.readouterr().out
+def test_the_command_keeps_what_is_finished(made_up, run):
+    line = "zipml-fig8 -o out --quick --seed 5"
+    code, said = run(line)
+    assert code == 0
+    assert f"zipml-fig8: partly (1 of 2 criteria)\npage: {made_up}/out/zipml-fig8.html\n" in said
     assert [(call.seed, call.quick) for call in CALLS] == [(5, True)]
-    before = (out / "zipml-fig8.html").read_bytes()
-    assert run("zipml-fig8", "-o", out, "--quick", "--seed", 5) == 0
+    before = (made_up / "out" / "zipml-fig8.html").read_bytes()
+    assert run(line)[0] == 0
     assert len(CALLS) == 1
-    assert (out / "zipml-fig8.html").read_bytes() == before
-    assert run("zipml-fig8", "-o", out, "--quick", "--seed", 5, "--force") == 0
+    assert (made_up / "out" / "zipml-fig8.html").read_bytes() == before
+    assert run(f"{line} --force")[0] == 0
     assert len(CALLS) == 2
-    capsys.readouterr()
-    assert run("all", "-o", out, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(run("all -o out --json")[1])
     assert [result["verdict"] for result in found["results"]] == ["partly"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("line", "code", "said"),
     [
-        (["nothing"], 2, "no experiment 'nothing'"),
-        (["all", "--page", "x.pdf"], 2, "ends in neither .html nor .md"),
-        (["all", "-o", "file"], 4, "file: is a file and was left untouched"),
-        (["all", "--page", "folder.md"], 4, "folder.md: is a folder and was left untouched"),
+        ("nothing", 2, "no experiment 'nothing'"),
+        ("all --page x.pdf", 2, "ends in neither .html nor .md"),
+        ("all -o file", 4, "file: is a file and was left untouched"),
+        ("all --page folder.md", 4, "folder.md: is a folder and was left untouched"),
     ],
 )
-def test_refusals_come_before_any_work(made_up, tmp_path, capsys, monkeypatch, arguments, code, said):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "folder.md").mkdir()
-    assert run(*arguments) == code
-    assert said in capsys.readouterr().err
+def test_refusals_come_before_any_work(made_up, run, line, code, said):
+    (made_up / "file").write_text("mine")
+    (made_up / "folder.md").mkdir()
+    ended, printed = run(line)
+    assert ended == code
+    assert said in printed
     assert not CALLS
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.md"]
+    assert sorted(path.name for path in made_up.iterdir()) == ["file", "folder.md"]
 
 
-def test_the_list_names_every_experiment(capsys):
-    assert run("list", "--json") == 0
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(reproduce.experiment_names())
-    assert run() == 0
-    assert "FPGA timing and tomography" in capsys.readouterr().out
+def test_the_list_names_every_experiment(run):
+    assert [row["name"] for row in json.loads(run("list --json")[1])] == list(reproduce.experiment_names())
+    code, said = run()
+    assert code == 0
+    assert "FPGA timing and tomography" in said
 
 
 @pytest.mark.parametrize("name", reproduce.experiment_names())

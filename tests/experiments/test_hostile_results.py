@@ -11,21 +11,14 @@ from gtrace_experiments.reproduce.experiment import Chart, Check, Curve, Outcome
 from gtrace_experiments.reproduce.runner import read_result, write_result
 
 CURVE = Curve("a", (1, 2.5, "three"), (0.5, math.nan, 1), low=(0.0, 0.0, 0.0), form="points")
-RESULT = Result(
-    name="made-up",
-    outcome=Outcome(
-        checks=(Check("claim", "criterion", "measured", True),),
-        tables=(Table("t", ("x", "y"), ((1, "a"), (None, 0.5))),),
-        charts=(Chart((Panel((CURVE,), lines=(("full precision", 0.5),)),), "caption"),),
-        data="made up",
-        notes=("note",),
-    ),
-    seed=0,
-    quick=True,
-    digest="0" * 16,
-    versions={"python": "3"},
-    cpu_seconds=1.5,
+OUTCOME = Outcome(
+    checks=(Check("claim", "criterion", "measured", True),),
+    tables=(Table("t", ("x", "y"), ((1, "a"), (None, 0.5))),),
+    charts=(Chart((Panel((CURVE,), lines=(("full precision", 0.5),)),), "caption"),),
+    data="made up",
+    notes=("note",),
 )
+RESULT = Result("made-up", OUTCOME, seed=0, quick=True, digest="0" * 16, versions={"python": "3"}, cpu_seconds=1.5)
 
 
 @pytest.fixture
@@ -34,12 +27,11 @@ def path(tmp_path):
     return tmp_path / "made-up.json"
 
 
-def refused(path, *words):
+def refused(path, words):
     with pytest.raises(TraceError) as error:
         read_result(path)
     assert str(error.value).isprintable()
-    for word in words:
-        assert word in str(error.value), error.value
+    assert words in str(error.value)
 
 
 def test_a_field_with_a_default_may_be_missing(path):
@@ -49,38 +41,37 @@ def test_a_field_with_a_default_may_be_missing(path):
     assert read_result(path).outcome.tables == RESULT.outcome.tables
 
 
-def set_at(saved, place, value):
-    *way, last = place
-    for part in way:
-        saved = saved[part]
-    saved[last] = value
+_CURVE = "outcome charts 0 panels 0 curves 0"
 
 
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (("version",), 2, "another version"),
-        (("seed",), "0", ".seed is of another type"),
-        (("quick",), 1, ".quick"),
-        (("versions",), ["python"], ".versions"),
-        (("versions", "python"), 3, ".versions"),
-        (("outcome",), None, ".outcome"),
-        (("outcome", "checks"), {"a": 1}, ".outcome.checks"),
-        (("outcome", "checks", 0), {"claim": "x"}, ".outcome.checks has other fields"),
-        (("outcome", "checks", 0, "holds"), "yes", ".holds"),
-        (("outcome", "tables", 0, "rows", 0, 0), {"x": 1}, ".rows"),
-        (("outcome", "tables", 0, "rows", 0), [1], "a row has 1 cells"),
-        (("outcome", "charts", 0, "columns"), 1.5, ".columns"),
-        (("outcome", "charts", 0, "panels", 0, "curves", 0, "y", 0), "high", ".y"),
-        (("outcome", "charts", 0, "panels", 0, "curves", 0, "form"), "exec", ".form"),
-        (("outcome", "charts", 0, "panels", 0, "curves", 0, "y", 0), 10**400, "too large"),
-        (("outcome", "charts", 0, "panels", 0, "lines", 0), ["x"], "shorter"),
-        (("outcome", "more"), 1, ".outcome has other fields"),
+        ("version", 2, "another version"),
+        ("seed", "0", ".seed is of another type"),
+        ("quick", 1, ".quick"),
+        ("versions", ["python"], ".versions"),
+        ("versions python", 3, ".versions"),
+        ("outcome", None, ".outcome"),
+        ("outcome checks", {"a": 1}, ".outcome.checks"),
+        ("outcome checks 0", {"claim": "x"}, ".outcome.checks has other fields"),
+        ("outcome checks 0 holds", "yes", ".holds"),
+        ("outcome tables 0 rows 0 0", {"x": 1}, ".rows"),
+        ("outcome tables 0 rows 0", [1], "a row has 1 cells"),
+        ("outcome charts 0 columns", 1.5, ".columns"),
+        (f"{_CURVE} y 0", "high", ".y"),
+        (f"{_CURVE} form", "exec", ".form"),
+        (f"{_CURVE} y 0", 10**400, "too large"),
+        ("outcome charts 0 panels 0 lines 0", ["x"], "shorter"),
+        ("outcome more", 1, ".outcome has other fields"),
     ],
 )
 def test_forged_fields(place, value, words, path):
-    saved = json.loads(path.read_text())
-    set_at(saved, place, value)
+    saved = part = json.loads(path.read_text())
+    *way, last = (int(word) if word.isdigit() else word for word in place.split())
+    for name in way:
+        part = part[name]
+    part[last] = value
     path.write_text(json.dumps(saved))
     refused(path, words)
 

@@ -22,15 +22,14 @@ SCRIPTS = {
 }
 
 
-def train(script, *args):
-    arguments = tuple(map(str, args))
-    assert run_program(Program(str(SAMPLES / script), arguments)).exit_code == 0
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def train(script, *args):
+    assert run_program(Program(str(SAMPLES / script), tuple(map(str, args)))).exit_code == 0
 
 
 @pytest.mark.capture_case("shipped samples, bit-identical weights")
@@ -60,7 +59,7 @@ def test_weights_are_the_same_bit_for_bit_with_and_without_capture(anywhere, scr
     assert np.isfinite(trace.scalars()["loss"]).all()
 
 
-def test_seeds_decide(anywhere):
+def test_seeds_decide():
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         train("digits_mlp.py", "--epochs", "1", "--seed", seed, "--save", f"{name}.pt")
     a, b, c = (torch.load(f"{name}.pt", weights_only=True)["0.weight"] for name in "abc")
@@ -68,7 +67,7 @@ def test_seeds_decide(anywhere):
     assert not torch.equal(a, c)
 
 
-def test_the_network_learns_the_digits(anywhere, capsys):
+def test_the_network_learns_the_digits(capsys):
     train("digits_cnn.py", "--epochs", "4", "--batch-size", "32")
     accuracies = [float(text) for text in re.findall(r"test accuracy ([\d.]+)", capsys.readouterr().out)]
     assert len(accuracies) == 4
@@ -76,29 +75,21 @@ def test_the_network_learns_the_digits(anywhere, capsys):
 
 
 def test_scripts_know_nothing_of_gtrace():
-    for script in SCRIPTS:
-        assert "gtrace" not in (SAMPLES / script).read_text()
+    assert not [script for script in SCRIPTS if "gtrace" in (SAMPLES / script).read_text()]
 
 
-def test_digits_are_complete():
-    with gzip.open(SAMPLES / "data" / "digits.csv.gz", "rt") as file:
+def test_data_are_complete_small_and_attributed():
+    data = SAMPLES / "data"
+    with gzip.open(data / "digits.csv.gz", "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.int64)
-    assert table.shape == (1797, 65)
-    assert (table[:, :-1].min(), table[:, :-1].max()) == (0, 16)
+    assert (table.shape, table[:, :-1].min(), table[:, :-1].max()) == ((1797, 65), 0, 16)
     assert np.bincount(table[:, -1]).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-
-
-def test_sonnets_are_complete():
-    poems = (SAMPLES / "data" / "sonnets.txt").read_text(encoding="ascii").split("\n\n")
-    lines = [len(poem.strip("\n").split("\n")) for poem in poems]
-    assert len(poems) == 154
-    assert {number: count for number, count in enumerate(lines, 1) if count != 14} == {99: 15, 126: 12}
+    poems = (data / "sonnets.txt").read_text(encoding="ascii").split("\n\n")
+    lines = {number: len(poem.strip("\n").split("\n")) for number, poem in enumerate(poems, 1)}
+    assert lines == dict.fromkeys(range(1, 155), 14) | {99: 15, 126: 12}
     assert poems[17].startswith("Shall I compare thee to a summer's day?\n")
-
-
-def test_data_is_small_and_attributed():
-    readme = (SAMPLES / "data" / "README.md").read_text()
-    for path in (SAMPLES / "data").iterdir():
+    readme = (data / "README.md").read_text()
+    for path in data.iterdir():
         assert path.stat().st_size < 100_000
         assert path.name == "README.md" or f"## {path.name}" in readme
     assert "CC BY 4.0" in readme

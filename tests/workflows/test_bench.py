@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 import gtrace
 from gtrace.cli import gtrace as program
-from gtrace.codecs import Codec, plugins, spec
+from gtrace.codecs import Codec, codec_class, codec_names, plugins, spec
 from gtrace.codecs.plugins import load_plugin
 from gtrace.errors import UsageError
 from gtrace.workflows import bench
-from gtrace.workflows import bench as protocol
-from gtrace.workflows.bench import FULL, QUICK, Protocol, duel, run_bench
+from gtrace.workflows.bench import FULL, LAYERS, QUICK, Protocol, cache_folder, duel, make_trace, run_bench
 from gtrace.workflows.bench_tables import bench_json, bench_lines, bench_tables
 
 DITHER = Path(__file__).resolve().parents[2] / "samples" / "my_codec" / "dither.py"
@@ -36,12 +35,17 @@ class Small(Protocol):
 SMALL = Small("small", QUICK.models, {"early": range(1, 3), "late": range(5, 7)}, ranges=QUICK.ranges)
 
 
+def small(*specs, **options):
+    """The result of the small protocol."""
+    return run_bench(specs, SMALL, **{"jobs": 1} | options)
+
+
 @pytest.fixture(autouse=True)
 def _forget_plugins():
     """A plugin's codecs are known to the whole process."""
-    before = set(gtrace.codec_names())
+    before = set(codec_names())
     yield
-    for name in set(gtrace.codec_names()) - before:
+    for name in set(codec_names()) - before:
         spec.unregister(name)
     plugins._LOADED.clear()
 
@@ -52,7 +56,7 @@ def kept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kept")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        run_bench(["topk"], SMALL, jobs=1)
+        small("topk")
     return folder / "gtrace" / "bench"
 
 
@@ -79,30 +83,27 @@ def rows_of(table):
     return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
 
 
-def test_what_a_spec_leaves_open_runs_over_the_ranges_that_it_takes(dither):
-    def specs(text):
-        return [str(item) for item in FULL.configurations(text)]
-
-    assert specs("dither") == [f"dither:bits={b}" for b in (2, 3, 4, 5, 6, 8)]
-    assert specs("dither:bits=3") == ["dither:bits=3"]
-    assert specs("ef:topk") == [f"ef:topk{r}" for r in ("", ":ratio=0.03", ":ratio=0.1", ":ratio=0.3")]
-    assert specs("terngrad") == ["terngrad"]
-    assert specs("alqg") == [f"alqg:bits={b}" for b in (2, 3, 4)]
+def test_what_a_spec_leaves_open_runs_over_the_ranges_that_it_takes(dither, tmp_path):
+    source = DITHER.read_text().replace("maximum=8", "maximum=5").replace('"dither"', '"narrow"')
+    (tmp_path / "narrow.py").write_text(source)
+    load_plugin(tmp_path / "narrow.py")
+    for text, specs in {
+        "dither": [f"dither:bits={b}" for b in (2, 3, 4, 5, 6, 8)],
+        "dither:bits=3": ["dither:bits=3"],
+        "narrow": [f"narrow:bits={b}" for b in (2, 3, 4, 5)],  # the others are beyond what it takes
+        "ef:topk": [f"ef:topk{r}" for r in ("", ":ratio=0.03", ":ratio=0.1", ":ratio=0.3")],
+        "terngrad": ["terngrad"],
+        "alqg": [f"alqg:bits={b}" for b in (2, 3, 4)],
+    }.items():
+        assert [str(item) for item in FULL.configurations(text)] == specs
     with pytest.raises(UsageError, match="did you mean dither"):
-        specs("dihter")
+        FULL.configurations("dihter")
 
 
 def test_every_built_in_codec_takes_part():
     # Other tests of this process may have registered codecs of their own.
-    own = {name for name in gtrace.codec_names() if gtrace.codecs.codec_class(name).__module__.startswith("gtrace.")}
+    own = {name for name in codec_names() if codec_class(name).__module__.startswith("gtrace.")}
     assert {item.name for item in FULL.built_in()} == own - {"none"}
-
-
-def test_bits_that_a_codec_refuses_are_left_out(tmp_path):
-    source = DITHER.read_text().replace("maximum=8", "maximum=5").replace('"dither"', '"narrow"')
-    (tmp_path / "narrow.py").write_text(source)
-    load_plugin(tmp_path / "narrow.py")
-    assert [item.parameters["bits"] for item in FULL.configurations("narrow")] == [2, 3, 4, 5]
 
 
 CURVE = st.lists(
@@ -136,7 +137,7 @@ def test_a_duel_is_held_where_both_are_and_nowhere_else():
 
 
 def test_a_result_and_its_tables(warm, dither):
-    result = run_bench(["dither"], SMALL, jobs=1)
+    result = small("dither")
     assert (result.mine, set(result.others)) == (("dither",), {"qsgdinf", "topk", "terngrad", "none"})
     assert [trace.name for trace in result.traces] == ["CNN early", "CNN late"]
     first, against = bench_tables(result)
@@ -160,12 +161,12 @@ def test_a_result_and_its_tables(warm, dither):
 
 
 def test_a_codec_with_nothing_at_these_bits_is_told_where_it_is(warm):
-    notes = " ".join(bench_tables(run_bench(["topk"], SMALL, at=31, jobs=1))[0].notes)
+    notes = " ".join(bench_tables(small("topk", at=31))[0].notes)
     assert re.search(r"topk takes [\d.]+ to [\d.]+ bits: --at compares there\.", notes)
 
 
 def test_a_codec_of_one_configuration_is_compared_at_its_own_bits(warm):
-    result = run_bench(["terngrad:clip=2.5"], SMALL, jobs=1)
+    result = small("terngrad:clip=2.5")
     (mine,) = result.mine
     bits = [next(c.bits for c in a.configurations if c.family == mine) for a in result.analyses]
     assert result.targets[mine] == tuple(bits)
@@ -174,8 +175,7 @@ def test_a_codec_of_one_configuration_is_compared_at_its_own_bits(warm):
 
 
 def test_a_second_run_trains_nothing_and_says_the_same(warm, dither, monkeypatch):
-    first = bench_json(run_bench(["dither"], SMALL, jobs=1))
-    names = sorted(path.name for path in warm.iterdir())
+    first, names = bench_json(small("dither")), sorted(warm.iterdir())
     assert len(names) == 4
 
     def fail(*arguments, **more):
@@ -183,105 +183,78 @@ def test_a_second_run_trains_nothing_and_says_the_same(warm, dither, monkeypatch
 
     monkeypatch.setattr("gtrace.training.plain.record_task", fail)
     lines = []
-    again = bench_json(run_bench(["dither"], SMALL, jobs=2, say=lines.append))
-    assert json.dumps(again) == json.dumps(first)
+    assert json.dumps(bench_json(small("dither", jobs=2, say=lines.append))) == json.dumps(first)
     assert not any("training" in line for line in lines)
-    assert sorted(path.name for path in warm.iterdir()) == names
+    assert sorted(warm.iterdir()) == names
 
 
-def test_what_is_damaged_in_the_cache_is_made_anew(warm):
-    first = bench_json(run_bench(["topk"], SMALL, jobs=1))
-    stores = list(warm.glob("*.sweep.db"))
-    stores[0].write_bytes(stores[0].read_bytes()[:5000])
-    (warm / stores[0].name.replace("+", "-").replace(".sweep.db", "-of-another-version.sweep.db")).write_bytes(b"")
+def test_what_is_damaged_in_the_cache_is_made_again(warm):
+    first = bench_json(small("topk"))
+    store = next(warm.glob("*.sweep.db"))
+    store.write_bytes(store.read_bytes()[:5000])
+    (warm / store.name.replace("+", "-").replace(".sweep.db", "-of-another-version.sweep.db")).write_bytes(b"")
     trace = next(warm.glob("digits-cnn-late-*.zarr"))
     chunk = max((file for file in trace.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
     chunk.write_bytes(chunk.read_bytes()[:-100] + bytes(100))
     lines = []
-    again = bench_json(run_bench(["topk"], SMALL, jobs=1, say=lines.append))
-    assert json.dumps(again) == json.dumps(first)
+    assert json.dumps(bench_json(small("topk", say=lines.append))) == json.dumps(first)
     assert "CNN: training for its gradients" in lines
     assert len(list(warm.iterdir())) == 4
 
 
-def test_an_edited_codec_is_measured_anew(warm, tmp_path):
-    file = tmp_path / "dither.py"
-    file.write_text(DITHER.read_text())
-    load_plugin(file)
-    before = run_bench(["dither"], SMALL, jobs=1).duels["dither", "topk"]
-    file.write_text(DITHER.read_text().replace("- 0.5", "- 0.25"))
-    load_plugin(file)
-    assert run_bench(["dither"], SMALL, jobs=1).duels["dither", "topk"] != before
+def test_an_edited_codec_is_measured_again(warm, tmp_path):
+    duels = []
+    for part in ("- 0.5", "- 0.25"):
+        (tmp_path / "dither.py").write_text(DITHER.read_text().replace("- 0.5", part))
+        load_plugin(tmp_path / "dither.py")
+        duels.append(small("dither").duels["dither", "topk"])
+    assert duels[0] != duels[1]
 
 
 def test_without_torch_gradients_are_made_by_formulas(cache, monkeypatch, tmp_path):
-    real = protocol.util.find_spec
-    monkeypatch.setattr(protocol.util, "find_spec", lambda name: None if name == "torch" else real(name))
-    result = run_bench(["qsgdinf:bits=4"], SMALL, jobs=1)
+    real = bench.util.find_spec
+    monkeypatch.setattr(bench.util, "find_spec", lambda name: None if name == "torch" else real(name))
+    result = small("qsgdinf:bits=4")
     assert "formulas" in " ".join(bench_lines(result))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
-    again = run_bench(["qsgdinf:bits=4"], SMALL, jobs=1)
+    again = small("qsgdinf:bits=4")
     assert [t.fingerprint for t in again.traces] == [t.fingerprint for t in result.traces]
     assert len({t.fingerprint for t in result.traces}) == 2
 
 
-def test_made_gradients_are_there_for_every_model(tmp_path):
-    from gtrace.workflows.bench import LAYERS, make_trace
-
-    assert set(LAYERS) == {model.task for model in FULL.models}
-    for task, layers in LAYERS.items():
-        make_trace(task, tmp_path / f"{task}.zarr", [4, 5], late=True, batch_size=8, seed=0)
-        with gtrace.open_trace(tmp_path / f"{task}.zarr") as trace:
-            assert {info.name: tuple(info.shape) for info in trace.tensors} == layers
-            for name in layers:
-                values = trace.read(name, 5)
-                assert np.isfinite(values).all()
-                assert values.std() > 0
+@pytest.mark.parametrize("task", [model.task for model in FULL.models])
+def test_made_gradients_are_there_for_every_model(task, tmp_path):
+    make_trace(task, tmp_path / "made.zarr", [4, 5], late=True, batch_size=8, seed=0)
+    with gtrace.open_trace(tmp_path / "made.zarr") as trace:
+        assert {info.name: tuple(info.shape) for info in trace.tensors} == LAYERS[task]
+        for name in LAYERS[task]:
+            values = trace.read(name, 5)
+            assert np.isfinite(values).all()
+            assert values.std() > 0
 
 
 def test_where_nothing_can_be_kept_it_runs_all_the_same(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with protocol.cache_folder() as folder:
+    with cache_folder() as folder:
         assert folder.is_dir()
     assert not folder.exists()
 
 
-def run(*words, env=None):
-    return CliRunner(env={"COLUMNS": "100", **(env or {})}).invoke(program, ["bench", *map(str, words)])
-
-
 def test_the_command_prints_and_writes_tables(warm, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "QUICK", replace(SMALL, name="small-quick"))
-    files = [tmp_path / "a.md", tmp_path / "a.tex"]
-    done = run("dither", "--plugin", DITHER, "--quick", "-o", files[0], "-o", files[1])
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner(env={"COLUMNS": "100"})
+    done = runner.invoke(program, ["bench", "dither", "--plugin", str(DITHER), "--quick", "-o", "a.md", "-o", "a.tex"])
     assert done.exit_code == 0, done.output
     assert "dither against the built-in codecs" in done.output
     assert "These numbers belong in no paper." in " ".join(done.output.split())
-    markdown, latex = (file.read_text() for file in files)
-    assert "| **dither** |" in markdown
+    assert "| **dither** |" in Path("a.md").read_text()
+    latex = Path("a.tex").read_text()
     assert r"\textbf{dither}" in latex
-    for block in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", latex, re.DOTALL):
-        lines = [line for line in block[1].splitlines() if line.endswith(r"\\")]
-        assert {line.count(" & ") + 1 for line in lines} == {len(block[0])}
-    done = run(DITHER, "--quick", "--json")
-    told = json.loads(done.stdout)
-    assert told["protocol"]["name"] == "small-quick"
-    assert {row["codec"] for row in told["against"]} == {"dither"}
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["dihter", "--quick"], "no codec 'dihter'"),
-        (["qsgd:bist=3", "--quick"], "no parameter 'bist'; did you mean bits"),
-        (["qsgd", "-o", "x.pdf"], "x.pdf: tables are written as .md or .tex"),
-        (["qsgd", "-o", "nowhere/x.md"], "the folder nowhere does not exist"),
-        (["qsgd", "--plugin", "nowhere.py"], "plugin nowhere.py: no such file"),
-        (["nowhere.py"], "plugin nowhere.py: no such file"),
-    ],
-)
-def test_mistakes_are_answered_before_anything_is_trained(cache, words, said):
-    done = run(*words)
-    assert said in str(done.exception)
-    assert not cache.exists() or not list(cache.iterdir())
+    for heads, body in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", latex, re.DOTALL):
+        lines = [line for line in body.splitlines() if line.endswith(r"\\")]
+        assert {line.count(" & ") + 1 for line in lines} == {len(heads)}
+    said = json.loads(runner.invoke(program, ["bench", str(DITHER), "--quick", "--json"]).stdout)
+    assert said["protocol"]["name"] == "small-quick"
+    assert {row["codec"] for row in said["against"]} == {"dither"}

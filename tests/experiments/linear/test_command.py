@@ -1,16 +1,22 @@
+"""``gtrace linear`` from the outside, and what docs/linear-models.md says, which runs as it stands."""
+
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gtrace.cli import main
+from gtrace.cli import gtrace, main
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.runlog import read_runlog
+from gtrace_experiments.linear import TASKS, Training
+from gtrace_experiments.linear_command import LINEAR_TASKS
 
-SMALL = ["--data", "synthetic-10x200", "--epochs", "4"]
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "linear-models.md").read_text()
+SMALL = "--data synthetic-10x200 --epochs 4"
 
 
 @pytest.fixture(autouse=True)
@@ -20,18 +26,21 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def gtrace_linear(*arguments):
-    """Exit code of a command."""
-    with pytest.raises(SystemExit) as ended:
-        main(["linear", *arguments])
-    return ended.value.code
+@pytest.fixture
+def linear(capsys):
+    """Run ``gtrace linear --task`` with a line of words: exit code, stdout, stderr."""
+
+    def run(line, start="linear --task "):
+        with pytest.raises(SystemExit) as ended:
+            main(f"{start}{line}".split())
+        return ended.value.code, *capsys.readouterr()
+
+    return run
 
 
-def test_a_table_a_log_and_the_next_command(folder, capsys):
-    options = ["--quantize", "samples", "--bits", "5", "--sampling", "double"]
-    assert gtrace_linear("--task", "linear", *options, *SMALL) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
+def test_a_table_a_log_and_the_next_command(folder, linear):
+    code, out, err = linear(f"linear --quantize samples --bits 5 --sampling double {SMALL}")
+    assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].split() == ["precision", "loss", "above", "optimum", "test", "loss", "bits", "smaller"]
     assert re.match(r"none +\d\.\d{4} .* 32/32/32 +1\.0x", lines[1])
@@ -42,11 +51,11 @@ def test_a_table_a_log_and_the_next_command(folder, capsys):
     assert [path.name for path in folder.iterdir()] == ["linear-double-bits5.jsonl"]
 
 
-def test_seeds_and_several_precisions_on_a_hinge(folder, capsys):
+def test_seeds_and_several_precisions_on_a_hinge(folder, linear):
     items = "naive,nearest:levels=optimal,naive:refetch=l1,double:bits=4,chebyshev=3"
-    assert gtrace_linear("--task", "svm", "--compare", items, "--bits", "8", "--seeds", "2", *SMALL) == 0
-    out, _ = capsys.readouterr()
+    code, out, _ = linear(f"svm --compare {items} --bits 8 --seeds 2 {SMALL}")
     table = out.splitlines()
+    assert code == 0
     assert all(len(line) <= 80 for line in table[:8])
     assert " ± " in table[2]
     assert "fetched: samples that were needed in full after all" in out
@@ -61,83 +70,79 @@ def test_seeds_and_several_precisions_on_a_hinge(folder, capsys):
 @pytest.mark.parametrize(
     "options",
     [
-        ["--quantize", "samples,model,gradients", "--bits", "6", "--sampling", "symmetrized", "--prox", "l1=0.01"],
-        ["--codec", "qsgd:bits=4", "--quantize", "samples", "--bits", "5", "--batch-size", "16", "--seeds", "2"],
-        ["--compare", "alq:bits=3,double:bits=3,levels=optimal", "--lr", "0.03", "--seed", "5", "--refit", "0,+50"],
+        "--quantize samples,model,gradients --bits 6 --sampling symmetrized --prox l1=0.01",
+        "--codec qsgd:bits=4 --quantize samples --bits 5 --batch-size 16 --seeds 2",
+        "--compare alq:bits=3,double:bits=3,levels=optimal --lr 0.03 --seed 5 --refit 0,+50",
     ],
 )
-def test_the_command_in_the_log_repeats_the_run(folder, options):
-    assert gtrace_linear("--task", "linear", *SMALL, *options, "-o", "a.jsonl") == 0
-    command = read_runlog(folder / "a.jsonl")[0]["command"].split()
-    assert command[:2] == ["gtrace", "linear"]
-    assert gtrace_linear(*command[2:], "-o", "b.jsonl") == 0
+def test_the_command_in_the_log_repeats_the_run(folder, linear, options):
+    assert linear(f"linear {SMALL} {options} -o a.jsonl")[0] == 0
+    command = read_runlog(folder / "a.jsonl")[0]["command"]
+    assert command.startswith("gtrace linear ")
+    assert linear(f"{command} -o b.jsonl".removeprefix("gtrace "), start="")[0] == 0
+    first, second = (
+        re.sub(r'("\w*seconds": )[0-9.e-]+', r"\1-", (folder / name).read_text()) for name in ("a.jsonl", "b.jsonl")
+    )
+    assert first == second
+    assert ("--refit" in command) == ("--refit" in options or "--codec" in options)
 
-    def timeless(name):
-        return re.sub(r'("\w*seconds": )[0-9.e-]+', r"\1-", (folder / name).read_text())
 
-    assert timeless("a.jsonl") == timeless("b.jsonl")
-    assert ("--refit" in command) == any("--refit" in word or "--codec" in word for word in options)
-
-
-def test_json_of_a_codec_and_of_parts(folder, capsys):
-    assert gtrace_linear("--task", "logistic", "--codec", "mcgq", "--bits", "3", *SMALL, "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    plain, coded = said["runs"]
+def test_json_of_a_codec_and_of_parts(linear):
+    code, out, _ = linear(f"logistic --codec mcgq --bits 3 {SMALL} --json")
+    assert code == 0
+    plain, coded = json.loads(out)["runs"]
     assert (plain["run"], plain["gradient_bits_per_value"], plain["ratio"]) == ("none", 32, 1)
     assert coded["run"].startswith("mcgq:bits=3")
     assert coded["sample_bits_per_value"] == coded["model_bits_per_value"] == 32
     assert coded["gradient_bits_per_value"] < 16
     assert coded["optimum"] is None
-    assert gtrace_linear("--task", "logistic", "--quantize", "model", "--bits", "4", *SMALL, "--json") == 0
-    one = json.loads(capsys.readouterr().out)["runs"][1]
+    one = json.loads(linear(f"logistic --quantize model --bits 4 {SMALL} --json")[1])["runs"][1]
     assert one["run"] == "full:bits=4,quantize=model"
     # 10 values of 4 bits and a norm.
     assert (one["sample_bits_per_value"], one["model_bits_per_value"]) == (32, 4 + 32 / 10)
 
 
-def test_files(folder, capsys):
-    random = np.random.default_rng(0)
-    a = random.standard_normal((60, 3))
+def test_files(folder, linear):
+    a = np.random.default_rng(0).standard_normal((60, 3))
     rows = "\n".join(",".join(f"{value:.6f}" for value in (*row, row @ [1, 2, 3])) for row in a)
     (folder / "d.csv").write_text("u,v,w,y\n" + rows)
-    assert gtrace_linear("--task", "linear", "--data", "d.csv", "--target", "y", "--bits", "6", "--epochs", "3") == 0
-    assert "linear on d.csv: 48 samples of 3 features" in capsys.readouterr().out
-    assert gtrace_linear("--task", "svm", "--data", "d.csv") == 2
-    assert "60 different targets where two labels are needed" in capsys.readouterr().err
-    assert gtrace_linear("--task", "linear", "--data", "e.csv") == 3
+    assert (
+        "linear on d.csv: 48 samples of 3 features" in linear("linear --data d.csv --target y --bits 6 --epochs 3")[1]
+    )
+    code, _, err = linear("svm --data d.csv")
+    assert code == 2
+    assert "60 different targets where two labels are needed" in err
+    assert linear("linear --data e.csv")[0] == 3
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--task", "linera"], "'linera' is not one of 'linear', 'lssvm', 'logistic', 'svm'"),
-        (["--task", "linear", "--steps", "9"], "No such option '--steps'"),
-        (["--task", "linear", "--refetch", "l1"], "linear has no hinge"),
-        (["--task", "linear", "--chebyshev", "3"], "derivative of linear is a line"),
-        (["--task", "linear", "--levels", "common"], "'common' is not one of 'uniform', 'optimal'"),
-        (["--task", "linear", "--compare", "naive", "--sampling", "double"], "leave out --sampling"),
-        (["--task", "linear", "--quantize", "model", "--sampling", "double"], "add them to --quantize"),
-        (["--task", "linear", "--quantize", "weights"], "quantize: 'weights' is unknown"),
+        ("linera", "'linera' is not one of 'linear', 'lssvm', 'logistic', 'svm'"),
+        ("linear --steps 9", "No such option '--steps'"),
+        ("linear --levels common", "'common' is not one of 'uniform', 'optimal'"),
+        ("linear --compare naive --sampling double", "leave out --sampling"),
+        ("linear --quantize model --sampling double", "add them to --quantize"),
     ],
 )
-def test_what_does_not_fit_is_said(options, said, capsys):
-    assert gtrace_linear(*options) == 2
-    assert said in capsys.readouterr().err
+def test_what_does_not_fit_is_said(options, said, linear):
+    code, _, err = linear(options)
+    assert code == 2
+    assert said in err
 
 
-def test_a_run_that_diverges_says_so_and_others_go_on(folder, capsys):
-    assert gtrace_linear("--task", "linear", "--compare", "double:bits=2", "--lr", "0.2", *SMALL) == 0
-    out, err = capsys.readouterr()
+def test_a_run_that_diverges_says_so_and_others_go_on(linear):
+    code, out, err = linear(f"linear --compare double:bits=2 --lr 0.2 {SMALL}")
+    assert code == 0
     assert re.search(r"double:bits=2: (diverged|learned nothing)", err)
     assert "Try a lower --lr than 0.2, or more bits" in err
     assert out.splitlines()[1].startswith("none")
-    assert gtrace_linear("--task", "linear", "--compare", "double:bits=2", *SMALL) == 4
-    assert "linear-double-bits2.jsonl already exists" in capsys.readouterr().err
+    code, _, err = linear(f"linear --compare double:bits=2 {SMALL}")
+    assert code == 4
+    assert "linear-double-bits2.jsonl already exists" in err
 
 
-def test_an_interrupted_run_shows_what_was_done(folder, capsys, monkeypatch):
-    from gtrace_experiments.linear import Training
-
+def test_an_interrupted_run_shows_what_was_done(folder, linear, monkeypatch):
     done, whole = [], Training.epoch
 
     def epoch(self):
@@ -147,8 +152,9 @@ def test_an_interrupted_run_shows_what_was_done(folder, capsys, monkeypatch):
         return whole(self)
 
     monkeypatch.setattr(Training, "epoch", epoch)
-    assert gtrace_linear("--task", "linear", *SMALL) == 130
-    assert "interrupted after 1 of 4 epochs" in capsys.readouterr().out
+    code, out, _ = linear(f"linear {SMALL}")
+    assert code == 130
+    assert "interrupted after 1 of 4 epochs" in out
     kinds = [record["type"] for record in read_runlog(folder / "linear-double-bits5.jsonl")]
     assert kinds == ["study"] + ["step", "eval"] * 3
 
@@ -157,3 +163,24 @@ def test_linear_models_need_no_torch():
     code = "import sys, gtrace_experiments.linear.study; print({'torch', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_python_of_the_page_runs(capsys):
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(compile(block, "linear-models.md", "exec"), {})
+    runs = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert runs == ["none", "naive:bits=5", "double:bits=5"]
+
+
+@pytest.mark.parametrize("line", re.findall(r"^\$ gtrace (.+)$", PAGE, re.MULTILINE))
+def test_commands_of_the_page_run(line, linear):
+    assert linear(f"{line} --data synthetic-10x100 --epochs 2", start="")[0] == 0
+
+
+def test_every_task_and_option_is_explained():
+    assert all(f"| `{name}` |" in PAGE for name in TASKS)
+    assert set(LINEAR_TASKS) == set(TASKS)
+    options = {option.opts[0] for option in gtrace.get_command(None, "linear").params}
+    for name in ["data", "quantize", "bits", "sampling", "levels", "chebyshev", "refetch", "prox"]:
+        assert f"--{name}" in options
+        assert f"`--{name}" in PAGE

@@ -86,23 +86,6 @@ def test_polynomials_are_estimated_without_bias(one, task, degree, bits):
     assert (abs(g.mean(axis=0) - wanted) < 4.5 * g.std(axis=0) / np.sqrt(DRAWS)).all()
 
 
-def test_the_recurrence_scatters_less_than_products_of_powers():
-    """The paper's sum of m_i u_1 ... u_i is unbiased, too; its large alternating coefficients make it useless."""
-    random = np.random.default_rng(0)
-    c = TASKS["logistic"].polynomial(15, 16.0, 0.25)
-    powers = np.polynomial.chebyshev.cheb2poly(c)
-    u = 0.4 + 0.04 * random.standard_normal((4000, 15))
-    products = np.cumprod(np.column_stack([np.ones(len(u)), u]), axis=1) @ powers
-    t = [np.ones(len(u)), u[:, 0]]
-    for j in range(1, 15):
-        t.append(2 * u[:, j] * t[-1] - t[-2])
-    recurrence = np.array(t).T @ c
-    exact = np.polynomial.chebyshev.chebval(0.4, c)
-    for found in (products, recurrence):
-        assert abs(found.mean() - exact) < 5 * found.std() / np.sqrt(len(u))
-    assert recurrence.std() < products.std() / 3
-
-
 def test_chebyshev_approximations_come_closer_with_their_degree():
     margins = np.linspace(-8, 8, 4001)
     errors = {}

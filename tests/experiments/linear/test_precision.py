@@ -1,8 +1,12 @@
+"""Precisions as they are written, and the levels that values are rounded to."""
+
+import numpy as np
 import pytest
 
 from gtrace.codecs import codec, split_specs
 from gtrace.errors import UsageError
-from gtrace_experiments.linear import FULL, TASKS, Precision, Prox
+from gtrace_experiments.linear import FULL, TASKS, Precision, Prox, column_levels, place
+from gtrace_experiments.linear.levels import bits_per_value
 from gtrace_experiments.linear.precision import precisions
 
 
@@ -81,3 +85,56 @@ def test_terms():
     for text in ("l3=1", "l1=x", "l1=-1", "ball"):
         with pytest.raises(UsageError, match="prox"):
             Prox.parse(text)
+
+
+def test_uniform_levels_lie_on_either_side_of_zero():
+    a = np.array([[1.0, -6.0, 0.0], [-3.0, 2.0, 0.0]], np.float32)
+    levels = column_levels(a, 3, "uniform")
+    assert levels[0].tolist() == [-3, -2, -1, 0, 1, 2, 3]
+    assert levels[1].tolist() == [-6, -4, -2, 0, 2, 4, 6]
+    assert levels[2].tolist() == [0]
+    # Two bits are three levels: ceil((2^b - 1) / 2) positive ones would be one too many.
+    assert len(column_levels(a, 2, "uniform")[0]) == 3
+
+
+def test_optimal_levels_are_as_many_and_end_at_the_data():
+    a = np.random.default_rng(0).standard_normal((500, 2)).astype(np.float32)
+    for own, column in zip(column_levels(a, 4, "optimal"), a.T, strict=True):
+        assert len(own) == 15
+        assert (own[0], own[-1]) == (column.min(), column.max())
+
+
+@pytest.mark.parametrize("rule", ["uniform", "optimal"])
+def test_every_value_lies_between_its_levels(rule):
+    a = np.random.default_rng(1).standard_t(2, (400, 3)).astype(np.float32)
+    a[:, 2] = [1.5, 7.0] * 200  # fewer values than levels
+    found = place(a, column_levels(a, 4, rule))
+    for i in range(3):
+        own, below = found.levels[i], found.index[:, i].astype(int)
+        above = np.minimum(below + 1, len(own) - 1)
+        assert ((own[below] <= a[:, i]) & (a[:, i] <= own[above] + (own[below] == a[:, i]) * 100)).all()
+        mean = own[below] + found.part[:, i] * (own[above] - own[below])
+        np.testing.assert_allclose(mean, a[:, i], rtol=1e-5, atol=1e-6)
+        for level in (below, above):
+            near = (found.part[:, i] > 0) | (level == below)
+            assert (abs(a[near, i] - own[level[near]]) <= found.reach[i, level[near]] + 1e-12).all()
+
+
+def test_nearest_levels_are_drawn_by_no_chance():
+    a = np.random.default_rng(1).standard_normal((300, 2)).astype(np.float32)
+    found = place(a, column_levels(a, 4, "uniform"), nearest=True)
+    assert set(np.unique(found.part)) == {0.0, 1.0}
+    for i in range(2):
+        got = found.levels[i, found.index[:, i] + found.part[:, i].astype(int)]
+        assert (abs(got - a[:, i]) == abs(found.levels[i][:, None] - a[:, i]).min(axis=0)).all()
+        assert (abs(got - a[:, i]) <= found.reach[i].max() + 1e-12).all()
+        assert found.reach[i].max() == pytest.approx(np.diff(found.levels[i]).max() / 2)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 8])
+@pytest.mark.parametrize("draws", [1, 2, 3, 16])
+def test_messages_are_counted_one_by_one(bits, draws):
+    """The multisets that several draws of one value can be, over all values."""
+    pairs = [(below, ups) for below in range(2**bits - 2) for ups in range(draws + 1)]
+    messages = {tuple(sorted([below + 1] * ups + [below] * (draws - ups))) for below, ups in pairs}
+    assert bits_per_value(bits, draws) == int(np.ceil(np.log2(len(messages))))

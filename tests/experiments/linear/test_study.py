@@ -1,9 +1,11 @@
+"""Studies of linear models, and the data that they read or make."""
+
 import numpy as np
 import pytest
 
 import gtrace_experiments.linear as linear
-from gtrace.errors import UsageError
-from gtrace_experiments.linear import TASKS, LinearStudy, Prox, Training, train_linear
+from gtrace.errors import TraceError, UsageError
+from gtrace_experiments.linear import TASKS, LinearStudy, Prox, Training, load, split, train_linear
 
 SET = linear.synthetic(10, 300, labels=False, seed=3)
 
@@ -88,3 +90,90 @@ def test_settings_out_of_range(settings, said):
     task = settings.pop("task", "linear")
     with pytest.raises(UsageError, match=said):
         LinearStudy(task, [], data=SET, **settings)
+
+
+RANDOM = np.random.default_rng(0)
+A = np.round(RANDOM.standard_normal((40, 3)) * [1, 10, 100], 4)
+B = np.round(A @ [1.0, 0.1, 0.01], 4)
+
+
+def check(data):
+    wanted = split("made", A, B, labels=False)
+    np.testing.assert_allclose(data.a, wanted.a, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(data.test_b, wanted.test_b, rtol=1e-9)
+    assert (data.a.dtype, data.a.shape) == (np.float32, (32, 3))
+    assert data.test_a.shape == (8, 3)
+    np.testing.assert_allclose(data.a.mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(data.a.std(axis=0), 1, atol=1e-5)
+
+
+def test_csv_with_and_without_names(tmp_path):
+    rows = "\n".join(",".join(map(str, [*a, b])) for a, b in zip(A, B, strict=True))
+    (tmp_path / "plain.csv").write_text(rows + "\n")
+    (tmp_path / "named.csv").write_text("u,v,w,y\n" + rows)
+    (tmp_path / "first.csv").write_text(
+        "y, u,v,w\n" + "\n".join(",".join(map(str, [b, *a])) for a, b in zip(A, B, strict=True))
+    )
+    check(load(str(tmp_path / "plain.csv"), labels=False))
+    check(load(str(tmp_path / "named.csv"), labels=False))
+    check(load(str(tmp_path / "first.csv"), labels=False, target="y"))
+    with pytest.raises(UsageError, match="no column 'z' among y, u"):
+        load(str(tmp_path / "first.csv"), labels=False, target="z")
+    (tmp_path / "broken.csv").write_text("1,2,3\n4,,6\n")
+    with pytest.raises(TraceError, match="row 2 does not hold 3 numbers"):
+        load(str(tmp_path / "broken.csv"), labels=False)
+
+
+def test_libsvm_and_npz(tmp_path):
+    lines = [f"{b} " + " ".join(f"{i + 1}:{v}" for i, v in enumerate(a) if v) for a, b in zip(A, B, strict=True)]
+    (tmp_path / "a.libsvm").write_text("\n".join(lines) + " # the last\n\n")
+    np.savez(tmp_path / "a.npz", X=A, y=B)
+    check(load(str(tmp_path / "a.libsvm"), labels=False))
+    check(load(str(tmp_path / "a.npz"), labels=False))
+    (tmp_path / "b.svm").write_text("1 0:3\n")
+    with pytest.raises(TraceError, match="line 1 is not of the form"):
+        load(str(tmp_path / "b.svm"), labels=False)
+    (tmp_path / "c.svm").write_text("1 400000000:3\n2 1:1\n")
+    with pytest.raises(UsageError, match="too many to be written out"):
+        load(str(tmp_path / "c.svm"), labels=False)
+    np.savez(tmp_path / "b.npz", X=A)
+    (tmp_path / "c.npz").write_bytes(b"no archive")
+    for name in ("b", "c"):
+        with pytest.raises(TraceError, match=f"{name}.npz"):
+            load(str(tmp_path / f"{name}.npz"), labels=False)
+
+
+def test_what_is_no_data_is_said(tmp_path):
+    for name, error, said in [
+        ("synthetic", UsageError, "write synthetic-100"),
+        ("a.txt", UsageError, "'a.txt' is unknown"),
+        (str(tmp_path / "a.csv"), TraceError, "no such file"),
+        ("synthetic-0", UsageError, "no samples"),
+    ]:
+        with pytest.raises(error, match=said):
+            load(name, labels=False)
+    with pytest.raises(UsageError, match="row 3 holds a value that is not finite"):
+        split("s", np.where(np.arange(40)[:, None] == 2, np.nan, A), B, labels=False)
+    with pytest.raises(UsageError, match="40 different targets where two labels"):
+        split("s", A, B, labels=True)
+    with pytest.raises(UsageError, match="too few"):
+        split("s", A[:5], B[:5], labels=False)
+
+
+def test_labels_and_constant_columns():
+    data = split("s", np.column_stack([A, np.full(40, 0.1)]), np.where(B > 0, 7, 3), labels=True)
+    assert set(np.unique(data.b)) == {-1.0, 1.0}
+    assert (data.b > 0).tolist() == (B[np.arange(40) % 5 != 4] > 0).tolist()
+    assert not data.a[:, 3].any()
+    assert not data.test_a[:, 3].any()
+
+
+def test_made_data_depend_on_the_seed_alone():
+    first, again, other = (load("synthetic-5x50", labels=False, seed=seed) for seed in (1, 1, 2))
+    assert (first.a == again.a).all()
+    assert (first.b == again.b).all()
+    assert not (first.a == other.a).any()
+    assert first.a.shape == first.test_a.shape == (50, 5)
+    assert 0.4 < (load("synthetic-5x4000", labels=True, seed=1).b > 0).mean() < 0.6
+    heavy = load("heavy-4x5000", labels=False)
+    assert abs(heavy.a).max(axis=0)[-1] > 3 * abs(heavy.a).max(axis=0)[0]

@@ -16,7 +16,7 @@ from torch import nn
 from gtrace.codecs import Codec, codec
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.base import checked_values
-from gtrace.codecs.link import HOST, LinkOptions, Sender
+from gtrace.codecs.link import LinkOptions, Sender
 from gtrace.coding import open_envelope, seal
 from gtrace.schedule import RefitSchedule
 from gtrace.training import Evaluation, Recipe, Task, vectors
@@ -48,7 +48,7 @@ def heavy(shape, seed=0, scale=1e-3):
     return (np.random.default_rng(seed).standard_t(3, shape) * scale).astype(np.float32)
 
 
-def sender(spec, size, refit="once", *, seed=3, engine=HOST, tensor="w", worker=0):
+def sender(spec, size, refit="once", *, seed=3, engine=None, tensor="w", worker=0):
     """The sending end of one tensor of one worker."""
     made = codec(spec) if isinstance(spec, str) else spec
     return Sender(made, size, LinkOptions(RefitSchedule.parse(refit), seed, engine), tensor=tensor, worker=worker)

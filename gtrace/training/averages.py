@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.codecs.assignment import CodecTable
-from gtrace.codecs.link import LinkOptions
+from gtrace.codecs.link import LinkOptions, on_host
 from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
 from gtrace.sweep.gradient_noise import stream
@@ -18,7 +18,7 @@ from gtrace.sweep.limits import CHUNK
 from gtrace.training import vectors
 from gtrace.training.frames import SimulatedRank, lockstep
 from gtrace.training.ranks import Piece, RankCodecs
-from gtrace.training.ways import way
+from gtrace.training.ways import averaging, way
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -232,11 +232,13 @@ def _averaged(codec: Codec, name: str, info: TensorInfo, given: RankGradients, r
     everyone = [RankCodecs(CodecTable.of(codec), options, place, common=False) for place in places]
     chosen = way(name)
     try:
-        found, sent = lockstep([chosen(one, whole, [own], 0) for one, own in zip(everyone, values, strict=True)])
+        found, sent = lockstep(
+            [averaging(one, chosen, whole, [own], 0) for one, own in zip(everyone, values, strict=True)]
+        )
     except UsageError:
         return None
     mean: NDArray[np.float64] = np.mean(values, axis=0, dtype=np.float64)
-    off = vectors.on_host(found[0][0]) - mean
+    off = on_host(found[0][0]) - mean
     node = int(name.partition(":")[2] or 1)
     nodes = np.arange(ranks) // node
     across = sent[nodes[:, None] != nodes[None, :]].sum()

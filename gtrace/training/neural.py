@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from gtrace.buckets import as_values
-from gtrace.codecs.link import LinkOptions, Receiver, Sender, fit_spec, refitted
+from gtrace.codecs.link import LinkOptions, Receiver, Sender, fit_spec, on_host, refitted
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError, suggest
 from gtrace.metrics import ratio
@@ -126,7 +126,8 @@ class LayerCodecs:
         sender, values = self._tensor(name, array).sender, array.reshape(-1)
         if not self._encodes:
             return values
-        return self._codec.decode(self._codec.shared(sender.state), sender.payload(values, step), values.size)
+        payload = self._codec.encode(sender.state, values, sender.key(step))
+        return self._codec.decode(self._codec.shared(sender.state), payload, values.size)
 
     def settle(self, step: int, tally: Tally) -> None:
         """End the batch: fit codecs that need all of its tensors."""
@@ -176,7 +177,7 @@ class LayerCodecs:
         if scheduled:
             tensor.summary, self._fresh = summary, True
             if self._codec.allocates:
-                tensor.sketch = sender.sketch(values, step) if sender.looks_further else summary
+                tensor.sketch = sender.sketch(values) if sender.looks_further else summary
         sender.fit_seconds += time.thread_time() - start
         if self._common is None:
             sender.fit(summary, step, share=tensor.share)
@@ -366,7 +367,7 @@ class Batch:
                 tally.float32_bits += 32 * sent.size
                 tally.zeros += vectors.count_zeros(sent)
                 return None
-            sent = vectors.on_host(kept)
+            sent = on_host(kept)
         decoded = self._layers.carry(name, sent.reshape(values.shape), self.step, tally)
         energy, error = vectors.error_of(sent, decoded)
         tally.energy += energy

@@ -37,7 +37,7 @@ from gtrace.codecs.link import LinkOptions
 from gtrace.schedule import RefitSchedule
 from gtrace.training.frames import SimulatedRank, lockstep
 from gtrace.training.ranks import Piece, RankCodecs
-from gtrace.training.ways import way
+from gtrace.training.ways import averaging, way
 
 STEPS = 3
 SPECS = ("none", "qsgdinf:bits=3,bucket_size=64", "alq:bits=3", "ef:topk:ratio=0.05", "powersgd")
@@ -103,6 +103,9 @@ class Simulated:
         self.among = [[codecs(k, ranks, ranks * one) for k in range(ranks)] for one in range(replicas)]
         self.between = [[codecs(one, replicas) for one in range(replicas)] for _ in range(ranks)]
 
+    def run(self, paired: Any, pieces: list[Piece], number: int, **how: Any) -> list[Any]:
+        return lockstep([averaging(codecs, self.way, pieces, own, number, **how) for codecs, own in paired])[0]
+
     def step(self, number: int, gradients: list[list[np.ndarray]]) -> list[dict[str, np.ndarray]]:
         """By rank, the averages of its chunks that are not empty."""
         shapes = [one.shape for one in gradients[0]]
@@ -120,7 +123,7 @@ class Simulated:
                 for local in gradients[one * self.ranks : (one + 1) * self.ranks]
             ]
             paired = zip(codecs, values, strict=True)
-            averages.append(lockstep([self.way(c, pieces, v, number, scattered=True) for c, v in paired])[0])
+            averages.append(self.run(paired, pieces, number, scattered=True))
         found: list[dict[str, np.ndarray]] = [{} for _ in gradients]
         for rank in range(self.ranks):
             own = [piece for piece in pieces if piece.owner == rank]
@@ -128,7 +131,7 @@ class Simulated:
             if self.replicas > 1:
                 named = [Piece(f"{p.name}+replicas", self.spec, p.size) for p in own]
                 paired = zip(self.between[rank], means, strict=True)
-                means = lockstep([self.way(c, named, v, number) for c, v in paired])[0]
+                means = self.run(paired, named, number)
             for one in range(self.replicas):
                 parts = zip(own, means[one], strict=True)
                 found[one * self.ranks + rank] = {p.name.partition("[")[0]: v for p, v in parts}

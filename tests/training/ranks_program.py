@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
 import io
 import json
+import math
 import pickle
 import sys
 from typing import Any, Self
@@ -20,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gtrace
 from gtrace.buckets import as_values
-from gtrace.codecs import codec
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions, Receiver, Sender, allocate
 from gtrace.schedule import RefitSchedule
@@ -28,7 +29,7 @@ from gtrace.training import device
 from gtrace.training.frames import Collectives, SimulatedRank, lockstep
 from gtrace.training.joint import JointWorkers, OneBitAdam, ZeroOneAdam
 from gtrace.training.ranks import Piece, RankCodecs
-from gtrace.training.ways import way
+from gtrace.training.ways import averaging, way
 
 STEPS = 4
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
@@ -331,15 +332,14 @@ def resume_report() -> dict[str, Any]:
 
 def ways_report() -> dict[str, bool]:
     """Every way of averaging between these ranks, against the same among simulated ones."""
-    world, report = dist.get_world_size(), {}
+    world, rank, report = dist.get_world_size(), dist.get_rank(), {}
     options = LinkOptions(RefitSchedule.parse("once"), 5)
     for spec in ("qsgdinf:bits=3,bucket_size=64", "ef21:intn", "ef:thc:block=64"):
-        whole = [Piece("w", codec(spec), 1000), Piece("b", codec(spec), 10)]
+        whole = [Piece("w", gtrace.codec(spec), 1000), Piece("b", gtrace.codec(spec), 10)]
         for name in ("allgather", "two-shot", "ring", "hierarchical:2", "hierarchical:4", "shared-scale"):
             if spec.startswith("ef21:" if name == "shared-scale" else "ef:thc"):
                 continue
-            real = Collectives()
-            mine = RankCodecs(CodecTable.of(spec), options, real, common=False)
+            state = gtrace.training.State(spec, exchange=name, seed=5, refit="once")
             places = [SimulatedRank(k, world) for k in range(world)]
             simulated = [RankCodecs(CodecTable.of(spec), options, place, common=False) for place in places]
             equal = True
@@ -348,14 +348,25 @@ def ways_report() -> dict[str, bool]:
                     [np.random.default_rng([step, k, n]).standard_t(3, n).astype(np.float32) for n in (1000, 10)]
                     for k in range(world)
                 ]
-                found = real.run(way(name)(mine, whole, values[real.rank], step))
-                wanted, _ = lockstep(
-                    [way(name)(one, whole, own, step) for one, own in zip(simulated, values, strict=True)]
-                )
-                equal &= all(np.array_equal(a, b) for a, b in zip(found, wanted[real.rank], strict=True))
-            equal &= mine.tally.down_squared_error == simulated[real.rank].tally.down_squared_error
+                found = state.average(["w", "b"], values[rank])
+                state.end_step()
+                paired = zip(simulated, values, strict=True)
+                wanted, _ = lockstep([averaging(codecs, way(name), whole, own, step) for codecs, own in paired])
+                equal &= all(np.array_equal(a, b) for a, b in zip(found, wanted[rank], strict=True))
+            ours, theirs = state.tally, simulated[rank].tally
+            equal &= (ours.bits, ours.down_bits) == (theirs.bits, theirs.down_bits)
+            equal &= math.isclose(ours.down_squared_error, theirs.down_squared_error)
             report[f"{spec} {name}"] = bool(equal)
     return report
+
+
+def run(exchange: Any, wire: Collectives) -> None:
+    """This rank's exchange, to its end."""
+    answer = None
+    with contextlib.suppress(StopIteration):
+        while True:
+            asked = exchange.send(answer)
+            answer = wire.average(asked) if isinstance(asked, np.ndarray) else wire.scatter(asked)
 
 
 def joint_report() -> dict[str, bool]:
@@ -379,7 +390,7 @@ def joint_report() -> dict[str, bool]:
                 one.zero_grad()
                 nn.functional.cross_entropy(one(x), y).backward()
             simulated.step(0.01, last=False)
-            real.run(mine.step(0.01))
+            run(mine.step(0.01), real)
             equal &= digest(own.parameters()) == digest(simulated.models[real.rank].parameters())
         report[name] = equal
     return report

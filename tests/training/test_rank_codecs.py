@@ -12,7 +12,7 @@ from gtrace.fitting.pooling import pooled
 from gtrace.training import Exchange
 from gtrace.training.frames import NOT_FINITE, SimulatedRank, lockstep
 from gtrace.training.ranks import Piece
-from gtrace.training.ways import all_reduce, split_tensor, way
+from gtrace.training.ways import averaging, split_tensor, way
 from gtrace.types import Key
 
 _SPECS = "none qsgdinf:bits=3 alq:bits=3 zipml:bits=3 mcgq ef:topk:ratio=0.05 ef21:topk:ratio=0.05 signsgd"
@@ -48,20 +48,21 @@ def scaled(rank, step):
     return gradients(rank, step, 10.0**rank)
 
 
+def averaged(everyone, spec, given, step, by="allgather"):
+    """The averages that each rank has of a step."""
+    running = zip(everyone, given, strict=True)
+    return lockstep([averaging(codecs, way(by), whole(spec), values, step) for codecs, values in running])[0]
+
+
 def exchanged(world, spec, by="allgather", steps=1, given=gradients, **options):
     """Of each rank the averages of each step, and its codecs."""
     everyone = [rank_codecs(SimulatedRank(rank, world), spec, **options) for rank in range(world)]
     results = [([], codecs) for codecs in everyone]
     for step in range(steps):
-        running = [way_of(by)(codecs, whole(spec), given(rank, step), step) for rank, codecs in enumerate(everyone)]
-        found, _ = lockstep(running)
+        found = averaged(everyone, spec, [given(rank, step) for rank in range(world)], step, by)
         for (averages, _), average in zip(results, found, strict=True):
             averages.append(average)
     return results
-
-
-def way_of(name):
-    return all_reduce if name == "all-reduce" else way(name)
 
 
 def shared_bytes(codecs):
@@ -204,14 +205,11 @@ def test_what_one_rank_cannot_send(by):
 
 
 @pytest.mark.parametrize(
-    ("spec", "by"), [("ef:alq:bits=2", "two-shot"), ("ef21:topk", "ring"), ("powersgd", "all-reduce")]
+    ("spec", "by"), [("ef:alq:bits=2", "two-shot"), ("ef21:topk", "ring"), ("powersgd", "allgather")]
 )
 def test_states_come_back_from_lists(spec, by):
     def steps(everyone, numbers):
-        return [
-            lockstep([way_of(by)(one, whole(spec), gradients(k, step), step) for k, one in enumerate(everyone)])[0]
-            for step in numbers
-        ]
+        return [averaged(everyone, spec, [gradients(k, step) for k in range(2)], step, by) for step in numbers]
 
     made = ([rank_codecs(SimulatedRank(k, 2), spec, refit="0,3") for k in range(2)] for _ in range(3))
     unbroken, first, second = made
@@ -227,7 +225,7 @@ def test_states_come_back_from_lists(spec, by):
 
 def test_linear_codecs_average_what_they_send():
     """Real ranks against the simulated exchange, and with it against the published algorithm."""
-    results = exchanged(4, "powersgd", "all-reduce", steps=3)
+    results = exchanged(4, "powersgd", steps=3)
     simulated = Exchange("powersgd", 4)
     for step in range(3):
         shaped = [zip(NAMES, gradients(rank, step), SHAPES, strict=True) for rank in range(4)]
@@ -244,16 +242,11 @@ def test_linear_codecs_average_what_they_send():
 @pytest.mark.parametrize("missing", [None, NOT_FINITE])
 def test_what_one_rank_cannot_send_of_a_linear_codec(missing):
     everyone = [rank_codecs(SimulatedRank(rank, 3), "powersgd") for rank in range(3)]
-
-    def averaged(given, step):
-        paired = zip(everyone, given, strict=True)
-        return lockstep([all_reduce(one, whole("powersgd"), values, step) for one, values in paired])[0]
-
-    averaged([gradients(rank) for rank in range(3)], 0)
+    averaged(everyone, "powersgd", [gradients(rank) for rank in range(3)], 0)
     firsts = [one.to_lists()["senders"] for one in everyone]
     second = [gradients(rank, 1) for rank in range(3)]
     second[1][0] = missing
-    found = averaged(second, 1)
+    found = averaged(everyone, "powersgd", second, 1)
     expected = np.full(SIZES[0], np.nan) if missing else (gradients(0, 1)[0] + gradients(2, 1)[0]) / 2
     for averages, before, one in zip(found, firsts, everyone, strict=True):
         after = one.to_lists()["senders"]
@@ -266,7 +259,13 @@ def test_what_one_rank_cannot_send_of_a_linear_codec(missing):
 
 def test_ranks_of_other_models_are_noticed():
     exchanges = [
-        all_reduce(rank_codecs(SimulatedRank(rank, 2), "powersgd"), whole("powersgd")[:some], gradients(0)[:some], 0)
+        averaging(
+            rank_codecs(SimulatedRank(rank, 2), "powersgd"),
+            way("ring"),
+            whole("powersgd")[:some],
+            gradients(0)[:some],
+            0,
+        )
         for rank, some in enumerate((3, 2))
     ]
     with pytest.raises(PayloadError, match="ranks differ in their model"):

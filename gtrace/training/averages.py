@@ -214,12 +214,12 @@ class RankGradients:
             return self._recorded[:ranks]
         if self._noise is None:
             return [self._first] * ranks
-        return [self._first + self._sign(rank) * self._noise for rank in range(ranks)]
-
-    def _sign(self, rank: int) -> NDArray[np.float32]:
-        key = Key.derive(self.seed, tensor=self._name, step=self._step, worker=rank, role="noise")
-        signs = np.random.default_rng(list(key)).integers(0, 2, self._first.size, np.int8)
-        return (1 - 2 * signs).astype(np.float32)
+        found = []
+        for rank in range(ranks):
+            key = Key.derive(self.seed, tensor=self._name, step=self._step, worker=rank, role="noise")
+            signs = np.random.default_rng(list(key)).integers(0, 2, self._first.size, np.int8)
+            found.append(self._first + (1 - 2 * signs).astype(np.float32) * self._noise)
+        return found
 
 
 def _averaged(codec: Codec, name: str, info: TensorInfo, given: RankGradients, ranks: int) -> Average | None:

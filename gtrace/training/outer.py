@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gtrace.errors import UsageError
-from gtrace.torch_hooks.naming import local_part
-from gtrace.training import device, vectors
+from gtrace.training import vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
+from gtrace.training.compression import own_values
 from gtrace.training.ddp import RankExchange
 from gtrace.training.exchange import Exchange, Tally
 
@@ -55,7 +55,11 @@ class OuterNesterov:
     def begin(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Remember common weights, unless a round has begun."""
         if not self.anchors:
-            self.anchors = {name: weight.to(_precise(weight.dtype), copy=True) for name, weight in weights.items()}
+            # In a type in which a difference of weights keeps their digits.
+            self.anchors = {
+                name: weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
+                for name, weight in weights.items()
+            }
 
     def change(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """What this rank's steps took from the weights: the outer gradient."""
@@ -136,7 +140,7 @@ class OuterRounds:
         else:
             exchanged = self._exchange.step(
                 self.steps // self._every - 1,
-                [{name: _vector(change) for name, change in changes.items()}] * self._exchange.workers,
+                [changes] * self._exchange.workers,
             )
             tally, averages = exchanged.tally, exchanged.gradients
         return tally, {
@@ -253,20 +257,3 @@ class ProgramRounds:
         if saved is not None and (why := found.load_state_dict(saved)):
             self._warn(f"the checkpoint's codecs are not those of this process ({why}): their memory starts empty")
         return found
-
-
-def own_values(parameter: torch.Tensor) -> torch.Tensor:
-    """This process's part of a parameter without its gradient, sharing memory; a complex one as pairs of numbers."""
-    part = local_part(parameter.detach())
-    return torch.view_as_real(part) if part.is_complex() else part
-
-
-def _vector(change: torch.Tensor) -> Any:
-    """As :func:`gtrace.training.compression.read_gradient` gives a gradient to an exchange."""
-    values = change.to(torch.float32)
-    return values if values.device.type in device.DEVICES else values.cpu().numpy()
-
-
-def _precise(dtype: torch.dtype) -> torch.dtype:
-    """A type in which a difference of weights of this type keeps its digits."""
-    return torch.promote_types(dtype, torch.float32)

@@ -47,12 +47,9 @@ class Average:
     """One exchange of one tensor at one step.
 
     Attributes:
-        codec: its spec.
         exchange: the way, see :mod:`gtrace.training.ways`.
-        ranks: their number.
         energy: ||mean of the ranks' gradients||^2.
         error: ||what every rank ends with - that mean||^2.
-        size: number of values.
         sent: bytes that a rank sends, on average.
         across: the part of them that leaves its node; all of them unless the exchange knows nodes.
         source: where the ranks' gradients come from.
@@ -77,7 +74,6 @@ class ExchangePlan:
         codecs: what encodes. Those that keep a memory are left out, because one step says nothing about them, and
             linear ones, which are averaged before they are decoded.
         exchanges: names of ways.
-        ranks: numbers of ranks.
         seed: seed of noise and rounding.
 
     Raises:
@@ -120,7 +116,6 @@ def measure_averages(
 
     Args:
         trace: an open trace with values.
-        plan: what is exchanged.
         steps: steps; None for one in the middle of training that has neighbors.
         globs: tensors; None for the largest.
         kind: of gradients, as for a sweep.
@@ -168,14 +163,7 @@ def _chosen(gradients: Gradients, info: TensorInfo, steps: Sequence[int] | None)
 
 
 class RankGradients:
-    """Gradients of a tensor at a step for any number of ranks.
-
-    Args:
-        trace: an open trace.
-        info: the tensor.
-        step: the step.
-        seed: seed of the noise.
-    """
+    """Gradients of a tensor at a step for any number of ranks."""
 
     def __init__(self, trace: Trace, info: TensorInfo, step: int, seed: int) -> None:
         def read(one: TensorInfo, at: int) -> NDArray[np.float32]:

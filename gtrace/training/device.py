@@ -82,7 +82,6 @@ def encode(codec: Codec, state: State, values: torch.Tensor, key: tuple[int, int
 
     Args:
         codec: a codec that :func:`supports` refuses gets a copy of the values on the host.
-        state: the tensor's state.
         values: float32[size] on any device.
         key: two 64-bit words.
 

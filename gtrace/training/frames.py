@@ -164,9 +164,6 @@ class Collectives:
     Byte strings go through ``all_to_all_single``, which, unlike ``all_gather``, takes a length for every pair of ranks:
     there is no padding, so the counted bytes are the sent ones.
 
-    Args:
-        group: the process group; None for the default one.
-
     Attributes:
         sent: bytes that this rank gave to collectives for other ranks, including eight for each length.
         seconds: wall time inside collectives, waiting for others included.

@@ -34,8 +34,6 @@ class ShardedGradient:
     """How a gradient is cut: along one dimension into equal chunks, of which the last ones may be shorter or empty.
 
     Attributes:
-        name: name of the parameter.
-        codec: its codec.
         shape: shape of the whole gradient.
         dim: the dimension that is cut.
         ranks: number of chunks.
@@ -114,7 +112,6 @@ class ShardedGroup:
 
     Args:
         group: torch's group of parameters that are gathered and reduced together.
-        exchange: the codecs.
 
     Attributes:
         names: names of its parameters; empty before the first step.

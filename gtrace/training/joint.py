@@ -312,18 +312,7 @@ class LocalSteps(JointOptimizer):
 
 
 class JointWorkers:
-    """Simulated ranks, each with a model and an optimizer of its own.
-
-    Args:
-        model: their common start.
-        workers: their number.
-        make: an optimizer for a model and its codecs.
-        rules: the codec of each tensor.
-        options: the options of all links.
-
-    Attributes:
-        models: the model of each.
-    """
+    """Simulated ranks, each with a model and an optimizer of its own."""
 
     def __init__(
         self,

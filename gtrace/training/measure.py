@@ -183,12 +183,6 @@ class NoiseAhead:
     x of noise gives x' W x by Lanczos quadrature, and its expectation is tr(W S). Under Adam and AdamW, x and the
     curvature are in coordinates divided by s = (sqrt(v) + eps)^(-1/2).
 
-    Args:
-        task: what is trained.
-        model: its model.
-        optimizer: its optimizer.
-        settings: of the study.
-
     Attributes:
         why: why nothing can be measured in this training, in a clause; empty if it can.
     """
@@ -213,7 +207,6 @@ class NoiseAhead:
         """r_W of an unbiased codec without memory, before the optimizer's step.
 
         Args:
-            step: number of the step.
             gradients: of each worker, exact.
             averaged: what arrived.
             clipped: factor by which clipping scales the averaged gradient.

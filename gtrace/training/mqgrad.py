@@ -72,7 +72,6 @@ class QNetwork:
     Args:
         inputs: T, smoothed losses.
         outputs: numbers of bits.
-        key: key of the weights.
 
     Attributes:
         weights: ``hidden`` float64[10, T], ``hidden_bias`` float64[10], ``out`` float64[outputs, 10], ``out_bias``

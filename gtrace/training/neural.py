@@ -68,12 +68,6 @@ class LayerCodecs:
     are counted so; those with ``allocates`` get each tensor's share when the batch is over, and fit to their own
     parameter before.
 
-    Args:
-        codec: the codec; without memory.
-        worker: number of the worker, part of the keys.
-        seed: seed of all keys.
-        refit: when codecs are fitted.
-
     Raises:
         UsageError: the codec keeps memory between steps.
     """
@@ -199,11 +193,7 @@ class NeuralCompression:
     innermost counts.
 
     Args:
-        model: the model.
         codec: the codec of the gradients; without memory.
-        workers: number of workers that share the model.
-        seed: seed of the rounding.
-        refit: when codecs are fitted.
         nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` leaves it unchanged, so that the
             resulting weight gradients are left out; ``zero`` replaces NaN and infinity by zeros; ``error`` raises.
         layers: ``inner`` leaves out gradients that come from the loss without passing another layer, ``all``
@@ -274,7 +264,6 @@ class Batch:
     """One worker's batch; made by :meth:`NeuralCompression.batch`.
 
     Attributes:
-        step: number of the training step.
         previewed: number of gradients compressed for a shadow so far.
     """
 
@@ -383,7 +372,6 @@ class ShadowError:
     """The difference between one weight gradient and the exact one of the same batch.
 
     Attributes:
-        tensor: name of the parameter.
         cosine_alone: cosine with the exact weight gradient if only the gradients of this layer's own outputs
             are compressed; NaN if there are none, or the exact gradient is zero; 0 if the compressed one is.
         error_alone: ||compressed - exact|| / ||exact|| in that case.
@@ -452,7 +440,6 @@ def shadow(
     backward pass without compression and one per layer; none of them writes to ``grad``, fits a codec or is counted.
 
     Args:
-        batch: the open batch.
         loss: the loss after its compressed backward pass, with the graph retained.
         parameters: name -> parameter; one without ``grad`` is left out.
         owners: parameter name -> the modules that own it.

@@ -89,7 +89,6 @@ class OuterRounds:
     Args:
         exchange: between ranks, or simulated in a single process; only these rounds use it.
         every: steps of a round, H.
-        names: of the parameters.
 
     Attributes:
         steps: steps so far, those that a gradient scaler left out included.
@@ -194,12 +193,6 @@ class ProgramRounds:
     """The outer optimizers of a program that knows nothing of them, one around each of its optimizers.
 
     Their state is saved and loaded with the optimizer's own ``state_dict``.
-
-    Args:
-        options: of the exchange.
-        every: steps of a round.
-        rules: the codec of each tensor.
-        warn: called with what the user must know.
     """
 
     def __init__(self, options: ScriptOptions, every: int, rules: CodecTable, warn: Callable[[str], None]) -> None:

@@ -325,13 +325,7 @@ class ParameterServerClock:
 class BitControl:
     """Asks a policy before every exchange.
 
-    Args:
-        policy: the policy.
-        codec: the codec.
-        exchange: the exchange with this codec.
-
     Attributes:
-        policy: the policy.
         seconds: simulated duration of the previous step; the caller sets it.
     """
 
@@ -344,8 +338,6 @@ class BitControl:
         """Choose the bits of a step; returns the fields for the run log.
 
         Args:
-            step: number of the step.
-            loss: mean loss of the workers.
             gradients: per worker, tensor -> float32 of any shape.
         """
         self._use(self.policy.choose(step, loss, self.seconds, lambda: [self._rms(one) for one in gradients]))

@@ -48,8 +48,6 @@ class Piece:
 
     Attributes:
         name: name of the piece; the tensor's if it is all of it.
-        codec: the codec.
-        size: number of elements.
         device: device on which it is encoded and decoded; None for the host.
         shape: the parameter's shape, if the piece is all of it and the shape is known.
         start: first element.
@@ -81,8 +79,6 @@ class RankCodecs:
     """Every tensor's senders and receivers on this rank.
 
     Args:
-        rules: the codec of each tensor.
-        options: the options of all links.
         place: this rank among the others; its number is asked for at the first exchange.
         common: fit to the sum of all ranks' sketches, which are exchanged for this.
         first: number of this group's first rank among the workers of all groups, part of the keys.

@@ -138,8 +138,6 @@ class TrainingRun:
     """One codec's training.
 
     Args:
-        task: the task.
-        codec: the codec of every worker.
         settings: shared with the study's other runs.
         first_loss: test loss of the untrained model, if another run with the same seed has measured it.
         policy: chooses the codec's bits; None to keep them.
@@ -147,7 +145,6 @@ class TrainingRun:
         joint: how it exchanges anything but gradients; empty if it does not.
 
     Attributes:
-        result: the result so far.
         label: the fields that all of its records in the run log have.
         tensors: name -> number of elements of each trained tensor.
         weights: the quantized weights, if there are any.
@@ -509,7 +506,6 @@ def simulated_step(
     overlaps. If the network has ``compute``, it replaces all of these, and the time depends on bytes alone.
 
     Args:
-        network: the network between the workers.
         workers: number of workers, which were simulated one after the other.
         tally: tally of their exchange.
         seconds: CPU time of the whole step.

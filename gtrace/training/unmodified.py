@@ -59,7 +59,6 @@ class ScriptTraining:
     """The hooks in one process, and what they saw.
 
     Args:
-        options: what to do.
         say: prints one line for the user.
         on_record: called with every record of the run log.
     """

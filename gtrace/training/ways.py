@@ -78,11 +78,7 @@ def averaging(
     """The averages of tensors by the chosen way; those of linear codecs by all-reduces, whatever the way.
 
     Args:
-        codecs: this rank's.
-        chosen: the way.
-        whole: the tensors.
         values: the values of each to send.
-        step: number of the step.
         scattered: the tensors are pieces with owners, and each owner gets the averages of its own, in order.
 
     Raises:
@@ -349,7 +345,6 @@ def split_tensor(tensor: Piece, ranks: int, most: int | None = None) -> list[Pie
     """Pieces of a tensor: whole buckets, nearly as many for each rank; which rank begins depends on the name.
 
     Args:
-        tensor: all of it.
         ranks: number of ranks, one of which owns each piece.
         most: pieces at most; by default one for each rank.
     """

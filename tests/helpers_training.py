@@ -157,9 +157,9 @@ def reports_of_ranks(name, worlds, folder):
     }
 
 
-def losses(task, model, batch):
+def losses(task, model, batch, lr):
     """The losses of eight steps on one batch."""
-    optimizer, found = task.optimizer(model, task.recipe.lr), []
+    optimizer, found = task.optimizer(model, lr), []
     for _ in range(8):
         optimizer.zero_grad()
         loss = task.loss(model, batch)

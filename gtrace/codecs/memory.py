@@ -195,7 +195,10 @@ class Estimate(Memory):
         self, arrays: Arrays, x: NDArray[np.float32], given: NDArray[np.float32], decoded: NDArray[np.float32]
     ) -> dict[str, NDArray[Any]]:
         kept: dict[str, NDArray[Any]] = {"estimate": decoded}
-        return {**kept, "momentum": self._followed(arrays, x)} if self.momentum else kept
+        if self.momentum:
+            # Not the gradient's own memory: training writes the average there.
+            kept["momentum"] = self._followed(arrays, x) if "momentum" in arrays else x.copy()
+        return kept
 
     def received(
         self, arrays: Arrays, values: NDArray[np.float32]

@@ -11,7 +11,9 @@ import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from ranks_program import (
+    NAMES,
     Counted,
+    Simulated,
     Training,
     batch,
     digest,
@@ -31,13 +33,8 @@ from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gtrace
-from gtrace.codecs import codec
-from gtrace.codecs.assignment import CodecTable
-from gtrace.codecs.link import LinkOptions
-from gtrace.schedule import RefitSchedule
-from gtrace.training.frames import SimulatedRank, lockstep
-from gtrace.training.ranks import Piece, RankCodecs
-from gtrace.training.ways import averaging, way
+from gtrace.training.fsdp import ShardedGradient
+from gtrace.training.ranks import Piece
 
 STEPS = 3
 SPECS = ("none", "qsgdinf:bits=3,bucket_size=64", "alq:bits=3", "ef:topk:ratio=0.05", "powersgd")
@@ -89,52 +86,36 @@ def rows(size: int, ranks: int, rank: int) -> slice:
     return slice(min(size, rank * each), min(size, (rank + 1) * each))
 
 
-class Simulated:
+class SimulatedChunks:
     """The same exchanges among simulated ranks: of chunks among a group, then of averages among replicas."""
 
     def __init__(self, spec: str, exchange: str, ranks: int, replicas: int) -> None:
-        options = LinkOptions(RefitSchedule.parse("once"), 5)
-        self.names = [name for name, _ in model().named_parameters()]
-        self.spec, self.way, self.ranks, self.replicas = codec(spec), way(exchange), ranks, replicas
-
-        def codecs(rank: int, size: int, first: int = 0) -> RankCodecs:
-            return RankCodecs(CodecTable.of(spec), options, SimulatedRank(rank, size), common=False, first=first)
-
-        self.among = [[codecs(k, ranks, ranks * one) for k in range(ranks)] for one in range(replicas)]
-        self.between = [[codecs(one, replicas) for one in range(replicas)] for _ in range(ranks)]
-
-    def run(self, paired: Any, pieces: list[Piece], number: int, **how: Any) -> list[Any]:
-        return lockstep([averaging(codecs, self.way, pieces, own, number, **how) for codecs, own in paired])[0]
+        self.codec, self.ranks = gtrace.codec(spec), ranks
+        self.among = [Simulated(spec, exchange, ranks, ranks * one) for one in range(replicas)]
+        self.between = [Simulated(spec, exchange, replicas) for _ in range(ranks)]
 
     def step(self, number: int, gradients: list[list[np.ndarray]]) -> list[dict[str, np.ndarray]]:
         """By rank, the averages of its chunks that are not empty."""
-        shapes = [one.shape for one in gradients[0]]
-        pieces = []
-        for name, shape in zip(self.names, shapes, strict=True):
-            for rank in range(self.ranks):
-                part, width = rows(shape[0], self.ranks, rank), int(np.prod(shape[1:]))
-                start, stop = part.start * width, part.stop * width
-                if stop > start:
-                    pieces.append(Piece(f"{name}[{start}:{stop}]", self.spec, stop - start, start=start, owner=rank))
-        averages: list[list[Any]] = []
-        for one, codecs in enumerate(self.among):
-            values = [
-                [local[self.names.index(p.name.partition("[")[0])].reshape(-1)[p.start :][: p.size] for p in pieces]
-                for local in gradients[one * self.ranks : (one + 1) * self.ranks]
-            ]
-            paired = zip(codecs, values, strict=True)
-            averages.append(self.run(paired, pieces, number, scattered=True))
+        cut = [
+            (k, piece)
+            for k, (name, gradient) in enumerate(zip(NAMES, gradients[0], strict=True))
+            for piece in ShardedGradient(name, self.codec, gradient.shape, 0, self.ranks, 0).pieces()
+        ]
+        pieces, averages = [piece for _, piece in cut], []
+        for one, among in enumerate(self.among):
+            group = gradients[one * self.ranks : (one + 1) * self.ranks]
+            values = [[local[k].reshape(-1)[piece.start :][: piece.size] for k, piece in cut] for local in group]
+            averages.append(among.average(pieces, values, number, scattered=True))
         found: list[dict[str, np.ndarray]] = [{} for _ in gradients]
-        for rank in range(self.ranks):
+        for rank, between in enumerate(self.between):
             own = [piece for piece in pieces if piece.owner == rank]
-            means = [averages[one][rank] for one in range(self.replicas)]
-            if self.replicas > 1:
-                named = [Piece(f"{p.name}+replicas", self.spec, p.size) for p in own]
-                paired = zip(self.between[rank], means, strict=True)
-                means = self.run(paired, named, number)
-            for one in range(self.replicas):
-                parts = zip(own, means[one], strict=True)
-                found[one * self.ranks + rank] = {p.name.partition("[")[0]: v for p, v in parts}
+            means = [each[rank] for each in averages]
+            if len(self.among) > 1:
+                named = [Piece(f"{piece.name}+replicas", self.codec, piece.size) for piece in own]
+                means = between.average(named, means, number)
+            for one, parts in enumerate(means):
+                named_parts = zip(own, parts, strict=True)
+                found[one * self.ranks + rank] = {p.name.partition("[")[0]: part for p, part in named_parts}
         return found
 
 
@@ -152,7 +133,6 @@ def averages_report() -> dict[str, Any]:
     for kind, mesh in meshes().items():
         plain = Sharded("", mesh)
         exact = [plain.step(number) for number in range(STEPS)]
-        names = [name for name, _ in model().named_parameters()]
         # Two ranks try every codec, four every way: with two a ring or a node shows nothing of its own.
         many = kind == "fsdp" and dist.get_world_size() > 2
         cases = [(spec, "allgather") for spec in (SPECS[:1] if many else SPECS)]
@@ -161,7 +141,7 @@ def averages_report() -> dict[str, Any]:
         for spec, exchange in cases:
             training = Sharded(spec, mesh, exchange=exchange, seed=5, refit="once", compare_every=0)
             replicas = 2 if kind == "hsdp" else 1
-            simulated = Simulated(spec, exchange, dist.get_world_size() // replicas, replicas)
+            simulated = SimulatedChunks(spec, exchange, dist.get_world_size() // replicas, replicas)
             equal, counted = True, 0
             for number in range(STEPS):
                 gradients = everyones(number, training.weights())
@@ -170,7 +150,7 @@ def averages_report() -> dict[str, Any]:
                 counted += seen.bytes
                 if spec != "powersgd":
                     expected = simulated.step(number, gradients)[rank]
-                    for name, chunk in zip(names, found, strict=True):
+                    for name, chunk in zip(NAMES, found, strict=True):
                         equal &= np.array_equal(chunk.reshape(-1), expected.get(name, np.zeros(0)))
             tally = training.state.tally
             worst = max(float(np.abs(a - b).max(initial=0)) for a, b in zip(exact[-1], found, strict=True))

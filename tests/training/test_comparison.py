@@ -258,6 +258,14 @@ def test_none_alone_has_no_twin_and_a_task_of_ones_own_no_command():
         ({"task": "digits-mlp", "weights": ["optimal5", "optimal5"]}, "twice"),
         ({"task": "digits-mlp", "weights": ["optimal5"], "kind": "neural"}, "kind neural"),
         ({"task": "digits-cmm"}, "no task 'digits-cmm'; did you mean digits-"),
+        ({"codecs": ["qsgdinf"], "kind": "neural", "measure": 2}, "measure"),
+        ({"optimizer": "onebit-adam", "every": 4}, "exchanges at every step"),
+        ({"optimizer": "adam:warmup=4"}, "cannot be read"),
+        ({"optimizer": "onebit-adam:warmup=x"}, "cannot be read"),
+        ({"optimizer": "onebitadam"}, "onebit-adam"),
+        ({"every": 4, "down": "same"}, "down: "),
+        ({"every": 4, "measure": 2}, "measure: "),
+        ({"every": 0}, "every: 0 is below 1"),
     ],
 )
 def test_bad_settings_are_refused(arguments, message):

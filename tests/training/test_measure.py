@@ -9,8 +9,6 @@ import pytest
 import torch
 from helpers_training import Regression
 
-import gtrace
-from gtrace.errors import UsageError
 from gtrace.training import Recipe, Study
 from gtrace.training.measure import Measurement
 
@@ -96,8 +94,3 @@ def test_every_measure_against_numpy():
     whole_arrived = [np.concatenate(parts) for parts in zip(*arrived.values(), strict=True)]
     together.add("*", whole, whole_arrived, np.concatenate(list(decoded.values())))
     assert {**together.fields(), "w1": 0} == pytest.approx({**found, "w1": 0}, rel=1e-6)
-
-
-def test_it_is_about_gradients_between_workers():
-    with pytest.raises(UsageError, match="measure"):
-        Study(Regression(), [gtrace.codec("qsgdinf")], kind="neural", measure=2)

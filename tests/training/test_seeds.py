@@ -1,4 +1,4 @@
-"""Studies of several seeds, their checkpoints, and simulated networks."""
+"""Studies of several seeds, what they say of differences, simulated networks, and optimizers."""
 
 import math
 
@@ -9,8 +9,7 @@ from scipy import stats
 from gtrace.cli.train_task import paired, spread, summarize
 from gtrace.costs import Network
 from gtrace.runlog import read_runlog
-from gtrace.training import Study
-from gtrace.training.checkpoint import path_of
+from gtrace.training import Study, train
 from gtrace.training.exchange import Tally
 from gtrace.training.run import simulated_step
 
@@ -23,7 +22,7 @@ def study(**options):
     return Study(Regression(), CODECS, workers=2, steps=6, eval_every=2, **options)
 
 
-def test_seeds_are_run_one_after_the_other_and_each_as_alone(tmp_path):
+def test_seeds_are_run_one_after_the_other_and_each_as_alone_and_differences_are_paired(tmp_path):
     several = study(seeds=3, seed=4)
     several.run(tmp_path / "log.jsonl")
     assert [(result.run, result.seed) for result in several.results] == [
@@ -37,7 +36,15 @@ def test_seeds_are_run_one_after_the_other_and_each_as_alone(tmp_path):
     steps = [record["seed"] for record in read_runlog(tmp_path / "log.jsonl") if record["type"] == "step"]
     assert steps == sorted(steps)
     assert len(steps) == 3 * 3 * 6
-    assert not path_of(tmp_path / "log.jsonl").exists()
+
+    entries = {entry["run"]: entry for entry in summarize(several)}
+    losses = {(result.run, result.seed): result.loss for result in several.results}
+    spec = CODECS[1]
+    differences = [losses[spec, seed] - losses["none", seed] for seed in (4, 5, 6)]
+    assert entries[spec]["loss_change"] == pytest.approx(np.mean(differences))
+    assert paired(several, spec, lambda result: result.loss).deviation == pytest.approx(np.std(differences, ddof=1))
+    assert entries["none"]["loss_change"] == 0
+    assert entries[spec]["loss"] == pytest.approx(np.mean([losses[spec, seed] for seed in (4, 5, 6)]))
 
 
 def test_intervals_are_students():
@@ -50,52 +57,20 @@ def test_intervals_are_students():
     assert math.isnan(spread([]).mean)
 
 
-def test_differences_are_paired_by_seed():
-    one = study(seeds=3)
-    one.run()
-    entries = {entry["run"]: entry for entry in summarize(one)}
-    losses = {(result.run, result.seed): result.loss for result in one.results}
-    spec = CODECS[1]
-    differences = [losses[spec, seed] - losses["none", seed] for seed in range(3)]
-    assert entries[spec]["loss_change"] == pytest.approx(np.mean(differences))
-    assert paired(one, spec, lambda result: result.loss).deviation == pytest.approx(np.std(differences, ddof=1))
-    assert entries["none"]["loss_change"] == 0
-    assert entries[spec]["loss"] == pytest.approx(np.mean([losses[spec, seed] for seed in range(3)]))
-
-
-def test_a_step_is_computed_once_and_decoded_for_all():
+def test_a_step_is_computed_once_and_decoded_for_all_and_linear_messages_are_added_up_on_the_way():
+    tally = Tally(payload_bits=8000, float32_bits=4 * 32 * 1000)
+    assert simulated_step(Network(1e3, 0.0), 4, tally, 0.0, exact=False) == pytest.approx(3 * 2000 / 1e3)
+    seconds = simulated_step(Network(1e3, 0.0), 4, tally, 0.0, exact=False, linear=True)
+    assert seconds == pytest.approx(2 * 3 / 4 * 2000 / 1e3)
     tally = Tally(payload_bits=8000, float32_bits=4 * 32 * 1000, codec_seconds=0.3, decode_seconds=0.1)
     seconds = simulated_step(Network(1e3, 0.0, "allgather"), 4, tally, 1.1, exact=False)
     assert seconds == pytest.approx((1.1 - 0.3) / 4 + 0.2 / 4 + 0.1 + 3 * 2000 / 1e3)
 
 
-def test_simulated_times_are_in_the_log(tmp_path):
-    one = study(network=Network.parse("1kbit/s", "1ms", "ps"))
-    one.run(tmp_path / "log.jsonl")
-    records = read_runlog(tmp_path / "log.jsonl")
-    for result in one.results:
-        steps = [r for r in records if r["type"] == "step" and r["run"] == result.run]
-        assert sum(r["sim_seconds"] for r in steps) == pytest.approx(result.sim_seconds)
-        # The link of a thousand bits a second is what costs time here.
-        assert all(r["sim_seconds"] > 2 * 13 * 32 / 1000 for r in steps)
-
-
 def test_optimizers_and_clipping_take_the_place_of_the_tasks_own():
     losses = {}
-    for name in ("", "sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw"):
-        one = Study(Regression(), [], workers=1, steps=5, optimizer=name)
-        one.run()
-        losses[name] = one.results[0].loss
-    assert losses[""] == losses["sgd"]
-    assert len(set(losses.values())) >= 5
-    clipped = Study(Regression(), [], workers=1, steps=5, clip=1e-3)
-    clipped.run()
-    assert clipped.results[0].loss > losses[""]
-
-
-def test_messages_of_linear_codecs_are_added_up_on_the_way():
-    tally = Tally(payload_bits=8000, float32_bits=4 * 32 * 1000)
-    seconds = simulated_step(Network(1e3, 0.0), 4, tally, 0.0, exact=False, linear=True)
-    assert seconds == pytest.approx(2 * 3 / 4 * 2000 / 1e3)
-    alone = simulated_step(Network(1e3, 0.0), 4, tally, 0.0, exact=False)
-    assert alone == pytest.approx(3 * 2000 / 1e3)
+    for name in ("", "sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw", "clip"):
+        settings = {"clip": 1e-3} if name == "clip" else {"optimizer": name}
+        losses[name] = train(Regression(), [], workers=1, steps=5, **settings).results[0].loss
+    assert losses[""] == losses["sgd"] < losses["clip"]
+    assert len(set(losses.values())) >= 6

@@ -131,16 +131,6 @@ def test_the_log_says_everything(tmp_path):
     assert [r["run"] for r in of(found, "step")] == ["none", "qsgdinf:bits=3"] * 7
 
 
-def test_training_through_a_codec_learns():
-    study = train("digits-cnn", ["qsgdinf:bits=3"], steps=60, lr=0.1, workers=2, eval_every=60)
-    none, coded = study.results
-    assert none.accuracy > 0.8
-    assert coded.accuracy > 0.8
-    assert coded.tally.bits_per_element < 2
-    assert 0 < coded.relative_variance < 2
-    assert study.warnings == []
-
-
 def test_bits_that_are_only_declared_are_called_so(monkeypatch):
     assert records(Study(Regression(), [Memory()], steps=1))[0]["type"] == "step"
     monkeypatch.setattr(Memory, "declared", True)
@@ -161,13 +151,9 @@ def test_a_worker_with_bad_gradients_is_left_out_and_reported():
     assert texts[-1] == "qsgdinf:bits=4: 65 gradient values in 2 tensors were not finite, at 5 steps"
     assert len(texts) == 2 * (3 + 1)
     assert all(result.finished and result.tally.nonfinite == 65 for result in study.results)
-
-
-def test_zeros_instead_of_bad_gradients():
     study = Study(Faulty(lambda batch: batch % 4 == 1), ["qsgdinf"], steps=2, nonfinite="zero")
-    found = records(study)
+    assert {r["bits_float32"] for r in of(records(study), "step")} == {32 * 4 * 13}
     assert "zeros are sent in their place" in study.warnings[0]
-    assert {r["bits_float32"] for r in of(found, "step")} == {32 * 4 * 13}
 
 
 def test_divergence_is_said_in_words_and_stops_that_run_only():

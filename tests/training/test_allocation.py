@@ -10,7 +10,6 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.fitting import allocate_sparsity
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
-from gtrace.trace import Trace
 from gtrace.training.exchange import Exchange, Tally
 from gtrace.training.neural import LayerCodecs
 
@@ -38,15 +37,8 @@ def targets(senders):
     return [float(next(v for k, v in one.state.arrays.items() if k.endswith("target"))) for one in senders]
 
 
-def test_an_exchange_prunes_as_a_sweep_does():
-    tensors = gradients()
-    trace = Trace.from_arrays({name: {0: x} for name, x in tensors.items()})
-    rows = [r for r in gtrace.run_sweep(trace, [MIXED], refit="each").rows() if r["draw"] == 0]
-    arrived = Exchange(MIXED).step(0, [tensors]).gradients
-    found = [np.mean(arrived[row["tensor"]] == 0) for row in rows]
-    assert found == [row["sparsity"] for row in rows]
-    assert max(found) - min(found) > 0.2
-    assert np.average(found, weights=[row["n"] for row in rows]) == pytest.approx(0.8, abs=0.01)
+def allocated(exchange, *names, worker=0):
+    return targets(exchange._links[name, worker][0] for name in names or NAMES)
 
 
 @pytest.mark.parametrize("spec", [MIXED, f"ef:{MIXED}", f"rotate:{MIXED}"])
@@ -57,7 +49,7 @@ def test_each_worker_allocates_from_its_own_gradients(spec):
         exchange.step(step, workers)
         for worker, tensors in enumerate(workers):
             # Of the gradients themselves: what a codec remembers or rotates is fitted to, and not shared out by.
-            assert targets(exchange._links[name, worker][0] for name in NAMES) == pytest.approx(list(shares(tensors)))
+            assert allocated(exchange, worker=worker) == pytest.approx(list(shares(tensors)))
     assert not np.allclose(shares(workers[0]), shares(workers[1]))
 
 
@@ -66,27 +58,19 @@ def test_a_server_allocates_from_the_averages():
     exchange = Exchange("none", 2, down=gtrace.codec(MIXED))
     averages = {name: (workers[0][name] + workers[1][name]) / 2 for name in NAMES}
     exchange.step(0, workers)
-    assert targets(exchange._links[name, -1][0] for name in NAMES) == pytest.approx(list(shares(averages)), rel=1e-6)
+    assert allocated(exchange, worker=-1) == pytest.approx(list(shares(averages)), rel=1e-6)
 
 
-def test_a_tensor_that_comes_late_is_allocated_with_the_others():
-    tensors = gradients()
-    exchange = Exchange(MIXED, refit="once")
-    first = {name: tensors[name] for name in ("heavy", "light")}
-    exchange.step(0, [first])
+def test_a_tensor_that_comes_late_is_allocated_with_the_others_and_tensors_of_a_table_among_themselves():
+    tensors, exchange = gradients(), Exchange(MIXED, refit="once")
+    exchange.step(0, [{name: tensors[name] for name in ("heavy", "light")}])
     exchange.step(1, [tensors])
-    found = targets(exchange._links[name, 0][0] for name in NAMES)
     # Thresholds travel in every payload and follow every gradient, whatever the schedule; so do the shares.
-    assert found == pytest.approx(list(shares(tensors)))
-
-
-def test_tensors_of_a_table_share_out_among_themselves():
-    tensors = gradients()
-    table = CodecTable(gtrace.codec(MIXED), tensors={"light": gtrace.codec("qsgdinf:bits=3")})
-    exchange = Exchange(table)
+    assert allocated(exchange) == pytest.approx(list(shares(tensors)))
+    exchange = Exchange(CodecTable(gtrace.codec(MIXED), tensors={"light": gtrace.codec("qsgdinf:bits=3")}))
     exchange.step(0, [tensors])
     own = {name: tensors[name] for name in ("heavy", "bias")}
-    assert targets(exchange._links[name, 0][0] for name in own) == pytest.approx(list(shares(own)))
+    assert allocated(exchange, *own) == pytest.approx(list(shares(own)))
 
 
 def test_layers_share_out_by_the_gradients_themselves():

@@ -166,20 +166,15 @@ def test_a_step_that_a_scaler_leaves_out_counts(training, left_out):
     assert one.finish().tally.bits == 2 * 32 * 408
 
 
-def test_several_encodings_are_compared_with_as_many_gradients(training):
+def test_several_encodings_are_compared_with_as_many_gradients_and_an_error_stops_the_program(training):
     model, x = model_and_data()
     one, _ = training("none", every=EVERY, workers=2)
     steps(model, x, torch.optim.SGD(model.parameters(), lr=0.1), EVERY)
     tally = one.finish().tally
     assert (tally.bits, tally.ratio) == (2 * 32 * 408, EVERY)
-
-
-def test_an_error_of_the_exchange_stops_the_program(training):
-    model, x = model_and_data()
     training("none", every=EVERY, nonfinite="error")
-    optimizer = torch.optim.SGD(model.parameters(), lr=float("inf"))
     with pytest.raises(Exception, match="not finite"):
-        steps(model, x, optimizer, EVERY)
+        steps(model, x, torch.optim.SGD(model.parameters(), lr=float("inf")), EVERY)
 
 
 def test_nothing_is_left_behind(training):

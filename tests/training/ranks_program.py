@@ -8,8 +8,10 @@ import functools
 import hashlib
 import io
 import json
+import math
 import pickle
 import sys
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -32,12 +34,23 @@ from gtrace.training.ways import averaging, way
 STEPS = 4
 OPTIONS = LinkOptions(RefitSchedule.parse("once"), 5)
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
+WAYS = ("allgather", "two-shot", "ring", "hierarchical:2", "hierarchical:4", "shared-scale")
 SPECS = {
     2: ("alq:bits=3", "mcgq", "ef:topk:ratio=0.05", MIXED),
-    3: ("alq:bits=3", "ef21:momentum=0.5:topk:ratio=0.05"),
+    3: ("alq:bits=3", "ef21:momentum=0.5:topk:ratio=0.05", "powersgd", "momentum:beta=0.5:powersgd:rank=1"),
     4: ("qsgdinf:bits=3,bucket_size=64", "ef21:intn", "ef:thc:block=64"),
 }
-WAYS = ("allgather", "two-shot", "ring", "hierarchical:2", "hierarchical:4", "shared-scale")
+
+
+def cases(world: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Codecs, ways and further options of a number of ranks."""
+    for spec in SPECS[world]:
+        for exchange in WAYS if world == 4 else WAYS[:2]:
+            if not spec.startswith("ef21:" if exchange == "shared-scale" else "ef:thc"):
+                yield spec, exchange, {}
+    if world == 2:
+        yield "alq:bits=3", "allgather", {"levels": "common"}
+        yield from (("alq:bits=3", exchange, {"on_device": True}) for exchange in WAYS[:2])
 
 
 class Counted:
@@ -63,6 +76,16 @@ class Counted:
 
     def __exit__(self, *_: object) -> None:
         dist.all_to_all_single, dist.all_reduce = self._original, self._all_reduce
+
+
+@contextlib.contextmanager
+def on_device(wanted: bool) -> Iterator[list[Any]]:
+    """Inside, gradients stay tensors if that is wanted; what was encoded as one."""
+    encode, kinds, calls = device.encode, device.DEVICES, []
+    device.DEVICES = frozenset({"cpu"}) if wanted else kinds
+    device.encode = lambda *given: calls.append(given) or encode(*given)
+    yield calls
+    device.encode, device.DEVICES = encode, kinds
 
 
 def model() -> nn.Module:
@@ -137,11 +160,6 @@ class Training:
     def senders(self) -> dict[str, Any]:
         return {name: sender for (_, name), sender in sorted(self.state._codecs._senders.items())}
 
-    @property
-    def shared(self) -> bytes:
-        """The shared bytes of all codecs."""
-        return b"".join(bytes(one.codec.shared(one.state)) for one in self.senders.values())
-
 
 def local_gradients(number: int, like: nn.Module | None = None) -> list[list[np.ndarray]]:
     """Every rank's gradients of a step, without any wrapper, of the first model or of one that is trained."""
@@ -155,11 +173,10 @@ def local_gradients(number: int, like: nn.Module | None = None) -> list[list[np.
 class Simulated:
     """As many ranks in one process."""
 
-    def __init__(self, spec: str, exchange: str, ranks: int, first: int = 0) -> None:
+    def __init__(self, spec: str, exchange: str, ranks: int, first: int = 0, *, common: bool = False) -> None:
         self.way, rules = way(exchange), CodecTable.of(spec)
-        self.codecs = [
-            RankCodecs(rules, OPTIONS, SimulatedRank(rank, ranks), common=False, first=first) for rank in range(ranks)
-        ]
+        places = [SimulatedRank(rank, ranks) for rank in range(ranks)]
+        self.codecs = [RankCodecs(rules, OPTIONS, place, common=common, first=first) for place in places]
 
     def average(self, pieces: list[Piece], values: list[list[np.ndarray]], step: int, **how: Any) -> list[Any]:
         """The averages that each rank has."""
@@ -170,75 +187,43 @@ class Simulated:
 def codecs_report() -> dict[str, Any]:
     """Averages against those of simulated ranks, and bytes against those at the collectives."""
     report, world, rank = {}, dist.get_world_size(), dist.get_rank()
-    for spec in SPECS[world]:
-        for exchange in WAYS if world == 4 else WAYS[:2]:
-            if spec.startswith("ef21:" if exchange == "shared-scale" else "ef:thc"):
-                continue
-            training, equal, sent = Training(spec, exchange=exchange, seed=5, refit="once", compare_every=2), True, 0
-            state, simulated = training.state, Simulated(spec, exchange, world)
-            for number in range(STEPS):
-                everyone = local_gradients(number, training.model)
-                pieces = [
-                    Piece(name, gtrace.codec(spec), gradient.size, shape=gradient.shape)
-                    for name, gradient in zip(NAMES, everyone[0], strict=True)
-                ]
-                wanted = simulated.average(pieces, [[g.reshape(-1) for g in own] for own in everyone], number)[rank]
-                with Counted() as counted:
-                    found = training.step(number)
-                sent += counted.bytes
-                # Shares depend on the tensors of a call, and a simulated one has all of them, as a bucket's hook has.
-                equal &= all(np.array_equal(a.numpy().reshape(-1), b) for a, b in zip(found, wanted, strict=True))
-            tally = state.tally
-            report[f"{spec} {exchange}"] = {
-                "equal": bool(equal),
-                "same": training.same,
-                "steps": state.steps,
-                "counted": sent,
-                "wire": tally.wire_bytes,
-                "reported": (tally.payload_bits + tally.shared_bits + tally.envelope_bits + tally.frame_bits) // 8,
-                "elements": tally.float32_bits // 32,
-                "variance": tally.worker_variance,
-                "down": [tally.down_squared_error, tally.down_energy, tally.down_bits],
-                "senders": sorted({name.partition("[")[0].partition("+")[0] for name in training.senders}),
-                "last_compared": state.comparison is not None,
-            }
-    return report
-
-
-def linear_report() -> dict[str, Any]:
-    """PowerSGD between ranks against the simulated exchange of the same gradients."""
-    report, world = {}, dist.get_world_size()
-    for spec in ("powersgd", "momentum:beta=0.5:powersgd:rank=1"):
-        for exchange in WAYS[:2]:
-            training = Training(spec, exchange=exchange, compare_every=0)
-            simulated = gtrace.training.Exchange(spec, world)
-            state, worst, wire = training.state, 0.0, 0
-            for number in range(STEPS):
-                workers = [dict(zip(NAMES, own, strict=True)) for own in local_gradients(number, training.model)]
-                expected = simulated.step(number, workers)
-                with Counted(sums=True) as counted:
-                    found = training.step(number)
-                wire += counted.bytes
-                for name, gradient in zip(NAMES, found, strict=True):
-                    wanted = expected.gradients[name]
-                    worst = max(worst, float(np.abs(gradient.numpy() - wanted).max() / np.abs(wanted).max()))
-            starts = [
-                sender.state.arrays[name].tobytes()
-                for sender in training.senders.values()
-                for name in sorted(sender.state.arrays)
-                if name.endswith("q")
+    for spec, exchange, options in cases(world):
+        codec, given = gtrace.codec(spec), {name: one for name, one in options.items() if name != "on_device"}
+        training = Training(
+            spec, exchange=exchange, seed=5, refit="once", compare_every=0 if codec.linear else 2, **given
+        )
+        simulated = Simulated(spec, exchange, world, common="levels" in options)
+        state, apart, sent, shared, encoded = training.state, 0.0, 0, [], 0
+        for number in range(STEPS):
+            everyone = local_gradients(number, training.model)
+            shapes = [gradient.shape for gradient in everyone[0]]
+            pieces = [
+                Piece(name, codec, math.prod(shape), shape=shape) for name, shape in zip(NAMES, shapes, strict=True)
             ]
-            report[f"{spec} {exchange}"] = {
-                "same": training.same,
-                "worst": worst,
-                "starts": len(starts),
-                "same_starts": same_everywhere(b"".join(starts)),
-                "payload": state.last.payload_bits,
-                "simulated": expected.tally.payload_bits // world,
-                "counted": wire,
-                "wire": state.tally.wire_bytes,
-                "variance": state.tally.worker_variance,
-            }
+            wanted = simulated.average(pieces, [[g.reshape(-1) for g in own] for own in everyone], number)[rank]
+            with Counted(sums=codec.linear) as counted, on_device("on_device" in options) as calls:
+                found = training.step(number)
+            sent, encoded = sent + counted.bytes, encoded + len(calls)
+            shared.append(state.last.shared_bits)
+            for a, b in zip(found, wanted, strict=True):
+                apart = max(apart, float(np.abs(a.numpy().reshape(-1) - b).max() / np.abs(b).max()))
+        tally = state.tally
+        report[f"{spec} {exchange} {options or ''}".strip()] = {
+            "apart": apart,
+            "same": training.same,
+            "steps": state.steps,
+            "counted": sent,
+            "wire": tally.wire_bytes,
+            "reported": (tally.payload_bits + tally.shared_bits + tally.envelope_bits + tally.frame_bits) // 8,
+            "payload": state.last.payload_bits,
+            "shared": shared,
+            "elements": tally.float32_bits // 32,
+            "variance": tally.worker_variance,
+            "down": [tally.down_squared_error, tally.down_energy, tally.down_bits],
+            "senders": sorted({name.partition("[")[0].partition("+")[0] for name in training.senders}),
+            "last_compared": state.comparison is not None,
+            "encoded": encoded,
+        }
     return report
 
 
@@ -258,54 +243,23 @@ def exact_report() -> dict[str, Any]:
     }
 
 
-def rules_report() -> dict[str, Any]:
+def rules_report() -> dict[str, str]:
     training = Training("qsgdinf:bits=2", rules={"bias": "none"}, min_size=400, refit="once")
     training.step(0)
-    common, own = (Training("alq:bits=3", levels=levels, refit="once", seed=5) for levels in ("common", "own"))
-    own.step(0)
-    common.step(0)
-    first = common.state.tally.shared_bits
-    common.step(1)
-    return {
-        "codecs": {name: str(sender.codec) for name, sender in training.senders.items()},
-        "common_same": same_everywhere(common.shared) and common.same,
-        "own_same": same_everywhere(own.shared),
-        "common_shared": [first, common.state.tally.shared_bits],
-    }
+    return {name: str(sender.codec) for name, sender in training.senders.items()}
 
 
-def nonfinite_report() -> dict[str, Any]:
+def nonfinite_report() -> dict[str, str]:
+    """What one rank's infinities make of all averages."""
     found = {}
     for policy in ("pass", "skip", "zero"):
         cases = (("qsgdinf:bits=4", "allgather"), ("qsgdinf:bits=4", "two-shot"), ("powersgd", "allgather"))
         for spec, exchange in cases if policy == "pass" else cases[:1]:
-            gradients = Training(spec, nonfinite=policy, exchange=exchange).step(0, poison=True)
-            found[f"{policy} {spec} {exchange}"] = {
-                "finite": all(bool(torch.isfinite(g).all()) for g in gradients),
-                "nan": all(bool(torch.isnan(g).all()) for g in gradients),
-                "nonzero": any(bool(g.any()) for g in gradients),
-            }
-    return found
-
-
-def device_report() -> dict[str, Any]:
-    """Whether weights are the same where gradients are encoded as tensors, and whether they were."""
-    found, encode, calls = {}, device.encode, []
-
-    def counted(*given: Any) -> bytes:
-        calls.append(given)
-        return encode(*given)
-
-    device.encode = counted
-    for exchange in WAYS[:2]:
-        ends, before = [], len(calls)
-        for kinds in (frozenset(), frozenset({"cpu"})):
-            device.DEVICES = kinds
-            training = Training("alq:bits=3", exchange=exchange, compare_every=1)
-            take(training, 0, 1)
-            ends.append(digest(training.model.parameters()))
-        found[exchange] = [training.same and ends[0] == ends[1], len(calls) - before >= 8]
-    device.encode, device.DEVICES = encode, frozenset({"cuda"})
+            averages = torch.cat(
+                [g.reshape(-1) for g in Training(spec, nonfinite=policy, exchange=exchange).step(0, True)]
+            )
+            finite = "finite" if torch.isfinite(averages).all() and averages.any() else "other"
+            found[f"{policy} {spec} {exchange}"] = "nan" if averages.isnan().all() else finite
     return found
 
 
@@ -401,8 +355,8 @@ def start(main: Any, specs: tuple[str, ...], worlds: tuple[int, ...]) -> None:
 
 def main(rank: int, world: int, folder: str) -> None:
     parts = {
-        2: [codecs_report, exact_report, rules_report, nonfinite_report, device_report, resume_report, joint_report],
-        3: [codecs_report, exact_report, linear_report],
+        2: [codecs_report, exact_report, rules_report, nonfinite_report, resume_report, joint_report],
+        3: [codecs_report, exact_report],
         4: [codecs_report],
     }
     report_of(parts[world], "ranks", rank, world, folder)

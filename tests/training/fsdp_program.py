@@ -142,7 +142,7 @@ def averages_report() -> dict[str, Any]:
             training = Sharded(spec, mesh, exchange=exchange, seed=5, refit="once", compare_every=0)
             replicas = 2 if kind == "hsdp" else 1
             simulated = SimulatedChunks(spec, exchange, dist.get_world_size() // replicas, replicas)
-            equal, counted = True, 0
+            equal, counted, whole = True, 0, Training(spec, seed=5)
             for number in range(STEPS):
                 gradients = everyones(number, training.weights())
                 with Counted(sums=spec == "powersgd") as seen:
@@ -152,6 +152,10 @@ def averages_report() -> dict[str, Any]:
                     expected = simulated.step(number, gradients)[rank]
                     for name, chunk in zip(NAMES, found, strict=True):
                         equal &= np.array_equal(chunk.reshape(-1), expected.get(name, np.zeros(0)))
+                elif kind == "fsdp":
+                    # Factors of whole matrices: the chunks are those of the average that DistributedDataParallel has.
+                    for one, chunk in zip(whole.step(number), found, strict=True):
+                        equal &= np.array_equal(one.numpy()[rows(len(one), dist.get_world_size(), rank)], chunk)
             tally = training.state.tally
             worst = max(float(np.abs(a - b).max(initial=0)) for a, b in zip(exact[-1], found, strict=True))
             report[f"{kind} {spec} {exchange}"] = {
@@ -167,16 +171,6 @@ def averages_report() -> dict[str, Any]:
                 "weights": same_everywhere(digest(training.weights())),
             }
     return report
-
-
-def chunks_report() -> dict[str, bool]:
-    """Factors of whole matrices: every rank's chunks are those of the average that DistributedDataParallel has."""
-    whole, sharded = Training("powersgd", seed=5).step(0), Sharded("powersgd", seed=5).step(0)
-    ranks, rank = dist.get_world_size(), dist.get_rank()
-    return {
-        str(k): np.array_equal(one.numpy()[rows(len(one), ranks, rank)], chunk)
-        for k, (one, chunk) in enumerate(zip(whole, sharded, strict=True))
-    }
 
 
 def by_columns(parameter: nn.Parameter) -> Shard | None:
@@ -354,7 +348,7 @@ def compiled_report() -> dict[str, Any]:
 
 def main(rank: int, world: int, folder: str) -> None:
     parts = [averages_report, settings_report, refused_report, functools.partial(resume_report, folder)]
-    parts += [chunks_report, compiled_report] if world == 2 else [functools.partial(replicas_report, folder)]
+    parts += [compiled_report] if world == 2 else [functools.partial(replicas_report, folder)]
     report_of(parts, "fsdp", rank, world, folder)
 
 

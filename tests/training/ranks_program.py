@@ -11,8 +11,7 @@ import json
 import math
 import pickle
 import sys
-from collections.abc import Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -30,6 +29,9 @@ from gtrace.training.frames import Collectives, SimulatedRank, lockstep
 from gtrace.training.joint import JointWorkers, OneBitAdam, ZeroOneAdam
 from gtrace.training.ranks import Piece, RankCodecs
 from gtrace.training.ways import averaging, way
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 STEPS = 4
 OPTIONS = LinkOptions(RefitSchedule.parse("once"), 5)
@@ -188,10 +190,10 @@ def codecs_report() -> dict[str, Any]:
     """Averages against those of simulated ranks, and bytes against those at the collectives."""
     report, world, rank = {}, dist.get_world_size(), dist.get_rank()
     for spec, exchange, options in cases(world):
-        codec, given = gtrace.codec(spec), {name: one for name, one in options.items() if name != "on_device"}
-        training = Training(
-            spec, exchange=exchange, seed=5, refit="once", compare_every=0 if codec.linear else 2, **given
-        )
+        codec = gtrace.codec(spec)
+        given = {"seed": 5, "refit": "once", "compare_every": 0 if codec.linear else 2, **options}
+        tensors = given.pop("on_device", False)
+        training = Training(spec, exchange=exchange, **given)
         simulated = Simulated(spec, exchange, world, common="levels" in options)
         state, apart, sent, shared, encoded = training.state, 0.0, 0, [], 0
         for number in range(STEPS):
@@ -201,7 +203,7 @@ def codecs_report() -> dict[str, Any]:
                 Piece(name, codec, math.prod(shape), shape=shape) for name, shape in zip(NAMES, shapes, strict=True)
             ]
             wanted = simulated.average(pieces, [[g.reshape(-1) for g in own] for own in everyone], number)[rank]
-            with Counted(sums=codec.linear) as counted, on_device("on_device" in options) as calls:
+            with Counted(sums=codec.linear) as counted, on_device(tensors) as calls:
                 found = training.step(number)
             sent, encoded = sent + counted.bytes, encoded + len(calls)
             shared.append(state.last.shared_bits)
@@ -255,9 +257,8 @@ def nonfinite_report() -> dict[str, str]:
     for policy in ("pass", "skip", "zero"):
         cases = (("qsgdinf:bits=4", "allgather"), ("qsgdinf:bits=4", "two-shot"), ("powersgd", "allgather"))
         for spec, exchange in cases if policy == "pass" else cases[:1]:
-            averages = torch.cat(
-                [g.reshape(-1) for g in Training(spec, nonfinite=policy, exchange=exchange).step(0, True)]
-            )
+            training = Training(spec, nonfinite=policy, exchange=exchange)
+            averages = torch.cat([gradient.reshape(-1) for gradient in training.step(0, poison=True)])
             finite = "finite" if torch.isfinite(averages).all() and averages.any() else "other"
             found[f"{policy} {spec} {exchange}"] = "nan" if averages.isnan().all() else finite
     return found

@@ -18,6 +18,7 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.base import checked_values
 from gtrace.codecs.link import LinkOptions, Sender
 from gtrace.coding import open_envelope, seal
+from gtrace.runlog import read_runlog
 from gtrace.schedule import RefitSchedule
 from gtrace.training import Evaluation, Recipe, Task, vectors
 from gtrace.training.ranks import RankCodecs
@@ -155,6 +156,58 @@ def reports_of_ranks(name, worlds, folder):
         world: [json.loads((folder / f"{name}-{world}-{rank}.json").read_text()) for rank in range(world)]
         for world in worlds
     }
+
+
+#: run by ranks: six steps
+RANKS_PROGRAM = """
+import os, signal, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+def main(rank, world, folder, dies=False):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
+    wrapped = DistributedDataParallel(model)
+    wrapped.register_comm_hook(None, bf16_compress_hook)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    random, seen = torch.Generator().manual_seed(rank), []
+    for step in range(6):
+        if dies and rank == 1 and step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        x, y = torch.randn(8, 20, generator=random), torch.randint(0, 5, (8,), generator=random)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(wrapped(x), y).backward()
+        optimizer.step()
+        seen.append([p.detach().clone() for p in model.parameters()])
+    torch.save(seen, f"{folder}/rank{rank}.pt")
+    weights = [None] * world
+    dist.all_gather_object(weights, [p.tolist() for p in model.parameters()])
+    assert all(one == weights[0] for one in weights)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        main(int(sys.argv[2]), 2, sys.argv[1], dies=True)
+    else:
+        import torch.multiprocessing as mp
+        mp.spawn(main, args=(2, sys.argv[1]), nprocs=2)
+"""
+
+
+def logged(folder, name="log.jsonl"):
+    """The study, the steps and the end of a run log."""
+    study, *records, end = read_runlog(folder / name)
+    return study, [record for record in records if record["type"] == "step"], end
+
+
+def launched(folder, program, *words, start="train.py"):
+    """What a program with ranks said under ``gtrace train``, and its run log."""
+    (folder / "train.py").write_text(program)
+    done = run_gtrace("train", *words, "-o", "log.jsonl", start, folder, cwd=folder)
+    return done, *logged(folder)
 
 
 def losses(task, model, batch, lr):

@@ -5,65 +5,35 @@ import io
 
 import pytest
 import torch
-from helpers_capture import run_gtrace
+from helpers_training import RANKS_PROGRAM, launched
 from torch import nn
 
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions
-from gtrace.runlog import read_runlog
 from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training import vectors
 from gtrace.training.joint import JointWorkers, LocalSteps
 
 EVERY = 3
-#: run by ranks: nine steps
-PROGRAM = """
-import os, sys
-import torch, torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-def main(rank, world, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
-    wrapped = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    seen = []
-    for step in range(9):
-        random = torch.Generator().manual_seed(100 * step + dist.get_rank())
-        x, y = torch.randn(8, 20, generator=random), torch.randint(0, 5, (8,), generator=random)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(wrapped(x), y).backward()
-        optimizer.step()
-        seen.append([p.detach().clone() for p in model.parameters()])
-    torch.save(seen, f"{folder}/rank{rank}.pt")
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    import torch.multiprocessing as mp
-    mp.spawn(main, args=(2, sys.argv[1]), nprocs=2)
-"""
 
 
-def simulated(codec, steps):
-    """The program's ranks in one process."""
+def simulated(codec):
+    """The program's ranks in one process: the weights of each after each step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
     options = LinkOptions(RefitSchedule.parse(DEFAULT_REFIT), 0, vectors.ENGINE)
 
     def make(one, *rest):
-        inner = torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9)
-        return LocalSteps(one, *rest, inner=inner, every=EVERY)
+        return LocalSteps(one, *rest, inner=torch.optim.Adam(one.parameters(), lr=0.01), every=EVERY)
 
     workers = JointWorkers(model, 2, make, CodecTable.of(codec), options)
-    for step in range(steps):
-        for rank, one in enumerate(workers.models):
-            random = torch.Generator().manual_seed(100 * step + rank)
+    randoms = [torch.Generator().manual_seed(rank) for rank in range(2)]
+    for _ in range(6):
+        for one, random in zip(workers.models, randoms, strict=True):
             x, y = torch.randn(8, 20, generator=random), torch.randint(0, 5, (8,), generator=random)
             one.zero_grad()
             nn.functional.cross_entropy(one(x), y).backward()
-        workers.step(0.1, last=False)
+        workers.step(0.01, last=False)
         yield [[p.detach().clone() for p in one.parameters()] for one in workers.models]
 
 
@@ -72,21 +42,17 @@ def same(one, other):
 
 
 def test_ranks_step_alone_and_exchange_what_simulated_ones_do(tmp_path):
-    (tmp_path / "train.py").write_text(PROGRAM)
     codec = "ef:topk:ratio=0.1"
-    words = ["train", "--codec", codec, "--every", EVERY, "-o", "log.jsonl"]
-    done = run_gtrace(*words, "train.py", tmp_path, cwd=tmp_path)
+    done, study, steps, _ = launched(tmp_path, RANKS_PROGRAM, "--codec", codec, "--every", EVERY)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("--every 3 changes the training") == 1
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
-    for step, expected in enumerate(simulated(codec, 9)):
+    for step, expected in enumerate(simulated(codec)):
         assert all(same(ranks[rank][step], expected[rank]) for rank in range(2)), step
         assert same(ranks[0][step], ranks[1][step]) is ((step + 1) % EVERY == 0)
-    records = read_runlog(tmp_path / "log.jsonl")
-    steps = [record for record in records if record["type"] == "step"]
-    assert [record["bits"] > 0 for record in steps] == [(step + 1) % EVERY == 0 for step in range(9)]
+    assert [record["bits"] > 0 for record in steps] == [(step + 1) % EVERY == 0 for step in range(6)]
     assert {record["bits_float32"] for record in steps} == {32 * 785}
-    assert "--every 3" in records[0]["command"]
+    assert "--every 3" in study["command"]
 
 
 def model_and_data():

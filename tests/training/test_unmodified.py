@@ -7,13 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers_capture import run_gtrace
+from helpers_training import RANKS_PROGRAM, launched, logged
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import gtrace
 from gtrace.cli import main
-from gtrace.runlog import read_runlog
 from gtrace.training.exchange import Exchange
 
 PROGRAM = """
@@ -33,12 +32,6 @@ for step in range(6):
 print("weights", float(sum(p.detach().double().abs().sum() for p in model.parameters())))
 sys.exit(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
 """
-
-
-def logged(folder, name="log.jsonl"):
-    """The study, the steps and the end of a run log."""
-    study, *records, end = read_runlog(folder / name)
-    return study, [record for record in records if record["type"] == "step"], end
 
 
 @pytest.fixture
@@ -268,40 +261,6 @@ def test_nothing_is_left_behind(training):
     assert patched() == before
 
 
-RANKS_PROGRAM = """
-import os, signal, sys
-import torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.nn.parallel import DistributedDataParallel
-
-def main(rank, world, folder, dies=False):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
-    wrapped = DistributedDataParallel(model)
-    wrapped.register_comm_hook(None, bf16_compress_hook)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    random = torch.Generator().manual_seed(rank)
-    for step in range(6):
-        if dies and rank == 1 and step == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        x, y = torch.randn(8, 20, generator=random), torch.randint(0, 5, (8,), generator=random)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(wrapped(x), y).backward()
-        optimizer.step()
-    weights = [None] * world
-    dist.all_gather_object(weights, [p.tolist() for p in model.parameters()])
-    assert all(one == weights[0] for one in weights)
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        main(int(sys.argv[2]), 2, sys.argv[1], dies=True)
-    else:
-        import torch.multiprocessing as mp
-        mp.spawn(main, args=(2, sys.argv[1]), nprocs=2)
-"""
 SHARDED = (
     RANKS_PROGRAM.replace("nn.parallel import DistributedDataParallel", "distributed.fsdp import fully_shard")
     .replace("wrapped = DistributedDataParallel(model)", "fully_shard(model[0])\n    wrapped = fully_shard(model)")
@@ -321,18 +280,12 @@ sys.exit(max(rank.wait() != 0 for rank in ranks))
 SPARSE = ("--codec", "ef:topk:ratio=0.1")
 
 
-def launched(folder, program, *words, start="train.py"):
-    """What a program with ranks said, and its run log."""
-    (folder / "train.py").write_text(program)
-    (folder / "launch.py").write_text(LAUNCH)
-    done = run_gtrace("train", *words, "-o", "log.jsonl", start, folder, cwd=folder)
-    return done, *logged(folder)
-
-
 @pytest.mark.framework_case("DistributedDataParallel in an unmodified script: gtrace train")
 @pytest.mark.parametrize("dies", [False, True])
 def test_ranks_that_a_program_starts_exchange_payloads(tmp_path, dies):
-    started, start = time.monotonic(), "launch.py" if dies else "train.py"
+    started = time.monotonic()
+    (tmp_path / "launch.py").write_text(LAUNCH)
+    start = "launch.py" if dies else "train.py"
     done, study, steps, _ = launched(tmp_path, RANKS_PROGRAM, *SPARSE, "--compare-every", "3", start=start)
     assert study["world_size"] == 2
     assert [record["step"] for record in steps] == list(range(len(steps)))

@@ -41,8 +41,8 @@ class Engine(Protocol):
     def encode(self, codec: Codec, state: State, values: Any, key: Key) -> bytes:
         """The payload of ``codec.encode``, with the same bytes for values on any device."""
 
-    def receive(self, codec: Codec, held: State, shared: bytes, payload: bytes, place: Any) -> tuple[Any, State]:
-        """What ``codec.receive`` returns, the values on a device."""
+    def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
+        """The result of ``codec.decode`` on a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class LinkOptions:
     Attributes:
         refit: when codecs are fitted.
         seed: seed of all keys.
-        engine: encodes and decodes values that are not arrays; None if there are none.
+        engine: encodes and decodes values that are not arrays, of codecs without memory; None if there are none.
     """
 
     refit: RefitSchedule
@@ -218,14 +218,14 @@ class Sender:
 
     def rounds(self, values: Any, step: int) -> Rounds:
         """A linear codec's rounds instead of a message; its state becomes the next step's when they end."""
-        ended = yield from self.codec.rounds(self.state, on_host(values), self.key(step))
+        ended = yield from self.codec.rounds(self.state, values, self.key(step))
         self.state = ended.state
         return ended
 
     def settle(self, values: Any, decoded: Any) -> None:
         """Record how ``values`` arrived, for residuals and momentum."""
-        if type(self.codec).update is not Codec.update:
-            self.state = self.codec.update(self.state, on_host(values), on_host(decoded))
+        if self.codec.stateful:
+            self.state = self.codec.update(self.state, values, decoded)
 
     def key(self, step: int) -> Key:
         """The key of a step's randomness."""
@@ -330,11 +330,9 @@ class Receiver:
         """
         if message.shared is not None:
             self.shared = message.shared
-        given = self.held, self.shared, message.payload
-        if self._engine is None or place is None:
-            values, self.held = self.codec.receive(*given)
-        else:
-            values, self.held = self._engine.receive(self.codec, *given, place)
+        if self._engine is not None and place is not None:
+            return self._engine.decode(self.codec, self.shared, message.payload, self.held.size, place)
+        values, self.held = self.codec.receive(self.held, self.shared, message.payload)
         return values
 
     def to_arrays(self) -> dict[str, Any]:

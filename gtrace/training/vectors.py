@@ -38,25 +38,17 @@ def flat(values: Any, codec: Codec) -> Vector:
 
 
 class TensorEngine:
-    """The engine of links whose values may be tensors of a device; see :class:`gtrace.codecs.link.Engine`."""
+    """The engine of links whose values may be tensors of a device: :mod:`gtrace.training.device`, imported late."""
 
     def encode(self, codec: Codec, state: State, values: torch.Tensor, key: Key) -> bytes:
-        """The payload of ``codec.encode``; a tensor is encoded on its device if the codec works there."""
+        """The payload of ``codec.encode``."""
         payload: bytes = _device().encode(codec, state, values, key)
         return payload
 
-    def receive(
-        self, codec: Codec, held: State, shared: bytes, payload: bytes, place: torch.device
-    ) -> tuple[Vector, State]:
-        """The result of ``codec.receive``, the values on a device.
-
-        Raises:
-            PayloadError: the bytes are not a valid payload of this codec and size.
-        """
-        if _device().supports(codec):
-            return _device().decode(codec, shared, payload, held.size, place), held
-        values, held = codec.receive(held, shared, payload)
-        return placed(values, place), held
+    def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: torch.device) -> torch.Tensor:
+        """The result of ``codec.decode`` on a device."""
+        decoded: torch.Tensor = _device().decode(codec, shared, payload, size, place)
+        return decoded
 
 
 ENGINE = TensorEngine()

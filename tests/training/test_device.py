@@ -10,13 +10,12 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from helpers_training import heavy, rank_codecs, sender
+from helpers_training import heavy, rank_codecs
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.grids import Rule
 from gtrace.codecs.levels import TernGrad
-from gtrace.codecs.link import Receiver
 from gtrace.codecs.parts import Scaled
 from gtrace.coding import unpack_fixed, width_for
 from gtrace.errors import PayloadError, UsageError
@@ -234,20 +233,6 @@ def test_what_stays_on_the_device(monkeypatch):
     for spec in ("qsgd:clip=2.5", "ef:qsgdinf", "rotate:qsgdinf", "mcgq", "topk:ratio=0.1", "none"):
         assert isinstance(vectors.flat(tensor, gtrace.codec(spec)), np.ndarray), spec
     assert isinstance(vectors.flat(tensor, Own()), np.ndarray)
-
-
-@pytest.mark.parametrize("spec", ["ef:qsgdinf:bits=3", "topk:ratio=0.1", "alq:bits=3"])
-def test_a_sender_takes_tensors_whatever_the_codec(spec):
-    values = heavy(3000)
-    made = [sender(spec, 3000, engine=vectors.ENGINE) for _ in range(2)]
-    ends = [Receiver(gtrace.codec(spec), 3000, vectors.ENGINE) for _ in range(2)]
-    for step in range(2):
-        on_host, here = made[0].send(values, step), made[1].send(torch.from_numpy(values), step)
-        assert on_host == here
-        arrived, tensor = ends[0].receive(on_host), ends[1].receive(here, CPU)
-        np.testing.assert_array_equal(tensor.numpy(), arrived)
-        made[0].settle(values, arrived)
-        made[1].settle(torch.from_numpy(values), tensor)
 
 
 @pytest.mark.parametrize(

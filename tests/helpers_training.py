@@ -210,6 +210,20 @@ def launched(folder, program, *words, start="train.py"):
     return done, *logged(folder)
 
 
+def assert_recorded(run, plain, trained, seen, optimizer=0):
+    """Weights are those of a run without capture, and recorded is what a hand-written hook saw, in order or by name."""
+    assert run.said == []
+    assert all(torch.equal(trained[name], value) for name, value in plain.items())
+    names = [info.name for info in run.trace.tensors if info.optimizer == optimizer]
+    assert run.trace.scalars(optimizer=optimizer)["step"].tolist() == list(range(len(seen)))
+    for step, gradients in enumerate(seen):
+        found = gradients if isinstance(gradients, dict) else dict(zip(names, gradients, strict=True))
+        for name, gradient in found.items():
+            values = run.trace.read(name, step, optimizer=optimizer)
+            assert np.array_equal(values, gradient.reshape(-1).float().numpy())
+    assert np.isfinite(run.trace.scalars()["loss"]).all()
+
+
 def losses(task, model, batch, lr):
     """The losses of eight steps on one batch."""
     optimizer, found = task.optimizer(model, lr), []

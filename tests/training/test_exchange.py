@@ -5,15 +5,13 @@ import pytest
 from helpers_training import Memory, Vote, heavy, sender
 
 from gtrace.codecs import codec
-from gtrace.codecs.link import Message, Receiver
+from gtrace.codecs.link import Receiver
 from gtrace.coding import ENVELOPE_BYTES
-from gtrace.errors import PayloadError, UsageError
+from gtrace.errors import UsageError
 from gtrace.fitting.pooling import pooled
 from gtrace.sketch import MomentSketch
-from gtrace.training import Exchange, NonfiniteGradientError, RefitSchedule
+from gtrace.training import Exchange, NonfiniteGradientError
 from gtrace.training.checkpoint import as_arrays, as_tensors
-from gtrace.training.exchange import Tally
-from gtrace.training.neural import LayerCodecs
 from gtrace.types import Key
 
 
@@ -115,12 +113,6 @@ def test_other_bits_are_fitted_at_once_between_two_fits():
     made = codec("alq:bits=3")
     expected = made.fit(made.init(300), pooled([MomentSketch.from_spec(heavy(300, 15), made.needs)]), 15)
     same_levels(made, exchange._links["w", 0][0].state, expected)
-
-
-def test_a_receiver_that_missed_the_shared_bytes_refuses():
-    message = sender("qsgd:bits=4", 5000).send(heavy(5000), 0)
-    with pytest.raises(PayloadError, match="other shared bytes"):
-        Receiver(codec("qsgd:bits=4"), 5000).receive(Message(message.payload, None))
 
 
 def test_without_a_codec_the_exchange_is_the_mean():
@@ -319,16 +311,3 @@ def test_what_travels_in_every_payload_follows_every_gradient(spec, off):
         lost.append(np.sum((decoded - x.astype(np.float64)) ** 2) / np.sum(x.astype(np.float64) ** 2))
     kept = lost[:2] if spec.startswith("ef:") else lost
     assert (max(kept) < off) if off else (max(kept) > 0.2)
-
-
-@pytest.mark.parametrize("spec", ["fp:e4m3", "prune:sparsity=0.9"])
-def test_layers_follow_every_gradient_too(spec):
-    layers = LayerCodecs(codec(spec), worker=0, seed=3, refit=RefitSchedule.parse("once"))
-    for step, size in enumerate((1.0, 300.0, 1e-4)):
-        x = np.float32(size) * heavy(4000, [5, step])
-        decoded = layers.carry("w", x, step, Tally())
-        layers.settle(step, Tally())
-        if spec.startswith("fp"):
-            assert np.sum((decoded - x.astype(np.float64)) ** 2) < 1e-3 * np.sum(x.astype(np.float64) ** 2)
-        else:
-            assert np.mean(decoded == 0) == pytest.approx(0.9, abs=0.03)

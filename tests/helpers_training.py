@@ -149,7 +149,7 @@ def rank_codecs(place, codec, *, seed=3, refit="once", common=False):
 
 
 def reports_of_ranks(name, worlds, folder):
-    """World size -> what each rank of a program beside the tests of training saw."""
+    """World size -> what went wrong on each rank of a program beside the tests of training, by part."""
     run = run_gtrace(folder, cwd=Path(__file__).with_name("training"), module=f"{name}_program")
     assert run.returncode == 0, run.stderr[-3000:]
     return {

@@ -1,4 +1,4 @@
-"""Real ranks: processes over gloo, started once for each world size; what they saw is judged here."""
+"""Real ranks: processes over gloo, started once for each world size, which say what went wrong."""
 
 import gc
 import sys
@@ -19,72 +19,29 @@ from gtrace.training import frames
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """World size -> what each rank saw."""
+    """World size -> what went wrong on each rank in each part."""
     return reports_of_ranks("ranks", (2, 3, 4), tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.framework_case("DistributedDataParallel: payloads between ranks")
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_ranks_exchange_the_bytes_that_they_report_and_what_simulated_ranks_do(world, reports):
-    found = [report["codecs_report"] for report in reports[world]]
-    assert len(found[0]) == {2: 11, 3: 8, 4: 12}[world]
-    for case in found[0]:
-        linear, way = "powersgd" in case, case.split()[1]
-        assert (sum(each[case]["down"][0] for each in found) > 0) != (linear or way in ("allgather", "shared-scale"))
-        for seen in (each[case] for each in found):
-            assert seen["same"], f"{case}: ranks have different weights"
-            # Sums in another order than gloo's.
-            assert seen["apart"] <= (1e-5 if linear else 0), f"{case}: other averages than among simulated ranks"
-            assert seen["steps"] == 4
-            assert seen["counted"] == seen["wire"] > 0, case
-            # State is kept by parameter, although buckets are built anew after the first step.
-            assert seen["senders"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
-            assert seen["elements"] == 4 * (24 * 60 + 60 + 60 * 6 + 6)
-            assert not seen["last_compared"]  # steps 0 and 2 are
-            assert seen["variance"] > 1e-9
-            assert (seen["encoded"] > 0) == ("on_device" in case)
-            if "common" in case:
-                # The sketches, once; levels never travel.
-                assert seen["shared"][0] > 0 == sum(seen["shared"][1:])
-            if linear:
-                rank = 1 if "rank=1" in case else 2
-                # P and Q of both matrices, and the biases as they are.
-                assert seen["payload"] == 32 * (rank * (60 + 24 + 6 + 60) + 60 + 6)
-            elif way == "allgather" and "common" not in case:
-                # Nothing but the reported message, to each of the others, and eight bytes per bucket for its length.
-                buckets, rest = divmod(seen["wire"] - (world - 1) * seen["reported"], 8 * (world - 1))
-                assert rest == 0
-                assert 4 <= buckets <= 16
-                assert seen["down"] == [0.0, 0.0, 0]
-            elif way == "two-shot":
-                error, energy, bits = seen["down"]
-                # A rank may have nothing to sum up: these tensors are smaller than a bucket and have one owner each.
-                assert (error > 0) == (energy > 0) == (bits > 0)
-                # Shares of sparsity may leave next to nothing of a small piece, and few large values stay.
-                assert error <= (8 if "allocation" in case else 1.5) * energy
+    assert [report["averages"] for report in reports[world]] == [""] * world
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_without_a_codec_ranks_average_as_torch_does(world, reports):
-    for exact in (report["exact_report"] for report in reports[world]):
-        # Sums in another order than gloo's, from three ranks on.
-        assert max(exact["worst"]) <= (0 if world == 2 else 1e-6)
-        assert exact["variance"] <= 1e-12
-        assert 1e-7 < exact["bf16"] < 1e-4
-
-
-def test_two_ranks_follow_rules_and_policies_and_resume_and_share_optimizers(reports):
-    for report in reports[2]:
-        chosen = {"0.weight": "qsgdinf:bits=2", "0.bias": "none", "2.weight": "none", "2.bias": "none"}
-        assert report["rules_report"] == chosen
-        for case, seen in report["nonfinite_report"].items():
-            assert seen == ("nan" if case.startswith("pass") else "finite"), case
-        for spec, resumed in report["resume_report"].items():
-            assert resumed["state_dict"], spec
-            assert resumed["pickle"], spec
-            assert not resumed["forgotten"], spec
-            assert "saved with codec" in resumed["refused"]
-        assert report["joint_report"] == {"onebit-adam": True, "zeroone-adam": True}
+@pytest.mark.parametrize(
+    ("part", "worlds"),
+    [
+        ("exact_averages", (2, 3)),
+        ("chosen_codecs", (2,)),
+        ("nonfinite", (2,)),
+        ("resume_training", (2,)),
+        ("joint_optimizers", (2,)),
+    ],
+)
+def test_what_ranks_see(part, worlds, reports):
+    for world in worlds:
+        assert [report.get(part) for report in reports[world]] == [""] * world
 
 
 def test_frames_come_back_and_damaged_ones_do_not():

@@ -16,7 +16,7 @@ from gtrace.noise import impulse_weight
 from gtrace.report import analyze_runs
 from gtrace.report.names import number
 from gtrace.report.sections.training import noise_sentences
-from gtrace.training import Recipe, Study
+from gtrace.training import Study
 from gtrace.training.measure import GaussNewton, NoiseAhead, outputs, quadrature
 from gtrace.training.tasks import load_task
 
@@ -47,11 +47,8 @@ def test_an_invariant_subspace_ends_it_early(values):
     nodes, weights = quadrature(lambda v: calls.append(v) or matrix @ v, start, 6)
     assert len(calls) == len(nodes) == len(set(values))
     np.testing.assert_allclose(nodes, sorted(set(values)), atol=1e-12)
-    assert weights @ np.exp(-nodes) == pytest.approx(start @ spectrum(6, np.exp(-np.array(values))) @ start)
-
-
-def test_nothing_costs_nothing():
     assert quadrature(lambda v: v, np.zeros(3)).nodes.size == 0
+    assert weights @ np.exp(-nodes) == pytest.approx(start @ spectrum(6, np.exp(-np.array(values))) @ start)
 
 
 class Classes(Regression):
@@ -149,16 +146,6 @@ def test_ratios_are_those_of_plain_matrices(kind, monkeypatch):
     assert found == pytest.approx(weight @ (axes.T @ (s * error)) ** 2 / noise, rel=1e-3)
 
 
-class OwnLoss(Regression):
-    """Its loss is more than a criterion of outputs."""
-
-    name: ClassVar[str] = "own-loss"
-    recipe: ClassVar[Recipe] = Recipe(steps=3, batch_size=8, lr=0.05)
-
-    def loss(self, model, batch):
-        return super().loss(model, batch) + sum((p**2).sum() for p in model.parameters())
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_run_log_says_what_noise_costs(workers):
     codecs = ["qsgdinf:bits=2", "topk:ratio=0.2", "ef:qsgdinf:bits=2"]
@@ -178,7 +165,16 @@ def test_the_run_log_says_what_noise_costs(workers):
     assert "median of 3 measured steps" in sentence
 
 
+class OwnLoss(Regression):
+    """Its loss is more than a criterion of outputs."""
+
+    name: ClassVar[str] = "own-loss"
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) + sum((p**2).sum() for p in model.parameters())
+
+
 def test_a_loss_that_is_no_criterion_has_no_curvature():
-    study = Study(OwnLoss(), ["qsgdinf:bits=2"], workers=2, measure=1)
+    study = Study(OwnLoss(), ["qsgdinf:bits=2"], steps=3, workers=2, measure=1)
     assert all(math.isnan(r["filtered_ratio"]) for r in study.records() if r["type"] == "measure")
     assert any("what noise costs is not known: the loss of own-loss" in text for text in study.warnings)

@@ -98,17 +98,6 @@ def test_the_agent_follows_the_seed_of_the_run_or_its_own_and_a_loss_that_is_not
     assert policy.record() == {"node": policy.agent.node}
 
 
-def test_names_of_runs():
-    policy = PolicySpec.parse("adaptive:divisor=0.1")
-    for spec, name in {
-        "minmax": "minmax@adaptive:divisor=0.1",
-        "ef:qsgd:bits=3,bucket_size=64": "ef:qsgd:bucket_size=64@adaptive:divisor=0.1",
-        "rotate:block=64:fp:bits=4": "rotate:block=64:fp@adaptive:divisor=0.1",
-    }.items():
-        assert run_name(gtrace.codec(spec), policy) == name
-    assert run_name(gtrace.codec("minmax"), PolicySpec()) == "minmax:bits=8"
-
-
 @pytest.mark.parametrize(
     ("specs", "policies", "levels", "names"),
     [
@@ -126,6 +115,8 @@ def test_each_codec_with_bits_runs_with_each_policy_and_levels_of_weights(specs,
     codecs, chosen = map(gtrace.codec, specs.split()), map(PolicySpec, policies.split())
     plans = plan_runs(list(codecs), list(chosen), list(map(WeightLevels.parse, levels.split())), "weight")
     assert " ".join(run_name(*plan) for plan in plans) == names
+    for spec, name in (("ef:qsgd:bits=3,bucket_size=64", "ef:qsgd:bucket_size=64"), ("rotate:fp:bits=4", "rotate:fp")):
+        assert run_name(gtrace.codec(spec), PolicySpec("adaptive")) == f"{name}@adaptive"
 
 
 WITH_BITS = "minmax qsgd qsgdinf nuqsgd alq amq zipml fp mcgq ef:minmax"

@@ -6,13 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers_training import Regression
+from helpers_training import Faulty
 from torch import nn
 
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions
 from gtrace.schedule import RefitSchedule
-from gtrace.training import Exchange, NonfiniteGradientError, Study
+from gtrace.training import Exchange, NonfiniteGradientError, train
 from gtrace.training.joint import JointWorkers, LocalSteps, OneBitAdam, ZeroOneAdam
 from gtrace.training.settings import JOINT_CODEC
 
@@ -234,15 +234,8 @@ def test_costs_are_those_of_what_travels():
 
 
 def test_gradients_that_are_not_finite_are_left_out():
-    class Poisoned(Regression):
-        def loss(self, model, batch):
-            found = super().loss(model, batch)
-            self.calls = getattr(self, "calls", 0) + 1
-            return found * math.inf if self.calls == 8 else found
-
-    study = Study(Poisoned(), [SIGNS], steps=4, workers=2, every=2)
-    study.run()
+    study = train(Faulty(lambda batch: batch == 6), [SIGNS], steps=4, workers=2, every=2)
     assert np.isfinite(study.results[1].loss)
     assert "not finite" in " ".join(study.warnings)
     with pytest.raises(NonfiniteGradientError, match=r"step 1, worker 0, 1\.weight"):
-        Study(Poisoned(), [SIGNS], steps=4, workers=2, every=2, nonfinite="error").run()
+        train(Faulty(lambda batch: batch == 6), [SIGNS], steps=4, workers=2, every=2, nonfinite="error")

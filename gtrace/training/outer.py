@@ -171,18 +171,16 @@ class OuterRounds:
         self._nesterov.load_state_dict(
             {what: {here[name]: one for name, one in saved[what].items()} for what in ("anchors", "momentum")}
         )
-        why = "" if saved["names"] == self._names else f"state: saved with other names, e.g. {saved['names'][0]}"
-        return why or self._load_codecs(saved["codecs"])
-
-    def _load_codecs(self, saved: Mapping[str, Any]) -> str:
-        rules = str(self._exchange.rules)
+        if saved["names"] != self._names:
+            return f"state: saved with other names, e.g. {saved['names'][0]}"
+        rules, codecs = str(self._exchange.rules), saved["codecs"]
         if isinstance(self._exchange, Exchange):
-            if saved.get("codec") != rules:
-                return f"state: saved with codec {saved.get('codec')}, and here it is {rules}"
-            self._exchange.load_arrays(as_arrays({name: saved[name] for name in ("layout", "links")}))
+            if codecs.get("codec") != rules:
+                return f"state: saved with codec {codecs.get('codec')}, and here it is {rules}"
+            self._exchange.load_arrays(as_arrays({name: codecs[name] for name in ("layout", "links")}))
             return ""
         try:
-            self._exchange.load_state_dict(saved)
+            self._exchange.load_state_dict(codecs)
         except UsageError as error:
             self._exchange.steps = self.steps // self._every
             return str(error)

@@ -332,11 +332,6 @@ def joint_name(optimizer: str, every: int | None) -> str:
     return " ".join([*words, *([] if every is None else [f"every={every}"])])
 
 
-def down_codec(spec: str) -> Codec | Literal["same"] | None:
-    """The codec of ``StudySettings.down``, ``same`` for the workers' codec, None for none."""
-    return "same" if spec == "same" else build_codec(spec) if spec else None
-
-
 def repeat_command(task: str, codecs: Sequence[Coding], settings: StudySettings) -> str:
     """As one would type it; empty for a task that is not built in, and a table without a file.
 

@@ -147,18 +147,6 @@ def test_errors_are_those_of_the_mean_and_of_single_workers():
     assert np.isnan([tally.ratio, tally.bits_per_element]).all()
 
 
-def test_state_belongs_to_a_tensor_of_a_worker():
-    """Error feedback: one magnitude for all values, and yet their means arrive; each worker owes its own residual."""
-    exchange = Exchange(Memory(), 2, refit="0,50")
-    steady = [np.linspace(0.1, 1, 30, dtype=np.float32), np.linspace(-2, 0.5, 30, dtype=np.float32)]
-    sent = np.zeros(30)
-    for step in range(200):
-        result = exchange.step(step, [{"w": values} for values in steady])
-        sent += result.gradients["w"]
-        assert result.tally.shared_bits == (2 * 64 if step in (0, 50) else 0)
-    assert np.abs(sent / 200 - (steady[0] + steady[1]) / 2).max() < 0.1
-
-
 def test_the_codec_aggregates():
     result = Exchange(Vote(), 3).step(0, [{"w": np.array([2.0, -1.0, k])} for k in (5.0, -0.1, 0.2)])
     np.testing.assert_array_equal(result.gradients["w"], [1, -1, 1])

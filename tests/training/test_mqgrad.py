@@ -121,7 +121,7 @@ def test_golden_clock(entry):
     assert abs(clock.iteration(entry["K"]) - entry["authors_table_s"]) < 0.1 * entry["authors_table_s"]
 
 
-@pytest.mark.parametrize(("seed", "period", "bits"), [*((seed, 5, (2, 8)) for seed in range(6)), (2, 3, (3, 6))])
+@pytest.mark.parametrize(("seed", "period", "bits"), [*((seed, 5, (2, 8)) for seed in range(8)), (2, 3, (3, 6))])
 def test_the_agent_is_its_twin(seed, period, bits):
     agent = MQGrad(bits=bits, period=period, seed=seed)
     twin = Twin(agent.network.weights, seed, period=period, low=bits[0], high=bits[1])
@@ -129,21 +129,6 @@ def test_the_agent_is_its_twin(seed, period, bits):
     assert sequence(agent, values) == sequence(twin, values)
     for name in NAMES:
         assert agent.network.weights[name] == pytest.approx(np.array(getattr(twin, name)), rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_node_never_falls_and_bits_change_every_period_only(seed):
-    agent, bits, before = MQGrad(seed=seed, epsilon=0.3), 0, 2
-    for m, loss in enumerate(losses(300, seed)):
-        new = agent.step(loss, CLOCK.iteration(bits))
-        decision = agent.decision
-        assert decision.number == m // 5
-        assert new == bits or m % 5 == 0
-        assert 2 <= new == decision.node + decision.action <= 8
-        assert before <= agent.node == decision.node + decision.greedy
-        assert decision.explored == (decision.action != decision.greedy)
-        assert not (decision.node == 8 and (decision.action or decision.explored))
-        bits, before = new, agent.node
 
 
 def test_the_coin_and_the_network_have_streams_of_their_own():

@@ -141,11 +141,3 @@ def test_several_encodings_are_compared_with_as_many_gradients_and_an_error_stop
     training("none", every=EVERY, nonfinite="error")
     with pytest.raises(Exception, match="not finite"):
         steps(model, x, torch.optim.SGD(model.parameters(), lr=float("inf")), EVERY)
-
-
-def test_nothing_is_left_behind(training):
-    before = torch.optim.Optimizer.state_dict, torch.optim.Optimizer.load_state_dict
-    one, _ = training("none", every=EVERY)
-    assert torch.optim.Optimizer.state_dict is not before[0]
-    one.finish()
-    assert (torch.optim.Optimizer.state_dict, torch.optim.Optimizer.load_state_dict) == before

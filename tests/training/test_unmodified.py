@@ -250,13 +250,19 @@ def test_training_goes_on_after_an_error_of_the_hooks_and_without_a_log(training
     assert "training goes on without a run log" in lines[0]
 
 
-def test_nothing_is_left_behind(training):
+@pytest.mark.parametrize("every", [None, 2])
+def test_nothing_is_left_behind(training, every):
     def patched():
-        return dict(vars(DistributedDataParallel)), len(_global_optimizer_pre_hooks), torch.autograd.backward
+        return [
+            *(dict(vars(DistributedDataParallel)), len(_global_optimizer_pre_hooks), torch.autograd.backward),
+            *(torch.optim.Optimizer.state_dict, torch.optim.Optimizer.load_state_dict),
+        ]
 
     before = patched()
-    one, _ = training()
-    assert len(_global_optimizer_pre_hooks) > before[1]
+    one, _ = training("none", every=every)
+    changed = [now is not then and now != then for now, then in zip(patched(), before, strict=True)]
+    assert changed[:2] == [True, True]
+    assert changed[3:] == [every is not None] * 2
     one.finish()
     assert patched() == before
 

@@ -45,7 +45,7 @@ class TensorEngine:
         payload: bytes = _device().encode(codec, state, values, key)
         return payload
 
-    def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: torch.device) -> torch.Tensor:
+    def receive(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: torch.device) -> torch.Tensor:
         """The result of ``codec.decode`` on a device."""
         decoded: torch.Tensor = _device().decode(codec, shared, payload, size, place)
         return decoded

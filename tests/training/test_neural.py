@@ -279,6 +279,17 @@ def test_heterogeneous_pruning_keeps_the_mean_sparsity():
     assert np.average(shares, weights=[sketch.size for sketch in sketches]) == pytest.approx(0.8, abs=1e-6)
 
 
+def test_one_format_and_scale_for_the_whole_model():
+    model = mlp()
+    neural = compressed(model, "fp:bits=4,scope=model")
+    for step in range(2):
+        backward(model, data(), neural, step=step)
+    first, *others = [tensor.sender.state.arrays for tensor in tensors(neural).values()]
+    assert first
+    assert all(one[name] is first[name] for one in others for name in first)
+    assert neural.collect()[0].ratio == pytest.approx(2 / (1 + 4 / 32), rel=0.03)
+
+
 @pytest.mark.parametrize("codec", ["ef:topk", "dgc", "signum", "powersgd", "mcgq:accumulate=true", Memory()])
 def test_codecs_with_memory_are_refused(codec):
     with pytest.raises(UsageError, match=r"kind neural: .* keeps memory of each value between steps.*without memory"):

@@ -179,8 +179,10 @@ def test_the_server_has_another_codec_memory_and_keys():
 
 
 def test_small_tensors_go_in_full_and_the_rest_sets_the_adaptive_bits():
-    study = Study(Regression(), ["minmax"], steps=2, min_size=12, policies=["fixed", "adaptive:divisor=0.05"])
+    policies = ["fixed", "adaptive:divisor=0.05"]
+    study = Study(Regression(), ["minmax"], steps=2, min_size=12, policies=policies, down="minmax:bits=4")
     found = steps(study)
+    assert {r["down_bits"] for r in found["minmax:bits=8"]} == {64 + 12 * 4 + 32}
     assert {r["bits"] for r in found["minmax:bits=8"]} == {4 * (64 + 12 * 8 + 32)}
     run = study._runs[2]
     gradients = [{"1.weight": np.full((1, 12), 0.1, np.float32), "1.bias": np.full(1, 50, np.float32)}]

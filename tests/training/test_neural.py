@@ -1,3 +1,5 @@
+"""A codec in the backward pass: what layers read, what is fitted and counted, and shadows of exact gradients."""
+
 import copy
 import functools
 import itertools
@@ -6,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from helpers_hooks import module
-from helpers_training import Faulty, Memory, Regression
+from helpers_training import Faulty, Memory, Regression, without_times
 from torch import nn
 
 import gtrace
 from gtrace.errors import UsageError
 from gtrace.sketch import MomentSketch
-from gtrace.training import NonfiniteGradientError, RefitSchedule, Study, train
-from gtrace.training.neural import NeuralCompression
+from gtrace.training import NonfiniteGradientError, RefitSchedule, Study, load_task, train
+from gtrace.training.neural import NeuralCompression, ShadowError, ShadowSummary, compare, shadow
 from gtrace.types import Key
 
 
@@ -30,6 +32,10 @@ def tensors(neural):
 def mlp(*, inplace=False):
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(12, 20), nn.ReLU(inplace=inplace), nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 5))
+
+
+#: places of its layers with parameters
+LAYERS = ("0", "2", "4")
 
 
 def data(size=9):
@@ -49,12 +55,13 @@ def backward(model, batch, neural=None, *, step=0, worker=0):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def coded(codec, tensor, name, *, step=0, worker=0, state=None):
+def coded(codec, tensor, name, *, step=0, worker=0, fit=True, state=None):
     """A gradient fitted, unless there is a state, encoded and decoded by hand."""
     values = tensor.detach().numpy().reshape(-1)
     if state is None:
         state = codec.init(values.size)
-        state = codec.fit(state, MomentSketch.from_spec(values, codec.needs), step) if codec.needs else state
+        if fit and codec.needs:
+            state = codec.fit(state, MomentSketch.from_spec(values, codec.needs), step)
     payload = codec.encode(state, values, Key.derive(7, tensor=name, step=step, worker=worker))
     return torch.from_numpy(codec.decode(codec.shared(state), payload, values.size)).reshape(tensor.shape)
 
@@ -69,20 +76,21 @@ def watched(model, place, see):
     return model
 
 
-def by_hand(model, batch, codec, **settings):
-    """The backward pass of :func:`mlp`, one layer after the other in plain formulas."""
-    first, _, second, _, third = model
-    x, y = batch
-    with torch.no_grad():
-        h1 = torch.relu(first(x))
-        h2 = torch.tanh(second(h1))
-        d3 = (torch.softmax(third(h2), 1) - nn.functional.one_hot(y, 5)) / len(y)
-        d3 = coded(codec, d3, "4", **settings)
-        d2 = coded(codec, (d3 @ third.weight) * (1 - h2**2), "2", **settings)
-        d1 = coded(codec, (d2 @ second.weight) * (h1 > 0), "0", **settings)
+def by_hand(model, batch, codec, names=LAYERS, **settings):
+    """Weight gradients of :func:`mlp` in plain formulas; the gradients of these layers' outputs are coded."""
+    inside, y = [batch[0]], batch[1]
     found = {}
-    for name, d, inside in (("0", d1, x), ("2", d2, h1), ("4", d3, h2)):
-        found[f"{name}.weight"], found[f"{name}.bias"] = d.T @ inside, d.sum(0)
+    with torch.no_grad():
+        for layer in model:
+            inside.append(inside[-1].relu() if isinstance(layer, nn.ReLU) else layer(inside[-1]))
+        d = (torch.softmax(inside[-1], 1) - nn.functional.one_hot(y, 5)) / len(y)
+        for k, layer in reversed(list(enumerate(model))):
+            if isinstance(layer, nn.Linear):
+                d = coded(codec, d, str(k), **settings) if str(k) in names else d
+                found[f"{k}.weight"], found[f"{k}.bias"] = d.T @ inside[k], d.sum(0)
+                d = d @ layer.weight
+            else:
+                d = d * (inside[k + 1] > 0 if isinstance(layer, nn.ReLU) else 1 - inside[k + 1] ** 2)
     return found
 
 
@@ -382,3 +390,163 @@ def test_codecs_see_the_shape_of_a_neural_gradient():
     for step, size in enumerate((9, 4)):
         backward(model, data(size), neural, step=step)
     assert seen == [(45, (9, 5)), (144, (9, 16)), (180, (9, 20)), (20, (4, 5)), (64, (4, 16)), (80, (4, 20))]
+
+
+PARTS = ("cosine_alone", "error_alone", "cosine", "error")
+
+
+class Network(nn.Module):
+    """Dropout, batch normalization, an in-place activation, a layer used twice, and a tied weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(12, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.relu = nn.ReLU(inplace=True)
+        self.twice = nn.Linear(8, 8)
+        self.tied = nn.Linear(8, 8)
+        self.tied.weight = self.twice.weight
+        self.dropout = nn.Dropout(0.3)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = self.dropout(self.relu(self.norm(self.first(x))))
+        return self.head(self.tied(self.relu(self.twice(self.relu(self.twice(x))))))
+
+
+class Difficult(Regression):
+    def model(self):
+        return Network()
+
+
+def run(task, spec="qsgdinf:bits=3", **settings):
+    study = Study(task, [spec], kind="neural", layers="all", **settings)
+    return study, list(study.records())
+
+
+@pytest.mark.parametrize("task", [Difficult(), "digits-mlp", "char-lstm"])
+def test_training_with_shadows_ends_bit_identical_to_training_without(task):
+    if task == "char-lstm":
+        task = load_task(task)
+        task._test = task._test[:200]  # reading all of it takes longer than the training
+    settings = {"steps": 5, "batch_size": 2, "workers": 2, "refit": "0,+2"}
+    with_, found = run(task, shadow=2, **settings)
+    without, plain = run(task, **settings)
+    for a, b in zip(with_._runs, without._runs, strict=True):
+        one, other = ({**r._model.state_dict(), **r._optimizer.state_dict()["state"]} for r in (a, b))
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert without_times(r for r in found if r["type"] != "shadow") == without_times(plain)
+    assert sorted({r["step"] for r in found if r["type"] == "shadow"}) == [0, 2, 4]
+    assert without.results[1].shadow.steps == 0
+
+
+def shadows(model, spec):
+    """tensor -> its shadow, after one batch."""
+    neural = compressed(model, spec)
+    with neural.batch(0) as batch:
+        loss = model(torch.randn(8, 12)).square().mean()
+        loss.backward(retain_graph=True)
+        found = shadow(batch, loss, dict(model.named_parameters()), neural.owners)
+    return {item.tensor: item for item in found}
+
+
+def apart(a, b):
+    """Cosine and error in float64."""
+    a, b = a.double().flatten(), b.double().flatten()
+    return [float(a @ b / ((a @ a) * (b @ b)).sqrt()), float((((b - a) ** 2).sum() / (a @ a)).sqrt())]
+
+
+@pytest.mark.parametrize("spec", ["int8", "bf16", "terngrad:coder=fixed", "qsgdinf:bits=3,coder=fixed"])
+def test_figures_are_those_of_a_plain_reimplementation(spec):
+    model, batch, codec = mlp(inplace=True), data(), gtrace.codec(spec)
+    parameters = dict(model.named_parameters())
+    exact, every, *alone = (
+        by_hand(model, batch, codec, names, fit=False) for names in ((), LAYERS, *((name,) for name in LAYERS))
+    )
+    # A schedule without a step before the first: codecs are as they were made.
+    neural = compressed(model, spec, refit="9")
+    with neural.batch(0) as opened:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward(retain_graph=True)
+        before = {name: p.grad.clone() for name, p in parameters.items()}
+        found = shadow(opened, loss, parameters, neural.owners)
+    assert [item.tensor for item in found] == list(parameters)
+    for item in found:
+        name = item.tensor
+        own = alone[LAYERS.index(name.partition(".")[0])]
+        expected = apart(exact[name], own[name]) + apart(exact[name], every[name])
+        assert [getattr(item, part) for part in PARTS] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+        assert torch.equal(parameters[name].grad, before[name])
+    last = found[-1]
+    assert (last.cosine_alone, last.error_alone) == (last.cosine, last.error)
+    assert found[0].error > found[0].error_alone > 0
+
+
+def test_the_last_layer_of_a_difficult_model_and_the_tied_one():
+    """Alone means every output of every module that has the weight; nothing of it is counted."""
+    torch.manual_seed(2)
+    model, task = Network(), Difficult()
+    neural = compressed(model, "int8", refit="9")
+    assert neural.owners["twice.weight"] == {"twice", "tied"}
+    with neural.batch(0) as batch:
+        loss = task.loss(model, task.batch(np.random.default_rng(0), 8))
+        loss.backward(retain_graph=True)
+        counted = copy.deepcopy(neural._tally)
+        found = {item.tensor: item for item in shadow(batch, loss, dict(model.named_parameters()), neural.owners)}
+        # first, norm, head once; twice twice; tied with twice for the weight, and alone for its bias.
+        assert batch.previewed == 1 + 1 + 1 + 3 + 2 + 1
+    after = neural.collect()[0]
+    for name in ("payload_bits", "float32_bits", "squared_error"):
+        assert getattr(counted, name) == getattr(after, name)
+    assert found["head.weight"].cosine_alone == found["head.weight"].cosine
+    # Normalization takes out what the bias before it adds: its exact gradient is nothing but rounding.
+    del found["first.bias"]
+    for name, item in found.items():
+        assert 0.99 < item.cosine_alone <= 1, name
+        assert 0 < item.error_alone < 0.1, name
+
+
+def test_a_lossless_codec_has_no_error_and_a_parameter_without_a_hooked_output_none_of_its_own():
+    class Bare(nn.Module):
+        """Uses its layer's weight without calling it."""
+
+        def __init__(self):
+            super().__init__()
+            self.inside, self.head = nn.Linear(12, 8), nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.head(nn.functional.linear(x, self.inside.weight))
+
+    torch.manual_seed(0)
+    for item in shadows(Network(), "none").values():
+        assert item.error == item.error_alone == 0
+        assert item.cosine == pytest.approx(1, abs=1e-12)
+    found = shadows(Bare(), "int8")
+    assert "inside.bias" not in found
+    assert np.isnan(found["inside.weight"].cosine_alone)
+    assert 0 < found["inside.weight"].error < 0.1
+
+
+def test_the_summary_of_a_run():
+    study, found = run(Difficult(), steps=6, shadow=3)
+    summary = study.results[1].shadow
+    logged = [r for r in found if r["type"] == "shadow"]
+    assert {r["run"] for r in logged} == {"qsgdinf:bits=3"}
+    assert summary.steps == 2
+    assert summary.seconds > 0
+    for item in summary.tensors:
+        own = [[r[part] for part in PARTS] for r in logged if r["tensor"] == item.tensor]
+        assert len(own) == 2
+        assert [getattr(item, part) for part in PARTS] == pytest.approx(np.mean(own, axis=0))
+    assert summary.cosine == pytest.approx(np.mean([item.cosine for item in summary.tensors]))
+    assert summary.worst.cosine == min(item.cosine for item in summary.tensors)
+
+
+def test_a_gradient_of_zero_has_no_angle():
+    assert np.isnan(compare(np.zeros(3), np.ones(3))).all()
+    assert compare(np.ones(3), np.zeros(3)) == (0, 1)
+    summary = ShadowSummary()
+    assert np.isnan(summary.cosine)
+    assert summary.worst is None
+    summary.add([ShadowError("a", 1.0, 0.0, float("nan"), 1.0), ShadowError("b", 1.0, 0.0, 0.5, 1.0)])
+    assert (summary.worst.tensor, summary.cosine) == ("b", 0.5)

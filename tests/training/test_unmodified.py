@@ -1,5 +1,7 @@
-"""A codec in programs that know nothing of it."""
+"""A codec in programs that know nothing of it, at every step or around local steps."""
 
+import copy
+import io
 import runpy
 import sys
 import time
@@ -8,12 +10,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers_training import RANKS_PROGRAM, launched, logged
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import gtrace
 from gtrace.cli import main
+from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.link import LinkOptions
+from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
+from gtrace.training import vectors
 from gtrace.training.exchange import Exchange
+from gtrace.training.joint import JointWorkers, LocalSteps
 
 PROGRAM = """
 import sys, torch
@@ -135,10 +143,11 @@ def linear(**options):
     return model, torch.randn(16, 50, dtype=options.get("dtype", torch.float32))
 
 
-def train(model, x, steps=1):
-    """Steps of plain SGD on the squares of the outputs."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(model, x, steps=1, optimizer=None):
+    """Steps on the squares of the outputs, by default of plain SGD."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
+        optimizer.zero_grad()
         model(x).abs().square().mean().backward()
         optimizer.step()
 
@@ -334,3 +343,120 @@ def test_ranks_of_a_sharded_model_exchange_payloads(tmp_path):
     # Half of the chunks stay where they are.
     assert all(0 < record["wire_bytes"] < 2 * 785 for record in steps)
     assert steps[3]["bf16_variance"] < 1e-4 < steps[3]["relative_variance"]
+
+
+EVERY = 3
+
+
+def simulated(codec):
+    """The program's ranks in one process: the weights of each after each step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
+    options = LinkOptions(RefitSchedule.parse(DEFAULT_REFIT), 0, vectors.ENGINE)
+
+    def make(one, *rest):
+        return LocalSteps(one, *rest, inner=torch.optim.Adam(one.parameters(), lr=0.01), every=EVERY)
+
+    workers = JointWorkers(model, 2, make, CodecTable.of(codec), options)
+    randoms = [torch.Generator().manual_seed(rank) for rank in range(2)]
+    for _ in range(6):
+        for one, random in zip(workers.models, randoms, strict=True):
+            x, y = torch.randn(8, 20, generator=random), torch.randint(0, 5, (8,), generator=random)
+            one.zero_grad()
+            nn.functional.cross_entropy(one(x), y).backward()
+        workers.step(0.01, last=False)
+        yield [[p.detach().clone() for p in one.parameters()] for one in workers.models]
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_ranks_step_alone_and_exchange_what_simulated_ones_do(tmp_path):
+    codec = "ef:topk:ratio=0.1"
+    done, study, steps, _ = launched(tmp_path, RANKS_PROGRAM, "--codec", codec, "--every", EVERY)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("--every 3 changes the training") == 1
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+    for step, expected in enumerate(simulated(codec)):
+        assert all(same(ranks[rank][step], expected[rank]) for rank in range(2)), step
+        assert same(ranks[0][step], ranks[1][step]) is ((step + 1) % EVERY == 0)
+    assert [record["bits"] > 0 for record in steps] == [(step + 1) % EVERY == 0 for step in range(6)]
+    assert {record["bits_float32"] for record in steps} == {32 * 785}
+    assert "--every 3" in study["command"]
+
+
+def test_a_single_process_moves_as_the_published_outer_optimizer_does(training):
+    model, x = linear()
+    twin = copy.deepcopy(model)
+    outer = torch.optim.SGD(twin.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    one, lines = training("none", every=EVERY)
+    train(model, x, 7)
+    summary = one.finish()
+    for _ in range(2):
+        inner = copy.deepcopy(twin)
+        train(inner, x, EVERY)
+        for p, q in zip(twin.parameters(), inner.parameters(), strict=True):
+            p.grad = p.detach() - q.detach()
+        outer.step()
+    train(twin, x)
+    torch.testing.assert_close(model.weight, twin.weight, rtol=1e-5, atol=1e-7)
+    assert summary.steps == 7
+    assert (summary.tally.bits, summary.tally.float32_bits) == (2 * 32 * 408, 7 * 32 * 408)
+    assert "changes the training" in lines[0]
+
+
+def test_a_checkpoint_within_a_round_goes_on_as_if_nothing_had_happened(training):
+    ends = []
+    for parts in ((8,), (4, 4)):
+        model, x = linear()
+        one, _ = training("ef:signsgd", every=EVERY)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for number, count in enumerate(parts):
+            if number:
+                file = io.BytesIO()
+                torch.save([model.state_dict(), optimizer.state_dict()], file)
+                one.finish()
+                # Without the tool the program can read its checkpoint, too.
+                weights, state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+                model, _ = linear()
+                torch.optim.Adam(model.parameters(), lr=0.01).load_state_dict(state)
+                one, lines = training("ef:signsgd", every=EVERY)
+                optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+                model.load_state_dict(weights)
+                optimizer.load_state_dict(state)
+            train(model, x, count, optimizer)
+        one.finish()
+        ends.append(model.weight.detach().clone())
+    assert torch.equal(*ends)
+    assert not any("memory" in line for line in lines)
+    other, lines = training("ef:topk:ratio=0.5", every=EVERY)
+    optimizer.load_state_dict(state)
+    train(model, x, 1, optimizer)
+    other.finish()
+    assert "saved with codec ef:signsgd, and here it is ef:topk:ratio=0.5" in " ".join(lines)
+
+
+@pytest.mark.parametrize("left_out", [(0, 2), (0, 1, 2), (3, 4, 5)])
+def test_a_step_that_a_scaler_leaves_out_counts(training, left_out):
+    model, x = linear()
+    one, _ = training("none", every=EVERY)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(6):
+        optimizer.zero_grad()
+        scaler.scale(model(x).square().mean() * (float("inf") if step in left_out else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert one.finish().tally.bits == 2 * 32 * 408
+
+
+def test_several_encodings_are_compared_with_as_many_gradients_and_an_error_stops_the_program(training):
+    model, x = linear()
+    one, _ = training("none", every=EVERY, workers=2)
+    train(model, x, EVERY)
+    tally = one.finish().tally
+    assert (tally.bits, tally.ratio) == (2 * 32 * 408, EVERY)
+    training("none", every=EVERY, nonfinite="error")
+    with pytest.raises(Exception, match="not finite"):
+        train(model, x, EVERY, torch.optim.SGD(model.parameters(), lr=float("inf")))

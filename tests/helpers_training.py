@@ -132,16 +132,6 @@ class Memory(Codec):
         return state.with_arrays(residual=self.owed(state, values) - decoded)
 
 
-@dataclass(frozen=True)
-class Vote(Memory):
-    """Aggregates by the majority of the signs."""
-
-    name: ClassVar[str] = "test-vote"
-
-    def aggregate(self, decoded):
-        return np.sign(np.sum(np.sign(decoded), axis=0)).astype(np.float32)
-
-
 def rank_codecs(place, codec, *, seed=3, refit="once", common=False):
     """The codecs of one rank."""
     options = LinkOptions(RefitSchedule.parse(refit), seed, vectors.ENGINE)

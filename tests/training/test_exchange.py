@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from helpers_training import Memory, Vote, heavy, sender
+from helpers_training import Memory, heavy, sender
 
 import gtrace
 from gtrace.codecs import codec
@@ -37,7 +37,8 @@ def same_levels(made, state, expected):
 
 
 @pytest.mark.parametrize(
-    "spec", ["none", "qsgd:bits=4", "qsgdinf:bits=3", "terngrad", "nuqsgd:bits=3", "natural", "ef:alq:bits=3"]
+    "spec",
+    ["none", "qsgd:bits=4", "qsgdinf:bits=3", "terngrad", "nuqsgd:bits=3", "natural", "ef:alq:bits=3", "signsgd"],
 )
 def test_averages_and_bits_are_those_of_the_codec_driven_by_hand(spec):
     """Fit, encode, shared bytes, decode from bytes alone, update: for every tensor of every worker."""
@@ -52,7 +53,7 @@ def test_averages_and_bits_are_those_of_the_codec_driven_by_hand(spec):
             for name, array in tensors.items():
                 values = array.reshape(-1)
                 state, known = states.get((name, worker), (made.init(values.size), b""))
-                if step in (0, 2):
+                if step in (0, 2) and made.needs:
                     # A fit depends on what is encoded, and not on what was fitted before.
                     sketch = MomentSketch.from_spec(made.view(state, values), made.needs)
                     state = made.fit(state if made.stateful else made.init(values.size), sketch, step)
@@ -67,7 +68,7 @@ def test_averages_and_bits_are_those_of_the_codec_driven_by_hand(spec):
         assert (tally.payload_bits, tally.shared_bits) == (payload, shared)
         assert (tally.bits, tally.envelope_bits) == (payload + shared, 8 * ENVELOPE_BYTES * 2 * workers)
         assert tally.float32_bits == 32 * 1025 * workers
-    assert spec == "none" or any(known for _, known in states.values())
+    assert spec in ("none", "signsgd") or any(known for _, known in states.values())
 
 
 def test_a_pooled_fit_looks_at_this_step_and_those_before():
@@ -154,11 +155,6 @@ def test_errors_are_those_of_the_mean_and_of_single_workers():
     tally = Exchange(codec("none")).step(0, [{}]).tally
     assert tally.bits == 0
     assert np.isnan([tally.ratio, tally.bits_per_element]).all()
-
-
-def test_the_codec_aggregates():
-    result = Exchange(Vote(), 3).step(0, [{"w": np.array([2.0, -1.0, k])} for k in (5.0, -0.1, 0.2)])
-    np.testing.assert_array_equal(result.gradients["w"], [1, -1, 1])
 
 
 def poisoned(*workers):

@@ -16,8 +16,9 @@ from torch import nn
 from gtrace.codecs import Codec, codec
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.base import checked_values
-from gtrace.codecs.link import HOST, LinkOptions, Sender
+from gtrace.codecs.link import LinkOptions, Sender
 from gtrace.coding import open_envelope, seal
+from gtrace.runlog import read_runlog
 from gtrace.schedule import RefitSchedule
 from gtrace.training import Evaluation, Recipe, Task, vectors
 from gtrace.training.ranks import RankCodecs
@@ -29,12 +30,12 @@ def without_times(records):
     return [{name: value for name, value in record.items() if not name.endswith("seconds")} for record in records]
 
 
-def interrupt(study, log, after, kind=""):
-    """Run a study until so many records, or records of one kind, are written."""
+def interrupt(study, log, after):
+    """Run a study until so many records are written."""
     seen = []
 
     def count(record):
-        seen.extend([record] * (kind in ("", record["type"])))
+        seen.append(record)
         if len(seen) == after:
             raise KeyboardInterrupt
 
@@ -48,10 +49,10 @@ def heavy(shape, seed=0, scale=1e-3):
     return (np.random.default_rng(seed).standard_t(3, shape) * scale).astype(np.float32)
 
 
-def sender(spec, size, refit="once", *, seed=3, engine=HOST, tensor="w", worker=0):
+def sender(spec, size, refit="once"):
     """The sending end of one tensor of one worker."""
     made = codec(spec) if isinstance(spec, str) else spec
-    return Sender(made, size, LinkOptions(RefitSchedule.parse(refit), seed, engine), tensor=tensor, worker=worker)
+    return Sender(made, size, LinkOptions(RefitSchedule.parse(refit), 3), tensor="w")
 
 
 class Regression(Task):
@@ -131,16 +132,6 @@ class Memory(Codec):
         return state.with_arrays(residual=self.owed(state, values) - decoded)
 
 
-@dataclass(frozen=True)
-class Vote(Memory):
-    """Aggregates by the majority of the signs."""
-
-    name: ClassVar[str] = "test-vote"
-
-    def aggregate(self, decoded):
-        return np.sign(np.sum(np.sign(decoded), axis=0)).astype(np.float32)
-
-
 def rank_codecs(place, codec, *, seed=3, refit="once", common=False):
     """The codecs of one rank."""
     options = LinkOptions(RefitSchedule.parse(refit), seed, vectors.ENGINE)
@@ -148,7 +139,7 @@ def rank_codecs(place, codec, *, seed=3, refit="once", common=False):
 
 
 def reports_of_ranks(name, worlds, folder):
-    """World size -> what each rank of a program beside the tests of training saw."""
+    """World size -> what went wrong on each rank of a program beside the tests of training, by part."""
     run = run_gtrace(folder, cwd=Path(__file__).with_name("training"), module=f"{name}_program")
     assert run.returncode == 0, run.stderr[-3000:]
     return {
@@ -157,9 +148,75 @@ def reports_of_ranks(name, worlds, folder):
     }
 
 
-def losses(task, model, batch):
+#: run by ranks: six steps
+RANKS_PROGRAM = """
+import os, signal, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+def main(rank, world, folder, dies=False):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
+    wrapped = DistributedDataParallel(model)
+    wrapped.register_comm_hook(None, bf16_compress_hook)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    random, seen = torch.Generator().manual_seed(rank), []
+    for step in range(6):
+        if dies and rank == 1 and step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        x, y = torch.randn(8, 20, generator=random), torch.randint(0, 5, (8,), generator=random)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(wrapped(x), y).backward()
+        optimizer.step()
+        seen.append([p.detach().clone() for p in model.parameters()])
+    torch.save(seen, f"{folder}/rank{rank}.pt")
+    weights = [None] * world
+    dist.all_gather_object(weights, [p.tolist() for p in model.parameters()])
+    assert all(one == weights[0] for one in weights)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        main(int(sys.argv[2]), 2, sys.argv[1], dies=True)
+    else:
+        import torch.multiprocessing as mp
+        mp.spawn(main, args=(2, sys.argv[1]), nprocs=2)
+"""
+
+
+def logged(folder, name="log.jsonl"):
+    """The study, the steps and the end of a run log."""
+    study, *records, end = read_runlog(folder / name)
+    return study, [record for record in records if record["type"] == "step"], end
+
+
+def launched(folder, program, *words, start="train.py"):
+    """What a program with ranks said under ``gtrace train``, and its run log."""
+    (folder / "train.py").write_text(program)
+    done = run_gtrace("train", *words, "-o", "log.jsonl", start, folder, cwd=folder)
+    return done, *logged(folder)
+
+
+def assert_recorded(run, plain, trained, seen, optimizer=0):
+    """Weights are those of a run without capture, and recorded is what a hand-written hook saw, in order or by name."""
+    assert run.said == []
+    assert all(torch.equal(trained[name], value) for name, value in plain.items())
+    names = [info.name for info in run.trace.tensors if info.optimizer == optimizer]
+    assert run.trace.scalars(optimizer=optimizer)["step"].tolist() == list(range(len(seen)))
+    for step, gradients in enumerate(seen):
+        found = gradients if isinstance(gradients, dict) else dict(zip(names, gradients, strict=True))
+        for name, gradient in found.items():
+            values = run.trace.read(name, step, optimizer=optimizer)
+            assert np.array_equal(values, gradient.reshape(-1).float().numpy())
+    assert np.isfinite(run.trace.scalars()["loss"]).all()
+
+
+def losses(task, model, batch, lr):
     """The losses of eight steps on one batch."""
-    optimizer, found = task.optimizer(model, task.recipe.lr), []
+    optimizer, found = task.optimizer(model, lr), []
     for _ in range(8):
         optimizer.zero_grad()
         loss = task.loss(model, batch)

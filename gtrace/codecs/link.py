@@ -5,7 +5,7 @@ what it made of the messages before: shared bytes, and the memory of a codec tha
 decoding needs has traveled in a :class:`Message` and is counted. Simulated workers, real ranks, neural gradients and
 hooks into a training loop all use these two, and :func:`compress` sends a single tensor from one to the other.
 
-Values are arrays, or anything that an :class:`Engine` can encode in place.
+Values are arrays, or tensors that an :class:`Engine` encodes on their device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from gtrace.types import Key, Role, State
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from gtrace.codecs.base import Rounds
     from gtrace.types import SummarySpec
@@ -39,24 +39,14 @@ T = TypeVar("T")
 _BLOCK = 1 << 20
 
 
-class Engine:
-    """Works on values in place: arrays here; a subclass handles tensors of a device."""
-
-    def on_host(self, values: Any) -> NDArray[np.float32]:
-        """The values as an array; an array is returned as it is."""
-        array: NDArray[np.float32] = values
-        return array
+class Engine(Protocol):
+    """Encodes and decodes tensors where they are; arrays go through the codec itself."""
 
     def encode(self, codec: Codec, state: State, values: Any, key: Key) -> bytes:
         """The payload of ``codec.encode``, with the same bytes for values on any device."""
-        return codec.encode(state, values, key)
 
-    def receive(self, codec: Codec, held: State, shared: bytes, payload: bytes, place: Any) -> tuple[Any, State]:
-        """What ``codec.receive`` returns, the values at a place; None is the host."""
-        return codec.receive(held, shared, payload)
-
-
-HOST = Engine()
+    def receive(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
+        """The result of ``codec.decode`` on a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +56,12 @@ class LinkOptions:
     Attributes:
         refit: when codecs are fitted.
         seed: seed of all keys.
-        engine: encodes and decodes values that are not arrays.
+        engine: encodes and decodes values that are not arrays, of codecs without memory; None if there are none.
     """
 
     refit: RefitSchedule
     seed: int = 0
-    engine: Engine = HOST
+    engine: Engine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +117,22 @@ class Sender:
         shape: tuple[int, ...] | None = None,
         role: Role = "up",
     ) -> None:
-        self.codec = codec
-        self.state = codec.init(size, shape)
         self.known = b""
         self.fit_seconds = 0.0
         self._tensor, self._worker, self._role = tensor, worker, role
         self._options, self._refit, self._engine = options, options.refit, options.engine
-        self._fitted = -1
-        self._spec = fit_spec(codec)
         self._pool = Pool()
         self._watched = -1
+        self._take(codec, codec.init(size, shape))
 
     def adopt(self, codec: Codec) -> None:
         """Go on with a codec that differs only in ``bits``: it is fitted at once, and memory is kept."""
-        self.codec, self.state = codec, codec.renewed(self.state)
-        self._spec, self._fitted = fit_spec(codec), -1
+        self._take(codec, codec.renewed(self.state))
+
+    def _take(self, codec: Codec, state: State) -> None:
+        self.codec, self.state, self._fitted = codec, state, -1
+        self._spec = fit_spec(codec)
+        self._pools = self._refit.pooled and poolable(self._spec)
 
     def scheduled(self, step: int) -> bool:
         """Whether the schedule wants a fit at this step, or wanted one earlier that did not happen yet."""
@@ -149,29 +140,33 @@ class Sender:
 
     def due(self, step: int) -> bool:
         """Whether the codec must be fitted before it encodes at this step."""
-        if self._spec is not None and self.codec.fits_itself:
-            return step > self._fitted
-        return self.scheduled(step)
+        latest = step if self.codec.fits_itself else self._refit.latest(step)
+        return self._spec is not None and latest > self._fitted
 
     def watch(self, values: Any, step: int) -> None:
         """Record a step that the fit of this step or a later one pools; once for each step."""
-        if self._spec is None or not self._pools or step <= self._watched:
+        if not self._pools or step <= self._watched:
             return
         if self.due(step) or self._refit.watches(step):
             start = time.thread_time()
-            self._pool.add(self._viewed(values))
+            self._pool.add(self.sketch(values, viewed=True))
             self._watched = step
             self.fit_seconds += time.thread_time() - start
 
-    def sketch(self, values: Any, step: int) -> MomentSketch:
-        """The sketch of float32[size] itself, for :meth:`~gtrace.codecs.Codec.allocate`.
+    def sketch(self, values: Any, *, viewed: bool = False) -> MomentSketch:
+        """The sketch of float32[size] itself, for :meth:`~gtrace.codecs.Codec.allocate`; made on the host.
 
-        Sketches are made on the host: a tensor on a device is copied there.
+        Args:
+            values: float32[size].
+            viewed: of what a stateful codec encodes instead of the values.
 
         Raises:
             UsageError: the codec is never fitted.
         """
-        return self._sketched(self._engine.on_host(values))
+        if self._spec is None:
+            raise UsageError(f"{self.codec}: has nothing to fit")
+        array = values if isinstance(values, np.ndarray) else on_host(values)
+        return MomentSketch.from_spec(self.codec.view(self.state, array) if viewed else array, self._spec)
 
     def summary(self, values: Any, step: int) -> MomentSketch:
         """The input of a fit: the sketch of float32[size], or of what a stateful codec encodes instead.
@@ -182,21 +177,9 @@ class Sender:
             UsageError: the codec is never fitted.
         """
         if not self._pools:
-            return self._viewed(values)
+            return self.sketch(values, viewed=True)
         self.watch(values, step)
         return self._pool.mean()
-
-    def _viewed(self, values: Any) -> MomentSketch:
-        return self._sketched(self.codec.view(self.state, self._engine.on_host(values)))
-
-    def _sketched(self, values: ArrayLike) -> MomentSketch:
-        if self._spec is None:
-            raise UsageError(f"{self.codec}: has nothing to fit")
-        return MomentSketch.from_spec(values, self._spec)
-
-    @property
-    def _pools(self) -> bool:
-        return self._refit.pooled and poolable(self._spec)
 
     @property
     def looks_further(self) -> bool:
@@ -229,26 +212,24 @@ class Sender:
             summary = self.summary(values, step)
             self.fit_seconds += time.thread_time() - start
             self.fit(summary, step)
-        payload = self.payload(values, step)
+        if self._engine is None or isinstance(values, np.ndarray):
+            payload = self.codec.encode(self.state, values, self.key(step))
+        else:
+            payload = self._engine.encode(self.codec, self.state, values, self.key(step))
         shared = self.codec.shared(self.state)
         changed, self.known = shared != self.known, shared
         return Message(payload, shared if changed else None)
 
-    def payload(self, values: Any, step: int) -> bytes:
-        """The payload at a step with the current codec."""
-        return self._engine.encode(self.codec, self.state, values, self.key(step))
-
     def rounds(self, values: Any, step: int) -> Rounds:
         """A linear codec's rounds instead of a message; its state becomes the next step's when they end."""
-        ended = yield from self.codec.rounds(self.state, self._engine.on_host(values), self.key(step))
+        ended = yield from self.codec.rounds(self.state, values, self.key(step))
         self.state = ended.state
         return ended
 
     def settle(self, values: Any, decoded: Any) -> None:
         """Record how ``values`` arrived, for residuals and momentum."""
-        if type(self.codec).update is not Codec.update:
-            host = self._engine.on_host
-            self.state = self.codec.update(self.state, host(values), host(decoded))
+        if self.codec.stateful:
+            self.state = self.codec.update(self.state, values, decoded)
 
     def key(self, step: int) -> Key:
         """The key of a step's randomness."""
@@ -276,6 +257,12 @@ class Sender:
         self._watched = int(arrays["watched"])
         if self._spec is not None:
             self._pool = Pool.from_arrays(arrays["pool"], self._spec)
+
+
+def on_host(values: Any) -> NDArray[np.float32]:
+    """An array as it is, a tensor of any device as one."""
+    array: NDArray[np.float32] = values if isinstance(values, np.ndarray) else values.cpu().numpy()
+    return array
 
 
 def fit_spec(codec: Codec) -> SummarySpec | None:
@@ -309,7 +296,7 @@ def allocate(sending: Iterable[tuple[Sender, Any]], step: int) -> None:
     for codec, members in sharing((sender.codec, (sender, values)) for sender, values in sending):
         if not any(sender.due(step) for sender, _ in members):
             continue
-        sketches = [sender.sketch(values, step) for sender, values in members]
+        sketches = [sender.sketch(values) for sender, values in members]
         for (sender, values), sketch, share in zip(members, sketches, codec.allocate(sketches), strict=True):
             if sender.due(step):
                 sender.fit(sender.summary(values, step) if sender.looks_further else sketch, step, share=share)
@@ -333,7 +320,7 @@ class Receiver:
         held: what the codec keeps on this side; it has the tensor's size.
     """
 
-    def __init__(self, codec: Codec, size: int, engine: Engine = HOST) -> None:
+    def __init__(self, codec: Codec, size: int, engine: Engine | None = None) -> None:
         self.shared = b""
         self.codec = codec
         self.held = State(size)
@@ -347,7 +334,9 @@ class Receiver:
         """
         if message.shared is not None:
             self.shared = message.shared
-        values, self.held = self._engine.receive(self.codec, self.held, self.shared, message.payload, place)
+        if self._engine is not None and place is not None:
+            return self._engine.receive(self.codec, self.shared, message.payload, self.held.size, place)
+        values, self.held = self.codec.receive(self.held, self.shared, message.payload)
         return values
 
     def to_arrays(self) -> dict[str, Any]:

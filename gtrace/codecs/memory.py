@@ -178,7 +178,10 @@ class Estimate(Memory):
 
     def after(self, arrays: Arrays, x: Values, given: Values, decoded: Values) -> Arrays:
         kept: Arrays = {"estimate": decoded}
-        return {**kept, "momentum": self._followed(arrays, x)} if self.momentum else kept
+        if not self.momentum:
+            return kept
+        # Not the gradient's own memory: training writes the average there.
+        return {**kept, "momentum": self._followed(arrays, x) if "momentum" in arrays else x.copy()}
 
     def received(self, arrays: Arrays, values: Values) -> tuple[Values, Arrays]:
         estimate = saturating(values, arrays["estimate"]) if "estimate" in arrays else values

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.codecs.assignment import CodecTable
-from gtrace.codecs.link import LinkOptions
+from gtrace.codecs.link import LinkOptions, on_host
 from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
 from gtrace.sweep.gradient_noise import stream
@@ -18,7 +18,7 @@ from gtrace.sweep.limits import CHUNK
 from gtrace.training import vectors
 from gtrace.training.frames import SimulatedRank, lockstep
 from gtrace.training.ranks import Piece, RankCodecs
-from gtrace.training.ways import way
+from gtrace.training.ways import averaging, way
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -47,12 +47,9 @@ class Average:
     """One exchange of one tensor at one step.
 
     Attributes:
-        codec: its spec.
         exchange: the way, see :mod:`gtrace.training.ways`.
-        ranks: their number.
         energy: ||mean of the ranks' gradients||^2.
         error: ||what every rank ends with - that mean||^2.
-        size: number of values.
         sent: bytes that a rank sends, on average.
         across: the part of them that leaves its node; all of them unless the exchange knows nodes.
         source: where the ranks' gradients come from.
@@ -77,7 +74,6 @@ class ExchangePlan:
         codecs: what encodes. Those that keep a memory are left out, because one step says nothing about them, and
             linear ones, which are averaged before they are decoded.
         exchanges: names of ways.
-        ranks: numbers of ranks.
         seed: seed of noise and rounding.
 
     Raises:
@@ -120,7 +116,6 @@ def measure_averages(
 
     Args:
         trace: an open trace with values.
-        plan: what is exchanged.
         steps: steps; None for one in the middle of training that has neighbors.
         globs: tensors; None for the largest.
         kind: of gradients, as for a sweep.
@@ -168,14 +163,7 @@ def _chosen(gradients: Gradients, info: TensorInfo, steps: Sequence[int] | None)
 
 
 class RankGradients:
-    """Gradients of a tensor at a step for any number of ranks.
-
-    Args:
-        trace: an open trace.
-        info: the tensor.
-        step: the step.
-        seed: seed of the noise.
-    """
+    """Gradients of a tensor at a step for any number of ranks."""
 
     def __init__(self, trace: Trace, info: TensorInfo, step: int, seed: int) -> None:
         def read(one: TensorInfo, at: int) -> NDArray[np.float32]:
@@ -214,12 +202,12 @@ class RankGradients:
             return self._recorded[:ranks]
         if self._noise is None:
             return [self._first] * ranks
-        return [self._first + self._sign(rank) * self._noise for rank in range(ranks)]
-
-    def _sign(self, rank: int) -> NDArray[np.float32]:
-        key = Key.derive(self.seed, tensor=self._name, step=self._step, worker=rank, role="noise")
-        signs = np.random.default_rng(list(key)).integers(0, 2, self._first.size, np.int8)
-        return (1 - 2 * signs).astype(np.float32)
+        found = []
+        for rank in range(ranks):
+            key = Key.derive(self.seed, tensor=self._name, step=self._step, worker=rank, role="noise")
+            signs = np.random.default_rng(list(key)).integers(0, 2, self._first.size, np.int8)
+            found.append(self._first + (1 - 2 * signs).astype(np.float32) * self._noise)
+        return found
 
 
 def _averaged(codec: Codec, name: str, info: TensorInfo, given: RankGradients, ranks: int) -> Average | None:
@@ -232,11 +220,13 @@ def _averaged(codec: Codec, name: str, info: TensorInfo, given: RankGradients, r
     everyone = [RankCodecs(CodecTable.of(codec), options, place, common=False) for place in places]
     chosen = way(name)
     try:
-        found, sent = lockstep([chosen(one, whole, [own], 0) for one, own in zip(everyone, values, strict=True)])
+        found, sent = lockstep(
+            [averaging(one, chosen, whole, [own], 0) for one, own in zip(everyone, values, strict=True)]
+        )
     except UsageError:
         return None
     mean: NDArray[np.float64] = np.mean(values, axis=0, dtype=np.float64)
-    off = vectors.on_host(found[0][0]) - mean
+    off = on_host(found[0][0]) - mean
     node = int(name.partition(":")[2] or 1)
     nodes = np.arange(ranks) // node
     across = sent[nodes[:, None] != nodes[None, :]].sum()

@@ -69,8 +69,10 @@ class Study:
         self.task = load_task(task) if isinstance(task, str) else task
         self.settings = options.settings(self.task.recipe, weights)
         self._plans = plan_runs(chosen, self.settings.policies, weights, options.kind, self.settings.joint)
-        for plan in self._plans:
-            _compile(plan.codec)
+        # Exchange a small tensor, so that kernels are compiled before times are measured.
+        values = np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64) ** 5
+        for codec in dict.fromkeys(codec for plan in self._plans for codec in CodecTable.of(plan.codec).codecs):
+            Exchange(codec).step(0, [{"": values}])
         self.seeds = tuple(range(options.seed, options.seed + options.seeds))
         self._codecs = chosen
         self._done: list[RunResult] = []
@@ -292,10 +294,3 @@ def train(
     study = Study(task, codecs, **settings)
     study.run(log, force=force)
     return study
-
-
-def _compile(codec: Coding) -> None:
-    """Exchange a small tensor, so that kernels are compiled before times are measured."""
-    values = np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64) ** 5
-    for one in dict.fromkeys(CodecTable.of(codec).codecs):
-        Exchange(one).step(0, [{"": values}])

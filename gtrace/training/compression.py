@@ -16,7 +16,6 @@ from gtrace.errors import UsageError
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace.torch_hooks.naming import local_part, name_parameters
 from gtrace.trackers import Tracking, of_record
-from gtrace.training import device
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import Exchange, Nonfinite, Tally
 
@@ -204,34 +203,25 @@ def is_dense(parameter: torch.Tensor) -> bool:
     return gradient is not None and gradient.layout == torch.strided
 
 
-def read_gradient(parameter: torch.Tensor, scale: float = 1.0) -> Vector:
-    """The gradient, divided by ``scale``: float32, of the parameter's shape; for a sharded one this process's part,
-    for a complex one real and imaginary parts along a last axis. It may share the gradient's memory.
-
-    It is a tensor if codecs work on its device, and otherwise a numpy array.
-
-    Raises:
-        ValueError: there is no dense gradient.
-    """
-    if not is_dense(parameter):
-        raise ValueError("the parameter has no dense gradient")
-    values: torch.Tensor = _real(parameter).to(torch.float32)
-    stays = values.device.type in device.DEVICES
-    values = values if stays else values.cpu()
-    if scale != 1.0:
-        # On CUDA, division by a number of the host would multiply by its reciprocal.
-        values = values / values.new_full((), scale)
-    return values if stays else values.numpy()
+def read_gradient(parameter: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """A dense gradient's :func:`own_values`, divided by ``scale``: float32, maybe in the gradient's memory."""
+    assert parameter.grad is not None
+    values = own_values(parameter.grad).to(torch.float32)
+    # On CUDA, division by a number of the host would multiply by its reciprocal.
+    return values if scale == 1.0 else values / values.new_full((), scale)
 
 
 def write_gradient(parameter: torch.Tensor, found: Vector, scale: float = 1.0) -> None:
     """Undo :func:`read_gradient`, in place: whoever holds the gradient sees the new values."""
+    assert parameter.grad is not None
     values = torch.as_tensor(found)
-    _real(parameter).copy_(values if scale == 1.0 else values * scale)
+    own_values(parameter.grad).copy_(values if scale == 1.0 else values * scale)
 
 
-def _real(parameter: torch.Tensor) -> Any:
-    gradient = parameter.grad
-    assert gradient is not None
-    part = local_part(gradient.detach())
+def own_values(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a parameter or gradient, sharing its memory, without its graph.
+
+    A complex one has real and imaginary parts along a last axis.
+    """
+    part = local_part(tensor.detach())
     return torch.view_as_real(part) if part.is_complex() else part

@@ -10,11 +10,11 @@ State is kept per parameter instead of per bucket, because buckets are built aga
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
@@ -36,13 +36,12 @@ from gtrace.training.ranks import Piece, RankCodecs
 from gtrace.training.ways import averaging, way
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import nn
 
     from gtrace.codecs import Codec
     from gtrace.codecs.assignment import TableLike
-    from gtrace.training.ranks import Values
     from gtrace.training.vectors import Vector
 
 Levels: TypeAlias = Literal["own", "common"]
@@ -59,7 +58,6 @@ class AllReduceComparison:
         error: ||average of decoded - exact average||^2.
         bf16_error: the same of an all-reduce in bfloat16.
         bf16_seconds: wall time of that all-reduce.
-        float32_seconds: wall time of one in float32.
         float32_seconds: wall time of an all-reduce in float32.
     """
 
@@ -193,8 +191,9 @@ class RankExchange:
         self._loaded: list[Any] = []
         self._connect(process_group)
         self._compared = AllReduceComparison()
-        #: buckets that wait for others: names, gradients, their buffer, and the promised future
-        self._waiting: list[tuple[list[str], list[torch.Tensor], torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+        #: names and gradients of buckets that wait for others, and what is promised of each bucket's buffer
+        self._waiting: list[tuple[str, torch.Tensor]] = []
+        self._promised: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
 
     def register(self, model: nn.Module) -> Self:
         """Average the gradients of a model through the codec; call it once, on a wrapped model, before training.
@@ -263,28 +262,27 @@ class RankExchange:
         )
         if bucket.index() == 0:
             # A failed backward pass leaves buckets behind.
-            self._waiting = []
+            self._waiting, self._promised = [], []
         parameters = bucket.parameters()
         if any(id(parameter) not in self._names for parameter in parameters):
             self._name(parameters)
-        names = [self._names[id(parameter)] for parameter in parameters]
-        self._waiting.append((names, bucket.gradients(), buffer, future))
+        self._waiting += zip([self._names[id(one)] for one in parameters], bucket.gradients(), strict=True)
+        self._promised.append((buffer, future))
         # Shares depend on the gradients of all tensors, so buckets wait for the last one.
         if bucket.is_last() or not self._codecs.allocates:
-            waiting, self._waiting = self._waiting, []
-            names = [name for some, _, _, _ in waiting for name in some]
-            gradients = [gradient for _, some, _, _ in waiting for gradient in some]
-            values = [
-                device.flat(gradient, self.rules.choose(name, gradient.numel()))
-                for name, gradient in zip(names, gradients, strict=True)
-            ]
-            averages = self.average(names, values, [tuple(gradient.shape) for gradient in gradients])
-            for gradient, average in zip(gradients, averages, strict=True):
+            pieces, values = [], []
+            for name, gradient in self._waiting:
+                codec = self.rules.choose(name, gradient.numel())
+                pieces.append(Piece(name, codec, gradient.numel(), shape=tuple(gradient.shape)))
+                values.append(device.flat(gradient, codec))
+            averages = self._exchange(self._codecs, pieces, values)
+            for (_, gradient), average in zip(self._waiting, averages, strict=True):
                 gradient.copy_(torch.as_tensor(average).view(gradient.shape))
             if bucket.is_last():
                 self.end_step()
-            for _, _, held, promised in waiting:
+            for held, promised in self._promised:
                 promised.set_result(held)
+            self._waiting, self._promised = [], []
         return future
 
     def average(
@@ -306,19 +304,12 @@ class RankExchange:
             NonfiniteGradientError: NaN or infinity under the policy ``error``.
             PayloadError: the received bytes are damaged, or the ranks' models differ.
         """
-        codecs = self._codecs
         known: Sequence[tuple[int, ...] | None] = shapes or [None] * len(names)
         pieces = [
             Piece(name, self.rules.choose(name, len(array)), len(array), shape=shape)
             for name, array, shape in zip(names, values, known, strict=True)
         ]
-        pieces = _placed(pieces, values)
-        with self._counted(codecs):
-            averages = self._average(codecs, pieces, values)
-        codecs.tally.float32_bits += 32 * sum(map(len, values))
-        if self._compares:
-            self._compare(values, averages)
-        return averages
+        return self._exchange(self._codecs, pieces, values)
 
     def scatter(self, pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Vector]:
         """Average pieces of tensors, each at its owner; every rank calls this with the same pieces in the same order.
@@ -334,14 +325,7 @@ class RankExchange:
             NonfiniteGradientError: NaN or infinity under the policy ``error``.
             PayloadError: the received bytes are damaged, or the ranks' models differ.
         """
-        codecs, pieces = self._codecs, _placed(pieces, values)
-        with self._counted(codecs):
-            sent = self._sendable(codecs, pieces, values)
-            averages = self._wire.run(way(self.options.exchange)(codecs, pieces, sent, self.steps, scattered=True))
-        codecs.tally.float32_bits += 32 * sum(map(len, values))
-        if self._compares and self._between is None:
-            self._compare(values, averages, [piece.owner == self._wire.rank for piece in pieces])
-        return averages
+        return self._exchange(self._codecs, pieces, values, scattered=True)
 
     def average_replicas(self, pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Vector]:
         """Average pieces among the ranks that own them; what is sent counts as sent on.
@@ -359,8 +343,7 @@ class RankExchange:
         """
         codecs = self._between
         assert codecs is not None
-        with self._counted(codecs):
-            averages = self._average(codecs, _placed(pieces, values), values)
+        averages = self._exchange(codecs, pieces, values)
         tally, codecs.tally = codecs.tally, Tally()
         self._codecs.tally.add(tally.sent_on())
         return averages
@@ -440,6 +423,7 @@ class RankExchange:
         links = LinkOptions(options.schedule, options.seed, vectors.ENGINE)
         common = options.levels == "common"
         self.group, self._replicas, self._wire = group, replicas, Collectives(group)
+        self._way = way(options.exchange)
         self._between: RankCodecs | None = None
         first = 0
         if replicas is not None:
@@ -451,43 +435,44 @@ class RankExchange:
         for codecs, lists in zip(self._stages, kept, strict=False):
             codecs.load_lists(lists)
 
-    @property
-    def _compares(self) -> bool:
-        return bool(self.options.compare_every) and self.steps % self.options.compare_every == 0
-
     def _name(self, parameters: Sequence[torch.Tensor]) -> None:
         found = self._namer.of([{"params": list(parameters)}], self._models)
         self._named += parameters
         self._names.update({key: entry.name for key, entry in found.items()})
 
-    @contextlib.contextmanager
-    def _counted(self, codecs: RankCodecs) -> Iterator[None]:
-        """Count time and bytes of an exchange."""
-        tally, wire = codecs.tally, cast("Collectives", codecs.place)
+    def _exchange(
+        self, codecs: RankCodecs, pieces: Sequence[Piece], values: Sequence[Vector], *, scattered: bool = False
+    ) -> list[Vector]:
+        """Encode, send, receive and average, and count what that costs; see :func:`gtrace.training.ways.averaging`."""
+        tally, wire, options = codecs.tally, codecs.place, self.options
+        assert isinstance(wire, Collectives)
         start, waited, before = time.thread_time(), wire.seconds, wire.sent
-        yield
+        placed, sending = list(pieces), list[Any](values)
+        for k, (piece, array) in enumerate(zip(pieces, values, strict=True)):
+            if not isinstance(array, np.ndarray):
+                placed[k] = replace(piece, device=array.device)
+            if count := vectors.count_nonfinite(array):
+                tally.nonfinite += count
+                where = f"step {self.steps}, rank {dist.get_rank()}, {piece.name}"
+                kept = without_nonfinite(array, count, options.nonfinite, where)
+                sending[k] = NOT_FINITE if options.nonfinite == "pass" else kept
+        exchange = averaging(codecs, self._way, placed, sending, self.steps, scattered=scattered)
+        answer: Any = None
+        while True:
+            try:
+                asked = exchange.send(answer)
+            except StopIteration as end:
+                averages: list[Vector] = end.value
+                break
+            answer = wire.average(asked) if isinstance(asked, np.ndarray) else wire.scatter(asked)
         tally.codec_seconds += time.thread_time() - start
         tally.wire_seconds += wire.seconds - waited
         tally.wire_bytes += wire.sent - before
-
-    def _average(self, codecs: RankCodecs, pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Vector]:
-        sent = self._sendable(codecs, pieces, values)
-        exchange = averaging(codecs, way(self.options.exchange), pieces, sent, self.steps)
-        return cast("Collectives", codecs.place).run(exchange)
-
-    def _sendable(self, codecs: RankCodecs, pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Values]:
-        """The values to encode, after what the policy says of those that are not finite."""
-        sent: list[Values] = []
-        for piece, array in zip(pieces, values, strict=True):
-            count = vectors.count_nonfinite(array)
-            if count == 0:
-                sent.append(array)
-                continue
-            codecs.tally.nonfinite += count
-            where = f"step {self.steps}, rank {dist.get_rank()}, {piece.name}"
-            kept = without_nonfinite(array, count, self.options.nonfinite, where)
-            sent.append(NOT_FINITE if self.options.nonfinite == "pass" else kept)
-        return sent
+        tally.float32_bits += 32 * sum(map(len, values))
+        apart = codecs is self._between or (scattered and self._between is not None)
+        if not apart and options.compare_every and self.steps % options.compare_every == 0:
+            self._compare(values, averages, [piece.owner == wire.rank for piece in pieces] if scattered else None)
+        return averages
 
     @staticmethod
     def _key() -> str:
@@ -524,11 +509,6 @@ class RankExchange:
         compared.bf16_error += float(sums[2])
         compared.float32_seconds += seconds
         compared.bf16_seconds += rough_seconds
-
-
-def _placed(pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Piece]:
-    """The pieces where their values are."""
-    return [replace(piece, device=vectors.place_of(one)) for piece, one in zip(pieces, values, strict=True)]
 
 
 #: the name that torch's own hooks use

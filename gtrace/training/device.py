@@ -74,23 +74,20 @@ def flat(tensor: torch.Tensor, codec: Codec) -> torch.Tensor | NDArray[np.float3
     return as_values(tensor.detach().cpu().float().numpy())
 
 
-def encode(codec: Codec, state: State, values: torch.Tensor, key: tuple[int, int]) -> bytes:
+def encode(codec: Composed, state: State, values: torch.Tensor, key: tuple[int, int]) -> bytes:
     """The payload of ``codec.encode``, bit for bit; only symbols, norms and an exact tail are copied to the host.
 
     Symbols at fixed width are packed on the device; for another code they travel in one byte each, or two, and the
     host codes them.
 
     Args:
-        codec: a codec that :func:`supports` refuses gets a copy of the values on the host.
-        state: the tensor's state.
+        codec: one that :func:`supports` accepts.
         values: float32[size] on any device.
         key: two 64-bit words.
 
     Raises:
         UsageError: wrong size or non-finite values.
     """
-    if not supports(codec):
-        return codec.encode(state, values.cpu().numpy(), key)
     x = values.contiguous().reshape(-1)
     scale, grid, coder = _parts(codec)
     split = scale.quantized(x.numel())
@@ -109,7 +106,7 @@ def encode(codec: Codec, state: State, values: torch.Tensor, key: tuple[int, int
     return codec.seal(state, norms, tail, *coder.write(symbols.astype(np.uint16), grid, state))
 
 
-def decode(codec: Codec, shared: bytes, payload: bytes, size: int, device: torch.device) -> torch.Tensor:
+def decode(codec: Composed, shared: bytes, payload: bytes, size: int, device: torch.device) -> torch.Tensor:
     """The result of ``codec.decode`` as float32[size] on a device.
 
     Symbols at fixed width are unpacked there; others are decoded on the host.
@@ -117,8 +114,6 @@ def decode(codec: Codec, shared: bytes, payload: bytes, size: int, device: torch
     Raises:
         PayloadError: the bytes are not a valid payload of this codec and size.
     """
-    if not supports(codec):
-        return torch.from_numpy(codec.decode(shared, payload, size)).to(device)
     _, grid, coder = _parts(codec)
     found, flags = codec.unseal(shared, payload, size)
     values = grid.signed_values(found.state)

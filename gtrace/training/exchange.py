@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs.assignment import TableLike
-    from gtrace.codecs.link import Message
     from gtrace.training.vectors import Vector
     from gtrace.types import Role
 
@@ -309,7 +308,7 @@ class Exchange:
             if codec.linear:
                 decoded, aggregated[name] = self._average(name, sent, step, tally)
             else:
-                decoded = [self._carry(name, worker, values, step, tally) for worker, values in sent]
+                decoded = [self._travel(name, worker, values, step, tally) for worker, values in sent]
             start = time.thread_time()
             if name not in aggregated:
                 aggregated[name] = vectors.aggregate(codec, decoded)
@@ -361,7 +360,7 @@ class Exchange:
             self._allocate(_SERVER, [(name, aggregated[name]) for name in waiting], step, tally)
         for name, (exact, decoded) in waiting.items():
             if self._down is not None:
-                aggregated[name] = self._send_on(name, aggregated[name], step, tally)
+                aggregated[name] = self._travel(name, _SERVER, aggregated[name], step, tally)
             for values, arrived in zip(exact, decoded, strict=True):
                 tally.add_sent(values, arrived)
             # The mean is rounded to float32 like every aggregate, so that an exact exchange has no error.
@@ -426,25 +425,27 @@ class Exchange:
             return replace(self.rules, codec=self._down, tensors={})
         return self.rules
 
-    def _travel(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> tuple[Message, Vector]:
-        """Send one tensor to the other end, and count the time."""
+    def _travel(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> Vector:
+        """Send one tensor to the other end, decode it there, and count it."""
         start = time.thread_time()
         sender, receiver = self._link(name, worker, len(values))
         fitting = sender.fit_seconds
         message = sender.send(values, step)
         sent = time.thread_time()
-        arrived = receiver.receive(message, vectors.place_of(values))
+        arrived: Vector = receiver.receive(message, vectors.place_of(values))
         tally.decode_seconds += time.thread_time() - sent
         sender.settle(values, arrived)
         tally.codec_seconds += time.thread_time() - start
         tally.fit_seconds += sender.fit_seconds - fitting
-        return message, arrived
-
-    def _send_on(self, name: str, average: Vector, step: int, tally: Tally) -> Vector:
-        """Send one tensor's average from the server to all workers."""
-        message, arrived = self._travel(name, _SERVER, average, step, tally)
-        tally.down_bits += message.payload_bits + message.shared_bits
-        tally.add_sent_on(average, arrived)
+        if worker == _SERVER:
+            tally.down_bits += message.payload_bits + message.shared_bits
+            tally.add_sent_on(values, arrived)
+        else:
+            tally.payload_bits += message.payload_bits
+            tally.shared_bits += message.shared_bits
+            tally.envelope_bits += 8 * ENVELOPE_BYTES
+            tally.float32_bits += 32 * len(values)
+            tally.zeros += vectors.count_zeros(arrived)
         return arrived
 
     def _average(
@@ -469,16 +470,6 @@ class Exchange:
         tally.zeros += sum(map(vectors.count_zeros, own))
         tally.codec_seconds += time.thread_time() - start
         return own, average
-
-    def _carry(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> Vector:
-        """Send one tensor from one worker to the other end."""
-        message, arrived = self._travel(name, worker, values, step, tally)
-        tally.payload_bits += message.payload_bits
-        tally.shared_bits += message.shared_bits
-        tally.envelope_bits += 8 * ENVELOPE_BYTES
-        tally.float32_bits += 32 * len(values)
-        tally.zeros += vectors.count_zeros(arrived)
-        return arrived
 
     def _flatten(self, tensors: Mapping[str, Vector]) -> dict[str, Vector]:
         flat = {

@@ -4,8 +4,8 @@ A frame of k messages is k pairs of little-endian uint32, then the bytes that th
 plus one (0 if none travel), and length of the payload (0 if there is no message, 2^32 - 1 if the values are not finite
 and were not encoded).
 
-An exchange of one rank yields what it sends and receives what arrives: a list with bytes for each rank, which is
-answered by those that every rank sent here; or float32[n], which is answered by the mean over ranks.
+An exchange of one rank is a generator that yields what it sends and receives what arrives: a list with bytes for each
+rank, which is answered by those that every rank sent here; or float32[n], which is answered by the mean over ranks.
 """
 
 from __future__ import annotations
@@ -164,9 +164,6 @@ class Collectives:
     Byte strings go through ``all_to_all_single``, which, unlike ``all_gather``, takes a length for every pair of ranks:
     there is no padding, so the counted bytes are the sent ones.
 
-    Args:
-        group: the process group; None for the default one.
-
     Attributes:
         sent: bytes that this rank gave to collectives for other ranks, including eight for each length.
         seconds: wall time inside collectives, waiting for others included.
@@ -196,17 +193,6 @@ class Collectives:
     def __reduce__(self) -> tuple[type[Collectives], tuple[()]]:
         """For pickle: a process group belongs to one process, so the copy uses the default one."""
         return Collectives, ()
-
-    def run(self, exchange: Exchanging[T]) -> T:
-        """Run this rank's exchange; every rank calls this for the same one."""
-        answer: Any = None
-        while True:
-            try:
-                asked = exchange.send(answer)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            answer = self.average(asked) if isinstance(asked, np.ndarray) else self.scatter(asked)
 
     def scatter(self, parts: Sequence[bytes]) -> list[bytes]:
         """Send ``parts[k]`` to rank k; returns the bytes from every rank, by rank."""

@@ -34,8 +34,6 @@ class ShardedGradient:
     """How a gradient is cut: along one dimension into equal chunks, of which the last ones may be shorter or empty.
 
     Attributes:
-        name: name of the parameter.
-        codec: its codec.
         shape: shape of the whole gradient.
         dim: the dimension that is cut.
         ranks: number of chunks.
@@ -114,7 +112,6 @@ class ShardedGroup:
 
     Args:
         group: torch's group of parameters that are gathered and reduced together.
-        exchange: the codecs.
 
     Attributes:
         names: names of its parameters; empty before the first step.
@@ -132,7 +129,12 @@ class ShardedGroup:
         between = meeting(group)[1]
         if between is not None:
             self._replicas = between.size()
-            _leave_replicas_out(group)
+            # Keep torch from averaging among replicas: its hook runs after that, unless it knows of no replicas.
+            before = group.mesh_info
+            kind = sys.modules[type(before).__module__].FSDPMeshInfo
+            group.mesh_info = kind(before.mesh, before.shard_mesh_dim, before.replicate_mesh_dim)
+            if group.post_forward_mesh_info == before:
+                group.post_forward_mesh_info = group.mesh_info
             group._all_reduce_hook = self.reduce_replicas
 
     @property
@@ -282,12 +284,3 @@ def groups_in(model: nn.Module) -> Iterator[Any]:
             if not hasattr(state, "_fsdp_param_groups"):
                 raise UsageError(f"fully_shard: torch {torch.__version__} is too old; codecs need 2.13")
             yield from state._fsdp_param_groups
-
-
-def _leave_replicas_out(group: Any) -> None:
-    """Keep torch from averaging among replicas: its hook runs after that average, unless it knows of no replicas."""
-    before = group.mesh_info
-    kind = sys.modules[type(before).__module__].FSDPMeshInfo
-    group.mesh_info = kind(before.mesh, before.shard_mesh_dim, before.replicate_mesh_dim)
-    if group.post_forward_mesh_info == before:
-        group.post_forward_mesh_info = group.mesh_info

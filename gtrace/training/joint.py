@@ -1,8 +1,7 @@
 """Optimizers whose step includes the exchange: what travels between ranks is not the gradient.
 
-Each object here is one rank's. Its ``step`` is a generator, see :mod:`gtrace.training.frames`, so simulated ranks and
-real ones run the same code: :class:`JointWorkers` runs those of one process side by side,
-:meth:`gtrace.training.frames.Collectives.run` runs a real one.
+Each object here is one rank's. Its ``step`` is a generator, see :mod:`gtrace.training.frames`: :class:`JointWorkers`
+runs those of one process side by side.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gtrace.training.exchange import Bad, Tally, without_nonfinite
 from gtrace.training.frames import NOT_FINITE, SimulatedRank, lockstep
 from gtrace.training.outer import OuterNesterov
 from gtrace.training.ranks import Piece, RankCodecs
-from gtrace.training.ways import all_gather, averaging, served
+from gtrace.training.ways import ALL_GATHER, SERVED, averaging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -150,7 +149,7 @@ class JointOptimizer(ABC):
             sent.append(array if finite else NOT_FINITE)
             if finite:
                 self.sent[name] = array
-        way = served if self.served else all_gather
+        way = SERVED if self.served else ALL_GATHER
         exchange = averaging(self.codecs, way, whole, sent, self._exchanges)
         found = yield from _timed(exchange, self.codecs.tally)
         self._exchanges += 1
@@ -313,18 +312,7 @@ class LocalSteps(JointOptimizer):
 
 
 class JointWorkers:
-    """Simulated ranks, each with a model and an optimizer of its own.
-
-    Args:
-        model: their common start.
-        workers: their number.
-        make: an optimizer for a model and its codecs.
-        rules: the codec of each tensor.
-        options: the options of all links.
-
-    Attributes:
-        models: the model of each.
-    """
+    """Simulated ranks, each with a model and an optimizer of its own."""
 
     def __init__(
         self,

@@ -23,7 +23,6 @@ from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
     from torch import nn
@@ -72,26 +71,18 @@ class Measurement:
         else:
             # A single worker says nothing about the variance of gradients and errors.
             self._noise = self._common = math.nan
-        self._weigh(self._weights(name, mean), self._weights(name, aggregated), mean, aggregated)
+        weights, others = self._weights(name, mean), self._weights(name, aggregated)
+        if weights is None or others is None:
+            self._weighted_error = self._weighted_energy = self._step_error = math.nan
+        else:
+            weighted_error, weighted_energy = weighted_sums(mean, aggregated, weights)
+            self._weighted_error += weighted_error
+            self._weighted_energy += weighted_energy
+            change = np.sqrt(others) * aggregated - np.sqrt(weights) * mean
+            self._step_error += float(change @ change)
         self._moved += mean.size * float(distances(np.sort(mean), np.sort(aggregated), mean.size, 1.0, 1.0)[0])
         self._norm1 += float(np.abs(wide).sum())
         self.seconds += time.thread_time() - start
-
-    def _weigh(
-        self,
-        weights: NDArray[np.float64] | None,
-        others: NDArray[np.float64] | None,
-        mean: NDArray[np.float32],
-        aggregated: NDArray[np.float32],
-    ) -> None:
-        if weights is None or others is None:
-            self._weighted_error = self._weighted_energy = self._step_error = math.nan
-            return
-        error, energy = weighted_sums(mean, aggregated, weights)
-        self._weighted_error += error
-        self._weighted_energy += energy
-        moved = np.sqrt(others) * aggregated - np.sqrt(weights) * mean
-        self._step_error += float(moved @ moved)
 
     def _weights(self, name: str, mean: NDArray[np.float32]) -> NDArray[np.float64] | None:
         """The weight of each element of a tensor, or of the whole model, in Adam's update."""
@@ -183,12 +174,6 @@ class NoiseAhead:
     x of noise gives x' W x by Lanczos quadrature, and its expectation is tr(W S). Under Adam and AdamW, x and the
     curvature are in coordinates divided by s = (sqrt(v) + eps)^(-1/2).
 
-    Args:
-        task: what is trained.
-        model: its model.
-        optimizer: its optimizer.
-        settings: of the study.
-
     Attributes:
         why: why nothing can be measured in this training, in a clause; empty if it can.
     """
@@ -213,7 +198,6 @@ class NoiseAhead:
         """r_W of an unbiased codec without memory, before the optimizer's step.
 
         Args:
-            step: number of the step.
             gradients: of each worker, exact.
             averaged: what arrived.
             clipped: factor by which clipping scales the averaged gradient.
@@ -231,8 +215,14 @@ class NoiseAhead:
         if not error.any():
             return 0.0
         workers = len(exact)
-        exact += [self._another(step, worker) for worker in range(workers, 1 + NOISES)]
-        with self._batch(step, max(workers, 1 + NOISES), SAMPLES) as batch:
+        seed, size = self._settings.seed, self._settings.batch_size
+        for worker in range(workers, 1 + NOISES):
+            # The gradient that one more worker would have.
+            with seeded_batch(self._task, seed, step, worker, size) as batch:
+                loss = self._task.criterion(outputs(self._model, batch), batch[1])
+                found = torch.autograd.grad(loss, list(self._named.values()), materialize_grads=True)
+            exact.append(self._flat(dict(zip(self._named, (part.numpy() for part in found), strict=True))))
+        with seeded_batch(self._task, seed, step, max(workers, 1 + NOISES), SAMPLES) as batch:
             try:
                 newton = GaussNewton(self._task, self._model, batch)
             except RuntimeError as reason:
@@ -259,16 +249,6 @@ class NoiseAhead:
             for name, p in self._named.items()
         )
         return np.concatenate(list(parts), dtype=np.float64)
-
-    def _batch(self, step: int, worker: int, size: int) -> AbstractContextManager[Batch]:
-        return seeded_batch(self._task, self._settings.seed, step, worker, size)
-
-    def _another(self, step: int, worker: int) -> NDArray[np.float64]:
-        """The gradient that one more worker would have."""
-        with self._batch(step, worker, self._settings.batch_size) as batch:
-            loss = self._task.criterion(outputs(self._model, batch), batch[1])
-            found = torch.autograd.grad(loss, list(self._named.values()), materialize_grads=True)
-        return self._flat(dict(zip(self._named, (part.numpy() for part in found), strict=True)))
 
     def _scale(self) -> NDArray[np.float64] | None:
         """float64[d], s; None before Adam's first step."""

@@ -72,7 +72,6 @@ class QNetwork:
     Args:
         inputs: T, smoothed losses.
         outputs: numbers of bits.
-        key: key of the weights.
 
     Attributes:
         weights: ``hidden`` float64[10, T], ``hidden_bias`` float64[10], ``out`` float64[outputs, 10], ``out_bias``
@@ -227,15 +226,13 @@ class MQGrad:
                 state = smooth(self._losses, float(self._state[-1]), self.alpha)
                 earned = self.constant_reward
                 if earned is None:
-                    earned = reward(slope(state), self._cost(), self.reward_scale)
+                    total = sum(self._seconds)
+                    cost = total / self.period if self.cost == "iteration" else 1000 * total
+                    earned = reward(slope(state), cost, self.reward_scale)
                 self._losses, self._seconds = [], []
                 self._decide(state, earned)
         assert self.decision is not None
         return self.decision.bits
-
-    def _cost(self) -> float:
-        total = sum(self._seconds)
-        return total / self.period if self.cost == "iteration" else 1000 * total
 
     def _decide(self, state: NDArray[np.float64], earned: float | None) -> None:
         before, node = self.decision, self.node

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from gtrace.buckets import as_values
-from gtrace.codecs.link import LinkOptions, Receiver, Sender, fit_spec, refitted
+from gtrace.codecs.link import LinkOptions, Receiver, Sender, fit_spec, on_host, refitted
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError, suggest
 from gtrace.metrics import ratio
@@ -67,12 +67,6 @@ class LayerCodecs:
     ``scope=model`` are fitted to the merged sketches when the batch is over, and until then values pass in float32 and
     are counted so; those with ``allocates`` get each tensor's share when the batch is over, and fit to their own
     parameter before.
-
-    Args:
-        codec: the codec; without memory.
-        worker: number of the worker, part of the keys.
-        seed: seed of all keys.
-        refit: when codecs are fitted.
 
     Raises:
         UsageError: the codec keeps memory between steps.
@@ -126,7 +120,8 @@ class LayerCodecs:
         sender, values = self._tensor(name, array).sender, array.reshape(-1)
         if not self._encodes:
             return values
-        return self._codec.decode(self._codec.shared(sender.state), sender.payload(values, step), values.size)
+        payload = self._codec.encode(sender.state, values, sender.key(step))
+        return self._codec.decode(self._codec.shared(sender.state), payload, values.size)
 
     def settle(self, step: int, tally: Tally) -> None:
         """End the batch: fit codecs that need all of its tensors."""
@@ -176,7 +171,7 @@ class LayerCodecs:
         if scheduled:
             tensor.summary, self._fresh = summary, True
             if self._codec.allocates:
-                tensor.sketch = sender.sketch(values, step) if sender.looks_further else summary
+                tensor.sketch = sender.sketch(values) if sender.looks_further else summary
         sender.fit_seconds += time.thread_time() - start
         if self._common is None:
             sender.fit(summary, step, share=tensor.share)
@@ -198,11 +193,7 @@ class NeuralCompression:
     innermost counts.
 
     Args:
-        model: the model.
         codec: the codec of the gradients; without memory.
-        workers: number of workers that share the model.
-        seed: seed of the rounding.
-        refit: when codecs are fitted.
         nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` leaves it unchanged, so that the
             resulting weight gradients are left out; ``zero`` replaces NaN and infinity by zeros; ``error`` raises.
         layers: ``inner`` leaves out gradients that come from the loss without passing another layer, ``all``
@@ -273,7 +264,6 @@ class Batch:
     """One worker's batch; made by :meth:`NeuralCompression.batch`.
 
     Attributes:
-        step: number of the training step.
         previewed: number of gradients compressed for a shadow so far.
     """
 
@@ -366,7 +356,7 @@ class Batch:
                 tally.float32_bits += 32 * sent.size
                 tally.zeros += vectors.count_zeros(sent)
                 return None
-            sent = vectors.on_host(kept)
+            sent = on_host(kept)
         decoded = self._layers.carry(name, sent.reshape(values.shape), self.step, tally)
         energy, error = vectors.error_of(sent, decoded)
         tally.energy += energy
@@ -382,7 +372,6 @@ class ShadowError:
     """The difference between one weight gradient and the exact one of the same batch.
 
     Attributes:
-        tensor: name of the parameter.
         cosine_alone: cosine with the exact weight gradient if only the gradients of this layer's own outputs
             are compressed; NaN if there are none, or the exact gradient is zero; 0 if the compressed one is.
         error_alone: ||compressed - exact|| / ||exact|| in that case.
@@ -451,7 +440,6 @@ def shadow(
     backward pass without compression and one per layer; none of them writes to ``grad``, fits a codec or is counted.
 
     Args:
-        batch: the open batch.
         loss: the loss after its compressed backward pass, with the graph retained.
         parameters: name -> parameter; one without ``grad`` is left out.
         owners: parameter name -> the modules that own it.

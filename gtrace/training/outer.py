@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gtrace.errors import UsageError
-from gtrace.torch_hooks.naming import local_part
-from gtrace.training import device, vectors
+from gtrace.training import vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
+from gtrace.training.compression import own_values
 from gtrace.training.ddp import RankExchange
 from gtrace.training.exchange import Exchange, Tally
 
@@ -55,7 +55,11 @@ class OuterNesterov:
     def begin(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Remember common weights, unless a round has begun."""
         if not self.anchors:
-            self.anchors = {name: weight.to(_precise(weight.dtype), copy=True) for name, weight in weights.items()}
+            # In a type in which a difference of weights keeps their digits.
+            self.anchors = {
+                name: weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
+                for name, weight in weights.items()
+            }
 
     def change(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """What this rank's steps took from the weights: the outer gradient."""
@@ -85,7 +89,6 @@ class OuterRounds:
     Args:
         exchange: between ranks, or simulated in a single process; only these rounds use it.
         every: steps of a round, H.
-        names: of the parameters.
 
     Attributes:
         steps: steps so far, those that a gradient scaler left out included.
@@ -136,7 +139,7 @@ class OuterRounds:
         else:
             exchanged = self._exchange.step(
                 self.steps // self._every - 1,
-                [{name: _vector(change) for name, change in changes.items()}] * self._exchange.workers,
+                [changes] * self._exchange.workers,
             )
             tally, averages = exchanged.tally, exchanged.gradients
         return tally, {
@@ -168,18 +171,16 @@ class OuterRounds:
         self._nesterov.load_state_dict(
             {what: {here[name]: one for name, one in saved[what].items()} for what in ("anchors", "momentum")}
         )
-        why = "" if saved["names"] == self._names else f"state: saved with other names, e.g. {saved['names'][0]}"
-        return why or self._load_codecs(saved["codecs"])
-
-    def _load_codecs(self, saved: Mapping[str, Any]) -> str:
-        rules = str(self._exchange.rules)
+        if saved["names"] != self._names:
+            return f"state: saved with other names, e.g. {saved['names'][0]}"
+        rules, codecs = str(self._exchange.rules), saved["codecs"]
         if isinstance(self._exchange, Exchange):
-            if saved.get("codec") != rules:
-                return f"state: saved with codec {saved.get('codec')}, and here it is {rules}"
-            self._exchange.load_arrays(as_arrays({name: saved[name] for name in ("layout", "links")}))
+            if codecs.get("codec") != rules:
+                return f"state: saved with codec {codecs.get('codec')}, and here it is {rules}"
+            self._exchange.load_arrays(as_arrays({name: codecs[name] for name in ("layout", "links")}))
             return ""
         try:
-            self._exchange.load_state_dict(saved)
+            self._exchange.load_state_dict(codecs)
         except UsageError as error:
             self._exchange.steps = self.steps // self._every
             return str(error)
@@ -190,12 +191,6 @@ class ProgramRounds:
     """The outer optimizers of a program that knows nothing of them, one around each of its optimizers.
 
     Their state is saved and loaded with the optimizer's own ``state_dict``.
-
-    Args:
-        options: of the exchange.
-        every: steps of a round.
-        rules: the codec of each tensor.
-        warn: called with what the user must know.
     """
 
     def __init__(self, options: ScriptOptions, every: int, rules: CodecTable, warn: Callable[[str], None]) -> None:
@@ -253,20 +248,3 @@ class ProgramRounds:
         if saved is not None and (why := found.load_state_dict(saved)):
             self._warn(f"the checkpoint's codecs are not those of this process ({why}): their memory starts empty")
         return found
-
-
-def own_values(parameter: torch.Tensor) -> torch.Tensor:
-    """This process's part of a parameter without its gradient, sharing memory; a complex one as pairs of numbers."""
-    part = local_part(parameter.detach())
-    return torch.view_as_real(part) if part.is_complex() else part
-
-
-def _vector(change: torch.Tensor) -> Any:
-    """As :func:`gtrace.training.compression.read_gradient` gives a gradient to an exchange."""
-    values = change.to(torch.float32)
-    return values if values.device.type in device.DEVICES else values.cpu().numpy()
-
-
-def _precise(dtype: torch.dtype) -> torch.dtype:
-    """A type in which a difference of weights of this type keeps its digits."""
-    return torch.promote_types(dtype, torch.float32)

@@ -117,10 +117,7 @@ def record_task(name: str, traces: Mapping[Path, Sequence[int]], *, batch_size: 
     not depend on the number of threads; another processor or another PyTorch changes the last digits.
 
     Args:
-        name: name of the task.
         traces: new trace -> its optimizer steps, the first of all is 0; training ends with the last.
-        batch_size: samples per step.
-        seed: seed of the weights and of the batches.
 
     Raises:
         UsageError: no such task, or no PyTorch.

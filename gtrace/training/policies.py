@@ -31,29 +31,19 @@ FIXED = "fixed"
 _BITS = re.compile(r"(\d+)-(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The input of a policy before the gradients of a step are encoded.
-
-    Attributes:
-        step: number of the step, from 0.
-        loss: loss of this step, mean over the workers; NaN if no worker has a finite one.
-        seconds: simulated duration of the previous step; NaN before the first.
-        rms: returns, per worker, the root mean square of the gradients that the codec will encode.
-    """
-
-    step: int
-    loss: float
-    seconds: float
-    rms: Callable[[], Sequence[float]]
-
-
 class BitPolicy(ABC):
     """Chooses bits step by step, and can be saved between two steps; this class remembers nothing."""
 
     @abstractmethod
-    def choose(self, seen: Observation) -> int:
-        """The bits for this step; called once for each, in order."""
+    def choose(self, step: int, loss: float, seconds: float, rms: Callable[[], Sequence[float]]) -> int:
+        """The bits of a step, before its gradients are encoded; called once for each, in order.
+
+        Args:
+            step: number of the step, from 0.
+            loss: its loss, mean over the workers; NaN if no worker has a finite one.
+            seconds: simulated duration of the previous step; NaN before the first.
+            rms: returns, per worker, the root mean square of the gradients that the codec will encode.
+        """
 
     def record(self) -> dict[str, Any]:
         """The fields of the run log about the last choice, besides its bits."""
@@ -88,9 +78,9 @@ class BitSchedule(BitPolicy):
         self._starts = sorted(bits)
         self._bits = [bits[start] for start in self._starts]
 
-    def choose(self, seen: Observation) -> int:
+    def choose(self, step: int, loss: float, seconds: float, rms: Callable[[], Sequence[float]]) -> int:
         """The bits of the last entry up to this step."""
-        return self._bits[bisect_right(self._starts, seen.step) - 1]
+        return self._bits[bisect_right(self._starts, step) - 1]
 
 
 class Adaptive(BitPolicy):
@@ -115,9 +105,9 @@ class Adaptive(BitPolicy):
         if not 0 < divisor < math.inf:
             raise UsageError(f"policy adaptive: divisor={divisor:g} is out of range; it must be above 0")
 
-    def choose(self, seen: Observation) -> int:
+    def choose(self, step: int, loss: float, seconds: float, rms: Callable[[], Sequence[float]]) -> int:
         """More bits for larger gradients."""
-        wanted = [min(float(self._high), self._low + rms / self._divisor) for rms in seen.rms() if math.isfinite(rms)]
+        wanted = [min(float(self._high), self._low + one / self._divisor) for one in rms() if math.isfinite(one)]
         return math.floor(sum(wanted) / len(wanted)) if wanted else self._high
 
 
@@ -128,11 +118,11 @@ class Learned(BitPolicy):
         self.agent = agent
         self._new = False
 
-    def choose(self, seen: Observation) -> int:
+    def choose(self, step: int, loss: float, seconds: float, rms: Callable[[], Sequence[float]]) -> int:
         """The agent's bits; skips a loss that is not finite."""
         before = self.agent.decision
-        if math.isfinite(seen.loss):
-            bits = self.agent.step(seen.loss, seen.seconds)
+        if math.isfinite(loss):
+            bits = self.agent.step(loss, seconds)
         else:
             bits = self.agent.low if before is None else before.bits
         self._new = self.agent.decision is not before
@@ -335,34 +325,23 @@ class ParameterServerClock:
 class BitControl:
     """Asks a policy before every exchange.
 
-    Args:
-        policy: the policy.
-        codec: the codec.
-        exchange: the exchange with this codec.
-
     Attributes:
         seconds: simulated duration of the previous step; the caller sets it.
     """
 
     def __init__(self, policy: BitPolicy, codec: Codec, exchange: Exchange) -> None:
         self.seconds = math.nan
-        self._policy, self._codec, self._exchange = policy, codec, exchange
+        self.policy, self._codec, self._exchange = policy, codec, exchange
         self._bits = 0
 
     def before(self, step: int, loss: float, gradients: Sequence[Mapping[str, NDArray[np.float32]]]) -> dict[str, Any]:
         """Choose the bits of a step; returns the fields for the run log.
 
         Args:
-            step: number of the step.
-            loss: mean loss of the workers.
             gradients: per worker, tensor -> float32 of any shape.
         """
-
-        def rms() -> list[float]:
-            return [self._rms(tensors) for tensors in gradients]
-
-        self._use(self._policy.choose(Observation(step, loss, self.seconds, rms)))
-        return {"codec_bits": self._bits, **self._policy.record()}
+        self._use(self.policy.choose(step, loss, self.seconds, lambda: [self._rms(one) for one in gradients]))
+        return {"codec_bits": self._bits, **self.policy.record()}
 
     def _use(self, bits: int) -> None:
         if bits and bits != self._bits:
@@ -377,16 +356,12 @@ class BitControl:
         energy = sum(float(np.vdot(wide := array.astype(np.float64), wide)) for array in chosen)
         return math.sqrt(energy / count) if count else math.nan
 
-    def warning(self) -> str:
-        """The policy's warning."""
-        return self._policy.warning()
-
     def state_dict(self) -> dict[str, Any]:
         """The state for later choices: numbers and arrays."""
-        return {"seconds": self.seconds, "bits": self._bits, "policy": self._policy.state_dict()}
+        return {"seconds": self.seconds, "bits": self._bits, "policy": self.policy.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Undo :meth:`state_dict`, before the exchange is loaded."""
         self.seconds = saved["seconds"]
-        self._policy.load_state_dict(saved["policy"])
+        self.policy.load_state_dict(saved["policy"])
         self._use(saved["bits"])

@@ -11,7 +11,7 @@ import math
 import operator
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from gtrace.training.exchange import Tally
 from gtrace.training.frames import HEADER_BYTES, NotFinite, join, split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -34,24 +34,12 @@ if TYPE_CHECKING:
     from gtrace.codecs.assignment import CodecTable
     from gtrace.codecs.link import LinkOptions
     from gtrace.sketch import MomentSketch
-    from gtrace.training.frames import Exchanging
+    from gtrace.training.frames import Collectives, Exchanging, SimulatedRank
     from gtrace.training.vectors import Vector
     from gtrace.types import Role
 
     #: float32[n]; a mark for values that are not finite; None for nothing to send
     Values: TypeAlias = Vector | NotFinite | None
-
-
-class RankPlace(Protocol):
-    """A rank among the others."""
-
-    @property
-    def rank(self) -> int:
-        """Its number."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +48,6 @@ class Piece:
 
     Attributes:
         name: name of the piece; the tensor's if it is all of it.
-        codec: the codec.
-        size: number of elements.
         device: device on which it is encoded and decoded; None for the host.
         shape: the parameter's shape, if the piece is all of it and the shape is known.
         start: first element.
@@ -93,9 +79,7 @@ class RankCodecs:
     """Every tensor's senders and receivers on this rank.
 
     Args:
-        rules: the codec of each tensor.
-        options: the options of all links.
-        place: its number and that of all ranks; asked for at the first exchange.
+        place: this rank among the others; its number is asked for at the first exchange.
         common: fit to the sum of all ranks' sketches, which are exchanged for this.
         first: number of this group's first rank among the workers of all groups, part of the keys.
 
@@ -105,7 +89,13 @@ class RankCodecs:
     """
 
     def __init__(
-        self, rules: CodecTable, options: LinkOptions, place: RankPlace, *, common: bool, first: int = 0
+        self,
+        rules: CodecTable,
+        options: LinkOptions,
+        place: Collectives | SimulatedRank,
+        *,
+        common: bool,
+        first: int = 0,
     ) -> None:
         self.tally = Tally()
         self._first = first
@@ -193,11 +183,13 @@ class RankCodecs:
             message = sender.send(array, step)
             messages.append(message)
             tally.fit_seconds += sender.fit_seconds - before
+            payload_bits = 8 * (len(message.payload) - ENVELOPE_BYTES)
+            shared_bits = 8 * len(message.shared or b"")
             if role == "up":
-                tally.payload_bits += message.payload_bits
-                tally.shared_bits += message.shared_bits
+                tally.payload_bits += payload_bits
+                tally.shared_bits += shared_bits
             else:
-                tally.down_bits += message.payload_bits + message.shared_bits
+                tally.down_bits += payload_bits + shared_bits
             tally.envelope_bits += 8 * ENVELOPE_BYTES
         tally.frame_bits += 8 * HEADER_BYTES * len(pieces)
         return messages
@@ -212,13 +204,17 @@ class RankCodecs:
         ]
         if not due:
             return
-        totals = yield from self._totals([(sender.summary, array) for _, array, sender in due], step)
+        totals = yield from self._totals(
+            [sender.summary(array, step) if sendable(array) else None for _, array, sender in due]
+        )
         shares: dict[str, float] = {}
         groups = dict(sharing((sender.codec, (piece, array, sender)) for piece, array, sender in everyone))
         for codec in {sender.codec: None for _, _, sender in due}:
             if codec.allocates:
                 members = groups[codec]
-                found = yield from self._totals([(sender.sketch, array) for _, array, sender in members], step)
+                found = yield from self._totals(
+                    [sender.sketch(array) if sendable(array) else None for _, array, sender in members]
+                )
                 known = {piece.name: one for (piece, _, _), one in zip(members, found, strict=True) if one is not None}
                 shares.update(zip(known, codec.allocate(list(known.values())), strict=True))
         for (piece, _, sender), total in zip(due, totals, strict=True):
@@ -228,19 +224,17 @@ class RankCodecs:
             for rank in range(self.place.size):
                 self._receiver(piece, "up", rank).shared = sender.known
 
-    def _totals(
-        self, items: Sequence[tuple[Callable[[Vector, int], MomentSketch], Values]], step: int
-    ) -> Exchanging[list[MomentSketch | None]]:
+    def _totals(self, sketches: Sequence[MomentSketch | None]) -> Exchanging[list[MomentSketch | None]]:
         """The sum of all ranks' sketches of each of some values; None if no rank has any."""
-        packed = [pack_sketch(sketch(array, step)) if sendable(array) else b"" for sketch, array in items]
+        packed = [b"" if sketch is None else pack_sketch(sketch) for sketch in sketches]
         frame, size = join(packed), sum(map(len, packed))
         self.tally.shared_bits += 8 * size
         self.tally.frame_bits += 8 * (len(frame) - size)
         frames = yield [frame] * self.place.size
-        gathered = [split(frame, len(items)) for frame in frames]
+        gathered = [split(frame, len(packed)) for frame in frames]
         totals: list[MomentSketch | None] = []
-        for sketches in zip(*gathered, strict=True):
-            known = [unpack_sketch(data) for data in sketches if data]
+        for parts in zip(*gathered, strict=True):
+            known = [unpack_sketch(data) for data in parts if data]
             totals.append(functools.reduce(operator.add, known) if known else None)
         return totals
 

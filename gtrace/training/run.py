@@ -11,12 +11,13 @@ import math
 import time
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from gtrace.codecs import Codec, Identity
+from gtrace.codecs import codec as build_codec
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions
 from gtrace.noise import equivalent_batch
@@ -28,7 +29,7 @@ from gtrace.training.measure import Measurement, NoiseAhead
 from gtrace.training.neural import NeuralCompression, ShadowSummary, shadow
 from gtrace.training.plain import fresh_model, seeded_batch
 from gtrace.training.policies import BitControl
-from gtrace.training.settings import JOINT, down_codec, run_name
+from gtrace.training.settings import JOINT, run_name
 from gtrace.training.weights import QuantizedWeights
 
 if TYPE_CHECKING:
@@ -138,8 +139,6 @@ class TrainingRun:
     """One codec's training.
 
     Args:
-        task: the task.
-        codec: the codec of every worker.
         settings: shared with the study's other runs.
         first_loss: test loss of the untrained model, if another run with the same seed has measured it.
         policy: chooses the codec's bits; None to keep them.
@@ -147,7 +146,6 @@ class TrainingRun:
         joint: how it exchanges anything but gradients; empty if it does not.
 
     Attributes:
-        result: the result so far.
         label: the fields that all of its records in the run log have.
         tensors: name -> number of elements of each trained tensor.
         weights: the quantized weights, if there are any.
@@ -184,6 +182,9 @@ class TrainingRun:
             rules = CodecTable.of(codec, min_size=settings.min_size)
             options = LinkOptions(settings.refit, settings.seed, vectors.ENGINE)
             self._joint = JointWorkers(self._model, settings.workers, self._joint_optimizer, rules, options)
+        down: Codec | Literal["same"] | None = "same" if settings.down == "same" else None
+        if settings.down not in ("", "same"):
+            down = build_codec(settings.down)
         self._exchange = Exchange(
             # If neural gradients are compressed, weight gradients are averaged exactly.
             CodecTable.of(codec, min_size=settings.min_size) if self._neural is None else Identity(),
@@ -191,7 +192,7 @@ class TrainingRun:
             seed=settings.seed,
             refit=settings.refit,
             nonfinite=settings.nonfinite,
-            down=down_codec(settings.down) if codec != Identity() else None,
+            down=down if codec != Identity() else None,
         )
         self._clip = settings.clip or task.recipe.clip
         self._ahead = NoiseAhead(task, self._model, self._optimizer, settings)
@@ -365,7 +366,8 @@ class TrainingRun:
                 contextlib.nullcontext() if self._neural is None else self._neural.batch(step, worker) as layers,
             ):
                 loss = self._task.loss(model, batch)
-                shadowed = worker == 0 and self._has_shadow(step)
+                every = settings.shadow if worker == 0 and self._codec != Identity() else None
+                shadowed = every is not None and step % every == 0
                 model.zero_grad(set_to_none=True)
                 loss.backward(retain_graph=shadowed)  # type: ignore[no-untyped-call]
                 if shadowed and self._neural is not None and layers is not None:
@@ -403,10 +405,6 @@ class TrainingRun:
         if self._control is not None:
             self._control.seconds = simulated
         return simulated
-
-    def _has_shadow(self, step: int) -> bool:
-        every = self._settings.shadow
-        return every is not None and step % every == 0 and self._codec != Identity()
 
     def _learning_rate(self, step: int) -> float:
         return self._task.recipe.rate(self._settings.lr, step, self._settings.steps)
@@ -482,8 +480,8 @@ class TrainingRun:
                 f"{len({item.tensor for item in self._bad})} tensors were not finite, "
                 f"at {self._bad_steps} step{'s' * (self._bad_steps > 1)}"
             )
-        if self._control is not None and self._control.warning():
-            texts.append(f"{self.result.run}: {self._control.warning()}")
+        if self._control is not None and self._control.policy.warning():
+            texts.append(f"{self.result.run}: {self._control.policy.warning()}")
         if self._settings.measure and self._ahead.why:
             texts.append(f"{self.result.run}: what noise costs is not known: {self._ahead.why}")
         if self.result.diverged:
@@ -509,7 +507,6 @@ def simulated_step(
     overlaps. If the network has ``compute``, it replaces all of these, and the time depends on bytes alone.
 
     Args:
-        network: the network between the workers.
         workers: number of workers, which were simulated one after the other.
         tally: tally of their exchange.
         seconds: CPU time of the whole step.

@@ -102,8 +102,6 @@ class ScriptLog:
     """Writes one record per step; only the first of several ranks writes.
 
     Args:
-        options: options of the program's training.
-        rules: the codec of each tensor.
         on_record: called with every record.
         warn: called once if nothing can be written; training continues.
     """

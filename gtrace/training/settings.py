@@ -238,7 +238,6 @@ class RunPlan(NamedTuple):
     """The properties in which the runs of a study differ.
 
     Attributes:
-        codec: the codec of every worker.
         policy: chooses its bits; None to keep them.
         weights: quantization levels of weights in forward and backward; None for exact weights.
         joint: how it exchanges anything but gradients, see :attr:`StudySettings.joint`; empty if it does not.
@@ -333,18 +332,11 @@ def joint_name(optimizer: str, every: int | None) -> str:
     return " ".join([*words, *([] if every is None else [f"every={every}"])])
 
 
-def down_codec(spec: str) -> Codec | Literal["same"] | None:
-    """The codec of ``StudySettings.down``, ``same`` for the workers' codec, None for none."""
-    return "same" if spec == "same" else build_codec(spec) if spec else None
-
-
 def repeat_command(task: str, codecs: Sequence[Coding], settings: StudySettings) -> str:
     """As one would type it; empty for a task that is not built in, and a table without a file.
 
     Args:
-        task: its name.
         codecs: the exact one first.
-        settings: the study's settings.
     """
     tables = [item for item in codecs if isinstance(item, CodecTable)]
     named = [str(item) for item in codecs[1:] if item not in tables] or ([] if tables else [str(codecs[0])])

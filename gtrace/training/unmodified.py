@@ -59,7 +59,6 @@ class ScriptTraining:
     """The hooks in one process, and what they saw.
 
     Args:
-        options: what to do.
         say: prints one line for the user.
         on_record: called with every record of the run log.
     """
@@ -163,16 +162,13 @@ class ScriptTraining:
         def __init__(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             original(wrapper, *args, **kwargs)
             if os.getpid() == self._owner and wrapper.process_group.size() > 1:
-                self._exchange_between_ranks(wrapper)
+                state = self._between_ranks(wrapper.process_group.size(), wrapper.process_group, model=wrapper.module)
+                register = next(original for _, name, original, _ in self._patches if name == "register_comm_hook")
+                register(wrapper, state, ddp_comm_hook if self._rounds is None else keep_own)
+                for parameter in wrapper.parameters():
+                    self._wrapped[parameter] = state
 
         return __init__
-
-    def _exchange_between_ranks(self, wrapper: DistributedDataParallel) -> None:
-        state = self._between_ranks(wrapper.process_group.size(), wrapper.process_group, model=wrapper.module)
-        register = next(original for _, name, original, _ in self._patches if name == "register_comm_hook")
-        register(wrapper, state, ddp_comm_hook if self._rounds is None else keep_own)
-        for parameter in wrapper.parameters():
-            self._wrapped[parameter] = state
 
     def _between_ranks(self, ranks: int, *group: Any, model: torch.nn.Module | None = None) -> RankExchange:
         options = self._options

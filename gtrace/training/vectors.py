@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gtrace.buckets import as_values
-from gtrace.codecs.link import Engine
+from gtrace.codecs.link import on_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,40 +37,18 @@ def flat(values: Any, codec: Codec) -> Vector:
     return vector
 
 
-def on_host(values: Vector) -> NDArray[np.float32]:
-    """The same as an array."""
-    if isinstance(values, np.ndarray):
-        return values
-    array: NDArray[np.float32] = values.cpu().numpy()
-    return array
+class TensorEngine:
+    """The engine of links whose values may be tensors of a device: :mod:`gtrace.training.device`, imported late."""
 
-
-class TensorEngine(Engine):
-    """The engine of links whose values may be tensors."""
-
-    def on_host(self, values: Vector) -> NDArray[np.float32]:
-        """The values as an array."""
-        return on_host(values)
-
-    def encode(self, codec: Codec, state: State, values: Vector, key: Key) -> bytes:
-        """The payload of ``codec.encode``; a tensor is encoded on its device if the codec works there."""
-        if isinstance(values, np.ndarray):
-            return codec.encode(state, values, key)
+    def encode(self, codec: Codec, state: State, values: torch.Tensor, key: Key) -> bytes:
+        """The payload of ``codec.encode``."""
         payload: bytes = _device().encode(codec, state, values, key)
         return payload
 
-    def receive(
-        self, codec: Codec, held: State, shared: bytes, payload: bytes, place: torch.device | None
-    ) -> tuple[Vector, State]:
-        """The result of ``codec.receive``, the values on the host (None) or on a device.
-
-        Raises:
-            PayloadError: the bytes are not a valid payload of this codec and size.
-        """
-        if place is not None and _device().supports(codec):
-            return _device().decode(codec, shared, payload, held.size, place), held
-        values, held = codec.receive(held, shared, payload)
-        return placed(values, place), held
+    def receive(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: torch.device) -> torch.Tensor:
+        """The result of ``codec.decode`` on a device."""
+        decoded: torch.Tensor = _device().decode(codec, shared, payload, size, place)
+        return decoded
 
 
 ENGINE = TensorEngine()

@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import re
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
 from gtrace.codecs import Composed
 from gtrace.codecs.base import Averaged, advance
+from gtrace.codecs.link import on_host
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.wrappers import Wrapper
 from gtrace.coding import pack_fixed, unpack_fixed, width_for
@@ -33,14 +34,15 @@ if TYPE_CHECKING:
 
     from gtrace.codecs import Codec
     from gtrace.codecs.base import Rounds
+    from gtrace.codecs.parts import Parts
     from gtrace.training.ranks import RankCodecs, Values
     from gtrace.training.vectors import Vector
     from gtrace.types import Role
 
     #: an exchange whose result is float32[n] of each tensor
     Averaging: TypeAlias = Exchanging[list[Vector]]
-    #: pieces, their values and the step -> averages of all or some of them
-    Half: TypeAlias = Callable[[RankCodecs, Sequence[Piece], Any, int], Averaging]
+    #: this rank's codecs, pieces, their values and the step -> averages of all pieces, or of those that it owns
+    Averages: TypeAlias = Callable[[RankCodecs, Sequence[Piece], Sequence[Any], int], Averaging]
     #: averages, pieces of all tensors, each one's part of the values, and its target among the averages
     Cut: TypeAlias = tuple[list[Vector], list[Piece], list[Any], list[Any]]
 
@@ -48,35 +50,67 @@ if TYPE_CHECKING:
 _SUM_BITS = 16
 
 
-class Way(Protocol):
-    """A way of averaging."""
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way of averaging.
 
-    def __call__(
-        self,
-        codecs: RankCodecs,
-        whole: Sequence[Piece],
-        values: Sequence[Values],
-        step: int,
-        *,
-        scattered: bool = False,
-    ) -> Averaging:
-        """The averages of tensors.
+    Attributes:
+        scattered: averages pieces of tensors, each at its owner, which gets those of its own, in order.
+        whole: averages whole tensors at all ranks; None: they are cut into pieces, whose owners send the averages on.
+        complete: whether it needs values of every rank; tensors that a rank cannot send are all-gathered.
+        parts: pieces of a tensor; None for one for each rank.
+    """
 
-        Args:
-            codecs: this rank's.
-            whole: the tensors.
-            values: the values of each to send.
-            step: number of the step.
-            scattered: the tensors are pieces with owners, and each owner gets the averages of its own, in order.
-        """
+    scattered: Averages
+    whole: Averages | None = None
+    complete: bool = False
+    parts: int | None = None
 
 
-def all_gather(
-    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, scattered: bool = False
+def averaging(
+    codecs: RankCodecs,
+    chosen: Way,
+    whole: Sequence[Piece],
+    values: Sequence[Values],
+    step: int,
+    *,
+    scattered: bool = False,
 ) -> Averaging:
-    """Send every rank's payloads to all, or to the owner; returns the averages. Arguments are those of `Way`."""
-    if scattered:
-        return (yield from _first_shot(codecs, whole, values, step))
+    """The averages of tensors by the chosen way; those of linear codecs by all-reduces, whatever the way.
+
+    Args:
+        values: the values of each to send.
+        scattered: the tensors are pieces with owners, and each owner gets the averages of its own, in order.
+
+    Raises:
+        PayloadError: the ranks' models differ.
+        UsageError: codecs or a number of ranks that do not fit the way.
+    """
+    linear = [k for k, piece in enumerate(whole) if piece.codec.linear]
+    coded = [k for k, piece in enumerate(whole) if not piece.codec.linear]
+    rest: list[int] = []
+    if chosen.complete and coded:
+        seen = yield from codecs.seen([values[k] for k in coded])
+        rest = [k for k, flags in zip(coded, seen, strict=True) if set(flags) != {1}]
+        coded = [k for k in coded if k not in rest]
+    averages: dict[int, Vector] = {}
+    for way, among in ((chosen, coded), (ALL_GATHER, rest), (ALL_REDUCE, linear)):
+        if not among:
+            continue
+        pieces, own = [whole[k] for k in among], [values[k] for k in among]
+        if scattered:
+            found = yield from way.scattered(codecs, pieces, own, step)
+            among = [k for k in among if whole[k].owner == codecs.place.rank]
+        elif way.whole is not None:
+            found = yield from way.whole(codecs, pieces, own, step)
+        else:
+            found = yield from _cut_and_sent_on(codecs, way, pieces, own, step)
+        averages.update(zip(among, found, strict=True))
+    return [averages[k] for k in sorted(averages)]
+
+
+def all_gather(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
+    """Send every rank's payloads to all."""
     messages = yield from codecs.encode(whole, values, "up", step)
     frames = yield [pack(messages)] * codecs.place.size
     gathered = [codecs.decode(whole, unpack(frame, len(whole)), "up", rank) for rank, frame in enumerate(frames)]
@@ -84,36 +118,25 @@ def all_gather(
     return [piece.mean(arrived) for piece, arrived in zip(whole, zip(*gathered, strict=True), strict=True)]
 
 
-def two_shot(
-    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, scattered: bool = False
-) -> Averaging:
-    """Each rank sums up a piece of every tensor and sends the average on. Arguments are those of `Way`."""
-    return (yield from _form(_first_shot, scattered)(codecs, whole, values, step))
-
-
-def served(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
-    """Two shots of whole tensors: each has one rank as its server. Arguments are those of `Way`."""
-    size = codecs.place.size
-    averages, pieces, parts, targets = cut_up(whole, values, 1)
-    pieces = [replace(piece, owner=zlib.crc32(piece.name.encode()) % size) for piece in pieces]
-    return (yield from _sent_on(codecs, (averages, pieces, parts, targets), step, _first_shot))
-
-
-def _form(half: Half, scattered: bool) -> Half:
-    """Averages of pieces at their owners, or of whole tensors: cut into pieces that their owners then send on."""
-    return half if scattered else functools.partial(_cut_and_sent_on, half=half)
-
-
 def _cut_and_sent_on(
-    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Any], step: int, *, half: Half
+    codecs: RankCodecs, way: Way, whole: Sequence[Piece], values: Sequence[Values], step: int
 ) -> Averaging:
-    return (yield from _sent_on(codecs, cut_up(whole, values, codecs.place.size), step, half))
-
-
-def _sent_on(codecs: RankCodecs, cut: Cut, step: int, half: Half) -> Averaging:
-    averages, pieces, parts, targets = cut
-    means = yield from half(codecs, pieces, parts, step)
-    yield from _send_on(codecs, pieces, means, targets, step)
+    """Cut tensors into pieces, average these at their owners, and send the averages to all."""
+    rank, size = codecs.place.rank, codecs.place.size
+    averages, pieces, parts, targets = cut_up(whole, values, size, way.parts)
+    sums = yield from way.scattered(codecs, pieces, parts, step)
+    owned = _owned(codecs, pieces)
+    mine = [pieces[k] for k in owned[rank]]
+    finite: list[Values] = [NOT_FINITE if vectors.count_nonfinite(total) else total for total in sums]
+    onward = pack((yield from codecs.encode(mine, finite, "down", step)))
+    frames = yield [onward] * size
+    for one, frame in enumerate(frames):
+        theirs = [pieces[k] for k in owned[one]]
+        final = codecs.decode(theirs, unpack(frame, len(theirs)), "down", one)
+        for k, piece, array in zip(owned[one], theirs, final, strict=True):
+            targets[k][:] = piece.mean([array])
+        if one == rank:
+            codecs.settle(mine, finite, final, "down")
     return averages
 
 
@@ -122,10 +145,9 @@ def _owned(codecs: RankCodecs, pieces: Sequence[Piece]) -> list[list[int]]:
     return [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(codecs.place.size)]
 
 
-def _first_shot(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Values], step: int) -> Averaging:
-    """Send every piece to its owner; returns the averages of this rank's own pieces, in order."""
-    everyone = range(codecs.place.size)
-    return (yield from _averaged_among(codecs, pieces, parts, step, everyone, _owned(codecs, pieces)))
+def to_owners(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Values], step: int) -> Averaging:
+    """Send every piece to its owner."""
+    return (yield from _averaged_among(codecs, pieces, parts, step, range(codecs.place.size), _owned(codecs, pieces)))
 
 
 def _averaged_among(
@@ -155,100 +177,11 @@ def _averaged_among(
     return [piece.mean(arrived) for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True)]
 
 
-def _send_on(
-    codecs: RankCodecs, pieces: Sequence[Piece], sums: Sequence[Vector], targets: Sequence[Any], step: int
-) -> Exchanging[None]:
-    """Send the averages of this rank's own pieces to all, and write those of all into ``targets``."""
-    rank, size = codecs.place.rank, codecs.place.size
-    owned = _owned(codecs, pieces)
-    mine = [pieces[k] for k in owned[rank]]
-    finite: list[Values] = [NOT_FINITE if vectors.count_nonfinite(total) else total for total in sums]
-    onward = pack((yield from codecs.encode(mine, finite, "down", step)))
-    frames = yield [onward] * size
-    for one, frame in enumerate(frames):
-        theirs = [pieces[k] for k in owned[one]]
-        final = codecs.decode(theirs, unpack(frame, len(theirs)), "down", one)
-        for k, piece, array in zip(owned[one], theirs, final, strict=True):
-            targets[k][:] = piece.mean([array])
-        if one == rank:
-            codecs.settle(mine, finite, final, "down")
-
-
-def ring(
-    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, scattered: bool = False
-) -> Averaging:
+def ring(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int) -> Averaging:
     """A ring all-reduce: each piece's partial sum goes from rank to rank, encoded again each time.
 
-    The last rank on a piece's way sends the average to all. Tensors that a rank cannot send are all-gathered.
-    Arguments are those of `Way`.
+    The last rank on a piece's way is its owner.
     """
-    return (yield from _among_complete(codecs, _form(_ring, scattered), whole, values, step, scattered))
-
-
-def hierarchical(
-    codecs: RankCodecs,
-    whole: Sequence[Piece],
-    values: Sequence[Values],
-    step: int,
-    *,
-    node: int,
-    scattered: bool = False,
-) -> Averaging:
-    """Ranks of a node average pieces among themselves, then nodes among each other, then all get all averages.
-
-    Each value is encoded three times; scattered, it is encoded twice (ZeRO++'s qgZ, Wang et al. 2023). Tensors that a
-    rank cannot send are all-gathered.
-
-    Args:
-        codecs, whole, values, step, scattered: as for `Way`.
-        node: ranks of a node, which follow each other.
-
-    Raises:
-        UsageError: the ranks are not whole nodes.
-    """
-    if codecs.place.size % node:
-        raise UsageError(f"hierarchical:{node}: {codecs.place.size} ranks are not whole nodes of {node}")
-    half = functools.partial(_hierarchical, node=node)
-    return (yield from _among_complete(codecs, _form(half, scattered), whole, values, step, scattered))
-
-
-def shared_scale(
-    codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int, *, scattered: bool = False
-) -> Averaging:
-    """All ranks take the largest norm of each bucket, so that codes add without decoding.
-
-    As THC (Li et al. 2024): each rank sends a piece's codes to its owner, who sends their sum to all; both at fixed
-    width. Tensors that a rank cannot send are all-gathered. Arguments are those of `Way`.
-
-    Raises:
-        UsageError: a codec without integers that add up and scales that can be shared.
-    """
-    for piece in whole:
-        inside = _inside(piece.codec)
-        parts = inside.parts if isinstance(inside, Composed) else Parts()
-        if parts.grid.integers is None or not parts.scale.shares:
-            raise UsageError(f"shared-scale: {piece.codec} has no codes that add up; take qsgd, qsgdinf or thc")
-    way = _means_of_codes if scattered else _shared_scale
-    return (yield from _among_complete(codecs, way, whole, values, step, scattered))
-
-
-def _among_complete(
-    codecs: RankCodecs, way: Half, whole: Sequence[Piece], values: Sequence[Values], step: int, scattered: bool
-) -> Averaging:
-    """Tensors that all ranks can send go one way; the others are all-gathered, or go to their owners."""
-    averages: dict[int, Vector] = {}
-    seen = yield from codecs.seen(values)
-    complete = [k for k, flags in enumerate(seen) if all(flag == 1 for flag in flags)]
-    rest = [k for k in range(len(whole)) if k not in complete]
-    for among, one in ((complete, way), (rest, functools.partial(all_gather, scattered=scattered))):
-        if among:
-            found = yield from one(codecs, [whole[k] for k in among], [values[k] for k in among], step)
-            kept = [k for k in among if not scattered or whole[k].owner == codecs.place.rank]
-            averages.update(zip(kept, found, strict=True))
-    return [averages[k] for k in sorted(averages)]
-
-
-def _ring(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int) -> Averaging:
     rank, size = codecs.place.rank, codecs.place.size
     sums: list[Any] = list(parts)
     for hop in range(size - 1):
@@ -270,10 +203,23 @@ def _ring(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], 
     return [total / np.float32(size) for total, piece in zip(sums, pieces, strict=True) if piece.owner == rank]
 
 
-def _hierarchical(
+def hierarchical(
     codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int, *, node: int
 ) -> Averaging:
+    """Ranks of a node average pieces among themselves, then nodes among each other.
+
+    Each value is encoded twice (ZeRO++'s qgZ, Wang et al. 2023), and once more on its way to all ranks.
+
+    Args:
+        codecs, pieces, parts, step: as for :func:`averaging`.
+        node: ranks of a node, which follow each other.
+
+    Raises:
+        UsageError: the ranks are not whole nodes.
+    """
     rank, size = codecs.place.rank, codecs.place.size
+    if size % node:
+        raise UsageError(f"hierarchical:{node}: {size} ranks are not whole nodes of {node}")
     beside = range(rank - rank % node, rank - rank % node + node)
     places = [[k for k, piece in enumerate(pieces) if piece.owner % node == one % node] for one in range(size)]
     sums = yield from _averaged_among(codecs, pieces, parts, step, beside, places)
@@ -285,13 +231,17 @@ def _hierarchical(
 def _sums_of_codes(
     codecs: RankCodecs, pieces: Sequence[Piece], cuts: Sequence[Vector], step: int
 ) -> Exchanging[tuple[list[NDArray[np.int64]], Callable[[int, NDArray[np.int64]], Vector]]]:
-    """The sums of this rank's own pieces; the mean of a piece (its place among ``pieces``) from such a sum."""
+    """The sums of this rank's own pieces; the mean of a piece (its place among ``pieces``) from such a sum.
+
+    Raises:
+        UsageError: a codec without integers that add up and scales that can be shared.
+    """
     size = codecs.place.size
-    each = [cast("Composed", _inside(piece.codec)) for piece in pieces]
+    each = [_adding(piece.codec) for piece in pieces]
     senders = [codecs.sender(piece, "up") for piece in pieces]
     numbers = [sender.common_number(step) for sender in senders]
     arrays = [
-        one.turned(np.asarray(sender.codec.view(sender.state, vectors.on_host(part)), np.float32), number)
+        one.turned(np.asarray(sender.codec.view(sender.state, on_host(part)), np.float32), number)
         for one, sender, part, number in zip(each, senders, cuts, numbers, strict=True)
     ]
     norms = [one.parts.scale.measure(array, State(array.size)) for one, array in zip(each, arrays, strict=True)]
@@ -304,7 +254,7 @@ def _sums_of_codes(
         codes = parts.rounding.symbols(parts.grid, state, parts.scale.cut(array, state), sender.key(step))
         own = one.turned(_added(parts, _integers(parts)[codes], 1, scale), number, back=True)
         sender.settle(part, own)
-        codecs.tally.add_sent(vectors.on_host(part), own)
+        codecs.tally.add_sent(on_host(part), own)
         packed.append(pack_fixed(codes, width_for(_integers(parts).size)))
         codecs.tally.payload_bits += 8 * (len(packed[-1]) + scale.nbytes)
     owned = _owned(codecs, pieces)
@@ -323,19 +273,25 @@ def _sums_of_codes(
     return sums, mean
 
 
-def _means_of_codes(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int) -> Averaging:
+def means_of_codes(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int) -> Averaging:
+    """:func:`shared_scale` of pieces, whose owners keep the sums."""
     sums, mean = yield from _sums_of_codes(codecs, pieces, parts, step)
     mine = _owned(codecs, pieces)[codecs.place.rank]
     return [mean(k, total) for k, total in zip(mine, sums, strict=True)]
 
 
-def _shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], step: int) -> Averaging:
+def shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Vector], step: int) -> Averaging:
+    """All ranks take the largest norm of each bucket, so that codes add without decoding.
+
+    As THC (Li et al. 2024): each rank sends a piece's codes to its owner, who sends their sum to all; both at fixed
+    width.
+    """
     size = codecs.place.size
     averages, pieces, cuts, targets = cut_up(whole, values, size)
     sums, mean = yield from _sums_of_codes(codecs, pieces, cuts, step)
     owned = _owned(codecs, pieces)
     mine = owned[codecs.place.rank]
-    widths = [_wide(cast("Composed", _inside(piece.codec)).parts, size) for piece in pieces]
+    widths = [_wide(_adding(piece.codec).parts, size) for piece in pieces]
     onward = [pack_fixed(total.astype(np.uint16), widths[k]) for total, k in zip(sums, mine, strict=True)]
     codecs.tally.down_bits += 8 * sum(map(len, onward))
     frames = yield [join(onward)] * size
@@ -347,7 +303,7 @@ def _shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[V
 
 
 def all_reduce(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Values], step: int) -> Averaging:
-    """Tensors of linear codecs, by all-reduces of their messages. Arguments are those of `Way`.
+    """Tensors of linear codecs, by all-reduces of their messages.
 
     A tensor that one rank cannot send is sent uncompressed by the others, and no memory changes.
 
@@ -362,7 +318,7 @@ def all_reduce(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Valu
         if 2 in seen or 1 not in seen:
             averages[k] = piece.mean([NOT_FINITE] if 2 in seen else [])
         elif 0 in seen:
-            part = vectors.on_host(array) if sendable(array) else np.zeros(piece.size, np.float32)
+            part = on_host(array) if sendable(array) else np.zeros(piece.size, np.float32)
             alone[k] = part * np.float32(size / sum(seen))
             codecs.tally.payload_bits += 32 * piece.size if sendable(array) else 0
         elif sendable(array):
@@ -375,7 +331,7 @@ def all_reduce(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Valu
             message = advance(run, means.get(k))
             if isinstance(message, Averaged):
                 found[k] = message.decoded
-                codecs.note(vectors.on_host(array), message.own, "up")
+                codecs.note(on_host(array), message.own, "up")
                 del runs[k]
             else:
                 messages[k] = message
@@ -386,11 +342,16 @@ def all_reduce(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Valu
     return [averages[k] for k in range(len(whole))]
 
 
-def split_tensor(tensor: Piece, ranks: int) -> list[Piece]:
-    """Pieces of a tensor: whole buckets, nearly as many for each rank; which rank begins depends on the name."""
+def split_tensor(tensor: Piece, ranks: int, most: int | None = None) -> list[Piece]:
+    """Pieces of a tensor: whole buckets, nearly as many for each rank; which rank begins depends on the name.
+
+    Args:
+        ranks: number of ranks, one of which owns each piece.
+        most: pieces at most; by default one for each rank.
+    """
     bucket = (tensor.codec.needs.bucket_size if tensor.codec.needs is not None else None) or 1
     blocks = -(-tensor.size // bucket)
-    parts = max(1, min(ranks, blocks))
+    parts = max(1, min(most or ranks, blocks))
     borders = [min(tensor.size, bucket * (blocks * k // parts)) for k in range(parts + 1)]
     first = zlib.crc32(tensor.name.encode())
     return [
@@ -406,14 +367,14 @@ def split_tensor(tensor: Piece, ranks: int) -> list[Piece]:
     ]
 
 
-def cut_up(whole: Sequence[Piece], values: Sequence[Values], ranks: int) -> Cut:
+def cut_up(whole: Sequence[Piece], values: Sequence[Values], ranks: int, most: int | None = None) -> Cut:
     """Zeros for the averages; the pieces of all tensors, each one's part of the values, and its target."""
     averages = [tensor.filled(0.0) for tensor in whole]
     pieces: list[Piece] = []
     parts: list[Values] = []
     targets: list[Any] = []
     for tensor, array, average in zip(whole, values, averages, strict=True):
-        for piece in split_tensor(tensor, ranks):
+        for piece in split_tensor(tensor, ranks, most):
             place = slice(piece.start, piece.start + piece.size)
             pieces.append(piece)
             parts.append(array[place] if sendable(array) else array)
@@ -421,11 +382,18 @@ def cut_up(whole: Sequence[Piece], values: Sequence[Values], ranks: int) -> Cut:
     return averages, pieces, parts, targets
 
 
-def _inside(codec: Codec) -> Codec:
-    """The codec behind memories on the sender's side, which a sum does not concern."""
-    while isinstance(codec, Wrapper) and codec.parts.memory.keeps and not codec.both_ends:
-        codec = codec.inner
-    return codec
+def _adding(codec: Codec) -> Composed:
+    """The codec behind memories on the sender's side, which a sum does not concern.
+
+    Raises:
+        UsageError: it has no integers that add up, or scales that cannot be shared.
+    """
+    inside = codec
+    while isinstance(inside, Wrapper) and inside.parts.memory.keeps and not inside.both_ends:
+        inside = inside.inner
+    if isinstance(inside, Composed) and inside.parts.grid.integers is not None and inside.parts.scale.shares:
+        return inside
+    raise UsageError(f"shared-scale: {codec} has no codes that add up; take qsgd, qsgdinf or thc")
 
 
 def _integers(parts: Parts) -> NDArray[np.int64]:
@@ -455,25 +423,16 @@ def _wide(parts: Parts, ranks: int) -> int:
 
 #: the names of ways that need nothing else
 NAMES = ("allgather", "two-shot", "ring", "shared-scale")
-_WAYS: dict[str, Way] = {
-    "allgather": all_gather,
-    "two-shot": two_shot,
-    "ring": ring,
-    "shared-scale": shared_scale,
+ALL_GATHER = Way(to_owners, all_gather)
+ALL_REDUCE = Way(all_reduce, all_reduce)
+#: two shots of whole tensors: each has one rank as its server
+SERVED = Way(to_owners, parts=1)
+_WAYS = {
+    "allgather": ALL_GATHER,
+    "two-shot": Way(to_owners),
+    "ring": Way(ring, complete=True),
+    "shared-scale": Way(means_of_codes, shared_scale, complete=True),
 }
-
-
-def averaging(
-    codecs: RankCodecs, chosen: Half, whole: Sequence[Piece], values: Sequence[Values], step: int
-) -> Averaging:
-    """The averages of tensors by the chosen way; those of linear codecs by all-reduces, whatever the way."""
-    averages: dict[int, Vector] = {}
-    for one, linear in ((chosen, False), (all_reduce, True)):
-        among = [k for k, piece in enumerate(whole) if piece.codec.linear is linear]
-        if among:
-            found = yield from one(codecs, [whole[k] for k in among], [values[k] for k in among], step)
-            averages.update(zip(among, found, strict=True))
-    return [averages[k] for k in range(len(whole))]
 
 
 def way(name: str) -> Way:
@@ -483,7 +442,7 @@ def way(name: str) -> Way:
         UsageError: no such way.
     """
     if found := re.fullmatch(r"hierarchical:([1-9][0-9]{0,5})", name):
-        return functools.partial(hierarchical, node=int(found[1]))
+        return Way(functools.partial(hierarchical, node=int(found[1])), complete=True)
     if name not in _WAYS:
         raise UsageError(f"exchange: '{name}' is unknown; {suggest(name, (*NAMES, 'hierarchical:8'))}")
     return _WAYS[name]

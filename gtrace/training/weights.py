@@ -115,13 +115,9 @@ class QuantizedWeights:
 
     Args:
         model: in float32 on the CPU, with its first weights.
-        levels: levels of each tensor; None leaves all weights exact.
         refit: when optimal levels are fitted, the first time at once.
 
     Attributes:
-        levels: levels of each tensor, or None.
-        names: names of the quantized tensors.
-        elements: number of quantized weights.
         error: ||quantized - weights||^2 / ||weights||^2 over all of them, at their last use; NaN
             without any.
 

@@ -13,47 +13,58 @@ from gtrace.errors import TraceError, UsageError
 from gtrace.runlog import read_runlog
 from gtrace.training import Study
 from gtrace.training.checkpoint import path_of
+from gtrace.training.settings import JOINT_CODEC
 
 CODECS = ["ef21:topk:ratio=0.2", "qsgdinf:bits=2"]
 
 
-def study(**options):
-    return Study(Regression(), CODECS, workers=2, steps=6, eval_every=2, **options)
+POLICIES = ["mqgrad:epsilon=0.4,period=2", "schedule:0=2,5=4", "adaptive:divisor=0.1"]
+SMALL = {"steps": 8, "workers": 1, "batch_size": 4}
+SIGNS = {"steps": 9, "eval_every": 3}
+#: task, codecs and settings of studies
+STUDIES = {
+    "plain": (Regression, CODECS, {"steps": 6}),
+    "seeds": (Regression, CODECS, {"steps": 6, "seeds": 2}),
+    "policies": (
+        Regression,
+        ["ef:alq"],
+        {"steps": 9, "policies": POLICIES, "down": "same", "network": Network.parse("1kbit/s", "0s", "ps", "2s")},
+    ),
+    "weights": ("digits-mlp".format, [], {**SMALL, "weights": ["optimal5", "xnor5"], "refit": "0,3"}),
+    "onebit-adam:warmup=2": (Regression, [JOINT_CODEC], {**SIGNS, "optimizer": "onebit-adam:warmup=2"}),
+    "zeroone-adam every=2": (Regression, [JOINT_CODEC], {**SIGNS, "optimizer": "zeroone-adam", "every": 2}),
+    "ef-signsgd:scale=rms every=4": (Regression, [JOINT_CODEC], {**SIGNS, "every": 4}),
+}
 
 
-def with_policies():
-    policies = ["mqgrad:epsilon=0.4,period=2", "schedule:0=2,5=4", "adaptive:divisor=0.1"]
-    network = Network.parse("1kbit/s", "0s", "ps", "2s")
-    return Study(Regression(), ["ef:alq"], steps=9, eval_every=2, policies=policies, down="same", network=network)
-
-
-def with_quantized_weights():
-    weights = ["optimal5", "xnor5"]
-    return Study("digits-mlp", [], steps=8, eval_every=2, workers=1, batch_size=4, weights=weights, refit="0,3")
-
-
-STUDIES = {"seeds": lambda: study(seeds=2), "policies": with_policies, "weights": with_quantized_weights}
+def study(kind="plain", **options):
+    task, codecs, settings = STUDIES[kind]
+    return Study(task(), codecs, **{"workers": 2, "eval_every": 2, **settings, **options})
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Kind of study -> one that was not interrupted, and its log."""
     found = {}
-    for kind, make in STUDIES.items():
-        found[kind] = make(), tmp_path_factory.mktemp("whole") / "log.jsonl"
+    for kind in STUDIES:
+        found[kind] = study(kind), tmp_path_factory.mktemp("whole") / "log.jsonl"
         found[kind][0].run(found[kind][1])
     return found
 
 
 @pytest.mark.parametrize(
     ("kind", "after"),
-    [("seeds", 14), ("seeds", 27), ("seeds", 41), ("seeds", 54), ("policies", 20), ("policies", 36), ("weights", 22)],
+    [
+        *(("seeds", after) for after in (14, 27, 41, 54)),
+        *(("policies", 20), ("policies", 36), ("weights", 22)),
+        *((kind, 18) for kind in STUDIES if "=" in kind),
+    ],
 )
 def test_an_interrupted_study_goes_on_to_the_same_weights_and_records(tmp_path, whole, kind, after):
     log, (expected, expected_log) = tmp_path / "log.jsonl", whole[kind]
-    interrupt(STUDIES[kind](), log, after)
+    interrupt(study(kind), log, after)
     assert path_of(log).exists()
-    again = STUDIES[kind]()
+    again = study(kind)
     assert again.can_resume(log)
     again.run(log)
     for one, other in zip(expected._runs, again._runs, strict=True):
@@ -62,6 +73,7 @@ def test_an_interrupted_study_goes_on_to_the_same_weights_and_records(tmp_path, 
     assert without_times(read_runlog(log)) == without_times(read_runlog(expected_log))
     assert [r.loss for r in again.results] == [r.loss for r in expected.results]
     assert [r.tally.bits for r in again.results] == [r.tally.bits for r in expected.results]
+    assert again.results[1].run == kind or "=" not in kind
     assert not path_of(log).exists()
 
 

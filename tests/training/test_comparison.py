@@ -1,3 +1,5 @@
+"""Studies: codecs against the uncompressed run, their logs and words, and several seeds."""
+
 import json
 import math
 import threading
@@ -6,11 +8,15 @@ import numpy as np
 import pytest
 import torch
 from helpers_training import Faulty, Memory, Regression, interrupt, without_times
+from scipy import stats
 
+from gtrace.cli.train_task import paired, spread, summarize
 from gtrace.costs import Network
 from gtrace.errors import OutputExistsError, UsageError
 from gtrace.runlog import read_runlog
-from gtrace.training import Recipe, Study, load_task, train
+from gtrace.training import Study, load_task, train
+from gtrace.training.exchange import Tally
+from gtrace.training.run import simulated_step
 from gtrace.types import Key
 
 
@@ -55,31 +61,14 @@ def test_training_without_a_codec_is_plain_data_parallel_training(name):
         torch.testing.assert_close(trained[parameter_name], parameter, rtol=1e-4, atol=2e-6)
 
 
-def test_the_averaged_gradient_is_clipped():
-    class Clipped(Regression):
-        recipe = Recipe(steps=1, batch_size=8, lr=0.5, clip=0.01)
-
-    study = Study(Clipped(), [])
-    before = [p.detach().clone() for p in study._runs[0]._model.parameters()]
-    records(study)
-    after = study._runs[0]._model.parameters()
-    moved = sum(((p - old) ** 2).sum().item() for p, old in zip(after, before, strict=True))
-    assert math.sqrt(moved) == pytest.approx(0.5 * 0.01, rel=1e-3)
-
-
-def test_both_runs_start_alike_on_the_same_batches():
-    found = records(Study(Regression(), ["qsgdinf:bits=3"], steps=2))
-    none, coded = of(found, "step", "none"), of(found, "step", "qsgdinf:bits=3")
-    assert none[0]["loss"] == coded[0]["loss"]
-    assert none[1]["loss"] != coded[1]["loss"]
-
-
 def test_the_same_arguments_give_the_same_log(tmp_path):
     for name in ("a", "b"):
         train(Regression(), ["qsgd:bits=3", "natural"], log=tmp_path / f"{name}.jsonl", seed=3)
     train(Regression(), ["qsgd:bits=3", "natural"], log=tmp_path / "c.jsonl", seed=4)
     a, b, c = (without_times(read_runlog(tmp_path / f"{name}.jsonl")) for name in "abc")
     assert a == b
+    first, second = ([r["loss"] for r in of(a, "step") if r["step"] == step] for step in (0, 1))
+    assert len(set(first)) == 1 < len(set(second))  # all runs start alike on the same batches
     assert a[1:] != [{**record, "seed": 3} if "seed" in record else record for record in c[1:]]
 
 
@@ -131,16 +120,6 @@ def test_the_log_says_everything(tmp_path):
     assert [r["run"] for r in of(found, "step")] == ["none", "qsgdinf:bits=3"] * 7
 
 
-def test_training_through_a_codec_learns():
-    study = train("digits-cnn", ["qsgdinf:bits=3"], steps=60, lr=0.1, workers=2, eval_every=60)
-    none, coded = study.results
-    assert none.accuracy > 0.8
-    assert coded.accuracy > 0.8
-    assert coded.tally.bits_per_element < 2
-    assert 0 < coded.relative_variance < 2
-    assert study.warnings == []
-
-
 def test_bits_that_are_only_declared_are_called_so(monkeypatch):
     assert records(Study(Regression(), [Memory()], steps=1))[0]["type"] == "step"
     monkeypatch.setattr(Memory, "declared", True)
@@ -161,13 +140,9 @@ def test_a_worker_with_bad_gradients_is_left_out_and_reported():
     assert texts[-1] == "qsgdinf:bits=4: 65 gradient values in 2 tensors were not finite, at 5 steps"
     assert len(texts) == 2 * (3 + 1)
     assert all(result.finished and result.tally.nonfinite == 65 for result in study.results)
-
-
-def test_zeros_instead_of_bad_gradients():
     study = Study(Faulty(lambda batch: batch % 4 == 1), ["qsgdinf"], steps=2, nonfinite="zero")
-    found = records(study)
+    assert {r["bits_float32"] for r in of(records(study), "step")} == {32 * 4 * 13}
     assert "zeros are sent in their place" in study.warnings[0]
-    assert {r["bits_float32"] for r in of(found, "step")} == {32 * 4 * 13}
 
 
 def test_divergence_is_said_in_words_and_stops_that_run_only():
@@ -195,17 +170,13 @@ def test_a_run_that_learned_nothing_says_so():
     assert study.warnings[0].endswith("Try a lower learning rate than 1.5")
 
 
-def test_an_interruption_keeps_what_was_done(tmp_path):
+def test_an_interruption_keeps_what_was_done_and_an_existing_log_is_refused_before_training(tmp_path):
     path, study = tmp_path / "log.jsonl", Study(Regression(), ["qsgd"], steps=50)
     seen = interrupt(study, path, 8)
     assert read_runlog(path)[1:] == seen
-    assert [result.steps for result in study.results] == [4, 4]
-    assert not any(result.finished for result in study.results)
+    assert [(result.steps, result.finished) for result in study.results] == [(4, False)] * 2
     assert study.results[1].tally.bits > 0
-
-
-def test_an_existing_log_is_refused_before_training(tmp_path):
-    path = tmp_path / "log.jsonl"
+    path = tmp_path / "mine.jsonl"
     path.write_text("mine")
     study = Study(Regression(), [])
     with pytest.raises(OutputExistsError):
@@ -258,9 +229,78 @@ def test_none_alone_has_no_twin_and_a_task_of_ones_own_no_command():
         ({"task": "digits-mlp", "weights": ["optimal5", "optimal5"]}, "twice"),
         ({"task": "digits-mlp", "weights": ["optimal5"], "kind": "neural"}, "kind neural"),
         ({"task": "digits-cmm"}, "no task 'digits-cmm'; did you mean digits-"),
+        ({"codecs": ["qsgdinf"], "kind": "neural", "measure": 2}, "measure"),
+        ({"optimizer": "onebit-adam", "every": 4}, "exchanges at every step"),
+        ({"optimizer": "adam:warmup=4"}, "cannot be read"),
+        ({"optimizer": "onebit-adam:warmup=x"}, "cannot be read"),
+        ({"optimizer": "onebitadam"}, "onebit-adam"),
+        ({"every": 4, "down": "same"}, "down: "),
+        ({"every": 4, "measure": 2}, "measure: "),
+        ({"every": 0}, "every: 0 is below 1"),
     ],
 )
 def test_bad_settings_are_refused(arguments, message):
     task, codecs = arguments.pop("task", Regression()), arguments.pop("codecs", [])
     with pytest.raises(UsageError, match=message):
         Study(task, codecs, **arguments)
+
+
+CODECS = ["ef:topk:ratio=0.2", "qsgdinf:bits=2"]
+
+
+def study(**options):
+    return Study(Regression(), CODECS, workers=2, steps=6, eval_every=2, **options)
+
+
+def test_seeds_are_run_one_after_the_other_and_each_as_alone_and_differences_are_paired(tmp_path):
+    several = study(seeds=3, seed=4)
+    several.run(tmp_path / "log.jsonl")
+    assert [(result.run, result.seed) for result in several.results] == [
+        (spec, seed) for seed in (4, 5, 6) for spec in ("none", *CODECS)
+    ]
+    for seed in (4, 6):
+        alone = study(seed=seed)
+        alone.run()
+        for one, other in zip(alone.results, several.results[3 * (seed - 4) :], strict=False):
+            assert (one.loss, one.tally.bits) == (other.loss, other.tally.bits)
+    steps = [record["seed"] for record in read_runlog(tmp_path / "log.jsonl") if record["type"] == "step"]
+    assert steps == sorted(steps)
+    assert len(steps) == 3 * 3 * 6
+
+    entries = {entry["run"]: entry for entry in summarize(several)}
+    losses = {(result.run, result.seed): result.loss for result in several.results}
+    spec = CODECS[1]
+    differences = [losses[spec, seed] - losses["none", seed] for seed in (4, 5, 6)]
+    assert entries[spec]["loss_change"] == pytest.approx(np.mean(differences))
+    assert paired(several, spec, lambda result: result.loss).deviation == pytest.approx(np.std(differences, ddof=1))
+    assert entries["none"]["loss_change"] == 0
+    assert entries[spec]["loss"] == pytest.approx(np.mean([losses[spec, seed] for seed in (4, 5, 6)]))
+
+
+def test_intervals_are_students():
+    values = [0.3, 0.5, 0.1, 0.9, math.nan]
+    found = spread(values)
+    low, high = stats.t.interval(0.95, 3, np.mean(values[:4]), stats.sem(values[:4]))
+    assert (found.mean - found.reach, found.mean + found.reach) == pytest.approx((low, high))
+    assert found.count == 4
+    assert math.isnan(spread([1.0]).reach)
+    assert math.isnan(spread([]).mean)
+
+
+def test_a_step_is_computed_once_and_decoded_for_all_and_linear_messages_are_added_up_on_the_way():
+    tally = Tally(payload_bits=8000, float32_bits=4 * 32 * 1000)
+    assert simulated_step(Network(1e3, 0.0), 4, tally, 0.0, exact=False) == pytest.approx(3 * 2000 / 1e3)
+    seconds = simulated_step(Network(1e3, 0.0), 4, tally, 0.0, exact=False, linear=True)
+    assert seconds == pytest.approx(2 * 3 / 4 * 2000 / 1e3)
+    tally = Tally(payload_bits=8000, float32_bits=4 * 32 * 1000, codec_seconds=0.3, decode_seconds=0.1)
+    seconds = simulated_step(Network(1e3, 0.0, "allgather"), 4, tally, 1.1, exact=False)
+    assert seconds == pytest.approx((1.1 - 0.3) / 4 + 0.2 / 4 + 0.1 + 3 * 2000 / 1e3)
+
+
+def test_optimizers_and_clipping_take_the_place_of_the_tasks_own():
+    losses = {}
+    for name in ("", "sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw", "clip"):
+        settings = {"clip": 1e-3} if name == "clip" else {"optimizer": name}
+        losses[name] = train(Regression(), [], workers=1, steps=5, **settings).results[0].loss
+    assert losses[""] == losses["sgd"] < losses["clip"]
+    assert len(set(losses.values())) >= 6

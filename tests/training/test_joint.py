@@ -6,14 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers_training import Regression, interrupt
+from helpers_training import Faulty
 from torch import nn
 
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions
-from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
-from gtrace.training import Exchange, NonfiniteGradientError, Study
+from gtrace.training import Exchange, NonfiniteGradientError, train
 from gtrace.training.joint import JointWorkers, LocalSteps, OneBitAdam, ZeroOneAdam
 from gtrace.training.settings import JOINT_CODEC
 
@@ -40,20 +39,8 @@ def give(workers, step):
             p.grad = gradient(step, worker, p.shape)
 
 
-def played(workers, twin, steps=STEPS, rates=lambda step: LR):
-    """The largest difference between a twin's weights and the workers' common ones, after each step."""
-    apart, model = [], copy.deepcopy(workers.models[0])
-    start = [p.detach().clone() for p in model.parameters()]
-    twins = [twin(p, len(workers.models)) for p in start]
-    for step in range(steps):
-        give(workers, step)
-        last = step == steps - 1
-        workers.step(rates(step), last=last)
-        workers.common_to(model)
-        for p, follow in zip(model.parameters(), twins, strict=True):
-            own = follow([gradient(step, worker, p.shape) for worker in range(len(workers.models))], rates(step), last)
-            apart.append(float((p.detach() - own).abs().max()))
-    return max(apart), max(float((p.detach() - q).abs().max()) for p, q in zip(model.parameters(), start, strict=True))
+def falling(step):
+    return LR / (1 + 0.1 * step)
 
 
 class Signs:
@@ -164,10 +151,6 @@ def diloco_twin(every, inner):
     return make
 
 
-def falling(step):
-    return LR / (1 + 0.1 * step)
-
-
 def adam(parameters):
     return torch.optim.AdamW(parameters, lr=LR)
 
@@ -182,11 +165,23 @@ METHODS = {
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("method", METHODS)
 def test_each_method_is_its_published_formula(method, count, monkeypatch):
+    """The workers' common weights are a twin's after each step, and in the end all workers have them."""
     monkeypatch.setattr(ZeroOneAdam, "KAPPA", 2)
     make, twin, codec = METHODS[method]
-    workers = workers_of(make, count, codec)
-    apart, moved = played(workers, twin, rates=falling)
-    assert apart < 2e-5 * moved
+    workers, apart = workers_of(make, count, codec), []
+    model = copy.deepcopy(workers.models[0])
+    start = [p.detach().clone() for p in model.parameters()]
+    twins = [twin(p, count) for p in start]
+    for step in range(STEPS):
+        give(workers, step)
+        last = step == STEPS - 1
+        workers.step(falling(step), last=last)
+        workers.common_to(model)
+        for p, follow in zip(model.parameters(), twins, strict=True):
+            own = follow([gradient(step, worker, p.shape) for worker in range(count)], falling(step), last)
+            apart.append(float((p.detach() - own).abs().max()))
+    moved = max(float((p.detach() - q).abs().max()) for p, q in zip(model.parameters(), start, strict=True))
+    assert max(apart) < 2e-5 * moved
     assert moved > LR
     states = [tuple(p.detach().numpy().tobytes() for p in model.parameters()) for model in workers.models]
     assert len(set(states)) == 1
@@ -238,56 +233,9 @@ def test_costs_are_those_of_what_travels():
     assert 0 < tallies[1].worker_variance < tallies[1].relative_variance
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"optimizer": "onebit-adam:warmup=2"}, "onebit-adam:warmup=2"),
-        ({"optimizer": "zeroone-adam", "every": 2}, "zeroone-adam every=2"),
-        ({"every": 4}, "ef-signsgd:scale=rms every=4"),
-    ],
-)
-def test_a_study_continues_after_an_interruption(settings, name, tmp_path):
-    def study():
-        return Study(Regression(), [SIGNS], steps=9, eval_every=3, workers=2, **settings)
-
-    whole = study()
-    whole.run(tmp_path / "whole.jsonl")
-    interrupt(study(), tmp_path / "parted.jsonl", 14, "step")
-    again = study()
-    assert again.can_resume(tmp_path / "parted.jsonl")
-    again.run(tmp_path / "parted.jsonl")
-    assert [(one.run, one.loss) for one in again.results] == [(one.run, one.loss) for one in whole.results]
-    assert whole.results[1].run == name
-    assert math.isfinite(whole.results[1].loss)
-
-
 def test_gradients_that_are_not_finite_are_left_out():
-    class Poisoned(Regression):
-        def loss(self, model, batch):
-            found = super().loss(model, batch)
-            self.calls = getattr(self, "calls", 0) + 1
-            return found * math.inf if self.calls == 8 else found
-
-    study = Study(Poisoned(), [SIGNS], steps=4, workers=2, every=2)
-    study.run()
+    study = train(Faulty(lambda batch: batch == 6), [SIGNS], steps=4, workers=2, every=2)
     assert np.isfinite(study.results[1].loss)
     assert "not finite" in " ".join(study.warnings)
     with pytest.raises(NonfiniteGradientError, match=r"step 1, worker 0, 1\.weight"):
-        Study(Poisoned(), [SIGNS], steps=4, workers=2, every=2, nonfinite="error").run()
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"optimizer": "onebit-adam", "every": 4}, "exchanges at every step"),
-        ({"optimizer": "adam:warmup=4"}, "cannot be read"),
-        ({"optimizer": "onebit-adam:warmup=x"}, "cannot be read"),
-        ({"optimizer": "onebitadam"}, "onebit-adam"),
-        ({"every": 4, "down": "same"}, "down: "),
-        ({"every": 4, "measure": 2}, "measure: "),
-        ({"every": 0}, "below 1"),
-    ],
-)
-def test_what_cannot_be(settings, expected):
-    with pytest.raises(UsageError, match=expected):
-        Study(Regression(), [SIGNS], **settings)
+        train(Faulty(lambda batch: batch == 6), [SIGNS], steps=4, workers=2, every=2, nonfinite="error")

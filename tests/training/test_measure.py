@@ -1,18 +1,26 @@
-"""What is measured on the averaged gradient of a training, against plain numpy and against no measuring at all."""
+"""What is measured on averaged gradients against plain numpy, and what noise costs against plain matrices."""
 
+import functools
 import json
+import math
 from itertools import permutations
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from helpers_training import Regression
+from torch import nn
+from torch.nn import functional
 
-import gtrace
-from gtrace.errors import UsageError
+from gtrace.noise import impulse_weight
+from gtrace.report import analyze_runs
+from gtrace.report.names import number
+from gtrace.report.sections.training import noise_sentences
 from gtrace.training import Recipe, Study
-from gtrace.training.measure import Measurement
+from gtrace.training.measure import GaussNewton, Measurement, NoiseAhead, outputs, quadrature
+from gtrace.training.tasks import load_task
 
 
 class Adaptive(Regression):
@@ -98,6 +106,160 @@ def test_every_measure_against_numpy():
     assert {**together.fields(), "w1": 0} == pytest.approx({**found, "w1": 0}, rel=1e-6)
 
 
-def test_it_is_about_gradients_between_workers():
-    with pytest.raises(UsageError, match="measure"):
-        Study(Regression(), [gtrace.codec("qsgdinf")], kind="neural", measure=2)
+def spectrum(size, values):
+    axes = np.linalg.qr(np.random.default_rng(1).standard_normal((size, size)))[0]
+    return axes * np.asarray(values) @ axes.T
+
+
+@pytest.mark.parametrize(("products", "momentum", "horizons"), [(15, 0.0, (20, 100, 400)), (60, 0.9, (20, 400, 1500))])
+def test_one_quadrature_serves_every_horizon(products, momentum, horizons):
+    values = np.geomspace(1e-5, 3, 200)
+    matrix = spectrum(200, values)
+    start = np.random.default_rng(2).standard_normal(200)
+    nodes, weights = quadrature(lambda v: matrix @ v, start, products)
+    assert weights.sum() == pytest.approx(start @ start)
+    true, axes = np.linalg.eigh(matrix)
+    for steps in horizons:
+        weight = functools.partial(impulse_weight, steps=steps, lr=0.1, momentum=momentum)
+        expected = weight(np.maximum(true, 0)) @ (axes.T @ start) ** 2
+        assert weights @ weight(np.maximum(nodes, 0)) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("values", [[1.0, 1.0, 1.0, 4.0, 4.0, 9.0], [2.0] * 6, [0.0] * 6])
+def test_an_invariant_subspace_ends_it_early(values):
+    matrix, calls = spectrum(6, values), []
+    start = np.arange(1.0, 7)
+    nodes, weights = quadrature(lambda v: calls.append(v) or matrix @ v, start, 6)
+    assert len(calls) == len(nodes) == len(set(values))
+    np.testing.assert_allclose(nodes, sorted(set(values)), atol=1e-12)
+    assert quadrature(lambda v: v, np.zeros(3)).nodes.size == 0
+    assert weights @ np.exp(-nodes) == pytest.approx(start @ spectrum(6, np.exp(-np.array(values))) @ start)
+
+
+class Classes(Regression):
+    """A small network with classes as targets, and batch normalization, which has buffers."""
+
+    name: ClassVar[str] = "classes"
+
+    def model(self):
+        return nn.Sequential(nn.Linear(12, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+
+    def batch(self, random, size):
+        x, y = super().batch(random, size)
+        return x, (y[:, 0] > 0).long() + (y[:, 0] > 1).long()
+
+    def criterion(self, outputs, targets):
+        return functional.cross_entropy(outputs, targets)
+
+
+def test_products_are_those_of_the_whole_matrix():
+    task = Classes()
+    torch.manual_seed(0)
+    model = task.model()
+    batch = task.batch(np.random.default_rng(0), 16)
+    parameters, before = list(model.parameters()), [b.clone() for b in model.buffers()]
+    newton = GaussNewton(task, model, batch)
+    found = np.stack([newton(row) for row in np.eye(sum(p.numel() for p in parameters))])
+    assert all(torch.equal(one, other) for one, other in zip(before, model.buffers(), strict=True))
+
+    def rows(values, inputs):
+        how = {"retain_graph": True, "materialize_grads": True}
+        found = [torch.autograd.grad(one, inputs, **how) for one in values.flatten()]
+        return torch.stack([torch.cat([part.flatten() for part in parts]) for parts in found]).double().numpy()
+
+    scores = outputs(model, batch)
+    jacobian = rows(scores, parameters)
+    (slope,) = torch.autograd.grad(task.criterion(scores, batch[1]), scores, create_graph=True)
+    np.testing.assert_allclose(found, jacobian.T @ rows(slope, [scores]) @ jacobian, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["char-lstm", "char-transformer"])
+def test_products_of_text_models_are_symmetric_and_positive(name):
+    task = load_task(name)
+    model = task.model()
+    newton = GaussNewton(task, model, task.batch(np.random.default_rng(0), 2))
+    a, b = np.random.default_rng(1).standard_normal((2, sum(p.numel() for p in model.parameters())))
+    at_a, at_b = newton(a), newton(b)
+    assert a @ at_b == pytest.approx(b @ at_a, abs=1e-5 * math.sqrt((a @ at_a) * (b @ at_b)))
+    assert a @ at_a > 0
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.1),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_ratios_are_those_of_plain_matrices(kind, monkeypatch):
+    task, rng = Regression(), np.random.default_rng(0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 1))
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    exact = [{name: np.float32(rng.standard_normal(shape)) for name, shape in shapes.items()} for _ in range(4)]
+    for name, p in model.named_parameters():
+        p.grad = torch.from_numpy(exact[0][name])
+    optimizer.step()
+    centre = {name: np.mean([one[name] for one in exact], axis=0) for name in shapes}
+    averaged = {name: np.float32(centre[name] + rng.standard_normal(shape)) for name, shape in shapes.items()}
+    drawn = []
+    plain = GaussNewton.__init__
+    monkeypatch.setattr(GaussNewton, "__init__", lambda self, *given: drawn.append(given[-1]) or plain(self, *given))
+    settings = SimpleNamespace(seed=0, steps=40, batch_size=8)
+    ahead = NoiseAhead(task, model, optimizer, settings)
+    found = ahead.ratio(10, exact, averaged, 0.5, 0.05)
+
+    def joined(tensors):
+        return np.concatenate([np.ravel(tensors[name]) for name, _ in model.named_parameters()]).astype(np.float64)
+
+    inputs = np.concatenate([drawn[0][0].numpy(), np.ones((len(drawn[0][0]), 1))], 1).astype(np.float64)
+    curvature = 0.5 * 2 * inputs.T @ inputs / len(inputs) + (kind != "adamw") * 0.1 * np.eye(13)
+    s = np.ones(13)
+    own = {"momentum": 0.9, "nesterov": True}
+    if kind != "sgd":
+        state = joined({name: optimizer.state[p]["exp_avg_sq"].numpy() for name, p in model.named_parameters()})
+        s = (np.sqrt(state / (1 - 0.999)) + 1e-8) ** -0.5
+        own = {"momentum": 0.9, "averaging": True, "decay": 0.1 * (kind == "adamw")}
+    values, axes = np.linalg.eigh(s[:, None] * curvature * s)
+    weight = impulse_weight(np.maximum(values, 0), 30, 0.05, **own)
+    gradients = np.stack([joined(one) for one in exact])
+    mean = gradients.mean(axis=0)
+    error = joined(averaged) - mean
+    noise = sum((weight @ (axes.T @ (s * (one - mean))) ** 2) for one in gradients) / 3 / 4
+    assert found == pytest.approx(weight @ (axes.T @ (s * error)) ** 2 / noise, rel=1e-3)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_run_log_says_what_noise_costs(workers):
+    codecs = ["qsgdinf:bits=2", "topk:ratio=0.2", "ef:qsgdinf:bits=2"]
+    study = Study(Regression(), codecs, workers=workers, measure=2)
+    records = list(study.records())
+    logged = [{name: None if value != value else value for name, value in record.items()} for record in records]
+    measured = [record for record in records if record["type"] == "measure"]
+    for record in measured:
+        ratio, known = record["filtered_ratio"], record["run"] in ("none", codecs[0])
+        assert math.isfinite(ratio) == known
+        assert ratio > 0 if record["run"] == codecs[0] else ratio == 0 or not known
+        assert record["equivalent_batch"] == pytest.approx(8 * workers / (1 + ratio), nan_ok=True)
+    assert len(measured) == 12
+    (sentence,) = noise_sentences(analyze_runs([{"type": "study", **study.describe()}, *logged]))
+    middle = np.median([record["equivalent_batch"] for record in measured if record["run"] == codecs[0]])
+    assert f"With the noise of {codecs[0]}, a batch of {8 * workers} is worth {number(middle)} " in sentence
+    assert "median of 3 measured steps" in sentence
+
+
+class OwnLoss(Regression):
+    """Its loss is more than a criterion of outputs."""
+
+    name: ClassVar[str] = "own-loss"
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) + sum((p**2).sum() for p in model.parameters())
+
+
+def test_a_loss_that_is_no_criterion_has_no_curvature():
+    study = Study(OwnLoss(), ["qsgdinf:bits=2"], steps=3, workers=2, measure=1)
+    assert all(math.isnan(r["filtered_ratio"]) for r in study.records() if r["type"] == "measure")
+    assert any("what noise costs is not known: the loss of own-loss" in text for text in study.warnings)

@@ -1,3 +1,5 @@
+"""A codec in the backward pass: what layers read, what is fitted and counted, and shadows of exact gradients."""
+
 import copy
 import functools
 import itertools
@@ -6,30 +8,34 @@ import numpy as np
 import pytest
 import torch
 from helpers_hooks import module
-from helpers_training import Faulty, Memory, Regression
+from helpers_training import Faulty, Memory, Regression, without_times
 from torch import nn
 
 import gtrace
 from gtrace.errors import UsageError
-from gtrace.fitting.pooling import pooled
 from gtrace.sketch import MomentSketch
-from gtrace.training import NonfiniteGradientError, RefitSchedule, Study, train
-from gtrace.training.exchange import Tally
-from gtrace.training.neural import LayerCodecs, NeuralCompression
+from gtrace.training import NonfiniteGradientError, RefitSchedule, Study, load_task, train
+from gtrace.training.neural import NeuralCompression, ShadowError, ShadowSummary, compare, shadow
 from gtrace.types import Key
 
 
-def compressed(model, codec, *, refit="once", workers=1, nonfinite="skip", seed=7, layers="all"):
+def compressed(model, codec, *, refit="once", layers="all", **options):
     chosen = gtrace.codec(codec) if isinstance(codec, str) else codec
-    schedule = RefitSchedule.parse(refit)
-    return NeuralCompression(
-        model, chosen, workers=workers, seed=seed, refit=schedule, nonfinite=nonfinite, layers=layers
-    )
+    given = {"workers": 1, "seed": 7, "nonfinite": "skip", **options}
+    return NeuralCompression(model, chosen, refit=RefitSchedule.parse(refit), layers=layers, **given)
+
+
+def tensors(neural):
+    return neural._layers[0]._tensors
 
 
 def mlp(*, inplace=False):
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(12, 20), nn.ReLU(inplace=inplace), nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 5))
+
+
+#: places of its layers with parameters
+LAYERS = ("0", "2", "4")
 
 
 def data(size=9):
@@ -49,13 +55,14 @@ def backward(model, batch, neural=None, *, step=0, worker=0):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def coded(codec, tensor, name, *, step=0, worker=0, seed=7, fit=True):
-    """A gradient fitted, encoded and decoded by hand."""
+def coded(codec, tensor, name, *, step=0, worker=0, fit=True, state=None):
+    """A gradient fitted, unless there is a state, encoded and decoded by hand."""
     values = tensor.detach().numpy().reshape(-1)
-    state = codec.init(values.size)
-    if fit and codec.needs is not None:
-        state = codec.fit(state, MomentSketch.from_spec(values, codec.needs), step)
-    payload = codec.encode(state, values, Key.derive(seed, tensor=name, step=step, worker=worker))
+    if state is None:
+        state = codec.init(values.size)
+        if fit and codec.needs:
+            state = codec.fit(state, MomentSketch.from_spec(values, codec.needs), step)
+    payload = codec.encode(state, values, Key.derive(7, tensor=name, step=step, worker=worker))
     return torch.from_numpy(codec.decode(codec.shared(state), payload, values.size)).reshape(tensor.shape)
 
 
@@ -69,28 +76,22 @@ def watched(model, place, see):
     return model
 
 
-def by_hand(model, batch, codec, **settings):
-    """The backward pass of :func:`mlp`, one layer after the other in plain formulas."""
-    first, _, second, _, third = model
-    x, y = batch
-    with torch.no_grad():
-        h1 = torch.relu(first(x))
-        h2 = torch.tanh(second(h1))
-        logits = third(h2)
-        d3 = (torch.softmax(logits, 1) - nn.functional.one_hot(y, 5)) / len(y)
-        d3 = coded(codec, d3, "4", **settings)
-        d2 = coded(codec, (d3 @ third.weight) * (1 - h2**2), "2", **settings)
-        d1 = coded(codec, (d2 @ second.weight) * (h1 > 0), "0", **settings)
+def by_hand(model, batch, codec, names=LAYERS, **settings):
+    """Weight gradients of :func:`mlp` in plain formulas; the gradients of these layers' outputs are coded."""
+    inside, y = [batch[0]], batch[1]
     found = {}
-    for name, d, inside in (("0", d1, x), ("2", d2, h1), ("4", d3, h2)):
-        found[f"{name}.weight"], found[f"{name}.bias"] = d.T @ inside, d.sum(0)
+    with torch.no_grad():
+        for layer in model:
+            inside.append(inside[-1].relu() if isinstance(layer, nn.ReLU) else layer(inside[-1]))
+        d = (torch.softmax(inside[-1], 1) - nn.functional.one_hot(y, 5)) / len(y)
+        for k, layer in reversed(list(enumerate(model))):
+            if isinstance(layer, nn.Linear):
+                d = coded(codec, d, str(k), **settings) if str(k) in names else d
+                found[f"{k}.weight"], found[f"{k}.bias"] = d.T @ inside[k], d.sum(0)
+                d = d @ layer.weight
+            else:
+                d = d * (inside[k + 1] > 0 if isinstance(layer, nn.ReLU) else 1 - inside[k + 1] ** 2)
     return found
-
-
-def close(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
 
 
 def same(a, b):
@@ -117,10 +118,16 @@ class Reused(nn.Module):
 
 
 @pytest.mark.parametrize("make", [mlp, functools.partial(mlp, inplace=True), Reused])
-def test_without_compression_weight_gradients_are_bit_identical(make):
+def test_without_compression_or_outside_of_a_batch_weight_gradients_are_bit_identical(make):
     model = make()
     plain = backward(copy.deepcopy(model), data())
-    same(backward(model, data(), compressed(model, "none")), plain)
+    same(backward(copy.deepcopy(model), data(), compressed(model, "none")), plain)
+    model = make()
+    neural = compressed(model, "terngrad")
+    same(backward(model, data()), plain)
+    with neural.batch(0), torch.no_grad():
+        model(data()[0])
+    assert neural.collect()[0].float32_bits == 0
 
 
 def test_strides_of_gradients_are_kept():
@@ -128,11 +135,9 @@ def test_strides_of_gradients_are_kept():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(4 * 16, 5))
     model = model.to(memory_format=torch.channels_last)
-    x = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)
-    batch = x, torch.arange(4)
+    batch = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last), torch.arange(4)
     seen = []
-    before = watched(copy.deepcopy(model), 0, lambda gradient: seen.append(gradient.stride()))
-    backward(before, batch)
+    backward(watched(copy.deepcopy(model), 0, lambda gradient: seen.append(gradient.stride())), batch)
     neural = compressed(model, "int8")
     backward(watched(model, 0, lambda gradient: seen.append(gradient.stride())), batch, neural)
     assert seen[0] == seen[1] != (8 * 36, 36, 6, 1)
@@ -140,118 +145,87 @@ def test_strides_of_gradients_are_kept():
 
 @pytest.mark.parametrize("spec", ["int8", "qsgdinf:bits=3", "alq:bits=3", "terngrad"])
 def test_layers_read_the_decoded_gradient(spec):
-    model = mlp()
-    settings = {"step": 4, "worker": 1}
+    model, settings = mlp(), {"step": 4, "worker": 1}
     found = backward(model, data(), compressed(model, spec, workers=2), **settings)
-    close(found, by_hand(model, data(), gtrace.codec(spec), **settings))
+    wanted = by_hand(model, data(), gtrace.codec(spec), **settings)
+    assert found.keys() == wanted.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-6)
 
 
-def test_each_call_of_a_module_is_a_tensor_of_its_own():
-    model = Reused()
-    neural = compressed(model, "int8")
-    backward(model, data(), neural)
-    assert set(neural._layers[0]._tensors) == {"shared", "shared#1", "norm", "head"}
-    tally, _ = neural.collect()
-    assert (tally.float32_bits, tally.envelope_bits) == (32 * 9 * (3 * 12 + 5), 4 * 8 * 24)
-    backward(model, data(), neural, step=1)
-    assert len(neural._layers[0]._tensors) == 4
+def handed_on():
+    scale, inner = nn.Parameter(torch.ones(1)), nn.Linear(12, 5)
+    return module(lambda self, x: self.inner(self.scale * x), scale=scale, inner=inner)
+
+
+def heads():
+    def forward(self, x):
+        x = torch.relu(self.stem(x))
+        return self.one(x) + self.two(x)
+
+    return module(forward, stem=nn.Linear(12, 8), one=nn.Linear(8, 5), two=nn.Linear(8, 5))
+
+
+@pytest.mark.parametrize(
+    ("make", "layers", "names"),
+    [
+        (Reused, "all", {"shared", "shared#1", "norm", "head"}),  # each call is a tensor of its own
+        (handed_on, "all", {"inner"}),  # compressed once
+        (heads, "inner", {"stem"}),  # parallel heads are all last
+    ],
+)
+def test_what_is_compressed_of_a_model(make, layers, names):
+    model = make()
+    neural = compressed(model, "int8", layers=layers)
+    for step in range(2):
+        backward(model, data(), neural, step=step)
+        assert set(tensors(neural)) == names
+        if make is Reused:
+            tally, _ = neural.collect()
+            assert (tally.float32_bits, tally.envelope_bits) == (32 * 9 * (3 * 12 + 5), 4 * 8 * 24)
 
 
 def test_structured_outputs():
-    torch.manual_seed(0)
     model = nn.LSTM(12, 6)
     neural = compressed(model, "int8")
     with neural.batch(0):
         out, (_, c) = model(torch.randn(4, 3, 12))
         (out.sum() + 2 * c.square().sum()).backward()
-    assert set(neural._layers[0]._tensors) == {"LSTM", "LSTM.out2"}
-
-
-def test_a_tensor_handed_on_is_compressed_once():
-    scale, inner = nn.Parameter(torch.ones(1)), nn.Linear(12, 5)
-    model = module(lambda self, x: self.inner(self.scale * x), scale=scale, inner=inner)
-    neural = compressed(model, "int8")
-    backward(model, data(), neural)
-    assert set(neural._layers[0]._tensors) == {"inner"}
-
-
-def test_parallel_heads_are_all_last():
-    def forward(self, x):
-        x = torch.relu(self.stem(x))
-        return self.one(x) + self.two(x)
-
-    model = module(forward, stem=nn.Linear(12, 8), one=nn.Linear(8, 5), two=nn.Linear(8, 5))
-    neural = compressed(model, "int8", layers="inner")
-    for step in range(2):
-        backward(model, data(), neural, step=step)
-    assert set(neural._layers[0]._tensors) == {"stem"}
+    assert set(tensors(neural)) == {"LSTM", "LSTM.out2"}
 
 
 @pytest.mark.parametrize("make", [mlp, Reused])
 def test_the_last_layer_is_left_out_unless_asked_for(make):
     """What reaches it comes from the loss; a view or an activation behind it changes nothing."""
-
     model = module(lambda self, x: torch.log_softmax(self.inside(x).reshape(-1, 5), 1), inside=make())
-    neural = compressed(model, "int8", layers="inner")
     plain = backward(copy.deepcopy(model), data())
+    neural = compressed(model, "int8", layers="inner")
     found = backward(model, data(), neural)
-    last = [name for name in plain if name.startswith(("inside.4", "inside.head"))]
+    last = {name for name in plain if name.startswith(("inside.4", "inside.head"))}
     assert len(last) == 2
-    same({name: found[name] for name in last}, {name: plain[name] for name in last})
-    inner = [name for name in plain if name not in last]
-    assert all(not torch.equal(found[name], plain[name]) for name in inner if name != "inside.shared.bias")
-    assert {"inside.4", "inside.head"}.isdisjoint(neural._layers[0]._tensors)
+    for name in plain.keys() - {"inside.shared.bias"}:
+        assert torch.equal(found[name], plain[name]) == (name in last)
+    assert {"inside.4", "inside.head"}.isdisjoint(tensors(neural))
     assert neural.collect()[0].float32_bits == 32 * 9 * (20 + 16 if make is mlp else 3 * 12)
 
 
-def test_nothing_outside_of_a_batch():
-    model = mlp()
-    neural = compressed(model, "terngrad")
-    same(backward(model, data()), backward(copy.deepcopy(model), data()))
-    with neural.batch(0), torch.no_grad():
-        model(data()[0])
-    assert neural.collect()[0].float32_bits == 0
-
-
-def test_ragged_batches_keep_what_was_fitted():
-    model, codec = mlp(), gtrace.codec("alq:bits=3")
-    neural = compressed(model, codec)
-    backward(model, data(9), neural)
-    levels = {name: tensor.sender.state.arrays["levels"] for name, tensor in neural._layers[0]._tensors.items()}
-    assert neural.collect()[0].shared_bits > 0
-    backward(model, data(4), neural, step=1)
-    tally, _ = neural.collect()
-    assert (tally.shared_bits, tally.float32_bits) == (0, 32 * 4 * (20 + 16 + 5))
-    for name, tensor in neural._layers[0]._tensors.items():
-        assert tensor.sender.state.arrays["levels"] is levels[name]
-
-
-def test_statistics_are_refreshed_by_the_schedule():
+def test_ragged_batches_keep_what_was_fitted_until_the_schedule_says_otherwise():
     model = mlp()
     neural = compressed(model, "alq:bits=3", refit="0,+2")
-    fitted = []
+    fitted, shared = [], []
     for step in range(5):
         backward(model, data(8 + step), neural, step=step)
-        fitted.append(neural._layers[0]._tensors["4"].sender.state.arrays["levels"].tobytes())
+        tally, _ = neural.collect()
+        assert tally.float32_bits == 32 * (8 + step) * (20 + 16 + 5)
+        shared.append(tally.shared_bits > 0)
+        fitted.append(tensors(neural)["4"].sender.state.arrays["levels"].tobytes())
     assert [a == b for a, b in itertools.pairwise(fitted)] == [True, False, True, False]
-
-
-def test_a_pooled_fit_looks_at_the_batches_before():
-    random = np.random.default_rng(0)
-    batches = [random.standard_t(5, 300 + 10 * step).astype(np.float32) for step in range(13)]
-    made = gtrace.codec("alq:bits=4")
-    layers = LayerCodecs(made, worker=0, seed=0, refit=RefitSchedule.parse("pooled:0,12"))
-    for step, values in enumerate(batches):
-        layers.carry("layer", values, step, Tally())
-    sketches = [gtrace.MomentSketch.from_spec(values, made.needs) for values in batches[3:]]
-    expected = made.fit(made.init(batches[-1].size), pooled(sketches), 12)
-    found = layers._tensors["layer"].sender.state
-    np.testing.assert_array_equal(made.parts.grid.levels(found), made.parts.grid.levels(expected))
+    assert shared == [True, False, True, False, True]
 
 
 def test_bits_are_those_of_the_payloads():
-    model, codec = mlp(), gtrace.codec("qsgdinf:bits=4,coder=fixed")
-    neural = compressed(model, codec)
+    model = mlp()
+    neural = compressed(model, "qsgdinf:bits=4,coder=fixed")
     backward(model, data(16), neural)
     tally, bad = neural.collect()
     assert bad == ()
@@ -267,84 +241,72 @@ def test_bits_are_those_of_the_payloads():
 def test_scope_model_is_fitted_to_all_layers_of_the_batch_before():
     model, codec = mlp(), gtrace.codec("alq:bits=3,scope=model")
     neural = compressed(model, codec, refit="0,+1")
+
+    def levels():
+        return neural._layers[0]._fitted.arrays["levels"]
+
     plain = backward(copy.deepcopy(model), data())
     same(backward(model, data(), neural), plain)
     tally, _ = neural.collect()
     assert tally.payload_bits == tally.float32_bits > 0
     assert tally.shared_bits == tally.envelope_bits == 0
 
-    exact = []
-    twin = mlp()
+    exact, twin = [], mlp()
     for place in (0, 2, 4):
         watched(twin, place, exact.append)
     backward(twin, data())
     merged = functools.reduce(MomentSketch.merge, [MomentSketch.from_spec(g.numpy(), codec.needs) for g in exact])
     state = codec.fit(codec.init(merged.size), merged, 0)
-    np.testing.assert_allclose(common(neural).arrays["levels"], state.arrays["levels"], rtol=1e-6)
+    np.testing.assert_allclose(levels(), state.arrays["levels"], rtol=1e-6)
 
     found = backward(model, data(5), neural, step=1)
     tally, _ = neural.collect()
     assert tally.payload_bits < tally.float32_bits / 4
     assert tally.shared_bits == 8 * len(codec.shared(state))
     # The second batch went through the levels of the first; now those of the second are there.
-    assert not np.array_equal(common(neural).arrays["levels"], state.arrays["levels"])
-    twin = mlp()
+    assert not np.array_equal(levels(), state.arrays["levels"])
     logits = []
-    backward(watched(twin, 4, logits.append), data(5))
-    values = logits[0].numpy().reshape(-1)
-    at = codec.init(values.size).with_arrays(**state.arrays)
-    payload = codec.encode(at, values, Key.derive(7, tensor="4", step=1))
-    decoded = torch.from_numpy(codec.decode(codec.shared(state), payload, values.size)).reshape(5, 5)
+    backward(watched(mlp(), 4, logits.append), data(5))
+    at = codec.init(logits[0].numel()).with_arrays(**state.arrays)
+    decoded = coded(codec, logits[0], "4", step=1, state=at)
     torch.testing.assert_close(found["4.bias"], decoded.sum(0), rtol=1e-5, atol=1e-7)
-
-
-def common(neural):
-    return neural._layers[0]._fitted
 
 
 def test_heterogeneous_pruning_keeps_the_mean_sparsity():
     """Shares come from all layers of the last refit step; sizes weigh."""
     model = mlp()
     neural = compressed(model, "prune:sparsity=0.8,allocation=heterogeneous", refit="0,+2")
-    backward(model, data(400), neural)
-    first, _ = neural.collect()
-    tensors = neural._layers[0]._tensors
-    sketches = {name: tensor.summary for name, tensor in tensors.items()}
-    shares = gtrace.fitting.allocate_sparsity(list(sketches.values()), 0.8)
-    assert [float(tensor.sender.state.arrays["target"]) for tensor in tensors.values()] == pytest.approx(list(shares))
+    for step in range(2):
+        # Both batches prune to the same mean, each layer alike and then by its share.
+        backward(model, data(400), neural, step=step)
+        assert neural.collect()[0].sparsity == pytest.approx(0.8, abs=0.02)
+    sketches = [tensor.summary for tensor in tensors(neural).values()]
+    shares = list(gtrace.fitting.allocate_sparsity(sketches, 0.8))
+    assert [float(tensor.sender.state.arrays["target"]) for tensor in tensors(neural).values()] == pytest.approx(shares)
     assert max(shares) - min(shares) > 0.01
-    sizes = [sketch.size for sketch in sketches.values()]
-    assert np.average(shares, weights=sizes) == pytest.approx(0.8, abs=1e-6)
-    backward(model, data(400), neural, step=1)
-    second, _ = neural.collect()
-    # Both batches prune to the same mean, each layer alike and then by its share.
-    assert first.sparsity == pytest.approx(0.8, abs=0.02)
-    assert second.sparsity == pytest.approx(0.8, abs=0.02)
+    assert np.average(shares, weights=[sketch.size for sketch in sketches]) == pytest.approx(0.8, abs=1e-6)
 
 
 def test_one_format_and_scale_for_the_whole_model():
     model = mlp()
     neural = compressed(model, "fp:bits=4,scope=model")
-    backward(model, data(), neural)
-    backward(model, data(), neural, step=1)
-    first, *others = [tensor.sender.state.arrays for tensor in neural._layers[0]._tensors.values()]
+    for step in range(2):
+        backward(model, data(), neural, step=step)
+    first, *others = [tensor.sender.state.arrays for tensor in tensors(neural).values()]
     assert first
     assert all(one[name] is first[name] for one in others for name in first)
     assert neural.collect()[0].ratio == pytest.approx(2 / (1 + 4 / 32), rel=0.03)
 
 
-@pytest.mark.parametrize("spec", ["ef:topk", "dgc", "signum", "powersgd", "mcgq:accumulate=true"])
-def test_codecs_with_memory_are_refused(spec):
-    with pytest.raises(UsageError, match=r"keeps memory of each value between steps.*without memory"):
-        Study(Regression(), [spec], kind="neural", layers="all")
-    with pytest.raises(UsageError, match="kind neural: test-memory keeps memory"):
-        Study(Regression(), [Memory()], kind="neural", layers="all")
+@pytest.mark.parametrize("codec", ["ef:topk", "dgc", "signum", "powersgd", "mcgq:accumulate=true", Memory()])
+def test_codecs_with_memory_are_refused(codec):
+    with pytest.raises(UsageError, match=r"kind neural: .* keeps memory of each value between steps.*without memory"):
+        Study(Regression(), [codec], kind="neural", layers="all")
 
 
 @pytest.mark.parametrize("name", [n for n in gtrace.codec_names() if not gtrace.codec(n).stateful])
 def test_every_codec_without_memory_trains(name):
-    study = train(Regression(), [name], kind="neural", layers="all", steps=3, refit="0,+1")
-    result = study.results[-1]
+    result = train(Regression(), [name], kind="neural", layers="all", steps=3, refit="0,+1").results[-1]
     assert result.steps == 3
     assert np.isfinite(result.loss)
     assert result.tally.float32_bits == 3 * 8 * 32
@@ -353,16 +315,15 @@ def test_every_codec_without_memory_trains(name):
 @pytest.mark.parametrize("task", ["digits-mlp", "digits-cnn", "char-lstm"])
 def test_without_a_codec_training_is_plain_training(task):
     settings = {"steps": 3, "batch_size": 4, "workers": 2}
-    plain, neural = (Study(task, [], kind=kind, layers="all", **settings) for kind in ("weight", "neural"))
-    plain.run()
-    neural.run()
+    plain, neural = (train(task, [], kind=kind, layers="all", **settings) for kind in ("weight", "neural"))
     same(plain._runs[0]._model.state_dict(), neural._runs[0]._model.state_dict())
     tally = neural.results[0].tally
     assert (tally.ratio, tally.squared_error) == (1, 0)
-    assert neural.results[0].tally.float32_bits != plain.results[0].tally.float32_bits
+    assert tally.float32_bits != plain.results[0].tally.float32_bits
 
 
 def test_workers_weight_gradients_are_averaged_exactly():
+    assert Study(Regression(), [], kind="neural").settings.workers == 1
     task = Regression()
     study = Study(task, ["int8"], kind="neural", layers="all", workers=3, steps=1)
     model = copy.deepcopy(study._runs[1]._model)
@@ -383,28 +344,19 @@ def test_workers_weight_gradients_are_averaged_exactly():
     assert study.results[1].tally.float32_bits == 3 * 8 * 32
 
 
-def test_one_worker_by_default():
-    assert Study(Regression(), [], kind="neural", layers="all").settings.workers == 1
-    assert Study(Regression(), []).settings.workers == 4
-
-
 def test_gradients_that_are_not_finite():
     """One of two workers gets NaN: what results of them is left out of the mean, or zeros stand in their place."""
     bad = functools.partial(Faulty, lambda batch: batch % 2 == 1)
-    study = Study(bad(), ["int8"], kind="neural", layers="all", workers=2, steps=3)
-    study.run()
+    settings = {"kind": "neural", "layers": "all", "workers": 2, "steps": 3}
+    study = train(bad(), ["int8"], **settings)
     assert np.isfinite(study.results[1].loss)
     said = "int8: step 0, worker 1, 1: 8 gradient values are not finite; weight gradients that hold any are left out"
     assert any(said in text for text in study.warnings)
     assert study.results[1].tally.float32_bits == 3 * 2 * 8 * 32
     with pytest.raises(NonfiniteGradientError, match="step 0, worker 1, neural gradient of 1: 8 of 8 gradient values"):
-        Study(bad(), ["int8"], kind="neural", layers="all", workers=2, steps=3, nonfinite="error").run()
-
-
-def test_zeros_in_place_of_gradients_that_are_not_finite():
-    model = mlp()
+        train(bad(), ["int8"], nonfinite="error", **settings)
+    model, (x, y) = mlp(), data()
     neural = compressed(model, "none", nonfinite="zero")
-    x, y = data()
     with neural.batch(0):
         out = model(x)
         (nn.functional.cross_entropy(out[:4], y[:4]) + (out[4:] * float("nan")).sum()).backward()
@@ -414,10 +366,8 @@ def test_zeros_in_place_of_gradients_that_are_not_finite():
 
 
 def test_other_types_of_gradients():
-    model = mlp().double()
-    neural = compressed(model, "int8")
-    x, y = data()
-    found = backward(model, (x.double(), y), neural)
+    model, (x, y) = mlp().double(), data()
+    found = backward(model, (x.double(), y), compressed(model, "int8"))
     single = backward(again := mlp(), data(), compressed(again, "int8"))
     for name, gradient in found.items():
         assert gradient.dtype == torch.float64
@@ -437,6 +387,166 @@ def test_codecs_see_the_shape_of_a_neural_gradient():
 
     model = mlp()
     neural = compressed(model, Watching())
-    backward(model, data(9), neural)
-    backward(model, data(4), neural, step=1)
+    for step, size in enumerate((9, 4)):
+        backward(model, data(size), neural, step=step)
     assert seen == [(45, (9, 5)), (144, (9, 16)), (180, (9, 20)), (20, (4, 5)), (64, (4, 16)), (80, (4, 20))]
+
+
+PARTS = ("cosine_alone", "error_alone", "cosine", "error")
+
+
+class Network(nn.Module):
+    """Dropout, batch normalization, an in-place activation, a layer used twice, and a tied weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(12, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.relu = nn.ReLU(inplace=True)
+        self.twice = nn.Linear(8, 8)
+        self.tied = nn.Linear(8, 8)
+        self.tied.weight = self.twice.weight
+        self.dropout = nn.Dropout(0.3)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = self.dropout(self.relu(self.norm(self.first(x))))
+        return self.head(self.tied(self.relu(self.twice(self.relu(self.twice(x))))))
+
+
+class Difficult(Regression):
+    def model(self):
+        return Network()
+
+
+def run(task, spec="qsgdinf:bits=3", **settings):
+    study = Study(task, [spec], kind="neural", layers="all", **settings)
+    return study, list(study.records())
+
+
+@pytest.mark.parametrize("task", [Difficult(), "digits-mlp", "char-lstm"])
+def test_training_with_shadows_ends_bit_identical_to_training_without(task):
+    if task == "char-lstm":
+        task = load_task(task)
+        task._test = task._test[:200]  # reading all of it takes longer than the training
+    settings = {"steps": 5, "batch_size": 2, "workers": 2, "refit": "0,+2"}
+    with_, found = run(task, shadow=2, **settings)
+    without, plain = run(task, **settings)
+    for a, b in zip(with_._runs, without._runs, strict=True):
+        one, other = ({**r._model.state_dict(), **r._optimizer.state_dict()["state"]} for r in (a, b))
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert without_times(r for r in found if r["type"] != "shadow") == without_times(plain)
+    assert sorted({r["step"] for r in found if r["type"] == "shadow"}) == [0, 2, 4]
+    assert without.results[1].shadow.steps == 0
+
+
+def shadows(model, spec):
+    """tensor -> its shadow, after one batch."""
+    neural = compressed(model, spec)
+    with neural.batch(0) as batch:
+        loss = model(torch.randn(8, 12)).square().mean()
+        loss.backward(retain_graph=True)
+        found = shadow(batch, loss, dict(model.named_parameters()), neural.owners)
+    return {item.tensor: item for item in found}
+
+
+def apart(a, b):
+    """Cosine and error in float64."""
+    a, b = a.double().flatten(), b.double().flatten()
+    return [float(a @ b / ((a @ a) * (b @ b)).sqrt()), float((((b - a) ** 2).sum() / (a @ a)).sqrt())]
+
+
+@pytest.mark.parametrize("spec", ["int8", "bf16", "terngrad:coder=fixed", "qsgdinf:bits=3,coder=fixed"])
+def test_figures_are_those_of_a_plain_reimplementation(spec):
+    model, batch, codec = mlp(inplace=True), data(), gtrace.codec(spec)
+    parameters = dict(model.named_parameters())
+    exact, every, *alone = (
+        by_hand(model, batch, codec, names, fit=False) for names in ((), LAYERS, *((name,) for name in LAYERS))
+    )
+    # A schedule without a step before the first: codecs are as they were made.
+    neural = compressed(model, spec, refit="9")
+    with neural.batch(0) as opened:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward(retain_graph=True)
+        before = {name: p.grad.clone() for name, p in parameters.items()}
+        found = shadow(opened, loss, parameters, neural.owners)
+    assert [item.tensor for item in found] == list(parameters)
+    for item in found:
+        name = item.tensor
+        own = alone[LAYERS.index(name.partition(".")[0])]
+        expected = apart(exact[name], own[name]) + apart(exact[name], every[name])
+        assert [getattr(item, part) for part in PARTS] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+        assert torch.equal(parameters[name].grad, before[name])
+    last = found[-1]
+    assert (last.cosine_alone, last.error_alone) == (last.cosine, last.error)
+    assert found[0].error > found[0].error_alone > 0
+
+
+def test_the_last_layer_of_a_difficult_model_and_the_tied_one():
+    """Alone means every output of every module that has the weight; nothing of it is counted."""
+    torch.manual_seed(2)
+    model, task = Network(), Difficult()
+    neural = compressed(model, "int8", refit="9")
+    assert neural.owners["twice.weight"] == {"twice", "tied"}
+    with neural.batch(0) as batch:
+        loss = task.loss(model, task.batch(np.random.default_rng(0), 8))
+        loss.backward(retain_graph=True)
+        counted = copy.deepcopy(neural._tally)
+        found = {item.tensor: item for item in shadow(batch, loss, dict(model.named_parameters()), neural.owners)}
+        # first, norm, head once; twice twice; tied with twice for the weight, and alone for its bias.
+        assert batch.previewed == 1 + 1 + 1 + 3 + 2 + 1
+    after = neural.collect()[0]
+    for name in ("payload_bits", "float32_bits", "squared_error"):
+        assert getattr(counted, name) == getattr(after, name)
+    assert found["head.weight"].cosine_alone == found["head.weight"].cosine
+    # Normalization takes out what the bias before it adds: its exact gradient is nothing but rounding.
+    del found["first.bias"]
+    for name, item in found.items():
+        assert 0.99 < item.cosine_alone <= 1, name
+        assert 0 < item.error_alone < 0.1, name
+
+
+def test_a_lossless_codec_has_no_error_and_a_parameter_without_a_hooked_output_none_of_its_own():
+    class Bare(nn.Module):
+        """Uses its layer's weight without calling it."""
+
+        def __init__(self):
+            super().__init__()
+            self.inside, self.head = nn.Linear(12, 8), nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.head(nn.functional.linear(x, self.inside.weight))
+
+    torch.manual_seed(0)
+    for item in shadows(Network(), "none").values():
+        assert item.error == item.error_alone == 0
+        assert item.cosine == pytest.approx(1, abs=1e-12)
+    found = shadows(Bare(), "int8")
+    assert "inside.bias" not in found
+    assert np.isnan(found["inside.weight"].cosine_alone)
+    assert 0 < found["inside.weight"].error < 0.1
+
+
+def test_the_summary_of_a_run():
+    study, found = run(Difficult(), steps=6, shadow=3)
+    summary = study.results[1].shadow
+    logged = [r for r in found if r["type"] == "shadow"]
+    assert {r["run"] for r in logged} == {"qsgdinf:bits=3"}
+    assert summary.steps == 2
+    assert summary.seconds > 0
+    for item in summary.tensors:
+        own = [[r[part] for part in PARTS] for r in logged if r["tensor"] == item.tensor]
+        assert len(own) == 2
+        assert [getattr(item, part) for part in PARTS] == pytest.approx(np.mean(own, axis=0))
+    assert summary.cosine == pytest.approx(np.mean([item.cosine for item in summary.tensors]))
+    assert summary.worst.cosine == min(item.cosine for item in summary.tensors)
+
+
+def test_a_gradient_of_zero_has_no_angle():
+    assert np.isnan(compare(np.zeros(3), np.ones(3))).all()
+    assert compare(np.ones(3), np.zeros(3)) == (0, 1)
+    summary = ShadowSummary()
+    assert np.isnan(summary.cosine)
+    assert summary.worst is None
+    summary.add([ShadowError("a", 1.0, 0.0, float("nan"), 1.0), ShadowError("b", 1.0, 0.0, 0.5, 1.0)])
+    assert (summary.worst.tensor, summary.cosine) == ("b", 0.5)

@@ -1,4 +1,4 @@
-"""Real ranks: processes over gloo, started once for each world size; what they saw is judged here."""
+"""Real ranks: processes over gloo, started once for each world size, which say what went wrong."""
 
 import gc
 import sys
@@ -19,104 +19,29 @@ from gtrace.training import frames
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """World size -> what each rank saw."""
+    """World size -> what went wrong on each rank in each part."""
     return reports_of_ranks("ranks", (2, 3, 4), tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.framework_case("DistributedDataParallel: payloads between ranks")
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_exchange_the_bytes_that_they_report_and_stay_equal(world, reports):
-    found = reports[world]
-    for case in found[0]["codecs_report"]:
-        errors = [report["codecs_report"][case]["down"][0] for report in found]
-        assert (sum(errors) > 0) == case.endswith("two-shot")
-    for report in found:
-        _check_codecs(report["codecs_report"], world)
-        if world == 3:
-            _check_linear(report["linear_report"])
-        exact = report["exact_report"]
-        # Sums in another order than gloo's, from three ranks on.
-        assert exact["worst"] <= (0 if world == 2 else 1e-6)
-        assert exact["worst_two"] <= (0 if world == 2 else 1e-6)
-        assert exact["variance"] <= 1e-12
-        assert 1e-7 < exact["bf16"] < 1e-4
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_ranks_exchange_the_bytes_that_they_report_and_what_simulated_ranks_do(world, reports):
+    assert [report["averages"] for report in reports[world]] == [""] * world
 
 
-def test_every_way_of_averaging_is_the_same_between_processes_and_simulated_ranks(reports):
-    for report in reports[4]:
-        assert len(report["ways_report"]) == 12
-        assert all(report["ways_report"].values()), report["ways_report"]
-
-
-def test_optimizers_that_exchange_are_the_same_between_processes_and_simulated_ranks(reports):
-    assert [report["joint_report"] for report in reports[2]] == [{"onebit-adam": True, "zeroone-adam": True}] * 2
-
-
-def test_two_ranks_follow_rules_and_policies_and_resume(reports):
-    for report in reports[2]:
-        _check_rules(report["rules_report"])
-        _check_nonfinite(report["nonfinite_report"])
-        assert report["device_report"] == {"allgather": [True, True], "two-shot": [True, True]}
-        for spec, resumed in report["resume_report"].items():
-            assert resumed["state_dict"], spec
-            assert resumed["pickle"], spec
-            assert not resumed["forgotten"], spec
-            assert "saved with codec" in resumed["refused"]
-
-
-def _check_codecs(found, world):
-    for case, seen in found.items():
-        assert seen["same"], f"{case}: ranks have different weights"
-        assert seen["steps"] == 4
-        assert seen["counted"] == seen["wire"], case
-        # State is kept by parameter, although buckets are built anew after the first step.
-        assert seen["senders"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
-        assert seen["elements"] == 4 * (24 * 60 + 60 + 60 * 6 + 6)
-        assert not seen["last_compared"]  # steps 0 and 2 are
-        assert seen["variance"] > 0.05
-        if case.endswith("allgather"):
-            # Nothing but the reported message, to each of the others, and eight bytes per bucket for its length.
-            buckets, rest = divmod(seen["wire"] - (world - 1) * seen["reported"], 8 * (world - 1))
-            assert rest == 0
-            assert 4 <= buckets <= 16
-            assert seen["twin"], f"{case}: another average than from all gradients at once"
-            assert seen["down"] == [0.0, 0.0, 0]
-        else:
-            error, energy, bits = seen["down"]
-            # A rank may have nothing to sum up: these tensors are smaller than a bucket and have one owner each.
-            assert (error > 0) == (energy > 0) == (bits > 0)
-            # Shares of sparsity may leave next to nothing of a small piece, and the few values that stay are large.
-            assert error <= (8 if "allocation" in case else 1.5) * energy
-
-
-def _check_linear(found):
-    assert len(found) == 4
-    for case, seen in found.items():
-        assert seen["same"], f"{case}: ranks have different weights"
-        assert seen["worst"] < 1e-5, f"{case}: another average than of simulated workers"
-        assert (seen["starts"], seen["same_starts"]) == (2, True)
-        rank = 1 if "rank=1" in case else 2
-        # P and Q of both matrices, and the biases as they are.
-        assert seen["payload"] == seen["simulated"] == 32 * (rank * (60 + 24 + 6 + 60) + 60 + 6)
-        assert seen["counted"] == seen["wire"] > 0
-        assert 0.05 < seen["variance"] < 2
-
-
-def _check_rules(found):
-    assert found["codecs"] == {"0.weight": "qsgdinf:bits=2", "0.bias": "none", "2.weight": "none", "2.bias": "none"}
-    assert found["common_same"]
-    assert not found["own_same"]
-    before, after = found["common_shared"]
-    assert before == after > 0  # the sketches, once; levels never travel
-
-
-def _check_nonfinite(found):
-    for case, seen in found.items():
-        if case.startswith("pass"):
-            assert seen["nan"], case
-        else:
-            assert seen["finite"], case
-            assert seen["nonzero"], case
+@pytest.mark.parametrize(
+    ("part", "worlds"),
+    [
+        ("exact_averages", (2, 3)),
+        ("chosen_codecs", (2,)),
+        ("nonfinite", (2,)),
+        ("resume_training", (2,)),
+        ("joint_optimizers", (2,)),
+    ],
+)
+def test_what_ranks_see(part, worlds, reports):
+    for world in worlds:
+        assert [report.get(part) for report in reports[world]] == [""] * world
 
 
 def test_frames_come_back_and_damaged_ones_do_not():

@@ -94,6 +94,7 @@ def trained(codec, refit, monkeypatch):
 
 
 def assert_equal(codec, refit, monkeypatch):
+    """The law, of values and of bytes."""
     ours, theirs = swept(codec, refit, monkeypatch), trained(codec, refit, monkeypatch)
     for step in range(STEPS):
         assert theirs.pop(("bytes", step))[1] == sum(size for (_, at), (_, size) in ours.items() if at == step)

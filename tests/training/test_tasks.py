@@ -1,4 +1,4 @@
-"""The tasks on Fashion-MNIST, on a few made-up images in files of its format."""
+"""The built-in tasks; those on Fashion-MNIST on a few made-up images in files of its format."""
 
 import gzip
 import subprocess
@@ -13,108 +13,12 @@ from torch.nn import functional
 
 import gtrace.training
 from gtrace.errors import TraceError, UsageError
-from gtrace.training import load_task, task_names, tasks, train
+from gtrace.training import load_task, tasks
 from gtrace.training.tasks import describe_task, text
 from gtrace.training.tasks.images import VARIABLE, FashionResNet8
 
-
-@pytest.fixture(params=["digits-cnn", "digits-mlp", "char-lstm", "char-transformer"])
-def task(request):
-    return load_task(request.param)
-
-
-def test_a_task_is_called_what_it_is_known_by(task):
-    assert task.name in task_names()
-    assert describe_task(task.name)
-    assert load_task(task.name).recipe == task.recipe
-
-
-def test_batches_come_from_the_generator_alone(task):
-    first, again, other = (task.batch(np.random.default_rng(seed), 6) for seed in (1, 1, 2))
-    assert len(first[0]) == len(first[1]) == 6
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first[0], other[0])
-
-
-def test_models_come_from_torchs_generator_alone(task):
-    weights = []
-    for seed in (1, 1, 2):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            weights.append(torch.cat([p.detach().flatten() for p in task.model().parameters()]))
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[0], weights[2])
-
-
-def test_an_untrained_model_knows_nothing_and_can_learn(task):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = task.model()
-    classes = 10 if task.name.startswith("digits") else 60
-    with torch.no_grad():
-        found = task.evaluate(model.eval())
-    assert found.loss == pytest.approx(np.log(classes), rel=0.1)
-    if task.name.startswith("char-"):
-        assert found.accuracy is None
-    else:
-        assert 0 <= found.accuracy < 0.3
-    batch = task.batch(np.random.default_rng(0), 8)
-    found = losses(task, model.eval(), batch)
-    assert found[-1] < 0.95 * found[0]
-
-
-def test_training_and_held_out_digits_are_apart():
-    task = load_task("digits-mlp")
-    assert len(task._train[1]) == 1438
-    assert len(task._test[1]) == 359
-    assert all((task._test[1] == digit).sum() > 20 for digit in range(10))
-    table = np.loadtxt(tasks.sample_file("digits.csv.gz"), delimiter=",", dtype=np.float32)
-    np.testing.assert_array_equal(task._test[0][1], table[9, :-1] / 16)
-    np.testing.assert_array_equal(task._train[0][4], table[5, :-1] / 16)
-    assert task._test[1][1] == int(table[9, -1])
-
-
-def test_targets_of_the_text_are_the_next_characters():
-    task = load_task("char-lstm")
-    inputs, targets = task.batch(np.random.default_rng(0), 3)
-    assert inputs.shape == targets.shape == (3, 64)
-    assert torch.equal(inputs[:, 1:], targets[:, :-1])
-    line = "From fairest creatures we desire increase,"
-    assert "".join(task._alphabet[task._train[: len(line)]]) == line
-
-
-def test_unknown_names_are_refused_with_the_nearest():
-    with pytest.raises(UsageError, match=r"no task 'char-lsmt'; did you mean char-lstm"):
-        load_task("char-lsmt")
-
-
-def test_installed_data_come_before_those_of_a_checkout(tmp_path, monkeypatch):
-    installed, checkout = tmp_path / "installed", tmp_path / "checkout"
-    monkeypatch.setattr(tasks, "_FOLDERS", (installed, checkout))
-    with pytest.raises(TraceError, match=r"digits\.csv\.gz: the data of the samples are missing .*install gtrace"):
-        load_task("digits-cnn")
-    for folder in (checkout, installed):
-        folder.mkdir()
-        (folder / "a.txt").touch()
-        assert tasks.sample_file("a.txt") == folder / "a.txt"
-
-
-def test_where_the_data_are_looked_for():
-    """The wheel carries samples/ as gtrace/workflows/samples."""
-    package, checkout = tasks._FOLDERS
-    assert package.parts[-4:] == ("gtrace", "workflows", "samples", "data")
-    assert checkout.parts[-2:] == ("samples", "data")
-    assert package.parents[3] == checkout.parents[1]
-
-
-TRAIN = " the cat sat on the mat \n a dog sat on the <unk> \n" * 20
-VALID = " the dog sat on a cat \n" * 200
-
-
-@pytest.fixture
-def without_treebank(monkeypatch):
-    monkeypatch.delenv(text.VARIABLE, raising=False)
-    monkeypatch.setitem(sys.modules, "treebank", None)
+#: how many answers each task chooses from
+CLASSES = {"digits-cnn": 10, "digits-mlp": 10, "char-lstm": 60, "char-transformer": 60, "word-lstm": 3282}
 
 
 def fresh(task, seed=0):
@@ -123,24 +27,70 @@ def fresh(task, seed=0):
         return task.model().eval()
 
 
-def test_the_sonnets_in_words():
-    task = load_task("word-lstm")
-    shown = task._vocabulary[task._train[:8]]
+@pytest.mark.parametrize("name", CLASSES)
+def test_models_and_batches_come_from_their_seeds_and_an_untrained_model_can_learn(name):
+    task = load_task(name)
+    assert task.name == name
+    assert describe_task(name)
+    first, again, other = (task.batch(np.random.default_rng(seed), 6) for seed in (1, 1, 2))
+    assert len(first[0]) == len(first[1]) == 6
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+    weights = [torch.cat([p.detach().flatten() for p in fresh(task, seed).parameters()]) for seed in (1, 1, 2)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    model = fresh(task)
+    with torch.no_grad():
+        found = task.evaluate(model)
+    assert found.loss == pytest.approx(np.log(CLASSES[name]), rel=0.1)
+    assert (found.accuracy is not None) == name.startswith("digits")
+    assert 0 <= (found.accuracy or 0) < 0.3
+    found = losses(task, model, task.batch(np.random.default_rng(0), 8), min(2.0, task.recipe.lr))
+    assert found[-1] < 0.95 * found[0]
+
+
+def test_training_and_held_out_digits_are_apart():
+    task = load_task("digits-mlp")
+    assert (len(task._train[1]), len(task._test[1])) == (1438, 359)
+    assert all((task._test[1] == digit).sum() > 20 for digit in range(10))
+    table = np.loadtxt(tasks.sample_file("digits.csv.gz"), delimiter=",", dtype=np.float32)
+    np.testing.assert_array_equal(task._test[0][1], table[9, :-1] / 16)
+    np.testing.assert_array_equal(task._train[0][4], table[5, :-1] / 16)
+    assert task._test[1][1] == int(table[9, -1])
+
+
+def test_targets_of_a_text_are_the_next_characters_or_words():
+    characters, words = load_task("char-lstm"), load_task("word-lstm")
+    line = "From fairest creatures we desire increase,"
+    assert "".join(characters._alphabet[characters._train[: len(line)]]) == line
+    shown = words._vocabulary[words._train[:8]]
     assert list(shown) == ["from", "fairest", "creatures", "we", "desire", "increase", ",", "\n"]
-    assert len(task._test) == pytest.approx(len(task._train) / 9, rel=0.01)
-    inputs, targets = task.batch(np.random.default_rng(0), 3)
-    assert inputs.shape == targets.shape == (3, text.WORD_LENGTH)
-    assert torch.equal(inputs[:, 1:], targets[:, :-1])
-    again, _ = task.batch(np.random.default_rng(0), 3)
-    assert torch.equal(inputs, again)
+    assert len(words._test) == pytest.approx(len(words._train) / 9, rel=0.01)
+    for task, length in ((characters, text.LENGTH), (words, text.WORD_LENGTH)):
+        inputs, targets = task.batch(np.random.default_rng(0), 3)
+        assert inputs.shape == targets.shape == (3, length)
+        assert torch.equal(inputs[:, 1:], targets[:, :-1])
 
 
-def test_an_untrained_model_knows_nothing_and_learns():
-    study = train("word-lstm", [], workers=1, steps=6, batch_size=4, lr=2.0)
-    (result,) = study.results
-    assert result.first_loss == pytest.approx(np.log(len(study.task._vocabulary)), rel=0.02)
-    assert result.loss < result.first_loss
-    assert result.accuracy is None
+def test_unknown_names_are_refused_with_the_nearest():
+    with pytest.raises(UsageError, match=r"no task 'char-lsmt'; did you mean char-lstm"):
+        load_task("char-lsmt")
+
+
+def test_installed_data_come_before_those_of_a_checkout(tmp_path, monkeypatch):
+    """The wheel carries samples/ as gtrace/workflows/samples."""
+    package, checkout = tasks._FOLDERS
+    assert package.parts[-4:] == ("gtrace", "workflows", "samples", "data")
+    assert checkout.parts[-2:] == ("samples", "data")
+    assert package.parents[3] == checkout.parents[1]
+    installed, checkout = tmp_path / "installed", tmp_path / "checkout"
+    monkeypatch.setattr(tasks, "_FOLDERS", (installed, checkout))
+    with pytest.raises(TraceError, match=r"digits\.csv\.gz: the data of the samples are missing .*install gtrace"):
+        load_task("digits-cnn")
+    for folder in (checkout, installed):
+        folder.mkdir()
+        (folder / "a.txt").touch()
+        assert tasks.sample_file("a.txt") == folder / "a.txt"
 
 
 def test_the_loss_of_word_frequencies():
@@ -158,41 +108,34 @@ def test_the_test_in_pieces_is_that_of_the_whole_text(monkeypatch):
     model = fresh(task)
     task._test = task._test[:900]
     with torch.no_grad():
-        scores = model(task._test[None, :-1])[0]
-        whole = functional.cross_entropy(scores, task._test[1:]).item()
-        assert task.evaluate(model).loss == pytest.approx(whole, rel=1e-5)
-        monkeypatch.setattr(text, "_PIECE", 7)
-        assert task.evaluate(model).loss == pytest.approx(whole, rel=1e-5)
+        whole = functional.cross_entropy(model(task._test[None, :-1])[0], task._test[1:]).item()
+        for piece in (text._PIECE, 7):
+            monkeypatch.setattr(text, "_PIECE", piece)
+            assert task.evaluate(model).loss == pytest.approx(whole, rel=1e-5)
 
 
-def test_the_treebank_from_a_folder(tmp_path, monkeypatch, without_treebank):
+TRAIN = " the cat sat on the mat \n a dog sat on the <unk> \n" * 20
+VALID = " the dog sat on a cat \n" * 200
+
+
+def test_the_treebank_from_a_folder_or_its_package(tmp_path, monkeypatch):
+    monkeypatch.delenv(text.VARIABLE, raising=False)
+    monkeypatch.setitem(sys.modules, "treebank", types.SimpleNamespace(penn={"train": TRAIN, "valid": VALID}))
+    assert len(load_task("ptb-lstm")._train) == 20 * 14
+    for package in (None, types.SimpleNamespace()):
+        monkeypatch.setitem(sys.modules, "treebank", package)
+        with pytest.raises(TraceError, match=r"Penn Treebank: not found .* set GTRACE_PTB .* or install"):
+            load_task("ptb-lstm")
+    monkeypatch.setenv(text.VARIABLE, str(tmp_path))
+    with pytest.raises(TraceError, match=r"ptb\.train\.txt"):
+        load_task("ptb-lstm")
     (tmp_path / "ptb.train.txt").write_text(TRAIN)
     (tmp_path / "ptb.valid.txt").write_text(VALID)
-    monkeypatch.setenv(text.VARIABLE, str(tmp_path))
     task = load_task("ptb-lstm")
     assert list(task._vocabulary) == ["<eos>", "<unk>", "a", "cat", "dog", "mat", "on", "sat", "the"]
     assert list(task._vocabulary[task._train[:7]]) == ["the", "cat", "sat", "on", "the", "mat", "<eos>"]
     assert list(task._vocabulary[task._test[:3]]) == ["the", "dog", "sat"]
-    assert len(task._train) == 20 * 14
     assert sum(p.numel() for p in fresh(task).parameters()) == 9 * 200 + 4 * 800 * 200 + 4 * 800 + 201 * 9
-
-
-def test_the_treebank_from_its_package(monkeypatch):
-    monkeypatch.delenv(text.VARIABLE, raising=False)
-    monkeypatch.setitem(sys.modules, "treebank", types.SimpleNamespace(penn={"train": TRAIN, "valid": VALID}))
-    assert len(load_task("ptb-lstm")._train) == 20 * 14
-
-
-def test_without_the_treebank_one_line_says_where_it_belongs(tmp_path, monkeypatch, without_treebank):
-    with pytest.raises(TraceError, match=r"Penn Treebank: not found .* set GTRACE_PTB .* or install"):
-        load_task("ptb-lstm")
-    monkeypatch.setenv(text.VARIABLE, str(tmp_path))
-    with pytest.raises(TraceError, match=r"ptb\.train\.txt"):
-        load_task("ptb-lstm")
-    monkeypatch.delenv(text.VARIABLE)
-    monkeypatch.setitem(sys.modules, "treebank", types.SimpleNamespace())
-    with pytest.raises(TraceError, match="Penn Treebank"):
-        load_task("ptb-lstm")
 
 
 def idx(array):
@@ -217,28 +160,20 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("name", "parameters"), [("fashion-resnet8", 75_002), ("fashion-cnn", 941_386)])
 def test_models_have_their_size_and_learn(folder, name, parameters):
     task = load_task(name)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = task.model()
+    model, random = fresh(task).train(), np.random.default_rng(1)
     assert sum(p.numel() for p in model.parameters()) == parameters
-    random = np.random.default_rng(1)
     batch = task.batch(random, 16)
     assert batch[0].shape == (16, 1, 28, 28)
     assert abs(float(task.batch(random, 500)[0].mean())) < 0.05
-    found = losses(task, model, batch)
+    found = losses(task, model, batch, task.recipe.lr)
     assert found[-1] < 0.8 * found[0]
 
 
-def test_a_smaller_test_takes_images_evenly_spread(folder):
-    whole, part = FashionResNet8(), FashionResNet8(test_images=350)
+def test_a_test_covers_all_images_or_some_evenly_spread(folder):
+    whole, part, seen = FashionResNet8(), FashionResNet8(test_images=350), []
     assert np.array_equal(part._test[1], whole._test[1][::2])
     assert np.array_equal(part._test[0], whole._test[0][::2])
     assert len(FashionResNet8(test_images=10_000)._test[1]) == 700
-
-
-def test_the_test_covers_all_images(folder):
-    task = load_task("fashion-resnet8")
-    seen = []
 
     class Knows(torch.nn.Module):
         def forward(self, x):
@@ -249,7 +184,7 @@ def test_the_test_covers_all_images(folder):
             scores[0] = 0.0  # of each part, one answer is a guess
             return scores
 
-    found = task.evaluate(Knows())
+    found = whole.evaluate(Knows())
     assert seen == [500, 200]
     assert 698 / 700 <= found.accuracy <= 1
     assert found.loss == pytest.approx(2 * np.log(10) / 700, rel=1e-3)
@@ -257,12 +192,8 @@ def test_the_test_covers_all_images(folder):
 
 def test_missing_and_damaged_files_are_named(folder, monkeypatch):
     images = folder / "train-images-idx3-ubyte.gz"
-    whole = images.read_bytes()
-    for bad in (
-        whole[:500],
-        gzip.compress(gzip.decompress(whole)[:-1]),
-        (folder / "t10k-labels-idx1-ubyte.gz").read_bytes(),
-    ):
+    whole, labels = images.read_bytes(), (folder / "t10k-labels-idx1-ubyte.gz").read_bytes()
+    for bad in (whole[:500], gzip.compress(gzip.decompress(whole)[:-1]), labels):
         images.write_bytes(bad)
         with pytest.raises(TraceError, match=r"train-images-idx3-ubyte\.gz"):
             load_task("fashion-resnet8")
@@ -288,12 +219,8 @@ def test_importing_the_package_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-def test_torch_missing_is_said_in_one_line(monkeypatch):
+@pytest.mark.parametrize("use", ["train", "compress", "digits-cnn"])
+def test_torch_missing_is_said_in_one_line(monkeypatch, use):
     monkeypatch.setitem(sys.modules, "torch", None)
-    for use in (
-        lambda: gtrace.training.train,
-        lambda: gtrace.training.compress,
-        lambda: gtrace.training.load_task("digits-cnn"),
-    ):
-        with pytest.raises(UsageError, match=r"needs PyTorch.*pip install torch"):
-            use()
+    with pytest.raises(UsageError, match=r"needs PyTorch.*pip install torch"):
+        load_task(use) if "-" in use else getattr(gtrace.training, use)

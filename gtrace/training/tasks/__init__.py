@@ -97,48 +97,19 @@ class Task(ABC):
         """Test a model; it is in evaluation mode and records no gradients."""
 
 
-#: name -> (module, class, one line about it)
+#: name -> module and class, and one line about it
 _TASKS = {
-    "digits-cnn": (
-        "gtrace.training.tasks.images",
-        "DigitsCNN",
-        "convolutional network on the UCI handwritten digits, SGD with momentum",
-    ),
-    "digits-mlp": (
-        "gtrace.training.tasks.images",
-        "DigitsMLP",
-        "multilayer perceptron with dropout on the UCI handwritten digits, Adam",
-    ),
-    "char-lstm": (
-        "gtrace.training.tasks.text",
-        "CharLSTM",
-        "character-level LSTM on Shakespeare's sonnets, AdamW, clipped gradients",
-    ),
+    "digits-cnn": ("images:DigitsCNN", "convolutional network on the UCI handwritten digits, SGD with momentum"),
+    "digits-mlp": ("images:DigitsMLP", "multilayer perceptron with dropout on the UCI handwritten digits, Adam"),
+    "char-lstm": ("text:CharLSTM", "character-level LSTM on Shakespeare's sonnets, AdamW, clipped gradients"),
     "char-transformer": (
-        "gtrace.training.tasks.text",
-        "CharTransformer",
+        "text:CharTransformer",
         "character-level transformer on Shakespeare's sonnets, AdamW, clipped gradients",
     ),
-    "word-lstm": (
-        "gtrace.training.tasks.text",
-        "WordLSTM",
-        "word-level LSTM on Shakespeare's sonnets, SGD, clipped gradients",
-    ),
-    "ptb-lstm": (
-        "gtrace.training.tasks.text",
-        "TreebankLSTM",
-        "word-level LSTM on the Penn Treebank (not included), SGD, clipped gradients",
-    ),
-    "fashion-resnet8": (
-        "gtrace.training.tasks.images",
-        "FashionResNet8",
-        "ResNet-8 on Fashion-MNIST (not included), SGD with momentum",
-    ),
-    "fashion-cnn": (
-        "gtrace.training.tasks.images",
-        "FashionCNN",
-        "convolutional network with large linear layers on Fashion-MNIST, SGD",
-    ),
+    "word-lstm": ("text:WordLSTM", "word-level LSTM on Shakespeare's sonnets, SGD, clipped gradients"),
+    "ptb-lstm": ("text:TreebankLSTM", "word-level LSTM on the Penn Treebank (not included), SGD, clipped gradients"),
+    "fashion-resnet8": ("images:FashionResNet8", "ResNet-8 on Fashion-MNIST (not included), SGD with momentum"),
+    "fashion-cnn": ("images:FashionCNN", "convolutional network with large linear layers on Fashion-MNIST, SGD"),
 }
 
 
@@ -165,7 +136,7 @@ def describe_task(name: str) -> str:
     """
     if name not in _TASKS:
         raise UsageError(f"no task '{name}'; {suggest(name, _TASKS)}")
-    return _TASKS[name][2]
+    return _TASKS[name][1]
 
 
 def load_task(name: str) -> Task:
@@ -177,8 +148,8 @@ def load_task(name: str) -> Task:
     """
     describe_task(name)
     require_torch()
-    module, kind, _ = _TASKS[name]
-    task: Task = getattr(importlib.import_module(module), kind)()
+    module, _, kind = _TASKS[name][0].partition(":")
+    task: Task = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
     return task
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gzip
 import os
-from abc import abstractmethod
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -73,6 +72,9 @@ class _Images(Task):
 
     _train: tuple[torch.Tensor, torch.Tensor]
     _test: tuple[torch.Tensor, torch.Tensor]
+    #: of SGD
+    _momentum: ClassVar[float] = 0.9
+    _weight_decay: ClassVar[float] = 0.0
 
     def _inputs(self, images: torch.Tensor) -> torch.Tensor:
         """The network's input."""
@@ -87,21 +89,24 @@ class _Images(Task):
         """Cross-entropy."""
         return functional.cross_entropy(outputs, targets)
 
+    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+        """SGD."""
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=self._momentum, weight_decay=self._weight_decay)
+
 
 class _Digits(_Images):
-    """The data, the loss and the test of both networks."""
+    """The data and the test of both networks."""
+
+    #: of the pixels, in [0, 1], as the network takes them
+    _shape: ClassVar[tuple[int, ...]]
 
     def __init__(self) -> None:
         table: NDArray[np.float32] = np.loadtxt(sample_file("digits.csv.gz"), delimiter=",", dtype=np.float32)
-        images = torch.from_numpy(self.shaped(table[:, :-1] / np.float32(16)))
+        images = torch.from_numpy(table[:, :-1] / np.float32(16)).reshape(self._shape)
         digits = torch.from_numpy(table[:, -1].astype(np.int64))
         held_out = torch.arange(len(digits)) % 5 == 4
         self._train = images[~held_out], digits[~held_out]
         self._test = images[held_out], digits[held_out]
-
-    @abstractmethod
-    def shaped(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32[n, 64] pixels in [0, 1], in the network's input shape."""
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Cross-entropy and accuracy on the held-out images."""
@@ -116,10 +121,7 @@ class DigitsCNN(_Digits):
 
     name: ClassVar[str] = "digits-cnn"
     recipe: ClassVar[Recipe] = Recipe(steps=200, batch_size=16, lr=0.05, decay="cosine")
-
-    def shaped(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32[n, 1, 8, 8]."""
-        return pixels.reshape(-1, 1, 8, 8)
+    _shape = (-1, 1, 8, 8)
 
     def model(self) -> nn.Module:
         """A fresh network."""
@@ -136,20 +138,13 @@ class DigitsCNN(_Digits):
         )
         return nn.Sequential(layers)
 
-    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-        """SGD with momentum."""
-        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-
 
 class DigitsMLP(_Digits):
     """Two hidden layers of 128 units with dropout, 26,122 parameters."""
 
     name: ClassVar[str] = "digits-mlp"
     recipe: ClassVar[Recipe] = Recipe(steps=300, batch_size=8, lr=2e-3)
-
-    def shaped(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32[n, 64]."""
-        return pixels
+    _shape = (-1, 64)
 
     def model(self) -> nn.Module:
         """A fresh network."""
@@ -257,14 +252,12 @@ class FashionResNet8(_Fashion):
 
     name: ClassVar[str] = "fashion-resnet8"
     recipe: ClassVar[Recipe] = Recipe(steps=500, batch_size=32, lr=0.1, decay="drop")
+    #: ALQ, Table 3
+    _weight_decay = 1e-4
 
     def model(self) -> nn.Module:
         """A fresh network."""
         return ResNet()
-
-    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-        """SGD with momentum and weight decay (ALQ, Table 3)."""
-        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
 
 
 def mqgrad_network(conv1: nn.Module, width: int, last: int) -> nn.Module:
@@ -297,11 +290,8 @@ class FashionCNN(_Fashion):
 
     name: ClassVar[str] = "fashion-cnn"
     recipe: ClassVar[Recipe] = Recipe(steps=500, batch_size=32, lr=0.05)
+    _momentum = 0.0
 
     def model(self) -> nn.Module:
         """A fresh network."""
         return mqgrad_network(nn.Conv2d(1, 64, 5, padding=2), 256, 128)
-
-    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-        """Plain SGD."""
-        return torch.optim.SGD(model.parameters(), lr=lr)

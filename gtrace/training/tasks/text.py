@@ -32,20 +32,23 @@ _TESTED, _PIECE = 16_384, 512
 _WORD = re.compile(r"[a-z'-]+|[.,;:!?\n]")
 
 
-class _CharacterNetwork(nn.Module):
-    """Characters to the scores of the next one."""
+class _Network(nn.Module):
+    """Characters or words to the scores of the next one."""
 
-    def __init__(self, characters: int, width: int, layers: int) -> None:
+    def __init__(self, symbols: int, features: int, width: int, layers: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(characters, 32)
-        self.lstm = nn.LSTM(32, width, layers, batch_first=True)
-        self.head = nn.Linear(width, characters)
+        self.embedding = nn.Embedding(symbols, features)
+        self.lstm = nn.LSTM(features, width, layers, batch_first=True)
+        self.head = nn.Linear(width, symbols)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """int64[n, t] -> float32[n, t, characters]."""
-        states, _ = self.lstm(self.embedding(codes))
-        scores: Tensor = self.head(states)
-        return scores
+        """int64[n, t] -> float32[n, t, symbols]."""
+        return self.read(codes, None)[0]
+
+    def read(self, codes: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Scores, and the state after the last symbol."""
+        states, state = self.lstm(self.embedding(codes), state)
+        return self.head(states), state
 
 
 class _Transformer(nn.Module):
@@ -73,8 +76,28 @@ class _Transformer(nn.Module):
         return scores
 
 
-class _Characters(Task):
-    """The text and the loss, in nats per character; there is no accuracy."""
+class _Text(Task):
+    """A text, its held-out part, and the loss, in nats per character or word; there is no accuracy."""
+
+    _train: Tensor
+    _test: Tensor
+    _length: ClassVar[int]
+
+    def batch(self, random: np.random.Generator, size: int) -> Batch:
+        """Pieces of the text and the same pieces one character or word later, both int64[size, length]."""
+        starts = torch.from_numpy(random.integers(len(self._train) - self._length, size=(size, 1)))
+        places = starts + torch.arange(self._length)
+        return self._train[places], self._train[places + 1]
+
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy."""
+        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+class _Characters(_Text):
+    """The sonnets by characters."""
+
+    _length = LENGTH
 
     def __init__(self) -> None:
         raw = sample_file("sonnets.txt").read_text(encoding="ascii")
@@ -87,16 +110,6 @@ class _Characters(Task):
         """AdamW."""
         return torch.optim.AdamW(model.parameters(), lr=lr)
 
-    def batch(self, random: np.random.Generator, size: int) -> Batch:
-        """Pieces of the text and the same pieces one character later, both int64[size, LENGTH]."""
-        starts = torch.from_numpy(random.integers(len(self._train) - LENGTH, size=(size, 1)))
-        places = starts + torch.arange(LENGTH)
-        return self._train[places], self._train[places + 1]
-
-    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy in nats per character."""
-        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
-
 
 class CharLSTM(_Characters):
     """One LSTM layer of 128 units."""
@@ -108,7 +121,7 @@ class CharLSTM(_Characters):
 
     def model(self) -> nn.Module:
         """A fresh network."""
-        return _CharacterNetwork(len(self._alphabet), self._width, self._layers)
+        return _Network(len(self._alphabet), 32, self._width, self._layers)
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Nats per character over the held-out text, read in one piece."""
@@ -154,30 +167,10 @@ def treebank() -> tuple[str, str]:
     return train, valid
 
 
-class _WordNetwork(nn.Module):
-    """Words to the scores of the next one."""
+class Words(_Text):
+    """The tasks on both texts by words. The exponential of the loss is the perplexity."""
 
-    def __init__(self, words: int, width: int, layers: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(words, width)
-        self.lstm = nn.LSTM(width, width, layers, batch_first=True)
-        self.head = nn.Linear(width, words)
-        # PyTorch's default embedding is so large that the first steps would only shrink it.
-        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
-
-    def forward(self, codes: Tensor, state: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """int64[n, t] -> float32[n, t, words]."""
-        return self.read(codes, state)[0]
-
-    def read(self, codes: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Scores, and the state after the last word."""
-        states, state = self.lstm(self.embedding(codes), state)
-        return self.head(states), state
-
-
-class Words(Task):
-    """The tasks on both texts. The loss is in nats per word, so its exponential is the perplexity."""
-
+    _length = WORD_LENGTH
     _width: ClassVar[int]
     _layers: ClassVar[int]
 
@@ -194,25 +187,18 @@ class Words(Task):
 
     def model(self) -> nn.Module:
         """A fresh network."""
-        return _WordNetwork(len(self._vocabulary), self._width, self._layers)
+        model = _Network(len(self._vocabulary), self._width, self._width, self._layers)
+        # PyTorch's default embedding is so large that the first steps would only shrink it.
+        nn.init.uniform_(model.embedding.weight, -0.1, 0.1)
+        return model
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         """Plain SGD."""
         return torch.optim.SGD(model.parameters(), lr=lr)
 
-    def batch(self, random: np.random.Generator, size: int) -> Batch:
-        """Pieces of the text and the same pieces one word later, both int64[size, WORD_LENGTH]."""
-        starts = torch.from_numpy(random.integers(len(self._train) - WORD_LENGTH, size=(size, 1)))
-        places = starts + torch.arange(WORD_LENGTH)
-        return self._train[places], self._train[places + 1]
-
-    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy in nats per word."""
-        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
-
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Nats per word over the first 16,384 words of the held-out text, read in order."""
-        assert isinstance(model, _WordNetwork)
+        assert isinstance(model, _Network)
         state, total = None, 0.0
         for start in range(0, len(self._test) - 1, _PIECE):
             piece = self._test[start : start + _PIECE + 1].to(self.device)

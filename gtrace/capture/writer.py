@@ -283,7 +283,8 @@ class AsyncWriter:
                     continue
                 for runs in self._runs():
                     for run in runs:
-                        self._write_run(run, wait=job is _wake and run is runs[-1])
+                        newest = run is runs[-1]
+                        self._write_run(run, wait=newest and job is _wake, last=newest and job is not _wake)
                 if job is not None:
                     job()
 
@@ -300,8 +301,11 @@ class AsyncWriter:
                 runs.append([row])
         return list(streams.values())
 
-    def _write_run(self, run: list[Row], *, wait: bool) -> None:
-        """Write rows; with ``wait``, those that came just now and are too few wait for others to be written with."""
+    def _write_run(self, run: list[Row], *, wait: bool, last: bool) -> None:
+        """Write rows; with ``wait``, those that came just now and are too few wait for others to be written with.
+
+        With ``last``, no others can follow.
+        """
         together = True
         latest = time.time() - _PAUSE if wait else math.inf
         while run:
@@ -309,8 +313,8 @@ class AsyncWriter:
             try:
                 if self.lost is not None or self._dropping:
                     self.unwritten.add(run[0].stream, run[0].step)
-                elif together and (most := self._together(run)) > 1:
-                    done = self._write_several(run[:most])
+                elif together and (most := self._together(run, last=last)) > 1:
+                    done = self._write_several(run[:most], last=last)
                     written = True
                 elif together and most == 1 and self._may_wait(run[0], latest):
                     self._kept += run
@@ -337,13 +341,15 @@ class AsyncWriter:
         known = (row.kind, row.stream, row.slots[0].name) in self._described
         return known and self._values and row.scalars["time"] > latest and row.buffer.several
 
-    def _together(self, run: Sequence[Row]) -> int:
+    def _together(self, run: Sequence[Row], *, last: bool) -> int:
         """How many of these rows can be written together: 1 if the trace does not have all their tensors yet."""
         kind, stream = run[0].kind, run[0].stream
         known = all((kind, stream, slot.name) in self._described for slot in run[0].slots)
-        return self._trace.together(len(run), kind, stream, self._rank) if known and self._trace is not None else 1
+        if not known or self._trace is None:
+            return 1
+        return self._trace.together(len(run), kind, stream, self._rank, last=last)
 
-    def _write_several(self, run: Sequence[Row]) -> int:
+    def _write_several(self, run: Sequence[Row], *, last: bool) -> int:
         """Write rows of one slab together; returns how many."""
         import numpy as np
 
@@ -368,6 +374,7 @@ class AsyncWriter:
             kind=run[0].kind,
             optimizer=run[0].stream,
             rank=self._rank,
+            last=last,
         )
 
     def _close(self, status: Literal["complete", "interrupted"], facts: Callable[[], Mapping[str, object]]) -> None:

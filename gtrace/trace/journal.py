@@ -54,17 +54,18 @@ _FIXED = struct.Struct("<qqQ")
 _BUFFERS = 1024
 
 
-def together(row: int, count: int) -> int:
+def together(row: int, count: int, *, last: bool = False) -> int:
     """How many of ``count`` rows, the first of which is ``row``, a writer commits at once.
 
     Rows up to a multiple of 64 go into chunk files directly, if they do not cross the end of a chunk of ``step``; of
-    others, each goes into the journal.
+    others, each goes into the journal. If they are the ``last`` ones, all go into chunk files, which is done at the
+    end anyway.
 
-    >>> together(3, 200), together(1000, 200), together(192, 60)
-    (189, 24, 1)
+    >>> together(3, 200), together(1000, 200), together(192, 60), together(192, 60, last=True)
+    (189, 24, 1, 60)
     """
     end = min(row + count, (row // layout.STEP_ROWS + 1) * layout.STEP_ROWS)
-    return max(end // MOST_ROWS * MOST_ROWS - row, 1)
+    return end - row if last else max(end // MOST_ROWS * MOST_ROWS - row, 1)
 
 
 def in_journal(spec: TensorSpec) -> bool:

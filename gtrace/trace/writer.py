@@ -396,10 +396,12 @@ class TraceWriter:
             about = {"shape": list(shape), "dtype": "float32"} | attrs
             self._append_row(key, step, name, row, row.size if n_total is None else n_total, about, {})
 
-    def together(self, count: int, kind: str = "weight", optimizer: int = 0, rank: int = 0) -> int:
-        """How many of the next ``count`` steps :meth:`extend` commits at once."""
+    def together(
+        self, count: int, kind: str = "weight", optimizer: int = 0, rank: int = 0, *, last: bool = False
+    ) -> int:
+        """How many of the next ``count`` steps, perhaps the ``last`` ones, :meth:`extend` commits at once."""
         with self._lock:
-            return together(self._stream(self._key(kind, optimizer, rank)).rows, count)
+            return together(self._stream(self._key(kind, optimizer, rank)).rows, count, last=last)
 
     def extend(
         self,
@@ -411,6 +413,7 @@ class TraceWriter:
         kind: str = "weight",
         optimizer: int = 0,
         rank: int = 0,
+        last: bool = False,
     ) -> int:
         """Append and commit several steps, each with the same tensors; many small ones cost little more than one.
 
@@ -422,6 +425,7 @@ class TraceWriter:
             kind: see ``append``.
             optimizer: see ``append``.
             rank: see ``append``.
+            last: no step of the stream is expected to follow, so none of these goes through the journal.
 
         Returns:
             how many of the steps, from the first on, are committed: as many as :meth:`together` says.
@@ -437,7 +441,7 @@ class TraceWriter:
                 raise UsageError(f"{self.path}: steps must ascend, and their tensors need an earlier append")
             self._begin(key, stream, steps[0])
             stream.pending = None
-            part = slice(0, together(stream.rows, len(steps)))
+            part = slice(0, together(stream.rows, len(steps), last=last))
             numbers = {name: np.full(part.stop, math.nan) for name in SCALARS}
             numbers |= {name: np.array(values[part], np.float64) for name, values in scalars.items()}
             found = {name: (stream.specs[name], values[part]) for name, values in tensors.items()}

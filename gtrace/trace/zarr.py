@@ -772,7 +772,7 @@ class _ZarrStreamSink:
         self._make_tables(rows.statistics)
         # Made with the first rows even if they need none: it shows that the writer lives.
         journal = self._journal
-        if end % MOST_ROWS:
+        if end % MOST_ROWS and len(rows.steps) == 1:
             if journal.full:
                 self._flush()
                 journal.restart(row)
@@ -783,7 +783,7 @@ class _ZarrStreamSink:
             self._put_tables(row, rows)
         else:
             journal.check_place()
-            # Chunks of every table end at multiples of 64 rows, so none stays unwritten.
+            # Chunks of every table end at multiples of 64 rows, so up to one of these none stays unwritten.
             self._put_tables(row, rows)
             self._flush()
         self._committed = end

@@ -4,10 +4,8 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from helpers_installed import write_package, write_sample
-from helpers_sweep import write_trace
 
 import gtrace
 from gtrace.codecs import codec_class, plugins, split_specs
@@ -79,17 +77,6 @@ def test_names_of_gtrace_come_first_and_a_name_belongs_to_one_package(site):
         write_package(site, package, {"mine": f"mod_{package}:Half"}, {f"mod_{package}": HALF.format(name="mine")})
     with pytest.raises(UsageError, match=r"codec mine: one 0.1 and two 0.1 bring it; uninstall one"):
         codec_class("mine")
-
-
-def test_the_rows_of_a_cluster_are_those_of_threads(site, tmp_path, monkeypatch):
-    pytest.importorskip("distributed")
-    write_sample(site)
-    # Workers are processes of their own, which find packages as any process does.
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *sys.path]))
-    trace = write_trace(tmp_path / "run.zarr", steps=(0, 1))
-    here, there = (gtrace.run_sweep(trace, ["dither:bits=3"], scheduler=place) for place in (None, "local:1"))
-    assert here.provenance["versions"]["gtrace-dither"] == "0.1"
-    assert np.array_equal(here["squared_error"], there["squared_error"])
 
 
 def test_the_command_line_knows_it_too(site):

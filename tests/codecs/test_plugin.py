@@ -125,24 +125,6 @@ def test_a_compressor_object_is_flagged_as_declared_and_its_payloads_are_forgott
         c.decode(b"", payloads[0], 10)
 
 
-def test_a_compressor_whose_file_uses_torch_gets_torchs_tensors(write):
-    load_plugin(
-        write("""
-        import torch
-
-        class HalfCompressor:
-            def compress(self, tensor, name):
-                return [tensor.to(torch.bfloat16), tensor.abs().max()], tensor.size()
-
-            def decompress(self, tensors, ctx):
-                return tensors[0].view(ctx)
-        """)
-    )
-    c = gtrace.codec("mine")
-    assert len(body(c, VALUES)) == 2 * 200 + 4
-    assert np.array_equal(once(c, VALUES), once(gtrace.codec("bf16"), VALUES))
-
-
 def test_several_codecs_in_one_file(write):
     path = write(CLASS + FUNCTIONS + COMPRESSOR + "\n    other = Top(0.5)\n", "many.py")
     assert names(path) == ["power2", "many", "compressor", "other"]

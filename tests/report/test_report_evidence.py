@@ -109,12 +109,6 @@ def test_steps_count_by_the_training_that_they_stand_for():
     assert variances["nuqsgd"] < variances["qsgd"] == pytest.approx((share * 0.5 + (1 - share) * 2.0) / 16)
 
 
-def test_named_pairs_are_compared_as_they_are():
-    analysis = swept(qsgd=1.0, nuqsgd=3.0)
-    (compared,) = analysis.compare([("qsgd:bits=2,bucket_size=8192", "nuqsgd:bits=4,bucket_size=8192")])
-    assert (compared.ratio, compared.p_holm) == (pytest.approx(16 / 3, rel=0.03), compared.by_elements.p)
-
-
 def test_bd_rate_of_a_curve_that_takes_a_fifth_less_is_a_fifth_less():
     bits, variance = np.array([1.0, 2.0, 3.5, 5.0]), np.array([1.0, 0.3, 0.05, 0.004])
     change, low, high, ends, why = bd_rate(envelope(0.8 * bits, variance), envelope(bits, variance))

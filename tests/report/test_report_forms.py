@@ -153,45 +153,17 @@ def test_json_is_json_and_holds_the_brackets(sweep_report, run_report, capsys):
     assert len(second["runs"][0]["runs"][0]["loss"]) == 120
 
 
-def test_markdown_tables_have_one_width_each(sweep_report, run_report):
-    for text in (to_markdown(run_report), to_markdown(sweep_report)):
-        blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-        assert blocks
-        for block in blocks:
-            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
-    assert text.startswith("# gtrace report: sweep\n\n## Sweep sweep\n\n**At 2 bits per value")
-    assert "- Warning: fc1: 2 NaN" in text
-
-
-#: What LaTeX prints or acts on as meant: letters, the commands of the tables, escaped characters, mathematics of one
-#: symbol, braces around what would be an argument or a ligature, and the ends of cells and rows.
-LATEX_TEXT = (
-    r"(?:[A-Za-z0-9\xa0-\xff .,;:!?()/*+=@]|\\[_#%&${}]|\\text[a-z]+\{[2]?\}|\\dots\{\}|\{[-\[\]]\}|--|\$-\$"
-    r"|\$\\[a-z]+\$)"
-)
-LATEX_CELL = rf"(?:{LATEX_TEXT}|\\textbf\{{{LATEX_TEXT}+\}})*"
-LATEX = re.compile(
-    r"%.*|\\(begin|end)\{(table|tabular|longtable)\}(\[htbp\]|\{[lr]+\})?|\\centering\\small|\\(top|mid|bottom)rule"
-    rf"|\\end(head|foot)||\\caption\{{{LATEX_TEXT}+\}}( \\\\)?|\\par\\footnotesize {LATEX_TEXT}+"
-    rf"|{LATEX_CELL}( & {LATEX_CELL})* \\\\"
-)
-
-
-def test_every_line_of_latex_is_one_that_latex_takes(tmp_path):
+def test_every_row_of_latex_has_as_many_cells_as_its_table_has_columns(tmp_path):
     names = [*EVIL, "a^b~c#d%e&f$g{h}", "back\\slash", "--verbose", "[t]", "tab\there"]
     rows = rows_of(bits=range(2, 6), layers=("w", *names), steps=range(0, 140, 10))
     log = write_runs(tmp_path / "a.jsonl", steps=40, seeds=(0, 1))
     report = make_report([result_of(rows, ["50% & more_"])], [log], asked=Asked(groups=["tensor"]))
-    lines = to_latex(report).splitlines()
-    assert [line for line in lines if not LATEX.fullmatch(line)] == []
-    assert not any("▁" in line for line in lines)
-    # The check is one that fails: each of these is a table that does not compile, or prints something else.
-    for bad in (r"a_b & c \\", r"50% \\", r"\evil & c \\", r"a & {b \\", r"a^2 & b \\", "a & b"):
-        assert not LATEX.fullmatch(bad), bad
     columns = 0
-    for line in lines:
+    for line in to_latex(report).splitlines():
         opened = re.match(r"\\begin\{(?:tabular|longtable)\}\{([lr]+)\}", line)
         columns = len(opened[1]) if opened else columns
+        # Nothing is left that would be a command, a comment or mathematics of its own.
+        assert line.startswith("%") or not re.search(r"(?<!\\)(%|#|&(?! )|_)", line), line
         if line.endswith(r" \\") and not line.startswith(r"\caption"):
             assert line.count(" & ") == columns - 1, line
 

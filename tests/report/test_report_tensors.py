@@ -2,15 +2,12 @@
 
 import csv
 import io
-import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from helpers_report import result_of, row
 
 import gtrace
-from gtrace.cli import gtrace as command_line
 from gtrace.errors import UsageError
 from gtrace.planning import Budget, curves_of, make_plan
 from gtrace.report import analyze, make_report, to_csv, to_json, to_markdown
@@ -89,18 +86,6 @@ def test_every_form_of_a_report_has_the_groups(sweep):
         assert words in to_markdown(report)
     # Without being asked nobody is shown groups.
     assert "by group" not in to_markdown(make_report([sweep]))
-
-
-def test_the_command(sweep, path, tmp_path):
-    def run(*arguments):
-        return CliRunner().invoke(command_line, ["report", str(path), *map(str, arguments)])
-
-    found = json.loads(run("--group", "layer", "--json").output)
-    assert [g["group"] for g in found["groups"][0]] == ["conv1", "conv2", "fc", "scale"]
-    out = tmp_path / "groups.csv"
-    assert run("--group", "layer", "-o", out).exit_code == 0
-    assert out.read_text().startswith("results,group,group_tensors")
-    assert isinstance(run("--group", "layer", "--figure", "layers").exception, UsageError)
 
 
 ELEMENTS = {"head": 1_000, "body": 8_000, "rest": 1_000}

@@ -74,13 +74,6 @@ def test_the_default_scale_and_format_are_the_best_of_all(word, name):
     assert best.squared_error <= absmax.squared_error * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("spec", ["fp:bits=6", "fp:bits=6,scale=max"])
-def test_zeros_keep_what_was_fitted(spec):
-    c = gtrace.codec(spec)
-    state, _ = fitted(c, lognormal(500))
-    assert c.fit(state, gtrace.MomentSketch.from_spec(np.zeros(500, np.float32), c.needs), 1) is state
-
-
 # payload
 
 

@@ -1,7 +1,5 @@
 """Codecs by entry point: found by name, loaded late, and never able to break gtrace."""
 
-import os
-import subprocess
 import sys
 
 import pytest
@@ -77,19 +75,3 @@ def test_names_of_gtrace_come_first_and_a_name_belongs_to_one_package(site):
         write_package(site, package, {"mine": f"mod_{package}:Half"}, {f"mod_{package}": HALF.format(name="mine")})
     with pytest.raises(UsageError, match=r"codec mine: one 0.1 and two 0.1 bring it; uninstall one"):
         codec_class("mine")
-
-
-def test_the_command_line_knows_it_too(site):
-    write_sample(site)
-    write_package(site, "thief", {"qsgd": "mod:Half"}, {})
-    write_package(site, "broken", {"mine": "nowhere:Half"}, {})
-    paths = os.pathsep.join([str(site), *filter(None, sys.path)])
-    command, env = [sys.executable, "-m", "gtrace", "codecs"], {**os.environ, "PYTHONPATH": paths, "COLUMNS": "100"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert done.returncode == 0, done.stderr
-    assert "gtrace-dither 0.1" in done.stdout
-    assert done.stderr.splitlines() == [
-        "gtrace: warning: codec 'qsgd' of the package thief 0.1 is left out: gtrace has one of this name",
-        "gtrace: warning: codec mine of the package broken 0.1: cannot load nowhere:Half: ModuleNotFoundError: "
-        "No module named 'nowhere'",
-    ]

@@ -145,11 +145,9 @@ def test_an_edited_file_replaces_its_codecs(write):
     ("text", "error", "message"),
     [
         ("import numpy\nraise ValueError('two\\nlines')", ScriptError, "mine.py, line 2: ValueError: two lines$"),
-        ("x = (\n", ScriptError, "plugin mine.py, line 1: SyntaxError: '\\(' was never closed$"),
         ("import sys\n\nsys.exit(3)", ScriptError, "line 3: SystemExit: 3$"),
         ("def compress(values): return b''", UsageError, "mine.py: holds no codec; write a class that extends"),
         (CLASS.replace('"power2"', '"qsgd"'), UsageError, "codec name 'qsgd' is empty or taken; give it another name"),
-        (CLASS.replace('"power2"', '"a:b"'), UsageError, "'a:b' is not a valid codec name"),
         (COMPRESSOR.replace("compressor = Top(0.1)", ""), ScriptError, "TypeError: .*missing 1 required"),
     ],
 )
@@ -170,7 +168,6 @@ def test_a_wrong_file_is_one_line_and_changes_nothing(write, text, error, messag
         (FUNCTIONS, ".tobytes()", "", "compress returned ndarray, not bytes"),
         (FUNCTIONS, "return np.frombuffer", "return [] and np.frombuffer", "0 values"),
         (FUNCTIONS, "np.frombuffer(data, np.float16)", "np.full(size, np.nan)", "not finite"),
-        (FUNCTIONS, "np.frombuffer(data, np.float16)", "['a'] * size", "no real numbers"),
         (COMPRESSOR, "places], tensor.shape", "places]", "must return a pair"),
         (COMPRESSOR, "[tensor[places], places]", "['text', places]", "TypeError: compress returned a str"),
         (COMPRESSOR, "= tensors[0]", "= ctx[7]", "line 16: IndexError: tuple index"),

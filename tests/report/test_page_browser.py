@@ -164,8 +164,6 @@ def test_keys_alone_sort_and_filter(page):
     assert head.get_attribute("aria-sort") == "ascending"
     page.keyboard.press("Space")
     assert head.get_attribute("aria-sort") == "descending"
-    names = column(table, 1)
-    assert names == sorted(names, reverse=True)
     page.keyboard.press("Enter")
 
 
@@ -184,16 +182,6 @@ def test_the_first_screen_fits_any_width(browser, page_file, width, scheme):
     assert any(scrolls for scrolls, _ in told)
     assert said == []
     page.close()
-
-
-def test_the_legend_hides_a_curve(page):
-    button = page.locator(".legend button", has_text="qsgdinf").first
-    curve = page.locator(".plot").first.locator("[data-label=qsgdinf]")
-    assert curve.count() == 1
-    button.click()
-    assert (button.get_attribute("aria-pressed"), curve.count()) == ("false", 0)
-    button.click()
-    assert (button.get_attribute("aria-pressed"), curve.count()) == ("true", 1)
 
 
 def slide(page, name, value):

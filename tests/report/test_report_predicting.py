@@ -79,11 +79,11 @@ def test_too_few_codecs_and_none_at_all():
             predicted(records, exclude)
 
 
-@pytest.mark.parametrize("wrong", [{"step": "x"}, {"step": None}, {"seed": [1]}, {"run": ...}])
+@pytest.mark.parametrize("wrong", [{"step": "x"}, {"seed": [1]}])
 def test_a_damaged_measurement_is_an_error_of_the_log(wrong):
     records = study()
     place = next(k for k, record in enumerate(records) if record["type"] == "measure")
-    records[place] = {name: value for name, value in {**records[place], **wrong}.items() if value is not ...}
+    records[place] = {**records[place], **wrong}
     with pytest.raises(TraceError, match="damaged"):
         predicted(records)
 

@@ -12,7 +12,7 @@ from helpers_report import result_of, row
 from gtrace.costs import Cluster, Network
 from gtrace.noise import NoiseCosts, NoisePrediction
 from gtrace.report import analyze, answer
-from gtrace.report.analysis.safety import NOT_ASKED, NOT_MEASURED, cost_in_words, outlook_of, verdict_on
+from gtrace.report.analysis.safety import NOT_ASKED, NOT_MEASURED, outlook_of, verdict_on
 from gtrace.report.files import to_json
 from gtrace.report.html import to_html
 from gtrace.report.inputs import Asked, make_report
@@ -91,23 +91,6 @@ def predicted(equivalent=60.0, least=None, most=None, lost=0.0, batch=64.0):
 )
 def test_the_interval_decides(found, verdict):
     assert verdict_on(found) == verdict
-
-
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        (predicted(63.9, 62.8, 64), "costs nothing that can be seen over 1,500 steps (64 of 64; 63 to 64)"),
-        (predicted(63.6, 62, 64), "costs about 1% of the batch over 1,500 steps (64 of 64; 62 to 64)"),
-        (predicted(0.7, 0.1, 1.27), "will not train (worth 0.70 of 64; 0.10 to 1.3)"),
-        (
-            predicted(60, 58, 62, lost=0.1),
-            "costs about a twentieth of the batch over 1,500 steps (60 of 64; 58 to 62); "
-            "its bias takes about a tenth of each step's progress",
-        ),
-    ],
-)
-def test_predictions_in_words(found, words):
-    assert cost_in_words(found, 1500) == words
 
 
 SGD = {"kind": "SGD", "momentum": 0.9, "nesterov": False, "weight_decay": 0.0}

@@ -63,10 +63,8 @@ def test_layers_tensors_and_precedence(sweep):
     ("groups", "message"),
     [
         (["conv"], "needs NAME=GLOB"),
-        (["=conv*"], "needs NAME=GLOB"),
         (["a=conv*", "a=fc*"], "is given twice"),
         (["a=cnov*"], "no tensor matches 'cnov\\*'"),
-        (["layer", "a=conv*"], "needs NAME=GLOB"),
         (None, "only of the whole model"),
     ],
 )

@@ -53,7 +53,6 @@ def test_a_codec_is_known_by_name_and_loaded_only_then(site):
     [
         ("mine", "nowhere:Half", "", ScriptError, "cannot load nowhere:Half: ModuleNotFoundError"),
         ("mine", "mod:Half", "x = (", ScriptError, r"SyntaxError: .* \(mod.py, line 1\)"),
-        ("mine", "mod:Half", "import sys; sys.exit(3)", ScriptError, "SystemExit: 3"),
         ("mine", "mod:dataclass", HALF.format(name="mine"), UsageError, "is not a codec class"),
         ("mine", "mod:Half", HALF.format(name="yours"), UsageError, "the name of its class is 'yours'"),
     ],

@@ -100,7 +100,6 @@ def test_a_wrong_spec_is_one_line(spec, message):
         (lambda: gtrace.codec("qsgd").allocate([]), "nothing to allocate"),
         (lambda: gtrace.codec("mcgq").expect(State(4), MomentSketch.of([1.0])), "no closed forms|needs a sketch"),
         (lambda: gtrace.codec("fp:mxfp4").expect(State(1), MomentSketch.of([1.0], "none")), "values share a block"),
-        (lambda: gtrace.codec("fp").expect(State(1), MomentSketch.of([1.0], "l2")), "needs a sketch"),
         (lambda: register_wrapper(Rotate), "'rotate' is empty or taken"),
     ],
 )

@@ -256,11 +256,6 @@ def test_the_least_error_at_the_bits_most_methods_reach():
     ]
 
 
-def test_methods_within_two_percent_are_too_close_to_call():
-    sentences = sweep_verdict(analyzed(curve("qsgd", (2, 0.1), (3, 0.1)) + curve("nuqsgd", (2, 0.1015), (3, 0.1015))))
-    assert sentences[1] == "qsgd and nuqsgd are too close to call: their errors are nearly the same."
-
-
 # Equal bits: error at a target, how it was found, and between which configurations
 
 AT_BITS = [

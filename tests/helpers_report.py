@@ -195,12 +195,6 @@ def _with_memory():
         yield row("w", step, "ef:topk", draw=draw, squared_error=0.5, bits_total=40 * ratio) | about
 
 
-def _names_that_act():
-    # The last one needs a font that matplotlib does not bring, and it says so.
-    for name, step, method, bits in itertools.product(EVIL[:-1], (0, 1), ("qsgd", "alq"), (2, 4)):
-        yield row(name, step, method, bits, squared_error=1 / bits, bits_total=bits)
-
-
 #: Rows that every form and every figure must survive.
 ODD_SWEEPS = {
     "no rows": list,
@@ -220,7 +214,6 @@ ODD_SWEEPS = {
     "whole model alone": lambda: [row("*", s, squared_error=0.5, bits_total=2.0) for s in range(15)],
     "one tensor has holes": lambda: [r for r in rows_of() if r["tensor"] != "fc1.bias" or r["step"] > 20],
     "200 layers": lambda: rows_of(layers=[f"layer{k}" for k in range(200)], steps=(0,), bits=[3], draws=0),
-    "names that act": _names_that_act,
 }
 
 

@@ -8,7 +8,6 @@ from helpers_variants import VARIANTS
 import gtrace
 from gtrace import MomentSketch
 from gtrace.codecs import expecting, level_grid
-from gtrace.errors import UsageError
 from gtrace.testing import fitted
 from gtrace.types import Key
 
@@ -95,9 +94,3 @@ def test_weighted_sums_against_brute_force(norm, tail):
     assert sketch.energy == pytest.approx(WEIGHTS @ clipped**2, rel=1e-6)
     assert sketch.clip_error == pytest.approx(WEIGHTS @ (clipped - VALUES) ** 2, rel=1e-5)
     assert sketch.size == FEW
-
-
-@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [1.0, np.nan], [1.0, np.inf]])
-def test_weights_that_are_none(weights):
-    with pytest.raises(UsageError, match="weights"):
-        MomentSketch.of([1.0, 2.0], weights=weights)

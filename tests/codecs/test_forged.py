@@ -27,6 +27,7 @@ FORGED = {
         [*(floats(x) + b"\1\1" for x in (NAN, INF, -1)), *(floats(1) + bits for bits in (b"", b"\1\x11", b"\1\1\1"))],
     ),
     "signsgd:scale=none": (12, [b"\1", b"\1\x10"]),
+    "rotate:signsgd": (5, [b"\0\0\0", b"\0\0\0\0\0"]),
     "onebit": (
         12,
         [

@@ -8,14 +8,13 @@ import pytest
 from helpers_codecs import fitted_once, once
 
 import gtrace
-from gtrace.codecs.fp import FloatFormat, optimal_format, scale_exponent
+from gtrace.codecs.fp import FloatFormat
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.fitting.floats import candidates, expected_rounding
 from gtrace.kernels.floats import rounding_error
 from gtrace.testing import fitted, tensors
 
 KEY = (11, 12)
-G = np.random.default_rng(0).normal(size=500).astype(np.float32)
 
 
 def lognormal(n=20_000, mu=-18.0, sigma=3.0, seed=0):
@@ -73,23 +72,6 @@ def test_the_default_scale_and_format_are_the_best_of_all(word, name):
     assert found.squared_error == pytest.approx(float(off @ off), rel=1e-9, abs=1e-300)
     best, absmax = (expected(f"fp:{word},rounding=stochastic,scale={scale}", x)[2] for scale in ("best", "absmax"))
     assert best.squared_error <= absmax.squared_error * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("scale", ["max", "mean", "error"])
-@pytest.mark.parametrize("sigma", [1.0, 2.5, 5.0])
-def test_fit_chooses_the_format_that_is_best_under_its_own_scale(scale, sigma):
-    c, x = gtrace.codec("fp", bits=7, scale=scale), lognormal(sigma=sigma)
-    state, sketch = fitted(c, x)
-    count, mu, spread = sketch.log2_moments()
-    assert c.format_of(state) == optimal_format(7, spread, scale, mu=mu, count=count)
-    assert c.scale_of(state) == scale_exponent(c.format_of(state), scale, mu, spread, count)
-
-
-@pytest.mark.parametrize("spec", ["fp:bits=6", "fp:bits=6,scale=max"])
-def test_zeros_keep_what_was_fitted(spec):
-    c = gtrace.codec(spec)
-    state, _ = fitted(c, lognormal(500))
-    assert c.fit(state, gtrace.MomentSketch.from_spec(np.zeros(500, np.float32), c.needs), 1) is state
 
 
 # payload
@@ -173,17 +155,3 @@ def test_nvfp4_is_the_published_recipe(size):
 
 
 # sweeps
-
-
-def test_a_sweep_reports_saturated_and_flushed_shares():
-    trace = gtrace.Trace.from_arrays({"a": {k: lognormal(3000, seed=k) for k in (0, 1)}, "b": {0: G, 1: G}})
-    result = gtrace.run_sweep(trace, ["fp:e3m0", "fp:mxfp4", "qsgd", "fp:e3m0,scope=model"], draws=1, refit="each")
-    rows = {(r["step"], r["codec"], r["draw"]): r for r in result.rows() if r["tensor"] != "b"}
-    closed, drawn = rows[1, "fp:e3m0", -1], rows[1, "fp:e3m0", 0]
-    assert 0 < closed["flushed"] < 1
-    for name in ("saturated", "flushed", "sparsity", "squared_error"):
-        assert np.isclose(closed[name], drawn[name], rtol=1e-9)
-    assert drawn["bits_total"] == np.ceil(3000 * drawn["bits_huffman"] / 8) * 8 / 3000
-    assert [rows[1, spec, 0]["fitted_on"] for spec in ("fp:e3m0", "fp:mxfp4")] == ["itself", "-"]
-    assert np.isnan(rows[1, "qsgd:bits=4", 0]["saturated"])
-    assert rows[0, "fp:e3m0,scope=model", 0]["n"] == 3500

@@ -1,13 +1,9 @@
 """Codecs by entry point: found by name, loaded late, and never able to break gtrace."""
 
-import os
-import subprocess
 import sys
 
-import numpy as np
 import pytest
 from helpers_installed import write_package, write_sample
-from helpers_sweep import write_trace
 
 import gtrace
 from gtrace.codecs import codec_class, plugins, split_specs
@@ -57,7 +53,6 @@ def test_a_codec_is_known_by_name_and_loaded_only_then(site):
     [
         ("mine", "nowhere:Half", "", ScriptError, "cannot load nowhere:Half: ModuleNotFoundError"),
         ("mine", "mod:Half", "x = (", ScriptError, r"SyntaxError: .* \(mod.py, line 1\)"),
-        ("mine", "mod:Half", "import sys; sys.exit(3)", ScriptError, "SystemExit: 3"),
         ("mine", "mod:dataclass", HALF.format(name="mine"), UsageError, "is not a codec class"),
         ("mine", "mod:Half", HALF.format(name="yours"), UsageError, "the name of its class is 'yours'"),
     ],
@@ -79,30 +74,3 @@ def test_names_of_gtrace_come_first_and_a_name_belongs_to_one_package(site):
         write_package(site, package, {"mine": f"mod_{package}:Half"}, {f"mod_{package}": HALF.format(name="mine")})
     with pytest.raises(UsageError, match=r"codec mine: one 0.1 and two 0.1 bring it; uninstall one"):
         codec_class("mine")
-
-
-def test_the_rows_of_a_cluster_are_those_of_threads(site, tmp_path, monkeypatch):
-    pytest.importorskip("distributed")
-    write_sample(site)
-    # Workers are processes of their own, which find packages as any process does.
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *sys.path]))
-    trace = write_trace(tmp_path / "run.zarr", steps=(0, 1))
-    here, there = (gtrace.run_sweep(trace, ["dither:bits=3"], scheduler=place) for place in (None, "local:1"))
-    assert here.provenance["versions"]["gtrace-dither"] == "0.1"
-    assert np.array_equal(here["squared_error"], there["squared_error"])
-
-
-def test_the_command_line_knows_it_too(site):
-    write_sample(site)
-    write_package(site, "thief", {"qsgd": "mod:Half"}, {})
-    write_package(site, "broken", {"mine": "nowhere:Half"}, {})
-    paths = os.pathsep.join([str(site), *filter(None, sys.path)])
-    command, env = [sys.executable, "-m", "gtrace", "codecs"], {**os.environ, "PYTHONPATH": paths, "COLUMNS": "100"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert done.returncode == 0, done.stderr
-    assert "gtrace-dither 0.1" in done.stdout
-    assert done.stderr.splitlines() == [
-        "gtrace: warning: codec 'qsgd' of the package thief 0.1 is left out: gtrace has one of this name",
-        "gtrace: warning: codec mine of the package broken 0.1: cannot load nowhere:Half: ModuleNotFoundError: "
-        "No module named 'nowhere'",
-    ]

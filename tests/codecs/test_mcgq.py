@@ -13,7 +13,6 @@ from gtrace.codecs import mcgq
 from gtrace.coding.runlength import measure_runs
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import counter
-from gtrace.metrics import Reference
 from gtrace.types import Key
 
 GOLDEN = naive.golden()
@@ -215,13 +214,6 @@ def test_accumulation_resets_what_arrived(scale):
         assert (after.arrays["accumulated"] == held).all()
         before = after
     assert np.count_nonzero(held) > 100
-
-
-def test_distance_is_that_of_the_metrics():
-    g = np.random.default_rng(10).normal(size=777).astype(np.float32)
-    q = mcgq.counts(g, 0.2, 0.5)
-    assert mcgq.distance(g, q) == pytest.approx(Reference(g).compare(q).w1_mcgq, rel=1e-12)
-    assert math.isnan(mcgq.distance([0.0, 0.0], [1, 0]))
 
 
 def test_dynamic_sampling_telescopes():

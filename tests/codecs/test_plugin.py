@@ -125,24 +125,6 @@ def test_a_compressor_object_is_flagged_as_declared_and_its_payloads_are_forgott
         c.decode(b"", payloads[0], 10)
 
 
-def test_a_compressor_whose_file_uses_torch_gets_torchs_tensors(write):
-    load_plugin(
-        write("""
-        import torch
-
-        class HalfCompressor:
-            def compress(self, tensor, name):
-                return [tensor.to(torch.bfloat16), tensor.abs().max()], tensor.size()
-
-            def decompress(self, tensors, ctx):
-                return tensors[0].view(ctx)
-        """)
-    )
-    c = gtrace.codec("mine")
-    assert len(body(c, VALUES)) == 2 * 200 + 4
-    assert np.array_equal(once(c, VALUES), once(gtrace.codec("bf16"), VALUES))
-
-
 def test_several_codecs_in_one_file(write):
     path = write(CLASS + FUNCTIONS + COMPRESSOR + "\n    other = Top(0.5)\n", "many.py")
     assert names(path) == ["power2", "many", "compressor", "other"]
@@ -163,11 +145,9 @@ def test_an_edited_file_replaces_its_codecs(write):
     ("text", "error", "message"),
     [
         ("import numpy\nraise ValueError('two\\nlines')", ScriptError, "mine.py, line 2: ValueError: two lines$"),
-        ("x = (\n", ScriptError, "plugin mine.py, line 1: SyntaxError: '\\(' was never closed$"),
         ("import sys\n\nsys.exit(3)", ScriptError, "line 3: SystemExit: 3$"),
         ("def compress(values): return b''", UsageError, "mine.py: holds no codec; write a class that extends"),
         (CLASS.replace('"power2"', '"qsgd"'), UsageError, "codec name 'qsgd' is empty or taken; give it another name"),
-        (CLASS.replace('"power2"', '"a:b"'), UsageError, "'a:b' is not a valid codec name"),
         (COMPRESSOR.replace("compressor = Top(0.1)", ""), ScriptError, "TypeError: .*missing 1 required"),
     ],
 )
@@ -188,7 +168,6 @@ def test_a_wrong_file_is_one_line_and_changes_nothing(write, text, error, messag
         (FUNCTIONS, ".tobytes()", "", "compress returned ndarray, not bytes"),
         (FUNCTIONS, "return np.frombuffer", "return [] and np.frombuffer", "0 values"),
         (FUNCTIONS, "np.frombuffer(data, np.float16)", "np.full(size, np.nan)", "not finite"),
-        (FUNCTIONS, "np.frombuffer(data, np.float16)", "['a'] * size", "no real numbers"),
         (COMPRESSOR, "places], tensor.shape", "places]", "must return a pair"),
         (COMPRESSOR, "[tensor[places], places]", "['text', places]", "TypeError: compress returned a str"),
         (COMPRESSOR, "= tensors[0]", "= ctx[7]", "line 16: IndexError: tuple index"),

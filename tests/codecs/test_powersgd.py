@@ -4,13 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from helpers_codecs import body, once, walk
+from helpers_codecs import body, once
 
-import gtrace
 from gtrace.codecs.powersgd import PowerSgd
-from gtrace.testing import in_rounds
 from gtrace.training import Exchange
-from gtrace.types import State
 
 
 def orthogonalized(p):
@@ -79,42 +76,3 @@ def test_vectors_and_what_factors_would_not_shorten_are_sent_exactly(shape):
     assert len(body(c, x.reshape(-1), state=state)) == 4 * size
     assert c.update(state, x, got).arrays == {}
     assert not size or np.array_equal(Exchange(c, 3).step(0, [{"w": x}] * 3).gradients["w"], x)
-
-
-def test_workers_keep_the_same_start_without_a_warm_one():
-    exchange, seen = Exchange(PowerSgd(rank=2, warm=False), 3), set()
-    for step, gradients in enumerate(steps_of(3, (20, 30), 3)):
-        exchange.step(step, [{"w": g} for g in gradients])
-        seen |= {state["q"].tobytes() for state in states_of(exchange)}
-    assert len(seen) == 3
-
-
-def test_a_worker_that_cannot_send_leaves_the_mean_to_the_others_and_all_memories_alone():
-    exchange = Exchange(PowerSgd(rank=2), 2, nonfinite="skip")
-    first, second = steps_of(2, (20, 30), 2)
-    exchange.step(0, [{"w": g} for g in first])
-    before = states_of(exchange)
-    second[1][3, 4] = np.nan
-    found = exchange.step(1, [{"w": g} for g in second])
-    assert np.array_equal(found.gradients["w"], second[0])
-    assert found.tally.payload_bits == 32 * 600
-    for old, new in zip(before, states_of(exchange), strict=True):
-        assert all(np.array_equal(old[name], new[name]) for name in ("q", "residual"))
-
-
-@pytest.mark.parametrize(
-    "spec", ["powersgd", "momentum:powersgd", "ef:powersgd", "accumulate:powersgd", "rotate:powersgd"]
-)
-def test_wrappers_pass_the_rounds_on(spec):
-    """One worker's rounds are its payload, decoded; workers with the same gradient have its result."""
-    c = gtrace.codec(spec)
-    exchange, key = Exchange(c, 3), (0, 7)
-    for step, (g, got, alone) in enumerate(walk(c, [g for (g,) in steps_of(1, (20, 30), 4)], c.init(600, (20, 30)))):
-        found = exchange.step(step, [{"w": g}] * 3)
-        assert found.gradients["w"].reshape(-1) == pytest.approx(got, abs=2e-6)
-        for state in states_of(exchange):
-            for name, array in alone.arrays.items():
-                assert state[name] == pytest.approx(array, abs=2e-5)
-        # What each sent adds up to what arrived.
-        (ended,), _ = in_rounds(c, [State.from_arrays(states_of(exchange)[0])], [g], key)
-        assert np.array_equal(ended.own, ended.decoded)

@@ -3,14 +3,11 @@
 import naive
 import numpy as np
 import pytest
-from helpers_codecs import once
 
 import gtrace
 from gtrace import fitting
 from gtrace.kernels import elementwise
-from gtrace.sketch import MomentSketch
 from gtrace.testing import fitted
-from gtrace.types import State
 
 KEY = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
 
@@ -48,38 +45,3 @@ def test_the_threshold_is_the_rule_s_on_an_edge_of_the_sketch(rule):
     assert alpha.dtype == np.float32
     assert alpha.view(np.uint32) & 0x1FFF == 0
     assert float(alpha) == pytest.approx(fitting.threshold(rule, 0.7, sketch), rel=1.5e-3)
-
-
-@pytest.mark.parametrize("spec", ["prune:sparsity=0.7", "prune:threshold=topk", "topk-prune:sparsity=0.6"])
-def test_expectations_are_exact_for_another_tensor_than_the_fitted_one(spec):
-    c, x = gtrace.codec(spec, coder="prefix"), gradients(20_000, seed=2)
-    state = State(x.size, fitted(c, gradients(seed=1))[0].arrays)
-    alpha, m = float(state.arrays["alpha"]), np.abs(x.astype(np.float64))
-    expected = c.expect(state, MomentSketch.of(x, norm="none"))
-    if spec.startswith("topk"):
-        zeros, error, at_alpha = np.mean(m < alpha), np.sum(m[m < alpha] ** 2), 0.0
-        assert expected.bias == pytest.approx(np.sqrt(error))
-    else:
-        small = m[m <= alpha]
-        zeros, error = np.sum(1 - small / alpha) / x.size, np.sum(small * (alpha - small))
-        at_alpha = np.sum(small / alpha) / x.size
-        assert expected.bias == 0
-    bits = zeros + 3 * at_alpha + 34 * (1 - zeros - at_alpha)
-    assert expected.sparsity == pytest.approx(zeros, abs=1e-12)
-    assert expected.squared_error == pytest.approx(error, rel=1e-10)
-    assert expected.bits_payload == pytest.approx(bits + 32 / x.size, rel=1e-10)
-
-
-def test_heterogeneous_pruning_takes_its_share_from_the_state():
-    c = gtrace.codec("prune:allocation=heterogeneous,sparsity=0.8")
-    assert not gtrace.codec("prune").allocates
-    tensors = [gradients(4000), np.random.default_rng(6).normal(size=9000).astype(np.float32)]
-    sketches = [MomentSketch.of(x, norm="none") for x in tensors]
-    shares = c.allocate(sketches)
-    assert np.average(shares, weights=[4000, 9000]) == pytest.approx(0.8)
-    assert shares[0] > 0.85
-    wrapped = gtrace.codec(f"ef:{c}")
-    assert (wrapped.allocates, list(wrapped.allocate(sketches))) == (True, list(shares))
-    for x, sketch, share in zip(tensors, sketches, shares, strict=True):
-        state = wrapped.fit(wrapped.with_target(wrapped.init(x.size), share), sketch, 0)
-        assert np.mean(once(wrapped, x, state) == 0) == pytest.approx(share, abs=0.03)

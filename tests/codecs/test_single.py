@@ -50,13 +50,10 @@ def test_an_array_stays_an_array_of_its_type(given):
     assert np.array_equal(sent.values, np.asarray(given, np.float32))
 
 
-@pytest.mark.parametrize(
-    ("given", "spec", "message"),
-    [
-        (torch.arange(3), "qsgd", "floating-point values, not int64"),
-        (torch.eye(3).to_sparse(), "qsgd", "to_dense"),
-    ],
-)
-def test_what_cannot_be_encoded(given, spec, message):
-    with pytest.raises(UsageError, match=message):
-        gtrace.compress(given, spec)
+def test_what_cannot_be_encoded():
+    for given, message in (
+        (torch.arange(3), "floating-point values, not int64"),
+        (torch.eye(3).to_sparse(), "to_dense"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            gtrace.compress(given, "qsgd")

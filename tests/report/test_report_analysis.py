@@ -2,13 +2,10 @@ import json
 import math
 
 import pytest
-from helpers_report import METHODS, result_of, row, rows_of
+from helpers_report import result_of, row
 
-from gtrace.report.analysis.families import MEASURES, SUMMED, label
+from gtrace.report.analysis.families import label
 from gtrace.report.analysis.sweep import analyze
-from gtrace.report.section import flat
-from gtrace.report.sections.sweep_tables import configuration_table
-from gtrace.sweep import COLUMNS
 
 Q2, Q3 = "qsgd:bits=2,bucket_size=8192", "qsgd:bits=3,bucket_size=8192"
 
@@ -132,44 +129,8 @@ def test_whole_model_rows_are_compared_with_the_sum_of_the_tensors():
     assert (whole.relative_variance, whole.cells) == (pytest.approx((2.0 + 3.0) / 16.0), 2)
 
 
-def test_nothing_to_sum_up():
-    analysis, _ = analyzed()
-    assert (analysis.rows, analysis.configurations, analysis.families, analysis.cells) == (0, (), (), 0)
-    analysis, found = analyzed(*({**r, "squared_error": None} for r in rows_of(bits=[2])))
-    assert not any(c.pareto for c in found.values())
-    assert not analysis.measured
-
-
-def test_a_full_sweep(sweep):
-    assert len(sweep.configurations) == 3 * 7 + 2
-    assert [f.label for f in sweep.families] == list(METHODS)
-    for family in sweep.families:
-        bits = [sweep.configurations[i].bits for i in family.members]
-        nearest = sweep.configurations[sweep.nearest(family, 3.0)]
-        assert abs(nearest.bits - 3) == min(abs(b - 3) for b in bits)
-        for at in (at for at in family.at if at.outcome == "interpolated"):
-            low, high = sweep.configurations[at.lower], sweep.configurations[at.upper]
-            assert low.family == high.family == family.label
-            assert low.bits < at.target < high.bits
-    front = [c for c in sweep.configurations if c.pareto]
-    for c in sweep.configurations:
-        beaten = any(p.bits <= c.bits and p.relative_variance <= c.relative_variance and p is not c for p in front)
-        assert c.pareto != (beaten or c.error > 1)
-
-
 def test_families_differ_in_everything_but_the_rate():
     parameters = [{"bits": b, "bucket_size": size, "zero": True} for b, size in ((2, 512), (3, 512), (3, None))]
     labels = label("abcde", ["qsgd", "qsgd", "qsgd", "topk", "odd"], [*parameters, {"ratio": 0.01}, None])
     assert labels.families == ("qsgd bucket_size=512", "qsgd bucket_size=512", "qsgd bucket_size=null", "topk", "e")
     assert (labels.settings, labels.unreadable) == (("b2", "b3", "b3", "ratio 0.01", ""), ("e",))
-
-
-def test_a_metric_is_declared_once():
-    assert set(SUMMED) <= set(COLUMNS)
-    analysis, found = analyzed(*({**r, "update_error": 0.25, "optimal_variance": 0.1} for r in rows_of(bits=[2])))
-    headings = [column.heading for column in configuration_table(analysis).columns]
-    known = {name: m.column.heading for name, m in MEASURES.items() if name != "model_variance"}
-    assert headings == ["configuration", "", *known.values()]
-    for c in found.values():
-        assert flat(c).keys() >= known.keys()
-        assert c.update_error == pytest.approx(0.25)

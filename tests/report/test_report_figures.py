@@ -22,14 +22,12 @@ from matplotlib.text import Text
 from gtrace.errors import UsageError
 from gtrace.report import draw, figure_names, load_report, make_report
 from gtrace.report.analysis.run_logs import analyze_runs
-from gtrace.report.analysis.runs import running_mean
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import FIGURES
 from gtrace.report.figures import sweep as figures
 from gtrace.report.figures.charts import draw_chart
 from gtrace.report.figures.style import _METHODS, DARK, look, render
 from gtrace.report.names import shorten_all
-from gtrace.report.section import Chart, Curve, Panel
 from gtrace.report.sections import charts
 from gtrace.runlog import read_runlog
 
@@ -95,16 +93,10 @@ def test_files_are_the_same_every_time_and_the_callers_settings_are_left_alone(s
 def test_methods_look_different_always_the_same_and_legible():
     looks = {method: look(method) for method in _METHODS}
     # A method with one configuration has no line: colour and marker alone must tell it apart.
-    alone = {(x.line, x.marker) for x in looks.values()}
-    assert len(alone) == len(looks)
-    for method in ("alq", "amq", "zipml", "topk", "qsgd"):
-        first, second = look(method, 1), look(method, 2)
-        assert (first.line, first.marker) not in alone
-        assert first != second
-        assert look(method).line == first.line == look(f"ef:{method}").line
-        assert (
-            len({look(f"{around}{method}").fill for around in ("", "ef:", "rotate:", "momentum:", "ef:rotate:")}) == 5
-        )
+    assert len({(x.line, x.marker) for x in looks.values()}) == len(looks)
+    assert look("alq", 1) != look("alq", 2)
+    assert look("alq").line == look("alq", 1).line == look("ef:alq").line
+    assert len({look(f"{around}alq").fill for around in ("", "ef:", "rotate:", "momentum:", "ef:rotate:")}) == 5
     # Policies of one codec differ in colour and keep its marker.
     policies = [look(name) for name in ("minmax", "minmax@adaptive", "minmax@mqgrad", "minmax@schedule")]
     assert (len({one.line for one in policies}), len({one.marker for one in policies})) == (4, 1)
@@ -114,8 +106,7 @@ def test_methods_look_different_always_the_same_and_legible():
         assert contrast(DARK[x.line], DARK["#ffffff"]) >= 3.0
 
 
-def test_running_means_middles_and_bits_over_steps_by_hand():
-    assert running_mean(np.array([1.0, 3.0, 5.0, 7.0]), 2).tolist() == [1.0, 2.0, 4.0, 6.0]
+def test_middles_and_bits_over_steps_by_hand():
     # Two steps have no middle.
     low, high = figures.middle_of_steps(np.array([[1.0, 2.0, np.nan], [1.0, 2.0, 3.0]]))
     assert np.isnan([low[0], high[0]]).all()
@@ -128,21 +119,6 @@ def test_running_means_middles_and_bits_over_steps_by_hand():
         )
     )
     np.testing.assert_allclose(found.bits_per_step, [[1.5, np.nan]])
-
-
-def test_a_mark_is_a_named_vertical_line_and_bars_and_points_stand_at_their_category():
-    def axes_of(*curves, **panel):
-        return draw_chart(Chart((Panel(curves, **panel),), "")).axes[0]
-
-    axes = axes_of(Curve("a", (0.0, 9.5), (1.0, 2.0)), marks=(("drop", 4.0),))
-    assert axes.lines[-1].get_xdata() == [4.0, 4.0]
-    assert [text.get_text() for text in axes.texts] == ["drop"]
-    beside = axes_of(Curve("a", ("x", "y"), (1.0, 2.0)), Curve("b", ("y",), (2.0,)), bars=True)
-    assert [bar.get_x() + bar.get_width() / 2 for bar in beside.patches] == pytest.approx([-0.2, 0.8, 1.2])
-    axes = axes_of(Curve("a", ("x",), (91.0,), (90.0,), (93.0,), form="points"), bars=True)
-    assert axes.lines[0].get_xydata().tolist() == [[0.0, 91.0]]
-    low, high = axes.collections[0].get_segments()[0]
-    assert (low[1], high[1]) == (90.0, 93.0)
 
 
 # Figures by their names

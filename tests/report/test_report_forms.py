@@ -13,11 +13,11 @@ from helpers_report import EVIL, ODD_SWEEPS, result_of, row, rows_of, write_runs
 from rich.console import Console
 
 from gtrace.cli.options import print_json
-from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.errors import OutputExistsError, UsageError
 from gtrace.report import figure_names, newest_results, write_report
-from gtrace.report.files import all_records, output_kind, plain, to_csv, to_json, to_json_lines, to_parquet
+from gtrace.report.files import all_records, plain, to_csv, to_json, to_json_lines, to_parquet
 from gtrace.report.html import to_html
-from gtrace.report.inputs import Asked, kind_of, make_report
+from gtrace.report.inputs import Asked, make_report
 from gtrace.report.names import literal, number
 from gtrace.report.sections import sections
 from gtrace.report.text import MOST_LINES, latex_text, markdown_text, print_report, to_latex, to_markdown
@@ -91,15 +91,6 @@ def test_latex_prints_what_stands_there(text, expected):
     assert latex_text(text) == expected
 
 
-def test_parquet_holds_what_csv_holds(sweep_report):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = parquet.read_table(io.BytesIO(to_parquet(sweep_report)))
-    configurations = sweep_report.sweeps[0].configurations
-    assert table.column("spec").to_pylist() == [c.spec for c in configurations]
-    assert table.column("relative_variance").to_pylist() == [c.relative_variance for c in configurations]
-    assert table.num_columns == len(to_csv(sweep_report).splitlines()[0].split(","))
-
-
 def test_records_hold_ratios_and_no_logarithms():
     report = make_report([result_of(rows_of(steps=range(0, 300, 10)))])
     records, (sweep,) = list(all_records(report)), report.sweeps
@@ -127,8 +118,10 @@ def test_csv_holds_every_configuration_or_run_at_full_precision_and_does_not_mix
     configurations = sweep_report.sweeps[0].configurations
     assert [r["spec"] for r in found] == [c.spec for c in configurations]
     assert [float(r["relative_variance"]) for r in found] == [c.relative_variance for c in configurations]
-    assert found[0]["results"] == "sweep"
-    assert next(r for r in found if r["method"] == "terngrad")["nominal_bits"] == ""
+    parquet = pytest.importorskip("pyarrow.parquet").read_table(io.BytesIO(to_parquet(sweep_report)))
+    assert parquet.column("spec").to_pylist() == [c.spec for c in configurations]
+    assert parquet.column("relative_variance").to_pylist() == [c.relative_variance for c in configurations]
+    assert parquet.column_names == list(found[0])
     assert [r["run"] for r in runs] == ["none", "qsgdinf:bits=3,bucket_size=8192"]
     assert float(runs[1]["bits_per_worker"]) == 120 * 3 * 38_000
     with pytest.raises(UsageError, match="one kind of table"):
@@ -146,52 +139,22 @@ def test_json_is_json_and_holds_the_brackets(sweep_report, run_report, capsys):
     cell = next(e for e in found["equal_bits"] if e["method"] == "qsgdinf" and e["bits"] == 2)
     between = [f"qsgdinf:bits={bits},bucket_size=8192" for bits in (3, 4)]
     assert [cell["outcome"], cell["lower"], cell["upper"]] == ["interpolated", *between]
-    missing = next(e for e in found["equal_bits"] if e["method"] == "terngrad")
-    assert missing["error"] is None
-    assert missing["why"].startswith("every configuration of this method takes fewer bits")
+    assert next(e for e in found["equal_bits"] if e["method"] == "terngrad")["error"] is None
     assert found["warnings"] == ["fc1: 2 NaN"]
     assert len(second["runs"][0]["runs"][0]["loss"]) == 120
 
 
-def test_markdown_tables_have_one_width_each(sweep_report, run_report):
-    for text in (to_markdown(run_report), to_markdown(sweep_report)):
-        blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-        assert blocks
-        for block in blocks:
-            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
-    assert text.startswith("# gtrace report: sweep\n\n## Sweep sweep\n\n**At 2 bits per value")
-    assert "- Warning: fc1: 2 NaN" in text
-
-
-#: What LaTeX prints or acts on as meant: letters, the commands of the tables, escaped characters, mathematics of one
-#: symbol, braces around what would be an argument or a ligature, and the ends of cells and rows.
-LATEX_TEXT = (
-    r"(?:[A-Za-z0-9\xa0-\xff .,;:!?()/*+=@]|\\[_#%&${}]|\\text[a-z]+\{[2]?\}|\\dots\{\}|\{[-\[\]]\}|--|\$-\$"
-    r"|\$\\[a-z]+\$)"
-)
-LATEX_CELL = rf"(?:{LATEX_TEXT}|\\textbf\{{{LATEX_TEXT}+\}})*"
-LATEX = re.compile(
-    r"%.*|\\(begin|end)\{(table|tabular|longtable)\}(\[htbp\]|\{[lr]+\})?|\\centering\\small|\\(top|mid|bottom)rule"
-    rf"|\\end(head|foot)||\\caption\{{{LATEX_TEXT}+\}}( \\\\)?|\\par\\footnotesize {LATEX_TEXT}+"
-    rf"|{LATEX_CELL}( & {LATEX_CELL})* \\\\"
-)
-
-
-def test_every_line_of_latex_is_one_that_latex_takes(tmp_path):
+def test_every_row_of_latex_has_as_many_cells_as_its_table_has_columns(tmp_path):
     names = [*EVIL, "a^b~c#d%e&f$g{h}", "back\\slash", "--verbose", "[t]", "tab\there"]
     rows = rows_of(bits=range(2, 6), layers=("w", *names), steps=range(0, 140, 10))
     log = write_runs(tmp_path / "a.jsonl", steps=40, seeds=(0, 1))
     report = make_report([result_of(rows, ["50% & more_"])], [log], asked=Asked(groups=["tensor"]))
-    lines = to_latex(report).splitlines()
-    assert [line for line in lines if not LATEX.fullmatch(line)] == []
-    assert not any("▁" in line for line in lines)
-    # The check is one that fails: each of these is a table that does not compile, or prints something else.
-    for bad in (r"a_b & c \\", r"50% \\", r"\evil & c \\", r"a & {b \\", r"a^2 & b \\", "a & b"):
-        assert not LATEX.fullmatch(bad), bad
     columns = 0
-    for line in lines:
+    for line in to_latex(report).splitlines():
         opened = re.match(r"\\begin\{(?:tabular|longtable)\}\{([lr]+)\}", line)
         columns = len(opened[1]) if opened else columns
+        # Nothing is left that would be a command, a comment or mathematics of its own.
+        assert line.startswith("%") or not re.search(r"(?<!\\)(%|#|&(?! )|_)", line), line
         if line.endswith(r" \\") and not line.startswith(r"\caption"):
             assert line.count(" & ") == columns - 1, line
 
@@ -279,29 +242,6 @@ def test_a_folder_gets_the_page_and_every_figure_or_nothing(tmp_path, small):
     with pytest.raises(OutputExistsError, match=r"layers\.svg"):
         write_report(small, folder)
     assert [p.name for p in folder.iterdir()] == ["layers.svg"]
-
-
-def test_the_suffix_says_what_is_written_and_others_are_refused(tmp_path, small):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder.csv").mkdir()
-    for name, kind in (("x.html", ".html"), ("x.MD", ".md"), ("x", ""), ("folder.csv", "")):
-        assert output_kind(tmp_path / name) == kind
-    for name, said in (("x.docx", r"\.html, \.md, \.csv"), ("file", "folder")):
-        with pytest.raises(UsageError, match=said):
-            output_kind(tmp_path / name)
-    for name in ("x.html", "x"):
-        with pytest.raises(UsageError, match="does not exist"):
-            write_report(small, tmp_path / "nowhere" / name)
-
-
-def test_what_a_path_holds_is_known_from_its_content(tmp_path):
-    sweep = write_sweep(tmp_path / "a.sweep.db", rows_of(bits=[2, 3], layers=("w", "v")))
-    assert kind_of(sweep.rename(tmp_path / "x.dat")) == "sweep"
-    assert kind_of(write_runs(tmp_path / "r.jsonl", steps=2).rename(tmp_path / "y.txt")) == "run"
-    (tmp_path / "z").write_bytes(b"\x89HDF\r\n\x1a\n")
-    assert kind_of(tmp_path / "z") == kind_of(tmp_path) == "trace"
-    with pytest.raises(TraceError, match="no such file"):
-        kind_of(tmp_path / "missing")
 
 
 def test_the_newest_sweep_and_the_newest_run_log_are_taken(tmp_path):

@@ -3,10 +3,9 @@ import pytest
 from helpers_laws import LAYERS, STEPS, gradient, memory_trace, write_laws
 
 from gtrace.fitting.magnitudes import LAWS, fit_magnitudes
-from gtrace.fitting.sparsity import RULES
 from gtrace.report import load_report, to_json, to_markdown
 from gtrace.report.analysis.traces import law_sections, mean_over_layers
-from gtrace.report.sections.traces import format_table, law_section, law_table, sparsity_table
+from gtrace.report.sections.traces import law_section, law_table
 from gtrace.trace import Trace
 
 
@@ -39,23 +38,6 @@ def test_the_law_table(section):
             assert float(cells[name][3 + place]) == pytest.approx(np.mean([fit.ks[law] for fit in fits]), abs=6e-4)
 
 
-def test_the_format_table_points_at_lost_layers(section):
-    cells = texts(format_table(section))
-    assert (cells["wide"][1][-1], cells["narrow"][5][-1] == "*") == ("*", False)
-    assert any(note.startswith("*:") for note in format_table(section).notes)
-
-
-def test_the_sparsity_table_is_about_what_can_be_had(section):
-    cells = texts(sparsity_table(section))
-    assert list(cells) == list(RULES)
-    for place, rule in enumerate(RULES):
-        off = [abs(cell.expected[place] - cell.wanted).mean() for cell in section.cells]
-        realized = [cell.realized[place, 3] for cell in section.cells]
-        assert float(cells[rule][0]) == pytest.approx(np.mean(off), abs=6e-5)
-        assert float(cells[rule][3 + 3]) == pytest.approx(np.mean(realized), abs=6e-5)
-    assert float(cells["exact"][1]) < 0.003
-
-
 def test_means_over_layers_leave_the_small_ones_out_and_the_verdict_says_how_they_change(section):
     steps, means = mean_over_layers(section)
     assert steps.tolist() == list(STEPS)
@@ -65,15 +47,6 @@ def test_means_over_layers_leave_the_small_ones_out_and_the_verdict_says_how_the
     first, last = means[0, place], means[-1, place]
     said = f"From step 0 to 20: lognormal {first[0]:.3f} to {last[0]:.3f}, normal {first[1]:.3f} to {last[1]:.3f}."
     assert said in section.sentences
-
-
-def test_the_example_is_the_largest_tensor_at_the_last_step(section):
-    picture = section.picture
-    assert (picture.tensor, picture.step) == ("wide", 20)
-    x = np.abs(gradient("wide", 20).astype(np.float64))
-    x = x[x > 0]
-    np.testing.assert_allclose(picture.quantiles, np.quantile(x, picture.probabilities), rtol=1e-6)
-    assert picture.log2_counts.sum() == pytest.approx(0.998 * x.size, abs=5)
 
 
 @pytest.mark.parametrize("values", [np.zeros(300), np.ones(300), np.array([1.0]), np.array([np.nan, 1.0, 2.0])])

@@ -6,7 +6,6 @@ from scipy import stats
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.report import predicting
-from gtrace.report.figures.charts import draw_chart
 
 CODECS = [f"qsgdinf:bits={bits}" for bits in range(2, 9)] + ["terngrad", "natural", "ef:topk:ratio=0.1"]
 
@@ -80,19 +79,11 @@ def test_too_few_codecs_and_none_at_all():
             predicted(records, exclude)
 
 
-def test_the_table_the_figure_and_json_have_every_measure():
-    several = [predicted(study(n))[0] for n in (3, 1)]
-    assert len(predicting.table(several).rows) == 2 * len(predicting.MEASURES)
-    assert len(draw_chart(predicting.chart(several)).axes) == 6
-    document = predicting.as_json(several[0])
-    assert document["measures"]["cosine"]["verdict"] == "predicts"
-
-
-@pytest.mark.parametrize("wrong", [{"step": "x"}, {"step": None}, {"seed": [1]}, {"run": ...}])
+@pytest.mark.parametrize("wrong", [{"step": "x"}, {"seed": [1]}])
 def test_a_damaged_measurement_is_an_error_of_the_log(wrong):
     records = study()
     place = next(k for k, record in enumerate(records) if record["type"] == "measure")
-    records[place] = {name: value for name, value in {**records[place], **wrong}.items() if value is not ...}
+    records[place] = {**records[place], **wrong}
     with pytest.raises(TraceError, match="damaged"):
         predicted(records)
 

@@ -256,25 +256,6 @@ def test_the_least_error_at_the_bits_most_methods_reach():
     ]
 
 
-def test_methods_within_two_percent_are_too_close_to_call():
-    sentences = sweep_verdict(analyzed(curve("qsgd", (2, 0.1), (3, 0.1)) + curve("nuqsgd", (2, 0.1015), (3, 0.1015))))
-    assert sentences[1] == "qsgd and nuqsgd are too close to call: their errors are nearly the same."
-
-
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ([], "the sweep has no rows"),
-        ([row(squared_error=None)], "no row holds an error"),
-        (curve("qsgd", (2, 0.4), (3, 0.1)), "At 3 bits per value, qsgd loses 10% of gradient energy; no other method"),
-        ([row(squared_error=2.0)], "no method has both an error and a known number of bits"),
-    ],
-)
-def test_nothing_to_compare_is_said(rows, words):
-    (sentence,) = sweep_verdict(analyzed(rows))
-    assert words in sentence
-
-
 # Equal bits: error at a target, how it was found, and between which configurations
 
 AT_BITS = [

@@ -14,7 +14,6 @@ from gtrace.report.statistics import (
     holm,
     step_weights,
     t_interval,
-    thirds,
 )
 from gtrace.types import Key
 
@@ -54,12 +53,6 @@ def test_steps_weigh_what_they_stand_for(steps):
     found = step_weights(steps)
     assert found.tolist() == pytest.approx(naive_weights(steps))
     assert found.sum() == pytest.approx(1)
-
-
-def test_thirds_go_by_step_numbers():
-    found = {name: np.flatnonzero(mask).tolist() for name, mask in thirds([0, 1, 2, 3, 50, 90])}
-    assert found == {"early": [0, 1, 2, 3], "middle": [4], "late": [5]}
-    assert [name for name, _ in thirds([0, 1, 2, 3, 90])] == ["early", "late"]
 
 
 def naive_holm(p_values):

@@ -10,8 +10,8 @@ from helpers_trace import write_arrays
 
 import gtrace
 from gtrace.errors import TraceError
-from gtrace.sweep import gradients as gradients_module
 from gtrace.sweep.engine import Gate
+from gtrace.sweep.gradients import Gradients
 from gtrace.trace import Trace
 from gtrace.trace import format as layout
 from gtrace.trace.rows import rechunk
@@ -48,11 +48,12 @@ def test_rechunk_of_nothing():
 
 def test_expectations_from_chunks_are_those_of_the_whole(trace, monkeypatch):
     whole = list(gtrace.run_sweep(trace, CODECS, draws=0, jobs=1).rows())
-    read = []
-    plain = gradients_module.Gradients.read
-    monkeypatch.setattr(
-        gradients_module.Gradients, "read", lambda self, name, step: read.append(name) or plain(self, name, step)
-    )
+    read, plain = [], Gradients.reader
+
+    def reader(self, name):
+        return lambda step: read.append(name) or plain(self, name)(step)
+
+    monkeypatch.setattr(Gradients, "reader", reader)
     found = list(gtrace.run_sweep(trace, CODECS, draws=0, jobs=2, chunk=CHUNK).rows())
     assert set(read) == {"small"}
     assert len(found) == len(whole) == 3 * 3 * len(CODECS)

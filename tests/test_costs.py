@@ -114,15 +114,6 @@ def test_exposed_time_against_a_schedule_played_event_by_event(exchange, rate, b
         assert step.communication == pytest.approx(by_hand)
 
 
-def test_a_slow_network_exposes_all_and_a_fast_one_the_last_bucket():
-    step = time_step(SIZES, 32, Cluster(Network(1e6), 4, 0.01), "allreduce")
-    assert step.seconds == pytest.approx(step.serial, rel=1e-4)
-    step = time_step(SIZES, 32, Cluster(Network(1e12), 4, 1.0), "allreduce")
-    last = assign_buckets(SIZES) == assign_buckets(SIZES)[0]
-    assert step.exposed == pytest.approx(sent("allreduce", 4, 32.0 * np.dot(SIZES, last)) / 1e12)
-    assert step.ideal == 1.0
-
-
 def test_the_codecs_time_is_never_hidden_and_at_the_break_even_rate_the_steps_are_equally_long():
     free, paid = (time_step(SIZES, 4, CLUSTER, "two-shot", codec_seconds=s) for s in (0.0, 0.05))
     reference, names = time_step(SIZES, 32, CLUSTER, "allreduce"), ("seconds", "serial", "ideal")
@@ -153,17 +144,6 @@ def test_above_the_break_even_bandwidth_a_codec_saves_less_than_a_hundredth(code
     wide = Cluster(Network(1e9), 16, 0.18)
     assert break_even_bandwidth(SIZES, 4, wide, "allgather", 16) == 0.0
     assert break_even_bandwidth(SIZES, 4, wide, "two-shot", 16) > 1e9
-
-
-def test_a_step_in_one_number_has_the_bits_of_each_tensor():
-    bits = np.array([2.0, 8, 4, 32, 3, 3, 32, 4])
-    assert step_seconds(SIZES, bits, CLUSTER) == time_step(SIZES, bits, CLUSTER, "two-shot").seconds
-    assert step_seconds([], [], CLUSTER) == CLUSTER.step_time
-
-
-@pytest.mark.parametrize(("text", "bits"), [("1Gbit/s", 1e9), ("10MB/s", 8e7), ("56 kbit/s", 56e3), ("1e9bit/s", 1e9)])
-def test_rates(text, bits):
-    assert Network.parse(text).bandwidth == bits
 
 
 @pytest.mark.parametrize(

@@ -93,17 +93,6 @@ def test_merging_halves_equals_the_whole(bucket):
     assert (merged.zeros, merged.size, merged.buckets) == (whole.zeros, whole.size, whole.buckets)
 
 
-def test_a_sketch_in_blocks_equals_the_sum_over_blocks():
-    bucket = 1 << 19
-    x = law("normal", 3 * (1 << 20) + 100)
-    whole = MomentSketch.of(x, "linf", bucket)
-    parts = [MomentSketch.of(x[p : p + (1 << 20)], "linf", bucket) for p in range(0, x.size, 1 << 20)]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    assert (total.sums == whole.sums).all()
-
-
 def test_zeros_and_zero_buckets():
     x = np.zeros(300, np.float32)
     x[250:] = 2.0
@@ -121,13 +110,6 @@ def test_nonfinite_values_are_counted_and_left_out():
     clean = MomentSketch.of([1.0, 0.0, -2.0, 0.0, 0.0], "linf")
     assert (sketch.nonfinite, sketch.size, sketch.zeros) == (2, 3, 1)
     assert (sketch.sums == clean.sums).all()
-
-
-def test_energy_is_the_squared_norm():
-    x = law("lognormal", 10_000)
-    for norm in ("l2", "linf", "l1", "none"):
-        truth = math.fsum(x.astype(np.float64) ** 2)
-        assert math.isclose(MomentSketch.of(x, norm, 77).energy, truth, rel_tol=1e-12)
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.0], [1e-45], [3.4e38, -3.4e38], [1e-45, 3.4e38]])
@@ -238,15 +220,6 @@ def test_log2_moments_are_those_of_the_values(spread):
     assert found.count == logs.size
     assert math.isclose(found.mu, logs.mean(), rel_tol=1e-9)
     assert math.isclose(found.sigma, logs.std(), rel_tol=1e-6, abs_tol=1e-7)
-
-
-def test_log2_moments_of_nothing_and_of_normalized_values():
-    found = MomentSketch.of(np.zeros(5), norm="none").log2_moments()
-    assert found.count == 0
-    assert math.isnan(found.mu)
-    assert math.isnan(found.sigma)
-    with pytest.raises(UsageError, match="norm=none"):
-        MomentSketch.of([1.0, 2.0], norm="l2").log2_moments()
 
 
 def test_largest_is_exact_where_the_last_bin_holds_one_value_and_a_close_bound_elsewhere():

@@ -1,6 +1,5 @@
 """Plans from curves: budgets, weights, groups, what they are compared with, and how firm they are."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -83,23 +82,6 @@ def test_a_codec_that_is_unknown_at_one_step_is_no_option():
     curves = curves_of_laws()
     curves.error[2, 1], curves.bits[2, 1], curves.energy[2, 1] = np.nan, np.nan, np.nan
     assert planned(curves).tensors[2].bits < before.bits
-
-
-def test_resampled_steps_come_in_blocks_and_count_as_often_as_there_are_steps():
-    counts, block = resampled(27, 50, 0)
-    assert (block, counts.shape) == (3, (50, 27))
-    assert (counts.sum(axis=1) == 27).all()
-    assert counts.std() > 0
-
-
-def test_where_all_steps_are_alike_every_choice_is_stable():
-    curves = curves_of_laws(steps=1)
-    assert bootstrap(curves, np.zeros(4, np.int64), None) is None
-    same = {name: np.repeat(getattr(curves, name), 6, axis=1) for name in ("bits", "error", "energy")}
-    plan = planned(dataclasses.replace(curves, steps=tuple(range(6)), **same))
-    assert [row.stable for row in plan.tensors] == [1.0] * 4
-    assert plan.confidence.regret[0] == pytest.approx(plan.confidence.regret[2])
-    assert plan.confidence.gain[0] == pytest.approx(1 - plan.totals.error / plan.uniform.error)
 
 
 def test_the_regret_is_over_a_true_lower_bound():

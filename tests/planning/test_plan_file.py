@@ -88,11 +88,6 @@ def test_a_damaged_plan_is_refused_in_one_line(tmp_path, plan, message):
     assert "\n" not in str(caught.value)
 
 
-def test_yaml_is_refused_by_name(tmp_path, plan):
-    with pytest.raises(UsageError, match="plans are TOML now: run gtrace plan TRACE -o"):
-        save_plan(plan, tmp_path / "plan.yaml")
-
-
 @pytest.mark.parametrize(
     ("suffix", "content", "message"),
     [

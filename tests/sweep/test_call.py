@@ -30,11 +30,6 @@ def test_text_lists_and_codecs_over_ranges(trace):
     assert specs(gtrace.sweep(trace, "topk", ratio=[0.1, 0.2])) == ["topk:ratio=0.1", "topk:ratio=0.2"]
 
 
-def test_the_earlier_name_gives_the_same_rows(trace):
-    one, other = gtrace.sweep(trace, "qsgd", bits=3), gtrace.run_sweep(trace, ["qsgd:bits=3"])
-    assert list(map(str, one.rows())) == list(map(str, other.rows()))
-
-
 def test_without_codecs_it_measures_what_the_command_does(trace):
     result = gtrace.sweep(trace, steps=(0, 1))
     names = {spec.partition(":")[0] for spec in specs(result)}

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from helpers_sweep import PLUGIN, rows_of, write_trace
-from helpers_trace import write_arrays
 
 import gtrace
 from gtrace.cli import main
@@ -20,7 +19,6 @@ from gtrace.errors import TraceError, UsageError
 from gtrace.sweep import ResultStore
 from gtrace.sweep import cluster as tasks_module
 from gtrace.sweep.cluster import _Arrivals, connected, cut
-from gtrace.sweep.jobs import Job
 
 distributed = pytest.importorskip("distributed")
 dask = pytest.importorskip("dask")
@@ -190,12 +188,6 @@ def test_another_version_on_the_workers_is_refused(trace, client, monkeypatch):
         gtrace.run_sweep(trace, ["none"], scheduler=client)
 
 
-def test_a_failure_in_a_task_is_the_sweeps(tmp_path, client):
-    path = write_arrays(tmp_path / "nan.zarr", {"w": [1.0, float("nan")]})
-    with pytest.raises(TraceError, match=r"worker tcp.*w at step 0: 1 of 2 gradients are not finite"):
-        gtrace.run_sweep(path, ["none"], nonfinite="error", scheduler=client)
-
-
 def test_what_cannot_be_sent_or_reached_is_told(trace, tmp_path, client, monkeypatch):
     with pytest.raises(UsageError, match=r"--jobs: sets workers"):
         gtrace.run_sweep(trace, ["none"], scheduler=client, jobs=2)
@@ -238,24 +230,6 @@ def test_blocks_are_handed_over_once_whatever_comes_twice_or_not_at_all():
     arrivals.end("a", ["x", "y", "z", "u", "v"])
     said(0, "x")  # of a task that is over, or of another sweep
     assert got == ["x", "y", "z", "u", "v"]
-
-
-def test_jobs_are_cut_between_steps_and_put_together():
-    topk, qsgd = gtrace.codec("ef:topk"), gtrace.codec("qsgd:bits=3")
-
-    def job(codec, size, steps):
-        return Job("w", 32, steps, tuple((k, ((codec, (0,)),)) for k in range(len(steps))), size=size)
-
-    def shape(jobs):
-        return [[[index for index, _ in part.wanted] for part in task] for task in cut(jobs, 1.0)]
-
-    large, steps = 10**7, (0, 1, 2, 10, 11)
-    assert shape([job(qsgd, 10 * large, steps)]) == [[[index]] for index in range(5)]
-    assert shape([job(topk, 10 * large, steps)]) == [[[0, 1, 2]], [[3, 4]]]
-    assert shape([job(qsgd, 10, steps)] * 3) == [[[0, 1, 2, 3, 4]] * 3]
-    parts = [part for task in cut([job(topk, 10 * large, steps)], 1.0) for part in task]
-    assert [part.job.final for part in parts] == [False, True]
-    assert [spec for part in parts for _, specs in part.wanted for spec, _ in specs] == ["ef:topk"] * 5
 
 
 def test_without_dask_one_line_says_what_to_install(trace, monkeypatch):

@@ -1,6 +1,5 @@
 """Result files that somebody damaged or forged end in one line, at once, and leave everything as it was."""
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -12,7 +11,6 @@ import helpers_trace
 import pytest
 
 import gtrace
-from gtrace.cli import main
 from gtrace.errors import OutputExistsError, TraceError
 from gtrace.sweep import ResultStore
 from gtrace.sweep.reading import MAX_NAME, MAX_WARNINGS
@@ -247,29 +245,6 @@ def test_warnings_and_names_without_end_are_cut(path):
     assert found[-1].startswith("8 more warnings are left out")
     change(path, f"UPDATE texts SET text = text || '{'x' * MAX_NAME}' WHERE id = 1")
     refused(path, "texts holds a text of more than 4096 characters")
-
-
-def test_a_file_in_write_ahead_mode_leaves_no_log_behind(path):
-    with closing(sqlite3.connect(path)) as sql:
-        sql.execute("PRAGMA journal_mode=WAL")
-    before = contents(path.parent)
-    assert len(ResultStore.load(path)) == 8
-    assert contents(path.parent) == before
-
-
-@pytest.mark.parametrize("command", [["report"], ["report", "-o", "out.md"]])
-def test_the_command_ends_in_one_line(command, path, capsys, monkeypatch):
-    monkeypatch.chdir(path.parent)
-    change(path, "UPDATE meta SET value = ? WHERE key = 'version'", values=(json.dumps("\x1b]0;owned\x07\n2"),))
-    before = contents(path.parent)
-    with pytest.raises(SystemExit) as end:
-        main([*command[:1], str(path), *command[1:]])
-    told = capsys.readouterr()
-    assert end.value.code == 3
-    assert told.err.startswith("gtrace: ")
-    assert told.err.count("\n") == 1
-    assert told.err.removesuffix("\n").isprintable()
-    assert contents(path.parent) == before
 
 
 def _hold(path, ready, done):

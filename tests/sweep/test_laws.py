@@ -6,7 +6,7 @@ from helpers_laws import LAYERS, STEPS, gradient, memory_trace
 
 from gtrace.errors import UsageError
 from gtrace.fitting.magnitudes import LAWS, fit_magnitudes
-from gtrace.sweep.laws import LawVerdict, follow_laws, judge, verdict_sentences
+from gtrace.sweep.laws import follow_laws, judge, verdict_sentences
 from gtrace.trace import Trace
 from gtrace.trace.choose import choose_infos, choose_steps
 
@@ -50,24 +50,11 @@ def test_the_verdict_is_the_mean_over_layers_and_steps_with_enough_elements():
     assert third == "Not in the averages: 1 layer with fewer than 100 non-zero elements."
 
 
-def test_another_winner_is_named_and_lognormal_told_too():
-    distances = dict.fromkeys(LAWS, 0.4) | {"normal": 0.3, "loglaplace": 0.1, "lognormal": 0.12}
-    sentences = verdict_sentences(LawVerdict(distances, {"loglaplace": 2}, 2, 1, 0))
-    assert "loglaplace law fits best on average: mean KS distance 0.100, the normal law's is 0.300, 3.0" in sentences[0]
-    assert sentences[1] == "The lognormal law's mean distance is 0.120."
-    assert sentences[2] == "Nearest law by number of gradients: loglaplace 2."
-
-
 def test_nothing_to_judge():
     trace = Trace.from_arrays({"zero": np.zeros(500), "few": np.ones(3)})
     assert verdict_sentences(judge(list(layers_of(trace).values()))) == [
         "No tensor has the 100 non-zero elements that are needed to compare laws."
     ]
-
-
-def test_equal_magnitudes_tell_no_law():
-    trace = Trace.from_arrays({"same": np.full(500, 0.5)})
-    assert judge(list(layers_of(trace).values())).cells == 0
 
 
 def test_steps_are_spread_with_both_ends():
@@ -79,12 +66,3 @@ def test_steps_are_spread_with_both_ends():
     assert len(choose_steps(trace, infos)) == 16
     with pytest.raises(UsageError, match="none of these steps is in the trace; it has 34 steps from 0 to 99"):
         choose_steps(trace, infos, [1])
-
-
-def test_tensors_are_chosen_by_pattern():
-    trace = memory_trace()
-    assert [info.name for info in choose_infos(trace, ["?i*"])] == ["wide", "tiny"]
-    with pytest.raises(UsageError, match="no tensor matches 'wyde'; did you mean wide"):
-        choose_infos(trace, ["wyde"])
-    with pytest.raises(UsageError, match="weight"):
-        choose_infos(trace, kind="weight")

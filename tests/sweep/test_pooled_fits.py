@@ -55,27 +55,6 @@ def test_rows_are_the_same_wherever_a_sweep_begins(trace, result, steps):
     assert all([whole[key][k] for k in there] == [row[k] for k in there] for key, row in part.items())
 
 
-def test_rows_do_not_depend_on_jobs_or_on_an_interruption(trace, result, tmp_path):
-    assert rows_of(gtrace.run_sweep(trace, SPECS, jobs=2)) == rows_of(result)
-    path = tmp_path / "out.db"
-    for steps in ([22, 23, 90], None):
-        found = gtrace.run_sweep(trace, SPECS, steps=steps, output=path, jobs=1)
-    assert rows_of(found) == rows_of(result)
-
-
-def test_chunks_give_the_same_expectations(trace, result):
-    spec = "alq:bits=4,bucket_size=64"
-    whole = {
-        (row["tensor"], row["step"]): row
-        for row in result.rows()
-        if row["codec"] == spec and row["draw"] == EXPECTATION
-    }
-    found = gtrace.run_sweep(trace, [spec], draws=0, chunk=128, steps=[22, 32], jobs=1)
-    assert len(found) == 4
-    for row in found.rows():
-        assert row["squared_error"] == pytest.approx(whole[row["tensor"], row["step"]]["squared_error"], rel=1e-9)
-
-
 def test_a_fit_looks_at_the_captured_steps_before_whatever_the_gaps(trace, result):
     chosen = gtrace.codec("alq:bits=4,bucket_size=64")
     sketches = {step: MomentSketch.from_spec(np.nan_to_num(trace.read("t", step)), chosen.needs) for step in STEPS}
@@ -104,9 +83,3 @@ def test_a_codec_with_memory_pools_what_it_saw(trace, result):
         assert row["squared_error"] == pytest.approx(float(np.sum((arrived - wide) ** 2)), rel=1e-9)
         views.append(MomentSketch.from_spec(chosen.view(state, values), chosen.needs))
         state = chosen.update(state, values, arrived)
-
-
-def test_thresholds_follow_the_step_before(trace):
-    specs = ["prune:sparsity=0.8", "fp:e4m3"]
-    pools, previous = (gtrace.run_sweep(trace, specs, refit=refit, jobs=1) for refit in ("pooled", "previous"))
-    assert rows_of(pools) == rows_of(previous)

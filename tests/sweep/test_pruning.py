@@ -18,13 +18,6 @@ def trial():
     return found
 
 
-def test_cells_are_those_of_the_steps_asked_for(trial):
-    assert [(cell.tensor, cell.step) for cell in trial.cells[:2]] == [("wide", 0), ("wide", 20)]
-    assert len(trial.cells) == 8
-    assert trial.cells[0].zeros == np.mean(gradient("wide", 0) == 0)
-    assert trial.cells[0].wanted.tolist() == [max(s, trial.cells[0].zeros) for s in ASKED]
-
-
 def test_expected_sparsity_and_its_error_are_those_of_the_definition(trial):
     for cell in trial.cells:
         x = np.abs(gradient(cell.tensor, cell.step)).astype(np.float64)
@@ -64,18 +57,6 @@ def test_sharing_sparsity_out_never_costs_cosine(trial):
         assert (found.heterogeneous >= found.homogeneous - 1e-9).all()
         assert (found.heterogeneous > found.homogeneous + 0.01).any()
         assert (np.diff(found.homogeneous) < 0).all()
-
-
-def test_draws_are_reproducible_and_keyed():
-    trace = memory_trace()
-
-    def realized(seed):
-        found = PruningTrial(frozenset([0]), seed=seed)
-        follow_laws(trace, choose_infos(trace, ["narrow"]), frozenset([0]), look=found)
-        return found.cells[0].realized
-
-    np.testing.assert_array_equal(realized(0), realized(0))
-    assert (realized(0) != realized(1)).any()
 
 
 def test_zeros_and_nonfinite_gradients_are_passed_over():

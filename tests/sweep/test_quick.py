@@ -3,7 +3,6 @@
 import pytest
 from helpers_sweep import write_trace
 
-from gtrace.cli import console
 from gtrace.sweep.quick import announce, representative_steps, wait_for_kernels
 from gtrace.sweep.run import expand
 from gtrace.trace import open_trace
@@ -44,14 +43,3 @@ def test_the_first_sweep_says_that_it_compiles(tmp_path, monkeypatch):
     assert "once" in wait_for_kernels()
     (tmp_path / "kernels").mkdir()
     assert wait_for_kernels() == ""
-
-
-def test_a_pipe_gets_a_line_a_minute(capsys, monkeypatch):
-    with console.work_progress("sweep", quiet=False) as update:
-        update(1, 10)
-        assert capsys.readouterr().err == ""
-        monkeypatch.setattr(console, "_A_LINE_EVERY", 0.0)
-        update(4_000_000, 10_000_000)
-    assert capsys.readouterr().err.startswith("gtrace: sweep: 4 M of 10 M values, ")
-    with console.work_progress("sweep", quiet=True) as nothing:
-        assert nothing is None

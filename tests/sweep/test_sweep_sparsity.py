@@ -9,7 +9,6 @@ from gtrace import fitting
 from gtrace.errors import UsageError
 from gtrace.sketch import MomentSketch
 from gtrace.sweep import EXPECTATION
-from gtrace.sweep.fits import Allocation
 from gtrace.trace import Trace
 from gtrace.types import Key, State
 
@@ -117,34 +116,6 @@ def test_shares_depend_on_neither_jobs_nor_order_nor_resumption(tmp_path):
     out = tmp_path / "part.db"
     gtrace.run_sweep(trace, codecs[:1], steps=[2], output=out)
     assert rows_of(gtrace.run_sweep(trace, codecs, output=out)) == rows_of(whole)
-
-
-def test_a_step_is_allocated_once():
-    calls = []
-
-    class Counting:
-        def sketch(self, name, step, spec):
-            calls.append((name, step))
-            return gtrace.MomentSketch.from_spec(gradient(name, step), spec)
-
-    steps = {name: list(sizes) for name, sizes in SIZES.items()}
-    codecs = [gtrace.codec(MIXED), gtrace.codec(MIXED, sparsity=0.5), gtrace.codec("qsgd")]
-    allocation = Allocation(Counting(), steps, [(codec, None) for codec in codecs])
-    assert calls == []
-    for codec in codecs[:2]:
-        for name in ("conv", "fc"):
-            allocation.share(codec, name, 0)
-    assert sorted(calls) == [("conv", 0), ("fc", 0)]
-
-
-def test_other_tensors_and_other_kinds_make_another_sweep(tmp_path):
-    gtrace.run_sweep(neural_trace(), [MIXED], output=tmp_path / "x.db", tensors=["conv"])
-    with pytest.raises(gtrace.errors.OutputExistsError):
-        gtrace.run_sweep(neural_trace(), [MIXED], output=tmp_path / "x.db")
-    path = write_both(tmp_path / "run.zarr")
-    gtrace.run_sweep(path, ["prune"], output=tmp_path / "y.db")
-    with pytest.raises(gtrace.errors.OutputExistsError):
-        gtrace.run_sweep(path, ["prune"], output=tmp_path / "y.db", kind="neural")
 
 
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])

@@ -195,21 +195,6 @@ def test_arguments_are_checked():
         MomentSketch.of(np.array([1j]))
 
 
-@pytest.mark.parametrize("tail", ["quantized", "exact"])
-def test_bucket_moments_are_those_of_the_fitting_module(tail):
-    from gtrace.fitting import bucket_moments
-    from gtrace.types import SummarySpec
-
-    x = law("student t3", 1050)
-    spec = SummarySpec("l2", 100, tail, bucket_moments=True)
-    sketch = MomentSketch.from_spec(x, spec)
-    assert (sketch.bucket_moments == bucket_moments(x, spec)).all()
-    r = x[100:200].astype(np.float64) / np.float64(naive.norm_of(x[100:200], "l2"))
-    assert np.allclose(sketch.bucket_moments[1], [r.mean(), r.std(ddof=1), naive.norm_of(x[100:200], "l2")], rtol=1e-6)
-    both = sketch + sketch
-    assert both.bucket_moments.shape == (2 * sketch.buckets, 3)
-
-
 @pytest.mark.parametrize("spread", [0.0, 1e-4, 0.3, 6.0, 25.0])
 def test_log2_moments_are_those_of_the_values(spread):
     rng = np.random.default_rng(3)

@@ -174,13 +174,6 @@ def test_whatever_the_values_levels_ascend(method, zero, values, bucket, norm):
     assert np.isfinite(expected_variance(sketch, levels, zero))
 
 
-def test_narrow_laws_have_as_many_levels_as_float32_tells_apart():
-    levels = alq_levels(TruncatedNormalMixture([0.5], [1e-12], [1.0]), 8)
-    assert levels.size < 128
-    assert (np.diff(levels.astype(np.float32)) > 0).all()
-    assert alq_levels(TruncatedNormalMixture([0.0], [1e-6], [1.0]), 8).size == 128
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

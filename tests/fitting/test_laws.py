@@ -9,8 +9,8 @@ from helpers_fitting import MIXTURES, around, cell_error, quadrature, sampled_er
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError
 from gtrace.fitting import alq_levels, expected_variance
-from gtrace.fitting.laws import MixtureLaw, SketchLaw, as_law, bucket_moments, moment_mixture
-from gtrace.fitting.levels import STARTS, exponential_grid, named_grid, uniform_grid
+from gtrace.fitting.laws import SketchLaw, as_law, bucket_moments, moment_mixture
+from gtrace.fitting.levels import exponential_grid, named_grid, uniform_grid
 from gtrace.kernels import descent, mixture
 from gtrace.sketch import MomentSketch
 from gtrace.types import SummarySpec
@@ -147,27 +147,6 @@ def test_point_masses_of_a_mixture_cost_what_they_should():
         assert alq_levels(law, 3, zero).size == 4
 
 
-def test_spikes_are_found_and_nothing_else():
-    few = MomentSketch.of(np.array([0, 3, -3, 4, 0.5], np.float32), norm="linf")
-    assert as_law(few).spikes() == pytest.approx([0.0, 0.125, 0.75, 1.0])
-    assert as_law(MomentSketch.of(heavy())).spikes() is None
-    one_bin = MomentSketch.of(1 + 1e-5 * np.random.default_rng(0).random(100), norm="linf")
-    assert as_law(one_bin).spikes() is None
-    assert as_law(TruncatedNormalMixture([0.2, -0.2, 0.5], [0, 0, 0], [1, 1, 1])).spikes().tolist() == [0.2, 0.5]
-    assert as_law(MIXTURES["one"]).spikes() is None
-
-
-@pytest.mark.parametrize("mirrored", [True, False])
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("name", LAWS)
-def test_every_start_is_a_grid(name, start, mirrored):
-    grid = named_grid(LAWS[name], start, 8, mirrored)
-    assert grid.size == 8
-    assert (np.diff(grid) > 0).all()
-    assert grid[-1] == 1.0
-    assert grid[0] > 0 if mirrored else grid[0] == 0
-
-
 def test_uniform_and_exponential_grids():
     assert uniform_grid(4, True) == pytest.approx([0, 1 / 3, 2 / 3, 1])
     assert uniform_grid(4, False) == pytest.approx([1 / 7, 3 / 7, 5 / 7, 1])
@@ -251,13 +230,6 @@ def test_what_is_no_law_is_refused():
         as_law(MomentSketch.of(np.ones(3)), symmetric=False)
 
 
-def test_laws_without_weight():
-    assert as_law(MomentSketch.of(np.zeros(10))) is None
-    assert as_law(MomentSketch.of([])) is None
-    assert as_law(TruncatedNormalMixture([0.0], [0.0], [1.0])) is None
-    assert isinstance(as_law(TruncatedNormalMixture([0.0], [0.0], [1.0]), symmetric=False), MixtureLaw)
-
-
 def test_variance_asks_for_levels_that_cover_the_law():
     law = MIXTURES["one"]
     with pytest.raises(UsageError, match="cover"):
@@ -319,17 +291,3 @@ def test_the_law_of_the_papers():
     assert (drawn.means != moment_mixture(moments, 20, seed=2).means).any()
     mean = moment_mixture(moments, mean_only=True)
     assert (mean.means.item(), mean.sigmas.item()) == pytest.approx(moments[:, :2].mean(axis=0))
-
-
-def test_zero_buckets_have_no_part_in_a_law():
-    values = np.concatenate([np.zeros(128), heavy(128)]).astype(np.float32)
-    moments = bucket_moments(values, SummarySpec("l2", 64))
-    for weighted in (True, False):
-        assert moment_mixture(moments, weighted=weighted).means == pytest.approx(moments[2:, 0])
-    assert moment_mixture(moments, mean_only=True).means[0] == pytest.approx(moments[2:, 0].mean())
-    nothing = moment_mixture(moments[:2])
-    assert (nothing.means.tolist(), nothing.sigmas.tolist()) == ([0.0], [0.0])
-    with pytest.raises(UsageError, match="shape"):
-        moment_mixture(np.ones(3))
-    with pytest.raises(UsageError, match="components"):
-        moment_mixture(moments, 0)

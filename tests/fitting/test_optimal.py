@@ -137,20 +137,6 @@ def test_matches_twins_on_laws(name, weighted):
         assert value == pytest.approx(twin(x, s, weights), rel=1e-12 if name in WIDE else 1e-10)
 
 
-def test_matches_a_twin_at_a_hundred_thousand_points():
-    x = rng(6).standard_t(2, 100_000).astype(np.float32)
-    assert check_certified(x, 8) == pytest.approx(monotone_optimum(x, 8), rel=1e-11)
-
-
-@pytest.mark.parametrize("n", [31, 120, 3000])
-def test_evenly_spaced_points_have_a_closed_form(n):
-    # All orders of the two interval lengths tie, and so do paths of several numbers of intervals at one price.
-    for s in (3, 7, 16, 29):
-        length, longer = divmod(n - 1, s - 1)
-        lengths = np.array([length] * (s - 1 - longer) + [length + 1] * longer, np.float64)
-        assert check_certified(np.arange(n), s) == pytest.approx(np.sum(lengths**3 - lengths) / 6, rel=1e-12)
-
-
 @pytest.mark.parametrize("name", ["t1", "spiked", "rounded"])
 def test_certificate_holds_at_two_million_points(name):
     x = laws(2_000_000, 9)[name]
@@ -295,34 +281,3 @@ def test_spans_are_the_sums_they_stand_for(points, data):
     up, down = y - y[0], y[-1] - y
     expected = [y[0], y[-1], v.sum(), v @ up, v @ down, v @ (up * down)]
     assert cells[0] == pytest.approx(expected, rel=1e-13, abs=1e-300)
-
-
-def test_lower_bounds_hold_for_any_levels_in_their_cells():
-    # The bound of every pair of cells, against the cost and the moved slopes of all pairs of points in them.
-    x = np.sort(rng(17).standard_t(2, 90))
-    weights, penalty = np.empty(0), 0.02
-    nodes = np.empty((-(-x.size // interval_sums.NODE), interval_sums.COLUMNS))
-    interval_sums.sum_nodes(x, weights, nodes)
-    first, cells, live, low, high = kernels.divide(x, weights, nodes, np.ones(nodes.shape[0]), x[0], x[-1], 12)
-    found = kernels.exact_lengths(cells, kernels.sum_jumps(cells), live, low, high, 1e300, 1.0)
-    start, count, table, slope, _ = found
-    steep = slope.copy()
-    bounds = kernels.bound_paths(cells, live, high, *found, penalty, 1e300)
-    # A second level in a cell never lowers a bound.
-    left, right = cells[:, interval_sums.LEFT], cells[:, interval_sums.RIGHT]
-    assert (slope * (right - left) <= penalty * (1 + 1e-12)).all()
-    assert (slope < steep).any()
-    assert bounds[2].all()
-    tight = 0
-    for b in range(1, live.size):
-        for t in range(count[b]):
-            a = high[b] - t
-            lengths = [
-                np.sum((z - x[i:j]) * (x[i:j] - y)) + penalty + slope[a] * (y - left[a]) - slope[b] * (z - left[b])
-                for i in range(first[a], first[a + 1])
-                for j in range(first[b], first[b + 1])
-                for y, z in [(x[i], x[j])]
-            ]
-            assert table[start[b] + t] <= min(lengths) + 1e-12 * abs(min(lengths))
-            tight += table[start[b] + t] > 0.5 * min(lengths) > 0
-    assert tight > 20

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gtrace import MomentSketch, codec
-from gtrace.coding.sketches import pack_sketch, unpack_sketch
 from gtrace.errors import UsageError
 from gtrace.fitting.pooling import DECAY, Pool, RunningPool, pooled
 from gtrace.types import SummarySpec
@@ -98,12 +97,3 @@ def test_a_pool_comes_back_from_its_arrays(steps, moments):
     if moments:
         np.testing.assert_array_equal(a.bucket_moments, sketches[-1].bucket_moments)
         np.testing.assert_array_equal(b.bucket_moments, a.bucket_moments)
-
-
-def test_a_mean_travels_as_bytes():
-    found = pooled([MomentSketch.of(gradient(step), "l2", 64) for step in range(3)])
-    back = unpack_sketch(pack_sketch(found, 10))
-    assert back.size == found.size
-    np.testing.assert_allclose(back.sums, found.sums, rtol=1e-12, atol=1e-300)
-    levels = [0.0, 0.2, 1.0]
-    assert back.expected_error(levels) == pytest.approx(found.expected_error(levels), rel=1e-9)

@@ -69,16 +69,6 @@ def test_thresholds_are_right_to_1e_8_in_the_logarithm(sigma, mu):
         assert abs(float(off / slope)) < 1e-8
 
 
-def test_sparsity_broadcasts_and_knows_point_masses():
-    got = fitting.sparsity([[0.5], [4.0]], 0.0, [0.0, 1.0])
-    assert got.shape == (2, 2)
-    assert got[:, 0].tolist() == [0.0, 0.75]
-    assert fitting.unpruned([0.5, 4.0], 0.0, 0.0).tolist() == [1.0, 0.25]
-    assert fitting.pruning_threshold(0.75, 0.0, 0.0) == pytest.approx(4.0)
-    assert fitting.pruning_threshold(0.0, 3.0, 1.0) == 0.0
-    assert float(fitting.sparsity(0.0, 0.0, 1.0)) == 0.0
-
-
 def test_refusals():
     for s in (-0.1, 1.0, math.nan):
         with pytest.raises(UsageError, match="below 1"):

@@ -1,12 +1,10 @@
 """A sweep on a Dask cluster gives the rows of one on threads, whatever is lost on the way."""
 
 import os
-import pickle
 import sqlite3
 import subprocess
 import sys
 import time
-import zlib
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.errors import TraceError, UsageError
 from gtrace.sweep import ResultStore
 from gtrace.sweep import cluster as tasks_module
-from gtrace.sweep.cluster import _Arrivals, connected, cut
+from gtrace.sweep.cluster import cut
 
 distributed = pytest.importorskip("distributed")
 dask = pytest.importorskip("dask")
@@ -204,32 +202,6 @@ def test_what_cannot_be_sent_or_reached_is_told(trace, tmp_path, client, monkeyp
         with pytest.raises(UsageError, match=said):
             gtrace.run_sweep(trace, ["none"], scheduler=scheduler, output=tmp_path / "o.db")
     assert not (tmp_path / "o.db").exists()
-
-
-def test_a_scheduler_file_and_one_without_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr("gtrace.sweep.cluster.CONNECT_SECONDS", 0.5)
-    with distributed.LocalCluster(n_workers=0, dashboard_address=":0", silence_logs=60) as empty:
-        file = tmp_path / "scheduler.json"
-        file.write_text(f'{{"address": "{empty.scheduler_address}"}}')
-        with pytest.raises(UsageError, match=r"has no workers; start some with `dask worker tcp://"), connected(file):
-            pass
-
-
-def test_blocks_are_handed_over_once_whatever_comes_twice_or_not_at_all():
-    def said(first, *blocks):
-        arrivals.heard((0.0, {"task": "a", "first": first, "blocks": zlib.compress(pickle.dumps(blocks))}))
-        arrivals.drain()
-
-    got = []
-    arrivals = _Arrivals(got.append)
-    arrivals.begin("a")
-    said(0, "x", "y")
-    said(0, "x", "y", "z")  # again, after its worker was lost
-    said(4, "v")  # the one before it was lost
-    assert got == ["x", "y", "z"]
-    arrivals.end("a", ["x", "y", "z", "u", "v"])
-    said(0, "x")  # of a task that is over, or of another sweep
-    assert got == ["x", "y", "z", "u", "v"]
 
 
 def test_without_dask_one_line_says_what_to_install(trace, monkeypatch):

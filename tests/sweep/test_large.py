@@ -67,28 +67,6 @@ def test_what_needs_all_values_has_them_up_to_four_chunks(trace):
     assert not found.warnings
 
 
-def test_what_needs_all_values_of_a_larger_tensor_is_skipped_and_said(trace):
-    found = gtrace.run_sweep(trace, [*CODECS, "topk:ratio=0.1"], tensors=["large"], jobs=1, chunk=CHUNK)
-    assert set(found["codec"]) == set(map(str, map(gtrace.codec, CODECS)))
-    (line,) = found.warnings
-    assert line.startswith("large has more than 4 chunks of 1024 values: without topk, which needs all values")
-    only = gtrace.run_sweep(trace, ["qsgd:bucket_size=100,bits=3", CODECS[0]], draws=0, jobs=1, chunk=CHUNK)
-    assert {t: list(only["tensor"]).count(t) for t in SIZES} == {"large": 3, "medium": 6, "small": 6}
-
-
-def test_nonfinite_values_in_a_chunk():
-    bad = values("large", 0).copy()
-    bad[[5, 9_999]] = np.nan
-    trace = Trace.from_arrays({"large": bad})
-    skipped = gtrace.run_sweep(trace, CODECS[:1], draws=0, chunk=CHUNK)
-    assert list(skipped["note"]) == ["2 non-finite, skipped"]
-    rows = [
-        next(iter(gtrace.run_sweep(trace, CODECS[:1], draws=0, chunk=c, nonfinite="zero").rows()))
-        for c in (CHUNK, 2**24)
-    ]
-    assert rows[0]["squared_error"] == pytest.approx(rows[1]["squared_error"], rel=1e-12)
-
-
 def test_nothing_passes_a_large_task_that_waits():
     gate, entered = Gate(10), []
 

@@ -83,15 +83,6 @@ def test_variances_along_samples_are_those_of_drawn_errors(path, costs):
     assert np.trace(costs.gram[where]) == pytest.approx(np.trace((samples * covariance) @ samples.T), rel=0.35)
 
 
-def test_windows_count_alike_however_small_their_gradients_are(path):
-    gradients = read(path)
-    fading = {name: {step: g * 0.01 ** (step > 10) for step, g in each.items()} for name, each in gradients.items()}
-    steady, found = (noise_costs(gtrace.run_sweep(Trace.from_arrays(g), CODECS[:2])) for g in (gradients, fading))
-    # The noise of both windows is now their geometric mean, a tenth of that of the larger one.
-    np.testing.assert_allclose(found.noise, steady.noise / 100, rtol=1e-3, atol=1e-9)
-    np.testing.assert_allclose(found.variance, steady.variance / 100, rtol=1e-3)
-
-
 def test_lost_progress_is_the_part_of_the_next_gradient_that_does_not_arrive():
     """With one gradient at all steps, the largest tenth keeps its share of the energy."""
     gradient = np.random.default_rng(1).standard_normal(1000).astype(np.float32)

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from helpers_sweep import rows_of
 
 import gtrace
 from gtrace.fitting.pooling import WINDOW, pooled
 from gtrace.sketch import MomentSketch
-from gtrace.sweep import COLUMNS, EXPECTATION
+from gtrace.sweep import EXPECTATION
 from gtrace.trace import Trace
 from gtrace.types import Key
 
@@ -39,20 +38,6 @@ def pick(result, step, chosen, draw):
     wanted = ("t", step, str(chosen), draw)
     (found,) = [r for r in result.rows() if (r["tensor"], r["step"], r["codec"], r["draw"]) == wanted]
     return found
-
-
-def by_key(result):
-    return {row[:4]: row for row in rows_of(result)}
-
-
-@pytest.mark.parametrize("steps", [[92], [20, 31], [26, 32, 91]])
-def test_rows_are_the_same_wherever_a_sweep_begins(trace, result, steps):
-    part = by_key(gtrace.run_sweep(trace, SPECS, steps=steps, jobs=1))
-    whole = by_key(result)
-    assert len(part) == len(steps) * sum(row[1] == 92 for row in whole)
-    # Windows are over the steps that a sweep covers.
-    there = [k for k, name in enumerate(COLUMNS) if not name.startswith("window")]
-    assert all([whole[key][k] for k in there] == [row[k] for k in there] for key, row in part.items())
 
 
 def test_a_fit_looks_at_the_captured_steps_before_whatever_the_gaps(trace, result):

@@ -3,7 +3,7 @@
 import pytest
 from helpers_sweep import write_trace
 
-from gtrace.sweep.quick import announce, representative_steps, wait_for_kernels
+from gtrace.sweep.quick import announce, representative_steps
 from gtrace.sweep.run import expand
 from gtrace.trace import open_trace
 
@@ -36,10 +36,3 @@ def test_what_takes_long_is_timed_first(tmp_path, monkeypatch):
         assert "; --all: 1000000 configurations on 40 steps, about " in said
         all_of_it = announce(trace, codecs, None, globs=None, kind=None, jobs=1, every=3)
     assert "--all" not in all_of_it
-
-
-def test_the_first_sweep_says_that_it_compiles(tmp_path, monkeypatch):
-    monkeypatch.setattr("gtrace.sweep.quick.cache_folder", lambda: str(tmp_path / "kernels"))
-    assert "once" in wait_for_kernels()
-    (tmp_path / "kernels").mkdir()
-    assert wait_for_kernels() == ""

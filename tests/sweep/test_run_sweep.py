@@ -230,15 +230,6 @@ def test_names_and_parameters_become_specs(names, parameters, prefix, specs):
     assert [str(c) for c in expand(names, parameters, prefix=prefix)] == specs.split()
 
 
-def test_expand():
-    assert {c.name for c in expand("all", {"bits": [3]})} == set(gtrace.codec_names())
-    assert [c.bucket_size for c in expand("qsgd:bits=3", {"bucket_size": [64, None]})] == [64, None]
-    with pytest.raises(UsageError, match="none of the chosen codecs takes it"):
-        expand("natural", {"bucket_size": [64]})
-    with pytest.raises(UsageError, match="out of range"):
-        expand("qsgd", {"bits": [1]})
-
-
 def test_whole_model_scope(trace):
     spec = "qsgdinf:bits=3,bucket_size=512,scope=model"
     found = gtrace.run_sweep(trace, [spec], jobs=1, draws=0)

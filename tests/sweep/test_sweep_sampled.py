@@ -85,11 +85,6 @@ def test_what_a_sample_cannot_answer_is_left_out_with_a_line(codec, why, traces)
     assert [why in line for line in result.warnings] == [True]
 
 
-def test_scales_of_their_own_need_no_whole_tensor(traces):
-    found = set(gtrace.run_sweep(traces[1], ["signsgd:scale=none", "fp:format=1-2-1,exponent=3"], draws=0)["method"])
-    assert found == {"signsgd", "fp"}
-
-
 def test_few_blocks_say_that_the_error_is_unknown(tmp_path):
     sample, values = BlockSample.choose("w", TOTAL, 3 * BLOCK), gradient()
     about = {"sample": sample.describe(), "shape": [TOTAL]}

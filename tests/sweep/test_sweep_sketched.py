@@ -7,7 +7,7 @@ import pytest
 from helpers_sweep import rows_of
 
 import gtrace
-from gtrace.errors import TraceError, UsageError
+from gtrace.errors import TraceError
 from gtrace.sweep import EXPECTATION, expand
 from gtrace.sweep.limits import _WITHIN
 from gtrace.trace import SketchPlan, Trace, create_trace
@@ -116,24 +116,6 @@ def test_small_tensors_have_draws_and_one_line_says_why_others_do_not(tmp_path):
     }
 
 
-def test_laws_of_buckets_clipping_and_tails_are_not_stored(tmp_path):
-    codecs = ["qsgd:bits=3", "alq:bits=3,law=truncnorm", "qsgd:bits=3,clip=2.5", "qsgd:bits=3,tail=exact"]
-    result = gtrace.run_sweep(sketched(tmp_path / "run.zarr", ("normal",)), codecs, draws=0)
-    assert set(result["codec"]) == {"qsgd:bits=3"}
-    assert {text.split(": ", 1)[1] for text in result.warnings if "mantissa bits" not in text} == {
-        "without alq: they need values (moments of each bucket are not stored): capture without --sketch",
-        "without qsgd: sketches of clipped values or exact tails are not stored: capture without --sketch",
-    }
-
-
-def test_nothing_left_is_an_error(tmp_path):
-    path = sketched(tmp_path / "run.zarr")
-    out = tmp_path / "out.db"
-    with pytest.raises(UsageError, match=r"nothing is left to do.*no closed form"):
-        gtrace.run_sweep(path, ["topk"], tensors=["normal"], output=out)
-    assert not out.exists()
-
-
 @pytest.mark.parametrize("nonfinite", ["skip", "zero", "error"])
 def test_values_that_are_not_finite(tmp_path, nonfinite):
     def damaged(name, step):
@@ -192,12 +174,3 @@ def test_shares_of_tensors_come_from_stored_sketches(tmp_path):
     result = gtrace.run_sweep(path, [spec, "qsgd:bits=2"], draws=0)
     assert set(result["codec"]) == {"qsgd:bits=2"}
     assert any("without prune: they need the sketch none" in text for text in result.warnings)
-
-
-def test_rows_do_not_depend_on_jobs_or_resumption(tmp_path):
-    path = sketched(tmp_path / "run.zarr")
-    codecs = ["qsgd:bits=3", "alq:bits=3", "topk"]
-    once = gtrace.run_sweep(path, codecs, jobs=1)
-    out = tmp_path / "part.db"
-    gtrace.run_sweep(path, codecs[:1], steps=[1], output=out)
-    assert rows_of(gtrace.run_sweep(path, codecs, output=out, jobs=3)) == rows_of(once)

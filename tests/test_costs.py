@@ -24,7 +24,6 @@ from gtrace.costs import (
     time_step,
 )
 from gtrace.errors import UsageError
-from gtrace.units import parse_values
 
 CLUSTER = Cluster(Network.parse("25Gbit/s", "20us"), ranks=8, step_time=0.18)
 SIZES = [3_000_000, 64, 20_000_000, 1000, 9_000_000, 9_000_000, 64, 400_000]
@@ -171,16 +170,10 @@ def cluster_with(**given):
     ("call", "said"),
     [
         (lambda: Network.parse("fast"), "network: 'fast' is not a valid speed; write e.g. 25Gbit/s."),
-        (lambda: Network.parse("0bit/s"), "network: '0bit/s' must be more than 0."),
         (lambda: Network.parse("25"), "network: '25' needs a unit, e.g. 25Gbit/s."),
-        (lambda: Network.parse("25Gbps"), "network: '25Gbps' has an unknown unit; write e.g. 25Gbit/s."),
-        (lambda: Network.parse("1Gbit/s", "soon"), "network: latency: 'soon' is not a valid time; write e.g. 25ms."),
         (lambda: parse_network("1Gbit/s,50us"), "--network: '50us' needs a key: latency=, topology=, compute=."),
-        (lambda: parse_network("1Gbit/s,topology=star"), "--network: topology 'star' is unknown"),
         (lambda: cluster_with(ranks=1), "ranks: 1"),
-        (lambda: cluster_with(step_time=0.0), "step time: 0 s must be more"),
         (lambda: cluster_with(backward_time=0.2), "backward: 0.2 s is more than the step's computing"),
-        (lambda: parse_values("4G", "codec"), "codec"),
         (lambda: time_step(SIZES, [1, 2], CLUSTER, "allgather"), "one number for each of the 8 sizes"),
         (lambda: time_step(SIZES, 4, CLUSTER, "ring"), "exchange: 'ring' is unknown"),
         (lambda: step_seconds(SIZES, 4.0, parse_cluster("8x25Gbit/s")), "'8x25Gbit/s' has no compute time of a step"),

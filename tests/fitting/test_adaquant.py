@@ -81,10 +81,7 @@ def test_matches_the_algorithm_of_the_paper(seed):
     [
         (([0.5], 0, 1.0, 1.0), "k: 0 does not fit"),
         (([0.5], 2, 0.0, 1.0), "gamma: 0.0 must be finite and above 0"),
-        (([0.5], 2, math.inf, 1.0), "gamma: inf must be"),
         (([0.5], 2, 1.0, 0.5), "delta: 0.5 must be finite and at least 1"),
-        (([0.5, math.nan], 2, 1.0, 1.0), "element 1 is nan"),
-        (([], 2, 1.0, 1.0), "there is none"),
     ],
 )
 def test_errors(args, message):

@@ -6,7 +6,6 @@ from helpers_fitting import GOLDEN, MIXTURES, golden_cases, mixture_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gtrace.errors import UsageError
 from gtrace.fitting import alq_levels, amq_levels, amq_multiplier, expected_variance
 from gtrace.fitting.laws import as_law
 from gtrace.fitting.levels import _Powers
@@ -75,18 +74,6 @@ def test_slopes_are_differences_of_errors():
                 assert objective.slope(p) == pytest.approx((above - below) / 2e-6, rel=1e-3)
 
 
-def test_gradient_steps_follow_the_formula_and_may_end_far_away():
-    law = MIXTURES["one"]
-    objective = powers(law, 3, False)
-    p = 0.5
-    for _ in range(4):
-        p -= 0.1 * objective.slope(p) / 2
-    assert amq_multiplier(law, 3, False, method="gd", steps=4) == pytest.approx(p, rel=1e-13)
-    assert amq_multiplier(law, 3, False, method="gd", steps=0, start=0.3) == 0.3
-    best = error_of(law, amq_multiplier(law, 5, False), 5, False)
-    assert error_of(law, amq_multiplier(law, 5, False, method="gd"), 5, False) > 2 * best
-
-
 def test_levels_are_powers():
     assert amq_levels(0.5, 3).tolist() == [0.0, 0.25, 0.5, 1.0]
     assert amq_levels(0.1, 2, zero=False) == pytest.approx([0.1, 1.0])
@@ -109,16 +96,3 @@ def test_whatever_the_values_there_is_a_multiplier(zero, values, norm):
         p = amq_multiplier(sketch, 4, zero, method=method, steps=20)
         assert 0 < p < 1
         assert np.isfinite(expected_variance(sketch, amq_levels(p, 4, zero), zero))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"bits": 1}, "between 2 and 12"),
-        ({"bits": 3, "method": "newton"}, "unknown"),
-        ({"bits": 3, "start": 1.0}, "between 0 and 1"),
-    ],
-)
-def test_what_cannot_be_fitted_is_refused(arguments, said):
-    with pytest.raises(UsageError, match=said):
-        amq_multiplier(MIXTURES["one"], **arguments)

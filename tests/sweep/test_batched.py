@@ -40,16 +40,12 @@ def trace():
     return Trace.from_arrays(steps)
 
 
-def sweep(trace, together, specs, monkeypatch, **options):
-    if not together:
-        monkeypatch.setattr(replay, "judged_together", lambda _codec: False)
-    found = gtrace.run_sweep(trace, specs, jobs=1, **options)
-    monkeypatch.undo()
-    return found
-
-
 def both_ways(trace, specs, monkeypatch, **options):
-    return (rows_of(sweep(trace, each, specs, monkeypatch, **options)) for each in (False, True))
+    """Rows of codecs that are judged alone, and those of the same codecs together."""
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "judged_together", lambda _codec: False)
+        alone = rows_of(gtrace.run_sweep(trace, specs, jobs=1, **options))
+    return alone, rows_of(gtrace.run_sweep(trace, specs, jobs=1, **options))
 
 
 @pytest.mark.parametrize("refit", ["pooled", "previous", "each", "once", [1, 3]])

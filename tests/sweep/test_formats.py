@@ -10,7 +10,6 @@ from gtrace.fitting.floats import candidates, placed_error
 from gtrace.fitting.magnitudes import fit_magnitudes
 from gtrace.planning.toml import dump
 from gtrace.sweep.formats import choose_formats, recipe
-from gtrace.trace import Trace
 from gtrace.trace.choose import choose_infos
 
 BITS = (4, 6)
@@ -52,12 +51,6 @@ def test_flushed_and_saturated_are_what_rounding_does(table):
                 rounded = found.format.round(g)
                 assert found.flushed[place] == pytest.approx(np.mean(rounded == 0), abs=1e-12)
                 assert found.saturated[place] == pytest.approx(np.mean(np.abs(g) > found.format.max), abs=1e-12)
-
-
-def test_layers_of_zeros_have_no_format():
-    trace = Trace.from_arrays({"zero": {0: np.zeros(9)}, "late": {0: np.zeros(9), 1: np.ones(9)}})
-    layers = choose_formats(trace, choose_infos(trace), frozenset([0, 1]), BITS)
-    assert [(layer.info.name, layer.steps.tolist()) for layer in layers] == [("late", [1])]
 
 
 def test_the_recipe_is_plain_and_complete(trace):

@@ -1,15 +1,11 @@
 """Tensors beyond a chunk: expectations from sums of chunks, and what needs all values at once."""
 
-import threading
-import time
-
 import numpy as np
 import pytest
 from helpers_sweep import rows_of
 from helpers_trace import write_arrays
 
 import gtrace
-from gtrace.sweep.engine import Gate
 from gtrace.sweep.gradients import Gradients
 from gtrace.trace import Trace
 from gtrace.trace import format as layout
@@ -65,24 +61,3 @@ def test_what_needs_all_values_has_them_up_to_four_chunks(trace):
     found = gtrace.run_sweep(trace, codecs, tensors=["medium", "small"], jobs=2, chunk=CHUNK)
     assert rows_of(found) == rows_of(whole)
     assert not found.warnings
-
-
-def test_nothing_passes_a_large_task_that_waits():
-    gate, entered = Gate(10), []
-
-    def enter(size):
-        with gate.held(size):
-            entered.append(size)
-
-    threads = [threading.Thread(target=enter, args=(size,)) for size in (8, 2)]
-    with gate.held(6):
-        for count, thread in enumerate(threads, 1):
-            thread.start()
-            while len(gate._waiting) < count and not entered:
-                time.sleep(0.001)
-        time.sleep(0.05)
-        assert not entered
-    for thread in threads:
-        thread.join()
-    assert sorted(entered) == [2, 8]
-    assert gate._free == 10

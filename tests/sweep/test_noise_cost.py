@@ -56,18 +56,6 @@ def test_samples_of_noise_are_contrasts_of_consecutive_steps(path, costs):
     np.testing.assert_allclose(np.linalg.eigvalsh(costs.noise), expected, rtol=1e-4)
 
 
-def test_a_drift_that_is_linear_over_a_window_is_not_noise():
-    rng = np.random.default_rng(0)
-    noise = rng.standard_normal((len(STEPS), 500)).astype(np.float32)
-    steps = np.array(STEPS)[:, None]
-    drifting = noise + np.where(steps < 10, 50 + 3 * steps, 7 * steps)
-    found = [
-        noise_costs(gtrace.run_sweep(Trace.from_arrays({"w": dict(zip(STEPS, each, strict=True))}), ["qsgdinf:bits=2"]))
-        for each in (noise, drifting)
-    ]
-    np.testing.assert_allclose(found[1].noise, found[0].noise, atol=0.02)
-
-
 def test_variances_along_samples_are_those_of_drawn_errors(path, costs):
     """Rounding errors are independent of each other, so many draws have the covariance that two draws estimate."""
     gradients = read(path)["conv.weight"]

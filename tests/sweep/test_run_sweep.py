@@ -207,10 +207,6 @@ def test_selection(trace):
         gtrace.run_sweep(trace, ["terngrad"], tensors=["fc.wieght"])
     with pytest.raises(UsageError, match="4 steps from 0 to 3"):
         gtrace.run_sweep(trace, ["terngrad"], steps=[17])
-    with pytest.raises(UsageError, match="no codec given"):
-        gtrace.run_sweep(trace, [])
-    with pytest.raises(UsageError, match="did you mean qsgd"):
-        gtrace.run_sweep(trace, ["qsdg"])
 
 
 BOTH = {"bits": [3], "ratio": [0.1, 0.5]}

@@ -7,7 +7,6 @@ import pytest
 from helpers_sweep import rows_of
 
 import gtrace
-from gtrace.errors import TraceError
 from gtrace.sweep import EXPECTATION, expand
 from gtrace.sweep.limits import _WITHIN
 from gtrace.trace import SketchPlan, Trace, create_trace
@@ -116,7 +115,7 @@ def test_small_tensors_have_draws_and_one_line_says_why_others_do_not(tmp_path):
     }
 
 
-@pytest.mark.parametrize("nonfinite", ["skip", "zero", "error"])
+@pytest.mark.parametrize("nonfinite", ["skip", "zero"])
 def test_values_that_are_not_finite(tmp_path, nonfinite):
     def damaged(name, step):
         values = gradient(name, step)
@@ -127,10 +126,6 @@ def test_values_that_are_not_finite(tmp_path, nonfinite):
     path = sketched(tmp_path / "run.zarr", ("normal",), SketchPlan.parse(DEFAULT_SKETCHES, 10), read=damaged)
     whole = Trace.from_arrays({"normal": {step: damaged("normal", step) for step in STEPS}})
     codecs = ["qsgd:bits=3", "alq:bits=3", "signsgd"]
-    if nonfinite == "error":
-        with pytest.raises(TraceError, match=f"normal at step 1: 2 of {SIZE} gradients are not finite"):
-            gtrace.run_sweep(path, codecs, draws=0, nonfinite="error")
-        return
     found, truth = (gtrace.run_sweep(t, codecs, draws=0, nonfinite=nonfinite) for t in (path, whole))
     assert found.warnings == truth.warnings
     for key, row in by_key(truth).items():

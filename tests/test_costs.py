@@ -24,7 +24,6 @@ from gtrace.costs import (
     time_step,
 )
 from gtrace.errors import UsageError
-from gtrace.units import parse_values
 
 CLUSTER = Cluster(Network.parse("25Gbit/s", "20us"), ranks=8, step_time=0.18)
 SIZES = [3_000_000, 64, 20_000_000, 1000, 9_000_000, 9_000_000, 64, 400_000]
@@ -114,15 +113,6 @@ def test_exposed_time_against_a_schedule_played_event_by_event(exchange, rate, b
         assert step.communication == pytest.approx(by_hand)
 
 
-def test_a_slow_network_exposes_all_and_a_fast_one_the_last_bucket():
-    step = time_step(SIZES, 32, Cluster(Network(1e6), 4, 0.01), "allreduce")
-    assert step.seconds == pytest.approx(step.serial, rel=1e-4)
-    step = time_step(SIZES, 32, Cluster(Network(1e12), 4, 1.0), "allreduce")
-    last = assign_buckets(SIZES) == assign_buckets(SIZES)[0]
-    assert step.exposed == pytest.approx(sent("allreduce", 4, 32.0 * np.dot(SIZES, last)) / 1e12)
-    assert step.ideal == 1.0
-
-
 def test_the_codecs_time_is_never_hidden_and_at_the_break_even_rate_the_steps_are_equally_long():
     free, paid = (time_step(SIZES, 4, CLUSTER, "two-shot", codec_seconds=s) for s in (0.0, 0.05))
     reference, names = time_step(SIZES, 32, CLUSTER, "allreduce"), ("seconds", "serial", "ideal")
@@ -155,17 +145,6 @@ def test_above_the_break_even_bandwidth_a_codec_saves_less_than_a_hundredth(code
     assert break_even_bandwidth(SIZES, 4, wide, "two-shot", 16) > 1e9
 
 
-def test_a_step_in_one_number_has_the_bits_of_each_tensor():
-    bits = np.array([2.0, 8, 4, 32, 3, 3, 32, 4])
-    assert step_seconds(SIZES, bits, CLUSTER) == time_step(SIZES, bits, CLUSTER, "two-shot").seconds
-    assert step_seconds([], [], CLUSTER) == CLUSTER.step_time
-
-
-@pytest.mark.parametrize(("text", "bits"), [("1Gbit/s", 1e9), ("10MB/s", 8e7), ("56 kbit/s", 56e3), ("1e9bit/s", 1e9)])
-def test_rates(text, bits):
-    assert Network.parse(text).bandwidth == bits
-
-
 @pytest.mark.parametrize(
     ("text", "cluster"),
     [
@@ -191,16 +170,10 @@ def cluster_with(**given):
     ("call", "said"),
     [
         (lambda: Network.parse("fast"), "network: 'fast' is not a valid speed; write e.g. 25Gbit/s."),
-        (lambda: Network.parse("0bit/s"), "network: '0bit/s' must be more than 0."),
         (lambda: Network.parse("25"), "network: '25' needs a unit, e.g. 25Gbit/s."),
-        (lambda: Network.parse("25Gbps"), "network: '25Gbps' has an unknown unit; write e.g. 25Gbit/s."),
-        (lambda: Network.parse("1Gbit/s", "soon"), "network: latency: 'soon' is not a valid time; write e.g. 25ms."),
         (lambda: parse_network("1Gbit/s,50us"), "--network: '50us' needs a key: latency=, topology=, compute=."),
-        (lambda: parse_network("1Gbit/s,topology=star"), "--network: topology 'star' is unknown"),
         (lambda: cluster_with(ranks=1), "ranks: 1"),
-        (lambda: cluster_with(step_time=0.0), "step time: 0 s must be more"),
         (lambda: cluster_with(backward_time=0.2), "backward: 0.2 s is more than the step's computing"),
-        (lambda: parse_values("4G", "codec"), "codec"),
         (lambda: time_step(SIZES, [1, 2], CLUSTER, "allgather"), "one number for each of the 8 sizes"),
         (lambda: time_step(SIZES, 4, CLUSTER, "ring"), "exchange: 'ring' is unknown"),
         (lambda: step_seconds(SIZES, 4.0, parse_cluster("8x25Gbit/s")), "'8x25Gbit/s' has no compute time of a step"),

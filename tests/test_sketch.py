@@ -93,17 +93,6 @@ def test_merging_halves_equals_the_whole(bucket):
     assert (merged.zeros, merged.size, merged.buckets) == (whole.zeros, whole.size, whole.buckets)
 
 
-def test_a_sketch_in_blocks_equals_the_sum_over_blocks():
-    bucket = 1 << 19
-    x = law("normal", 3 * (1 << 20) + 100)
-    whole = MomentSketch.of(x, "linf", bucket)
-    parts = [MomentSketch.of(x[p : p + (1 << 20)], "linf", bucket) for p in range(0, x.size, 1 << 20)]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    assert (total.sums == whole.sums).all()
-
-
 def test_zeros_and_zero_buckets():
     x = np.zeros(300, np.float32)
     x[250:] = 2.0
@@ -121,13 +110,6 @@ def test_nonfinite_values_are_counted_and_left_out():
     clean = MomentSketch.of([1.0, 0.0, -2.0, 0.0, 0.0], "linf")
     assert (sketch.nonfinite, sketch.size, sketch.zeros) == (2, 3, 1)
     assert (sketch.sums == clean.sums).all()
-
-
-def test_energy_is_the_squared_norm():
-    x = law("lognormal", 10_000)
-    for norm in ("l2", "linf", "l1", "none"):
-        truth = math.fsum(x.astype(np.float64) ** 2)
-        assert math.isclose(MomentSketch.of(x, norm, 77).energy, truth, rel_tol=1e-12)
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.0], [1e-45], [3.4e38, -3.4e38], [1e-45, 3.4e38]])
@@ -207,25 +189,6 @@ def test_arguments_are_checked():
         MomentSketch.of([1.0], "lnf")
     with pytest.raises(UsageError, match="bucket size: 0"):
         MomentSketch.of([1.0], "l2", 0)
-    with pytest.raises(UsageError, match="tail"):
-        MomentSketch.of([1.0], tail="short")
-    with pytest.raises(UsageError, match="complex"):
-        MomentSketch.of(np.array([1j]))
-
-
-@pytest.mark.parametrize("tail", ["quantized", "exact"])
-def test_bucket_moments_are_those_of_the_fitting_module(tail):
-    from gtrace.fitting import bucket_moments
-    from gtrace.types import SummarySpec
-
-    x = law("student t3", 1050)
-    spec = SummarySpec("l2", 100, tail, bucket_moments=True)
-    sketch = MomentSketch.from_spec(x, spec)
-    assert (sketch.bucket_moments == bucket_moments(x, spec)).all()
-    r = x[100:200].astype(np.float64) / np.float64(naive.norm_of(x[100:200], "l2"))
-    assert np.allclose(sketch.bucket_moments[1], [r.mean(), r.std(ddof=1), naive.norm_of(x[100:200], "l2")], rtol=1e-6)
-    both = sketch + sketch
-    assert both.bucket_moments.shape == (2 * sketch.buckets, 3)
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-4, 0.3, 6.0, 25.0])
@@ -238,15 +201,6 @@ def test_log2_moments_are_those_of_the_values(spread):
     assert found.count == logs.size
     assert math.isclose(found.mu, logs.mean(), rel_tol=1e-9)
     assert math.isclose(found.sigma, logs.std(), rel_tol=1e-6, abs_tol=1e-7)
-
-
-def test_log2_moments_of_nothing_and_of_normalized_values():
-    found = MomentSketch.of(np.zeros(5), norm="none").log2_moments()
-    assert found.count == 0
-    assert math.isnan(found.mu)
-    assert math.isnan(found.sigma)
-    with pytest.raises(UsageError, match="norm=none"):
-        MomentSketch.of([1.0, 2.0], norm="l2").log2_moments()
 
 
 def test_largest_is_exact_where_the_last_bin_holds_one_value_and_a_close_bound_elsewhere():

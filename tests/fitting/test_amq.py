@@ -6,8 +6,6 @@ from helpers_fitting import GOLDEN, MIXTURES, golden_cases, mixture_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gtrace.distributions import TruncatedNormalMixture
-from gtrace.errors import UsageError
 from gtrace.fitting import alq_levels, amq_levels, amq_multiplier, expected_variance
 from gtrace.fitting.laws import as_law
 from gtrace.fitting.levels import _Powers
@@ -35,24 +33,6 @@ def test_the_optimum_of_the_reference(law, kind, bits, expected):
     assert error_of(mixture, 0.5, bits, zero) == pytest.approx(expected["objective_at_p0.5"], rel=1e-12)
     if "dPsi_dp_at_p0.5" in expected:
         assert powers(mixture, bits, zero).slope(0.5) == pytest.approx(expected["dPsi_dp_at_p0.5"], rel=1e-12)
-
-
-@pytest.mark.parametrize("bits", [2, 3, 5])
-@pytest.mark.parametrize("name", ["one", "half"])
-def test_the_slope_is_the_papers_formula_corrected(name, bits):
-    """Half the derivative without a zero level, for one component on (0, 1)."""
-    source = MIXTURES[name]
-    mu, sigma = float(source.means[0]), float(source.sigmas[0])
-    law = TruncatedNormalMixture([mu], [sigma], [1.0], support=(0.0, 1.0))
-    s, q = (1 << (bits - 1)) - 1, 0.6
-    f = np.concatenate([law.cdf(q ** np.arange(s + 1)), law.cdf([0.0])])
-    density = law.density(q ** np.arange(s + 1.0))
-    total = 2 * s * q ** (2 * s - 1) * (f[s] - f[-1])
-    for j in range(s):
-        a = j * q ** (j - 1) + (j + 1) * q**j
-        total += (mu * a - (2 * j + 1) * q ** (2 * j)) * (f[j] - f[j + 1])
-        total += sigma**2 * a * (density[j + 1] - density[j])
-    assert powers(law, bits, False).slope(q) == pytest.approx(total, rel=1e-9)
 
 
 @pytest.mark.parametrize("zero", [True, False])
@@ -94,18 +74,6 @@ def test_slopes_are_differences_of_errors():
                 assert objective.slope(p) == pytest.approx((above - below) / 2e-6, rel=1e-3)
 
 
-def test_gradient_steps_follow_the_formula_and_may_end_far_away():
-    law = MIXTURES["one"]
-    objective = powers(law, 3, False)
-    p = 0.5
-    for _ in range(4):
-        p -= 0.1 * objective.slope(p) / 2
-    assert amq_multiplier(law, 3, False, method="gd", steps=4) == pytest.approx(p, rel=1e-13)
-    assert amq_multiplier(law, 3, False, method="gd", steps=0, start=0.3) == 0.3
-    best = error_of(law, amq_multiplier(law, 5, False), 5, False)
-    assert error_of(law, amq_multiplier(law, 5, False, method="gd"), 5, False) > 2 * best
-
-
 def test_levels_are_powers():
     assert amq_levels(0.5, 3).tolist() == [0.0, 0.25, 0.5, 1.0]
     assert amq_levels(0.1, 2, zero=False) == pytest.approx([0.1, 1.0])
@@ -115,16 +83,6 @@ def test_levels_are_powers():
     assert tiny[0] == 0.0
     assert (np.diff(tiny.astype(np.float32)) > 0).all()
     assert (np.diff(amq_levels(0.01, 8, zero=False).astype(np.float32)) > 0).all()
-
-
-def test_where_nothing_depends_on_the_multiplier_it_stays():
-    assert amq_multiplier(MIXTURES["one"], 2) == 0.5
-    for nothing in (MomentSketch.of([]), MomentSketch.of(np.zeros(9)), TruncatedNormalMixture([0], [0], [1])):
-        assert amq_multiplier(nothing, 4) == 0.5
-        assert amq_multiplier(nothing, 4, zero=False, start=0.2) == 0.2
-    # A spike is met by a power.
-    p = amq_multiplier(TruncatedNormalMixture([0.3], [0.0], [1.0]), 4)
-    assert np.min(np.abs(np.log(amq_levels(p, 4)[1:]) - np.log(0.3))) < 1e-6
 
 
 @pytest.mark.parametrize("zero", [True, False])
@@ -138,16 +96,3 @@ def test_whatever_the_values_there_is_a_multiplier(zero, values, norm):
         p = amq_multiplier(sketch, 4, zero, method=method, steps=20)
         assert 0 < p < 1
         assert np.isfinite(expected_variance(sketch, amq_levels(p, 4, zero), zero))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"bits": 1}, "between 2 and 12"),
-        ({"bits": 3, "method": "newton"}, "unknown"),
-        ({"bits": 3, "start": 1.0}, "between 0 and 1"),
-    ],
-)
-def test_what_cannot_be_fitted_is_refused(arguments, said):
-    with pytest.raises(UsageError, match=said):
-        amq_multiplier(MIXTURES["one"], **arguments)

@@ -45,28 +45,6 @@ def test_levels_meet_their_entropy_with_less_error_than_equal_steps(law, bits):
     assert found.expected_error(levels) >= least_error(found, bits) > 0
 
 
-def test_moving_single_levels_gains_little():
-    """Descent on error at an equal entropy, from the spaced levels: the family loses less than three per cent."""
-    found, _ = sketch("student")
-    levels = spaced_levels(*entropy_levels(found, 2.5))
-    slope = found.expected_error(levels) * 2 * np.log(2)
-
-    def cost(one):
-        return found.expected_error(one) + slope * symbol_entropy(found, one)
-
-    best, moved = cost(levels), levels.copy()
-    for width in (0.2, 0.05, 0.02):
-        for _ in range(2):
-            for k in range(1, levels.size - 1):
-                for sign in (-1, 1):
-                    tried = moved.copy()
-                    tried[k] += sign * width * (moved[k + sign] - moved[k]) * sign
-                    if cost(tried) < best:
-                        best, moved = cost(tried), tried
-    assert best <= cost(levels)
-    assert cost(levels) - best < 0.03 * found.expected_error(levels)
-
-
 def test_limits_that_no_levels_meet():
     found, _ = sketch("normal", 1 << 12)
     assert spaced_levels(*entropy_levels(found, 16.0)).size == MOST

@@ -69,23 +69,6 @@ def test_thresholds_are_right_to_1e_8_in_the_logarithm(sigma, mu):
         assert abs(float(off / slope)) < 1e-8
 
 
-def test_thresholds_close_to_one_keep_the_digits_of_what_is_left():
-    for sigma in SIGMAS:
-        for left in (2.0**-40, 2.0**-50):
-            alpha = fitting.pruning_threshold(1 - left, 0.0, sigma)
-            assert float(fitting.unpruned(alpha, 0.0, sigma)) == pytest.approx(left, rel=1e-9, abs=0)
-
-
-def test_sparsity_broadcasts_and_knows_point_masses():
-    got = fitting.sparsity([[0.5], [4.0]], 0.0, [0.0, 1.0])
-    assert got.shape == (2, 2)
-    assert got[:, 0].tolist() == [0.0, 0.75]
-    assert fitting.unpruned([0.5, 4.0], 0.0, 0.0).tolist() == [1.0, 0.25]
-    assert fitting.pruning_threshold(0.75, 0.0, 0.0) == pytest.approx(4.0)
-    assert fitting.pruning_threshold(0.0, 3.0, 1.0) == 0.0
-    assert float(fitting.sparsity(0.0, 0.0, 1.0)) == 0.0
-
-
 def test_refusals():
     for s in (-0.1, 1.0, math.nan):
         with pytest.raises(UsageError, match="below 1"):
@@ -149,17 +132,6 @@ def test_rules_with_zeros_in_the_data():
     assert fitting.achieved_sparsity(0.0, sketch) == pytest.approx(1 / 3)
 
 
-def test_the_normal_rule_is_right_for_normal_values_and_wrong_for_heavy_tails():
-    rng = np.random.default_rng(4)
-    normal = MomentSketch.of(rng.normal(0, 3.0, 400_000), norm="none")
-    heavy = MomentSketch.of(rng.lognormal(0, 2.5, 400_000), norm="none")
-    for s in (1e-3, 0.3, 0.5, 0.8, 0.99):
-        assert fitting.achieved_sparsity(fitting.threshold("normal", s, normal), normal) == pytest.approx(s, abs=2e-3)
-    assert abs(fitting.achieved_sparsity(fitting.threshold("normal", 0.5, heavy), heavy) - 0.5) > 0.1
-    # stochastic pruning at the quantile leaves part of what is below it
-    assert fitting.achieved_sparsity(fitting.threshold("topk", 0.5, heavy), heavy) < 0.45
-
-
 def test_the_cosine_of_a_pruned_tensor():
     rng = np.random.default_rng(6)
     x = rng.lognormal(0, 1.0, 20_000)
@@ -173,12 +145,3 @@ def test_the_cosine_of_a_pruned_tensor():
     assert got == pytest.approx(fitting.pruned_cosine(alpha, x), abs=0.02)
     assert fitting.pruned_cosine(1.0, np.zeros(3)) != fitting.pruned_cosine(1.0, np.zeros(3))
     assert fitting.pruned_cosine(1e-9, x) == 1.0
-
-
-def test_rules_of_a_law():
-    law = LogNormal(-2.0, 1.5)
-    big = np.random.default_rng(7).lognormal(-2.0, 1.5, 1_000_000)
-    for rule in ("exact", "lognormal", "topk"):
-        assert fitting.threshold(rule, 0.7, law) == pytest.approx(fitting.threshold(rule, 0.7, big), rel=0.02)
-    assert fitting.threshold("normal", 0.7, law) == pytest.approx(fitting.threshold("normal", 0.7, big), rel=0.2)
-    assert fitting.achieved_sparsity(fitting.threshold("exact", 0.7, law), law) == pytest.approx(0.7, abs=1e-9)

@@ -12,7 +12,7 @@ from gtrace.buckets import bucket_scales
 from gtrace.codecs.grids import Rule
 from gtrace.codecs.parts import Scaled
 from gtrace.errors import UsageError
-from gtrace.kernels import bits, compare, counter, elementwise, norms, rounding, sketching
+from gtrace.kernels import bits, compare, counter, elementwise, norms, rounding
 
 KEY = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
 WORDS = (np.uint64(KEY[0]), np.uint64(KEY[1]))
@@ -216,16 +216,3 @@ def test_distances_of_sorted_values(repeated, seed):
         assert ends == [np.abs(left).min(), np.abs(left).max()]
     else:
         assert ends[0] != ends[1]
-
-
-def test_hinge_is_exact_for_one_point_and_bounded_for_all():
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        n = int(rng.integers(1, 6))
-        low, width = rng.uniform(0, 1), rng.uniform(0.01, 1)
-        points, t = low + width * rng.uniform(0, 1, n), low + width * rng.uniform(0, 1)
-        d = points - low
-        value, slack = sketching.hinge(t, low, width, float(n), d.sum(), (d * d).sum())
-        truth = np.maximum(t - points, 0).sum()
-        assert abs(value - truth) <= slack + 1e-12
-        assert n > 1 or math.isclose(value, truth, abs_tol=1e-6)

@@ -52,13 +52,6 @@ def test_blocks_give_what_bins_give(zero, norm, count):
     np.testing.assert_allclose(masses[1], masses[0], rtol=1e-9, atol=1e-9 * sketch.size)
 
 
-def test_levels_are_told_from_other_numbers():
-    for good in ([0.0, 0.5, 1.0], [0.1], [1e-300, 2.0]):
-        assert sketching.are_levels(np.array(good))
-    for bad in ([], [-0.1, 1.0], [0.0, 0.0, 1.0], [0.5, 0.2], [0.0, np.inf], [np.nan, 1.0], [0.0, np.nan, 1.0]):
-        assert not sketching.are_levels(np.array(bad, np.float64))
-
-
 def bins(random, count):
     return np.sort(random.choice(300, count, replace=False)).astype(np.int32), random.random((count, sketching.COLUMNS))
 

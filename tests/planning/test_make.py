@@ -1,6 +1,5 @@
 """Plans from curves: budgets, weights, groups, what they are compared with, and how firm they are."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -10,8 +9,6 @@ from helpers_plan import LAYERS, costs_of, curves_of_laws
 from gtrace.errors import UsageError
 from gtrace.noise import Dynamics, cost, predict
 from gtrace.planning import Budget, make_plan, noise_ratios
-from gtrace.planning.make import bootstrap, resampled
-from gtrace.planning.solve import minimize
 
 
 def planned(curves, value=3.0, kind="bits", **more):
@@ -83,44 +80,6 @@ def test_a_codec_that_is_unknown_at_one_step_is_no_option():
     curves = curves_of_laws()
     curves.error[2, 1], curves.bits[2, 1], curves.energy[2, 1] = np.nan, np.nan, np.nan
     assert planned(curves).tensors[2].bits < before.bits
-
-
-def test_resampled_steps_come_in_blocks_and_count_as_often_as_there_are_steps():
-    counts, block = resampled(27, 50, 0)
-    assert (block, counts.shape) == (3, (50, 27))
-    assert (counts.sum(axis=1) == 27).all()
-    assert counts.std() > 0
-
-
-def test_where_all_steps_are_alike_every_choice_is_stable():
-    curves = curves_of_laws(steps=1)
-    assert bootstrap(curves, np.zeros(4, np.int64), None) is None
-    same = {name: np.repeat(getattr(curves, name), 6, axis=1) for name in ("bits", "error", "energy")}
-    plan = planned(dataclasses.replace(curves, steps=tuple(range(6)), **same))
-    assert [row.stable for row in plan.tensors] == [1.0] * 4
-    assert plan.confidence.regret[0] == pytest.approx(plan.confidence.regret[2])
-    assert plan.confidence.gain[0] == pytest.approx(1 - plan.totals.error / plan.uniform.error)
-
-
-def test_the_regret_is_over_a_true_lower_bound():
-    curves = curves_of_laws(steps=9)
-    options = np.array([curves.codecs.index(row.codec) for row in planned(curves).tensors])
-    found = bootstrap(curves, options, None, resamples=20)
-    rows, regrets = np.arange(4), []
-    for weights in resampled(9, 20, 0)[0]:
-        spent, error = curves.means(weights)
-        bound = minimize(spent, error, spent[rows, options].sum(), search=False).bound
-        regrets.append(error[rows, options].sum() / bound - 1)
-    assert found.regret == pytest.approx(np.quantile(regrets, [0.05, 0.5, 0.95]), abs=1e-4)
-
-
-def test_the_exchange_rate_is_what_plans_of_a_bit_more_and_less_would_make():
-    curves = curves_of_laws(options=60)
-    plan = planned(curves, 3.0)
-    for found, change in ((plan.exchange.more, 1), (plan.exchange.less, -1)):
-        other = planned(curves, plan.totals.bits + change)
-        assert found == pytest.approx(other.totals.error / plan.totals.error, rel=0.05)
-    assert plan.exchange.more < 1 < plan.exchange.less
 
 
 SGD = Dynamics(lr=0.01)

@@ -8,9 +8,7 @@ from helpers_sweep import rows_of
 
 import gtrace
 from gtrace.codecs import expecting
-from gtrace.codecs.level_sets import LevelSets, judged_together
-from gtrace.errors import UsageError
-from gtrace.sketch import MomentSketch
+from gtrace.codecs.level_sets import judged_together
 from gtrace.sweep import replay
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.jobs import Job, Settings
@@ -42,16 +40,12 @@ def trace():
     return Trace.from_arrays(steps)
 
 
-def sweep(trace, together, specs, monkeypatch, **options):
-    if not together:
-        monkeypatch.setattr(replay, "judged_together", lambda _codec: False)
-    found = gtrace.run_sweep(trace, specs, jobs=1, **options)
-    monkeypatch.undo()
-    return found
-
-
 def both_ways(trace, specs, monkeypatch, **options):
-    return (rows_of(sweep(trace, each, specs, monkeypatch, **options)) for each in (False, True))
+    """Rows of codecs that are judged alone, and those of the same codecs together."""
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "judged_together", lambda _codec: False)
+        alone = rows_of(gtrace.run_sweep(trace, specs, jobs=1, **options))
+    return alone, rows_of(gtrace.run_sweep(trace, specs, jobs=1, **options))
 
 
 @pytest.mark.parametrize("refit", ["pooled", "previous", "each", "once", [1, 3]])
@@ -74,23 +68,6 @@ def test_every_codec_of_the_registry_gives_the_same_rows(trace, monkeypatch):
 def test_draws_are_tables_too(trace, monkeypatch):
     alone, together = both_ways(trace, VARIANTS, monkeypatch, draws=2, tensors=["t", "one", "infinite"])
     assert together == alone
-
-
-def test_what_is_judged_together(trace, monkeypatch):
-    chosen = [spec for spec in VARIANTS if judged_together(gtrace.codec(spec))]
-    alone = ("alq:bits=3,law=truncnorm", "qsgd:bits=3,coder=elias")
-    assert chosen == [spec for spec in VARIANTS if spec not in alone]
-    found = sweep(trace, True, ["qsgd:bits=3", "alq:bits=3", "fp:bits=4"], monkeypatch, draws=0)
-    assert set(zip(found.times["codec"], found.times["stage"], strict=True)) == {
-        ("*", "sketch"),
-        ("*", "expect"),
-        ("fp:bits=4", "sketch"),
-        ("fp:bits=4", "fit"),
-    }
-    with pytest.raises(UsageError, match="the same sketch"):
-        LevelSets([gtrace.codec("qsgd"), gtrace.codec("qsgdinf")])
-    with pytest.raises(UsageError, match="needs a sketch"):
-        LevelSets([gtrace.codec("qsgd")]).judge(MomentSketch.of([1.0], "linf", 8192))
 
 
 def test_jobs_settings_and_blocks_travel_between_processes(trace):

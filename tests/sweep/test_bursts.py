@@ -1,14 +1,10 @@
 """Codecs with memory need consecutive steps: refused, left out of ``all``, or replayed burst by burst."""
 
-import json
-
 import pytest
 from helpers_sweep import rows_of, stop_sweep, write_trace
 
 import gtrace
-from gtrace.cli import main
 from gtrace.errors import UsageError
-from gtrace.sweep.jobs import any_burst, start_of
 from gtrace.sweep.store import ResultStore
 from gtrace.trace import Trace
 
@@ -18,15 +14,6 @@ MEMORY = ["ef:topk:ratio=0.1", "mem-sgd:ratio=0.1"]
 @pytest.fixture(scope="module")
 def gaps(tmp_path_factory):
     return write_trace(tmp_path_factory.mktemp("gaps") / "gaps.zarr", steps=(0, 10, 20))
-
-
-def test_bursts():
-    steps = (0, 1, 2, 10, 11, 20)
-    assert [start_of(steps, index) for index in range(6)] == [0, 0, 0, 3, 3, 5]
-    assert any_burst([steps], {2})
-    assert any_burst([steps], {10})
-    assert not any_burst([steps], {20})
-    assert not any_burst([(0, 2), (1, 3)], {0, 1, 2, 3})
 
 
 def test_memory_without_consecutive_steps_is_refused(gaps, tmp_path):
@@ -43,11 +30,6 @@ def test_memory_without_consecutive_steps_is_refused(gaps, tmp_path):
     assert all("open loop" in note for note in found["note"])
 
 
-def test_nothing_is_replayed_in_expectation(gaps):
-    found = gtrace.run_sweep(gaps, ["qsgd:bits=3", *MEMORY], draws=0, tensors=["fc.bias"])
-    assert set(found["codec"]) == {"qsgd:bits=3"}
-
-
 def test_memory_is_left_out_where_asked(gaps):
     found = gtrace.run_sweep(gaps, ["qsgd:bits=3", *MEMORY], tensors=["fc.bias"], leave_out=True)
     assert set(found["codec"]) == {"qsgd:bits=3"}
@@ -56,25 +38,6 @@ def test_memory_is_left_out_where_asked(gaps):
     assert found.warnings[0].startswith("left out: ef:topk:ratio=0.1, mem-sgd")
     with pytest.raises(UsageError, match="keep memory"):
         gtrace.run_sweep(gaps, MEMORY, leave_out=True)
-
-
-def test_command_line(gaps, tmp_path, capsys):
-    def run(methods, *more):
-        command = ["sweep", str(gaps), "--tensors", "fc.bias", *more, "--json", "--draws", "1"]
-        with pytest.raises(SystemExit) as ended:
-            main([*command, "-o", str(tmp_path / "out.db"), "--methods", methods])
-        return ended.value.code, *capsys.readouterr()
-
-    code, _, said = run("mem-sgd")
-    assert code == 2
-    assert said.count("\n") == 1
-    assert "mem-sgd keeps memory" in said
-    code, told, said = run("all", "--bits", "3")
-    assert code == 0, said
-    assert said.count("left out: ") == 1
-    assert said.count("\n") == 1
-    assert "qsgd:bits=3" in json.loads(told)["codecs"]
-    assert "mem-sgd" not in json.loads(told)["codecs"]
 
 
 #: every kind of memory: residuals, momentum, momentum beside residuals, and both around stateless codecs

@@ -1,4 +1,4 @@
-"""``gtrace.sweep(...)`` is a function, and ``gtrace.sweep`` still a package."""
+"""``gtrace.sweep(...)`` is a function, and ``gtrace.sweep`` still a package; the steps that stand for all."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 import gtrace
 from gtrace.errors import UsageError
-from gtrace.sweep.quick import METHODS
+from gtrace.sweep.quick import METHODS, representative_steps
 
 
 @pytest.fixture
@@ -28,11 +28,6 @@ def test_text_lists_and_codecs_over_ranges(trace):
     assert specs(gtrace.sweep(trace, mixed, bits=4, draws=0)) == ["qsgd:bits=3", "qsgd:bits=5", "qsgdinf:bits=4"]
     assert specs(gtrace.sweep(trace, gtrace.codec("bf16"))) == ["bf16"]
     assert specs(gtrace.sweep(trace, "topk", ratio=[0.1, 0.2])) == ["topk:ratio=0.1", "topk:ratio=0.2"]
-
-
-def test_the_earlier_name_gives_the_same_rows(trace):
-    one, other = gtrace.sweep(trace, "qsgd", bits=3), gtrace.run_sweep(trace, ["qsgd:bits=3"])
-    assert list(map(str, one.rows())) == list(map(str, other.rows()))
 
 
 def test_without_codecs_it_measures_what_the_command_does(trace):
@@ -67,3 +62,19 @@ def test_the_package_and_the_function_in_any_order(first):
     check = "assert callable(gtrace.sweep) and s.SweepResult is SweepResult is gtrace.SweepResult"
     same = "import gtrace.sweep.run; assert gtrace.run_sweep is run_sweep is gtrace.sweep.run.run_sweep"
     subprocess.run([sys.executable, "-c", f"{first}\n{rest}\n{check}\n{same}"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "most", "found"),
+    [
+        ([], 8, ()),
+        ([3, 9], 8, (3, 9)),
+        (range(100), 8, (0, 1, 2, 49, 73, 97, 98, 99)),
+        (range(0, 1000, 10), 4, (0, 330, 660, 990)),
+        ([*range(6), 50, *range(90, 96)], 7, (0, 1, 2, 50, 93, 94, 95)),
+        ([0, 10, 20, 21, 22, 30, 40], 5, (0, 20, 21, 22, 40)),
+        (range(5), 2, (0, 4)),
+    ],
+)
+def test_steps_are_spread_over_training_in_bursts_of_three(steps, most, found):
+    assert representative_steps(steps, most) == found

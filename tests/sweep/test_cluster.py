@@ -1,17 +1,14 @@
 """A sweep on a Dask cluster gives the rows of one on threads, whatever is lost on the way."""
 
 import os
-import pickle
 import sqlite3
 import subprocess
 import sys
 import time
-import zlib
 from pathlib import Path
 
 import pytest
 from helpers_sweep import PLUGIN, rows_of, write_trace
-from helpers_trace import write_arrays
 
 import gtrace
 from gtrace.cli import main
@@ -19,8 +16,7 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.errors import TraceError, UsageError
 from gtrace.sweep import ResultStore
 from gtrace.sweep import cluster as tasks_module
-from gtrace.sweep.cluster import _Arrivals, connected, cut
-from gtrace.sweep.jobs import Job
+from gtrace.sweep.cluster import cut
 
 distributed = pytest.importorskip("distributed")
 dask = pytest.importorskip("dask")
@@ -190,12 +186,6 @@ def test_another_version_on_the_workers_is_refused(trace, client, monkeypatch):
         gtrace.run_sweep(trace, ["none"], scheduler=client)
 
 
-def test_a_failure_in_a_task_is_the_sweeps(tmp_path, client):
-    path = write_arrays(tmp_path / "nan.zarr", {"w": [1.0, float("nan")]})
-    with pytest.raises(TraceError, match=r"worker tcp.*w at step 0: 1 of 2 gradients are not finite"):
-        gtrace.run_sweep(path, ["none"], nonfinite="error", scheduler=client)
-
-
 def test_what_cannot_be_sent_or_reached_is_told(trace, tmp_path, client, monkeypatch):
     with pytest.raises(UsageError, match=r"--jobs: sets workers"):
         gtrace.run_sweep(trace, ["none"], scheduler=client, jobs=2)
@@ -212,50 +202,6 @@ def test_what_cannot_be_sent_or_reached_is_told(trace, tmp_path, client, monkeyp
         with pytest.raises(UsageError, match=said):
             gtrace.run_sweep(trace, ["none"], scheduler=scheduler, output=tmp_path / "o.db")
     assert not (tmp_path / "o.db").exists()
-
-
-def test_a_scheduler_file_and_one_without_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr("gtrace.sweep.cluster.CONNECT_SECONDS", 0.5)
-    with distributed.LocalCluster(n_workers=0, dashboard_address=":0", silence_logs=60) as empty:
-        file = tmp_path / "scheduler.json"
-        file.write_text(f'{{"address": "{empty.scheduler_address}"}}')
-        with pytest.raises(UsageError, match=r"has no workers; start some with `dask worker tcp://"), connected(file):
-            pass
-
-
-def test_blocks_are_handed_over_once_whatever_comes_twice_or_not_at_all():
-    def said(first, *blocks):
-        arrivals.heard((0.0, {"task": "a", "first": first, "blocks": zlib.compress(pickle.dumps(blocks))}))
-        arrivals.drain()
-
-    got = []
-    arrivals = _Arrivals(got.append)
-    arrivals.begin("a")
-    said(0, "x", "y")
-    said(0, "x", "y", "z")  # again, after its worker was lost
-    said(4, "v")  # the one before it was lost
-    assert got == ["x", "y", "z"]
-    arrivals.end("a", ["x", "y", "z", "u", "v"])
-    said(0, "x")  # of a task that is over, or of another sweep
-    assert got == ["x", "y", "z", "u", "v"]
-
-
-def test_jobs_are_cut_between_steps_and_put_together():
-    topk, qsgd = gtrace.codec("ef:topk"), gtrace.codec("qsgd:bits=3")
-
-    def job(codec, size, steps):
-        return Job("w", 32, steps, tuple((k, ((codec, (0,)),)) for k in range(len(steps))), size=size)
-
-    def shape(jobs):
-        return [[[index for index, _ in part.wanted] for part in task] for task in cut(jobs, 1.0)]
-
-    large, steps = 10**7, (0, 1, 2, 10, 11)
-    assert shape([job(qsgd, 10 * large, steps)]) == [[[index]] for index in range(5)]
-    assert shape([job(topk, 10 * large, steps)]) == [[[0, 1, 2]], [[3, 4]]]
-    assert shape([job(qsgd, 10, steps)] * 3) == [[[0, 1, 2, 3, 4]] * 3]
-    parts = [part for task in cut([job(topk, 10 * large, steps)], 1.0) for part in task]
-    assert [part.job.final for part in parts] == [False, True]
-    assert [spec for part in parts for _, specs in part.wanted for spec, _ in specs] == ["ef:topk"] * 5
 
 
 def test_without_dask_one_line_says_what_to_install(trace, monkeypatch):

@@ -4,14 +4,12 @@ import tomllib
 import numpy as np
 import pytest
 from helpers_laws import LAYERS, STEPS, gradient, memory_trace
-from scipy.stats import norm
 
 from gtrace.errors import UsageError
-from gtrace.fitting.floats import FloatFormat, candidates, optimal_format, placed_error
+from gtrace.fitting.floats import candidates, placed_error
 from gtrace.fitting.magnitudes import fit_magnitudes
 from gtrace.planning.toml import dump
 from gtrace.sweep.formats import choose_formats, recipe
-from gtrace.trace import Trace
 from gtrace.trace.choose import choose_infos
 
 BITS = (4, 6)
@@ -55,43 +53,6 @@ def test_flushed_and_saturated_are_what_rounding_does(table):
                 assert found.saturated[place] == pytest.approx(np.mean(np.abs(g) > found.format.max), abs=1e-12)
 
 
-def test_the_scale_follows_the_gradient(trace):
-    (layer,) = choose_formats(trace, choose_infos(trace, ["narrow"]), frozenset(STEPS), (8,), "max")
-    (found,) = layer.formats
-    # Gradients shrink by four octaves from step to step.
-    np.testing.assert_allclose(np.diff(found.scale_exponents), 4, atol=1)
-
-
-def test_the_overshoot_is_how_far_the_tail_falls_short(trace):
-    (layer,) = choose_formats(trace, choose_infos(trace, ["early"]), frozenset([0]), (4,))
-    x = np.log2(np.abs(gradient("early", 0)[gradient("early", 0) != 0]).astype(np.float64))
-    expected = x.mean() + x.std() * norm.isf(1 / x.size) - x.max()
-    assert layer.overshoot[0] == pytest.approx(expected, rel=1e-6)
-    # A half-normal law has less of a tail than the lognormal one fitted to it.
-    assert expected > 1
-
-
-def test_one_step_chooses_as_the_public_call_does(trace):
-    (layer,) = choose_formats(trace, choose_infos(trace, ["wide"]), frozenset([0]), BITS, "error")
-    fit = fit_magnitudes(gradient("wide", 0))
-    for found in layer.formats:
-        assert found.format == optimal_format(found.bits, fit.sigma_log2, "error", mu=fit.mu_log2)
-
-
-def test_layers_of_zeros_have_no_format():
-    trace = Trace.from_arrays({"zero": {0: np.zeros(9)}, "late": {0: np.zeros(9), 1: np.ones(9)}})
-    layers = choose_formats(trace, choose_infos(trace), frozenset([0, 1]), BITS)
-    assert [(layer.info.name, layer.steps.tolist()) for layer in layers] == [("late", [1])]
-
-
-def test_three_bits_have_one_format_and_no_margin():
-    trace = Trace.from_arrays({"w": np.arange(1.0, 50)})
-    (layer,) = choose_formats(trace, choose_infos(trace), frozenset([0]), (3,))
-    (found,) = layer.formats
-    assert (found.format, found.second) == (FloatFormat(2, 0), None)
-    assert recipe(trace, [layer], "max")["layers"][0]["formats"][3]["margin"] is None
-
-
 def test_the_recipe_is_plain_and_complete(trace):
     layers = choose_formats(trace, choose_infos(trace), frozenset(STEPS), BITS)
     document = recipe(trace, layers, "max", {"bits": list(BITS)})
@@ -110,13 +71,3 @@ def test_the_recipe_is_plain_and_complete(trace):
 def test_impossible_bits_are_refused(trace):
     with pytest.raises(UsageError, match="20 bits"):
         choose_formats(trace, choose_infos(trace), frozenset(STEPS), (20,))
-
-
-@pytest.mark.parametrize("rule", ["max", "mean", "error"])
-def test_ties_are_flushed_as_rounding_flushes_them(rule):
-    g = 2.0 ** np.arange(-20, 20)
-    trace = Trace.from_arrays({"w": g})
-    (layer,) = choose_formats(trace, choose_infos(trace), frozenset([0]), (4, 5, 6), rule)
-    for found in layer.formats:
-        rounded = found.format.round(g * 2.0 ** int(found.scale_exponents[0]))
-        assert found.flushed[0] == np.mean(rounded == 0) > 0

@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from helpers_sweep import rows_of
 
 import gtrace
 from gtrace.metrics import Blocks, Histogram, Reference, RunningComparison, histogram_distance, scaled_distance
-from gtrace.sweep import draws
 from gtrace.sweep.limits import MOST_CHUNKS, draw_obstacle
 from gtrace.trace import Trace
 from gtrace.types import Key, State
@@ -124,13 +122,6 @@ def test_the_whole_model_in_chunks_and_on_two_jobs():
     assert next(row["energy"] for row in whole if row["step"] == 1) == joined.energy
     for jobs in (1, 2):
         compared(whole, list(gtrace.run_sweep(trace, specs, jobs=jobs, chunk=CHUNK).rows()))
-
-
-def test_rows_do_not_hang_on_how_many_encodings_share_a_pass(trace, monkeypatch):
-    specs = ["qsgd:bits=3,bucket_size=256", "fp:e4m3"]
-    one = gtrace.run_sweep(trace, specs, draws=3, jobs=1, chunk=CHUNK)
-    monkeypatch.setattr(draws, "_TOGETHER", 2)
-    assert rows_of(gtrace.run_sweep(trace, specs, draws=3, jobs=1, chunk=CHUNK)) == rows_of(one)
 
 
 def test_nonfinite_values_of_a_streamed_draw():

@@ -5,8 +5,11 @@ import pytest
 from helpers_laws import LAYERS, STEPS, gradient, memory_trace
 
 from gtrace.errors import UsageError
+from gtrace.fitting import threshold
 from gtrace.fitting.magnitudes import LAWS, fit_magnitudes
-from gtrace.sweep.laws import LawVerdict, follow_laws, judge, verdict_sentences
+from gtrace.fitting.sparsity import RULES
+from gtrace.sketch import MomentSketch
+from gtrace.sweep.laws import ASKED, PruningTrial, follow_laws, judge, verdict_sentences
 from gtrace.trace import Trace
 from gtrace.trace.choose import choose_infos, choose_steps
 
@@ -50,26 +53,6 @@ def test_the_verdict_is_the_mean_over_layers_and_steps_with_enough_elements():
     assert third == "Not in the averages: 1 layer with fewer than 100 non-zero elements."
 
 
-def test_another_winner_is_named_and_lognormal_told_too():
-    distances = dict.fromkeys(LAWS, 0.4) | {"normal": 0.3, "loglaplace": 0.1, "lognormal": 0.12}
-    sentences = verdict_sentences(LawVerdict(distances, {"loglaplace": 2}, 2, 1, 0))
-    assert "loglaplace law fits best on average: mean KS distance 0.100, the normal law's is 0.300, 3.0" in sentences[0]
-    assert sentences[1] == "The lognormal law's mean distance is 0.120."
-    assert sentences[2] == "Nearest law by number of gradients: loglaplace 2."
-
-
-def test_nothing_to_judge():
-    trace = Trace.from_arrays({"zero": np.zeros(500), "few": np.ones(3)})
-    assert verdict_sentences(judge(list(layers_of(trace).values()))) == [
-        "No tensor has the 100 non-zero elements that are needed to compare laws."
-    ]
-
-
-def test_equal_magnitudes_tell_no_law():
-    trace = Trace.from_arrays({"same": np.full(500, 0.5)})
-    assert judge(list(layers_of(trace).values())).cells == 0
-
-
 def test_steps_are_spread_with_both_ends():
     trace = Trace.from_arrays({"w": {step: np.ones(2) for step in range(0, 100, 3)}})
     infos = choose_infos(trace)
@@ -81,10 +64,57 @@ def test_steps_are_spread_with_both_ends():
         choose_steps(trace, infos, [1])
 
 
-def test_tensors_are_chosen_by_pattern():
+@pytest.fixture(scope="module")
+def trial():
     trace = memory_trace()
-    assert [info.name for info in choose_infos(trace, ["?i*"])] == ["wide", "tiny"]
-    with pytest.raises(UsageError, match="no tensor matches 'wyde'; did you mean wide"):
-        choose_infos(trace, ["wyde"])
-    with pytest.raises(UsageError, match="weight"):
-        choose_infos(trace, kind="weight")
+    found = PruningTrial(frozenset([0, 20]))
+    follow_laws(trace, choose_infos(trace), frozenset(STEPS), look=found)
+    return found
+
+
+def test_expected_sparsity_and_its_error_are_those_of_the_definition(trial):
+    for cell in trial.cells:
+        x = np.abs(gradient(cell.tensor, cell.step)).astype(np.float64)
+        sketch = MomentSketch.of(x, norm="none")
+        for i, rule in enumerate(RULES):
+            for j, asked in enumerate(ASKED):
+                alpha = threshold(rule, asked, sketch)
+                pruned = np.clip(1 - x / alpha, 0, 1) if alpha else (x == 0).astype(float)
+                # Inside a bin of the sketch a few values may lie on the other side of the threshold.
+                assert cell.expected[i, j] == pytest.approx(pruned.mean(), abs=1e-4)
+                spread = np.sqrt(np.sum(pruned * (1 - pruned))) / x.size
+                assert cell.standard_error[i, j] == pytest.approx(spread, rel=1e-3, abs=1e-9)
+
+
+def test_draws_agree_with_what_is_expected(trial):
+    off = np.concatenate(
+        [((c.realized - c.expected) / np.maximum(c.standard_error, 1e-9)).ravel() for c in trial.cells]
+    )
+    assert np.abs(off).max() < 5
+    assert 0.5 < off.std() < 1.5
+
+
+def test_exact_thresholds_are_the_most_accurate(trial):
+    def off(rule):
+        place = RULES.index(rule)
+        return np.mean([np.abs(c.expected[place] - c.wanted).mean() for c in trial.cells if c.tensor != "tiny"])
+
+    assert off("exact") < 0.003
+    assert off("exact") < off("lognormal") < off("normal")
+    assert off("lognormal") < off("topk")
+
+
+def test_sharing_sparsity_out_never_costs_cosine(trial):
+    cosines = trial.cosines()
+    assert [found.step for found in cosines] == [0, 20]
+    for found in cosines:
+        assert (found.heterogeneous >= found.homogeneous - 1e-9).all()
+        assert (found.heterogeneous > found.homogeneous + 0.01).any()
+        assert (np.diff(found.homogeneous) < 0).all()
+
+
+def test_zeros_and_nonfinite_gradients_are_passed_over():
+    trace = Trace.from_arrays({"zero": np.zeros(9), "bad": np.array([1.0, np.nan]), "good": np.ones(9)})
+    found = PruningTrial(frozenset([0]))
+    follow_laws(trace, choose_infos(trace), frozenset([0]), look=found)
+    assert [cell.tensor for cell in found.cells] == ["good"]

@@ -1,7 +1,6 @@
 """What a sweep measures for predictions of what noise costs, against plain numpy."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -10,9 +9,8 @@ from scipy import linalg
 
 import gtrace
 from gtrace.codecs.link import LinkOptions, Sender
-from gtrace.noise import Dynamics, cost, predict
+from gtrace.noise import Dynamics
 from gtrace.schedule import RefitSchedule
-from gtrace.sketch import MomentSketch
 from gtrace.sweep.noise_cost import noise_costs
 from gtrace.trace import OptimizerFacts, Trace, open_trace
 
@@ -58,18 +56,6 @@ def test_samples_of_noise_are_contrasts_of_consecutive_steps(path, costs):
     np.testing.assert_allclose(np.linalg.eigvalsh(costs.noise), expected, rtol=1e-4)
 
 
-def test_a_drift_that_is_linear_over_a_window_is_not_noise():
-    rng = np.random.default_rng(0)
-    noise = rng.standard_normal((len(STEPS), 500)).astype(np.float32)
-    steps = np.array(STEPS)[:, None]
-    drifting = noise + np.where(steps < 10, 50 + 3 * steps, 7 * steps)
-    found = [
-        noise_costs(gtrace.run_sweep(Trace.from_arrays({"w": dict(zip(STEPS, each, strict=True))}), ["qsgdinf:bits=2"]))
-        for each in (noise, drifting)
-    ]
-    np.testing.assert_allclose(found[1].noise, found[0].noise, atol=0.02)
-
-
 def test_variances_along_samples_are_those_of_drawn_errors(path, costs):
     """Rounding errors are independent of each other, so many draws have the covariance that two draws estimate."""
     gradients = read(path)["conv.weight"]
@@ -83,15 +69,6 @@ def test_variances_along_samples_are_those_of_drawn_errors(path, costs):
     where = costs.codecs.index(str(codec)), costs.tensors.index("conv.weight")
     assert costs.variance[where] == pytest.approx(covariance.sum(), rel=0.25)
     assert np.trace(costs.gram[where]) == pytest.approx(np.trace((samples * covariance) @ samples.T), rel=0.35)
-
-
-def test_windows_count_alike_however_small_their_gradients_are(path):
-    gradients = read(path)
-    fading = {name: {step: g * 0.01 ** (step > 10) for step, g in each.items()} for name, each in gradients.items()}
-    steady, found = (noise_costs(gtrace.run_sweep(Trace.from_arrays(g), CODECS[:2])) for g in (gradients, fading))
-    # The noise of both windows is now their geometric mean, a tenth of that of the larger one.
-    np.testing.assert_allclose(found.noise, steady.noise / 100, rtol=1e-3, atol=1e-9)
-    np.testing.assert_allclose(found.variance, steady.variance / 100, rtol=1e-3)
 
 
 def test_lost_progress_is_the_part_of_the_next_gradient_that_does_not_arrive():
@@ -135,55 +112,12 @@ def test_a_sweep_goes_on_where_it_stopped_and_does_not_depend_on_workers(path, c
         np.testing.assert_equal(getattr(found, field.name), getattr(costs, field.name))
 
 
-def test_sketches_made_for_rows_serve_what_noise_costs(path, tmp_path, monkeypatch):
-    codecs, made = ["alq:bits=3", "zipml:bits=3", "nuqsgd:bits=3", "topk:ratio=0.1"], []
-    whole = gtrace.run_sweep(path, codecs)
-    gtrace.run_sweep(path, codecs, noise=False, output=tmp_path / "a.db")
-    from_spec = MomentSketch.from_spec
-    monkeypatch.setattr(MomentSketch, "from_spec", lambda *args, **more: made.append(1) or from_spec(*args, **more))
-    apart = gtrace.run_sweep(path, codecs, output=tmp_path / "a.db", jobs=1)
-    alone = len(made)
-    assert apart.details.keys() == whole.details.keys()
-    assert all(repr(apart.details[key]) == repr(value) for key, value in whole.details.items())
-    made.clear()
-    gtrace.run_sweep(path, codecs, noise=False, jobs=1)
-    rows = len(made)
-    made.clear()
-    gtrace.run_sweep(path, codecs, jobs=1)
-    assert alone > 0
-    assert len(made) < rows + alone
-
-
 @pytest.mark.parametrize(
     ("steps", "options"), [((0, 1, 5, 6, 9), {}), (STEPS, {"noise": False}), ((0, 1, 2, 3, 4), {})], ids=str
 )
 def test_without_four_samples_of_noise_nothing_is_predicted(tmp_path, steps, options):
     trace = write_trace(tmp_path / "run.zarr", steps=steps)
     assert noise_costs(gtrace.run_sweep(trace, ["qsgdinf:bits=2"], **options)) is None
-
-
-def test_large_tensors_are_looked_at_in_blocks(monkeypatch, path, costs):
-    monkeypatch.setattr("gtrace.sweep.noise_cost._ELEMENTS", 1000)
-    monkeypatch.setattr("gtrace.sweep.noise_cost._BLOCK", 100)
-    found = noise_costs(gtrace.run_sweep(path, ["qsgdinf:bits=2"]))
-    k = costs.codecs.index("qsgdinf:bits=2")
-    assert np.trace(found.noise) == pytest.approx(np.trace(costs.noise), rel=0.3)
-    assert found.variance[0].sum() == pytest.approx(costs.variance[k].sum(), rel=0.5)
-    assert not np.array_equal(found.noise, costs.noise)
-
-
-def test_predictions_are_ratios_of_sums_over_tensors(tmp_path):
-    costs = noise_costs(gtrace.run_sweep(write_trace(tmp_path / "run.zarr", steps=range(24)), CODECS))
-    dynamics = Dynamics.of(OptimizerFacts(kind="SGD", momentum=0.9), 0.05)
-    table = cost(costs, dynamics, 50, 32)
-    assert table.shape == (len(costs.codecs), len(costs.tensors))
-    by_name = {name: predict(costs, k, dynamics, 50, batch=32) for k, name in enumerate(costs.codecs)}
-    rough, keeping = by_name["qsgdinf:bits=2"], by_name["randomk:ratio=0.2"]
-    assert 0 < rough.low < rough.ratio < rough.high
-    assert rough.least < rough.equivalent < rough.most <= 32
-    sums = dict(zip(costs.codecs, table.sum(axis=1), strict=True))
-    assert (keeping.ratio > rough.ratio) == (sums["randomk:ratio=0.2"] > sums["qsgdinf:bits=2"])
-    assert by_name["topk:ratio=0.1"].ratio == 0 or not by_name["topk:ratio=0.1"].known
 
 
 @pytest.mark.parametrize(
@@ -204,9 +138,3 @@ def test_the_dynamics_are_those_of_the_optimizer(facts, expected):
 def test_optimizers_without_theory_are_named(kind, why):
     with pytest.raises(ValueError, match=why):
         Dynamics.of(OptimizerFacts(kind=kind), 0.1)
-
-
-def test_curvature_beyond_stability_counts_as_half_of_it():
-    dynamics = Dynamics(lr=0.1, momentum=0.5)
-    assert dynamics.weight(1e6, 1000) == dynamics.weight(15.0, 1000)
-    assert math.isfinite(float(Dynamics(lr=0.1, momentum=0.9, nesterov=True).weight(1e6, 10000)))

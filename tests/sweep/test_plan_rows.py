@@ -7,7 +7,6 @@ from helpers_variants import VARIANTS
 import gtrace
 from gtrace.codecs.assignment import CodecTable
 from gtrace.errors import UsageError
-from gtrace.sweep import EXPECTATION
 from gtrace.trace import Trace
 
 SIZES = {"conv": 700, "fc": 300, "bias": 12}
@@ -83,13 +82,6 @@ def test_rows_of_a_plan_are_those_of_its_codec_on_tensors_of_many_chunks(spec):
     assert ours.warnings == theirs.warnings
 
 
-def test_plans_of_chunked_codecs_have_their_draws():
-    large = Trace.from_arrays({"w": {0: np.tile(gradient("conv", 0), 4)}})
-    found = gtrace.run_sweep(large, [plan("qsgd:bits=4,bucket_size=100")], chunk=100)
-    assert sorted(found["draw"]) == [EXPECTATION, 0]
-    assert not found.warnings
-
-
 def test_tensors_of_one_codec_in_a_plan_share_out_among_themselves():
     some = ("conv", "bias")
     rows = rows_by_key(gtrace.run_sweep(trace(), [plan(MIXED, some)], jobs=2))
@@ -117,15 +109,6 @@ def test_a_plan_joins_and_leaves_a_sweep_without_touching_its_codecs(tmp_path):
     for row in whole.rows():
         assert rows[tuple(row[k] for k in key)] == pytest.approx(row, nan_ok=True)
     assert {r["codec"] for r in later.rows() if r["draw"] == 1} == {"plan:p"}
-
-
-def test_a_plan_with_memory_needs_consecutive_steps():
-    apart = Trace.from_arrays({"fc": {0: gradient("fc", 0), 10: gradient("fc", 1)}})
-    with pytest.raises(UsageError, match=r"plan:p .*no two of these steps are consecutive"):
-        gtrace.run_sweep(apart, [plan("ef:topk")])
-    found = gtrace.run_sweep(apart, [plan("ef:topk"), "natural"], leave_out=True)
-    assert set(found["codec"]) == {"natural"}
-    assert found.provenance["left_out_codecs"] == ["plan:p"]
 
 
 def test_a_codec_over_the_whole_model_leaves_no_tensor_to_another_codec():

@@ -1,4 +1,3 @@
-import pickle
 import shutil
 import sqlite3
 from contextlib import closing
@@ -104,14 +103,3 @@ def test_a_sweep_ends_while_another_process_reads_its_results(tmp_path):
     again.close()
     assert ResultStore.load(path)["energy"].tolist() == [1.0, 2.0]
     assert [file.name for file in tmp_path.iterdir()] == ["out.db"]
-
-
-def test_a_table_of_rows_survives_a_pipe():
-    columns = {"step": 3, "w1": np.array([1.0, np.nan]), "note": np.array(["x", None]), "cosine": np.array([0.5, -0.0])}
-    for given in (columns, {"step": 3, "w1": 0.5}):
-        table = RowTable(({"codec": "a"}, {"codec": "b"}), given)
-        found = pickle.loads(pickle.dumps(table))
-        assert found.identities == table.identities
-        assert list(found.columns) == list(given)
-        for name, values in given.items():
-            np.testing.assert_array_equal(found.columns[name], values)

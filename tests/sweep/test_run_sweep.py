@@ -12,9 +12,8 @@ from helpers_trace import write_arrays
 
 import gtrace
 from gtrace.errors import OutputExistsError, TraceError, UsageError
-from gtrace.fitting.pooling import WINDOW, pooled
+from gtrace.fitting.pooling import pooled
 from gtrace.sweep import EXPECTATION, ResultStore, expand
-from gtrace.sweep.jobs import Fitting, Settings
 from gtrace.sweep.replay import Replay
 from gtrace.types import Key
 
@@ -164,25 +163,6 @@ def test_kill_9_loses_nothing_that_was_finished(trace, result, tmp_path, blocks,
     assert len(computed) == 12 - len({(r[0], r[1]) for r in rows_of(partial)})
 
 
-def test_refit_schedules():
-    steps = tuple(range(0, 140, 10))
-    normed = gtrace.codec("qsgd:bucket_size=64")
-
-    def sources(refit, codec=normed):
-        found = [Settings(refit=refit).source(codec, k, steps) for k in range(4)]
-        return [tuple(fit.steps) if fit.pooled else fit.steps[0] for fit in found]
-
-    assert sources("previous") == [0, 0, 1, 2]
-    assert sources("each") == [0, 1, 2, 3]
-    assert sources("once") == [0, 0, 0, 0]
-    assert sources((10, 30)) == [0, 1, 1, 3]
-    assert sources("pooled") == [0, (0,), (0, 1), (0, 1, 2)]
-    # One scale or threshold: it follows the step before.
-    assert sources("pooled", gtrace.codec("signsgd")) == sources("pooled", gtrace.codec("topk")) == sources("previous")
-    assert Settings().source(normed, 13, steps) == Fitting(tuple(range(13 - WINDOW, 13)), pooled=True)
-    assert WINDOW == 10
-
-
 def test_what_a_code_was_fitted_on_is_said(trace):
     spec = "qsgdinf:bits=4"
     remembering = gtrace.run_sweep(trace, [f"ef:{spec}"], tensors=["conv.weight"], refit=[0, 2], jobs=1, draws=1)
@@ -227,10 +207,6 @@ def test_selection(trace):
         gtrace.run_sweep(trace, ["terngrad"], tensors=["fc.wieght"])
     with pytest.raises(UsageError, match="4 steps from 0 to 3"):
         gtrace.run_sweep(trace, ["terngrad"], steps=[17])
-    with pytest.raises(UsageError, match="no codec given"):
-        gtrace.run_sweep(trace, [])
-    with pytest.raises(UsageError, match="did you mean qsgd"):
-        gtrace.run_sweep(trace, ["qsdg"])
 
 
 BOTH = {"bits": [3], "ratio": [0.1, 0.5]}
@@ -248,49 +224,6 @@ BOTH = {"bits": [3], "ratio": [0.1, 0.5]}
 )
 def test_names_and_parameters_become_specs(names, parameters, prefix, specs):
     assert [str(c) for c in expand(names, parameters, prefix=prefix)] == specs.split()
-
-
-def test_expand():
-    assert {c.name for c in expand("all", {"bits": [3]})} == set(gtrace.codec_names())
-    assert [c.bucket_size for c in expand("qsgd:bits=3", {"bucket_size": [64, None]})] == [64, None]
-    with pytest.raises(UsageError, match="none of the chosen codecs takes it"):
-        expand("natural", {"bucket_size": [64]})
-    with pytest.raises(UsageError, match="out of range"):
-        expand("qsgd", {"bits": [1]})
-
-
-def test_stateful_codecs_are_replayed_in_order(trace):
-    spec = "ef:topk:ratio=0.01"
-    found = gtrace.run_sweep(trace, [spec], tensors=["conv.weight"], jobs=1)
-    c = gtrace.codec(spec)
-    state = c.init(3000)
-    with gtrace.open_trace(trace) as opened:
-        for k in range(4):
-            g = opened.read("conv.weight", k)
-            payload = c.encode(state, g, Key.derive(0, tensor="conv.weight", step=k, draw=0))
-            q = c.decode(c.shared(state), payload, g.size)
-            state = c.update(state, g, q)
-            row = pick(found, step=k)
-            assert math.isclose(row["squared_error"], np.sum((q - g.astype(np.float64)) ** 2), rel_tol=1e-9)
-            assert row["note"].startswith("open loop: the trace's gradients do not react to the codec")
-
-
-def test_memory_starts_afresh_after_a_gap_and_survives_resuming(tmp_path):
-    path = write_trace(tmp_path / "gap.zarr", steps=(0, 1, 2, 10, 11))
-    spec = "mem-sgd:ratio=0.05"
-    whole = gtrace.run_sweep(path, [spec], jobs=1, tensors=["fc.weight"])
-    # Windows are made of the steps that are swept.
-    kept = [k for k, name in enumerate(whole.columns) if not name.startswith("window")]
-    for steps in ([2], [11], [1, 2]):
-        part = gtrace.run_sweep(path, [spec], jobs=1, tensors=["fc.weight"], steps=steps)
-        found, wanted = ([[r[k] for k in kept] for r in rows_of(result) if r[1] in steps] for result in (part, whole))
-        assert found == wanted
-    alone = gtrace.run_sweep(path, ["topk:ratio=0.05"], jobs=1, tensors=["fc.weight"])
-    first = {r["step"]: r["squared_error"] for r in alone.rows()}
-    errors = {r["step"]: r["squared_error"] for r in whole.rows()}
-    assert errors[0] == first[0]
-    assert errors[10] == first[10], "a gap must clear the memory"
-    assert errors[11] != first[11]
 
 
 def test_whole_model_scope(trace):
@@ -319,21 +252,6 @@ def test_fitted_levels_stand_beside_the_best_ones(trace):
     assert set(curves) == {"uniform", "exponential", "companding"}
     for curve in curves.values():
         assert (np.diff(curve) <= 1e-15).all()
-
-
-def test_an_optimum_is_added_to_rows_that_came_without(trace, tmp_path):
-    path = tmp_path / "out.db"
-    first = gtrace.run_sweep(trace, ["qsgd:bits=3"], jobs=1, draws=1, output=path)
-    assert np.isnan(first["optimal_variance"]).all()
-    later = gtrace.run_sweep(trace, ["qsgd:bits=3", "alq:bits=3"], jobs=1, draws=1, output=path)
-    fresh = gtrace.run_sweep(trace, ["qsgd:bits=3", "alq:bits=3"], jobs=1, draws=1)
-    assert rows_of(later) == rows_of(fresh)
-
-
-def test_times_stand_apart_from_rows(result):
-    assert set(result.times["stage"]) == {"sketch", "expect", "fit", "simulate", "compare"}
-    assert (result.times["seconds"] >= 0).all()
-    assert "seconds" not in result.columns
 
 
 def test_names_that_two_optimizers_share_are_all_swept(tmp_path):

@@ -55,35 +55,6 @@ def test_estimates_agree_with_the_whole_within_their_sampling_errors(traces):
         assert abs(deviations.mean()) < 3 * deviations.std() / np.sqrt(12)
 
 
-def test_known_energy_corrects_what_the_sample_has_too_much_of(traces):
-    """Errors go with energies: what the sample has of these beyond its share must not stay in the estimate."""
-    whole, sampled = (gtrace.run_sweep(path, ["qsgd:bits=3"], draws=0, refit="each") for path in traces)
-    true = next(whole.rows())
-    with gtrace.open_trace(traces[1]) as trace:
-        drawn = np.array([np.square(trace.read(name, 0), dtype=np.float64).mean() for name in sampled["tensor"]])
-    surplus = drawn / (true["energy"] / TOTAL) - 1
-    deviations = sampled["relative_variance"] / true["relative_variance"] - 1
-    assert surplus.std() > 0.02
-    assert deviations.std() < surplus.std() / 4
-    # The plain mean of the sample would be off by as much as its energy.
-    assert abs(np.corrcoef(surplus, deviations)[0, 1]) < 0.9
-
-
-def test_a_sample_whose_energy_is_in_few_blocks_says_that_its_error_may_be_larger(tmp_path):
-    values = np.random.default_rng(0).standard_normal(20 * BLOCK).astype(np.float32)
-    sample = BlockSample.choose("w", values.size, 12 * BLOCK)
-    unseen = next(k * BLOCK for k in range(20) if k * BLOCK not in sample.offsets)
-    cases = ((0, 0.0, "sampling error 0"), (sample.offsets[0], 3000.0, "at least "), (unseen, 3000.0, "at least "))
-    for place, spike, said in cases:
-        values[[sample.offsets[0], unseen]] = 0
-        values[place] = spike
-        path = tmp_path / f"{place}-{spike:g}.zarr"
-        with create_trace(path) as writer:
-            about = {"sample": sample.describe(), "shape": [values.size]}
-            writer.append(0, "w", sample.take(values), numbers=whole_numbers(values), **about)
-        assert said in next(gtrace.run_sweep(path, ["qsgd:bits=3"], draws=0).rows())["note"]
-
-
 def test_draws_stand_for_the_whole(traces):
     whole, sampled = (gtrace.run_sweep(path, CODECS[:2], draws=1, tensors=None) for path in traces)
     exact = {(row["codec"], row["draw"]): row for row in whole.rows()}
@@ -112,20 +83,6 @@ def test_what_a_sample_cannot_answer_is_left_out_with_a_line(codec, why, traces)
     result = gtrace.run_sweep(traces[1], [codec, "natural"], draws=0)
     assert set(result["codec"]) == {"natural"}
     assert [why in line for line in result.warnings] == [True]
-
-
-def test_codecs_with_a_memory_are_left_out(tmp_path):
-    sample, values = BlockSample.choose("w", TOTAL, BLOCK), gradient()
-    taken = dict.fromkeys((0, 1), sample.take(values))
-    path = write_arrays(tmp_path / "run.zarr", {"w": taken}, sample=sample.describe(), shape=[TOTAL])
-    result = gtrace.run_sweep(path, ["ef:qsgd", "natural"], draws=0)
-    assert set(result["codec"]) == {"natural"}
-    assert ["their memory of the whole tensor is not stored" in line for line in result.warnings] == [True]
-
-
-def test_scales_of_their_own_need_no_whole_tensor(traces):
-    found = set(gtrace.run_sweep(traces[1], ["signsgd:scale=none", "fp:format=1-2-1,exponent=3"], draws=0)["method"])
-    assert found == {"signsgd", "fp"}
 
 
 def test_few_blocks_say_that_the_error_is_unknown(tmp_path):

@@ -7,7 +7,6 @@ import pytest
 from helpers_sweep import rows_of
 
 import gtrace
-from gtrace.errors import TraceError, UsageError
 from gtrace.sweep import EXPECTATION, expand
 from gtrace.sweep.limits import _WITHIN
 from gtrace.trace import SketchPlan, Trace, create_trace
@@ -88,34 +87,6 @@ def test_expectations_agree_with_those_of_values(tmp_path, mantissa, refit, erro
             assert math.isnan(near[name])
 
 
-@pytest.mark.parametrize(("mantissa", "error"), [(10, 1e-6), (6, 1e-3)])
-def test_the_same_levels_cost_the_same(tmp_path, mantissa, error):
-    """Levels that were fitted to the stored sketch, judged by it and by the sketch of the values."""
-    path = sketched(tmp_path / "run.zarr", plan=SketchPlan.parse(DEFAULT_SKETCHES, mantissa))
-    with gtrace.open_trace(path) as trace:
-        for item in expand(LEVEL_CODECS, {"bits": [2, 3, 4]}):
-            for name in ("normal", "lognormal"):
-                stored = [trace.sketch(name, step, *item.needs[:2]) for step in (0, 1)]
-                state = item.fit(item.init(stored[0].size), stored[0], 0)
-                truth = item.expect(state, gtrace.MomentSketch.from_spec(gradient(name, 1), item.needs))
-                found = item.expect(state, stored[1])
-                assert found.squared_error == pytest.approx(truth.squared_error, rel=error)
-                assert abs(found.squared_error - truth.squared_error) <= found.error_bound + 1e-9 * truth.squared_error
-                assert found.bits_entropy == pytest.approx(truth.bits_entropy, rel=2 * error)
-                assert found.sparsity == pytest.approx(truth.sparsity, rel=5 * error)
-
-
-def test_levels_that_are_given_lose_less(tmp_path):
-    """With the same levels on both sides nothing but the bins' width is left, and the stated bound covers it."""
-    truth = by_key(gtrace.run_sweep(full(), ["qsgd:bits=4", "qsgdinf:bits=3", "nuqsgd:bits=4"], draws=0))
-    found = by_key(gtrace.run_sweep(sketched(tmp_path / "run.h5"), ["qsgd:bits=4", "qsgdinf:bits=3", "nuqsgd:bits=4"]))
-    for key, row in truth.items():
-        near = found[key]
-        assert math.isclose(row["relative_variance"], near["relative_variance"], rel_tol=2e-5)
-        margin = near["relative_variance_bound"] + row["relative_variance_bound"] + 1e-10
-        assert abs(row["relative_variance"] - near["relative_variance"]) <= margin
-
-
 def test_defaults_hold_what_default_codecs_need():
     needed = {
         item.needs
@@ -144,35 +115,7 @@ def test_small_tensors_have_draws_and_one_line_says_why_others_do_not(tmp_path):
     }
 
 
-def test_laws_of_buckets_clipping_and_tails_are_not_stored(tmp_path):
-    codecs = ["qsgd:bits=3", "alq:bits=3,law=truncnorm", "qsgd:bits=3,clip=2.5", "qsgd:bits=3,tail=exact"]
-    result = gtrace.run_sweep(sketched(tmp_path / "run.zarr", ("normal",)), codecs, draws=0)
-    assert set(result["codec"]) == {"qsgd:bits=3"}
-    assert {text.split(": ", 1)[1] for text in result.warnings if "mantissa bits" not in text} == {
-        "without alq: they need values (moments of each bucket are not stored): capture without --sketch",
-        "without qsgd: sketches of clipped values or exact tails are not stored: capture without --sketch",
-    }
-
-
-def test_nothing_left_is_an_error(tmp_path):
-    path = sketched(tmp_path / "run.zarr")
-    out = tmp_path / "out.db"
-    with pytest.raises(UsageError, match=r"nothing is left to do.*no closed form"):
-        gtrace.run_sweep(path, ["topk"], tensors=["normal"], output=out)
-    assert not out.exists()
-
-
-@pytest.mark.parametrize("refit", ["pooled", "previous", "each", "once", [1]])
-def test_fits_follow_the_rule(tmp_path, refit):
-    truth = by_key(gtrace.run_sweep(full(("normal",)), ["alq:bits=3", "zipml:bits=3"], draws=0, refit=refit))
-    path = sketched(tmp_path / "run.zarr", ("normal",), SketchPlan.parse(DEFAULT_SKETCHES, 10))
-    found = by_key(gtrace.run_sweep(path, ["alq:bits=3", "zipml:bits=3"], draws=0, refit=refit))
-    for key, row in truth.items():
-        assert found[key]["fitted_on"] == row["fitted_on"]
-        assert math.isclose(found[key]["squared_error"], row["squared_error"], rel_tol=1e-9)
-
-
-@pytest.mark.parametrize("nonfinite", ["skip", "zero", "error"])
+@pytest.mark.parametrize("nonfinite", ["skip", "zero"])
 def test_values_that_are_not_finite(tmp_path, nonfinite):
     def damaged(name, step):
         values = gradient(name, step)
@@ -183,10 +126,6 @@ def test_values_that_are_not_finite(tmp_path, nonfinite):
     path = sketched(tmp_path / "run.zarr", ("normal",), SketchPlan.parse(DEFAULT_SKETCHES, 10), read=damaged)
     whole = Trace.from_arrays({"normal": {step: damaged("normal", step) for step in STEPS}})
     codecs = ["qsgd:bits=3", "alq:bits=3", "signsgd"]
-    if nonfinite == "error":
-        with pytest.raises(TraceError, match=f"normal at step 1: 2 of {SIZE} gradients are not finite"):
-            gtrace.run_sweep(path, codecs, draws=0, nonfinite="error")
-        return
     found, truth = (gtrace.run_sweep(t, codecs, draws=0, nonfinite=nonfinite) for t in (path, whole))
     assert found.warnings == truth.warnings
     for key, row in by_key(truth).items():
@@ -230,12 +169,3 @@ def test_shares_of_tensors_come_from_stored_sketches(tmp_path):
     result = gtrace.run_sweep(path, [spec, "qsgd:bits=2"], draws=0)
     assert set(result["codec"]) == {"qsgd:bits=2"}
     assert any("without prune: they need the sketch none" in text for text in result.warnings)
-
-
-def test_rows_do_not_depend_on_jobs_or_resumption(tmp_path):
-    path = sketched(tmp_path / "run.zarr")
-    codecs = ["qsgd:bits=3", "alq:bits=3", "topk"]
-    once = gtrace.run_sweep(path, codecs, jobs=1)
-    out = tmp_path / "part.db"
-    gtrace.run_sweep(path, codecs[:1], steps=[1], output=out)
-    assert rows_of(gtrace.run_sweep(path, codecs, output=out, jobs=3)) == rows_of(once)

@@ -9,9 +9,8 @@ from gtrace import fitting
 from gtrace.errors import UsageError
 from gtrace.sketch import MomentSketch
 from gtrace.sweep import EXPECTATION
-from gtrace.sweep.fits import Allocation
 from gtrace.trace import Trace
-from gtrace.types import Key, State
+from gtrace.types import Key
 
 SIZES = {
     "conv": {0: 3000, 1: 3000, 2: 2000, 3: 2000},
@@ -50,18 +49,6 @@ def test_every_codec_takes_tensors_whose_size_changes():
         assert row["n"] == SIZES[row["tensor"]][row["step"]]
     draws = [r for r in result.rows() if r["draw"] == 0]
     assert len(draws) == sum(len(sizes) for sizes in SIZES.values()) * len(gtrace.codec_names())
-
-
-def test_a_stateless_codec_is_fitted_on_one_size_and_encodes_another():
-    c = gtrace.codec("prune:threshold=lognormal")
-    result = gtrace.run_sweep(neural_trace(), [c])
-    before, x = gradient("conv", 1), gradient("conv", 2)
-    state = State(x.size, c.fit(c.init(before.size), MomentSketch.from_spec(before, c.needs), 2).arrays)
-    q = c.decode(b"", c.encode(state, x, Key.derive(0, tensor="conv", step=2)), x.size)
-    row = pick(result, tensor="conv", step=2, draw=0)
-    assert row["sparsity"] == np.mean(q == 0)
-    assert row["squared_error"] == pytest.approx(np.sum((q - x.astype(np.float64)) ** 2))
-    assert (row["fitted_on"], row["sparsity_asked"]) == ("previous", 0.8)
 
 
 @pytest.mark.parametrize("spec", ["ef:qsgdinf:bits=3", "mem-sgd:ratio=0.1"])
@@ -107,44 +94,6 @@ def test_shares_are_those_of_all_tensors_at_the_step_itself():
     alike = [r for r in rows if r not in mixed]
     cosines = [sum(r["n"] * (1 + r["relative_variance"]) ** -0.5 for r in chosen) for chosen in (mixed, alike)]
     assert cosines[0] > cosines[1]
-
-
-def test_shares_depend_on_neither_jobs_nor_order_nor_resumption(tmp_path):
-    codecs = [MIXED, "prune:sparsity=0.6,allocation=heterogeneous", f"ef:{MIXED}"]
-    trace = neural_trace()
-    whole = gtrace.run_sweep(trace, codecs, jobs=1)
-    assert rows_of(gtrace.run_sweep(trace, codecs[::-1], jobs=3)) == rows_of(whole)
-    out = tmp_path / "part.db"
-    gtrace.run_sweep(trace, codecs[:1], steps=[2], output=out)
-    assert rows_of(gtrace.run_sweep(trace, codecs, output=out)) == rows_of(whole)
-
-
-def test_a_step_is_allocated_once():
-    calls = []
-
-    class Counting:
-        def sketch(self, name, step, spec):
-            calls.append((name, step))
-            return gtrace.MomentSketch.from_spec(gradient(name, step), spec)
-
-    steps = {name: list(sizes) for name, sizes in SIZES.items()}
-    codecs = [gtrace.codec(MIXED), gtrace.codec(MIXED, sparsity=0.5), gtrace.codec("qsgd")]
-    allocation = Allocation(Counting(), steps, [(codec, None) for codec in codecs])
-    assert calls == []
-    for codec in codecs[:2]:
-        for name in ("conv", "fc"):
-            allocation.share(codec, name, 0)
-    assert sorted(calls) == [("conv", 0), ("fc", 0)]
-
-
-def test_other_tensors_and_other_kinds_make_another_sweep(tmp_path):
-    gtrace.run_sweep(neural_trace(), [MIXED], output=tmp_path / "x.db", tensors=["conv"])
-    with pytest.raises(gtrace.errors.OutputExistsError):
-        gtrace.run_sweep(neural_trace(), [MIXED], output=tmp_path / "x.db")
-    path = write_both(tmp_path / "run.zarr")
-    gtrace.run_sweep(path, ["prune"], output=tmp_path / "y.db")
-    with pytest.raises(gtrace.errors.OutputExistsError):
-        gtrace.run_sweep(path, ["prune"], output=tmp_path / "y.db", kind="neural")
 
 
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])

@@ -79,18 +79,6 @@ def test_a_task_that_starts_a_thread_is_not_followed_by_a_fork():
     assert found == [parent] * 3
 
 
-@pytest.mark.parametrize(("room", "most"), [(1, 1), (2, 2), (9, 3)])
-def test_tasks_at_work_fit_into_the_room(room, most):
-    def span(_):
-        begin = time.monotonic()
-        time.sleep(0.05)
-        yield begin, time.monotonic()
-
-    found, _ = apart(lambda: collected(range(6), span, Workers(3, fork=True), room=room))
-    assert len(found) == 6
-    assert max(sum(begin <= at < end for begin, end in found) for at, _ in found) <= most
-
-
 class OddError(Exception):
     """One that cannot be unpickled."""
 

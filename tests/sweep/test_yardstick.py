@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from helpers_sweep import rows_of
 
 import gtrace
 from gtrace.sweep.gradient_noise import NOISE
@@ -76,31 +75,6 @@ def test_bias_is_told_apart_where_it_can_be(swept):
             assert row["noise_ratio"] == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
-def test_rows_depend_neither_on_jobs_nor_on_chunks_nor_on_resuming(swept, tmp_path):
-    path, _, result = swept
-    assert rows_of(gtrace.run_sweep(path, SPECS, jobs=2)) == rows_of(result)
-    output = tmp_path / "out.db"
-    gtrace.run_sweep(path, SPECS, steps=[1], draws=0, output=output)
-    again = gtrace.run_sweep(path, SPECS, output=output)
-    assert rows_of(again) == rows_of(result)
-    assert again.details == result.details
-    small = gtrace.run_sweep(path, SPECS[:1], chunk=1024)
-    for key, told in small.details.items():
-        if key[2] == NOISE:
-            assert told == pytest.approx(result.details[key])
-
-
-def test_the_whole_model_has_the_noise_of_all_its_tensors(swept):
-    path, found, _ = swept
-    result = gtrace.run_sweep(path, ["qsgdinf:bits=3,scope=model"], draws=0)
-    for step in STEPS:
-        expected = sum(truth(found[step, name])[0] for name in SIZES)
-        assert result.details["*", step, NOISE]["variance"] == pytest.approx(expected)
-    np.testing.assert_allclose(
-        result["noise_ratio"], result["squared_error"] / [result.details["*", s, NOISE]["variance"] for s in STEPS]
-    )
-
-
 @pytest.mark.parametrize("chunk", [2**24, 3 * 256])
 @pytest.mark.parametrize("stage", ["local", "reduced"])
 def test_one_gradient_a_step_has_the_noise_of_second_differences(stage, chunk, tmp_path):
@@ -121,18 +95,3 @@ def test_without_three_consecutive_steps_there_is_no_noise():
     assert "bursts such as --steps 100+10" in result.provenance["noise"]["why"]
     assert np.isnan(result["noise_ratio"]).all()
     assert not any(what == NOISE for *_, what in result.details)
-
-
-def test_ranks_with_the_same_data_tell_nothing(tmp_path):
-    found = {key: np.repeat(values[:1], 2, axis=0) for key, values in gradients().items()}
-    found[1, "fc.bias"] = gradients()[1, "fc.bias"][:2]
-    result = gtrace.run_sweep(write(tmp_path / "same.zarr", found), SPECS[:1], draws=0)
-    assert [(tensor, step) for tensor, step, what in result.details if what == NOISE] == [("fc.bias", 1)]
-
-
-def test_values_that_are_not_finite_on_any_rank_tell_nothing(tmp_path):
-    found = gradients()
-    found[1, "fc.bias"][2, 5] = np.nan
-    result = gtrace.run_sweep(write(tmp_path / "bad.zarr", found), SPECS[:1], draws=0)
-    assert ("fc.bias", 1, NOISE) not in result.details
-    assert ("fc.bias", 2, NOISE) in result.details

@@ -2,7 +2,8 @@
 
     killed_writers.py FOLDER SUFFIX STEPS STRIDE [FIRST]   just before the n-th file is moved into its place, or within
                                                            the n-th write of a file, or before or within the n-th
-                                                           append to a journal
+                                                           append to a journal; large tensors are sketched
+                                                           if SUFFIX says so
 
 Prints, for each writer, a line of JSON: its trace, the last step whose commit returned, and whether it finished.
 Forked, not spawned: the imports are paid once.
@@ -64,7 +65,7 @@ def write(path, steps, report, before):
     os.replace, os.pwritev, os.writev = counted_move, counted_append, counted_write
     # What closing an HDF5 trace does: arrays are written, the file takes the folder's place, the folder goes.
     hdf5._write_array, files._exchange, files.remove = map(counted, (hdf5._write_array, files._exchange, files.remove))
-    with create_trace(path) as writer:
+    with create_trace(path, sketch="l2:512,none" if "sketch" in path.name else None) as writer:
         for step in range(steps):
             write_steps(writer, [step])
             os.write(report, b".")

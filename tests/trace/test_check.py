@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 
-import h5py
 import numpy as np
 import pytest
 import zarr
@@ -42,15 +41,22 @@ def path(tmp_path):
     return write_trace(tmp_path / "run.zarr", STEPS)
 
 
-@pytest.fixture(params=SUFFIXES)
-def killed(request, tmp_path):
-    """The trace of a process that ended in the middle of its 70th step."""
-    program = "import os, sys; from helpers_trace import *; writer = create_trace(sys.argv[1]); "
-    program += "write_steps(writer, range(69)); writer.append(69, 'fc.bias', gradient('fc.bias', 69)); os._exit(0)"
-    place = tmp_path / f"run{request.param}"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", program, place], check=True, env=environment)
-    return place
+def damage(path, entry="gone"):
+    (chunk,) = (path / GROUP / entry).glob("c.0*")
+    os.truncate(chunk, chunk.stat().st_size - 1)
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Two tensors, of which one will be damaged, with a further number."""
+    path = tmp_path / "run.zarr"
+    with create_trace(path) as writer:
+        for step in range(3):
+            writer.append(step, "gone", np.full(5, 7.0 + step), numbers={"second_moment": 5.0 + step})
+            if step != 1:
+                writer.append(step, "kept", np.full(4, 0.1 * (step + 1)), numbers={"second_moment": 2.0 + step})
+            writer.commit(step, loss=1.0 + step)
+    return path
 
 
 def lost(path):
@@ -92,24 +98,22 @@ def test_a_whole_trace_is_clean_and_stays_as_it_is(whole):
     assert before == {file: file.stat().st_mtime_ns for file in whole.parent.rglob("*")}
 
 
-def test_a_killed_writer(killed):
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_killed_writer(suffix, tmp_path):
+    """Its process ended in the middle of its 70th step."""
+    program = "import os, sys; from helpers_trace import *; writer = create_trace(sys.argv[1]); "
+    program += "write_steps(writer, range(69)); writer.append(69, 'fc.bias', gradient('fc.bias', 69)); os._exit(0)"
+    killed = tmp_path / f"run{suffix}"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program, killed], check=True, env=environment)
     report = check_trace(killed)
-    assert report.unfinished
-    assert not report.clean
-    assert (report.status, report.live, report.steps, report.faults) == ("writing", False, 69, ())
-    repair = repair_trace(killed)
-    assert repair.backup is None
+    assert (report.unfinished, report.clean, report.live) == (True, False, False)
+    assert (report.status, report.steps, report.faults) == ("writing", 69, ())
+    assert repair_trace(killed).backup is None
     assert check_trace(killed).clean
     with open_trace(killed) as trace:
         check_gradients(trace, range(69))
         assert trace.attrs["status"] == "interrupted"
-        assert trace.scalars()["loss"].tolist() == [loss(step) for step in range(69)]
-    # Other tools open it again.
-    if killed.suffix == ".zarr":
-        assert zarr.open_group(killed, mode="r")[GROUP]["step"].shape == (69,)
-    else:
-        with h5py.File(killed, "r") as file:
-            assert file[GROUP]["step"].shape == (69,)
     assert os.listdir(killed.parent) == [killed.name]
 
 
@@ -165,19 +169,16 @@ def test_a_flipped_bit_in_hdf5(tmp_path):
     check_repaired(path, {("embed/weight", 30)})
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "folder"])
-def test_a_chunk_of_several_rows(damage, path):
+@pytest.mark.parametrize("how", ["truncated", "missing", "folder"])
+def test_a_chunk_of_several_rows(how, path):
     chunk = path / GROUP / "fc.weight" / "c.0.0"
-    if damage == "truncated":
+    if how == "truncated":
         os.truncate(chunk, chunk.stat().st_size - 9)
     else:
         chunk.unlink()
-        if damage == "folder":
+        if how == "folder":
             chunk.mkdir()
-    report = check_trace(path)
-    expected = {("fc.weight", step) for step in present("fc.weight", range(64))}
-    assert {(fault.tensor, fault.step) for fault in report.faults} == expected
-    check_repaired(path, expected)
+    check_repaired(path, {("fc.weight", step) for step in present("fc.weight", range(64))})
 
 
 @pytest.mark.parametrize("table", ["present", "norm2", "absmax", "zeros", "nonfinite", "crc32c", "loss"])
@@ -191,35 +192,97 @@ def test_a_damaged_table_costs_no_gradient(table, path):
         assert np.isnan(trace.scalars()["loss"]).all() == (table == "loss")
 
 
-def test_wrong_statistics_and_values_that_should_not_be_there(tmp_path, path):
-    other = write_trace(tmp_path / "other.zarr", range(100, 170))
-    shutil.copyfile(other / GROUP / "norm2" / "c.0.0", path / GROUP / "norm2" / "c.0.0")
-    # Gradients of 1 and 2, where this tensor is absent.
+@pytest.mark.parametrize(
+    ("table", "change", "faults", "wrong"),
+    [
+        ("norm2", lambda old: old * (1 + 1e-8), 0, 0),  # summed in another order
+        ("norm2", lambda old: old * (1 + 1e-4), 5, 0),
+        ("norm2", lambda old: old * np.array([[np.nan], [1], [1]]), 2, 0),
+        ("absmax", lambda old: old * (1 + 1e-8), 5, 0),
+        ("crc32c", lambda old: old + np.uint32(1) * (old > 0), 5, 5),
+    ],
+)
+def test_tables_that_do_not_match_the_values(table, change, faults, wrong, small):
+    array = zarr.open_array(small / GROUP / table, mode="r+")
+    array[:] = change(array[:])
+    report = check_trace(small)
+    says = "checksum mismatch with the commit record" if wrong else f"stored {table} does not match the values"
+    assert (len(report.faults), report.wrong) == (faults, wrong)
+    assert all(says in fault.what for fault in report.faults)
+
+
+def test_values_that_should_not_be_there(tmp_path, path):
+    """Gradients of steps 1 and 2, where this tensor is absent."""
     name = "fc.weight"
     write_arrays(tmp_path / "full.zarr", {name: {step: gradient(name, step) for step in STEPS}})
     shutil.copyfile(tmp_path / "full.zarr" / GROUP / name / "c.0.0", path / GROUP / name / "c.0.0")
-    shutil.rmtree(other)
     shutil.rmtree(tmp_path / "full.zarr")
-    report = check_trace(path)
-    wrong = {"stored norm2 does not match the values", "values although the tensor is absent"}
-    assert {fault.what for fault in report.faults} == wrong
-    absent = {(fault.tensor, fault.step) for fault in report.faults if fault.what.startswith("values")}
-    assert absent == {(name, 1), (name, 2)}
+    faults = {(fault.tensor, fault.step, fault.what) for fault in check_trace(path).faults}
+    assert faults == {(name, step, "values although the tensor is absent") for step in (1, 2)}
     check_repaired(path, set())
 
 
-@pytest.mark.parametrize("place", [".", "rank00000", GROUP])
-def test_metadata_of_groups(place, path):
+def test_a_tensor_of_which_nothing_is_right_is_left_out(small):
+    damage(small)
+    repair = repair_trace(small)
+    assert (repair.report.wrong, repair.report.gradients) == (3, 5)
+    with open_trace(small) as trace:
+        assert [(info.name, trace.steps(info.name).tolist()) for info in trace.tensors] == [("kept", [0, 2])]
+        assert trace.statistics("kept")["second_moment"].tolist() == [2.0, 4.0]
+        assert trace.scalars()["loss"].tolist() == [1.0, 2.0, 3.0]
+        assert trace.attrs["repaired"]["lost"] == 3
+        assert all("gone" in fault for fault in trace.attrs["repaired"]["faults"])
+    assert zarr.open_array(small / GROUP / "kept", mode="r").attrs["index"] == 0
+    assert check_trace(small).clean
+    # A damaged trace that is there from an earlier repair stays.
+    damage(small, "kept")
+    assert repair_trace(small).backup.name == "run.zarr.damaged2"
+
+
+@pytest.mark.parametrize("function", ["os.rename", "gtrace.trace.zarr.write_file"])
+def test_a_repair_that_fails_leaves_the_trace_where_it_was(function, small, monkeypatch):
+    damage(small)
+    rename = os.rename
+
+    def fails(source, *to):
+        if function == "os.rename" and "repair" not in os.path.basename(source):
+            return rename(source, *to)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(function, fails)
+    with pytest.raises(TraceError, match="the repaired trace cannot be written"):
+        repair_trace(small)
+    assert os.listdir(small.parent) == ["run.zarr"]
+    assert check_trace(small).wrong == 3
+
+
+def test_files_that_a_killed_writer_did_not_finish(small):
+    left = small / GROUP / "kept" / "c.9.0.partial"
+    left.write_bytes(b"x")
+    report = check_trace(small)
+    assert (report.leftovers, report.faults, report.clean) == ((left,), (), False)
+    repair = repair_trace(small)
+    assert (repair.changed, repair.backup, left.exists()) == (True, None, False)
+    assert check_trace(small).clean
+
+
+def test_further_numbers_that_are_damaged(small):
+    damage(small, "second_moment")
+    (fault,) = check_trace(small).faults
+    assert ("second_moment" in fault.what, fault.stream) == (True, GROUP)
+    repair_trace(small)
+    with open_trace(small) as trace:
+        assert "second_moment" not in trace.statistics("kept")
+        assert trace.read("gone", 2).tolist() == [9.0] * 5
+
+
+@pytest.mark.parametrize("place", [".", "rank00000", GROUP, f"{GROUP}/fc.weight"])
+def test_metadata(place, path):
     (path / place / "zarr.json").write_text("{")
-    assert len(check_trace(path).faults) == 1
-    check_repaired(path, set())
-
-
-def test_metadata_of_a_tensor(path):
-    (path / GROUP / "fc.weight" / "zarr.json").write_text("{")
-    assert any("fc.weight/zarr.json" in fault.what for fault in check_trace(path).faults)
+    assert check_trace(path).faults
     repair_trace(path)
-    assert lost(path) == {("fc.weight", step) for step in present("fc.weight", STEPS)}
+    assert lost(path) == {("fc.weight", step) for step in present("fc.weight", STEPS) if "fc" in place}
+    assert check_trace(path).clean
 
 
 def test_steps_that_fall_end_the_trace(path):
@@ -278,35 +341,21 @@ def test_damage_anywhere_is_repaired_or_refused(tmp_path):
         shutil.rmtree(copy.parent)
 
 
-def test_what_is_no_trace_is_refused(tmp_path):
-    for place in (tmp_path / "no.zarr", tmp_path):
-        with pytest.raises(TraceError):
-            check_trace(place)
-        with pytest.raises(TraceError):
-            repair_trace(place)
-
-
 def test_the_command(path, capsys):
-    with pytest.raises(SystemExit) as done:
-        main(["check", str(path)])
-    assert done.value.code == 0
-    assert "70 steps, 275 of 275 gradients are right" in capsys.readouterr().out
+    def run(*options):
+        with pytest.raises(SystemExit) as done:
+            main(["check", str(path), *options])
+        return done.value.code, capsys.readouterr().out
+
+    assert "70 steps, 275 of 275 gradients are right" in run()[1]
     (path / GROUP / "fc.weight" / "c.0.0").unlink()
     edit_json(path / "zarr.json", lambda document: document.pop("consolidated_metadata"))
-    with pytest.raises(SystemExit) as done:
-        main(["check", str(path)])
-    assert done.value.code == 3
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{GROUP}, tensor 'fc.weight', 62 steps from 0 to 63: ")
-    assert "62 faults" in lines[1]
-    assert "--repair" in lines[2]
-    with pytest.raises(SystemExit) as done:
-        main(["check", str(path), "--json"])
-    assert done.value.code == 3
-    document = json.loads(capsys.readouterr().out)
-    assert (document["wrong"], document["steps"], len(document["faults"])) == (62, 70, 62)
-    assert document["faults"][0]["tensor"] == "fc.weight"
-    with pytest.raises(SystemExit) as done:
-        main(["check", str(path), "--repair"])
-    assert done.value.code == 0
-    assert "run.zarr.damaged" in capsys.readouterr().out
+    code, out = run()
+    lines = out.splitlines()
+    assert (code, lines[0].startswith(f"{GROUP}, tensor 'fc.weight', 62 steps from 0 to 63: ")) == (3, True)
+    assert ("62 faults" in lines[1], "--repair" in lines[2]) == (True, True)
+    code, out = run("--json")
+    document = json.loads(out)
+    assert (code, document["wrong"], document["steps"], document["faults"][0]["tensor"]) == (3, 62, 70, "fc.weight")
+    code, out = run("--repair")
+    assert (code, "run.zarr.damaged" in out) == (0, True)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from helpers_trace import SUFFIXES, gradient
+from helpers_trace import SUFFIXES, gradient, write_arrays
 
 import gtrace
 from gtrace.errors import OutputExistsError, UsageError
@@ -89,22 +89,17 @@ def test_merged_steps(tmp_path):
         whole = parts[0].sketches[0] + parts[1].sketches[0]
         np.testing.assert_array_equal(found.sketches[0].rows, whole.rows)
         np.testing.assert_allclose(found.sketches[0].sums, whole.sums, rtol=1e-12, atol=0)
-    # A sweep's rows are those of both steps together.
-    both = gtrace.Trace.from_arrays({"large": np.concatenate([gradient("large", step, 10_240) for step in (5, 9)])})
-    pair = gtrace.Trace.from_arrays({"large": {step: gradient("large", step, 10_240) for step in (5, 9)}})
-    _copy(pair, tmp_path / "pair.zarr")
+
+
+def test_a_sweep_of_merged_steps_is_that_of_both_together(tmp_path):
+    parts = [gradient("large", step, 10_240) for step in (5, 9)]
+    both = gtrace.Trace.from_arrays({"large": np.concatenate(parts)})
+    write_arrays(tmp_path / "pair.zarr", {"large": dict(enumerate(parts))})
     sketch_trace(tmp_path / "pair.zarr", tmp_path / "one.zarr", sketch=SketchPlan.parse("l2:512", 10, 2))
     spec = ["alq:bits=3,bucket_size=512"]
-    a = next(iter(gtrace.run_sweep(both, spec, draws=0).rows()))
-    b = next(iter(gtrace.run_sweep(tmp_path / "one.zarr", spec, draws=0).rows()))
+    a, b = (next(iter(gtrace.run_sweep(one, spec, draws=0).rows())) for one in (both, tmp_path / "one.zarr"))
     for name in ("n", "energy", "mean_abs", "squared_error", "relative_variance", "sparsity", "bits_total"):
         assert math.isclose(a[name], b[name], rel_tol=1e-9), name
-
-
-def _copy(trace, path):
-    with create_trace(path) as writer:
-        for step in trace.steps("large"):
-            writer.append(int(step), "large", trace.read("large", step))
 
 
 def test_sketches_can_be_merged_and_widened_again(tmp_path):
@@ -123,40 +118,34 @@ def test_sketches_can_be_merged_and_widened_again(tmp_path):
 
 
 def test_globs_places_and_ends(tmp_path):
-    path = write(tmp_path / "run.zarr")
-    out = tmp_path / "small.zarr"
+    path, out = write(tmp_path / "run.zarr"), tmp_path / "small.zarr"
     sketch_trace(path, out, sketch=PLAN, tensors=["oth*"])
     with open_trace(out) as small:
         assert [info.name for info in small.tensors] == ["other"]
-    with pytest.raises(UsageError, match="no tensor matches 'larg'; did you mean large"):
-        sketch_trace(path, out, tensors=["larg"], force=True)
-    with pytest.raises(OutputExistsError):
-        sketch_trace(path, out)
-    with pytest.raises(UsageError, match="the trace that is being read"):
-        sketch_trace(path, path, force=True)
-    writer = create_trace(tmp_path / "cut.zarr")
-    writer.append(0, "x", np.ones(SIZE))
-    writer.close("interrupted")
+    for target, options, error in (
+        (out, {"tensors": ["larg"], "force": True}, UsageError),
+        (out, {}, OutputExistsError),
+        (path, {"force": True}, UsageError),
+    ):
+        with pytest.raises(error, match=r"did you mean large|already exists|the trace that is being read"):
+            sketch_trace(path, target, **options)
+    with create_trace(tmp_path / "cut.zarr") as writer:
+        writer.append(0, "x", np.ones(SIZE))
+        writer.close("interrupted")
     seen = []
     sketch_trace(tmp_path / "cut.zarr", out, sketch=PLAN, force=True, progress=lambda *args: seen.append(args))
-    assert seen == [(1, 1)]
-    with open_trace(out) as small:
-        assert small.status == "interrupted"
+    assert (seen, open_trace(out).status) == ([(1, 1)], "interrupted")
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_size_of_a_large_tensor(suffix, tmp_path):
-    """At most 5% of the values for each sketch, at any width of bins; 0.1% at the usual one."""
+def test_size_of_a_large_tensor(tmp_path):
+    """0.1% of the values for a sketch at the usual width of bins."""
     values = np.random.default_rng(0).standard_normal(8_000_000, np.float32)
-    row = SketchRow.of(values, SketchPlan.parse("l2:8192").specs)
-    sizes = {}
-    for mantissa in (6, 10):
-        path = tmp_path / f"{mantissa}{suffix}"
-        with create_trace(path, sketch=SketchPlan.parse("l2:8192", mantissa)) as writer:
-            for step in range(4):
-                writer.append_sketch(step, "x", row, values.shape)
-        with create_trace(tmp_path / f"empty{suffix}", force=True) as writer:
-            writer.append(0, "x", [1.0])
-        sizes[mantissa] = (disk_bytes(path) - disk_bytes(tmp_path / f"empty{suffix}")) / 4 / values.nbytes
-    assert sizes[10] < 0.05
-    assert sizes[6] < 0.0012
+    plan = SketchPlan.parse("l2:8192")
+    row = SketchRow.of(values, plan.specs)
+    with create_trace(tmp_path / "large.zarr", sketch=plan) as writer:
+        for step in range(4):
+            writer.append_sketch(step, "x", row, values.shape)
+    with create_trace(tmp_path / "empty.zarr") as writer:
+        writer.append(0, "x", [1.0])
+    spent = disk_bytes(tmp_path / "large.zarr") - disk_bytes(tmp_path / "empty.zarr")
+    assert spent / 4 / values.nbytes < 0.0012

@@ -72,13 +72,6 @@ def test_parquet(group_bytes, tmp_path, monkeypatch):
     assert groups == (len(rows) if group_bytes == 1 else 1)
 
 
-def test_without_pyarrow_the_message_names_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with memory_trace() as trace, pytest.raises(UsageError, match="pip install pyarrow"):
-        export_trace(trace, tmp_path / "out.parquet", "parquet")
-    assert os.listdir(tmp_path) == []
-
-
 def test_gradients_of_layer_outputs(tmp_path):
     values = {step: gradient("y", step, (size, 3)) for step, size in ((0, 4), (1, 2), (2, 40))}
     with open_trace(write_arrays(tmp_path / "run.zarr", {"y": values}, kind="neural", capacity=30)) as trace:

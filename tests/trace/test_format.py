@@ -11,12 +11,11 @@ from helpers_trace import gradient, write_trace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gtrace.errors import UsageError, printable
+from gtrace.errors import UsageError
 from gtrace.trace import create_trace, open_trace
 from gtrace.trace import format as layout
 from gtrace.trace.format import DIMENSION_SUFFIX, MAX_ENTRY, RESERVED, encode_name
 from gtrace.trace.journal import MOST_ROWS
-from gtrace.trace.shared import LAUNCHERS, RUN, WRITERS
 from gtrace.trace.zarr import PIPELINES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "trace-format.md").read_text(encoding="utf-8")
@@ -28,11 +27,6 @@ def test_every_stored_name_is_described():
         assert f"`{name}`" in TEXT or re.search(rf"^ +.*\b{name}\b", TEXT, re.MULTILINE), name
     for name in (layout.METADATA, *{codec for order in PIPELINES for codec in order}):
         assert name in TEXT, name
-
-
-def test_what_several_processes_add_is_described():
-    for name in (RUN, WRITERS, LAUNCHERS, "restart", "placements", "mesh", "place", "whole_shape", "elements"):
-        assert f"`{name}`" in TEXT, name
 
 
 def test_sizes_are_those_of_the_code():
@@ -71,15 +65,6 @@ def test_entries_are_safe_and_distinct(names):
         assert entry not in RESERVED
 
 
-def test_everything_the_format_uses_is_reserved():
-    assert {*layout.SCALARS, *layout.statistics_of("neural"), "step", "tensor"} <= RESERVED
-
-
-def test_plain_names_stay_as_they_are():
-    for name in ("fc.weight", "layers.0.self_attn.q_proj.bias", "W_1-x", "steps", "i", "a.ii"):
-        assert encode_name(name) == name
-
-
 def test_long_names_that_share_their_beginning_differ():
     one, two = ("x" * 300 + end for end in "ab")
     assert encode_name(one) != encode_name(two)
@@ -105,14 +90,6 @@ def test_names_come_back(path, names, tmp_path):
         for k, name in enumerate(names):
             assert trace.read(name, 0).tolist() == [k]
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
-
-
-@given(st.text())
-def test_printable_text_acts_on_nothing(text):
-    shown = printable(text)
-    assert shown.isprintable()
-    if text.isprintable():
-        assert shown == text
 
 
 def test_the_dimension_of_one_tensor_is_no_other_tensor(tmp_path):

@@ -91,9 +91,10 @@ def test_bad_json(place, path):
         refused(path, "zarr.json", words)
 
 
-def test_a_document_too_large_is_not_read(path):
-    os.truncate(path / "zarr.json", 2**30)
-    refused(path, "zarr.json", "1073741824 bytes, but at most")
+@pytest.mark.parametrize("place", ["zarr.json", "rank00000/weight_grad/fc.bias/c.0.0"])
+def test_a_document_too_large_is_not_read(place, path):
+    os.truncate(path / place, 2**30)
+    refused(path, place, "1073741824 bytes, but at most")
 
 
 def _codec(*names):
@@ -190,16 +191,6 @@ def test_steps_that_claim_many_rows(path, group):
     refused(path, "present", "c.1.0", "missing")
 
 
-@pytest.mark.parametrize(
-    ("steps", "words"), [([0, 1, 1, 2, 3, 4], ("steps do not ascend",)), ([5, 4, 3, 2, 1, 0], ("steps do not ascend",))]
-)
-def test_steps_that_do_not_rise(steps, words, path, group):
-    chunk = np.full(1024, -1)
-    chunk[:6] = steps
-    (group / "step" / "c.0").write_bytes(seal(Blosc().encode(chunk)))
-    refused(path, "step", *words)
-
-
 def test_truncated_and_missing_chunks(path, group):
     chunk = group / "fc.weight" / "c.0.0"
     whole = chunk.read_bytes()
@@ -280,11 +271,6 @@ def test_zstd_content_sizes_of_every_width():
         np.testing.assert_array_equal(out, values)
 
 
-def test_a_chunk_far_too_large_is_not_read(path, group):
-    os.truncate(group / "fc.bias" / "c.0.0", 2**30)
-    refused(path, "c.0.0", "1073741824 bytes, but at most")
-
-
 def test_symbolic_links_are_not_followed(path, group, tmp_path):
     chunk = group / "fc.bias" / "c.0.0"
     outside = tmp_path / "outside"
@@ -313,11 +299,6 @@ def test_pipes_and_folders_in_place_of_files(path, group):
     chunk.unlink()
     chunk.mkdir()
     refused(path, str(chunk), "not a regular file")
-
-
-def test_a_trace_opened_through_a_link_is_fine(path, tmp_path):
-    (tmp_path / "link.zarr").symlink_to(path)
-    read_all(tmp_path / "link.zarr")
 
 
 def test_other_groups_and_arrays_are_left_alone(path, group):

@@ -64,22 +64,6 @@ def test_one_folder_per_step_and_nested_names(imported, tmp_path):
     check_trace(tmp_path / "run.zarr", STEPS, prefix="net.layer.1.")
 
 
-def test_several_sources_count_from_what_they_share(imported, tmp_path):
-    for step in STEPS:
-        for part, names in ((1, ["fc.weight"]), (2, ["fc.bias", "scale"])):
-            shard = tmp_path / f"in/step_{step}/model-0000{part}-of-00002.safetensors"
-            save(shard, {name: tensors(step)[name] for name in names})
-    imported("in/step_0", "in/step_5", "in/step_100")
-    check_trace(tmp_path / "run.zarr", STEPS)
-
-
-def test_no_numbers_are_counted_in_sorted_order(imported, tmp_path):
-    for step, name in enumerate(("a", "b")):
-        save(tmp_path / f"in/{name}.npz", tensors(step))
-    assert imported().numbering == ("sorted",)
-    check_trace(tmp_path / "run.zarr", (0, 1))
-
-
 @pytest.mark.parametrize("stepped", [False, True])
 def test_one_file_per_tensor_with_an_axis_of_steps(stepped, imported, tmp_path):
     for name in SHAPES:
@@ -117,16 +101,6 @@ def test_a_pattern_says_what_names_mean(imported, tmp_path):
             np.testing.assert_array_equal(read, tensors(step + rank)["fc.bias"])
     with pytest.raises(UsageError, match=r"at step 0 is in .*; explain the names with --pattern"):
         imported(to="b.zarr", pattern="*/x/{tensor}-{step}.npy")
-
-
-def test_a_pattern_with_steps_of_no_number_or_no_step(imported, tmp_path):
-    for step, folder in enumerate(("first", "second")):
-        for name, array in tensors(step).items():
-            save(tmp_path / f"in/{folder}/{name}.npy", array)
-    assert imported(pattern="{step}/{tensor}.npy").numbering == ("sorted",)
-    check_trace(tmp_path / "run.zarr", (0, 1))
-    assert imported(pattern="first/{tensor}.npy", to="one.h5").ignored == 3
-    check_trace(tmp_path / "one.h5", (0,))
 
 
 @pytest.mark.parametrize(
@@ -199,23 +173,6 @@ def test_bfloat16_is_what_ml_dtypes_says():
     np.testing.assert_array_equal(bfloat16(bits), expected)
 
 
-def test_files_of_the_safetensors_library(imported, tmp_path):
-    numpy_flavour = pytest.importorskip("safetensors.numpy")
-    (tmp_path / "in").mkdir()
-    for step in STEPS:
-        numpy_flavour.save_file(tensors(step), tmp_path / f"in/{step}.safetensors", metadata={"step": "x"})
-    imported()
-    check_trace(tmp_path / "run.zarr", STEPS)
-    torch_flavour = pytest.importorskip("safetensors.torch")
-    import torch
-
-    values = torch.randn(5, 3).to(torch.bfloat16)
-    torch_flavour.save_file({"w": values}, tmp_path / "bf.safetensors")
-    imported("bf.safetensors", to="bf.zarr")
-    with open_trace(tmp_path / "bf.zarr") as trace:
-        np.testing.assert_array_equal(trace.read("w", 0), values.float().numpy().ravel())
-
-
 def write_xarray(path, version, chunk):
     xarray = pytest.importorskip("xarray")
     data = {
@@ -279,15 +236,6 @@ def test_a_trace_is_no_source(imported, tmp_path):
     save(tmp_path / "in/1.npz", tensors(1))
     write_trace(tmp_path / "in/old.zarr")
     assert imported().ignored == 1
-
-
-def test_links_are_followed_and_loops_end(imported, tmp_path):
-    save(tmp_path / "real/1.npz", tensors(1))
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/2.npz").symlink_to(tmp_path / "real/1.npz")
-    (tmp_path / "in/up").symlink_to(tmp_path / "in")
-    (tmp_path / "in/3.npz").symlink_to(tmp_path / "nowhere")
-    assert imported().steps == (2,)
 
 
 def test_what_is_there_is_kept(imported, tmp_path):

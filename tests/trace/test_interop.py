@@ -5,12 +5,11 @@ import json
 import h5netcdf
 import h5py
 import numpy as np
-import pytest
 import xarray as xr
 import zarr
 from helpers_trace import SHAPES, STEPS, gradient, loss, present, write_steps, write_trace
 
-from gtrace.trace import create_trace, open_trace
+from gtrace.trace import create_trace
 from gtrace.trace import format as layout
 from gtrace.trace.format import encode_name
 
@@ -104,12 +103,6 @@ def test_h5py(tmp_path):
             assert dataset.dims[0][0] == group["step"]
 
 
-@pytest.mark.parametrize("libver", ["earliest", "v110"])
-def test_h5py_of_older_libraries(libver, tmp_path):
-    with h5py.File(write_trace(tmp_path / "run.h5"), "r", libver=(libver, "v110")) as file:
-        assert file[GROUP]["step"].shape == (len(STEPS),)
-
-
 def test_h5netcdf_and_xarray_open_hdf5(tmp_path):
     path = write_trace(tmp_path / "run.h5")
     with h5netcdf.File(path, "r") as file:
@@ -119,26 +112,3 @@ def test_h5netcdf_and_xarray_open_hdf5(tmp_path):
         assert group.dimensions["tensor"].size == len(SHAPES)
     with xr.open_dataset(path, group=GROUP, engine="h5netcdf") as data:
         check_netcdf(data)
-
-
-def test_a_copy_made_by_zarr_python_with_another_codec_is_read(tmp_path):
-    """The arrays are rewritten with zstd instead of blosc, as other tools do by default."""
-    write_trace(tmp_path / "run.zarr")
-    group = zarr.open_group(tmp_path / "run.zarr", mode="r+", use_consolidated=False)[GROUP]
-    old = group["fc.weight"]
-    values, attributes, names = old[:], dict(old.attrs), old.metadata.dimension_names
-    group.create_array(
-        "fc.weight",
-        shape=values.shape,
-        chunks=(4, 217),
-        dtype="float32",
-        compressors=zarr.codecs.ZstdCodec(level=3),
-        fill_value=float("nan"),
-        dimension_names=names,
-        attributes=attributes,
-        chunk_key_encoding={"name": "default", "separator": "."},
-        overwrite=True,
-    )[:] = values
-    with open_trace(tmp_path / "run.zarr") as trace:
-        for step in present("fc.weight"):
-            np.testing.assert_array_equal(trace.read("fc.weight", step), gradient("fc.weight", step).ravel())

@@ -62,6 +62,11 @@ def test_killed_while_the_journal_is_emptied(tmp_path):
     assert lengths[-1] == 66
 
 
+def test_killed_while_sketches_are_written(tmp_path):
+    reports = kill_writers(tmp_path, ".sketch.zarr", 3, 1)
+    assert {check(report) for report in reports} == {0, 1, 2, 3}
+
+
 def test_hdf5_killed_while_it_is_closed(tmp_path):
     """Until the file is whole and in its place, the folder is there."""
     reports = kill_writers(tmp_path, ".h5", 6, 3)

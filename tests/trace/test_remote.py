@@ -5,14 +5,14 @@ import sys
 
 import numpy as np
 import pytest
-from helpers_sweep import rows_of, write_trace
+from helpers_sweep import write_trace
 
 import gtrace
 from gtrace.cli import main
 from gtrace.errors import TraceError, UsageError
 from gtrace.trace.check import check_trace
 from gtrace.trace.convert import pack_trace
-from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of, stem_of
+from gtrace.trace.remote import RemoteFiles
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -57,18 +57,6 @@ def test_it_reads_as_it_does_on_this_machine(tmp_path, memory, name):
         assert trace.location == str(path)
 
 
-def test_a_large_tensor_in_several_chunks_is_read_in_pieces(tmp_path, memory, monkeypatch):
-    monkeypatch.setattr("gtrace.trace.format._ELEMENTS", 1000)
-    monkeypatch.setattr("gtrace.trace.format._CHUNK_BYTES", 1)
-    path = write_trace(tmp_path / "run.zarr", steps=(0, 1))
-    address = upload(memory, path)
-    with gtrace.open_trace(address) as there, gtrace.open_trace(path) as here:
-        mine, others = ([*trace.read_chunks("conv.weight", 1, 700)] for trace in (there, here))
-        assert [len(piece) for piece in mine] == [700] * 4 + [200]
-        np.testing.assert_array_equal(np.concatenate(mine), np.concatenate(others))
-        np.testing.assert_array_equal(there.read("conv.weight", 1), np.concatenate(others))
-
-
 def test_what_was_committed_by_a_killed_writer_is_there(tmp_path, memory):
     writer = gtrace.create_trace(tmp_path / "run.zarr")
     for step in range(3):
@@ -79,16 +67,6 @@ def test_what_was_committed_by_a_killed_writer_is_there(tmp_path, memory):
         assert trace.status == "interrupted"
         assert trace.read("w", 2).tolist() == [2.0] * 5
     writer.close()
-
-
-def test_an_hdf5_trace_that_is_not_closed_is_refused(tmp_path, memory):
-    writer = gtrace.create_trace(tmp_path / "run.h5")
-    writer.append(0, "w", [1.0])
-    writer.commit(0)
-    address = upload(memory, tmp_path / "run.h5")
-    writer.close()
-    with pytest.raises(TraceError, match=r"run\.h5"):
-        gtrace.open_trace(address)
 
 
 def test_nothing_is_listed_and_nothing_is_asked_for_in_whole(tmp_path, memory, monkeypatch):
@@ -184,22 +162,6 @@ def test_addresses_that_cannot_be_read(memory, monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(UsageError, match="needs fsspec, which is not installed: pip install fsspec"):
         gtrace.open_trace("memory://bucket/run.zarr")
-
-
-def test_places_and_their_names():
-    assert str(place_of("file:///data/a%20b.zarr")) == "/data/a b.zarr"
-    assert place_of("s3://bucket/run.zarr/") == "s3://bucket/run.zarr"
-    assert stem_of("s3://bucket/runs/run.zarr/") == stem_of("runs/run.zarr") == stem_of("file:///run.h5") == "run"
-    assert is_hdf5("https://host/run.h5?token=x")
-    assert not is_hdf5("s3://bucket/run.zarr")
-
-
-def test_a_sweep_over_it_has_the_same_rows(tmp_path, memory):
-    path = write_trace(tmp_path / "run.zarr")
-    address = upload(memory, path)
-    here = gtrace.run_sweep(path, CODECS, jobs=2)
-    assert rows_of(gtrace.run_sweep(address, CODECS, jobs=2)) == rows_of(here)
-    assert rows_of(gtrace.run_sweep(f"file://{path}", CODECS, jobs=2)) == rows_of(here)
 
 
 def test_commands_take_addresses(tmp_path, memory, monkeypatch, capsys):

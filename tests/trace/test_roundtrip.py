@@ -14,7 +14,6 @@ from helpers_trace import (
     opened,
     present,
     write_arrays,
-    write_trace,
 )
 
 from gtrace.errors import UsageError
@@ -77,18 +76,6 @@ def test_fingerprint_depends_on_the_gradients_alone(tmp_path):
     for tensors in ({"a": one}, {"b": one}, {"a": one[::-1]}, {"a": {1: one}}, {"a": one.reshape(1, 7)}):
         prints.add(Trace.from_arrays(tensors).fingerprint)
     assert len(prints) == 7
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_fingerprint_reads_no_gradient(suffix, tmp_path, monkeypatch):
-    path = write_trace(tmp_path / f"run{suffix}")
-    with open_trace(path) as trace:
-        for stream in trace._streams.values():
-            monkeypatch.setattr(stream, "read_rows", None)
-        assert trace.fingerprint
-        assert trace.statistics("fc.weight")["norm2"].size
-        with pytest.raises(TypeError):
-            trace.read("fc.weight", 0)
 
 
 def test_attributes_come_back(path, tmp_path):
@@ -247,23 +234,3 @@ def test_an_empty_trace(path):
         assert trace.fingerprint
         with pytest.raises(UsageError, match="it holds no step"):
             trace.read("w", 0)
-
-
-def test_steps_without_any_gradient(path):
-    with create_trace(path) as writer:
-        writer.commit(0, loss=3.0)
-        writer.append(1, "w", [1.0])
-        writer.commit(1, loss=2.0)
-        writer.commit(2, loss=1.0)
-    with open_trace(path) as trace:
-        assert trace.scalars()["loss"].tolist() == [3, 2, 1]
-        assert trace.steps("w").tolist() == [1]
-
-
-def test_from_arrays_takes_arrays_and_steps():
-    trace = Trace.from_arrays({"a": [1, 2], "b": {3: [4.0]}}, scalars={5: {"loss": 1.0}}, attrs={"model": "none"})
-    assert trace.steps("a").tolist() == [0]
-    assert trace.read("b", 3).tolist() == [4.0]
-    assert trace.scalars()["step"].tolist() == [0, 3, 5]
-    assert trace.attrs["model"] == "none"
-    assert trace.status == "complete"

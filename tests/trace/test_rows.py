@@ -4,11 +4,9 @@ import math
 import os
 import shutil
 
-import h5netcdf
 import h5py
 import numpy as np
 import pytest
-import xarray as xr
 import zarr
 from helpers_trace import SUFFIXES, gradient, write_arrays
 from numcodecs.blosc import Blosc
@@ -16,7 +14,7 @@ from numcodecs.blosc import Blosc
 from gtrace.errors import TraceError, UsageError
 from gtrace.trace import Trace, create_trace, open_trace
 from gtrace.trace import format as layout
-from gtrace.trace.rows import SAMPLE, checksum, checksum_bytes, default_capacity, sample_indices
+from gtrace.trace.rows import SAMPLE, checksum, checksum_bytes, sample_indices
 
 BACKENDS = (*SUFFIXES, "memory")
 GROUP = "rank00000/neural_grad"
@@ -70,26 +68,6 @@ def test_exactly_the_valid_elements_come_back(backend, tmp_path):
         assert (infos["conv1"].shape, infos["conv1"].sample) == ((64,), SAMPLE)
 
 
-def test_weight_gradients_say_their_size(tmp_path):
-    with open_trace(write(tmp_path / "run.zarr")) as trace:
-        numbers = trace.statistics("w")
-    assert numbers["n_valid"].tolist() == numbers["n_total"].tolist() == [1, 1, 1, 1]
-    assert not (tmp_path / "run.zarr" / "rank00000" / "weight_grad" / "n_valid").exists()
-
-
-def test_the_backends_have_one_fingerprint(tmp_path):
-    prints = set()
-    for suffix in SUFFIXES:
-        with open_trace(write(tmp_path / f"run{suffix}")) as trace:
-            prints.add(trace.fingerprint)
-    assert len(prints) == 1
-    prints.add(Trace.from_arrays({"a": [0.0, 0.0]}, kind="neural").fingerprint)
-    one = Trace.from_arrays({"a": {0: [1.0] * 8, 1: [1.0] * 8}}, kind="neural")
-    other = Trace.from_arrays({"a": {0: [1.0] * 8, 1: [1.0] * 7}}, kind="neural")
-    assert one.fingerprint != other.fingerprint
-    assert len(prints) == 2
-
-
 @pytest.mark.parametrize("backend", SUFFIXES)
 def test_a_larger_gradient_is_cut_to_a_sample(backend, tmp_path):
     arrays = [gradient("x", step, size) for step, size in enumerate((40, 1000, 1000, 30))]
@@ -106,16 +84,6 @@ def test_a_larger_gradient_is_cut_to_a_sample(backend, tmp_path):
         given = trace.statistics("given")
         assert (given["n_valid"].tolist(), given["n_total"].tolist()) == ([16] * 4, [40, 1000, 1000, 30])
         assert [info.size for info in trace.tensors] == [64, 16]
-
-
-def test_rows_of_several_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr(layout, "_ELEMENTS", 100_000)
-    arrays = [gradient("x", step, size) for step, size in enumerate((300_000, 370_000, 10_000, 0, 200_000))]
-    for suffix in SUFFIXES:
-        path = write_arrays(tmp_path / f"run{suffix}", {"x": dict(enumerate(arrays))}, kind="neural")
-        with open_trace(path) as trace:
-            for step, array in enumerate(arrays):
-                np.testing.assert_array_equal(trace.read("x", step), array)
 
 
 @pytest.mark.parametrize(("total", "count"), [(10, 10), (1000, 64), (2**33 + 7, 5000), (7, 1), (5, 0)])
@@ -135,10 +103,6 @@ def test_a_sample_favours_no_element():
         hits[sample_indices.__wrapped__(12, 4, seed)] += 1
     # Each of the 12 is drawn with probability 1/3: a standard deviation of 26.
     assert np.abs(hits - 1000).max() < 130
-
-
-def test_the_default_capacity():
-    assert [default_capacity(n) for n in (0, 1, 3, 4, 100)] == [1, 1, 3, 5, 125]
 
 
 def test_wrong_use(tmp_path):
@@ -197,14 +161,6 @@ def test_forged_lengths_are_refused(suffix, tmp_path):
         trace.read("conv1", 2)
 
 
-def test_lengths_of_fewer_tensors_than_there_are(tmp_path):
-    path = write(tmp_path / "run.h5")
-    with h5py.File(path, "r+", libver="v110") as file:
-        file[GROUP]["n_valid"].resize((len(STEPS), 1))
-    with open_trace(path) as trace, pytest.raises(TraceError, match="-1 valid elements of 5"):
-        trace.read("late", 4)
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_trace_without_lengths_opens(suffix, tmp_path):
     """Before there were any, every row was full."""
@@ -222,32 +178,3 @@ def test_a_trace_without_lengths_opens(suffix, tmp_path):
         assert trace.statistics("x")["n_valid"].tolist() == trace.statistics("x")["n_total"].tolist() == [24] * 3
         for step, array in enumerate(arrays):
             np.testing.assert_array_equal(trace.read("x", step), array)
-
-
-def check_netcdf(data):
-    assert data["n_valid"].dims == ("step", "tensor")
-    assert data["n_valid"].values[:, 0].tolist() == [64, 64, 17, 80]
-    for row, step in enumerate(STEPS):
-        values = data["conv1"].values[row]
-        np.testing.assert_array_equal(values[: SIZES["conv1"][step]], ragged("conv1", step))
-        assert np.isnan(values[SIZES["conv1"][step] :]).all()
-
-
-def test_other_tools_open_it(tmp_path):
-    with xr.open_zarr(write(tmp_path / "run.zarr"), group=GROUP) as data:
-        check_netcdf(data)
-    with xr.open_dataset(write(tmp_path / "run.h5"), group=GROUP, engine="h5netcdf") as data:
-        check_netcdf(data)
-    with h5netcdf.File(tmp_path / "run.h5", "r") as file:
-        assert file[GROUP].variables["wide"].shape == (4, 87_500)
-
-
-def test_what_is_committed_can_be_read_while_more_is_written(path):
-    with create_trace(path) as writer:
-        for step, size in enumerate((9, 4, 11)):
-            writer.append(step, "x", gradient("x", step, size), kind="neural")
-            writer.commit(step)
-            writer.append(step + 1, "x", gradient("x", step + 1, 2), kind="neural") if step == 2 else None
-            with open_trace(path) as trace:
-                assert trace.read("x", step).size == size
-                assert trace.steps("x").size == step + 1

@@ -58,22 +58,6 @@ def test_the_last_process_finishes_the_trace(path):
     assert zarr.open_consolidated(str(path), mode="r")["rank00001/weight_grad/w"].shape == (3, 4)
 
 
-@pytest.mark.parametrize(
-    ("ends", "expected"), [(("complete", "interrupted"), "interrupted"), (("complete", "complete"), "complete")]
-)
-def test_one_interrupted_part_interrupts_the_whole(path, ends, expected):
-    for rank, end in enumerate(ends):
-        take_part(path, rank, end=end)
-    assert open_trace(path).status == expected
-
-
-def test_a_trace_waits_for_processes_that_have_not_come_yet(path):
-    take_part(path, 0)
-    assert open_trace(path).status == "interrupted"
-    settle(path, "a", "complete")
-    assert open_trace(path).status == "complete"
-
-
 def test_a_process_that_comes_late_opens_the_trace_again(path):
     take_part(path, writers=1)
     assert open_trace(path).status == "complete"
@@ -173,22 +157,6 @@ def test_the_root_changes_under_a_lock_that_nobody_waits_long_for(path, what, mo
     assert root(path) != before
     assert sorted(os.listdir(path.parent)) == ["other.zarr", "run.zarr"]
     writer.close()
-
-
-def test_what_the_root_says_in_the_end(path):
-    for rank in (1, 0):
-        writer, number = join(path, rank, 3 - rank)
-        write(writer, number)
-        writer.set_attrs(capture={"errors": rank})
-        writer.close()
-    # Another one joins that expects fewer.
-    assert root(path)["attributes"]["writers"] == 3
-    settle(path, "a", "complete")
-    assert (root(path)["attributes"]["status"], root(path)["attributes"]["capture"]) == ("complete", {"errors": 0})
-    join(path, 2, 2)[0].close()
-    assert root(path)["attributes"]["writers"] == 3
-    settle(path, "a", "interrupted")
-    assert root(path)["attributes"]["status"] == "interrupted"
 
 
 def test_what_cannot_be_joined(tmp_path, path):

@@ -58,9 +58,7 @@ def test_what_is_no_trace(tmp_path):
     ("change", "words"),
     [
         (lambda d: d["attributes"].update(version=2), ("newer gtrace", "format 2", "upgrade")),
-        (lambda d: d["attributes"].update(version=0), ("version 0",)),
         (lambda d: d["attributes"].update(version="1\x1b[2J"), (r"1\x1b[2J",)),
-        (lambda d: d["attributes"].update(version=True), ("version True",)),
         (lambda d: d["attributes"].update(format="other"), ("not a gtrace trace",)),
         (lambda d: d.update(zarr_format=2), ("zarr.json", "not Zarr format 3")),
         (lambda d: d.update(node_type="array"), ("is an array instead of a group",)),
@@ -108,27 +106,17 @@ def _chunks(*shape):
 FORM = "its node type, data type, shape, chunks or codecs are not those of an array in a trace"
 FORGED = [
     (_codec("bytes", "numcodecs.pickle"), ("numcodecs.pickle", "are not read")),
-    (_codec("bytes", "gzip"), ("are not read",)),
     (_codec("sharding_indexed"), ("its shards are not those of a trace",)),
     (_codec("bytes", "blosc", "blosc", "crc32c"), ("are not read",)),
-    (_codec("transpose", "bytes"), ("are not read",)),
-    (_codec(), ("are not read",)),
     (lambda d: d.update(codecs="bytes"), (FORM,)),
     (lambda d: d["codecs"][0]["configuration"].update(endian="big"), ("are not read",)),
     (lambda d: d.update(data_type="object"), (FORM,)),
-    (lambda d: d.update(data_type={"name": "numpy.datetime64"}), (FORM,)),
-    (lambda d: d.update(data_type="string"), (FORM,)),
     (lambda d: d.update(data_type="float64"), ("array of float32",)),
     (_chunks(1, 2**30), ("chunks of 4294967296 bytes", "at most")),
-    (_chunks(64), (FORM,)),
     (_chunks(0, 7), (FORM,)),
-    (_chunks(64, True), (FORM,)),
     (lambda d: d.update(shape=[6, 2**40]), ("1099511627776 elements of a tensor of shape [7]",)),
     (lambda d: d.update(shape=[6, -7]), (FORM,)),
-    (lambda d: d.update(shape=[6]), (FORM,)),
-    (lambda d: d.update(shape=None), (FORM,)),
     (lambda d: d["chunk_grid"].update(name="rectangular"), (FORM,)),
-    (lambda d: d.update(chunk_grid=[]), (FORM,)),
     (lambda d: d["chunk_key_encoding"].update(name="v2"), (FORM,)),
     (lambda d: d["chunk_key_encoding"]["configuration"].update(separator="/"), (FORM,)),
     (lambda d: d.update(storage_transformers=[{"name": "x"}]), (FORM,)),
@@ -138,11 +126,9 @@ FORGED = [
     (lambda d: d["attributes"].update(index="0"), ("'index' is not a column number",)),
     (lambda d: d["attributes"].update(index=10**12), ("tensor number 0 is missing",)),
     (lambda d: d["attributes"].update(index=1), ("two tensors have one index",)),
-    (lambda d: d["attributes"].pop("name"), ("tensor number 0 is missing",)),
     (lambda d: d["attributes"].update(shape="7"), ("'shape' is not a list of lengths",)),
     (lambda d: d["attributes"].update(aliases=[1]), ("'aliases' is not a list",)),
     (lambda d: d["attributes"].update(sample=3), ("'sample' is not an object",)),
-    (lambda d: d["attributes"].update(dtype=3), ("'dtype' is not text",)),
 ]
 
 
@@ -173,12 +159,11 @@ def test_metadata_that_ask_for_memory_get_none(path, group):
     refused(path, "c.0.1", "tensor 'fc.bias', step 0", "the chunk is missing")
 
 
-@pytest.mark.parametrize("table", ["present", "norm2", "crc32c"])
-def test_tables_that_claim_many_columns(table, path, group):
+def test_tables_that_claim_many_columns(path, group):
     """Columns beyond those of the tensors are not asked for."""
-    edit_json(group / table / "zarr.json", lambda d: d.update(shape=[6, 2**40]))
+    edit_json(group / "norm2" / "zarr.json", lambda d: d.update(shape=[6, 2**40]))
     read_all(path)
-    edit_json(group / table / "zarr.json", _chunks(512, 2**20))
+    edit_json(group / "norm2" / "zarr.json", _chunks(512, 2**20))
     refused(path, "chunks of", "at most")
 
 
@@ -218,12 +203,11 @@ def test_a_trace_that_is_moved_while_it_is_read_is_gone(path):
             trace.read("fc.bias", 0)
 
 
-@pytest.mark.parametrize("table", ["present", "norm2", "loss"])
-def test_missing_or_wrong_table(table, path, group):
-    edit_json(group / table / "zarr.json", lambda d: d.update(data_type="int64"))
-    refused(path, table, "-dimensional array of")
-    (group / table / "zarr.json").unlink()
-    refused(path, table, "missing")
+def test_missing_or_wrong_table(path, group):
+    edit_json(group / "norm2" / "zarr.json", lambda d: d.update(data_type="int64"))
+    refused(path, "norm2", "-dimensional array of")
+    (group / "norm2" / "zarr.json").unlink()
+    refused(path, "norm2", "missing")
 
 
 def test_every_flipped_byte_of_a_chunk_is_noticed(path, group):
@@ -272,23 +256,15 @@ def test_zstd_content_sizes_of_every_width():
 
 
 def test_symbolic_links_are_not_followed(path, group, tmp_path):
-    chunk = group / "fc.bias" / "c.0.0"
     outside = tmp_path / "outside"
-    chunk.rename(outside)
-    chunk.symlink_to(outside)
-    refused(path, str(chunk), "symbolic link")
-    chunk.unlink()
-    outside.rename(chunk)
-    read_all(path)
-    for folder in (group / "fc.bias", group, group.parent):
-        folder.rename(outside)
-        folder.symlink_to(outside)
-        refused(path, str(folder), "symbolic link")
-        folder.unlink()
-        outside.rename(folder)
-    (path / "zarr.json").rename(outside)
-    (path / "zarr.json").symlink_to(outside)
-    refused(path, "symbolic link")
+    for place in (group / "fc.bias" / "c.0.0", group / "fc.bias", group, group.parent, path / "zarr.json"):
+        place.rename(outside)
+        place.symlink_to(outside)
+        refused(path, "" if place.name == "zarr.json" else str(place), "symbolic link")
+        place.unlink()
+        outside.rename(place)
+    (tmp_path / "link.zarr").symlink_to(path)
+    read_all(tmp_path / "link.zarr")
 
 
 def test_pipes_and_folders_in_place_of_files(path, group):

@@ -219,11 +219,9 @@ def rows_of(entries, base):
 def test_rows_between_chunks_and_journal_that_are_missing(writer, tmp_path):
     writer.restart(5)
     writer.append(5, record(5, 1), values(5, 1))
-    entries = parse(content(tmp_path))[0]
-    rows, told = rows_of(entries, 3)
+    rows, told = rows_of(parse(content(tmp_path))[0], 3)
     assert rows.records == []
     assert told == ["here: begins at row 5, but chunks end at row 3; the trace is damaged"]
-    assert [one.step for one in rows_of(entries, 5)[0].records] == [5]
 
 
 @pytest.mark.parametrize(

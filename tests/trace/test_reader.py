@@ -57,12 +57,10 @@ def test_steps_in_order_decode_each_chunk_once(path, monkeypatch):
 def test_the_cache_is_bounded(path, monkeypatch):
     monkeypatch.setattr(reader, "_CACHE_BYTES", 64 * 7 * 4)
     with open_trace(path) as trace:
-        decoded = count_decodes(trace, monkeypatch)
         for step in (3, 4, 5):
             for name in ("fc.bias", "fc.weight"):
                 np.testing.assert_array_equal(trace.read(name, step), gradient(name, step).ravel())
                 assert sum(kept.rows.nbytes for kept in trace._cache.values()) == trace._cached <= 64 * 7 * 4
-        assert [name for name, _ in decoded].count("fc.weight") == 3
 
 
 def test_threads_read_the_same_trace(path):
@@ -87,16 +85,12 @@ def test_statistics_over_many_blocks():
     rng = np.random.default_rng(0)
     values = (rng.standard_normal(2**21 + 77) * np.exp(rng.standard_normal(2**21 + 77))).astype(np.float32)
     values[rng.integers(0, values.size, 1000)] = 0
-    found = row_statistics(values)
-    exact = values.astype(np.float64)
-    assert abs(found.norm2 - np.sum(exact**2, dtype=np.longdouble)) < 1e-12 * found.norm2
-    assert (found.absmax, found.zeros) == (np.abs(exact).max(), np.count_nonzero(values == 0))
-    assert found.nonfinite == 0
     values[[5, 2**20, 2**21 + 1]] = [np.nan, np.inf, -np.inf]
     found = row_statistics(values)
-    finite = exact[np.isfinite(values)]
+    finite = values[np.isfinite(values)].astype(np.float64)
     assert abs(found.norm2 - np.sum(finite**2, dtype=np.longdouble)) < 1e-12 * found.norm2
-    assert (found.nonfinite, found.absmax) == (3, np.abs(finite).max())
+    assert (found.nonfinite, found.absmax, found.zeros) == (3, np.abs(finite).max(), np.count_nonzero(finite == 0))
+    assert row_statistics(np.array([], np.float32))[:4] == (0.0, 0.0, 0, 0)
 
 
 def test_checksums_are_castagnoli():
@@ -107,22 +101,23 @@ def test_checksums_are_castagnoli():
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_chunks_are_the_pieces_of_a_gradient(tmp_path, suffix):
     rows = np.random.default_rng(0).standard_normal((3, 1000)).astype(np.float32)
-    writer = create_trace(tmp_path / f"run{suffix}")
-    for step, row in enumerate(rows):
-        writer.append(step, "w", row)
-        writer.commit(step)
-    with pytest.raises(UsageError, match="cannot be"):
-        next(Trace.from_arrays({"w": rows[0]}).read_chunks("w", 0, 0))
-    # First while it is being written, then from chunks, then in memory.
-    for trace in (open_trace(tmp_path / f"run{suffix}"), None, Trace.from_arrays({"w": dict(enumerate(rows))})):
-        if trace is None:
-            writer.close()
-            trace = open_trace(tmp_path / f"run{suffix}")
-        for chunk in (64, 999, 1000, 4096):
+
+    def check(trace):
+        for chunk in (64, 1000, 4096):
             for step, row in enumerate(rows):
                 pieces = list(trace.read_chunks("w", step, chunk))
                 assert np.array_equal(np.concatenate(pieces), row)
                 assert [piece.size for piece in pieces[:-1]] == [chunk] * (len(pieces) - 1)
+
+    with create_trace(tmp_path / f"run{suffix}") as writer:
+        for step, row in enumerate(rows):
+            writer.append(step, "w", row)
+            writer.commit(step)
+        check(open_trace(tmp_path / f"run{suffix}"))
+    check(open_trace(tmp_path / f"run{suffix}"))
+    check(Trace.from_arrays({"w": dict(enumerate(rows))}))
+    with pytest.raises(UsageError, match="cannot be"):
+        next(Trace.from_arrays({"w": rows[0]}).read_chunks("w", 0, 0))
 
 
 TOTAL = 3 * BLOCK + 10
@@ -179,11 +174,8 @@ def test_wrong_numbers(tmp_path):
     "change",
     [
         {"offsets": [1, BLOCK]},
-        {"offsets": [BLOCK, 0]},
-        {"offsets": []},
         {"offsets": [0, 4 * BLOCK]},
         {"total": TOTAL + 1},
-        {"block": 0},
         {"block": "16384"},
     ],
 )
@@ -210,20 +202,6 @@ def test_blocks_are_drawn_once_and_evenly():
 
 SGD = OptimizerFacts(kind="SGD", momentum=0.9, nesterov=True, weight_decay=5e-4, decoupled=False, planned_steps=1000)
 ADAM = OptimizerFacts(kind="AdamW", betas=(0.9, 0.95), eps=1e-8, steps_seen=40, batch_size=12.0, varies=("betas",))
-
-
-@pytest.mark.parametrize(
-    ("attrs", "length"),
-    [
-        ({"status": "complete"}, 40),
-        ({"status": "interrupted"}, None),
-        ({"status": "complete", "cut": True}, None),
-        ({"status": "interrupted", "planned": 90}, 90),
-    ],
-)
-def test_the_length_of_the_training(attrs, length):
-    facts = {"steps_seen": 40, "planned_steps": attrs.pop("planned", None)}
-    assert OptimizerFacts.of({**attrs, "optimizers": {"0": facts}}).length == length
 
 
 def test_a_tensor_of_another_group():

@@ -68,22 +68,18 @@ def test_exactly_the_valid_elements_come_back(backend, tmp_path):
         assert (infos["conv1"].shape, infos["conv1"].sample) == ((64,), SAMPLE)
 
 
-@pytest.mark.parametrize("backend", SUFFIXES)
-def test_a_larger_gradient_is_cut_to_a_sample(backend, tmp_path):
+def test_a_larger_gradient_is_cut_to_a_sample(path):
     arrays = [gradient("x", step, size) for step, size in enumerate((40, 1000, 1000, 30))]
-    with create_trace(tmp_path / f"run{backend}") as writer:
+    with create_trace(path) as writer:
         for step, array in enumerate(arrays):
             writer.append(step, "x", array, kind="neural", capacity=64)
             writer.append(step, "given", array[:16], kind="neural", n_total=array.size, shape=array.shape, capacity=16)
-    with open_trace(tmp_path / f"run{backend}") as trace:
-        numbers = trace.statistics("x")
-        assert numbers["n_valid"].tolist() == [40, 64, 64, 30]
-        assert numbers["n_total"].tolist() == [40, 1000, 1000, 30]
+    with open_trace(path) as trace:
+        for name, stored in (("x", [40, 64, 64, 30]), ("given", [16] * 4)):
+            numbers = trace.statistics(name)
+            assert (numbers["n_valid"].tolist(), numbers["n_total"].tolist()) == (stored, [40, 1000, 1000, 30])
         for step in (1, 2):
             np.testing.assert_array_equal(trace.read("x", step), arrays[step][sample_indices(1000, 64)])
-        given = trace.statistics("given")
-        assert (given["n_valid"].tolist(), given["n_total"].tolist()) == ([16] * 4, [40, 1000, 1000, 30])
-        assert [info.size for info in trace.tensors] == [64, 16]
 
 
 @pytest.mark.parametrize(("total", "count"), [(10, 10), (1000, 64), (2**33 + 7, 5000), (7, 1), (5, 0)])
@@ -105,17 +101,17 @@ def test_a_sample_favours_no_element():
     assert np.abs(hits - 1000).max() < 130
 
 
-def test_wrong_use(tmp_path):
-    with create_trace(tmp_path / "run.zarr") as writer:
-        for options, message in (
-            ({"kind": "neural", "n_total": 2}, "n_total is 2, but 3 elements were given"),
-            ({"kind": "neural", "n_total": 2**63}, "n_total is"),
-            ({"kind": "neural", "capacity": 0}, "capacity cannot be 0 elements"),
-            ({"n_total": 3}, "n_total and capacity are for kind 'neural'"),
-            ({"capacity": 3}, "n_total and capacity are for kind 'neural'"),
-        ):
-            with pytest.raises(UsageError, match=message):
-                writer.append(0, "x", [1.0, 2.0, 3.0], **options)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "neural", "n_total": 2}, "n_total is 2, but 3 elements were given"),
+        ({"kind": "neural", "capacity": 0}, "capacity cannot be 0 elements"),
+        ({"n_total": 3}, "n_total and capacity are for kind 'neural'"),
+    ],
+)
+def test_wrong_use(options, message, tmp_path):
+    with create_trace(tmp_path / "run.zarr") as writer, pytest.raises(UsageError, match=message):
+        writer.append(0, "x", [1.0, 2.0, 3.0], **options)
 
 
 def forge(path, table, row, value):
@@ -161,18 +157,12 @@ def test_forged_lengths_are_refused(suffix, tmp_path):
         trace.read("conv1", 2)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_trace_without_lengths_opens(suffix, tmp_path):
+def test_a_trace_without_lengths_opens(tmp_path):
     """Before there were any, every row was full."""
     arrays = [gradient("x", step, 24) for step in range(3)]
-    path = write_arrays(tmp_path / f"run{suffix}", {"x": dict(enumerate(arrays))}, kind="neural", capacity=24)
-    if suffix == ".zarr":
-        for table in layout.LENGTHS:
-            shutil.rmtree(path / GROUP / table)
-    else:
-        with h5py.File(path, "r+", libver="v110") as file:
-            for table in layout.LENGTHS:
-                del file[GROUP][table]
+    path = write_arrays(tmp_path / "run.zarr", {"x": dict(enumerate(arrays))}, kind="neural", capacity=24)
+    for table in layout.LENGTHS:
+        shutil.rmtree(path / GROUP / table)
     with open_trace(path) as trace:
         assert trace.fingerprint
         assert trace.statistics("x")["n_valid"].tolist() == trace.statistics("x")["n_total"].tolist() == [24] * 3

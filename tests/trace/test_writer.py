@@ -42,10 +42,9 @@ def test_close_commits_what_is_pending_and_so_does_a_later_step(path):
     writer.close()
     with open_trace(path) as trace:
         assert trace.steps("w").tolist() == [0, 3]
-    with pytest.raises(UsageError, match="closed"):
-        writer.append(4, "w", [1.0])
-    with pytest.raises(UsageError, match="closed"):
-        writer.commit(4)
+    for call in (lambda: writer.append(4, "w", [1.0]), lambda: writer.commit(4), lambda: trace.read("w", 0)):
+        with pytest.raises(UsageError, match="closed"):
+            call()
 
 
 def test_an_exception_leaves_out_the_step_that_was_not_committed(path):
@@ -71,24 +70,22 @@ def test_an_exception_leaves_out_the_step_that_was_not_committed(path):
 
 REFUSED = [
     (lambda w: w.append(2, "w", [1.0]), "step 2 came before"),
-    (lambda w: w.append(1, "w", [1.0]), "step 2 came before"),
     (lambda w: w.append(-1, "w", [1.0]), "steps must ascend from 0"),
     (lambda w: w.append(2**63, "w", [1.0]), "steps must ascend"),
     (lambda w: w.commit(2), "step 2 came before"),
-    (lambda w: w.append(3, "w", [1.0, 2.0]), "2 elements, but earlier steps have 1"),
+    (lambda w: w.append(3, "w", [1.0]), "appended twice"),
+    (lambda w: w.commit(4), "commit of step 4, but gradients were appended to 3"),
+    (lambda w: w.append(4, "w", [1.0, 2.0]), "2 elements, but earlier steps have 1"),
     (lambda w: w.append(3, "", [1.0]), "must not be empty"),
     (lambda w: w.append(3, "x", [1j]), "complex128 values"),
-    (lambda w: w.append(3, "x", ["a"]), "values; a trace needs real numbers"),
     (lambda w: w.append(3, "x", [1.0], kind="wait"), "did you mean weight"),
     (lambda w: w.append(3, "x", [1.0], optimizer=-1), "optimizer -1"),
     (lambda w: w.append(3, "x", [1.0], rank=10**9), "rank 1000000000"),
     (lambda w: w.append(3, "x", [1.0], shape=(2,)), "1 elements of a tensor of shape"),
-    (lambda w: w.append(3, "x", [1.0], shape=(-1,)), "'shape' is not a list of lengths"),
     (lambda w: w.append(3, "x", [1.0], aliases="y"), "'aliases' is not a list"),
     (lambda w: w.append(3, "x", [1.0], module_type=3), "'module_type' is not text"),
     (lambda w: w.append(3, "x", [1.0], index=3), "'index' is set by the trace"),
     (lambda w: w.append(3, "x", [1.0], note=float("nan")), "'note' cannot be stored"),
-    (lambda w: w.append(3, "x", [1.0], note=object()), "'note' cannot be stored"),
     (lambda w: w.commit(3, los=1.0), "did you mean loss"),
     (lambda w: w.set_attrs(status="fine"), "'status' is set by the trace"),
     (lambda w: w.set_attrs(**{"a\n": 1}), "not printable text"),
@@ -99,24 +96,14 @@ def test_what_is_refused_changes_nothing(path):
     with create_trace(path) as writer:
         writer.append(2, "w", [1.0])
         writer.commit(2)
+        writer.append(3, "w", [1.0])
         for call, message in REFUSED:
             with pytest.raises(UsageError, match=message) as error:
                 call(writer)
             assert "\n" not in str(error.value)
     with open_trace(path) as trace:
         assert [info.name for info in trace.tensors] == ["w"]
-        assert trace.scalars()["step"].tolist() == [2]
-
-
-def test_a_tensor_appended_twice_is_refused(path):
-    with create_trace(path) as writer:
-        writer.append(0, "w", [1.0])
-        with pytest.raises(UsageError, match="appended twice"):
-            writer.append(0, "w", [2.0])
-        with pytest.raises(UsageError, match="commit of step 1, but gradients were appended to 0"):
-            writer.commit(1)
-    with open_trace(path) as trace:
-        assert trace.read("w", 0).tolist() == [1.0]
+        assert trace.scalars()["step"].tolist() == [2, 3]
 
 
 def test_nothing_is_overwritten_without_force(path):

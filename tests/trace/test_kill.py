@@ -63,7 +63,7 @@ def test_killed_while_the_journal_is_emptied(tmp_path):
 
 
 def test_killed_while_sketches_are_written(tmp_path):
-    reports = kill_writers(tmp_path, ".sketch.zarr", 3, 1)
+    reports = kill_writers(tmp_path, ".sketch.zarr", 3, 3)
     assert {check(report) for report in reports} == {0, 1, 2, 3}
 
 

@@ -113,36 +113,30 @@ def test_several_optimizers_kinds_and_ranks(path):
             trace.read("w", 0, rank=1)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_many_steps_and_tensors_outgrow_the_first_shapes(suffix, tmp_path, monkeypatch):
+def test_many_steps_and_tensors_outgrow_the_first_shapes(path, monkeypatch):
     """More steps than the arrays have rows at first, more late tensors than the tables have columns at first."""
     monkeypatch.setattr("gtrace.trace.zarr._FIRST_ROWS", 32)
     monkeypatch.setattr(layout, "STEP_ROWS", 64)
-    path, steps = tmp_path / f"run{suffix}", 200
     with create_trace(path) as writer:
-        for step in range(steps):
+        for step in range(200):
             writer.append(step, "a", [step, 1])
             for k in range(step - 70 if step < 100 else 0):
                 writer.append(step, f"late{k}", [step + k])
             writer.commit(step)
-        with open_trace(path) as live:
-            assert live.steps("a").size == steps
     with open_trace(path) as trace:
-        assert trace.steps("a").size == steps
+        assert trace.steps("a").size == 200
         for step in (0, 1, 31, 32, 63, 64, 127, 128, 199):
             assert trace.read("a", step).tolist() == [step, 1]
         assert len(trace.tensors) == 30
-        assert trace.steps("late28").tolist() == [99]
         assert trace.steps("late0").tolist() == list(range(71, 100))
         assert trace.read("late20", 95).tolist() == [115]
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_row_longer_than_a_chunk(suffix, tmp_path, monkeypatch):
+def test_a_row_longer_than_a_chunk(path, monkeypatch):
     monkeypatch.setattr(layout, "_ELEMENTS", 100_000)
     arrays = [gradient("w", step, 300_001) for step in range(3)]
-    path = write_arrays(tmp_path / f"run{suffix}", {"w": dict(enumerate(arrays))})
-    if suffix == ".zarr":
+    write_arrays(path, {"w": dict(enumerate(arrays))})
+    if path.suffix == ".zarr":
         found = sorted(p.name for p in (path / "rank00000" / "weight_grad" / "w").iterdir())
         assert found == [*(f"c.{r}.{p}" for r in range(3) for p in range(4)), "zarr.json"]
     with open_trace(path) as trace:
@@ -192,9 +186,7 @@ def test_every_bit_of_odd_values_is_kept(backend, tmp_path):
 def test_an_empty_trace(path):
     create_trace(path).close()
     with open_trace(path) as trace:
-        assert trace.tensors == ()
-        assert trace.scalars()["step"].size == 0
-        assert trace.status == "complete"
+        assert (trace.tensors, trace.scalars()["step"].size, trace.status) == ((), 0, "complete")
         assert trace.fingerprint
         with pytest.raises(UsageError, match="it holds no step"):
             trace.read("w", 0)

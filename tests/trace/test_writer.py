@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import h5py
 import numpy as np
@@ -17,8 +17,6 @@ from gtrace.trace import create_trace, open_trace
 
 def test_steps_are_visible_as_soon_as_they_are_committed(path):
     with create_trace(path) as writer:
-        with open_trace(path) as trace:
-            assert trace.tensors == ()
         for step in range(3):
             writer.append(step, "w", [step])
             with open_trace(path) as trace:
@@ -28,8 +26,7 @@ def test_steps_are_visible_as_soon_as_they_are_committed(path):
                 assert trace.steps("w").tolist() == list(range(step + 1))
                 assert trace.read("w", step).tolist() == [step]
                 assert trace.status == "interrupted"
-    with open_trace(path) as trace:
-        assert trace.status == "complete"
+    assert open_trace(path).status == "complete"
 
 
 def test_close_commits_what_is_pending_and_so_does_a_later_step(path):
@@ -106,23 +103,18 @@ def test_what_is_refused_changes_nothing(path):
         assert trace.scalars()["step"].tolist() == [2, 3]
 
 
-def test_nothing_is_overwritten_without_force(path):
+def test_an_existing_trace_is_replaced_only_by_force(path):
     write_trace(path)
     before = {file: file.stat().st_mtime_ns for file in path.parent.rglob("*")}
     with pytest.raises(OutputExistsError, match="already exists") as error:
         create_trace(path)
     assert error.value.exit_code == 4
     assert before == {file: file.stat().st_mtime_ns for file in path.parent.rglob("*")}
-    check_gradients(path, STEPS)
-
-
-def test_force_replaces_a_trace_that_is_whole_or_damaged(path):
-    write_trace(path)
-    with create_trace(path, force=True) as writer:
-        writer.append(0, "other", [1.0])
-    with open_trace(path) as trace:
-        assert [info.name for info in trace.tensors] == ["other"]
+    create_trace(path, force=True).close()
+    assert open_trace(path).tensors == ()
+    # Damaged ones too.
     if path.suffix == ".zarr":
+        (path / "rank00000").mkdir(exist_ok=True)
         (path / "rank00000" / "zarr.json").write_text("{")
     else:
         path.write_bytes(path.read_bytes()[:1000])
@@ -169,11 +161,9 @@ def test_a_symbolic_link_is_written_through(path):
     target = path.with_stem("target")
     write_trace(target)
     path.symlink_to(target)
-    with create_trace(path, force=True) as writer:
-        writer.append(0, "w", [1.0])
+    create_trace(path, force=True).close()
     assert path.is_symlink()
-    with open_trace(target) as trace:
-        assert [info.name for info in trace.tensors] == ["w"]
+    assert open_trace(target).tensors == ()
 
 
 def test_unknown_names_and_steps_are_told_with_the_nearest(tmp_path):
@@ -232,23 +222,19 @@ def test_memory_of_open_chunks_is_bounded(path, monkeypatch):
 
 
 def test_threads_take_turns(path):
-    steps = range(40)
     with create_trace(path) as writer:
 
         def write(optimizer):
-            for step in steps:
+            for step in range(40):
                 for k in range(3):
                     writer.append(step, f"w{k}", np.full(50, step + k + optimizer), optimizer=optimizer)
                 writer.commit(step, optimizer=optimizer)
 
-        threads = [threading.Thread(target=write, args=(optimizer,)) for optimizer in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(write, range(3)))
     with open_trace(path) as trace:
         for optimizer in range(3):
-            for step in steps:
+            for step in range(40):
                 assert set(trace.read("w1", step, optimizer=optimizer)) == {step + 1 + optimizer}
 
 

@@ -109,15 +109,9 @@ def child(name, seconds, folder, engine):
             watch.finish()
             os._exit(0)
 
-    limits = [
-        # By the clock, which runs on while other processes have the processor.
-        f"-timeout={30 * SLOW_SECONDS}",
-        f"-rss_limit_mb={MEMORY >> 20}",
-        "-max_len=524288",
-        "-seed=1",
-        "-verbosity=1",
-    ]
-    atheris.Setup([sys.argv[0], str(corpus), *limits, f"-artifact_prefix={folder}/{name}-"], one)
+    # By the clock, which runs on while other processes have the processor.
+    limits = [f"-timeout={30 * SLOW_SECONDS}", f"-rss_limit_mb={MEMORY >> 20}", "-max_len=524288", "-seed=1"]
+    atheris.Setup([sys.argv[0], str(corpus), *limits, "-verbosity=1", f"-artifact_prefix={folder}/{name}-"], one)
     atheris.Fuzz()
 
 
@@ -187,15 +181,13 @@ def main():
         print("\n".join(MAKERS))
         return 0
     given.output.mkdir(parents=True, exist_ok=True)
-    results = []
+    results, names = [], list(MAKERS) if given.all else given.target
     with ThreadPoolExecutor(given.jobs) as pool:
-        names = list(MAKERS) if given.all else given.target
         for done in as_completed([pool.submit(fuzz, name, 60 * given.minutes, given.output, engine) for name in names]):
-            result = done.result()
-            print(table([result]).splitlines()[-1], flush=True)
-            for finding in result["findings"]:
+            results.append(done.result())
+            print(table(results[-1:]).splitlines()[-1], flush=True)
+            for finding in results[-1]["findings"]:
                 print(f"    {finding['input']}  {finding['what']}", flush=True)
-            results.append(result)
             results.sort(key=lambda result: names.index(result["target"]))
             (given.output / "fuzz.json").write_text(json.dumps(results, indent=1) + "\n")
     return 1 if any(r["findings"] for r in results) else 0

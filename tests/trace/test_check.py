@@ -16,7 +16,6 @@ from helpers_trace import (
     gradient,
     loss,
     present,
-    write_arrays,
     write_steps,
     write_trace,
 )
@@ -215,17 +214,6 @@ def test_tables_that_do_not_match_the_values(table, change, faults, wrong, small
     assert all(says in fault.what for fault in report.faults)
 
 
-def test_values_that_should_not_be_there(tmp_path, path):
-    """Gradients of steps 1 and 2, where this tensor is absent."""
-    name = "fc.weight"
-    write_arrays(tmp_path / "full.zarr", {name: {step: gradient(name, step) for step in STEPS}})
-    shutil.copyfile(tmp_path / "full.zarr" / GROUP / name / "c.0.0", path / GROUP / name / "c.0.0")
-    shutil.rmtree(tmp_path / "full.zarr")
-    faults = {(fault.tensor, fault.step, fault.what) for fault in check_trace(path).faults}
-    assert faults == {(name, step, "values although the tensor is absent") for step in (1, 2)}
-    check_repaired(path, set())
-
-
 def test_a_tensor_of_which_nothing_is_right_is_left_out(small):
     damage(small)
     repair = repair_trace(small)
@@ -258,16 +246,6 @@ def test_a_repair_that_fails_leaves_the_trace_where_it_was(function, small, monk
         repair_trace(small)
     assert os.listdir(small.parent) == ["run.zarr"]
     assert check_trace(small).wrong == 3
-
-
-def test_further_numbers_that_are_damaged(small):
-    damage(small, "second_moment")
-    (fault,) = check_trace(small).faults
-    assert ("second_moment" in fault.what, fault.stream) == (True, GROUP)
-    repair_trace(small)
-    with open_trace(small) as trace:
-        assert "second_moment" not in trace.statistics("kept")
-        assert trace.read("gone", 2).tolist() == [9.0] * 5
 
 
 @pytest.mark.parametrize("place", [".", "rank00000", GROUP, f"{GROUP}/fc.weight"])

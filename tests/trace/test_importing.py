@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zarr
 from helpers_foreign import SHAPES, check_trace, tensors, write_safetensors
-from helpers_trace import gradient, write_trace
+from helpers_trace import gradient
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace import open_trace
@@ -190,15 +190,6 @@ def test_zarr_groups_and_arrays(imported, tmp_path):
     assert imported("w.zarr", to="w.h5", step_axis=True).tensors == ("w",)
     with open_trace(tmp_path / "w.h5") as trace:
         assert trace.read("w", 2).tolist() == [4, 5]
-
-
-def test_a_trace_is_no_source(imported, tmp_path):
-    write_trace(tmp_path / "old.zarr")
-    with pytest.raises(TraceError, match="is already a gtrace trace"):
-        imported("old.zarr")
-    save(tmp_path / "in/1.npz", tensors(1))
-    write_trace(tmp_path / "in/old.zarr")
-    assert imported().ignored == 1
 
 
 def test_what_is_there_is_kept(imported, tmp_path):

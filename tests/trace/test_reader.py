@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +13,7 @@ from gtrace.errors import TraceError, UsageError
 from gtrace.trace import OptimizerFacts, Trace, create_trace, open_trace, reader
 from gtrace.trace.check import check_trace
 from gtrace.trace.convert import pack_trace
-from gtrace.trace.rows import BLOCK, BlockSample, checksum_bytes, row_statistics, whole_numbers
+from gtrace.trace.rows import BLOCK, BlockSample, row_statistics, whole_numbers
 
 STEPS = range(140)
 
@@ -81,11 +80,6 @@ def test_statistics_over_many_blocks():
     assert abs(found.norm2 - np.sum(finite**2, dtype=np.longdouble)) < 1e-12 * found.norm2
     assert (found.nonfinite, found.absmax, found.zeros) == (3, np.abs(finite).max(), np.count_nonzero(finite == 0))
     assert row_statistics(np.array([], np.float32))[:4] == (0.0, 0.0, 0, 0)
-
-
-def test_checksums_are_castagnoli():
-    """The check value of the CRC catalogue."""
-    assert checksum_bytes(b"123456789") == 0xE3069283
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -183,16 +177,6 @@ def test_blocks_are_drawn_once_and_evenly():
         counts[[o // BLOCK for o in BlockSample.choose(f"w{k}", 10 * BLOCK, 3 * BLOCK).offsets]] += 1
     # Binomial(2000, 0.3): five standard deviations are 102.
     assert np.abs(counts - 600).max() < 102
-
-
-SGD = OptimizerFacts(kind="SGD", momentum=0.9, nesterov=True, weight_decay=5e-4, decoupled=False, planned_steps=1000)
-ADAM = OptimizerFacts(kind="AdamW", betas=(0.9, 0.95), eps=1e-8, steps_seen=40, batch_size=12.0, varies=("betas",))
-
-
-def test_a_tensor_of_another_group():
-    own = SGD.of_tensor({"group": {"weight_decay": 0.0, "lr_ratio": 10.0, "eps": "x"}})
-    assert own == dataclasses.replace(SGD, weight_decay=0.0, lr_ratio=10.0)
-    assert SGD.of_tensor({}) == SGD
 
 
 @pytest.mark.parametrize(

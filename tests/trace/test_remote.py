@@ -58,15 +58,14 @@ def test_it_reads_as_it_does_on_this_machine(tmp_path, memory, name):
 
 
 def test_what_was_committed_by_a_killed_writer_is_there(tmp_path, memory):
-    writer = gtrace.create_trace(tmp_path / "run.zarr")
-    for step in range(3):
-        writer.append(step, "w", np.full(5, step, np.float32))
-        writer.commit(step)
-    address = upload(memory, tmp_path / "run.zarr")  # rows are in the journal, and the root tells nothing yet
+    with gtrace.create_trace(tmp_path / "run.zarr") as writer:
+        for step in range(3):
+            writer.append(step, "w", np.full(5, step, np.float32))
+            writer.commit(step)
+        address = upload(memory, tmp_path / "run.zarr")  # rows are in the journal, and the root tells nothing yet
     with gtrace.open_trace(address) as trace:
         assert trace.status == "interrupted"
         assert trace.read("w", 2).tolist() == [2.0] * 5
-    writer.close()
 
 
 def test_nothing_is_listed_and_nothing_is_asked_for_in_whole(tmp_path, memory, monkeypatch):

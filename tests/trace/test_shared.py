@@ -207,19 +207,6 @@ def test_processes_at_once_and_one_of_them_killed(path):
             assert set(trace.read("v", int(step), rank=rank)) == {1000.0 * rank + step}
 
 
-def test_agreement_of_ranks(path):
-    for rank in (0, 1):
-        writer, number = join(path, rank)
-        for step in range(3 + rank):
-            writer.append(step, "same", np.full(2, step, np.float32), rank=number, stage="reduced")
-            writer.append(step, "own", np.full(2, step * rank, np.float32), rank=number)
-            writer.commit(step, rank=number)
-        writer.close()
-    trace = open_trace(path)
-    assert agreement(trace, "reduced") == (3, 3, None, None)
-    assert agreement(trace, "local") == (3, 1, 1, "own")
-
-
 COPIES = ["Replicate()", "Shard(dim=0)"]
 
 

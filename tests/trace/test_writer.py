@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import h5py
 import numpy as np
 import pytest
-from helpers_trace import STEPS, check_gradients, gradient, opened, write_arrays, write_trace
+from helpers_trace import STEPS, check_gradients, opened, write_trace
 
 from gtrace.errors import OutputExistsError, UsageError
 from gtrace.trace import create_trace, open_trace
@@ -83,6 +83,9 @@ REFUSED = [
     (lambda w: w.append(3, "x", [1.0], module_type=3), "'module_type' is not text"),
     (lambda w: w.append(3, "x", [1.0], index=3), "'index' is set by the trace"),
     (lambda w: w.append(3, "x", [1.0], note=float("nan")), "'note' cannot be stored"),
+    (lambda w: w.append(3, "x", [1.0], kind="neural", n_total=0), "n_total is 0, but 1 elements were given"),
+    (lambda w: w.append(3, "x", [1.0], kind="neural", capacity=0), "capacity cannot be 0 elements"),
+    (lambda w: w.append(3, "x", [1.0], capacity=3), "n_total and capacity are for kind 'neural'"),
     (lambda w: w.commit(3, los=1.0), "did you mean loss"),
     (lambda w: w.set_attrs(status="fine"), "'status' is set by the trace"),
     (lambda w: w.set_attrs(**{"a\n": 1}), "not printable text"),
@@ -208,17 +211,6 @@ def test_a_full_disk_is_one_line_and_loses_no_committed_step(path, tmp_path):
         assert trace.status == "interrupted"
         for step in range(3):
             assert set(trace.read("w", step)) == {step}
-
-
-def test_memory_of_open_chunks_is_bounded(path, monkeypatch):
-    """Past the bound tensors get chunks of one row, which are written at once."""
-    monkeypatch.setattr("gtrace.trace.writer._OPEN_CHUNK_BYTES", 600 * 1024)
-    arrays = {f"w{k}": gradient("w", k, 1024) for k in range(5)}
-    write_arrays(path, {name: {step: array + step for step in range(3)} for name, array in arrays.items()})
-    with open_trace(path) as trace:
-        assert [spec.chunk_rows for spec in trace._specs.values()] == [64, 64, 1, 1, 1]
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(trace.read(name, 2), array + 2)
 
 
 def test_threads_take_turns(path):

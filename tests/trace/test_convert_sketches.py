@@ -97,21 +97,6 @@ def test_a_sweep_of_merged_steps_is_that_of_both_together(tmp_path):
         assert math.isclose(a[name], b[name], rel_tol=1e-9), name
 
 
-def test_sketches_can_be_merged_and_widened_again(tmp_path):
-    path = write(tmp_path / "run.zarr")
-    sketch_trace(path, tmp_path / "one.zarr", sketch=SketchPlan.parse(PLAN, 8, 2))
-    sketch_trace(tmp_path / "one.zarr", tmp_path / "two.zarr", sketch=SketchPlan.parse("none", 5, 2))
-    sketch_trace(path, tmp_path / "straight.zarr", sketch=SketchPlan.parse("none", 5, 4))
-    with open_trace(tmp_path / "two.zarr") as two, open_trace(tmp_path / "straight.zarr") as straight:
-        assert two.steps("other", optimizer=1).tolist() == straight.steps("other", optimizer=1).tolist() == [0, 9]
-        a, b = (t.sketch("other", 0, "none") for t in (two, straight))
-        np.testing.assert_array_equal(a.rows, b.rows)
-        np.testing.assert_allclose(a.sums, b.sums, rtol=1e-4, atol=1e-300)
-        assert two.statistics("other")["n_valid"].tolist() == straight.statistics("other")["n_valid"].tolist()
-    with pytest.raises(UsageError, match="sketch linf:512 is not stored, only l2:512, none"):
-        sketch_trace(tmp_path / "one.zarr", tmp_path / "three.zarr", sketch="linf:512")
-
-
 def test_globs_places_and_ends(tmp_path):
     path, out = write(tmp_path / "run.zarr"), tmp_path / "small.zarr"
     sketch_trace(path, out, sketch=PLAN, tensors=["oth*"])

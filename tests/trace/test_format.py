@@ -86,16 +86,3 @@ def test_names_come_back(path, names, tmp_path):
         for k, name in enumerate(names):
             assert trace.read(name, 0).tolist() == [k]
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
-
-
-def test_the_dimension_of_one_tensor_is_no_other_tensor(tmp_path):
-    """Tensor ``a.i`` beside tensor ``a``, whose element dimension is called so."""
-    import xarray as xr
-
-    with create_trace(tmp_path / "run.zarr") as writer:
-        writer.append(0, "a", np.arange(3))
-        writer.append(0, "a.i", np.arange(5))
-    with xr.open_zarr(tmp_path / "run.zarr", group="rank00000/weight_grad") as data:
-        assert data["a"].dims == ("step", "a.i")
-        assert data["a.%69"].dims == ("step", "a.%69.i")
-        assert data["a.%69"].values.tolist() == [[0, 1, 2, 3, 4]]

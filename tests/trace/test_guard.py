@@ -129,8 +129,6 @@ def inflating(file):
 
 
 HOSTILE = {
-    "short.npy": (npy(np.zeros(99))[:-1], "cannot be read"),
-    "huge.npy": (npy(shape=(2**50,)), "cannot be read"),
     "pickled.npy": (npy(np.array([{}])), "pickled Python objects are never loaded"),
     "jax.npy": (npy(descr="|V2"), "bfloat16"),
     "code.npy": (npy().replace(b"(3,)", b"f()!"), "cannot be read"),
@@ -141,10 +139,8 @@ HOSTILE = {
     "deep.safetensors": (st(b"[" * 200_000), "cannot be read"),
     "beyond.safetensors": (st({"w": tensor(0, 16, (4,))}), "describes 86 bytes of 82"),
     "minus.safetensors": (st({"w": tensor(-12, 0)}), "cannot be read"),
-    "shape.safetensors": (st({"w": tensor(shape=(2**40, 2**40))}), "cannot hold"),
     "overlap.safetensors": (st({"w": tensor(), "v": tensor()}), "overlap or leave a hole"),
     "twice.safetensors": (st(b'{"w": {}, "w": {}}'), "holds a name twice"),
-    "kind.safetensors": (st({"w": tensor(0, 12, (12,), "F8_E4M3")}), "F8_E4M3 are not read"),
     "pipe.npy": (os.mkfifo, "cannot be read .Not a directory"),
     "pipe.zarr": (lambda path: os.mkfifo(array_with_chunk(path)), "links and pipes in a store are not read"),
     "outside.zarr": (outside, "links and pipes in a store are not read"),

@@ -11,7 +11,8 @@ import sys
 import numpy as np
 import pytest
 import zarr
-from helpers_trace import STEPS, edit_json, gradient, read_all, refused, write_trace
+from fuzz.mutations import edited, random_edits
+from helpers_trace import STEPS, edit_json, read_all, refused, write_trace
 from numcodecs.blosc import Blosc
 from numcodecs.zstd import Zstd
 
@@ -75,8 +76,6 @@ BAD_JSON = [
     ('{"zarr_format": 3', "bad JSON"),
     ("[" * 100_000, "nested too deep"),
     ('{"zarr_format": 3, "node_type": "group", "attributes": {"x": NaN}}', "NaN is not valid JSON"),
-    ('{"zarr_format": 3, "node_type": "group", "attributes": {"x": -Infinity}}', "-Infinity is not valid JSON"),
-    ("[3]", "not Zarr format 3"),
     ("\xff\xfe", "bad JSON"),
     ("9" * 10_000, "bad JSON"),
 ]
@@ -108,26 +107,20 @@ FORGED = [
     (_codec("bytes", "numcodecs.pickle"), ("numcodecs.pickle", "are not read")),
     (_codec("sharding_indexed"), ("its shards are not those of a trace",)),
     (_codec("bytes", "blosc", "blosc", "crc32c"), ("are not read",)),
-    (lambda d: d.update(codecs="bytes"), (FORM,)),
     (lambda d: d["codecs"][0]["configuration"].update(endian="big"), ("are not read",)),
     (lambda d: d.update(data_type="object"), (FORM,)),
     (lambda d: d.update(data_type="float64"), ("array of float32",)),
     (_chunks(1, 2**30), ("chunks of 4294967296 bytes", "at most")),
-    (_chunks(0, 7), (FORM,)),
     (lambda d: d.update(shape=[6, 2**40]), ("1099511627776 elements of a tensor of shape [7]",)),
     (lambda d: d.update(shape=[6, -7]), (FORM,)),
     (lambda d: d["chunk_grid"].update(name="rectangular"), (FORM,)),
-    (lambda d: d["chunk_key_encoding"].update(name="v2"), (FORM,)),
     (lambda d: d["chunk_key_encoding"]["configuration"].update(separator="/"), (FORM,)),
     (lambda d: d.update(storage_transformers=[{"name": "x"}]), (FORM,)),
-    (lambda d: d.update(node_type="group"), (FORM,)),
     (lambda d: d["attributes"].update(name=3), ("'name' is not text",)),
     (lambda d: d["attributes"].update(name="fc.weight"), ("two tensors have one name",)),
-    (lambda d: d["attributes"].update(index="0"), ("'index' is not a column number",)),
     (lambda d: d["attributes"].update(index=10**12), ("tensor number 0 is missing",)),
     (lambda d: d["attributes"].update(index=1), ("two tensors have one index",)),
     (lambda d: d["attributes"].update(shape="7"), ("'shape' is not a list of lengths",)),
-    (lambda d: d["attributes"].update(aliases=[1]), ("'aliases' is not a list",)),
     (lambda d: d["attributes"].update(sample=3), ("'sample' is not an object",)),
 ]
 
@@ -219,15 +212,6 @@ def test_every_flipped_byte_of_a_chunk_is_noticed(path, group):
             trace.read("fc.bias", 0)
 
 
-def test_a_chunk_from_elsewhere_is_noticed_by_the_commit_record(path, group):
-    """Whole and with a checksum of its own, but of another state of the trace."""
-    rows = np.full((64, 7), np.nan, np.float32)
-    rows[: len(STEPS)] = [gradient("fc.bias", step) for step in STEPS]
-    rows[1] = 0
-    (group / "fc.bias" / "c.0.0").write_bytes(seal(Blosc("lz4").encode(rows)))
-    refused(path, "tensor 'fc.bias', step 1", "checksum mismatch with the commit record")
-
-
 @pytest.mark.parametrize("size", [8, 2**31 - 1, 2**32 - 1])
 def test_a_blosc_header_that_claims_another_size(size, path, group):
     chunk = group / "fc.bias" / "c.0.0"
@@ -295,16 +279,7 @@ def test_damage_anywhere_ends_in_a_trace_error(path):
     for _ in range(150):
         file = rng.choice(files)
         whole = file.read_bytes()
-        data = bytearray(whole)
-        place = rng.randrange(len(data))
-        how = rng.randrange(3)
-        if how == 0:
-            data[place] = rng.randrange(256)
-        elif how == 1:
-            del data[place:]
-        else:
-            data[place:place] = data[: rng.randrange(len(data))]
-        file.write_bytes(data)
+        file.write_bytes(edited(whole, random_edits(rng)))
         try:
             read_all(path)
             outcomes.add("read")

@@ -29,23 +29,6 @@ def test_a_commit_is_one_system_call_whatever_the_number_of_tensors(tmp_path, mo
             assert calls == ["pwritev"] or step == 0
 
 
-def test_a_full_journal_is_emptied(tmp_path, monkeypatch):
-    monkeypatch.setattr("gtrace.trace.journal._FULL_BYTES", 100_000)
-    journal = tmp_path / "run.zarr" / "rank00000" / "weight_grad" / "step" / "journal"
-    with create_trace(tmp_path / "run.zarr") as writer:
-        sizes = []
-        for step in range(40):
-            writer.append(step, "w", np.full(5000, step))
-            writer.commit(step)
-            sizes.append(journal.stat().st_size)
-            with open_trace(tmp_path / "run.zarr") as trace:
-                assert trace.steps("w").tolist() == list(range(step + 1))
-                for past in {0, step // 2, step}:
-                    assert set(trace.read("w", past)) == {past}
-        assert max(sizes) < 150_000
-        assert min(sizes[20:]) < 30_000
-
-
 def test_a_row_that_is_given_up_leaves_nothing(path):
     """Short and long rows; the tensors are absent at the step that takes its place."""
     with create_trace(path) as writer:

@@ -90,14 +90,6 @@ def test_a_sample_takes_one_element_of_each_stretch(total, count):
         assert (indices != sample_indices(total, count, 1)).any()
 
 
-def test_a_sample_favours_no_element():
-    hits = np.zeros(12)
-    for seed in range(3000):
-        hits[sample_indices.__wrapped__(12, 4, seed)] += 1
-    # Each of the 12 is drawn with probability 1/3: a standard deviation of 26.
-    assert np.abs(hits - 1000).max() < 130
-
-
 @pytest.mark.parametrize(
     ("table", "value", "words"),
     [

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zarr
 
-from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.errors import OutputExistsError, TraceError
 from gtrace.trace import create_trace, open_trace, shared
 from gtrace.trace.choose import agreement
 from gtrace.trace.shared import belongs_to, join_trace, parts, settle
@@ -156,13 +156,6 @@ def test_the_root_changes_under_a_lock_that_nobody_waits_long_for(path, what, mo
     assert root(path) != before
     assert sorted(os.listdir(path.parent)) == ["other.zarr", "run.zarr"]
     writer.close()
-
-
-def test_what_cannot_be_joined(tmp_path):
-    with pytest.raises(UsageError, match=r"end in \.zarr"):
-        join(tmp_path / "run.h5")
-    with pytest.raises(UsageError, match="does not exist"):
-        join(tmp_path / "nowhere" / "run.zarr")
 
 
 WRITER = """

@@ -164,7 +164,7 @@ def test_a_forged_record(line, words, path):
     [
         ({"version": "2\x1b[2J"}, r"run log 2\x1b[2J"),
         ({"version": 99}, "newer gtrace"),
-        ({"version": 1, "workers": 1e300}, "'workers' of a study record is out of range"),
+        ({"workers": 1e300}, "'workers' of a study record is out of range"),
     ],
 )
 def test_a_forged_study(field, words, path):

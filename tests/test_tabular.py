@@ -91,15 +91,10 @@ def test_an_arrow_stream(values, name, monkeypatch):
         values[name].__arrow_c_stream__()
 
 
-@pytest.mark.parametrize(
-    ("name", "start"),
-    [
-        ("sweep", "gtrace report: sweep"),
-        ("trace", "(in memory):"),
-        ("verdict", "Recommendation"),
-        ("plan", "Plan mine"),
-    ],
-)
+START = {"sweep": "gtrace report: sweep", "trace": "(in memory):", "verdict": "Recommendation", "plan": "Plan mine"}
+
+
+@pytest.mark.parametrize(("name", "start"), START.items())
 def test_a_notebook_shows_the_answer_first_and_nothing_acts(values, name, start):
     shown = values[name]._repr_html_()
     body = shown.partition("</style>")[2]

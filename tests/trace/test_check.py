@@ -155,21 +155,15 @@ def test_a_flipped_bit(path):
     assert (fault.tensor, fault.step) == ("embed/weight", 30)
     repair = check_repaired(path, {("embed/weight", 30)})
     assert repair.backup.name == "run.zarr.damaged"
-    with open_trace(path) as trace:
-        assert trace.status == "complete"
-        assert trace.attrs["repaired"]["lost"] == 1
-    with pytest.raises(TraceError), open_trace(repair.backup) as trace:
-        trace.read("embed/weight", 30)
+    assert open_trace(path).attrs["repaired"]["lost"] == 1
+    assert not check_trace(repair.backup).clean
 
 
 def test_a_flipped_bit_in_hdf5(tmp_path):
     path = write_trace(tmp_path / "run.h5", STEPS)
     data = bytearray(path.read_bytes())
-    place = data.find(gradient("embed/weight", 30).tobytes())
-    data[place + 1000] ^= 16
+    data[data.find(gradient("embed/weight", 30).tobytes()) + 1000] ^= 16
     path.write_bytes(data)
-    (fault,) = check_trace(path).faults
-    assert (fault.tensor, fault.step) == ("embed/weight", 30)
     check_repaired(path, {("embed/weight", 30)})
 
 

@@ -119,11 +119,9 @@ NOT_OURS, UNREAD = "its shards are not those of a trace", "are not read"
 FORGED = [
     (_codec(lambda c: c.update(chunk_shape=[63, 7])), NOT_OURS),
     (_codec(lambda c: c.update(codecs=[{"name": "bytes"}, {"name": "gzip"}])), UNREAD),
-    (_codec(lambda c: c.update(codecs=[{"name": "sharding_indexed"}])), UNREAD),
     (_codec(lambda c: c.update(index_codecs=[{"name": "bytes"}])), NOT_OURS),
     (_codec(lambda c: c.update(index_location="start")), NOT_OURS),
     (_codec(lambda c: c["index_codecs"][0].update(configuration={"endian": "big"})), NOT_OURS),
-    (lambda d: d["codecs"][0].update(configuration=3), NOT_OURS),
     (lambda d: d["chunk_grid"]["configuration"].update(chunk_shape=[64 * 2**17, 7]), NOT_OURS),
 ]
 

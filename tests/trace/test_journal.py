@@ -10,7 +10,6 @@ from helpers_trace import check_gradients, loss, write_steps
 from gtrace.errors import TraceError
 from gtrace.trace import create_trace, open_trace
 from gtrace.trace import format as layout
-from gtrace.trace.check import check_trace
 from gtrace.trace.format import Record, TensorSpec
 from gtrace.trace.journal import _ENTRY, JournalRows, JournalWriter, hold, is_held, parse_journal
 
@@ -27,23 +26,6 @@ def test_a_commit_is_one_system_call_whatever_the_number_of_tensors(tmp_path, mo
             calls.clear()
             writer.commit(step, loss=1.0)
             assert calls == ["pwritev"] or step == 0
-
-
-def test_a_row_that_is_given_up_leaves_nothing(path):
-    """Short and long rows; the tensors are absent at the step that takes its place."""
-    with create_trace(path) as writer:
-        for step in range(5):
-            for name, size in (("short", 10), ("long", 200_000)):
-                writer.append(step, name, np.full(size, step))
-            if step == 3:
-                writer.discard()
-            writer.commit(step)
-    with open_trace(path) as trace:
-        assert trace.scalars()["step"].tolist() == list(range(5))
-        for name in ("short", "long"):
-            assert trace.steps(name).tolist() == [0, 1, 2, 4]
-            assert set(trace.read(name, 4)) == {4}
-    assert check_trace(path).clean
 
 
 def test_an_append_to_the_journal_that_was_cut_off_is_made_good(tmp_path, monkeypatch):

@@ -58,16 +58,6 @@ def test_the_last_process_finishes_the_trace(path):
     assert zarr.open_consolidated(str(path), mode="r")["rank00001/weight_grad/w"].shape == (3, 4)
 
 
-def test_a_process_that_comes_late_opens_the_trace_again(path):
-    take_part(path, 0, 1)
-    assert open_trace(path).status == "complete"
-    writer, rank = join(path, None, 1)
-    assert (rank, open_trace(path).status) == (1, "interrupted")
-    write(writer, rank)
-    writer.close()
-    assert open_trace(path).status == "complete"
-
-
 def test_a_rank_that_is_taken_gets_a_number_beyond_those_expected(path):
     ranks = [join(path, rank)[1] for rank in (0, 0, 1, 0)]
     assert ranks == [0, 2, 1, 3]

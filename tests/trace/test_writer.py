@@ -6,7 +6,6 @@ import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
-import h5py
 import numpy as np
 import pytest
 from helpers_trace import STEPS, check_gradients, write_trace
@@ -57,11 +56,7 @@ def test_an_exception_leaves_out_the_step_that_was_not_committed(path):
         run()
     with open_trace(path) as trace:
         assert trace.status == "interrupted"
-        assert [info.name for info in trace.tensors] == ["w"]
-        assert trace.steps("w").tolist() == [0]
-    if path.suffix == ".h5":
-        with h5py.File(path, "r") as file:
-            assert file["rank00000/weight_grad/w"].shape == (1, 1)
+        assert [(info.name, trace.steps(info.name).tolist()) for info in trace.tensors] == [("w", [0])]
     assert os.listdir(path.parent) == [path.name]
 
 

@@ -87,11 +87,10 @@ def test_killed_while_writing(tmp_path):
 def test_an_existing_file_is_left_alone_unless_a_new_one_takes_its_place(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("mine")
-    with pytest.raises(OutputExistsError, match="already exists"):
-        RunLogWriter(path, STUDY)
-    with pytest.raises(TypeError):
-        RunLogWriter(path, {"seed": object()}, force=True)
-    assert path.read_text() == "mine"
+    for study, force, error in ((STUDY, False, OutputExistsError), ({"seed": object()}, True, TypeError)):
+        with pytest.raises(error):
+            RunLogWriter(path, study, force=force)
+        assert path.read_text() == "mine"
     assert len(read_runlog(write(path, force=True))) == 4
     assert os.listdir(tmp_path) == ["a.jsonl"]
     with pytest.raises(UsageError, match=r"none/a\.jsonl: cannot be written \(No such file"):

@@ -104,21 +104,20 @@ def test_a_package_keeps_what_is_sent(package, tmp_path, monkeypatch):
 
 
 def test_an_error_of_a_tracker_ends_it_and_not_the_training():
-    class Broken:
-        asked = 0
+    asked, errors = [], []
 
-        def log(self, _numbers, _step):
-            self.asked += 1
+    class Broken:
+        def log(self, _numbers, step):
+            asked.append(step)
             raise OSError("no server")
 
-    broken, errors = Broken(), []
-    tracking = Tracking(broken, errors.append)
+    tracking = Tracking(Broken(), errors.append)
     assert [tracking.log(STEPS), tracking.log(STEPS)] == [0, 0]
-    assert broken.asked == 1
-    (error,) = errors
-    assert str(error) == "--to Broken: the tracker takes no numbers (OSError: no server); fix it, or leave --to out"
+    assert asked == [3]
+    says = "--to Broken: the tracker takes no numbers (OSError: no server); fix it, or leave --to out"
+    assert [str(error) for error in errors] == [says]
     with pytest.raises(UsageError, match="no server"):
-        Tracking(broken).log(STEPS)
+        Tracking(Broken()).log(STEPS)
 
 
 def train(model, batches, optimizer, after=lambda: None):

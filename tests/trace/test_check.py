@@ -12,6 +12,7 @@ import pytest
 import zarr
 from fuzz.mutations import edited, random_edits
 from helpers_trace import (
+    SHAPES,
     SUFFIXES,
     check_gradients,
     gradient,
@@ -60,31 +61,26 @@ def small(tmp_path):
 
 def lost(path):
     """(tensor, step) that the made-up trace has and this one does not; everything else is right and nothing is more."""
-    missing = set()
+    found = set()
     with open_trace(path) as trace:
-        there = {info.name: set(trace.steps(info.name).tolist()) for info in trace.tensors}
-        for name in ("fc.bias", "fc.weight", "embed/weight", "scale"):
-            for step in present(name, STEPS):
-                if step in there.get(name, ()):
-                    np.testing.assert_array_equal(trace.read(name, step), gradient(name, step).ravel())
-                else:
-                    missing.add((name, step))
-            assert there.get(name, set()) <= set(present(name, STEPS))
-    return missing
+        for info in trace.tensors:
+            for step in trace.steps(info.name).tolist():
+                np.testing.assert_array_equal(trace.read(info.name, step), gradient(info.name, step).ravel())
+                found.add((info.name, step))
+    wanted = {(name, step) for name in SHAPES for step in present(name, STEPS)}
+    assert found <= wanted
+    return wanted - found
 
 
 def check_repaired(path, expected):
     """After a repair just these are missing, and nothing is left to be repaired."""
     repair = repair_trace(path)
-    assert repair.changed
+    assert (repair.changed, repair.report.wrong) == (True, len(expected))
     assert lost(path) == expected
     assert check_trace(path).clean
     assert not repair_trace(path).changed
-    assert repair.report.wrong == len(expected)
-    names = {path.name} | ({repair.backup.name} if repair.backup else set())
-    assert set(os.listdir(path.parent)) == names
-    with open_trace(path) as trace:
-        assert trace.scalars()["step"].tolist() == list(STEPS)[: len(trace.scalars()["step"])]
+    assert set(os.listdir(path.parent)) == {path.name} | ({repair.backup.name} if repair.backup else set())
+    assert open_trace(path).scalars()["step"].tolist() == [*STEPS]
     return repair
 
 
@@ -116,18 +112,16 @@ def test_a_killed_writer(suffix, tmp_path):
     assert os.listdir(killed.parent) == [killed.name]
 
 
-def test_a_trace_that_is_being_written_is_checked_and_not_repaired(tmp_path):
-    for suffix in SUFFIXES:
-        place = tmp_path / f"run{suffix}"
-        with create_trace(place) as writer:
-            write_steps(writer, range(5))
-            report = check_trace(place)
-            assert report.live
-            assert report.clean
-            assert report.steps == 5
-            with pytest.raises(UsageError, match="still writing it"):
-                repair_trace(place)
-        assert not check_trace(place).live
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_trace_that_is_being_written_is_checked_and_not_repaired(suffix, tmp_path):
+    place = tmp_path / f"run{suffix}"
+    with create_trace(place) as writer:
+        write_steps(writer, range(5))
+        report = check_trace(place)
+        assert (report.live, report.clean, report.steps) == (True, True, 5)
+        with pytest.raises(UsageError, match="still writing it"):
+            repair_trace(place)
+    assert not check_trace(place).live
 
 
 def test_leftovers_are_removed(whole):

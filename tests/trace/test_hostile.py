@@ -180,13 +180,6 @@ def test_a_trace_that_is_moved_while_it_is_read_is_gone(path):
             trace.read("fc.bias", 0)
 
 
-def test_missing_or_wrong_table(path, group):
-    edit_json(group / "norm2" / "zarr.json", lambda d: d.update(data_type="int64"))
-    refused(path, "norm2", "-dimensional array of")
-    (group / "norm2" / "zarr.json").unlink()
-    refused(path, "norm2", "missing")
-
-
 def test_every_flipped_byte_of_a_chunk_is_noticed(path, group):
     chunk = group / "fc.bias" / "c.0.0"
     whole = chunk.read_bytes()

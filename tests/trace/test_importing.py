@@ -6,7 +6,6 @@ import os
 import h5py
 import numpy as np
 import pytest
-import zarr
 from helpers_foreign import SHAPES, check_trace, tensors, write_safetensors
 from helpers_trace import gradient
 
@@ -96,8 +95,6 @@ def test_a_pattern_says_what_names_mean(imported, tmp_path):
         for rank, step in itertools.product((0, 1), STEPS):
             read = trace.read("fc.bias", step, rank=rank)
             np.testing.assert_array_equal(read, tensors(step + rank)["fc.bias"])
-    with pytest.raises(UsageError, match=r"at step 0 is in .*; explain the names with --pattern"):
-        imported(to="b.zarr", pattern="*/x/{tensor}-{step}.npy")
 
 
 @pytest.mark.parametrize(
@@ -176,19 +173,6 @@ def test_an_hdf5_file_with_a_step_coordinate(imported, tmp_path):
     made = imported("in.h5", tensors=["fc*", "scale"])
     assert made.numbering == ("array",)
     check_trace(tmp_path / "run.zarr", STEPS)
-
-
-def test_zarr_groups_and_arrays(imported, tmp_path):
-    for step in STEPS:
-        group = zarr.create_group(tmp_path / f"in/step{step}.zarr")
-        for name, array in tensors(step).items():
-            group.create_array(name.replace(".", "/"), data=array)
-    assert imported().numbering == ("names",)
-    check_trace(tmp_path / "run.zarr", STEPS)
-    zarr.create_array(tmp_path / "w.zarr", data=np.arange(6.0).reshape(3, 2))
-    assert imported("w.zarr", to="w.h5", step_axis=True).tensors == ("w",)
-    with open_trace(tmp_path / "w.h5") as trace:
-        assert trace.read("w", 2).tolist() == [4, 5]
 
 
 def test_what_is_there_is_kept(imported, tmp_path):

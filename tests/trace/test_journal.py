@@ -143,16 +143,9 @@ def test_every_flipped_byte_of_header_and_tables_ends_the_journal_there(writer, 
         assert told or (place >= ends[0] and 8 <= offset < _ENTRY.size)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b'"crc32c"', b'"n_valid"'),
-        (b'"crc32c"', b'"crc32c", "other"'),
-        (b'"first": 0', b'"first": true'),
-        (b'"gtrace_journal": 1', b'"gtrace_journal": 2'),
-    ],
-)
-def test_a_header_of_something_else(old, new, writer, tmp_path):
+@pytest.mark.parametrize("new", [b'"n_valid"', b'"crc32c", "other"', b'"first": true', b'"gtrace_journal": 2'])
+def test_a_header_of_something_else(new, writer, tmp_path):
+    old = {b'"f': b'"first": 0', b'"g': b'"gtrace_journal": 1'}.get(new[:2], b'"crc32c"')
     entries, told = parse(filled(writer, tmp_path)[0].replace(old, new, 1))
     assert entries == []
     assert told == ["here: not a journal of version 1; damaged, foreign or from a newer gtrace"]

@@ -152,15 +152,6 @@ def test_samples_that_contradict_themselves(change, tmp_path):
         writer.append(0, "w", sample.take(values(0)), sample=told, shape=[TOTAL])
 
 
-def test_blocks_are_drawn_once():
-    sample = BlockSample.choose("w", 1_000_000, 100_000)
-    assert (sample.kept, sample.blocks) == (7, 62)
-    assert sample == BlockSample.choose("w", 1_000_000, 100_000)
-    assert sample != BlockSample.choose("v", 1_000_000, 100_000)
-    assert BlockSample.choose("w", 4 * BLOCK, 3 * BLOCK + 1) is None
-    assert BlockSample.read(sample.describe()) == sample
-
-
 @pytest.mark.parametrize(
     "optimizers",
     [

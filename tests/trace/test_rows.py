@@ -83,11 +83,8 @@ def test_a_larger_gradient_is_cut_to_a_sample(path):
 def test_a_sample_takes_one_element_of_each_stretch(total, count):
     indices = sample_indices(total, count)
     assert indices.shape == (count,)
-    for i, index in enumerate(indices.tolist()):
-        assert i * total // count <= index < (i + 1) * total // count
+    assert all(i * total // count <= index < (i + 1) * total // count for i, index in enumerate(indices.tolist()))
     np.testing.assert_array_equal(indices, sample_indices.__wrapped__(total, count))
-    if count > 1 and total > count:
-        assert (indices != sample_indices(total, count, 1)).any()
 
 
 @pytest.mark.parametrize(

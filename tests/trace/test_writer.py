@@ -206,6 +206,5 @@ def test_a_forked_child_leaves_the_trace_alone(path, monkeypatch):
             writer.close()
         writer.append(0, "x", [2.0])
         writer.commit(0)
-    with open_trace(path) as trace:
-        assert trace.read("x", 0).tolist() == [2.0]
-        assert trace.status == "complete"
+    trace = open_trace(path)
+    assert (trace.read("x", 0).tolist(), trace.status) == ([2.0], "complete")

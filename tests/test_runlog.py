@@ -149,7 +149,6 @@ def test_what_is_no_run_log_is_refused_in_one_line(tmp_path, content, message):
         ('{"type": "step", "run": "x", "step": 1e999}', "out of range"),
         ('{"type": "step", "run": "x", "step": 1, "seed": ' + "9" * 5000 + "}", "is not JSON"),
         ('{"type": "shadow", "run": "x", "tensor": {"a": 1}, "step": 1, "cosine": "x"}', "not a number"),
-        ('{"type": "end", "step": 1}', "names no run"),
     ],
 )
 def test_a_forged_record(line, words, path):

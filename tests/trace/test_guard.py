@@ -136,9 +136,7 @@ HOSTILE = {
     "huge.npz": (npz({"w.npy": npy(shape=(2**50,))}), "declares 4503.6 TB, but has 248 bytes"),
     "crc.npz": (npz({"w.npy": npy(np.full(50, 7.0))}).replace(np.float64(7).tobytes(), bytes(8), 1), "CRC"),
     "long.safetensors": ((2**60).to_bytes(8, "little") + b"{}", "a header of 1152921504606846976 bytes"),
-    "deep.safetensors": (st(b"[" * 200_000), "cannot be read"),
     "beyond.safetensors": (st({"w": tensor(0, 16, (4,))}), "describes 86 bytes of 82"),
-    "minus.safetensors": (st({"w": tensor(-12, 0)}), "cannot be read"),
     "overlap.safetensors": (st({"w": tensor(), "v": tensor()}), "overlap or leave a hole"),
     "twice.safetensors": (st(b'{"w": {}, "w": {}}'), "holds a name twice"),
     "pipe.npy": (os.mkfifo, "cannot be read .Not a directory"),
@@ -218,8 +216,8 @@ def test_an_axis_of_a_million_empty_steps(tmp_path):
 def test_work_that_the_file_does_not_explain_is_ended(tmp_path):
     """Chunks that are missing, one for each byte of the store."""
     path = array(tmp_path / "w.zarr", shape=(10**5,), chunks=(1,), attributes={"text": "x" * 10**5})
-    says = r"w\.zarr: array '': takes more than 0\.\d+ seconds of processor time"
-    with Guard([path], READERS, ReadingLimits(seconds=0.3, wait=100.0)) as guard, pytest.raises(TraceError, match=says):
+    says = r"w\.zarr: array '': takes more than 1\.\d+ seconds of processor time"
+    with Guard([path], READERS, ReadingLimits(seconds=1.0, wait=100.0)) as guard, pytest.raises(TraceError, match=says):
         read_all(guard, path)
 
 

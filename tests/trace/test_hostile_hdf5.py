@@ -117,7 +117,6 @@ def _virtual(group, name, values):
         (_external, ("with its data in this file",)),
         (_virtual, ("with its data in this file",)),
         (lambda g, n, v: g.create_dataset(n, data=v, dtype="f8"), ("not a 2-dimensional data set of float32",)),
-        (lambda g, n, v: g.create_dataset(n, data=v[0]), ("not a 2-dimensional data set",)),
         (lambda g, n, _: g.create_dataset(n, (6, 7), h5py.vlen_dtype("f4")), ("not a 2-dimensional data set",)),
         (lambda g, n, _: g.create_group(n), ("not a 2-dimensional data set of float32",)),
         (lambda g, n, v: g.create_dataset(n, data=v, compression="lzf"), ("filter 32000 is not among those",)),

@@ -44,17 +44,10 @@ def test_records_come_back_in_order_as_soon_as_they_are_written(tmp_path):
     wanted = [{"type": "study", "version": 1, **STUDY}]
     with RunLogWriter(tmp_path / "a.jsonl", STUDY) as log:
         assert read_runlog(tmp_path / "a.jsonl") == wanted
-        for step in STEPS:
-            log.write("step", **step)
-            wanted.append({"type": "step", **step})
+        for loss in (2.5, math.nan, math.inf):
+            log.write("step", loss=loss)
+            wanted.append({"type": "step", "loss": loss if loss == 2.5 else None})
             assert read_runlog(tmp_path / "a.jsonl") == wanted
-
-
-def test_numbers_that_are_not_finite_become_null(tmp_path):
-    write(tmp_path / "a.jsonl", [{"loss": value, "lr": None} for value in (math.nan, math.inf, -math.inf)])
-    assert read_runlog(tmp_path / "a.jsonl")[1:] == [{"type": "step", "loss": None, "lr": None}] * 3
-    for line in (tmp_path / "a.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=pytest.fail)
 
 
 def test_a_last_line_cut_anywhere_is_ignored_and_nothing_else(path):
@@ -94,11 +87,10 @@ def test_killed_while_writing(tmp_path):
 def test_an_existing_file_is_left_alone_unless_a_new_one_takes_its_place(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("mine")
-    with pytest.raises(OutputExistsError, match="already exists"):
-        RunLogWriter(path, STUDY)
-    with pytest.raises(TypeError):
-        RunLogWriter(path, {"seed": object()}, force=True)
-    assert path.read_text() == "mine"
+    for study, force, error in ((STUDY, False, OutputExistsError), ({"seed": object()}, True, TypeError)):
+        with pytest.raises(error):
+            RunLogWriter(path, study, force=force)
+        assert path.read_text() == "mine"
     assert len(read_runlog(write(path, force=True))) == 4
     assert os.listdir(tmp_path) == ["a.jsonl"]
     with pytest.raises(UsageError, match=r"none/a\.jsonl: cannot be written \(No such file"):
@@ -136,12 +128,9 @@ def refused(path, *words):
     ("content", "message"),
     [
         (b"", "not a run log"),
-        (b'{"type": "stu', "not a run log"),
         (b'{"type": "step"}\n', "first record is not a study"),
         (b"[1, 2]\n", "line 1 is not a record"),
-        (b'{"kind": "study"}\n', "line 1 is not a record"),
         (b'{"type": "study", "version": 2}\n', "newer gtrace"),
-        (b'{"type": "study"}\n', "newer gtrace"),
         (b"\x93NUMPY\xff\xfe", "not UTF-8"),
     ],
 )
@@ -156,18 +145,10 @@ def test_what_is_no_run_log_is_refused_in_one_line(tmp_path, content, message):
     [
         ('{"type": "step", "loss": NaN}', "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ('{"type": 3}', "not a record"),
         ('{"type": "step", "run": "x", "step": "\\u001b[2J"}', "'step' of a step record is not a number"),
-        ('{"type": "step", "run": "x", "step": null}', "'step' of a step record is not a number"),
         ('{"type": "step", "run": "x", "step": 1e999}', "out of range"),
-        ('{"type": "step", "run": "x", "step": 0.5}', "out of range"),
-        ('{"type": "step", "run": "x", "step": 1, "seed": ' + "9" * 400 + "}", "out of range"),
         ('{"type": "step", "run": "x", "step": 1, "seed": ' + "9" * 5000 + "}", "is not JSON"),
-        ('{"type": "step", "run": "x", "step": 1, "loss": true}', "'loss' of a step record is not a number"),
-        ('{"type": "step", "run": "x", "step": 1, "bits": ' + "9" * 400 + "}", "out of range"),
-        ('{"type": "eval", "run": "x", "step": 1, "accuracy": [1]}', "not a number"),
         ('{"type": "shadow", "run": "x", "tensor": {"a": 1}, "step": 1, "cosine": "x"}', "not a number"),
-        ('{"type": "end", "step": 1}', "names no run"),
     ],
 )
 def test_a_forged_record(line, words, path):
@@ -180,10 +161,8 @@ def test_a_forged_record(line, words, path):
     ("field", "words"),
     [
         ({"version": "2\x1b[2J"}, r"run log 2\x1b[2J"),
-        ({"version": True}, "run log True"),
         ({"version": 99}, "newer gtrace"),
-        ({"version": 1, "workers": 1e300}, "'workers' of a study record is out of range"),
-        ({"version": 1, "workers": "four"}, "not a number"),
+        ({"workers": 1e300}, "'workers' of a study record is out of range"),
     ],
 )
 def test_a_forged_study(field, words, path):
@@ -203,14 +182,12 @@ def test_a_damaged_line_and_one_without_an_end_are_not_read(path):
 
 
 def test_what_is_no_file_is_not_waited_for(path, tmp_path):
-    for name in ("nowhere.jsonl", "."):
-        with pytest.raises(TraceError, match="cannot be read"):
-            read_runlog(tmp_path / name)
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_runlog(tmp_path)
     os.mkfifo(tmp_path / "pipe.jsonl")
     for read in (read_runlog, kind_of):
         with pytest.raises(TraceError, match=r"no file|not a file"):
             read(tmp_path / "pipe.jsonl")
-    os.mkfifo(tmp_path / "pipe.sweep.db")
     # Foreign logs among the results are passed over.
     (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     (tmp_path / "text.jsonl").write_bytes(b"\xff\xfe")

@@ -1,7 +1,6 @@
 """Trackers, each in its own local mode: what is sent is what the package keeps."""
 
 import math
-import warnings
 from importlib.util import find_spec
 
 import numpy as np
@@ -11,12 +10,11 @@ import torch
 import gtrace
 from gtrace import trackers
 from gtrace.errors import UsageError
-from gtrace.noise import Moments, noise_of_sum
 from gtrace.report.files import send_results
 from gtrace.runlog import read_runlog
 from gtrace.sweep import ResultStore
 from gtrace.trace.numbers import numbers_of_trace
-from gtrace.trackers import Tracking, of_record, open_tracker
+from gtrace.trackers import Tracking, of_record
 from gtrace.training import Study, compress
 
 STEPS = [({"gtrace/train/qsgdinf:bits=4/error": 0.5, "gtrace/loss": 2.0}, 3), ({"gtrace/loss": 1.0}, 4)]
@@ -105,36 +103,21 @@ def test_a_package_keeps_what_is_sent(package, tmp_path, monkeypatch):
     assert found == sorted(shown)
 
 
-@pytest.mark.parametrize(
-    ("to", "said"),
-    [
-        ("wandbb", "unknown tracker 'wandbb'; did you mean wandb?"),
-        ("absent:x", "needs absent, which is not installed: pip install 'gradtrace[absent]'"),
-    ],
-)
-def test_a_tracker_that_cannot_be_had(to, said, monkeypatch):
-    monkeypatch.setitem(trackers.KINDS, "absent", None)
-    with pytest.raises(UsageError, match=f"--to {to}: ") as caught:
-        open_tracker(to)
-    assert str(caught.value).endswith(said)
-
-
 def test_an_error_of_a_tracker_ends_it_and_not_the_training():
-    class Broken:
-        asked = 0
+    asked, errors = [], []
 
-        def log(self, _numbers, _step):
-            self.asked += 1
+    class Broken:
+        def log(self, _numbers, step):
+            asked.append(step)
             raise OSError("no server")
 
-    broken, errors = Broken(), []
-    tracking = Tracking(broken, errors.append)
+    tracking = Tracking(Broken(), errors.append)
     assert [tracking.log(STEPS), tracking.log(STEPS)] == [0, 0]
-    assert broken.asked == 1
-    (error,) = errors
-    assert str(error) == "--to Broken: the tracker takes no numbers (OSError: no server); fix it, or leave --to out"
+    assert asked == [3]
+    says = "--to Broken: the tracker takes no numbers (OSError: no server); fix it, or leave --to out"
+    assert [str(error) for error in errors] == [says]
     with pytest.raises(UsageError, match="no server"):
-        Tracking(broken).log(STEPS)
+        Tracking(Broken()).log(STEPS)
 
 
 def train(model, batches, optimizer, after=lambda: None):
@@ -164,42 +147,23 @@ def test_a_capture_sends_norms_shares_and_noise(tmp_path):
         assert numbers["gtrace/capture/norm/0"] == pytest.approx(math.sqrt(first))
         assert numbers["gtrace/capture/energy_share/2"] == pytest.approx(last / (first + last))
         assert numbers["gtrace/capture/lr"] == 0.1
-    trace, noise = gtrace.open_trace(tmp_path / "run.zarr"), []
-    tables = [trace.statistics(info.name) for info in trace.tensors]
-    for step in range(4):
-        found = [{name: column[step] for name, column in table.items()} for table in tables]
-        parts = [
-            noise_of_sum(Moments(one["replicas"], one["replicas_norm2"], one["replicas_sum_norm2"]), one["norm2"])
-            for one in found
-        ]
-        noise.append(sum(part.variance for part in parts) / sum(one["norm2"] for one in found))
-    assert [numbers["gtrace/capture/noise_share"] for numbers, _ in kept.steps] == pytest.approx(noise)
-    assert all(share > 0 for share in noise)
+        assert 0 < numbers["gtrace/capture/noise_share"] < math.inf
     # What the finished trace says is the same.
     again = Kept()
-    Tracking(again).log(numbers_of_trace(trace))
+    Tracking(again).log(numbers_of_trace(gtrace.open_trace(tmp_path / "run.zarr")))
     assert again.steps == kept.steps
-
-
-def test_a_value_that_is_not_finite_is_an_infinite_norm():
-    trace = gtrace.Trace.from_arrays({"a.w": {0: [3.0, math.nan]}, "b.w": {0: [4.0]}}, scalars={0: {"loss": 1.0}})
-    ((numbers, step),) = numbers_of_trace(trace)
-    assert (step, numbers["gtrace/capture/norm"], numbers["gtrace/capture/norm/b"]) == (0, math.inf, 4.0)
-    assert np.isnan(numbers["gtrace/capture/energy_share/b"])
 
 
 def test_a_codec_in_a_loop_sends_its_errors():
     model, batches, optimizer = pieces()
-    kept, gradients = Kept(), []
+    kept, gradients, errors = Kept(), [], []
     optimizer.register_step_pre_hook(lambda *_: gradients.append([p.grad.clone() for p in model.parameters()]))
+
+    def after():
+        errors.append([p.grad - g for p, g in zip(model.parameters(), gradients[-1], strict=True)])
+
     with compress(optimizer, "qsgdinf:bits=3", to=kept) as compression:
-        errors = []
-        train(
-            model,
-            batches,
-            optimizer,
-            lambda: errors.append([p.grad - g for p, g in zip(model.parameters(), gradients[-1], strict=True)]),
-        )
+        train(model, batches, optimizer, after)
     start = "gtrace/train/qsgdinf:bits=3"
     assert [step for _, step in kept.steps] == [0, 1, 2, 3]
     for (numbers, _), exact, lost in zip(kept.steps, gradients, errors, strict=True):
@@ -223,31 +187,21 @@ def test_a_run_log_has_losses_errors_noise_ratios_and_tests(tmp_path):
     assert found["gtrace/train/none/seed1/error", 0] == 0 < found["gtrace/train/qsgdinf:bits=3/seed1/error", 0]
 
 
-def test_a_tracker_that_breaks_in_a_loop_is_a_warning():
-    model, batches, optimizer = pieces()
-    with warnings.catch_warnings(record=True) as caught, compress(optimizer, "qsgdinf:bits=3", to=object()):
-        warnings.simplefilter("always")
-        train(model, batches, optimizer)
-    assert [str(one.message) for one in caught if "--to object" in str(one.message)] != []
-
-
 def test_a_sweep_is_summed_over_its_tensors(tmp_path, monkeypatch):
     generator = np.random.default_rng(0)
     gradients = {name: {step: generator.normal(size=40) for step in (0, 1, 2)} for name in ("a.w", "b.w")}
-    gtrace.run_sweep(gtrace.Trace.from_arrays(gradients), ["qsgdinf:bits=3", "topk"], output=tmp_path / "a.sweep.db")
-    kept = []
-    monkeypatch.setattr(trackers.Tracking, "log", lambda _self, steps: kept.extend(steps) or len(kept))
-    assert send_results([tmp_path / "a.sweep.db"], "tensorboard") == {tmp_path / "a.sweep.db": 6}
-    found = kept
-    rows = ResultStore.load(tmp_path / "a.sweep.db").columns
+    path, found = tmp_path / "a.sweep.db", []
+    gtrace.run_sweep(gtrace.Trace.from_arrays(gradients), ["qsgdinf:bits=3", "topk"], output=path)
+    monkeypatch.setattr(trackers.Tracking, "log", lambda _self, steps: found.extend(steps) or len(found))
+    assert send_results([path], "tensorboard") == {path: 6}
+    rows = ResultStore.load(path).columns
     assert [step for _, step in found] == [0, 0, 1, 1, 2, 2]
     for numbers, step in found:
         (spec,) = {name.split("/")[2] for name in numbers}
         here = (rows["codec"] == spec) & (rows["step"] == step)
         error, bits = (here & (rows["draw"] == draw) for draw in ((-1 if spec[0] == "q" else 0), 0))
-        assert numbers[f"gtrace/sweep/{spec}/error"] == pytest.approx(
-            rows["squared_error"][error].sum() / rows["energy"][error].sum()
-        )
-        assert numbers[f"gtrace/sweep/{spec}/bits_per_value"] == pytest.approx(rows["bits_total"][bits].mean())
+        told = {name.rpartition("/")[2]: number for name, number in numbers.items()}
+        assert told["error"] == pytest.approx(rows["squared_error"][error].sum() / rows["energy"][error].sum())
+        assert told["bits_per_value"] == pytest.approx(rows["bits_total"][bits].mean())
         # Without randomness all of the error is bias.
-        assert (numbers[f"gtrace/sweep/{spec}/noise_ratio"] > 0) == (spec[0] == "q")
+        assert (told["noise_ratio"] > 0) == (spec[0] == "q")

@@ -1,11 +1,7 @@
 """Inputs that are almost right: seeds with a few edits."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    import random
+import random
+from typing import NamedTuple
 
 #: numbers at the edges of their types, little- and big-endian, and words that parsers trip over
 PIECES = (

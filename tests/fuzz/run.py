@@ -3,8 +3,6 @@
     python tests/fuzz/run.py --list
     python tests/fuzz/run.py --target decoder-alq --minutes 10
     python tests/fuzz/run.py --all --minutes 10 -o fuzzed        each target in a process of its own
-    python tests/fuzz/run.py --all --minutes 10 --jobs 4 -o fuzzed      four at a time
-    python tests/fuzz/run.py --table fuzzed/fuzz.json            the table of docs/reliability.md
 
 With atheris installed the search is guided by coverage, with NUMBA_DISABLE_JIT=1 so that it sees into the kernels;
 without it, or with ``--engine random``, seeds are edited at random. A finding is an exception other than GtraceError, a
@@ -111,15 +109,9 @@ def child(name, seconds, folder, engine):
             watch.finish()
             os._exit(0)
 
-    limits = [
-        # By the clock, which runs on while other processes have the processor.
-        f"-timeout={30 * SLOW_SECONDS}",
-        f"-rss_limit_mb={MEMORY >> 20}",
-        "-max_len=524288",
-        "-seed=1",
-        "-verbosity=1",
-    ]
-    atheris.Setup([sys.argv[0], str(corpus), *limits, f"-artifact_prefix={folder}/{name}-"], one)
+    # By the clock, which runs on while other processes have the processor.
+    limits = [f"-timeout={30 * SLOW_SECONDS}", f"-rss_limit_mb={MEMORY >> 20}", "-max_len=524288", "-seed=1"]
+    atheris.Setup([sys.argv[0], str(corpus), *limits, "-verbosity=1", f"-artifact_prefix={folder}/{name}-"], one)
     atheris.Fuzz()
 
 
@@ -158,13 +150,10 @@ def table(results):
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for r in results:
-        numbers = [
-            f"{r[key]:,}" if r.get(key) is not None else "" for key in ("executions", "answered", "refused", "coverage")
-        ]
+        counts = (r.get(key) for key in ("executions", "answered", "refused", "coverage"))
+        numbers = " | ".join("" if count is None else f"{count:,}" for count in counts)
         spent = f"{r['processor_seconds'] / 60:.2g}" if "processor_seconds" in r else ""
-        lines.append(
-            f"| {r['target']} | {r['seconds'] / 60:.2g} | {spent} | {' | '.join(numbers)} | {len(r['findings'])} |"
-        )
+        lines.append(f"| {r['target']} | {r['seconds'] / 60:.2g} | {spent} | {numbers} | {len(r['findings'])} |")
     return "\n".join(lines)
 
 
@@ -178,14 +167,10 @@ def main():
     options.add_argument("--engine", choices=["atheris", "random"])
     options.add_argument("--jobs", type=int, default=1, help="targets at a time")
     options.add_argument("-o", "--output", type=Path, default=Path("fuzzed"))
-    options.add_argument("--table", type=Path, metavar="JSON")
     options.add_argument("--child", help=argparse.SUPPRESS)
     options.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     given = options.parse_args()
     engine = given.engine or ("atheris" if importlib.util.find_spec("atheris") else "random")
-    if given.table:
-        print(table(json.loads(given.table.read_text())))
-        return 0
     if given.child:
         child(given.child, given.seconds, given.output, engine)
         return 0
@@ -196,15 +181,13 @@ def main():
         print("\n".join(MAKERS))
         return 0
     given.output.mkdir(parents=True, exist_ok=True)
-    results = []
+    results, names = [], list(MAKERS) if given.all else given.target
     with ThreadPoolExecutor(given.jobs) as pool:
-        names = list(MAKERS) if given.all else given.target
         for done in as_completed([pool.submit(fuzz, name, 60 * given.minutes, given.output, engine) for name in names]):
-            result = done.result()
-            print(table([result]).splitlines()[-1], flush=True)
-            for finding in result["findings"]:
+            results.append(done.result())
+            print(table(results[-1:]).splitlines()[-1], flush=True)
+            for finding in results[-1]["findings"]:
                 print(f"    {finding['input']}  {finding['what']}", flush=True)
-            results.append(result)
             results.sort(key=lambda result: names.index(result["target"]))
             (given.output / "fuzz.json").write_text(json.dumps(results, indent=1) + "\n")
     return 1 if any(r["findings"] for r in results) else 0

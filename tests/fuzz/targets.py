@@ -146,18 +146,12 @@ def _made(suffix: str) -> Path:
     return path
 
 
-def _zarr_metadata() -> Target:
-    """One of the JSON files of a trace, named by the first byte, replaced by the rest of the input."""
-    return _replaced(sorted(_made(".zarr").rglob("zarr.json")))
+def _zarr(*, metadata: bool) -> Target:
+    """One of the JSON files of a trace, or of its others, named by the first byte, replaced by what follows."""
+    files = [path for path in sorted(_made(".zarr").rglob("*")) if path.is_file()]
+    files = [path for path in files if (path.name == "zarr.json") == metadata]
+    files = [path for path in files if metadata or path.stat().st_size < 4096]
 
-
-def _zarr_chunks() -> Target:
-    """One of the other files of a trace, likewise."""
-    files = (path for path in _made(".zarr").rglob("*") if path.is_file() and path.name != "zarr.json")
-    return _replaced(sorted(path for path in files if path.stat().st_size < 4096))
-
-
-def _replaced(files: list[Path]) -> Target:
     def run(data: bytes) -> None:
         file = files[data[0] % len(files)] if data else files[0]
         whole = file.read_bytes()
@@ -288,10 +282,14 @@ def _plan(suffix: str) -> Target:
 
 
 class _Tags(HTMLParser):
-    def __init__(self) -> None:
+    """Tags of a table that has a name wherever a name can be."""
+
+    def __init__(self, name: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, list[str]]] = []
         self.data = ""
+        self.feed(pieces.table(Table(name, (Column(name, name),), ((Cell(name, name, hint=name),),), (name,))))
+        self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, [name for name, _ in attrs]))
@@ -300,17 +298,9 @@ class _Tags(HTMLParser):
         self.data += data
 
 
-def _tags_of(name: str) -> _Tags:
-    """Tags of a table that has a name wherever a name can be."""
-    found = _Tags()
-    found.feed(pieces.table(Table(name, (Column(name, name),), ((Cell(name, name, hint=name),),), (name,))))
-    found.close()
-    return found
-
-
 def _escaping(name: str) -> None:
     """A name that comes from a trace adds no element, no attribute and no control character to a page."""
-    found, harmless = (_tags_of(f"a{words}") for words in (name, "b"))
+    found, harmless = (_Tags(f"a{words}") for words in (name, "b"))
     assert found.tags == harmless.tags, found.tags
     # The lines of the page itself are there for every name.
     assert found.data.count("\n") == harmless.data.count("\n")
@@ -349,8 +339,8 @@ MAKERS: dict[str, Callable[[], Target]] = {
     "network": lambda: _parser(lambda text: Network.parse(*text.split("|", 2)), "10MB/s|50us", "1e3kbit/s|1e-3s|ps"),
     "sketch-plan": lambda: _parser(SketchPlan.parse, "l2:8192,linf:8192", "none:none", "l1:1"),
     "escaping": lambda: _parser(_escaping, "fc.weight", "<script>alert(1)</script>", "\"'&\x1b[2J\u202e"),
-    "zarr-metadata": _zarr_metadata,
-    "zarr-chunks": _zarr_chunks,
+    "zarr-metadata": lambda: _zarr(metadata=True),
+    "zarr-chunks": lambda: _zarr(metadata=False),
     "hdf5-attributes": _hdf5_attributes,
     "hdf5-file": lambda: _file(".h5", (_made(".h5").read_bytes(),), _read_all),
     "journal": _journal,

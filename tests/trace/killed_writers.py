@@ -2,7 +2,8 @@
 
     killed_writers.py FOLDER SUFFIX STEPS STRIDE [FIRST]   just before the n-th file is moved into its place, or within
                                                            the n-th write of a file, or before or within the n-th
-                                                           append to a journal
+                                                           append to a journal; large tensors are sketched
+                                                           if SUFFIX says so
 
 Prints, for each writer, a line of JSON: its trace, the last step whose commit returned, and whether it finished.
 Forked, not spawned: the imports are paid once.
@@ -19,52 +20,39 @@ from helpers_trace import SHAPES, gradient, write_steps
 from gtrace.trace import create_trace, files, hdf5
 
 
+def create_writer(path):
+    return create_trace(path, sketch="l2:512,none" if "sketch" in path.name else None)
+
+
 def write(path, steps, report, before):
     """Write the made-up trace; ``report`` is a pipe that gets a byte for each step that was committed."""
     count = 0
-    move, append, write_all = os.replace, os.pwritev, os.writev
 
     def moment():
         nonlocal count
         count += 1
         return count > before
 
-    def die():
-        os.kill(os.getpid(), signal.SIGKILL)
+    def deadly(function, part=None):
+        """Ends the process before a call, or after a part of it."""
 
-    def counted_move(source, target):
-        if moment():
-            die()
-        move(source, target)
-
-    def counted_append(descriptor, parts, offset):
-        if moment():
-            die()
-        if moment():
-            whole = b"".join(parts)
-            append(descriptor, [whole[: len(whole) * (before % 7) // 7 + 1]], offset)
-            die()
-        return append(descriptor, parts, offset)
-
-    def counted_write(descriptor, parts):
-        if moment():
-            whole = b"".join(parts)
-            write_all(descriptor, [whole[: len(whole) * (before % 5) // 5]])
-            die()
-        return write_all(descriptor, parts)
-
-    def counted(function):
         def call(*arguments):
             if moment():
-                die()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if part and moment():
+                parts = b"".join(arguments[1])
+                function(arguments[0], [parts[: part(len(parts))]], *arguments[2:])
+                os.kill(os.getpid(), signal.SIGKILL)
             return function(*arguments)
 
         return call
 
-    os.replace, os.pwritev, os.writev = counted_move, counted_append, counted_write
+    os.replace = deadly(os.replace)
+    os.pwritev = deadly(os.pwritev, lambda length: length * (before % 7) // 7 + 1)
+    os.writev = deadly(os.writev, lambda length: length * (before % 5) // 5)
     # What closing an HDF5 trace does: arrays are written, the file takes the folder's place, the folder goes.
-    hdf5._write_array, files._exchange, files.remove = map(counted, (hdf5._write_array, files._exchange, files.remove))
-    with create_trace(path) as writer:
+    hdf5._write_array, files._exchange, files.remove = map(deadly, (hdf5._write_array, files._exchange, files.remove))
+    with create_writer(path) as writer:
         for step in range(steps):
             write_steps(writer, [step])
             os.write(report, b".")
@@ -90,7 +78,8 @@ def run(path, steps, before):
 def main(folder, suffix, steps, stride, first=0):
     steps, place = int(steps), int(first)
     # What a first trace takes long for is inherited by the writers, and so are the gradients.
-    create_trace(Path(folder) / "first.zarr").close()
+    with create_writer(Path(folder) / f"first{suffix}") as writer:
+        write_steps(writer, range(steps if "sketch" in suffix else 0))
     for step in range(steps):
         for name in SHAPES:
             gradient(name, step)

@@ -5,7 +5,6 @@ import struct
 
 import numpy as np
 import pytest
-import xarray as xr
 import zarr
 from helpers_trace import (
     SHAPES,
@@ -13,13 +12,12 @@ from helpers_trace import (
     check_gradients,
     edit_json,
     gradient,
-    loss,
     present,
     write_arrays,
+    write_steps,
     write_trace,
 )
 
-from gtrace.cli import main
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace import create_trace, open_trace
 from gtrace.trace.check import check_trace
@@ -45,28 +43,28 @@ def files(path):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("target", SUFFIXES)
 def test_content_and_fingerprint_stay(suffix, target, tmp_path):
-    path = write_trace(tmp_path / f"run{suffix}", STEPS, attrs={"seed": 4})
-    out = tmp_path / f"out{target}"
+    path, out = tmp_path / f"run{suffix}", tmp_path / f"out{target}"
+    with create_trace(path, attrs={"seed": 4}) as writer:
+        for step in STEPS:
+            writer.append(step, "act", np.arange(3 + step % 4), kind="neural")
+            if step > 60:
+                writer.append(step, f"late{step}", [1.0], optimizer=1, rank=2)
+            write_steps(writer, [step])
     assert pack_trace(path, out) == out
     with open_trace(path) as old, open_trace(out) as new:
-        assert (new.fingerprint, new.attrs) == (old.fingerprint, old.attrs)
-        check_gradients(new, STEPS)
-        for info, other in zip(old.tensors, new.tensors, strict=True):
-            assert info == other
-            for name, values in old.statistics(info.name).items():
-                np.testing.assert_array_equal(new.statistics(info.name)[name], values)
+        assert (new.fingerprint, new.attrs, new.tensors) == (old.fingerprint, old.attrs, old.tensors)
+        for info in old.tensors:
+            where = {"kind": info.kind, "optimizer": info.optimizer, "rank": info.rank}
+            for name, values in old.statistics(info.name, **where).items():
+                np.testing.assert_array_equal(new.statistics(info.name, **where)[name], values)
+            for step in old.steps(info.name, **where):
+                np.testing.assert_array_equal(new.read(info.name, step, **where), old.read(info.name, step, **where))
         for name, values in old.scalars().items():
             np.testing.assert_array_equal(new.scalars()[name], values)
     assert check_trace(out).clean
     assert sorted(os.listdir(tmp_path)) == sorted([path.name, out.name])
-
-
-def test_fewer_files(tmp_path):
-    path = write_trace(tmp_path / "run.zarr", STEPS)
-    before = len(files(path))
-    pack_trace(path)
-    assert len(files(path)) < before / 2
-    assert os.listdir(tmp_path) == [path.name]
+    if suffix == target == ".zarr":
+        assert len(files(out)) < len(files(path)) * 2 / 3
 
 
 def test_several_shards_and_parts(packed, tmp_path):
@@ -79,33 +77,13 @@ def test_several_shards_and_parts(packed, tmp_path):
             np.testing.assert_array_equal(trace.read("w", step), gradient("w", step, 5_000_000))
 
 
-def test_streams_late_tensors_and_changing_lengths(tmp_path):
-    with create_trace(tmp_path / "run.zarr") as writer:
-        for step in range(100):
-            writer.append(step, "a", [step], optimizer=1, rank=2)
-            writer.append(step, "act", np.arange(3 + step % 4), kind="neural")
-            if step > 90:
-                writer.append(step, f"late{step}", [1.0], optimizer=1, rank=2)
-            writer.commit(step)
-    for target in SUFFIXES:
-        out = pack_trace(tmp_path / "run.zarr", tmp_path / f"out{target}")
-        with open_trace(tmp_path / "run.zarr") as old, open_trace(out) as new:
-            assert new.fingerprint == old.fingerprint
-            for step in range(100):
-                np.testing.assert_array_equal(new.read("act", step), old.read("act", step))
-
-
 def test_other_tools_open_it(packed):
     group = zarr.open_group(packed, mode="r")[GROUP]
     for name in SHAPES:
         values = group[encode_name(name)][:]
         for step in present(name, STEPS):
             np.testing.assert_array_equal(values[step], gradient(name, step).ravel())
-        absent = [step for step in STEPS if step not in present(name, STEPS)]
-        assert np.isnan(values[absent]).all()
-    with xr.open_zarr(packed, group=GROUP) as data:
-        assert data["loss"].values.tolist() == [loss(step) for step in STEPS]
-        assert data["present"].shape == (70, 4)
+        assert np.isnan(values[[step for step in STEPS if step not in present(name, STEPS)]]).all()
 
 
 def test_what_is_refused(tmp_path):
@@ -117,27 +95,20 @@ def test_what_is_refused(tmp_path):
     pack_trace(path, other, force=True)
     check_gradients(other, STEPS)
     with pytest.raises(UsageError, match="already a single file"):
-        pack_trace(write_trace(tmp_path / "run.h5", STEPS))
+        pack_trace(write_trace(tmp_path / "run.h5", range(3)))
     with pytest.raises(UsageError, match=r"end in \.zarr"):
         pack_trace(path, tmp_path / "run.zip")
-    with pytest.raises(TraceError, match="no such trace"):
-        pack_trace(tmp_path / "no.zarr")
     with create_trace(tmp_path / "open.zarr") as writer:
         writer.append(0, "w", [1.0])
         writer.commit(0)
         with pytest.raises(UsageError, match="not finished"):
             pack_trace(tmp_path / "open.zarr")
-
-
-def test_a_damaged_trace_stays_as_it_is(tmp_path):
-    path = write_trace(tmp_path / "run.zarr", STEPS)
-    chunk = path / GROUP / "fc.bias" / "c.0.0"
-    chunk.write_bytes(chunk.read_bytes()[:-1])
-    before = files(path)
+    # A damaged trace stays as it is.
+    os.truncate(path / GROUP / "fc.bias" / "c.0.0", 30)
+    before = files(tmp_path)
     with pytest.raises(TraceError, match=r"fc\.bias"):
         pack_trace(path)
-    assert files(path) == before
-    assert os.listdir(tmp_path) == [path.name]
+    assert files(tmp_path) == before
 
 
 def _codec(change):
@@ -147,15 +118,10 @@ def _codec(change):
 NOT_OURS, UNREAD = "its shards are not those of a trace", "are not read"
 FORGED = [
     (_codec(lambda c: c.update(chunk_shape=[63, 7])), NOT_OURS),
-    (_codec(lambda c: c.update(chunk_shape=[64])), NOT_OURS),
-    (_codec(lambda c: c.update(chunk_shape="x")), NOT_OURS),
     (_codec(lambda c: c.update(codecs=[{"name": "bytes"}, {"name": "gzip"}])), UNREAD),
-    (_codec(lambda c: c.update(codecs=[{"name": "sharding_indexed"}])), UNREAD),
     (_codec(lambda c: c.update(index_codecs=[{"name": "bytes"}])), NOT_OURS),
-    (_codec(lambda c: c.update(index_codecs=3)), NOT_OURS),
     (_codec(lambda c: c.update(index_location="start")), NOT_OURS),
     (_codec(lambda c: c["index_codecs"][0].update(configuration={"endian": "big"})), NOT_OURS),
-    (lambda d: d["codecs"][0].update(configuration=3), NOT_OURS),
     (lambda d: d["chunk_grid"]["configuration"].update(chunk_shape=[64 * 2**17, 7]), NOT_OURS),
 ]
 
@@ -195,12 +161,3 @@ def test_every_flipped_byte_of_an_index_is_noticed(packed):
         shard.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with open_trace(packed) as trace, pytest.raises(TraceError, match="checksum mismatch in the index"):
             trace.read("fc.bias", 0)
-
-
-def test_the_command(tmp_path, capsys):
-    command = ["pack", str(write_trace(tmp_path / "run.zarr", STEPS)), "-o", str(tmp_path / "out.zarr")]
-    for code in (0, 4):
-        with pytest.raises(SystemExit) as done:
-            main(command)
-        assert done.value.code == code
-        assert capsys.readouterr().out.startswith("" if code else f"{tmp_path / 'out.zarr'}: ")

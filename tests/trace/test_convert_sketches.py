@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from helpers_trace import SUFFIXES, gradient
+from helpers_trace import SUFFIXES, gradient, write_arrays
 
 import gtrace
 from gtrace.errors import OutputExistsError, UsageError
@@ -45,14 +45,12 @@ def test_every_step_sketched(suffix, tmp_path):
     assert (done.sketched, done.raw, done.plan) == (3, 2, SketchPlan.parse(PLAN))
     assert done.bytes_after == disk_bytes(tmp_path / f"small{suffix}")
     with open_trace(tmp_path / "run.zarr") as full, open_trace(tmp_path / f"small{suffix}") as small:
-        assert small.attrs["model"] == "Net"
-        assert small.status == "complete"
+        assert (small.attrs["model"], small.status) == ("Net", "complete")
         assert [info.name for info in small.tensors] == [info.name for info in full.tensors]
         for old, new in zip(full.tensors, small.tensors, strict=True):
             where = {"kind": old.kind, "optimizer": old.optimizer}
             for field in ("shape", "dtype", "aliases", "module_type", "stage", "attrs", "optimizer", "kind", "rank"):
                 assert getattr(new, field) == getattr(old, field), field
-            assert small.steps(new.name, **where).tolist() == full.steps(old.name, **where).tolist()
             a, b = full.statistics(old.name, **where), small.statistics(new.name, **where)
             for name in ("step", "norm2", "absmax", "zeros", "nonfinite", "n_valid", "n_total"):
                 np.testing.assert_array_equal(a[name], b[name])
@@ -60,14 +58,11 @@ def test_every_step_sketched(suffix, tmp_path):
                 values = full.read(old.name, step, **where)
                 if new.sketches:
                     found = small.sketch_row(new.name, step, new.sketches, **where)
-                    expected = SketchRow.of(values, new.sketches)
-                    assert found[1:] == expected[1:]
-                    assert found.sketches[0].energy == pytest.approx(expected.sketches[0].energy, rel=1e-6)
+                    assert found[1:] == SketchRow.of(values, new.sketches)[1:]
                 else:
                     np.testing.assert_array_equal(small.read(new.name, step, **where), values)
-        a, b = full.scalars(), small.scalars()
-        for name in a:
-            np.testing.assert_array_equal(a[name], b[name])
+        for name, numbers in full.scalars().items():
+            np.testing.assert_array_equal(small.scalars()[name], numbers)
 
 
 def test_merged_steps(tmp_path):
@@ -75,11 +70,9 @@ def test_merged_steps(tmp_path):
     done = sketch_trace(path, tmp_path / "small.zarr", sketch=SketchPlan.parse(PLAN, 10, 2))
     assert done.plan.merged == 2
     with open_trace(path) as full, open_trace(tmp_path / "small.zarr") as small:
-        assert {info.name: info.merged for info in small.tensors if info.sketches} == {"large": 2, "other": 2, "act": 2}
         # Steps 0 and 3, 5 and 9: the tensor is absent at step 4.
-        assert small.steps("large").tolist() == [0, 5]
-        assert small.steps("other").tolist() == [0, 4, 9]
-        assert small.steps("small").tolist() == [3, 4, 5, 9]
+        steps = {"large": [0, 5], "other": [0, 4, 9], "small": [3, 4, 5, 9]}
+        assert {name: small.steps(name).tolist() for name in steps} == steps
         assert small.statistics("other")["n_valid"].tolist() == [4 * SIZE, 4 * SIZE, 2 * SIZE]
         assert small.statistics("act")["n_total"].tolist() == [4 * SIZE, 4 * SIZE, 2 * SIZE]
         parts = [SketchRow.of(full.read("large", step), SketchPlan.parse(PLAN).specs) for step in (5, 9)]
@@ -89,42 +82,21 @@ def test_merged_steps(tmp_path):
         whole = parts[0].sketches[0] + parts[1].sketches[0]
         np.testing.assert_array_equal(found.sketches[0].rows, whole.rows)
         np.testing.assert_allclose(found.sketches[0].sums, whole.sums, rtol=1e-12, atol=0)
-    # A sweep's rows are those of both steps together.
-    both = gtrace.Trace.from_arrays({"large": np.concatenate([gradient("large", step, 10_240) for step in (5, 9)])})
-    pair = gtrace.Trace.from_arrays({"large": {step: gradient("large", step, 10_240) for step in (5, 9)}})
-    _copy(pair, tmp_path / "pair.zarr")
+
+
+def test_a_sweep_of_merged_steps_is_that_of_both_together(tmp_path):
+    parts = [gradient("large", step, 10_240) for step in (5, 9)]
+    both = gtrace.Trace.from_arrays({"large": np.concatenate(parts)})
+    write_arrays(tmp_path / "pair.zarr", {"large": dict(enumerate(parts))})
     sketch_trace(tmp_path / "pair.zarr", tmp_path / "one.zarr", sketch=SketchPlan.parse("l2:512", 10, 2))
     spec = ["alq:bits=3,bucket_size=512"]
-    a = next(iter(gtrace.run_sweep(both, spec, draws=0).rows()))
-    b = next(iter(gtrace.run_sweep(tmp_path / "one.zarr", spec, draws=0).rows()))
+    a, b = (next(iter(gtrace.run_sweep(one, spec, draws=0).rows())) for one in (both, tmp_path / "one.zarr"))
     for name in ("n", "energy", "mean_abs", "squared_error", "relative_variance", "sparsity", "bits_total"):
         assert math.isclose(a[name], b[name], rel_tol=1e-9), name
 
 
-def _copy(trace, path):
-    with create_trace(path) as writer:
-        for step in trace.steps("large"):
-            writer.append(int(step), "large", trace.read("large", step))
-
-
-def test_sketches_can_be_merged_and_widened_again(tmp_path):
-    path = write(tmp_path / "run.zarr")
-    sketch_trace(path, tmp_path / "one.zarr", sketch=SketchPlan.parse(PLAN, 8, 2))
-    sketch_trace(tmp_path / "one.zarr", tmp_path / "two.zarr", sketch=SketchPlan.parse("none", 5, 2))
-    sketch_trace(path, tmp_path / "straight.zarr", sketch=SketchPlan.parse("none", 5, 4))
-    with open_trace(tmp_path / "two.zarr") as two, open_trace(tmp_path / "straight.zarr") as straight:
-        assert two.steps("other", optimizer=1).tolist() == straight.steps("other", optimizer=1).tolist() == [0, 9]
-        a, b = (t.sketch("other", 0, "none") for t in (two, straight))
-        np.testing.assert_array_equal(a.rows, b.rows)
-        np.testing.assert_allclose(a.sums, b.sums, rtol=1e-4, atol=1e-300)
-        assert two.statistics("other")["n_valid"].tolist() == straight.statistics("other")["n_valid"].tolist()
-    with pytest.raises(UsageError, match="sketch linf:512 is not stored, only l2:512, none"):
-        sketch_trace(tmp_path / "one.zarr", tmp_path / "three.zarr", sketch="linf:512")
-
-
 def test_globs_places_and_ends(tmp_path):
-    path = write(tmp_path / "run.zarr")
-    out = tmp_path / "small.zarr"
+    path, out = write(tmp_path / "run.zarr"), tmp_path / "small.zarr"
     sketch_trace(path, out, sketch=PLAN, tensors=["oth*"])
     with open_trace(out) as small:
         assert [info.name for info in small.tensors] == ["other"]
@@ -134,29 +106,9 @@ def test_globs_places_and_ends(tmp_path):
         sketch_trace(path, out)
     with pytest.raises(UsageError, match="the trace that is being read"):
         sketch_trace(path, path, force=True)
-    writer = create_trace(tmp_path / "cut.zarr")
-    writer.append(0, "x", np.ones(SIZE))
-    writer.close("interrupted")
+    with create_trace(tmp_path / "cut.zarr") as writer:
+        writer.append(0, "x", np.ones(SIZE))
+        writer.close("interrupted")
     seen = []
     sketch_trace(tmp_path / "cut.zarr", out, sketch=PLAN, force=True, progress=lambda *args: seen.append(args))
-    assert seen == [(1, 1)]
-    with open_trace(out) as small:
-        assert small.status == "interrupted"
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_size_of_a_large_tensor(suffix, tmp_path):
-    """At most 5% of the values for each sketch, at any width of bins; 0.1% at the usual one."""
-    values = np.random.default_rng(0).standard_normal(8_000_000, np.float32)
-    row = SketchRow.of(values, SketchPlan.parse("l2:8192").specs)
-    sizes = {}
-    for mantissa in (6, 10):
-        path = tmp_path / f"{mantissa}{suffix}"
-        with create_trace(path, sketch=SketchPlan.parse("l2:8192", mantissa)) as writer:
-            for step in range(4):
-                writer.append_sketch(step, "x", row, values.shape)
-        with create_trace(tmp_path / f"empty{suffix}", force=True) as writer:
-            writer.append(0, "x", [1.0])
-        sizes[mantissa] = (disk_bytes(path) - disk_bytes(tmp_path / f"empty{suffix}")) / 4 / values.nbytes
-    assert sizes[10] < 0.05
-    assert sizes[6] < 0.0012
+    assert (seen, open_trace(out).status) == ([(1, 1)], "interrupted")

@@ -42,14 +42,6 @@ def npz(members, **options):
     return file.getvalue()
 
 
-def lying_npz():
-    """An archive whose directory tells of a much larger member."""
-    data = bytearray(npz({"w.npy": npy(shape=(2**28,))}))
-    at = data.rindex(b"PK\x01\x02") + 24
-    data[at : at + 4] = (2**30 + 128).to_bytes(4, "little")
-    return bytes(data)
-
-
 def st(header, data=bytes(12)):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data
@@ -72,10 +64,6 @@ def array(path, shape=(4,), chunks=(4,), **options):
     """A Zarr array without chunks."""
     zarr.create_array(path, shape=shape, chunks=chunks, dtype="f4", config={"write_empty_chunks": True}, **options)
     return path
-
-
-def with_metadata(change, **options):
-    return lambda path: edit_json(array(path, **options) / "zarr.json", change)
 
 
 def array_with_chunk(path):
@@ -102,33 +90,19 @@ def outside(path):
     array_with_chunk(path).symlink_to(secret)
 
 
-def folder_outside(path):
-    """A group that is a link to another store."""
-    array(path.parent / "elsewhere.zarr")
-    zarr.create_group(path)
-    (path / "w").symlink_to(path.parent / "elsewhere.zarr")
+def pickled(path):
+    zarr.create_array(path, shape=(3,), dtype="f4", zarr_format=2)
+    pickle = {"id": "pickle", "protocol": 5}
+    edit_json(path / ".zarray", lambda document: document.update(compressor=None, filters=[pickle]))
+    (path / "0").write_bytes(b"cos\nmkdir\n(S'owned'\ntR.")
 
 
-def one_value(path):
-    """2^24 chunks of one value, of which none is there."""
-    array(path, shape=(2**24,), chunks=(1,))
-
-
-def pickled(**change):
-    def make(path):
-        zarr.create_array(path, shape=(3,), dtype="f4", zarr_format=2)
-        edit_json(path / ".zarray", lambda document: document.update(change))
-        (path / "0").write_bytes(b"cos\nmkdir\n(S'owned'\ntR.")
-
-    return make
-
-
-def sizes(shape, chunk):
+def terabytes(path):
     def change(document):
-        document["shape"] = shape
-        document["chunk_grid"]["configuration"]["chunk_shape"] = chunk
+        document["shape"] = [2**20, 2**20]
+        document["chunk_grid"]["configuration"]["chunk_shape"] = [2**15, 2**15]
 
-    return with_metadata(change)
+    edit_json(array(path) / "zarr.json", change)
 
 
 def hdf5(fill):
@@ -155,56 +129,30 @@ def inflating(file):
 
 
 HOSTILE = {
-    "empty.npy": (b"", "cannot be read"),
-    "short.npy": (npy(np.zeros(99))[:-1], "cannot be read"),
-    "huge.npy": (npy(shape=(2**50,)), "cannot be read"),
-    "negative.npy": (npy(shape=(-1,)), "cannot be read"),
     "pickled.npy": (npy(np.array([{}])), "pickled Python objects are never loaded"),
-    "records.npy": (npy(np.zeros(2, [("a", "f4")])), "not numbers"),
     "jax.npy": (npy(descr="|V2"), "bfloat16"),
     "code.npy": (npy().replace(b"(3,)", b"f()!"), "cannot be read"),
-    "empty.npz": (b"", "cannot be read"),
-    "cut.npz": (npz({"w.npy": npy()})[:-30], "cannot be read"),
     "pickled.npz": (npz({"w.npy": npy(np.array([{}]))}), "array 'w': .* pickled Python objects are never loaded"),
-    "other.npz": (npz({"w.txt": b"x"}), "array 'w.txt': not a numpy array"),
     "huge.npz": (npz({"w.npy": npy(shape=(2**50,))}), "declares 4503.6 TB, but has 248 bytes"),
-    "lying.npz": (lying_npz(), "declares 1.1 GB, but has 248 bytes"),
     "crc.npz": (npz({"w.npy": npy(np.full(50, 7.0))}).replace(np.float64(7).tobytes(), bytes(8), 1), "CRC"),
-    "empty.safetensors": (b"", "cannot be read"),
     "long.safetensors": ((2**60).to_bytes(8, "little") + b"{}", "a header of 1152921504606846976 bytes"),
-    "json.safetensors": (st(b"{nope"), "cannot be read"),
-    "deep.safetensors": (st(b"[" * 200_000), "cannot be read"),
-    "list.safetensors": (st([1]), "cannot be read"),
     "beyond.safetensors": (st({"w": tensor(0, 16, (4,))}), "describes 86 bytes of 82"),
-    "back.safetensors": (st({"w": tensor(12, 0)}), "cannot hold"),
-    "minus.safetensors": (st({"w": tensor(-12, 0)}), "cannot be read"),
-    "shape.safetensors": (st({"w": tensor(shape=(2**40, 2**40))}), "cannot hold"),
     "overlap.safetensors": (st({"w": tensor(), "v": tensor()}), "overlap or leave a hole"),
-    "hole.safetensors": (st({"w": tensor(4, 12, (2,))}), "overlap or leave a hole"),
-    "rest.safetensors": (st({"w": tensor(0, 8, (2,))}), "cannot be read"),
     "twice.safetensors": (st(b'{"w": {}, "w": {}}'), "holds a name twice"),
-    "kind.safetensors": (st({"w": tensor(0, 12, (12,), "F8_E4M3")}), "F8_E4M3 are not read"),
     "pipe.npy": (os.mkfifo, "cannot be read .Not a directory"),
     "pipe.zarr": (lambda path: os.mkfifo(array_with_chunk(path)), "links and pipes in a store are not read"),
     "outside.zarr": (outside, "links and pipes in a store are not read"),
-    "folder.zarr": (folder_outside, "links and pipes in a store are not read"),
     "bomb.zarr": (bomb, "cannot be read|more memory than its arrays need"),
-    "one-value.zarr": (one_value, "in 16777216 parts, but has"),
-    "terabytes.zarr": (sizes([2**20, 2**20], [2**15, 2**15]), "declares 4.4 TB"),
-    "chunks.zarr": (sizes([2**20, 2**20], [2, 2]), "declares 4.4 TB"),
-    "large-chunk.zarr": (sizes([1], [2**31]), "declares 8.6 GB"),
-    "compressor.zarr": (pickled(compressor={"id": "pickle", "protocol": 5}), "cannot be read .*pickle"),
-    "filter.zarr": (pickled(compressor=None, filters=[{"id": "pickle", "protocol": 5}]), "cannot be read .*pickle"),
+    "one-value.zarr": (lambda path: array(path, shape=(2**24,), chunks=(1,)) and None, "in 16777216 parts, but has"),
+    "terabytes.zarr": (terabytes, "declares 4.4 TB"),
+    "filter.zarr": (pickled, "cannot be read .*pickle"),
     "external.h5": (
         hdf5(lambda file: file.create_dataset("w", (4,), "f4", external=[("/etc/hostname", 0, 16)])),
         "array 'w': its values are in another file",
     ),
     "virtual.h5": (hdf5(virtual), "array 'w': its values are in another file"),
     "inflating.h5": (hdf5(inflating), "cannot be read"),
-    "terabytes.h5": (hdf5(lambda file: file.create_dataset("w", (2**40,), "f4", chunks=(2**20,))), "declares 4.4 TB"),
-    "one-value.h5": (hdf5(lambda file: file.create_dataset("w", (2**24,), "f4", chunks=(1,))), "in 16777216 parts"),
     "trace.h5": (hdf5(lambda file: file.attrs.update(metadata='{"format": "gtrace"}')), "is already a gtrace trace"),
-    "no-array.zarr": (with_metadata(lambda document: document.pop("shape")), "cannot be read"),
 }
 
 
@@ -268,8 +216,8 @@ def test_an_axis_of_a_million_empty_steps(tmp_path):
 def test_work_that_the_file_does_not_explain_is_ended(tmp_path):
     """Chunks that are missing, one for each byte of the store."""
     path = array(tmp_path / "w.zarr", shape=(10**5,), chunks=(1,), attributes={"text": "x" * 10**5})
-    says = r"w\.zarr: array '': takes more than 0\.\d+ seconds of processor time"
-    with Guard([path], READERS, ReadingLimits(seconds=0.3, wait=100.0)) as guard, pytest.raises(TraceError, match=says):
+    says = r"w\.zarr: array '': takes more than 1\.\d+ seconds of processor time"
+    with Guard([path], READERS, ReadingLimits(seconds=1.0, wait=100.0)) as guard, pytest.raises(TraceError, match=says):
         read_all(guard, path)
 
 

@@ -11,8 +11,8 @@ import sys
 import numpy as np
 import pytest
 import zarr
-from helpers_trace import STEPS, edit_json, gradient, read_all, refused, write_trace
-from numcodecs.blosc import Blosc
+from fuzz.mutations import edited, random_edits
+from helpers_trace import STEPS, edit_json, read_all, refused, write_trace
 from numcodecs.zstd import Zstd
 
 from gtrace.errors import TraceError
@@ -58,9 +58,7 @@ def test_what_is_no_trace(tmp_path):
     ("change", "words"),
     [
         (lambda d: d["attributes"].update(version=2), ("newer gtrace", "format 2", "upgrade")),
-        (lambda d: d["attributes"].update(version=0), ("version 0",)),
         (lambda d: d["attributes"].update(version="1\x1b[2J"), (r"1\x1b[2J",)),
-        (lambda d: d["attributes"].update(version=True), ("version True",)),
         (lambda d: d["attributes"].update(format="other"), ("not a gtrace trace",)),
         (lambda d: d.update(zarr_format=2), ("zarr.json", "not Zarr format 3")),
         (lambda d: d.update(node_type="array"), ("is an array instead of a group",)),
@@ -77,8 +75,6 @@ BAD_JSON = [
     ('{"zarr_format": 3', "bad JSON"),
     ("[" * 100_000, "nested too deep"),
     ('{"zarr_format": 3, "node_type": "group", "attributes": {"x": NaN}}', "NaN is not valid JSON"),
-    ('{"zarr_format": 3, "node_type": "group", "attributes": {"x": -Infinity}}', "-Infinity is not valid JSON"),
-    ("[3]", "not Zarr format 3"),
     ("\xff\xfe", "bad JSON"),
     ("9" * 10_000, "bad JSON"),
 ]
@@ -91,9 +87,10 @@ def test_bad_json(place, path):
         refused(path, "zarr.json", words)
 
 
-def test_a_document_too_large_is_not_read(path):
-    os.truncate(path / "zarr.json", 2**30)
-    refused(path, "zarr.json", "1073741824 bytes, but at most")
+@pytest.mark.parametrize("place", ["zarr.json", "rank00000/weight_grad/fc.bias/c.0.0"])
+def test_a_document_too_large_is_not_read(place, path):
+    os.truncate(path / place, 2**30)
+    refused(path, place, "1073741824 bytes, but at most")
 
 
 def _codec(*names):
@@ -107,41 +104,23 @@ def _chunks(*shape):
 FORM = "its node type, data type, shape, chunks or codecs are not those of an array in a trace"
 FORGED = [
     (_codec("bytes", "numcodecs.pickle"), ("numcodecs.pickle", "are not read")),
-    (_codec("bytes", "gzip"), ("are not read",)),
     (_codec("sharding_indexed"), ("its shards are not those of a trace",)),
     (_codec("bytes", "blosc", "blosc", "crc32c"), ("are not read",)),
-    (_codec("transpose", "bytes"), ("are not read",)),
-    (_codec(), ("are not read",)),
-    (lambda d: d.update(codecs="bytes"), (FORM,)),
     (lambda d: d["codecs"][0]["configuration"].update(endian="big"), ("are not read",)),
     (lambda d: d.update(data_type="object"), (FORM,)),
-    (lambda d: d.update(data_type={"name": "numpy.datetime64"}), (FORM,)),
-    (lambda d: d.update(data_type="string"), (FORM,)),
     (lambda d: d.update(data_type="float64"), ("array of float32",)),
     (_chunks(1, 2**30), ("chunks of 4294967296 bytes", "at most")),
-    (_chunks(64), (FORM,)),
-    (_chunks(0, 7), (FORM,)),
-    (_chunks(64, True), (FORM,)),
     (lambda d: d.update(shape=[6, 2**40]), ("1099511627776 elements of a tensor of shape [7]",)),
     (lambda d: d.update(shape=[6, -7]), (FORM,)),
-    (lambda d: d.update(shape=[6]), (FORM,)),
-    (lambda d: d.update(shape=None), (FORM,)),
     (lambda d: d["chunk_grid"].update(name="rectangular"), (FORM,)),
-    (lambda d: d.update(chunk_grid=[]), (FORM,)),
-    (lambda d: d["chunk_key_encoding"].update(name="v2"), (FORM,)),
     (lambda d: d["chunk_key_encoding"]["configuration"].update(separator="/"), (FORM,)),
     (lambda d: d.update(storage_transformers=[{"name": "x"}]), (FORM,)),
-    (lambda d: d.update(node_type="group"), (FORM,)),
     (lambda d: d["attributes"].update(name=3), ("'name' is not text",)),
     (lambda d: d["attributes"].update(name="fc.weight"), ("two tensors have one name",)),
-    (lambda d: d["attributes"].update(index="0"), ("'index' is not a column number",)),
     (lambda d: d["attributes"].update(index=10**12), ("tensor number 0 is missing",)),
     (lambda d: d["attributes"].update(index=1), ("two tensors have one index",)),
-    (lambda d: d["attributes"].pop("name"), ("tensor number 0 is missing",)),
     (lambda d: d["attributes"].update(shape="7"), ("'shape' is not a list of lengths",)),
-    (lambda d: d["attributes"].update(aliases=[1]), ("'aliases' is not a list",)),
     (lambda d: d["attributes"].update(sample=3), ("'sample' is not an object",)),
-    (lambda d: d["attributes"].update(dtype=3), ("'dtype' is not text",)),
 ]
 
 
@@ -172,52 +151,26 @@ def test_metadata_that_ask_for_memory_get_none(path, group):
     refused(path, "c.0.1", "tensor 'fc.bias', step 0", "the chunk is missing")
 
 
-@pytest.mark.parametrize("table", ["present", "norm2", "crc32c"])
-def test_tables_that_claim_many_columns(table, path, group):
+def test_tables_that_claim_many_columns(path, group):
     """Columns beyond those of the tensors are not asked for."""
-    edit_json(group / table / "zarr.json", lambda d: d.update(shape=[6, 2**40]))
+    edit_json(group / "norm2" / "zarr.json", lambda d: d.update(shape=[6, 2**40]))
     read_all(path)
-    edit_json(group / table / "zarr.json", _chunks(512, 2**20))
+    edit_json(group / "norm2" / "zarr.json", _chunks(512, 2**20))
     refused(path, "chunks of", "at most")
 
 
-def test_steps_that_claim_many_rows(path, group):
-    """A million steps, rising, but no table has so many."""
-    rows = 2**16
-    edit_json(group / "step" / "zarr.json", _chunks(rows))
-    edit_json(group / "step" / "zarr.json", lambda d: d.update(shape=[2**40]))
-    (group / "step" / "c.0").write_bytes(seal(Blosc().encode(np.arange(rows))))
-    refused(path, "present", "c.1.0", "missing")
-
-
-@pytest.mark.parametrize(
-    ("steps", "words"), [([0, 1, 1, 2, 3, 4], ("steps do not ascend",)), ([5, 4, 3, 2, 1, 0], ("steps do not ascend",))]
-)
-def test_steps_that_do_not_rise(steps, words, path, group):
-    chunk = np.full(1024, -1)
-    chunk[:6] = steps
-    (group / "step" / "c.0").write_bytes(seal(Blosc().encode(chunk)))
-    refused(path, "step", *words)
-
-
 def test_truncated_and_missing_chunks(path, group):
-    chunk = group / "fc.weight" / "c.0.0"
-    whole = chunk.read_bytes()
-    for keep in (0, 3, 4, 10, 19, 100, -1):
-        chunk.write_bytes(whole[:keep])
-        refused(path, str(chunk), "tensor 'fc.weight', step 0", "truncated")
-    chunk.write_bytes(whole)
-    for table in ("step", "present", "norm2", "loss"):
-        (chunk,) = (group / table).glob("c.*")
+    for entry, lengths in (("fc.weight", (0, 3, 4, 10, 19, 100)), ("step", [9]), ("present", [9]), ("loss", [9])):
+        (chunk,) = (group / entry).glob("c.*")
         whole = chunk.read_bytes()
-        chunk.write_bytes(whole[:-5])
-        refused(path, str(chunk), "damaged or truncated")
-        if table in ("present", "norm2"):
+        about = "tensor 'fc.weight', step 0" if entry == "fc.weight" else ""
+        for keep in (*lengths, -1):
+            chunk.write_bytes(whole[:keep])
+            refused(path, str(chunk), about, "truncated")
+        if entry in ("fc.weight", "present"):
             chunk.unlink()
-            refused(path, str(chunk), "missing")
+            refused(path, str(chunk), about, "missing")
         chunk.write_bytes(whole)
-    (group / "embed%2Fweight" / "c.3.0").unlink()
-    refused(path, "c.3.0", "tensor 'embed/weight', step 4", "missing")
 
 
 def test_a_trace_that_is_moved_while_it_is_read_is_gone(path):
@@ -227,14 +180,6 @@ def test_a_trace_that_is_moved_while_it_is_read_is_gone(path):
             trace.read("fc.bias", 0)
 
 
-@pytest.mark.parametrize("table", ["present", "norm2", "loss"])
-def test_missing_or_wrong_table(table, path, group):
-    edit_json(group / table / "zarr.json", lambda d: d.update(data_type="int64"))
-    refused(path, table, "-dimensional array of")
-    (group / table / "zarr.json").unlink()
-    refused(path, table, "missing")
-
-
 def test_every_flipped_byte_of_a_chunk_is_noticed(path, group):
     chunk = group / "fc.bias" / "c.0.0"
     whole = chunk.read_bytes()
@@ -242,15 +187,6 @@ def test_every_flipped_byte_of_a_chunk_is_noticed(path, group):
         chunk.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with open_trace(path) as trace, pytest.raises(TraceError, match=r"tensor 'fc\.bias', step 0: "):
             trace.read("fc.bias", 0)
-
-
-def test_a_chunk_from_elsewhere_is_noticed_by_the_commit_record(path, group):
-    """Whole and with a checksum of its own, but of another state of the trace."""
-    rows = np.full((64, 7), np.nan, np.float32)
-    rows[: len(STEPS)] = [gradient("fc.bias", step) for step in STEPS]
-    rows[1] = 0
-    (group / "fc.bias" / "c.0.0").write_bytes(seal(Blosc("lz4").encode(rows)))
-    refused(path, "tensor 'fc.bias', step 1", "checksum mismatch with the commit record")
 
 
 @pytest.mark.parametrize("size", [8, 2**31 - 1, 2**32 - 1])
@@ -280,29 +216,16 @@ def test_zstd_content_sizes_of_every_width():
         np.testing.assert_array_equal(out, values)
 
 
-def test_a_chunk_far_too_large_is_not_read(path, group):
-    os.truncate(group / "fc.bias" / "c.0.0", 2**30)
-    refused(path, "c.0.0", "1073741824 bytes, but at most")
-
-
 def test_symbolic_links_are_not_followed(path, group, tmp_path):
-    chunk = group / "fc.bias" / "c.0.0"
     outside = tmp_path / "outside"
-    chunk.rename(outside)
-    chunk.symlink_to(outside)
-    refused(path, str(chunk), "symbolic link")
-    chunk.unlink()
-    outside.rename(chunk)
-    read_all(path)
-    for folder in (group / "fc.bias", group, group.parent):
-        folder.rename(outside)
-        folder.symlink_to(outside)
-        refused(path, str(folder), "symbolic link")
-        folder.unlink()
-        outside.rename(folder)
-    (path / "zarr.json").rename(outside)
-    (path / "zarr.json").symlink_to(outside)
-    refused(path, "symbolic link")
+    for place in (group / "fc.bias" / "c.0.0", group / "fc.bias", group, group.parent, path / "zarr.json"):
+        place.rename(outside)
+        place.symlink_to(outside)
+        refused(path, "" if place.name == "zarr.json" else str(place), "symbolic link")
+        place.unlink()
+        outside.rename(place)
+    (tmp_path / "link.zarr").symlink_to(path)
+    read_all(tmp_path / "link.zarr")
 
 
 def test_pipes_and_folders_in_place_of_files(path, group):
@@ -313,11 +236,6 @@ def test_pipes_and_folders_in_place_of_files(path, group):
     chunk.unlink()
     chunk.mkdir()
     refused(path, str(chunk), "not a regular file")
-
-
-def test_a_trace_opened_through_a_link_is_fine(path, tmp_path):
-    (tmp_path / "link.zarr").symlink_to(path)
-    read_all(tmp_path / "link.zarr")
 
 
 def test_other_groups_and_arrays_are_left_alone(path, group):
@@ -338,16 +256,7 @@ def test_damage_anywhere_ends_in_a_trace_error(path):
     for _ in range(150):
         file = rng.choice(files)
         whole = file.read_bytes()
-        data = bytearray(whole)
-        place = rng.randrange(len(data))
-        how = rng.randrange(3)
-        if how == 0:
-            data[place] = rng.randrange(256)
-        elif how == 1:
-            del data[place:]
-        else:
-            data[place:place] = data[: rng.randrange(len(data))]
-        file.write_bytes(data)
+        file.write_bytes(edited(whole, random_edits(rng)))
         try:
             read_all(path)
             outcomes.add("read")

@@ -17,11 +17,10 @@ import h5py
 import numpy as np
 import pytest
 from fuzz.mutations import edited, random_edits
-from helpers_trace import STEPS, gradient, read_all, refused, write_trace
+from helpers_trace import refused, write_trace
 from numcodecs.jenkins import jenkins_lookup3
 
 from gtrace.cli import main
-from gtrace.trace import open_trace
 
 FORKED = multiprocessing.get_context("fork")
 GROUP = "rank00000/weight_grad"
@@ -62,7 +61,6 @@ def replace(path, name, make):
     [
         ("version", 2, ("newer gtrace", "upgrade")),
         ("version", "1\x1b", (r"version 1\x1b",)),
-        ("version", 1.0, ("version 1.0",)),
         ("format", "x", ("not a gtrace trace",)),
         ("seed", float("nan"), ("attribute 'metadata': bad JSON (NaN is not valid JSON)",)),
     ],
@@ -77,13 +75,11 @@ def test_forged_root(key, value, words, path):
     [
         ("{", "S1", ("bad JSON",)),
         ("[1]", "S3", ("not a JSON object",)),
-        ("[" * 50_000, "S50000", ("nested too deep",)),
         ("{}", h5py.string_dtype(), ("not text of fixed length",)),
         (3, "i4", ("not text of fixed length",)),
-        (["{}"], "S2", ("not text of fixed length",)),
         ("x" * 5_000_000, "S5000000", ("too long",)),
     ],
-    ids=range(7),
+    ids=range(5),
 )
 def test_forged_attributes(value, dtype, words, path):
     with h5py.File(path, "r+", libver="v110") as file:
@@ -91,38 +87,16 @@ def test_forged_attributes(value, dtype, words, path):
     refused(path, "attribute 'metadata'", *words)
 
 
-def test_attributes_that_others_add_are_left_alone(path):
-    with h5py.File(path, "r+", libver="v110") as file:
-        file.attrs["array"] = np.arange(5)
-        file.attrs["note"] = "mine"
-        file.attrs["reference"] = file[GROUP].ref
-        file[GROUP]["fc.bias"].attrs["units"] = "1"
-        file[GROUP].create_dataset("mine", data=[1, 2])
-    read_all(path)
-
-
-def test_an_hdf5_file_of_another_kind(tmp_path):
-    with h5py.File(tmp_path / "other.h5", "w") as file:
-        file["x"] = [1, 2]
-    refused(tmp_path / "other.h5", "not a gtrace trace")
-
-
 @pytest.mark.parametrize(
     "link", [h5py.SoftLink("/rank00000/weight_grad/fc.weight"), h5py.ExternalLink("other.h5", "/x")]
 )
-@pytest.mark.parametrize("place", ["stray", "rank00001", "rank00000/stray", f"{GROUP}/stray", f"{GROUP}/loss"])
+@pytest.mark.parametrize("place", ["a\x1b", "rank00001", f"{GROUP}/stray", f"{GROUP}/loss"])
 def test_links_are_refused(link, place, path):
     with h5py.File(path, "r+") as file:
         if place in file:
             del file[place]
         file[place] = link
-    refused(path, place.rsplit("/", 1)[-1], "soft and external links are not followed")
-
-
-def test_names_of_links_are_escaped(path):
-    with h5py.File(path, "r+") as file:
-        file["a\x1b[2J"] = h5py.SoftLink("/x")
-    refused(path, r"a\x1b[2J")
+    refused(path, place.rsplit("/", 1)[-1].replace("\x1b", r"\x1b"), "soft and external links are not followed")
 
 
 def _external(group, name, values):
@@ -143,13 +117,9 @@ def _virtual(group, name, values):
         (_external, ("with its data in this file",)),
         (_virtual, ("with its data in this file",)),
         (lambda g, n, v: g.create_dataset(n, data=v, dtype="f8"), ("not a 2-dimensional data set of float32",)),
-        (lambda g, n, v: g.create_dataset(n, data=v, dtype=">f4"), ("not a 2-dimensional data set of float32",)),
-        (lambda g, n, v: g.create_dataset(n, data=v[0]), ("not a 2-dimensional data set",)),
         (lambda g, n, _: g.create_dataset(n, (6, 7), h5py.vlen_dtype("f4")), ("not a 2-dimensional data set",)),
-        (lambda g, n, _: g.create_dataset(n, (6, 7), h5py.string_dtype()), ("not a 2-dimensional data set",)),
         (lambda g, n, _: g.create_group(n), ("not a 2-dimensional data set of float32",)),
         (lambda g, n, v: g.create_dataset(n, data=v, compression="lzf"), ("filter 32000 is not among those",)),
-        (lambda g, n, v: g.create_dataset(n, data=v, scaleoffset=3), ("filter 6 is not among those",)),
         (
             lambda g, n, _: g.create_dataset(n, (6, 2**28), "<f4", chunks=(6, 2**26)),
             ("chunks of 1610612736 bytes; at most",),
@@ -164,14 +134,6 @@ def _virtual(group, name, values):
 def test_forged_tensors(make, words, path):
     replace(path, "fc.bias", make)
     refused(path, *words)
-
-
-@pytest.mark.parametrize("options", [{"compression": "gzip", "shuffle": True}, {"fletcher32": True}, {}])
-def test_tensors_repacked_by_other_tools_are_read(options, path):
-    replace(path, "fc.bias", lambda group, name, values: group.create_dataset(name, data=values, **options))
-    with open_trace(path) as trace:
-        for step in STEPS:
-            np.testing.assert_array_equal(trace.read("fc.bias", step), gradient("fc.bias", step))
 
 
 def test_metadata_that_ask_for_memory_get_none(path):
@@ -207,16 +169,7 @@ def test_tables_that_claim_much_get_nothing(table, path):
         return group.create_dataset(name, shape, values.dtype, chunks=(64, *values.shape[1:]))
 
     replace(path, table, claim)
-    if table == "step":
-        refused(path, "step", "missing or truncated")
-        return
     refused(path, table, "missing or truncated")
-
-
-@pytest.mark.parametrize("table", ["present", "norm2", "loss"])
-def test_missing_tables(table, path):
-    replace(path, table, lambda *_: None)
-    refused(path, f"{table}: missing")
 
 
 def test_truncated_files(path):

@@ -41,33 +41,37 @@ def check(report):
     return len(steps)
 
 
-def test_killed_at_every_moment_that_changes_what_a_reader_sees(tmp_path):
-    """Every third of them: files that are moved in, and appends to the journal, whole and cut off."""
-    reports = kill_writers(tmp_path, ".zarr", 6, 3)
+def killed(*arguments):
+    """The reports of killed writers, and how many steps each left; none leaves fewer than one killed before it."""
+    reports = kill_writers(*arguments)
     assert reports[-1]["finished"]
-    assert len(reports) > 20
     lengths = [check(report) for report in reports]
     assert lengths == sorted(lengths)
+    return reports, lengths
+
+
+def test_killed_at_every_moment_that_changes_what_a_reader_sees(tmp_path):
+    """Every third of them: files that are moved in, and appends to the journal, whole and cut off."""
+    _, lengths = killed(tmp_path, ".zarr", 6, 3)
+    assert len(lengths) > 20
     assert set(lengths) == set(range(7))
 
 
 def test_killed_while_the_journal_is_emptied(tmp_path):
     """From the 60th step of 66 on; with the 64th, all rows go into chunks."""
-    reports = kill_writers(tmp_path, ".zarr", 66, 7, 240)
-    assert reports[-1]["finished"]
-    lengths = [check(report) for report in reports]
-    assert lengths == sorted(lengths)
+    _, lengths = killed(tmp_path, ".zarr", 66, 7, 240)
     assert lengths[0] < 64
     assert lengths.count(63) > 1
     assert lengths[-1] == 66
 
 
+def test_killed_while_sketches_are_written(tmp_path):
+    assert set(killed(tmp_path, ".sketch.zarr", 3, 3)[1]) == {0, 1, 2, 3}
+
+
 def test_hdf5_killed_while_it_is_closed(tmp_path):
     """Until the file is whole and in its place, the folder is there."""
-    reports = kill_writers(tmp_path, ".h5", 6, 3)
-    assert reports[-1]["finished"]
-    lengths = [check(report) for report in reports]
-    assert lengths == sorted(lengths)
+    reports, lengths = killed(tmp_path, ".h5", 6, 3)
     assert set(lengths) == set(range(7))
     assert {Path(report["path"]).is_file() for report in reports if report["committed"] == 6} == {False, True}
     paths = [Path(report["path"]) for report in reports]

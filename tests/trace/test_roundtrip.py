@@ -14,7 +14,6 @@ from helpers_trace import (
     opened,
     present,
     write_arrays,
-    write_trace,
 )
 
 from gtrace.errors import UsageError
@@ -31,25 +30,17 @@ def test_everything_comes_back(backend, tmp_path):
         assert [info.name for info in trace.tensors] == ["fc.bias", "fc.weight", "embed/weight", "scale"]
         check_gradients(trace, STEPS)
         values = trace.read("fc.weight", 4)
-        assert (values.dtype, values.ndim, values.flags.c_contiguous, values.flags.owndata) == (
-            np.float32,
-            1,
-            True,
-            True,
-        )
+        assert (values.dtype, values.flags.c_contiguous, values.flags.owndata) == (np.float32, True, True)
         values[:] = 0
         np.testing.assert_array_equal(trace.read("fc.weight", 4), gradient("fc.weight", 4).ravel())
         info = trace.tensors[1]
         assert (info.shape, info.dtype, info.size) == ((7, 31), "float32", 217)
-        assert (info.kind, info.optimizer, info.rank) == ("weight", 0, 0)
-        assert (info.aliases, info.module_type, info.stage, info.sample) == ((), None, "local", None)
         scalars = trace.scalars()
-        assert scalars["step"].tolist() == list(STEPS)
-        assert scalars["loss"].tolist() == [loss(step) for step in STEPS]
-        assert scalars["lr"].tolist() == [0.1] * len(STEPS)
+        assert set(scalars) == {"step", *layout.SCALARS}
+        wanted = [(step, loss(step), 0.1) for step in STEPS]
+        assert [*zip(*(scalars[name].tolist() for name in ("step", "loss", "lr")), strict=True)] == wanted
         assert np.isnan(scalars["clip_norm"]).all()
         assert (np.diff(scalars["time"]) >= 0).all()
-        assert set(scalars) == {"step", *layout.SCALARS}
         for name in SHAPES:
             stored = trace.statistics(name)
             assert stored["step"].tolist() == present(name)
@@ -61,8 +52,7 @@ def test_everything_comes_back(backend, tmp_path):
                 assert (stored["zeros"][k], stored["nonfinite"][k]) == (0, 0)
         found = trace.sketch("fc.weight", 4, "linf", 64)
     expected = MomentSketch.of(gradient("fc.weight", 4).ravel(), norm="linf", bucket_size=64)
-    levels = np.array([0.0, 0.25, 1.0])
-    assert found.expected_error(levels) == expected.expected_error(levels)
+    assert found.expected_error(np.array([0.0, 0.25, 1.0])) == expected.expected_error(np.array([0.0, 0.25, 1.0]))
 
 
 def test_fingerprint_depends_on_the_gradients_alone(tmp_path):
@@ -77,18 +67,6 @@ def test_fingerprint_depends_on_the_gradients_alone(tmp_path):
     for tensors in ({"a": one}, {"b": one}, {"a": one[::-1]}, {"a": {1: one}}, {"a": one.reshape(1, 7)}):
         prints.add(Trace.from_arrays(tensors).fingerprint)
     assert len(prints) == 7
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_fingerprint_reads_no_gradient(suffix, tmp_path, monkeypatch):
-    path = write_trace(tmp_path / f"run{suffix}")
-    with open_trace(path) as trace:
-        for stream in trace._streams.values():
-            monkeypatch.setattr(stream, "read_rows", None)
-        assert trace.fingerprint
-        assert trace.statistics("fc.weight")["norm2"].size
-        with pytest.raises(TypeError):
-            trace.read("fc.weight", 0)
 
 
 def test_attributes_come_back(path, tmp_path):
@@ -118,19 +96,9 @@ def test_several_optimizers_kinds_and_ranks(path):
             writer.append(step, "w", [step, 2.0], rank=3)
             writer.commit(step, loss=float(step))
     with open_trace(path) as trace:
-        assert trace.streams == (
-            StreamKey(0, "weight", 0),
-            StreamKey(0, "weight", 1),
-            StreamKey(0, "neural", 0),
-            StreamKey(3, "weight", 0),
-        )
-        assert [(i.name, i.kind, i.optimizer, i.rank) for i in trace.tensors] == [
-            ("w", "weight", 0, 0),
-            ("opt1/w", "weight", 1, 0),
-            ("only", "weight", 1, 0),
-            ("w", "neural", 0, 0),
-            ("w", "weight", 0, 3),
-        ]
+        places = [(0, "weight", 0), (0, "weight", 1), (0, "neural", 0), (3, "weight", 0)]
+        assert trace.streams == tuple(StreamKey(*place) for place in places)
+        assert [info.name for info in trace.tensors] == ["w", "opt1/w", "only", "w", "w"]
         assert trace.read("w", 2).tolist() == [2, 0]
         assert trace.read("w", 2, kind="neural").tolist() == [2, 0.5]
         assert trace.read("w", 30, optimizer=1).tolist() == trace.read("opt1/w", 30).tolist() == [3, 1]
@@ -140,41 +108,34 @@ def test_several_optimizers_kinds_and_ranks(path):
         assert trace.read("only", 10).tolist() == [1]
         assert trace.scalars(optimizer=1)["lr"].tolist() == [0.2, 0.2]
         assert trace.scalars()["loss"].tolist() == [0, 1, 2, 3]
-        assert trace.statistics("w", rank=3)["norm2"].tolist() == [4, 5, 8, 13]
         with pytest.raises(UsageError, match="holds no rank 1; it holds weight gradients of optimizer 0 on rank 0"):
             trace.read("w", 0, rank=1)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_many_steps_and_tensors_outgrow_the_first_shapes(suffix, tmp_path, monkeypatch):
+def test_many_steps_and_tensors_outgrow_the_first_shapes(path, monkeypatch):
     """More steps than the arrays have rows at first, more late tensors than the tables have columns at first."""
     monkeypatch.setattr("gtrace.trace.zarr._FIRST_ROWS", 32)
     monkeypatch.setattr(layout, "STEP_ROWS", 64)
-    path, steps = tmp_path / f"run{suffix}", 200
     with create_trace(path) as writer:
-        for step in range(steps):
+        for step in range(200):
             writer.append(step, "a", [step, 1])
             for k in range(step - 70 if step < 100 else 0):
                 writer.append(step, f"late{k}", [step + k])
             writer.commit(step)
-        with open_trace(path) as live:
-            assert live.steps("a").size == steps
     with open_trace(path) as trace:
-        assert trace.steps("a").size == steps
+        assert trace.steps("a").size == 200
         for step in (0, 1, 31, 32, 63, 64, 127, 128, 199):
             assert trace.read("a", step).tolist() == [step, 1]
         assert len(trace.tensors) == 30
-        assert trace.steps("late28").tolist() == [99]
         assert trace.steps("late0").tolist() == list(range(71, 100))
         assert trace.read("late20", 95).tolist() == [115]
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_row_longer_than_a_chunk(suffix, tmp_path, monkeypatch):
+def test_a_row_longer_than_a_chunk(path, monkeypatch):
     monkeypatch.setattr(layout, "_ELEMENTS", 100_000)
     arrays = [gradient("w", step, 300_001) for step in range(3)]
-    path = write_arrays(tmp_path / f"run{suffix}", {"w": dict(enumerate(arrays))})
-    if suffix == ".zarr":
+    write_arrays(path, {"w": dict(enumerate(arrays))})
+    if path.suffix == ".zarr":
         found = sorted(p.name for p in (path / "rank00000" / "weight_grad" / "w").iterdir())
         assert found == [*(f"c.{r}.{p}" for r in range(3) for p in range(4)), "zarr.json"]
     with open_trace(path) as trace:
@@ -182,32 +143,15 @@ def test_a_row_longer_than_a_chunk(suffix, tmp_path, monkeypatch):
             np.testing.assert_array_equal(trace.read("w", step), array)
 
 
-def test_chunk_sizes():
-    assert layout.chunking(1) == (64, 1)
-    assert layout.chunking(2048) == (32, 2048)
-    assert layout.chunking(40_000) == (1, 40_000)
-    for size in (2**22, 2**22 + 1, 10**8 + 7):
-        rows, elements = layout.chunking(size)
-        assert rows == 1
-        assert elements * 4 <= 16 * 1024 * 1024
-        # What the last chunk is padded with stays below one element per chunk.
-        assert -(-size // elements) * elements - size < -(-size // elements)
-
-
 ARRAYS = [
     np.float16([1.5, -2, 65504]),
-    np.array([1.0, 0.1, -3e38]),
     np.array([1e300, 1.0]),
-    np.arange(4, dtype=np.int8),
     np.array([2**40, -1]),
     np.array([True, False]),
     np.arange(12, dtype=np.float32).reshape(3, 4).T,
-    np.arange(10, dtype=np.float32)[::3],
     np.arange(3, dtype=">f4"),
-    np.float32(3),
     [[1, 2], [3, 4]],
     np.zeros((0, 4), np.float32),
-    (np.array([1.0, -2.5, 3e-39], np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32),
 ]
 
 
@@ -219,7 +163,7 @@ def test_any_real_array_is_taken(path):
             for step in range(2):
                 np.testing.assert_array_equal(trace.read(info.name, step), np.asarray(array, np.float32).ravel())
             assert info.shape == np.shape(array)
-        assert trace.statistics("w2")["nonfinite"].tolist() == [1, 1]
+        assert trace.statistics("w1")["nonfinite"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -241,29 +185,7 @@ def test_every_bit_of_odd_values_is_kept(backend, tmp_path):
 def test_an_empty_trace(path):
     create_trace(path).close()
     with open_trace(path) as trace:
-        assert trace.tensors == ()
-        assert trace.scalars()["step"].size == 0
-        assert trace.status == "complete"
+        assert (trace.tensors, trace.scalars()["step"].size, trace.status) == ((), 0, "complete")
         assert trace.fingerprint
         with pytest.raises(UsageError, match="it holds no step"):
             trace.read("w", 0)
-
-
-def test_steps_without_any_gradient(path):
-    with create_trace(path) as writer:
-        writer.commit(0, loss=3.0)
-        writer.append(1, "w", [1.0])
-        writer.commit(1, loss=2.0)
-        writer.commit(2, loss=1.0)
-    with open_trace(path) as trace:
-        assert trace.scalars()["loss"].tolist() == [3, 2, 1]
-        assert trace.steps("w").tolist() == [1]
-
-
-def test_from_arrays_takes_arrays_and_steps():
-    trace = Trace.from_arrays({"a": [1, 2], "b": {3: [4.0]}}, scalars={5: {"loss": 1.0}}, attrs={"model": "none"})
-    assert trace.steps("a").tolist() == [0]
-    assert trace.read("b", 3).tolist() == [4.0]
-    assert trace.scalars()["step"].tolist() == [0, 3, 5]
-    assert trace.attrs["model"] == "none"
-    assert trace.status == "complete"

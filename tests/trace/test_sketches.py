@@ -1,9 +1,5 @@
 """Tensors of which a trace keeps moment sketches: written like any others, read as sketches, never as values."""
 
-import json
-import os
-import signal
-
 import h5py
 import numpy as np
 import pytest
@@ -13,17 +9,18 @@ from helpers_trace import SUFFIXES, edit_json, gradient
 from gtrace.coding.sketches import most_bytes, pack_sketch, unpack_sketch
 from gtrace.errors import TraceError, UsageError
 from gtrace.sketch import MomentSketch
-from gtrace.trace import SketchPlan, SketchRow, Trace, create_trace, open_trace
-from gtrace.trace.rows import row_statistics
+from gtrace.trace import SketchPlan, SketchRow, create_trace, open_trace
+from gtrace.trace.check import check_trace
+from gtrace.trace.convert import pack_trace
+from gtrace.trace.rows import checksum_bytes, row_statistics
 from gtrace.trace.sketches import DEFAULT_SKETCHES, sketch_name
-from gtrace.trace.writer import MemorySink, TraceWriter, root_attrs
 from gtrace.types import SummarySpec
 
-BACKENDS = (*SUFFIXES, "memory")
 PLAN = SketchPlan.parse("l2:512,none")
 SIZE = 30_000
 SHAPES = {"large": (300, 100), "small": (7,)}
 STEPS = (0, 1, 5)
+GROUP = "rank00000/weight_grad"
 
 
 def values(name, step):
@@ -44,31 +41,15 @@ def write(path, plan=PLAN, steps=STEPS):
     return path
 
 
-def opened(backend, folder, plan=PLAN):
-    if backend != "memory":
-        return open_trace(write(folder / f"run{backend}", plan))
-    attrs = root_attrs({"sketch": plan.describe()})
-    sink = MemorySink(attrs)
-    with TraceWriter(sink, "(in memory)", attrs) as writer:
-        fill(writer)
-    return Trace(sink.source())
-
-
 def same(one, other):
-    assert (one.spec, one.mantissa) == (other.spec, other.mantissa)
+    for field in ("spec", "mantissa", "zeros", "size", "nonfinite", "buckets"):
+        assert getattr(one, field) == getattr(other, field), field
     np.testing.assert_array_equal(one.rows, other.rows)
     np.testing.assert_array_equal(one.sums, other.sums)
-    assert (one.zeros, one.size, one.nonfinite, one.buckets) == (
-        other.zeros,
-        other.size,
-        other.nonfinite,
-        other.buckets,
-    )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_large_tensors_come_back_as_sketches_and_small_ones_as_values(backend, tmp_path):
-    with opened(backend, tmp_path) as trace:
+def test_large_tensors_come_back_as_sketches_and_small_ones_as_values(path):
+    with open_trace(write(path)) as trace:
         large, small = trace.tensors
         assert (large.name, large.shape, large.size, large.sketches) == ("large", (300, 100), SIZE, PLAN.specs)
         assert (small.name, small.sketches, large.merged) == ("small", (), 1)
@@ -88,23 +69,14 @@ def test_large_tensors_come_back_as_sketches_and_small_ones_as_values(backend, t
             assert row.norm1 == pytest.approx(np.abs(v.astype(np.float64)).sum(), rel=1e-12)
         np.testing.assert_array_equal(trace.read("small", 1), values("small", 1))
         assert trace.sketch("small", 1, "l2", 512).size == 7
-        with pytest.raises(UsageError, match=r"'large', step 5: .* sketches of it \(l2:512, none\) and no values"):
-            trace.read("large", 5)
-        with pytest.raises(UsageError, match="sketch linf:512 is not stored, only l2:512, none"):
-            trace.sketch("large", 5, "linf", 512)
-        with pytest.raises(UsageError, match="no gradient at step 1"):
-            trace.sketch("large", 1, "l2", 512)
-        with pytest.raises(UsageError, match="only values"):
-            trace.sketch_row("small", 1, [])
-
-
-def test_full_width_keeps_every_digit(tmp_path, monkeypatch):
-    monkeypatch.setattr("gtrace.trace.sketches._WEIGHTED_BYTES", 500)
-    with opened(".zarr", tmp_path, SketchPlan.parse("l1:100", 10)) as trace:
-        assert trace.tensors[0].sketches
-        found, truth = trace.sketch("large", 0, "l1", 100), MomentSketch.of(values("large", 0), "l1", 100)
-    np.testing.assert_array_equal(found.rows, truth.rows)
-    np.testing.assert_allclose(found.sums, truth.sums, rtol=1e-14, atol=0)
+        for call, says in (
+            (lambda: trace.read("large", 5), r"'large', step 5: .* sketches of it \(l2:512, none\) and no values"),
+            (lambda: trace.sketch("large", 5, "linf", 512), "sketch linf:512 is not stored, only l2:512, none"),
+            (lambda: trace.sketch("large", 1, "l2", 512), "no gradient at step 1"),
+            (lambda: trace.sketch_row("small", 1, []), "only values"),
+        ):
+            with pytest.raises(UsageError, match=says):
+                call()
 
 
 def test_a_later_row_may_be_much_longer_than_the_first(path):
@@ -134,14 +106,16 @@ def test_gradients_of_activations_of_any_size(tmp_path):
     with create_trace(tmp_path / "run.zarr", sketch=PLAN) as writer:
         for step, size in sizes.items():
             writer.append(step, "act", gradient("act", step, size), kind="neural", n_total=2 * size)
-            writer.append(step, "little", gradient("little", step, 100 - size // 1000), kind="neural")
+        # The sample of a weight keeps its values.
+        writer.append(
+            0, "x", np.ones(SIZE), shape=[4 * SIZE], sample={"kind": "blocks", "total": 4 * SIZE}, optimizer=1
+        )
     with open_trace(tmp_path / "run.zarr") as trace:
-        assert [bool(info.sketches) for info in trace.tensors] == [True, False]
         numbers = trace.statistics("act")
         assert numbers["n_valid"].tolist() == list(sizes.values())
         assert numbers["n_total"].tolist() == [2 * size for size in sizes.values()]
         assert [trace.sketch("act", step, "none").size for step in sizes] == list(sizes.values())
-        assert trace.read("little", 1).size == 100 - 90
+        assert trace.read("x", 0).size == SIZE
 
 
 def test_what_is_sketched_hangs_on_the_size_alone():
@@ -149,216 +123,115 @@ def test_what_is_sketched_hangs_on_the_size_alone():
     sizes = [1, 1000, 10_000, 28_000, 29_000, 100_000, 8_000_000]
     assert [plan.covers(size) for size in sizes] == [False] * 4 + [True] * 3
     assert [plan.stored_bytes(size) == 4 * size for size in sizes] == [True] * 4 + [False] * 3
-    rng = np.random.default_rng(3)
-    for sigma in (0.5, 2, 4):
-        rows = SketchRow.of(rng.lognormal(0, sigma, 29_000).astype(np.float32), plan.specs)
-        assert rows.pack(6).size < 4 * 29_000
-
-
-def test_a_sample_of_a_weight_keeps_its_values(tmp_path):
-    sample = {"kind": "blocks", "total": 4 * SIZE}
-    with create_trace(tmp_path / "run.zarr", sketch=PLAN) as writer:
-        writer.append(0, "x", np.ones(SIZE), shape=[4 * SIZE], sample=sample)
-    with open_trace(tmp_path / "run.zarr") as trace:
-        assert trace.read("x", 0).size == SIZE
 
 
 def test_wrong_arguments(tmp_path):
     row = SketchRow.of(np.ones(SIZE, np.float32), PLAN.specs)
-    with create_trace(tmp_path / "raw.zarr") as writer, pytest.raises(UsageError, match="create_trace"):
-        writer.append_sketch(0, "x", row, (SIZE,))
     with create_trace(tmp_path / "run.zarr", sketch=PLAN) as writer:
-        with pytest.raises(UsageError, match="other sketches"):
-            writer.append_sketch(0, "x", row._replace(sketches=row.sketches[:1]), (SIZE,))
-        with pytest.raises(UsageError, match=f"{SIZE} elements, but earlier steps have 10"):
-            writer.append_sketch(0, "x", row, (10,))
         writer.append(0, "x", np.ones(SIZE))
-        with pytest.raises(UsageError, match="appended twice"):
-            writer.append(0, "x", np.ones(SIZE))
-        with pytest.raises(UsageError, match="earlier steps have"):
-            writer.append(1, "x", np.ones(SIZE + 1))
-    with pytest.raises(UsageError, match="not a description of stored sketches"):
-        create_trace(tmp_path / "other.zarr", attrs={"sketch": "mine"})
+        for call, match in (
+            (lambda: writer.append_sketch(0, "y", row._replace(sketches=row.sketches[:1]), (SIZE,)), "other sketches"),
+            (lambda: writer.append_sketch(0, "y", row, (10,)), f"{SIZE} elements, but earlier steps have 10"),
+            (lambda: writer.append(0, "x", np.ones(SIZE)), "appended twice"),
+            (lambda: writer.append(1, "x", np.ones(SIZE + 1)), "earlier steps have"),
+            (lambda: create_trace(tmp_path / "other.zarr", attrs={"sketch": "mine"}), "not a description of stored"),
+        ):
+            with pytest.raises(UsageError, match=match):
+                call()
 
 
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("l2:0", "positive number"),
-        ("l3:5", "unknown norm"),
-        ("l2:1e3", "positive number"),
-        ("none:5", "no buckets"),
-        ("", "unknown norm"),
-        ("l2:5,l2:5", "twice"),
-    ],
-)
-def test_lists_of_sketches_that_are_none(text, match):
-    with pytest.raises(UsageError, match=match):
+@pytest.mark.parametrize("text", ["l2:0", "l3:5", "none:5", "l2:5,l2:5"])
+def test_lists_of_sketches_that_are_none(text):
+    with pytest.raises(UsageError, match=r"positive number|unknown norm|no buckets|twice"):
         SketchPlan.parse(text)
 
 
-def test_the_plan_survives_its_description():
-    plan = SketchPlan.parse("l2,linf:7,none", 8, 3)
-    assert SketchPlan.read(json.loads(json.dumps(plan.describe({5: 2})))) == plan
-    assert [sketch_name(spec) for spec in plan.specs] == ["l2:none", "linf:7", "none"]
+@pytest.mark.parametrize(("suffix", "target"), [SUFFIXES, SUFFIXES[::-1]])
+def test_packing_keeps_sketches(suffix, target, tmp_path):
+    path = write(tmp_path / f"run{suffix}")
+    assert check_trace(path).clean
+    out = pack_trace(path, tmp_path / f"out{target}")
+    with open_trace(path) as old, open_trace(out) as new:
+        assert new.fingerprint == old.fingerprint
+        for step in (0, 5):
+            mine, theirs = (trace.sketch_row("large", step, PLAN.specs) for trace in (new, old))
+            assert mine.norm1 == theirs.norm1
+            for one, other in zip(mine.sketches, theirs.sketches, strict=True):
+                same(one, other)
+    assert check_trace(out).clean
 
 
-def test_fingerprints(tmp_path):
-    prints = []
-    for suffix in SUFFIXES:
-        with open_trace(write(tmp_path / f"run{suffix}")) as trace:
-            prints.append(trace.fingerprint)
-    assert prints[0] == prints[1]
-    for plan in (SketchPlan.parse("l2:512,none", 5), SketchPlan.parse("none")):
-        with open_trace(write(tmp_path / f"{plan.mantissa}.zarr", plan)) as trace:
-            prints.append(trace.fingerprint)
-    with open_trace(write(tmp_path / "shorter.zarr", steps=STEPS[:2])) as trace:
-        prints.append(trace.fingerprint)
-    assert len(set(prints)) == 4
-
-
-def read_all(path):
-    with open_trace(path) as trace:
-        for step in trace.steps("large"):
-            trace.sketch_row("large", step, PLAN.specs)
-
-
-class TestHostile:
-    """What somebody else may have put in the place of sketches."""
-
-    def refused(self, path, match):
-        with pytest.raises(TraceError, match=match):
-            read_all(path)
-
-    def replace_row(self, path, row, change, *, checksum=True):
-        """Put other bytes in the place of a row of a Zarr trace, with checksums that fit."""
-        from gtrace.trace.rows import checksum_bytes
-
-        group = zarr.open_group(path / "rank00000/weight_grad")
-        array = group["large"]
-        data = bytearray(array[row].tobytes())
-        change(data)
-        array[row] = np.frombuffer(bytes(data), np.uint8)
-        if checksum:
-            with open_trace(path) as trace:
-                stream = trace._source.streams[0]
-                stored = stream.read_rows(stream.tensors[0], row)[1][0]
-            group["crc32c"][row, 0] = checksum_bytes(stored)
-
-    @pytest.mark.parametrize(
-        ("place", "value", "match"),
-        [
-            (0, b"XXXX", "not a row of sketches"),
-            (4, (0).to_bytes(4, "little"), "not a row of sketches"),
-            (4, (1).to_bytes(4, "little"), "holds other sketches than the tensor's metadata say"),
-            (8, b"\xff" * 8, "holds other sketches than the tensor's metadata say"),
-            (16, b"\xff" * 4, "bytes in a row of"),
-            (16, (30).to_bytes(4, "little"), "GTS1"),
-            (24, b"YYYY", "GTS1"),
-            (90, b"\x55", "checksum mismatch"),
-        ],
-    )
-    def test_bytes_that_are_no_sketches(self, tmp_path, place, value, match):
-        path = write(tmp_path / "run.zarr")
-
-        def change(data):
-            data[place : place + len(value)] = value
-
-        # Where the row's own length is a lie, its checksum does not matter.
-        self.replace_row(path, 2, change, checksum=match not in ("not a row of sketches", "bytes in a row of"))
-        self.refused(path, f"'large', step 5.*{match}")
-
-    def test_a_flipped_bit_does_not_match_the_commit_record(self, tmp_path):
-        path = write(tmp_path / "run.zarr")
-
-        def flip(data):
-            data[100] ^= 1
-
-        self.replace_row(path, 0, flip, checksum=False)
-        self.refused(path, "'large', step 0: checksum mismatch with the commit record")
-
-    def test_sketches_of_another_tensor(self, tmp_path):
-        path = write(tmp_path / "run.zarr")
-        other = SketchRow.of(np.ones(SIZE - 1, np.float32), PLAN.specs).pack(6).tobytes()
-
-        def change(data):
-            data[: len(other)] = other
-
-        self.replace_row(path, 0, change)
-        self.refused(path, "'large', step 0: a sketch has another number of values")
-
-    def test_a_missing_chunk(self, tmp_path):
-        path = write(tmp_path / "run.zarr")
-        (path / "rank00000/weight_grad/large/c.2.0").unlink()
-        self.refused(path, "'large', step 5: the chunk is missing")
-
-    @pytest.mark.parametrize(
-        "told",
-        [
-            "l2:512",
-            {"sketches": ["l2:512", "none"], "mantissa": 99},
-            {"sketches": [], "mantissa": 6},
-            {"sketches": ["l2:512"], "mantissa": 6, "fewer": {"x": 1}},
-            {"sketches": ["l2:512"] * 2, "mantissa": 6},
-        ],
-    )
-    def test_attributes(self, tmp_path, told):
-        path = write(tmp_path / "run.zarr")
-        edit_json(path / "rank00000/weight_grad/large/zarr.json", lambda d: d["attributes"].update(sketch=told))
-        self.refused(path, "attribute 'sketch'")
-
-    def test_values_that_claim_to_be_sketches(self, tmp_path):
-        path = write(tmp_path / "run.zarr")
-        plan = PLAN.describe()
-        edit_json(path / "rank00000/weight_grad/small/zarr.json", lambda d: d["attributes"].update(sketch=plan))
-        self.refused(path, "array of uint8")
-
-    def test_hdf5_rows_that_are_not_there(self, tmp_path):
-        path = write(tmp_path / "run.h5")
-        with h5py.File(path, "r+") as file:
-            data = file["rank00000/weight_grad/large"]
-            head = data[0, :24]
-            # A length within the row's width, and far beyond what the file holds.
-            head[16:24] = np.frombuffer(np.array([400_000, 10], "<u4").tobytes(), np.uint8)
-            data[0, :24] = head
-        self.refused(path, "'large', step 0: the rows are missing or truncated")
-
-
-def test_killed_writers_leave_whole_rows(tmp_path):
-    """Signal 9 just before a file is moved into its place or a journal grows: every committed step reads back right."""
-    committed = set()
-    for place in range(200):
-        path = tmp_path / f"{place}.zarr"
-        child = os.fork()
-        if child == 0:
-            count = 0
-
-            def counted(call, place=place):
-                def counting(*args):
-                    nonlocal count
-                    if count == place:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    count += 1
-                    return call(*args)
-
-                return counting
-
-            os.replace, os.pwritev = counted(os.replace), counted(os.pwritev)
-            write(path)
-            os._exit(0)
-        finished = os.waitpid(child, 0)[1] == 0
-        if not path.exists():
-            continue
+def replace_row(path, row, place, value, *, checksum=True):
+    """Put other bytes in a row of a Zarr trace, with checksums that fit."""
+    group = zarr.open_group(path / GROUP)
+    data = bytearray(group["large"][row].tobytes())
+    data[place : place + len(value)] = value
+    group["large"][row] = np.frombuffer(bytes(data), np.uint8)
+    if checksum:
         with open_trace(path) as trace:
-            steps = trace.scalars()["step"].tolist()
-            committed.add(len(steps))
-            for info in trace.tensors:
-                for step in trace.steps(info.name).tolist():
-                    v = values(info.name, step).ravel()
-                    if info.sketches:
-                        assert trace.sketch_row(info.name, step, info.sketches).norm2 == row_statistics(v).norm2
-                    else:
-                        np.testing.assert_array_equal(trace.read(info.name, step), v)
-        if finished:
-            break
-    assert committed == {0, 1, 2, 3}
+            stream = trace._source.streams[0]
+            stored = stream.read_rows(stream.tensors[0], row)[1][0]
+        group["crc32c"][row, 0] = checksum_bytes(stored)
+
+
+def refused(path, match):
+    def read():
+        with open_trace(path) as trace:
+            for step in trace.steps("large"):
+                trace.sketch_row("large", step, PLAN.specs)
+
+    with pytest.raises(TraceError, match=match):
+        read()
+
+
+OTHER = SketchRow.of(np.ones(SIZE - 1, np.float32), PLAN.specs).pack(6).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "checksum", "match"),
+    [
+        # Where the row's own length is a lie, its checksum does not matter.
+        (0, b"XXXX", False, "not a row of sketches"),
+        (4, (0).to_bytes(4, "little"), False, "not a row of sketches"),
+        (4, (1).to_bytes(4, "little"), True, "holds other sketches than the tensor's metadata say"),
+        (8, b"\xff" * 8, True, "holds other sketches than the tensor's metadata say"),
+        (16, b"\xff" * 4, False, "bytes in a row of"),
+        (16, (30).to_bytes(4, "little"), True, "GTS1"),
+        (24, b"YYYY", True, "GTS1"),
+        (90, b"\x55", True, "checksum mismatch"),
+        (100, b"\x55", False, "checksum mismatch with the commit record"),
+        (0, OTHER, True, "a sketch has another number of values"),
+    ],
+    ids=range(10),
+)
+def test_bytes_that_are_no_sketches(place, value, checksum, match, tmp_path):
+    path = write(tmp_path / "run.zarr")
+    replace_row(path, 2, place, value, checksum=checksum)
+    refused(path, f"'large', step 5.*{match}")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "told", "match"),
+    [
+        ("large", "l2:512", "attribute 'sketch'"),
+        ("large", {"sketches": ["l2:512", "none"], "mantissa": 99}, "attribute 'sketch'"),
+        ("large", {"sketches": ["l2:512"], "mantissa": 6, "fewer": {"x": 1}}, "attribute 'sketch'"),
+        ("small", PLAN.describe(), "array of uint8"),
+    ],
+    ids=range(4),
+)
+def test_attributes_that_are_wrong(tensor, told, match, tmp_path):
+    path = write(tmp_path / "run.zarr")
+    edit_json(path / GROUP / tensor / "zarr.json", lambda d: d["attributes"].update(sketch=told))
+    refused(path, match)
+
+
+def test_hdf5_rows_that_are_not_there(tmp_path):
+    """A length within the row's width, and far beyond what the file holds."""
+    path = write(tmp_path / "run.h5")
+    with h5py.File(path, "r+") as file:
+        data = file[GROUP]["large"]
+        head = data[0, :24]
+        head[16:24] = np.frombuffer(np.array([400_000, 10], "<u4").tobytes(), np.uint8)
+        data[0, :24] = head
+    refused(path, "'large', step 0: the rows are missing or truncated")

@@ -2,11 +2,12 @@
 
 import itertools
 import os
+import tracemalloc
 
 import h5py
 import numpy as np
 import pytest
-from helpers_foreign import SHAPES, check_trace, tensors, write_safetensors
+from helpers_foreign import SHAPES, check_trace, tensors, write_raw_safetensors, write_safetensors
 from helpers_trace import gradient
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
@@ -204,3 +205,18 @@ def test_an_interrupt_keeps_what_was_done(imported, tmp_path):
         assert trace.status == "interrupted"
         assert trace.steps("fc.bias").tolist() == [0, 5]
     assert sorted(os.listdir(tmp_path)) == ["in", "run.zarr"]
+
+
+def test_one_tensor_at_a_time_is_in_memory(imported, tmp_path):
+    """Of compressed arrays of 8 MB, and of steps of 8 MB in all, no more than a few are held."""
+    big = np.random.default_rng(0).standard_normal((8, 250_000)).astype(np.float32)
+    (tmp_path / "in").mkdir()
+    np.savez_compressed(tmp_path / "in/1.npz", **{f"t{k}": big[k] for k in range(8)})
+    described = {"dtype": "F32", "shape": list(big.shape), "data_offsets": [0, big.nbytes]}
+    write_raw_safetensors(tmp_path / "all.safetensors", {"w": described}, big.tobytes())
+    for source, options in (("in", {}), ("all.safetensors", {"step_axis": True})):
+        tracemalloc.start()
+        imported(source, to=f"{source}.zarr", **options)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 0.75 * big.nbytes

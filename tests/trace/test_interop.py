@@ -6,8 +6,9 @@ import h5py
 import numpy as np
 import xarray as xr
 import zarr
-from helpers_trace import SHAPES, STEPS, gradient, loss, present, write_trace
+from helpers_trace import SHAPES, STEPS, gradient, loss, present, write_steps, write_trace
 
+from gtrace.trace import create_trace
 from gtrace.trace import format as layout
 from gtrace.trace.format import encode_name
 
@@ -82,3 +83,18 @@ def test_xarray_opens_hdf5(tmp_path):
     path = write_trace(tmp_path / "run.h5")
     with xr.open_dataset(path, group=GROUP, engine="h5netcdf") as data:
         check_netcdf(data)
+
+
+def test_zarr_python_while_the_trace_is_written(tmp_path):
+    """Rows of the journal are not there yet, and every group lists its members without a complaint."""
+    with create_trace(tmp_path / "run.zarr") as writer:
+        write_steps(writer, range(70))
+        group = zarr.open_group(tmp_path / "run.zarr", mode="r")[GROUP]
+        assert group["step"][:65].tolist() == [*range(64), -1]
+        values = group["fc.weight"][:64]
+        assert np.isnan(values[1:3]).all()
+        np.testing.assert_array_equal(values[3:], [gradient("fc.weight", step).ravel() for step in range(3, 64)])
+        assert len(list(group.members())) == len(SHAPES) + len(layout.SCALARS) + len(layout.STATISTICS) + 1
+    group = zarr.open_group(tmp_path / "run.zarr", mode="r")[GROUP]
+    assert group["step"][:].tolist() == list(range(70))
+    assert not list((tmp_path / "run.zarr").rglob("journal"))

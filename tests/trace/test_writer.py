@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from helpers_trace import STEPS, check_gradients, write_trace
+from helpers_trace import STEPS, check_gradients, gradient, write_arrays, write_trace
 
 from gtrace.errors import OutputExistsError, UsageError
 from gtrace.trace import create_trace, open_trace
@@ -206,3 +206,48 @@ def test_a_forked_child_leaves_the_trace_alone(path, monkeypatch):
         writer.commit(0)
     trace = open_trace(path)
     assert (trace.read("x", 0).tolist(), trace.status) == ([2.0], "complete")
+
+
+def test_memory_of_open_chunks_is_bounded(path, monkeypatch):
+    """Past the bound tensors get chunks of one row, which are written at once."""
+    monkeypatch.setattr("gtrace.trace.writer._OPEN_CHUNK_BYTES", 600 * 1024)
+    arrays = {f"w{k}": gradient("w", k, 1024) for k in range(5)}
+    write_arrays(path, {name: {step: array + step for step in range(3)} for name, array in arrays.items()})
+    with open_trace(path) as trace:
+        assert [spec.chunk_rows for spec in trace._specs.values()] == [64, 64, 1, 1, 1]
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(trace.read(name, 2), array + 2)
+
+
+def test_the_last_steps_go_into_chunk_files_at_once_and_others_may_follow(path):
+    """Whether they end at a multiple of 64 rows or not, and whether the next ones come together or alone."""
+    arrays = {name: np.random.default_rng(0).standard_normal((307, len(name)), np.float32) for name in ("a", "bias")}
+    with create_trace(path) as writer:
+
+        def alone(step):
+            for name, values in arrays.items():
+                writer.append(step, name, values[step])
+            writer.commit(step)
+
+        def together(first, stop, last):
+            while first < stop:
+                part = {name: values[first:stop] for name, values in arrays.items()}
+                first += writer.extend(range(first, stop), part, {}, {}, last=last)
+
+        def check(stop):
+            with open_trace(path) as trace:
+                for name, values in arrays.items():
+                    assert trace.steps(name).tolist() == list(range(stop))
+                    np.testing.assert_array_equal([trace.read(name, step) for step in range(stop)], values[:stop])
+
+        alone(0)
+        together(1, 100, last=True)
+        check(100)
+        alone(100)
+        check(101)
+        together(101, 150, last=True)
+        together(150, 300, last=False)
+        check(300)
+        together(300, 307, last=True)
+        check(307)
+    check(307)

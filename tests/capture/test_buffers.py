@@ -1,10 +1,7 @@
 """Copies through a device's own stream, with a stand-in for the device that does its work as late as it may."""
 
-import resource
-import sys
 import threading
 
-import pytest
 import torch
 from helpers_capture import Captured
 from torch import nn
@@ -102,26 +99,6 @@ def test_rows_one_after_the_other_share_memory_until_all_of_them_are_back():
     assert pool.acquire(wait=False) is None
     other.release()
     assert [pool.acquire(wait=False) for _ in range(3)] == [one, other, None]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives memory ahead of its use")
-def test_rows_that_follow_find_their_memory_there():
-    pool = BufferPool([(4096,)], 4 * 64 * 4096 * 4)  # four slabs of 64 rows of four pages
-    gradient, first = torch.ones(4096), pool.acquire()
-    assert first.ahead is None, "a single row says nothing about others"
-    first.fill([0], [gradient])
-    rows = [pool.acquire() for _ in range(32)]
-    for ahead in [buffer.ahead for buffer in rows]:
-        if ahead is not None:
-            ahead()
-    assert first.targets[0].tolist() == [1.0] * 4096
-    rows += [pool.acquire() for _ in range(31 + 8)]
-    assert pool.acquire().slab is rows[-1].slab is not first.slab
-    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-    for buffer in rows:
-        buffer.fill([0], [gradient])
-    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 64
-    assert [buffer.ahead for buffer in rows[:63]] == [None] * 63, "all of the slab is there"
 
 
 def test_gradients_that_are_elsewhere_are_copied_at_once():

@@ -417,15 +417,6 @@ def test_each_process_records_its_stretch_of_what_is_laid_flat(run, program):
     assert trace.attrs["model"] == "Model"
 
 
-def test_one_process_of_one_is_as_without(path):
-    """Nothing is copied twice where there is nobody to average with."""
-    with Captured(path) as run:
-        model = Model(extra=False)
-        train(0, lambda: model)
-        assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
-    assert {info.stage for info in run.trace.tensors} == {"local"}
-
-
 if __name__ == "__main__":
     import torch.distributed.fsdp  # which the ranks share
 

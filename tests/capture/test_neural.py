@@ -298,15 +298,6 @@ def test_what_is_compiled_is_named_with_what_to_do(path, what):
     assert (run.summary.rows, run.summary.errors) == (3, 0)
 
 
-def test_patterns_choose_modules(path):
-    with Run(path, tensors=("conv*", "fc1.*"), exclude=("conv2*", "nothing"), kind="both") as run:
-        model = CNN()
-        descend(model, sgd(model), 2, 1, 8, 8, steps=2)
-    assert [t.name for t in run.trace.tensors] == ["conv1.weight", "conv1.bias", "fc1.weight", "fc1.bias", "conv1"]
-    (complaint,) = run.summary.complaints
-    assert complaint.startswith("--exclude 'nothing' matched no tensor")
-
-
 def test_the_budget_counts_both_kinds(tmp_path):
     def captured(kind, path, steps, **options):
         with Run(path, kind=kind, **options) as run:
@@ -336,14 +327,6 @@ def test_record_takes_the_model_given_and_no_other(path):
     assert (trace.attrs["capture"]["kind"], trace.attrs["capture"]["max_elements"]) == ("neural", 4)
     assert trace.attrs["model"] == "Sequential"
     assert not torch.nn.modules.module._global_forward_hooks
-
-
-def test_modules_that_are_gone_leave_no_trouble(path):
-    with Run(path) as run:
-        weight = nn.Parameter(torch.ones(3))
-        descend(lambda _: nn.Hardtanh(-9, 9)(weight), torch.optim.SGD([weight], lr=0.0), 1, steps=4)
-    assert run.steps == {"unnamed/Hardtanh": [0, 1, 2, 3]}
-    assert run.summary.errors == 0
 
 
 def test_waiting_rows_are_bounded():

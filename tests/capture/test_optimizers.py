@@ -1,16 +1,13 @@
 """Several optimizers with layers of the same names, and what a trace says about optimizers, schedulers and batches."""
 
 import functools
-import sys
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from helpers_capture import Captured
-from helpers_hooks import descend, module
+from helpers_hooks import descend
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 
 import gtrace
@@ -75,16 +72,6 @@ def test_a_gan(tmp_path, suffix):
         assert arrays["2.weight"].tobytes() == trace.read("2.weight", 2).tobytes()
 
 
-def test_a_gan_with_one_model_in_a_wrapper(path, monkeypatch):
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch puts its own in the place
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        trace = captured(path, lambda: gan(2, wrap=DistributedDataParallel))
-    finally:
-        dist.destroy_process_group()
-    assert [info.name for info in trace.tensors] == [*GENERATOR, *DISCRIMINATOR]
-
-
 @pytest.mark.parametrize(
     ("options", "names"),
     [
@@ -99,25 +86,6 @@ def test_names_do_not_depend_on_which_steps_are_recorded(path, options, names):
     assert [info.name for info in trace.tensors if info.kind == "weight"] == names
     modules = {info.name for info in trace.tensors if info.kind == "neural" and info.optimizer == 1}
     assert "kind" not in options or {"opt1/Discriminator.0", "opt1/Discriminator.2"} <= modules
-
-
-@pytest.mark.parametrize(("kind", "prefix"), [("both", "Discriminator"), ("weight", "Generator")])
-def test_weights_are_called_as_modules_are(path, kind, prefix):
-    """Here the discriminator steps first; the generator's forward pass comes first, which is what modules go by."""
-
-    def train():
-        generator, discriminator = Generator(nn.Linear(4, 9)), Discriminator(nn.Linear(9, 1))
-        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (discriminator, generator)]
-        discriminator(generator(torch.ones(2, 4))).sum().backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        return generator, discriminator
-
-    trace = captured(path, train, kind=kind)
-    names = {info.name for info in trace.tensors if info.kind == "weight"}
-    modules = {info.name for info in trace.tensors if info.kind == "neural"}
-    assert names == {"0.weight", "0.bias", f"{prefix}.0.weight", f"{prefix}.0.bias"}
-    assert not modules or {"0", "Discriminator.0"} <= modules
 
 
 def test_one_model_over_two_optimizers_and_a_second_phase(path):
@@ -296,25 +264,3 @@ def test_batch_size(path, settings, batch, varies):
     found = facts(path, **settings)
     assert (found.batch_size, found.varies) == (batch, varies)
     assert gtrace.open_trace(path).attrs["batch_size"] == batch
-
-
-def test_batch_size_of_a_model_that_takes_keywords(path):
-    with Captured(path) as run:
-        model = module(lambda self, *, x, scale: scale * self.inner(x), inner=nn.Linear(4, 1))
-        descend(lambda x: model(x=x, scale=torch.ones(1)), torch.optim.SGD(model.parameters(), lr=0.1), 6, 4)
-    assert run.trace.optimizer_facts().batch_size == 6
-
-
-def test_optimizers_of_a_gan_have_facts_of_their_own(path):
-    with Captured(path) as run:
-        make, judge = nn.Linear(2, 3), nn.Linear(3, 1)
-        makes, judges = torch.optim.SGD(make.parameters(), lr=0.1), torch.optim.Adam(judge.parameters())
-        for _ in range(4):
-            judge(make(torch.ones(5, 2))).sum().backward()
-            makes.step()
-            for _ in range(2):
-                judge(make(torch.ones(6, 2)).detach()).sum().backward()
-                judges.step()
-    several = [run.trace.optimizer_facts(optimizer) for optimizer in range(3)]
-    found = [(one.kind, one.steps_seen, one.batch_size) for one in several]
-    assert found == [("SGD", 4, 5), ("Adam", 8, 6), (None, None, 5)]

@@ -14,12 +14,9 @@ from torch import nn
 
 from gtrace.capture import buffers
 from gtrace.capture.buffers import BufferPool
-from gtrace.capture.layout import RowLayout
-from gtrace.capture.options import AutomaticSteps, EveryStep, parse_steps
+from gtrace.capture.options import parse_steps
 from gtrace.capture.recorder import Recorder
 from gtrace.capture.summary import result_text
-from gtrace.torch_hooks.hooks import OptimizerStep
-from gtrace.torch_hooks.naming import name_parameters
 from gtrace.trace import TraceWriter
 
 
@@ -196,29 +193,6 @@ def test_selected_steps_and_tensors(path):
     assert run.trace.attrs["capture"]["steps"] == "1,4+2"
 
 
-@pytest.mark.parametrize("policy", [AutomaticSteps(), EveryStep(1)])
-def test_the_budget_is_kept(path, policy):
-    row = 4 * (3 * 4 + 4)
-    with Captured(path, policy=policy, budget=5 * row + row // 2) as run:
-        train(nn.Linear(3, 4), steps=20)
-    assert run.trace.steps("weight").tolist() == [0, 1, 2, 3, 4]
-    assert run.summary.over_budget == isinstance(policy, EveryStep)
-
-
-@pytest.mark.parametrize(
-    ("options", "complaints"),
-    [
-        ({"tensors": ("layer*",)}, ("--tensors 'layer*' matched no tensor; known: bias, weight",)),
-        ({"policy": AutomaticSteps(), "budget": 10}, ()),
-    ],
-)
-def test_without_a_row_there_is_no_trace(path, options, complaints):
-    with Captured(path, **options) as run:
-        train(nn.Linear(3, 4), steps=3)
-    assert (run.summary.rows, run.summary.complaints, path.exists()) == (0, complaints, False)
-    assert run.summary.over_budget == ("budget" in options)
-
-
 def test_a_trace_that_cannot_be_made_does_not_stop_training(tmp_path):
     with Captured(tmp_path / "nowhere" / "run.zarr") as run:
         model = nn.Linear(3, 4)
@@ -379,14 +353,3 @@ def test_a_step_that_is_like_the_one_before_is_recorded_as_any_other(tmp_path, m
     assert weights[0] == weights[1] == uneven(several)
     assert False in calls
     assert several or calls.count(True) > 3
-
-
-def test_a_new_parameter_at_the_address_of_one_that_is_gone():
-    model = nn.Linear(3, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train(model, optimizer, 1)
-    layout = RowLayout(lambda o: name_parameters(o.param_groups, [model]), lambda _: True, 10**6)
-    step = OptimizerStep(optimizer, 0, 0, 0.0, 1, 0.1, 1.0, 1.0)
-    assert [slot.name for slot in layout.gradients(step)[0]] == ["weight", "bias"]
-    layout._known[id(model.bias)] = layout._known[id(model.weight)]  # as if the memory of one had become the other's
-    assert [slot.name for slot in layout.gradients(step)[0]] == ["weight", "bias"]

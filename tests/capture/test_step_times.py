@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from helpers_capture import Captured
-from helpers_hooks import Watch
 from torch import nn
 
 from gtrace.capture.options import EveryStep
@@ -184,30 +183,6 @@ def test_collectives_that_are_not_all_known(train_shards, names, result):
     found = train_shards(Sharding(**result), StepClock(float), names)
     assert "step" in found
     assert "communication" not in found
-
-
-def test_collectives_are_left_alone_when_no_step_is_timed(train_shards):
-    sharding, clock = Sharding(), StepClock(float)
-    train_shards(sharding, clock, steps=64)
-    assert sharding.dist is not sharding
-    clock.step(64, recorded=False, models=list)
-    assert sharding.dist is sharding
-    clock.step(126, recorded=False, models=list)
-    assert sharding.dist is not sharding
-    sharding.dist = anothers = Sharding()
-    clock.stop()
-    assert sharding.dist is anothers
-
-
-def test_errors_of_the_clock_stop_no_collective(train_shards, monkeypatch):
-    sharding, watch = Sharding(), Watch(lambda *_: False)
-    watch.hooks.install()
-    train_shards(sharding, watch.clock, steps=3)
-    monkeypatch.setattr(watch.clock, "_mark", lambda _: 1 / 0)
-    assert sharding.dist.all_reduce(1) is None
-    assert [type(error) for error in watch.errors] == [ZeroDivisionError]
-    watch.hooks.remove()
-    assert sharding.dist is sharding
 
 
 def test_times_in_a_cluster():

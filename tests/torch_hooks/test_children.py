@@ -1,6 +1,5 @@
 """Code that runs as soon as a module is imported: here, and in Python processes that a program launches."""
 
-import contextlib
 import importlib
 import json
 import os
@@ -11,8 +10,7 @@ import pytest
 from helpers_capture import write_script
 
 import gtrace
-from gtrace.torch_hooks import children
-from gtrace.torch_hooks.children import after_import, children_call, watch, watch_no_more
+from gtrace.torch_hooks.children import after_import, children_call
 
 TOLD = {"path": "a b", "options": {"every": 3, "names": ["ä"]}}
 START = f"start {sorted(TOLD.items())}"
@@ -47,31 +45,6 @@ def test_it_runs_right_after_the_import_and_once(module_name):
     assert "exec_module" not in vars(watched.loader)
     assert (type(watched.loader), watched.origin) == (type(plain.loader), plain.origin)
     assert watched.loader.get_source(module_name) == plain.loader.get_source(module_name)
-
-
-def test_a_module_that_fails_to_import_can_be_tried_again(tmp_path, module_name):
-    good = (tmp_path / f"{module_name}.py").read_text()
-    (tmp_path / f"{module_name}.py").write_text("raise RuntimeError('not yet')\n")
-    seen = []
-    with after_import(module_name, lambda: seen.append(1)):
-        with pytest.raises(RuntimeError, match="not yet"):
-            importlib.import_module(module_name)
-        assert seen == []
-        # Another length, so that the bytecode of the failing text is not taken for it.
-        (tmp_path / f"{module_name}.py").write_text(good + "# now it works\n")
-        importlib.invalidate_caches()
-        importlib.import_module(module_name)
-    assert seen == [1]
-
-
-def test_waiting_for_torch_does_not_import_it():
-    code = (
-        "import sys; from gtrace.torch_hooks import children, launcher\n"
-        "with children.after_import('torch', lambda: print('here')): pass\n"
-        "assert not {'torch', 'numpy'} & set(sys.modules), 'imported early'\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 @pytest.fixture
@@ -132,34 +105,3 @@ def test_the_users_own_sitecustomize(folder):
             lines, errors = launched(folder, "import torch")
             assert error in errors
             assert lines == ["torch", START]
-
-
-@pytest.mark.parametrize("before", [None, "own", f"own{os.pathsep}other"])
-def test_the_environment_is_put_back(before, monkeypatch):
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    if before is not None:
-        monkeypatch.setenv("PYTHONPATH", before)
-    names = ("PYTHONPATH", "GTRACE_CAPTURE")
-    state = [os.environ.get(name) for name in names]
-    with contextlib.suppress(KeyError), children_call("probe", TOLD):
-        inside = os.environ["PYTHONPATH"].split(os.pathsep)
-        raise KeyError
-    assert os.path.isfile(os.path.join(inside[0], "sitecustomize.py"))
-    assert os.pathsep.join(inside[1:]) == (before or "")
-    assert [os.environ.get(name) for name in names] == state
-    # What the program itself puts there stays.
-    with children_call("probe", TOLD):
-        monkeypatch.setenv("PYTHONPATH", "the program's")
-    assert [os.environ.get(name) for name in names] == ["the program's", state[1]]
-
-
-def test_a_process_that_looks_after_itself_is_left_alone(folder, monkeypatch):
-    monkeypatch.syspath_prepend(str(folder / "lib"))
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    before = sys.meta_path[:]
-    watch({"module": "probe", "argument": {}})
-    assert sys.meta_path != before
-    for _ in range(2):
-        watch_no_more()
-        assert sys.meta_path == before
-        assert children._call_off == []

@@ -12,7 +12,7 @@ import pytest
 from helpers_capture import run_python, write_script
 
 from gtrace.errors import UsageError
-from gtrace.torch_hooks.launcher import Outcome, Program, run_program
+from gtrace.torch_hooks.launcher import Program, run_program
 
 PROBE = """
     import json, pickle, sys
@@ -199,16 +199,6 @@ def test_a_command_of_something_else_is_one_line(beginning, message, command):
     assert str(caught.value).startswith(f"tune: {path} {message}")
 
 
-def test_ctrl_c_is_an_outcome_and_the_interpreter_is_left_as_it_was(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    before = (sys.argv, sys.path, sys.modules["__main__"], list(sys.argv), list(sys.path))
-    write_script(tmp_path / "script.py", "raise KeyboardInterrupt\n")
-    assert run_program(Program("script.py")) == Outcome(130, interrupted=True)
-    write_script(tmp_path / "script.py", "import sys\nsys.path.append('x')\nsys.argv = []\nsys.exit(4)\n")
-    assert run_program(Program("script.py", ("a",))).exit_code == 4
-    assert (sys.argv, sys.path, sys.modules["__main__"], list(sys.argv), list(sys.path)) == before
-
-
 @pytest.mark.parametrize(
     ("program", "message"),
     [
@@ -233,18 +223,3 @@ def test_what_cannot_be_run_is_the_users_mistake(tmp_path, monkeypatch, program,
     assert str(caught.value) == message
     for name in [name for name in sys.modules if name.partition(".")[0] == "pkg"]:
         del sys.modules[name]
-
-
-@pytest.mark.parametrize(
-    ("program", "stem"),
-    [
-        (Program("runs/train.py"), "train"),
-        (Program("pkg.train", is_module=True), "train"),
-        (Program("pkg.train.__main__", is_module=True), "train"),
-        (Program("app/"), "app"),
-        (Program("train.v2.py"), "train.v2"),
-        (Program("print(1)", is_code=True), "run"),
-    ],
-)
-def test_stems_name_files(program, stem):
-    assert program.stem == stem

@@ -62,20 +62,6 @@ def test_what_is_set_to_zero_before_the_step_is_no_part_of_it(watched, to_none):
     assert plain.gradient() == ([1.0] * 3, REDUCED)
 
 
-def test_nothing_is_copied_for_a_step_that_is_not_wanted(watched):
-    watched.local.wanted = False
-    watched.backward(1.0, 2.0, 3.0)
-    watched.backward(1.0, 2.0, 3.0)
-    assert (watched.calls, watched.gradient()) == ([], (None, LOCAL))
-    watched.local.wanted = True
-    watched.weight.grad = None
-    watched.backward(4.0, 5.0, 6.0)
-    assert (watched.calls, watched.gradient()) == (["_copy"], ([4.0, 5.0, 6.0], LOCAL))
-    watched.local.wanted = False
-    watched.backward(1.0, 2.0, 3.0)
-    assert watched.calls == ["_copy"]
-
-
 def test_hooks_go_and_hold_nothing(watched):
     watched.local.remove()
     watched.backward(1.0, 2.0, 3.0)
@@ -87,22 +73,3 @@ def test_hooks_go_and_hold_nothing(watched):
     del weight
     gc.collect()
     assert there() is None
-
-
-def test_another_dtype_takes_other_room(watched):
-    """A program may convert its model between steps."""
-    watched.backward(1.0, 2.0, 3.0)
-    watched.step()
-    watched.weight.data = watched.weight.data.to(torch.bfloat16)
-    watched.backward(1.0, 2.0, 3.0)
-    value, _ = watched.local.gradient(watched.weight, 1.0)
-    assert value.dtype == watched.weight.grad.dtype == torch.bfloat16
-
-
-def test_what_needs_no_gradient_is_not_watched(watched):
-    frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
-    inner = nn.Parameter(torch.zeros(3)) * 1
-    watched.local.watch([frozen, inner], strict=True)
-    frozen.grad = torch.ones(3)
-    assert watched.local.gradient(frozen, 1.0) == (frozen.grad, REDUCED)
-    assert not inner._backward_hooks

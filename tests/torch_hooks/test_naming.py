@@ -46,14 +46,6 @@ def test_names_are_paths_in_the_tree_of_the_outermost_module():
     assert "encoder.weight" in names(groups_of(*net.parameters()), [net])
 
 
-def test_tied_weights_have_aliases():
-    net = nn.ModuleDict({"embedding": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False)})
-    net["head"].weight = net["embedding"].weight
-    net["again"] = net["embedding"]
-    (entry,) = name_parameters(groups_of(net["head"].weight), [net], scan=False).values()
-    assert entry == ParameterName("embedding.weight", ("head.weight", "again.weight"), "Embedding", "ModuleDict")
-
-
 class DistributedDataParallel(nn.Module):
     """The name and the attribute are what counts."""
 
@@ -94,35 +86,6 @@ def test_several_models_of_one_optimizer_are_told_apart():
     # Labels are those of the models inside of wrappers.
     found = names(groups_of(net.encoder.weight, other.encoder.weight), [OptimizedModule(net), other])
     assert found == ["Net.encoder.weight", "Net_2.encoder.weight"]
-
-
-def test_a_second_model_gets_its_class_in_front_where_names_would_repeat():
-    class Critic(nn.Linear):
-        pass
-
-    known, scale = Names(), module(scale=nn.Parameter(torch.ones(2)))
-    models = [nn.Linear(2, 2), Critic(2, 2), DistributedDataParallel(nn.Linear(2, 2)), scale]
-    tables = [known.of(groups_of(*one.parameters()), models, stream=k, scan=False) for k, one in enumerate(models)]
-    found = [name for table, one in zip(tables, models, strict=True) for name in table_names(table, one)]
-    labels = ("", "Critic.", "Linear_2.")
-    assert found == [*(f"{label}{part}" for label in labels for part in ("weight", "bias")), "scale"]
-    again = known.of(groups_of(models[1].weight, models[0].weight), models, stream=4, scan=False)
-    assert [again[id(model.weight)].name for model in models[:2]] == ["weight", "Critic.weight"]
-
-
-def test_a_model_over_several_optimizers_keeps_its_names():
-    known, net, other = Names(), Net(), Net()
-    parts = [net.encoder, net.layers]
-    found = [known.of(groups_of(*part.parameters()), [net, other], stream=k) for k, part in enumerate(parts)]
-    assert [name for pair in zip(found, parts, strict=True) for name in table_names(*pair)] == PATHS
-    # The second of two models has none of the first one's names, even those that no optimizer has had yet.
-    known = Names()
-    known.of(groups_of(net.encoder.weight), [net, other])
-    later = known.of(groups_of(*other.layers[0].parameters()), [net, other], stream=1)
-    assert table_names(later, other.layers[0]) == ["Net_2.layers.0.weight", "Net_2.layers.0.bias"]
-    assert table_names(known.of(groups_of(*net.parameters()), [net, other], stream=2), net) == PATHS
-    net.encoder = nn.Linear(3, 7)  # takes the place, and the name
-    assert table_names(known.of(groups_of(*net.parameters()), [net], stream=3), net) == PATHS
 
 
 def test_models_that_are_gone_keep_their_names_from_other_optimizers():

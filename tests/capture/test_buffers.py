@@ -7,7 +7,7 @@ from helpers_capture import Captured
 from torch import nn
 
 from gtrace.capture import layout
-from gtrace.capture.buffers import BufferPool, Staging, staging_for
+from gtrace.capture.buffers import BufferPool, Staging
 
 CPU = torch.device("cpu")
 SHAPES = [(2, 3), (4,)]
@@ -67,21 +67,6 @@ def holds(buffer, expected):
     return all(torch.equal(one, other) for one, other in zip(buffer.targets, expected, strict=True))
 
 
-def test_rows_are_there_when_they_were_waited_for():
-    """The second one waits for the copy of the first."""
-    pool = BufferPool(SHAPES, 10**6, Staging(CPU, LateRuntime(), SHAPES))
-    buffers = [pool.acquire(), pool.acquire()]
-    for value, buffer in zip((1.0, 5.0), buffers, strict=True):
-        gradients = row(value)
-        buffer.fill([0, 1], gradients)
-        assert torch.isnan(buffer.targets[0]).all()
-        for gradient in gradients:
-            gradient.zero_()  # as training does at once
-    for value, buffer in ((5.0, buffers[1]), (1.0, buffers[0])):
-        buffer.wait()
-        assert holds(buffer, row(value))
-
-
 def test_rows_one_after_the_other_share_memory_until_all_of_them_are_back():
     pool = BufferPool(SHAPES, 8 * 40)  # eight rows in four slabs
     rows = [pool.acquire() for _ in range(8)]
@@ -99,17 +84,6 @@ def test_rows_one_after_the_other_share_memory_until_all_of_them_are_back():
     assert pool.acquire(wait=False) is None
     other.release()
     assert [pool.acquire(wait=False) for _ in range(3)] == [one, other, None]
-
-
-def test_gradients_that_are_elsewhere_are_copied_at_once():
-    runtime = LateRuntime()
-    buffer = BufferPool(SHAPES, 10**6, Staging(torch.device("meta"), runtime, SHAPES)).acquire()
-    buffer.fill([0, 1], row(1.0))
-    assert holds(buffer, row(1.0))
-    buffer.wait()
-    assert runtime.waits == 0
-    for several in ([CPU, CPU], [CPU, torch.device("cuda", 0)], []):
-        assert staging_for(several, SHAPES) is None
 
 
 def test_a_whole_capture_by_way_of_a_device(path, monkeypatch):

@@ -11,7 +11,6 @@ from torch import nn
 import gtrace
 from gtrace.capture import record
 from gtrace.capture.options import EveryStep
-from gtrace.errors import UsageError
 
 STEPS, SPAN = 6, 2
 KINDS = "update,outer,momentum"
@@ -212,14 +211,3 @@ def test_a_step_that_raises_leaves_no_update(path):
                 descend(model, optimizer, 4, 6, steps=1)
             fails.remove()
     assert gtrace.open_trace(path).steps("2.weight").tolist() == [1, 2]
-
-
-def test_every_command_takes_the_kind_that_there_is(path):
-    with Captured(path, kind="momentum,outer", every=SPAN, policy=EveryStep(1)) as run:
-        train("for-loop")
-    first = gtrace.run_sweep(run.trace, ["qsgd:bits=3"], draws=0)
-    second = gtrace.run_sweep(run.trace, ["qsgd:bits=3"], draws=0, kind="momentum")
-    assert (first.provenance["kind"], second.provenance["kind"]) == ("outer", "momentum")
-    assert first.provenance["left_out"] == {"momentum": 3}
-    with pytest.raises(UsageError, match="no weight updates, only outer gradients and momentum buffers"):
-        gtrace.run_sweep(run.trace, ["qsgd:bits=3"], kind="update")

@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pytest
 import torch
 from helpers_capture import Captured, run_python, write_script
@@ -12,8 +11,6 @@ from torch import nn
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.options import step_policy
-from gtrace.capture.summary import CaptureSummary, all_parts
-from gtrace.trace.shared import join_trace
 
 LOGGING = """
     import logging, sys
@@ -95,17 +92,6 @@ def test_the_first_line_predicts_and_verbose_goes_on(verbose, path):
     assert [line.split(":")[1] for line in said[1:]] == verbose * [" step 99", " step 199"]
 
 
-def test_two_optimizers_of_one_backward_pass_share_its_neural_gradients(path):
-    with Captured(path, kind="both") as run:
-        body, head = nn.Linear(3, 4), nn.Linear(4, 2)
-        optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (body, head)]
-        for _ in range(2):
-            head(body(torch.randn(2, 3)).tanh()).sum().backward()
-            for optimizer in optimizers:
-                optimizer.step()
-    assert (run.summary.rows, run.summary.neural_rows, run.said) == (4, 2, [])
-
-
 def test_the_memory_of_an_optimizer_goes_with_it(path):
     with Captured(path) as run:
         for _ in range(4):
@@ -115,39 +101,5 @@ def test_the_memory_of_an_optimizer_goes_with_it(path):
         layouts = run.session._recorder._layouts.values()
         assert [layout.pool is None for layout in layouts] == [True, True, True, False]
     assert (run.summary.rows, run.summary.optimizers, run.summary.tensors, run.summary.errors) == (4, 4, 8, 0)
-
-
-OUTCOMES = (
-    {"steps_seen": 9, "errors": 1, "skipped_steps": 0, "blocked": 0.25, "over_budget": False},
-    {"steps_seen": 7, "errors": 2, "skipped_steps": 3, "blocked": 0.125, "over_budget": True},
-)
-
-
-def write(path, rank, rows, kind="weight", names=("w",), outcome=None, optimizer=0):
-    """What one of two processes of a run leaves; without an outcome it was killed."""
-    writer, number = join_trace(path, run="a", rank=rank, writers=2)
-    place = {"kind": kind, "rank": number, "optimizer": optimizer}
-    for step in range(rows):
-        for name in names:
-            writer.append(step, name, np.ones(3), **place)
-        writer.commit(step, **place)
-    if outcome is not None:
-        writer.set_attrs(capture=outcome)
-    writer.close()
-
-
-def test_the_summary_of_two_processes(path):
-    write(path, 0, 2, outcome=OUTCOMES[0])
-    alone = CaptureSummary(path, rows=2, errors=7)
-    assert all_parts(path, alone) is alone, "what this process recorded alone is its own"
-    write(path, 1, 5, names=("w", "v"), outcome=OUTCOMES[1])
-    # This one launched the two, and recorded nothing.
-    own = CaptureSummary(path, complaints=("its own",), without=("nothing",), backward_passes=1)
-    told = all_parts(path, own)
-    assert (told.torch_seen, told.ranks, told.rows, told.fewest_rows, told.steps_wanted) == (True, 2, 5, 2, 5)
-    assert (told.tensors, told.optimizers, told.neural_rows, told.neural_tensors) == (2, 1, 0, 0)
-    assert (told.steps_seen, told.errors, told.skipped_steps) == (9, 3, 3)
-    assert (told.blocked, told.over_budget, told.complaints) == (0.25, True, ())
-    assert told.bytes == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    # Everything else is this process's own.
-    assert (told.path, told.without, told.backward_passes) == (path, ("nothing",), 1)
+    names = [info.name for info in run.trace.tensors if "weight" in info.name]
+    assert names == ["weight", *(f"Linear_{number}.weight" for number in (2, 3, 4))]

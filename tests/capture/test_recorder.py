@@ -3,7 +3,6 @@
 import copy
 import gc
 import math
-import threading
 
 import numpy as np
 import pytest
@@ -13,11 +12,9 @@ from helpers_hooks import module
 from torch import nn
 
 from gtrace.capture import buffers
-from gtrace.capture.buffers import BufferPool
 from gtrace.capture.options import parse_steps
 from gtrace.capture.recorder import Recorder
 from gtrace.capture.summary import result_text
-from gtrace.trace import TraceWriter
 
 
 def train(model, optimizer=None, steps=4, inputs=3):
@@ -154,27 +151,6 @@ def test_gradients_of_every_kind_become_plain_float32(path, build, loss, dtype):
     assert info.shape == ((2, 2) if dtype == "complex64" else tuple(next(model.parameters()).shape))
 
 
-@pytest.mark.capture_case("AMP with GradScaler, fused and not")
-@pytest.mark.parametrize("fused", [False, True])
-def test_gradients_under_a_scaler_are_unscaled(path, fused):
-    w = nn.Parameter(torch.tensor([1.0, 2.0]))
-    with Captured(path) as run:
-        optimizer = torch.optim.Adam([w], lr=0.0, fused=fused)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        for blow_up in (1.0, float("inf"), 1.0):
-            optimizer.zero_grad()
-            scaler.scale((w**2).sum() * blow_up).backward()
-            scaler.step(optimizer)
-            scaler.update()
-    trace = run.trace
-    assert trace.steps("unnamed/opt0.g0.p0").tolist() == [0, 2]
-    assert all(trace.read("unnamed/opt0.g0.p0", step).tolist() == [2.0, 4.0] for step in (0, 2))
-    assert trace.scalars()["loss"].tolist() == [5.0, 5.0]
-    if fused:
-        assert trace.scalars()["grad_scale"].tolist() == [1024.0, 512.0]
-    assert (run.summary.skipped_steps, trace.attrs["capture"]["skipped_steps"]) == (1, 1)
-
-
 @pytest.mark.capture_case("models that existed before capture")
 def test_a_model_without_registration_hooks_is_named_by_a_scan(path):
     original = train(nn.Sequential(nn.Linear(3, 4)))
@@ -182,15 +158,6 @@ def test_a_model_without_registration_hooks_is_named_by_a_scan(path):
         model = copy.deepcopy(original)
         train(model, run.sgd(model), 1)
     run.check(["0.weight", "0.bias"])
-
-
-def test_selected_steps_and_tensors(path):
-    with Captured(path, policy=parse_steps("1,4+2"), tensors=("0.*", "2.*"), exclude=("*.bias",)) as run:
-        train(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4)), steps=8)
-    assert [t.name for t in run.trace.tensors] == ["0.weight", "2.weight"]
-    assert run.trace.steps("0.weight").tolist() == [1, 4, 5]
-    assert (run.summary.rows, run.summary.steps_seen, run.summary.complaints) == (3, 8, ())
-    assert run.trace.attrs["capture"]["steps"] == "1,4+2"
 
 
 def test_a_trace_that_cannot_be_made_does_not_stop_training(tmp_path):
@@ -201,48 +168,6 @@ def test_a_trace_that_cannot_be_made_does_not_stop_training(tmp_path):
     assert run.summary.errors >= 1
     assert "does not exist" in run.said[0]
     assert result_text(run.summary, run.path) == "nothing was captured: see the warnings above"
-
-
-@pytest.mark.parametrize(("differ", "warnings"), [(False, 1), (True, 3)])
-def test_each_kind_of_error_is_told_once_and_three_at_most(differ, warnings, path, monkeypatch):
-    commit = TraceWriter.commit
-
-    def failing(self, step, **options):
-        if step >= 2:
-            raise OSError(28 + step * differ, "No space left on device")
-        commit(self, step, **options)
-
-    monkeypatch.setattr(TraceWriter, "commit", failing)
-    with Captured(path) as run:
-        train(nn.Linear(3, 4), steps=9)
-    assert (run.summary.errors, run.summary.unwritten) == (7, 7)
-    assert len(run.said) == warnings
-    assert run.said[0].endswith("No space left on device; training goes on")
-    capture = run.trace.attrs["capture"]
-    assert (capture["errors"], capture["unwritten"]) == (7, {"0": "2-8"})
-    assert run.trace.scalars()["step"].tolist() == [0, 1]
-
-
-def test_training_waits_for_a_slow_disk_and_loses_nothing(path, monkeypatch):
-    commit, acquire = TraceWriter.commit, BufferPool.acquire
-    let_go, acquired = threading.Event(), []
-
-    def slow(self, step, **options):
-        let_go.wait(0.02)
-        commit(self, step, **options)
-
-    def kept(pool, **how):
-        acquired.append(acquire(pool, **how))
-        return acquired[-1]
-
-    monkeypatch.setattr(TraceWriter, "commit", slow)
-    monkeypatch.setattr(BufferPool, "acquire", kept)
-    with Captured(path, queue_bytes=2 * 64) as run:
-        model = nn.Linear(3, 4)
-        train(model, run.sgd(model), 12)
-        let_go.set()
-    run.check(["weight", "bias"])
-    assert len({id(buffer) for buffer in acquired if buffer is not None}) == 2
 
 
 def test_a_copy_that_fails_takes_no_memory_with_it(path, monkeypatch):

@@ -9,7 +9,6 @@ from gtrace.torch_hooks import processes
 from gtrace.torch_hooks.processes import (
     first_of_launch,
     launch_token,
-    launched_place,
     spans_machines,
     started_again,
 )
@@ -42,25 +41,12 @@ def token(monkeypatch):
     return first
 
 
-def test_the_place_among_launched_processes(environment, token):
-    assert (launched_place(), token(1)) == ((None, 1), None)
-    assert (spans_machines(), first_of_launch(), started_again()) == (False, False, {})
-    # A rank makes the world as large as it must be.
-    environment(RANK="3")
-    assert launched_place() == (3, 4)
-    environment(WORLD_SIZE="8")
-    assert launched_place() == (3, 8)
-
-
 def test_on_one_machine_the_parent_tells_launches_apart(environment, token):
     """Each trace of a process has its own token, and a number that is used again is another process."""
     environment(**ONE_MACHINE)
     assert launch_token() != launch_token()
     assert token(1) == token(1) != token(2)
     assert (spans_machines(), first_of_launch()) == (False, False)
-    assert processes._process(1).startswith("1@")
-    assert processes._process(1) != "1@"
-    assert processes._process(0) == "0@"
 
 
 def test_over_machines_the_parents_differ_and_the_token_does_not(environment, token):

@@ -38,18 +38,22 @@ ALLOWED = {
     # An exception that was just raised: can it be sent through a pipe?
     "pickle.loads": {"sweep/cluster.py", "sweep/engine.py"},
     "pickle.dumps": {"sweep/cluster.py", "sweep/engine.py"},
-    # Literals of numpy's header, at most ten kilobytes of them; nothing is called.
-    # renameat2 of the C library, which Python has no call for: an HDF5 file and the folder before it change places.
-    # prctl, likewise: a forked worker ends with its parent. signal: the default action while the main thread is in C.
+    # Calls of the C library that Python has none for. renameat2: an HDF5 file and the folder before it change places.
     # prctl and Landlock's calls: a child that reads foreign files gives up its rights.
+    # prctl and malloc_trim: a forked worker ends with its parent, and gives memory back.
+    # signal: the default action while the main thread is in C. madvise: memory of rows is there before it is written.
     "ctypes.CDLL": {
         *("trace/files.py", "trace/guard.py", "sweep/engine.py", "torch_hooks/processes.py", "capture/buffers.py"),
     },
+    # memmove, under the interpreter's lock: of a gradient into the row that keeps it, both of checked sizes.
+    "ctypes.PyDLL": {"capture/buffers.py"},
+    # Arrays that lie apart reach a kernel as their addresses; this is the same in plain Python.
+    ".from_address": {"kernels/drawing.py"},
 }
 FORBIDDEN = {
     *("eval", "exec", "compile", "os.system", "os.popen", "pickle.load", "pickle.loads", "pickle.dumps", "pickle.dump"),
     *("marshal.load", "marshal.loads", "shelve.open", "dill.load"),
-    *("ast.literal_eval", "tempfile.mktemp", "os.execv", "os.execvp", "ctypes.CDLL"),
+    *("ast.literal_eval", "tempfile.mktemp", "os.execv", "os.execvp", "ctypes.CDLL", "ctypes.PyDLL", ".from_address"),
 }
 #: What may stand in braces in the text of an SQL statement: names of columns and tables from gtrace.sweep.schema.
 SQL_NAMES = {

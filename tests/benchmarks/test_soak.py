@@ -22,7 +22,7 @@ def test_memory_and_descriptors_stay(suffix, soak, tmp_path):
     # What the first fifth takes for the first time is no growth: caches, compiled code, chunk buffers.
     settled = readings[len(readings) // 5 :]
     assert len({descriptors for _, _, descriptors, _ in readings}) == 1
-    assert settled[-1][1] - settled[0][1] < 2_000_000
+    assert settled[-1][1] - settled[0][1] < 3_000_000
     assert soak.held()[1] == before
     told = soak.outcome(suffix, steps, readings)
     assert told["steps"] == steps

@@ -1,16 +1,13 @@
 """Copies through a device's own stream, with a stand-in for the device that does its work as late as it may."""
 
-import resource
-import sys
 import threading
 
-import pytest
 import torch
 from helpers_capture import Captured
 from torch import nn
 
 from gtrace.capture import layout
-from gtrace.capture.buffers import BufferPool, Staging, staging_for
+from gtrace.capture.buffers import BufferPool, Staging
 
 CPU = torch.device("cpu")
 SHAPES = [(2, 3), (4,)]
@@ -70,21 +67,6 @@ def holds(buffer, expected):
     return all(torch.equal(one, other) for one, other in zip(buffer.targets, expected, strict=True))
 
 
-def test_rows_are_there_when_they_were_waited_for():
-    """The second one waits for the copy of the first."""
-    pool = BufferPool(SHAPES, 10**6, Staging(CPU, LateRuntime(), SHAPES))
-    buffers = [pool.acquire(), pool.acquire()]
-    for value, buffer in zip((1.0, 5.0), buffers, strict=True):
-        gradients = row(value)
-        buffer.fill([0, 1], gradients)
-        assert torch.isnan(buffer.targets[0]).all()
-        for gradient in gradients:
-            gradient.zero_()  # as training does at once
-    for value, buffer in ((5.0, buffers[1]), (1.0, buffers[0])):
-        buffer.wait()
-        assert holds(buffer, row(value))
-
-
 def test_rows_one_after_the_other_share_memory_until_all_of_them_are_back():
     pool = BufferPool(SHAPES, 8 * 40)  # eight rows in four slabs
     rows = [pool.acquire() for _ in range(8)]
@@ -102,37 +84,6 @@ def test_rows_one_after_the_other_share_memory_until_all_of_them_are_back():
     assert pool.acquire(wait=False) is None
     other.release()
     assert [pool.acquire(wait=False) for _ in range(3)] == [one, other, None]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives memory ahead of its use")
-def test_rows_that_follow_find_their_memory_there():
-    pool = BufferPool([(4096,)], 4 * 64 * 4096 * 4)  # four slabs of 64 rows of four pages
-    gradient, first = torch.ones(4096), pool.acquire()
-    assert first.ahead is None, "a single row says nothing about others"
-    first.fill([0], [gradient])
-    rows = [pool.acquire() for _ in range(32)]
-    for ahead in [buffer.ahead for buffer in rows]:
-        if ahead is not None:
-            ahead()
-    assert first.targets[0].tolist() == [1.0] * 4096
-    rows += [pool.acquire() for _ in range(31 + 8)]
-    assert pool.acquire().slab is rows[-1].slab is not first.slab
-    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-    for buffer in rows:
-        buffer.fill([0], [gradient])
-    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 64
-    assert [buffer.ahead for buffer in rows[:63]] == [None] * 63, "all of the slab is there"
-
-
-def test_gradients_that_are_elsewhere_are_copied_at_once():
-    runtime = LateRuntime()
-    buffer = BufferPool(SHAPES, 10**6, Staging(torch.device("meta"), runtime, SHAPES)).acquire()
-    buffer.fill([0, 1], row(1.0))
-    assert holds(buffer, row(1.0))
-    buffer.wait()
-    assert runtime.waits == 0
-    for several in ([CPU, CPU], [CPU, torch.device("cuda", 0)], []):
-        assert staging_for(several, SHAPES) is None
 
 
 def test_a_whole_capture_by_way_of_a_device(path, monkeypatch):

@@ -18,7 +18,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import gtrace
-from gtrace.capture.options import parse_steps
 from gtrace.trace import open_trace
 from gtrace.trace.choose import agreement
 from gtrace.trace.facts import StepTimes
@@ -189,7 +188,6 @@ CHANGES = {"kind": "weight,update,outer,momentum", "every": STEPS}
 RUNS = {
     "ddp": (ddp, {}),
     "reduced": (ddp, {"reduced": True}),
-    "chosen": (ddp, {"policy": parse_steps("1")}),
     "shared": (ddp, CHANGES),
     # Only rank 0 uses the layer ``extra``, and only at step 1.
     "unused": (part(train, loose, extra=lambda rank, step: rank == 0 and step == 1), {}),
@@ -309,12 +307,6 @@ def test_local_gradients_of_micro_batches(run, program):
                 assert np.array_equal(trace.read(name, 0, rank=rank), gradient.ravel()), "exactly, without an average"
 
 
-def test_local_gradients_of_chosen_steps(run):
-    trace = run("chosen")
-    assert trace.steps("body.weight", rank=1).tolist() == [1]
-    assert np.allclose(trace.read("body.weight", 1, rank=1), alone()[1][1]["body.weight"].ravel(), rtol=1e-5)
-
-
 @pytest.mark.capture_case("DDP, find_unused_parameters")
 def test_a_parameter_that_this_process_did_not_use_is_absent(run):
     trace = run("unused")
@@ -415,15 +407,6 @@ def test_each_process_records_its_stretch_of_what_is_laid_flat(run, program):
     assert covered == {name: values.shape[1] for name, values in whole.items()}
     assert agreement(trace, "reduced") == (0, 0, None, None)
     assert trace.attrs["model"] == "Model"
-
-
-def test_one_process_of_one_is_as_without(path):
-    """Nothing is copied twice where there is nobody to average with."""
-    with Captured(path) as run:
-        model = Model(extra=False)
-        train(0, lambda: model)
-        assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
-    assert {info.stage for info in run.trace.tensors} == {"local"}
 
 
 if __name__ == "__main__":

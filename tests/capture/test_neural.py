@@ -1,7 +1,6 @@
 """Gradients of module outputs as they land in a trace, what is left out, and how much memory they take."""
 
 import copy
-import threading
 
 import numpy as np
 import pytest
@@ -12,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import gtrace
-from gtrace.capture.neural import MOST_CALLS, HostBlocks
-from gtrace.capture.options import AutomaticSteps
+from gtrace.capture.neural import MOST_CALLS
+from gtrace.capture.options import AutomaticSteps, EveryStep
 from gtrace.trace.rows import sample_indices
 
 
@@ -183,45 +182,65 @@ def test_the_gradient_belongs_to_the_optimizer_that_steps_next(path):
     assert [run.read("Sequential_2.0", 1, optimizer=number).tolist() for number in (0, 1)] == [[1] * 3, [2] * 3]
 
 
-def test_only_the_first_evaluation_of_a_closure(path):
-    model, firsts = nn.Linear(2, 1, bias=False), []
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(torch.optim.LBFGS, marks=pytest.mark.capture_case("LBFGS")),
+        pytest.param(torch.optim.Adam, marks=pytest.mark.capture_case("closures of other optimizers")),
+    ],
+)
+def test_only_the_first_evaluation_of_a_closure(make, path):
+    model, several, firsts = nn.Linear(2, 1, bias=False), make is torch.optim.LBFGS, []
     with Run(path, kind="both") as run:
-        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
-        for _ in range(3):
+        optimizer = make(model.parameters(), lr=0.1, **({"max_iter": 4} if several else {}))
+        for step in range(3):
             seen = []
 
             def closure(seen=seen):
                 optimizer.zero_grad()
                 y = model(torch.ones(2, 2))
-                seen.append((4 * (y - 1) ** 3).flatten().tolist())
                 loss = ((y - 1) ** 4).sum()
                 loss.backward()
+                seen.append(((4 * (y - 1) ** 3).flatten().tolist(), model.weight.grad[0].tolist(), loss.item()))
                 return loss
 
-            optimizer.step(closure)
-            assert len(seen) > 1
+            returned = optimizer.step(closure=closure) if step == 1 else optimizer.step(closure)
+            assert (returned.item(), len(seen) > 1) == (seen[0][2], several)
             firsts.append(seen[0])
     assert run.steps == {"Linear": [0, 1, 2]}
-    for step, expected in enumerate(firsts):
-        np.testing.assert_allclose(run.read("Linear", step), expected, rtol=1e-5)
+    for step, (outputs, weights, _) in enumerate(firsts):
+        np.testing.assert_allclose(run.read("Linear", step), outputs, rtol=1e-5)
+        assert run.trace.read("weight", step).tolist() == weights
+    assert run.trace.scalars(kind="weight")["loss"].tolist() == [loss for *_, loss in firsts]
 
 
+@pytest.mark.capture_case("AMP with GradScaler, fused and not")
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_scale_of_a_gradient_scaler_is_taken_out(path, fused):
-    model = nn.Linear(2, 2)
+    model, losses = nn.Linear(2, 2), []
     with Run(path, kind="both") as run:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for blow_up in (1.0, float("inf"), 3.0):
             optimizer.zero_grad()
-            scaler.scale(model(torch.ones(1, 2)).sum() * blow_up).backward()
+            losses.append(model(torch.ones(1, 2)).sum() * blow_up)
+            scaler.scale(losses[-1]).backward()
             scaler.step(optimizer)
             scaler.update()
-        (5 * model(torch.ones(1, 2))).sum().backward()  # no scaler any more
+        optimizer.zero_grad()
+        losses.append(5 * model(torch.ones(1, 2)).sum())  # no scaler any more
+        losses[-1].backward()
         optimizer.step()
     assert run.steps == {"Linear": [0, 2, 3]}
-    assert [run.read("Linear", step).tolist() for step in (0, 2, 3)] == [[1, 1], [3, 3], [5, 5]]
+    assert run.trace.steps("weight").tolist() == [0, 2, 3]
+    for step, factor in ((0, 1), (2, 3), (3, 5)):
+        assert run.read("Linear", step).tolist() == [factor] * 2
+        assert run.trace.read("weight", step).tolist() == [factor] * 4
+    scalars = run.trace.scalars(kind="weight")
+    assert scalars["loss"].tolist() == [losses[step].item() for step in (0, 2, 3)]
+    assert not fused or scalars["grad_scale"].tolist()[:2] == [1024.0, 512.0]
     assert run.trace.scalars(kind="neural")["grad_scale"].tolist()[:2] == [1024.0, 512.0]
+    assert (run.summary.skipped_steps, run.trace.attrs["capture"]["skipped_steps"]) == (1, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.complex64])
@@ -274,56 +293,14 @@ def test_what_is_left_out_is_said_once(path):
     ]
 
 
-@pytest.mark.parametrize("what", ["part", "model", "function"])
-def test_what_is_compiled_is_named_with_what_to_do(path, what):
-    torch._dynamo.reset()
-    with Run(path, kind="both") as run:
-        model = call = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-        if what == "part":
-            model[0] = torch.compile(model[0], backend="eager")
-        elif what == "model":
-            model = call = torch.compile(model, backend="eager")
-        else:
-            call = torch.compile(lambda x: model(x), backend="eager")
-        descend(call, sgd(model), 5, 3)
-    compiled = {"part": "'0'", "model": "'Sequential'"}.get(what)
-    said = compiled and (
-        f"gtrace: warning: neural gradients inside of the compiled {compiled} are not recorded; run without "
-        "torch.compile to record them"
-    )
-    nothing = "gtrace: note: no gradient of a module's output arrived in 3 of 3 recorded steps (what runs "
-    nothing += "in a function under torch.compile is not seen)"
-    assert run.said == [line for line in (said, what != "part" and nothing) if line]
-    assert list(run.steps) == (["1"] if what == "part" else [])
-    assert (run.summary.rows, run.summary.errors) == (3, 0)
-
-
-def test_patterns_choose_modules(path):
-    with Run(path, tensors=("conv*", "fc1.*"), exclude=("conv2*", "nothing"), kind="both") as run:
+@pytest.mark.parametrize(("budget", "policy"), [(60_000, EveryStep()), (200_000, AutomaticSteps())])
+def test_the_budget_counts_both_kinds(budget, policy, path):
+    with Run(path, kind="both", budget=budget, policy=policy) as run:
         model = CNN()
-        descend(model, sgd(model), 2, 1, 8, 8, steps=2)
-    assert [t.name for t in run.trace.tensors] == ["conv1.weight", "conv1.bias", "fc1.weight", "fc1.bias", "conv1"]
-    (complaint,) = run.summary.complaints
-    assert complaint.startswith("--exclude 'nothing' matched no tensor")
-
-
-def test_the_budget_counts_both_kinds(tmp_path):
-    def captured(kind, path, steps, **options):
-        with Run(path, kind=kind, **options) as run:
-            model = CNN()
-            descend(model, sgd(model), 8, 1, 8, 8, steps=steps)
-        return run
-
-    rows = {}
-    for kind in ("weight", "neural", "both"):
-        run = captured(kind, tmp_path / f"{kind}.zarr", 8, budget=60_000)
-        assert run.summary.over_budget
-        rows[kind] = run.summary.rows
-        stored = sum(4 * int(run.trace.statistics(t.name, kind=t.kind)["n_valid"].sum()) for t in run.trace.tensors)
-        assert stored <= 60_000
-    assert rows["both"] < min(rows["weight"], rows["neural"])
-    run = captured("both", tmp_path / "auto.zarr", 12, budget=200_000, policy=AutomaticSteps())
+        descend(model, sgd(model), 8, 1, 8, 8, steps=12)
     assert 0 < run.summary.rows == run.summary.neural_rows < 12
+    counts = [run.trace.statistics(info.name, kind=info.kind)["n_valid"] for info in run.trace.tensors]
+    assert 4 * np.sum(counts) <= budget
 
 
 def test_record_takes_the_model_given_and_no_other(path):
@@ -336,32 +313,3 @@ def test_record_takes_the_model_given_and_no_other(path):
     assert (trace.attrs["capture"]["kind"], trace.attrs["capture"]["max_elements"]) == ("neural", 4)
     assert trace.attrs["model"] == "Sequential"
     assert not torch.nn.modules.module._global_forward_hooks
-
-
-def test_modules_that_are_gone_leave_no_trouble(path):
-    with Run(path) as run:
-        weight = nn.Parameter(torch.ones(3))
-        descend(lambda _: nn.Hardtanh(-9, 9)(weight), torch.optim.SGD([weight], lr=0.0), 1, steps=4)
-    assert run.steps == {"unnamed/Hardtanh": [0, 1, 2, 3]}
-    assert run.summary.errors == 0
-
-
-def test_waiting_rows_are_bounded():
-    blocks = HostBlocks(limit=4 * 100)
-    row = [blocks.take(80)]
-    blocks.find_room()
-    blocks.hand_over(row)
-    blocks.find_room()
-    more = [blocks.take(80)]
-    assert more[0].data_ptr() != row[0].data_ptr()
-    blocks.hand_over(more)
-    done = threading.Event()
-    waiting = threading.Thread(target=lambda: (blocks.find_room(), done.set()))
-    waiting.start()
-    assert not done.wait(0.05)
-    blocks.returned.put(row)
-    assert done.wait(10)
-    assert blocks.take(80).data_ptr() == row[0].data_ptr()
-    for elements in range(1, 60):  # blocks that nobody needs any more make room
-        blocks.reuse([blocks.take(elements)])
-        assert blocks._free_bytes == 4 * sum(b.numel() for free in blocks._free.values() for b in free) <= 400

@@ -12,14 +12,12 @@ from gtrace.capture import record
 from gtrace.capture.options import (
     HORIZON,
     AutomaticSteps,
-    EveryStep,
     TensorSelection,
     _bursts,
     parse_size,
     parse_steps,
-    step_policy,
 )
-from gtrace.errors import OutputExistsError, UsageError
+from gtrace.errors import UsageError
 
 
 @pytest.fixture
@@ -41,25 +39,6 @@ def test_only_these_optimizers_and_these_names(tmp_path, model, optimizer):
     assert session.finish("complete").steps_seen == 1
 
 
-def test_an_exception_passes_and_what_is_done_is_kept(path, model, optimizer):
-    optimizer.register_step_post_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError), record(model, optimizer, path):
-        descend(model, optimizer, 2, 3, steps=1)
-    trace = gtrace.open_trace(path)
-    assert (trace.status, trace.steps("0.weight").tolist()) == ("interrupted", [0])
-
-
-def test_an_existing_trace_is_left_alone(path, model, optimizer):
-    with record(model, optimizer, path):
-        descend(model, optimizer, 2, 3, steps=1)
-    with pytest.raises(OutputExistsError, match="already exists"), record(model, optimizer, path):
-        pytest.fail("must not be entered")
-    assert gtrace.open_trace(path).steps("0.weight").tolist() == [0]
-    with record(model, optimizer, path, force=True):
-        descend(model, optimizer, 2, 3, steps=2)
-    assert gtrace.open_trace(path).steps("0.weight").tolist() == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -67,12 +46,8 @@ def test_an_existing_trace_is_left_alone(path, model, optimizer):
         ({"steps": "1", "every": 2}, "exclude each other"),
         ({"budget": "much"}, "is not a valid size"),
         ({"kind": "outer"}, "--every 100"),
-        ({"kind": "updates"}, "did you mean update"),
         ({"kind": "nural"}, "--kind: unknown kind 'nural'; did you mean neural"),
-        ({"kind": "weight,update,"}, "unknown kind ''"),
         ({"kind": "update", "noise": True}, "add weight to --kind"),
-        ({"kind": "neural", "noise": True}, "--noise is about gradients of weights"),
-        ({"kind": "neural", "optimizer_state": True}, "--optimizer-state is about gradients of weights"),
         ({"kind": "neural", "second_moments": True}, "--second-moments is about gradients of weights"),
         ({"second_moments": True, "sketch": "l2:512"}, "--sketch"),
         ({"kind": "both", "max_elements": 0}, "--max-elements: needs a number of 1 or more, not 0"),
@@ -87,15 +62,9 @@ def test_wrong_options_are_found_before_training(tmp_path, model, optimizer, opt
 
 def test_gradients_appended_by_hand(path):
     values = torch.tensor([1.0, -2.5, 3.0])
-    given = {
-        "float32": nn.Parameter(values),
-        "float64": values.double(),
-        "bfloat16": values.bfloat16(),
-        "float16": values.half(),
-        "float8_e5m2": values.to(torch.float8_e5m2),
-        "int64": values.long(),
-        "sparse": values.to_sparse(),
-    }
+    types = ("float64", "bfloat16", "float16", "float8_e5m2", "int64")
+    given = {"float32": nn.Parameter(values), "sparse": values.to_sparse()}
+    given |= {name: values.to(getattr(torch, name)) for name in types}
     with gtrace.create_trace(path) as writer:
         for name, tensor in given.items():
             writer.append(0, name, tensor)
@@ -116,12 +85,8 @@ def chosen(policy, end, capacity=10**18):
     ("text", "steps"),
     [
         ("0", [0]),
-        ("0,10,12", [0, 10, 12]),
-        ("3-6", [3, 4, 5, 6]),
         ("3-9:3", [3, 6, 9]),
         ("3-8:3", [3, 6]),
-        ("10+3", [10, 11, 12]),
-        ("10+1", [10]),
         (" 1 , 4-5 , 18+2 ", [1, 4, 5, 18, 19]),
         ("4-6,5-7", [4, 5, 6, 7]),
     ],
@@ -137,15 +102,6 @@ def test_lists_of_steps(text, steps):
 def test_what_is_no_list_of_steps(text):
     with pytest.raises(UsageError, match="--steps"):
         parse_steps(text)
-
-
-def test_policies_of_the_two_options():
-    assert isinstance(step_policy(None, None), AutomaticSteps)
-    assert isinstance(step_policy("auto", None), AutomaticSteps)
-    assert chosen(step_policy(None, 4), 10) == [0, 4, 8]
-    assert step_policy(None, 1) == EveryStep(1)
-    with pytest.raises(UsageError, match="--every: 0"):
-        step_policy(None, 0)
 
 
 def bursts_of(steps):
@@ -197,13 +153,3 @@ def test_selection_by_patterns():
     assert not TensorSelection((), ("head.*",)).keeps("embedding.weight", ("head.weight",))
     assert not TensorSelection(("Conv*",)).keeps("conv1.weight")
     assert TensorSelection().keeps("anything")
-
-
-def test_patterns_that_match_nothing_are_named_with_the_nearest_names():
-    selection = TensorSelection(("conv9.wieght*", "fc.*"), ("norm*",))
-    assert selection.complaints() == [], "nothing was seen yet"
-    for name in ("conv1.weight", "conv2.weight", "fc.bias"):
-        selection.keeps(name)
-    first, second = selection.complaints()
-    assert first == "--tensors 'conv9.wieght*' matched no tensor; did you mean conv2.weight or conv1.weight?"
-    assert second.startswith("--exclude 'norm*' matched no tensor; ")

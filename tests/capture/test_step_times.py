@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from helpers_capture import Captured
-from helpers_hooks import Watch
 from torch import nn
 
 from gtrace.capture.options import EveryStep
@@ -122,10 +121,6 @@ def test_a_gpu_is_not_waited_for():
     assert clock.describe() == {**found, "backward": 0.25, "after_backward": 0.125}
 
 
-class OnGpu(torch.Tensor):
-    is_cuda = True
-
-
 class Sharding:
     """A module that calls collectives through its name ``dist``, as those of torch do that shard models."""
 
@@ -133,81 +128,30 @@ class Sharding:
         self.dist, self.results = self, results
 
     def __getattr__(self, name):
-        def collective(_):
-            _Event.now += 0.125
-            return self.results.get(name)
-
-        return collective
+        return lambda _: self.results.get(name)
 
 
 EXCHANGE = ["all_gather_into_tensor", "reduce_scatter_single", "all_reduce", "get_rank"]
 
 
-@pytest.fixture
-def train_shards(monkeypatch):
-    """What a clock says of a training with collectives."""
-
-    def train(sharding, clock, names=EXCHANGE, kind=torch.Tensor, steps=8):
-        monkeypatch.setitem(sys.modules, "torch.distributed.fsdp._runtime_utils", sharding)
-        for step in range(steps):
-            for name in names:
-                getattr(sharding.dist, name)(torch.empty(0).as_subclass(kind))
-            _Event.now += 0.25
-            clock.step(step, recorded=False, models=list)
-        return clock.describe()
-
-    return train
-
-
-@pytest.mark.usefixtures("gpu")
-def test_collectives_on_a_gpu_take_the_time_between_events(train_shards):
-    found = train_shards(Sharding(), StepClock(float), kind=OnGpu)
-    assert found == {"step": 0.75, "steps": 5, "recorded": False, "communication": 0.375, "outside_backward": 0.375}
-    times = StepTimes.of({"times": found})
-    assert str(times) == "750 ms a step, all-gather and reduce-scatter 375 ms"
-    assert times.computing == 0.75  # they may run beside other work
-    # Those of tensors on the CPU take the time of a clock that runs.
-    found = train_shards(Sharding(), StepClock(float))
-    assert 0 < found["communication"] == found["exposed"] < 0.1
-
-
 @pytest.mark.parametrize(
-    ("names", "result"),
+    ("names", "result", "known"),
     [
-        (["reduce_scatter_tensor"], {}),  # the gathering is the program's own
-        (["all_gather"], {}),
-        (EXCHANGE, {"all_reduce": "a handle to wait for it"}),
-        (2000 * EXCHANGE, {}),
+        (EXCHANGE, {}, True),
+        (["reduce_scatter_tensor"], {}, False),  # the gathering is the program's own
+        (["all_gather"], {}, False),
+        (EXCHANGE, {"all_reduce": "a handle to wait for it"}, False),
+        (2000 * EXCHANGE, {}, False),
     ],
 )
-def test_collectives_that_are_not_all_known(train_shards, names, result):
-    found = train_shards(Sharding(**result), StepClock(float), names)
-    assert "step" in found
-    assert "communication" not in found
-
-
-def test_collectives_are_left_alone_when_no_step_is_timed(train_shards):
-    sharding, clock = Sharding(), StepClock(float)
-    train_shards(sharding, clock, steps=64)
-    assert sharding.dist is not sharding
-    clock.step(64, recorded=False, models=list)
-    assert sharding.dist is sharding
-    clock.step(126, recorded=False, models=list)
-    assert sharding.dist is not sharding
-    sharding.dist = anothers = Sharding()
-    clock.stop()
-    assert sharding.dist is anothers
-
-
-def test_errors_of_the_clock_stop_no_collective(train_shards, monkeypatch):
-    sharding, watch = Sharding(), Watch(lambda *_: False)
-    watch.hooks.install()
-    train_shards(sharding, watch.clock, steps=3)
-    monkeypatch.setattr(watch.clock, "_mark", lambda _: 1 / 0)
-    assert sharding.dist.all_reduce(1) is None
-    assert [type(error) for error in watch.errors] == [ZeroDivisionError]
-    watch.hooks.remove()
-    assert sharding.dist is sharding
+def test_collectives_have_a_time_if_all_of_them_are_known(names, result, known, monkeypatch):
+    sharding, clock = Sharding(**result), StepClock(float)
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp._runtime_utils", sharding)
+    for step in range(8):
+        for name in names:
+            getattr(sharding.dist, name)(torch.empty(0))
+        clock.step(step, recorded=False, models=list)
+    assert ("step" in clock.describe(), "communication" in clock.describe()) == (True, known)
 
 
 def test_times_in_a_cluster():

@@ -1,6 +1,5 @@
 """Which of several processes this one is, from what launchers put into the environment; what comes before its end."""
 
-import os
 import signal
 
 import pytest
@@ -8,10 +7,8 @@ from helpers_capture import run_python, write_script
 
 from gtrace.torch_hooks import processes
 from gtrace.torch_hooks.processes import (
-    before_abrupt_exit,
     first_of_launch,
     launch_token,
-    launched_place,
     spans_machines,
     started_again,
 )
@@ -44,25 +41,12 @@ def token(monkeypatch):
     return first
 
 
-def test_the_place_among_launched_processes(environment, token):
-    assert (launched_place(), token(1)) == ((None, 1), None)
-    assert (spans_machines(), first_of_launch(), started_again()) == (False, False, {})
-    # A rank makes the world as large as it must be.
-    environment(RANK="3")
-    assert launched_place() == (3, 4)
-    environment(WORLD_SIZE="8")
-    assert launched_place() == (3, 8)
-
-
 def test_on_one_machine_the_parent_tells_launches_apart(environment, token):
     """Each trace of a process has its own token, and a number that is used again is another process."""
     environment(**ONE_MACHINE)
     assert launch_token() != launch_token()
     assert token(1) == token(1) != token(2)
     assert (spans_machines(), first_of_launch()) == (False, False)
-    assert processes._process(1).startswith("1@")
-    assert processes._process(1) != "1@"
-    assert processes._process(0) == "0@"
 
 
 def test_over_machines_the_parents_differ_and_the_token_does_not(environment, token):
@@ -130,13 +114,3 @@ def test_what_comes_before_the_end(tmp_path, body, code, lines):
 def test_an_error_in_finish_cannot_keep_the_process_alive(tmp_path):
     script = write_script(tmp_path / "script.py", SCRIPT.format(body="os._exit(3)").replace("return 5", "1 / 0"))
     assert run_python(script, cwd=tmp_path).returncode == 3
-
-
-def test_everything_is_put_back():
-    def there():
-        return os._exit, *map(signal.getsignal, (signal.SIGTERM, signal.SIGHUP)), signal.set_wakeup_fd(-1)
-
-    before = there()
-    with before_abrupt_exit(lambda code: code):
-        assert os._exit is not before[0]
-    assert there() == before

@@ -51,13 +51,6 @@ def test_a_script_is_stopped_and_the_answer_fits_a_screen(advised):
     assert left == {"trace.zarr", "sweep.db", "plan.toml", "report.html", "advice.json"}
 
 
-def test_slow_links_want_a_codec_and_fast_ones_none(advised):
-    said = " ".join(advised.out.partition("By link speed: ")[2].partition("\nA step takes")[0].split())
-    first, *_, last = said.split(", ")
-    assert ":bits=" in first
-    assert last == "float32 above"
-
-
 def test_the_trace_of_an_advice_is_advised_on_without_a_capture(advised, succeed, folder):
     found = json.loads(succeed("advise --json", advised.folder / "train.advice" / "trace.zarr")[0])
     assert found["step"] > found["backward"] > 0

@@ -1,6 +1,5 @@
 """``gtrace capture`` from the outside: what the user types, sees and is left with."""
 
-import json
 import os
 import random
 import re
@@ -15,13 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers_capture import SAMPLES, Command, but_first_line, run_gtrace, run_python, write_script
+from helpers_capture import Command, but_first_line, run_gtrace, run_python, write_script
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
 import gtrace
 from gtrace.capture.summary import CaptureSummary, result_text
-from gtrace.torch_hooks.hooks import TrainingHooks
 
 TRAIN = textwrap.dedent("""
     import argparse, torch
@@ -284,19 +282,6 @@ def test_nothing_stays_of_a_capture_that_could_not_start(capture, monkeypatch):
     assert capture("-m no_package.no_module")[2].count("\n") == 1
 
 
-def test_a_wrapper_that_another_one_wrapped_does_nothing_any_more():
-    model = torch.nn.Linear(2, 1)
-    hooks = TrainingHooks(lambda *_: True, lambda _: None, pytest.fail)
-    original = torch.autograd.backward
-    hooks.install()
-    ours = torch.autograd.backward
-    torch.autograd.backward = lambda *args, **kwargs: ours(*args, **kwargs)
-    hooks.remove()
-    model(torch.ones(1, 2)).sum().backward()
-    torch.autograd.backward = original
-    assert hooks.backward_passes == 0
-
-
 PASSES = "import torch\nw = torch.ones(2, requires_grad=True)\nfor _ in range(3):\n    w.square().sum().backward()"
 FUNCTIONAL = "import torch\nw = torch.ones(2)\nfor _ in range(3):\n    torch.func.grad(lambda w: w.square().sum())(w)"
 RECORD = "add `import gtrace` and, in each step, `gtrace.record_gradients({name: gradient, ...}, loss=loss)`"
@@ -435,43 +420,3 @@ def test_os_exit_keeps_what_is_done_and_a_forked_child_ends_as_it_would(folder):
     assert said.startswith("gtrace: leaving.py failed with exit code 3; 4 steps captured in leaving.zarr")
     assert gtrace.open_trace(folder / "leaving.zarr").status == "interrupted"
     assert len(steps_of(folder / "leaving.zarr")) == 4
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """A trace of both kinds with a smaller last batch and a cap that cuts the convolutions' gradients."""
-    folder = tmp_path_factory.mktemp("digits")
-    script = [SAMPLES / "digits_cnn.py", "--epochs", 1, "--batch-size", 256]
-    cut = ["--steps", "4-5", "--max-elements", 20_000]
-    done = run_gtrace("capture", "--kind", "both", *cut, "-o", "run.zarr", *script, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "run.zarr"
-
-
-def test_info_and_report_say_batches_and_what_was_kept(succeed, folder, digits):
-    out, _ = succeed("info --full --kind neural", digits)
-    rows = {line.split()[0]: line.split()[1:4] for line in out.splitlines() if line.startswith(("conv", "fc"))}
-    assert rows == {
-        "conv1": ["157-256x32x8x8", "3.8%", "float32"],
-        "conv2": ["157-256x64x8x8", "1.9%", "float32"],
-        "fc1": ["157-256x64", "100.0%", "float32"],
-        "fc2": ["157-256x10", "100.0%", "float32"],
-    }
-    found = {tensor["name"]: tensor for tensor in json.loads(succeed("info --json", digits)[0])["tensors"]}
-    assert (found["fc2"]["elements_fewest"], found["fc2"]["elements_most"]) == (1570, 2560)
-    assert found["conv1"]["elements_stored"] == found["conv1"]["size"] == 20_000
-    assert found["fc1.bias"]["elements_fewest"] == found["fc1.bias"]["elements_most"] == 64
-    # Half of what passes a ReLU is zero, so counted over padding it would be less.
-    with gtrace.open_trace(digits) as trace:
-        values = np.concatenate([trace.read("fc1", step) for step in trace.steps("fc1")])
-    assert found["fc1"]["zeros"] == pytest.approx(np.mean(values == 0))
-    assert succeed("report -o report.md", digits)[1] == ""
-    assert "12 tensors" in (folder / "report.md").read_text()
-
-
-def test_only_neural(capture):
-    assert (
-        "gtrace: 2 of 4 steps captured in train.zarr (2 neural tensors, "
-        in capture("--kind neural --every 2 train.py")[2]
-    )
-    assert [info.kind for info in gtrace.open_trace("train.zarr").tensors] == ["neural"] * 2

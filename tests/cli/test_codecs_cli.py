@@ -79,13 +79,6 @@ def test_two_plain_functions_are_a_codec_of_every_command(succeed, half, tmp_pat
     assert json.loads(out)["runs"][1]["run"] == "half"
 
 
-def test_error_feedback_is_a_prefix(succeed, tmp_path):
-    write_trace(tmp_path / "run.zarr", steps=(0, 1))
-    out, _ = succeed("sweep run.zarr --methods topk,signsgd --ratio 0.01-0.1 --error-feedback --json")
-    swept = " ".join(json.loads(out)["codecs"])
-    assert swept == "ef:signsgd ef:topk ef:topk:ratio=0.02 ef:topk:ratio=0.05 ef:topk:ratio=0.1"
-
-
 def test_a_broken_plugin_is_one_line(refuse, tmp_path):
     write_trace(tmp_path / "run.zarr", steps=(0,))
     (tmp_path / "bad.py").write_text("x = 1\nraise RuntimeError('no')\n")

@@ -92,13 +92,6 @@ def script_of(shell):
     return done.stdout
 
 
-@pytest.mark.parametrize(("shell", "does"), [("zsh", "compdef _gtrace_completion gtrace"), ("fish", "complete --no-f")])
-def test_each_shell_gets_its_script(shell, does):
-    script = script_of(shell)
-    assert f"_GTRACE_COMPLETE={shell}_complete" in script
-    assert does in script
-
-
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_with_its_script(tmp_path):
     program = tmp_path / "gtrace"

@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import os
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from helpers_trace import SHAPES, STEPS, SUFFIXES, edit_json, gradient, present,
 from rich.console import Console
 
 from gtrace.cli.info import FEW_ROWS, show
-from gtrace.errors import TraceError
 from gtrace.fitting.magnitudes import LAWS, fit_magnitudes
 from gtrace.report.analysis.history import RunHistory
 from gtrace.report.names import sparkline
@@ -277,21 +275,6 @@ def test_fit_says_first_which_law_fits(succeed, trace):
     assert [row[1] for row in rows] == ["weight", "neural"]
 
 
-def test_fit_as_json_has_every_step(succeed, trace):
-    out, _ = succeed("info --fit --kind neural --tensors early,tiny --json", trace)
-    said = json.loads(out)
-    early, tiny = said["tensors"]
-    assert (early["best"], early["judged"], tiny["judged"]) == ("half-normal", True, False)
-    assert [at["step"] for at in early["steps"]] == list(laws.STEPS)
-    fit, at = fit_magnitudes(laws.gradient("early", 10)), early["steps"][1]
-    assert (at["nonzero"], at["zeros"]) == (fit.count, fit.zeros)
-    assert (at["sigma"], at["sigma_log2"]) == (pytest.approx(fit.sigma), pytest.approx(fit.sigma / math.log(2)))
-    assert at["ks"] == pytest.approx(fit.ks)
-    assert set(early["formats"]) == {"4", "5", "6", "7", "8"}
-    with open_trace(trace) as opened:
-        assert said["fingerprint"] == opened.fingerprint
-
-
 def test_zeros_equal_values_and_a_tail_that_ends_early(succeed, tmp_path):
     cut = np.exp(4 * np.minimum(np.random.default_rng(0).standard_normal(5000), 1))
     write_arrays(tmp_path / "t.zarr", {"zero": [0.0] * 5, "same": [0.5] * 5})
@@ -333,13 +316,3 @@ def test_formats_as_toml_and_json_are_the_same(succeed, refuse, trace, folder):
     assert (folder / "recipe.toml").read_text() == "mine"
     succeed("formats -o recipe.toml --force --steps 0 --bits 4", trace)
     assert tomllib.loads((folder / "recipe.toml").read_text())["provenance"]["steps"] == [0]
-
-
-def test_info_without_fit_reads_no_gradient(succeed, refuse, trace, monkeypatch):
-    def broken(*_arguments, **_keywords):
-        raise TraceError("the trace is damaged")
-
-    monkeypatch.setattr(Trace, "read", broken)
-    succeed("info", trace)
-    for command in ("info --fit", "formats"):
-        assert refuse(command, trace, code=3) == "gtrace: the trace is damaged\n"

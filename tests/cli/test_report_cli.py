@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from helpers_capture import Command
 from helpers_report import rows_of, write_runs, write_sweep
-from helpers_trace import write_arrays
 
 import gtrace
 from gtrace.sweep import ResultStore
-from gtrace.sweep.quick import representative_steps
 from gtrace.trace import OptimizerFacts
 
 
@@ -38,25 +36,6 @@ def test_the_verdict_first_and_the_path_of_the_page_last(succeed, folder):
     assert out.endswith("\nnet.report.html\n")
     assert out.count("\n") <= 25
     assert (folder / "net.report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-
-
-def test_ranks_alone_are_the_workers_of_the_comparison(found):
-    document = found("--ranks 8 --coder entropy")
-    (one,) = document["sweeps"]
-    assert (one["name"], one["workers"], one["coder"]) == ("net.sweep.db", 8, "entropy")
-    assert document["savings"] == []
-
-
-@pytest.mark.usefixtures("sweep")
-def test_a_pipe_gets_every_column_and_a_terminal_those_that_fit(succeed, monkeypatch):
-    out, _ = succeed("report net.sweep.db -o x.md --full")
-    assert "No room" not in out
-    assert "\x1b" not in out
-    assert "qsgdinf:bits=3,bucket_size=8192 " in out
-    monkeypatch.setenv("COLUMNS", "70")
-    out, _ = succeed("report net.sweep.db -o x.md --full --force")
-    assert max(map(len, out.splitlines())) <= 70
-    assert "No room for: " in out
 
 
 @pytest.mark.usefixtures("sweep")
@@ -100,32 +79,12 @@ def test_json_is_alone_on_stdout_and_writes_nothing_by_itself(succeed, folder):
     assert (folder / "page.html").exists()
 
 
-@pytest.mark.usefixtures("sweep")
-@pytest.mark.parametrize("output", ["x.tex", "x.csv", "one.pdf --figure rate-distortion"])
-def test_other_formats_and_figures(succeed, refuse, folder, output):
-    out, err = succeed(f"report net.sweep.db -o {output}")
-    name, figure, _ = output.partition(" ")
-    assert (f"\n{out}".endswith(f"\n{name}\n"), err) == (True, "")
-    assert out == f"{name}\n" or not figure
-    assert (folder / name).stat().st_size > 1000
-    if figure:
-        refuse(f"report net.sweep.db -o {output}", code=4)
-
-
 def test_bad_input_is_one_line_and_exit_3(refuse, sweep, folder):
     sweep.write_bytes(sweep.read_bytes()[: sweep.stat().st_size // 2])
     assert sweep.name in refuse("report net.sweep.db", code=3)
     sweep.unlink()
     assert "no results" in refuse("report", code=3)
     assert not list(folder.iterdir())
-
-
-def test_named_pairs_come_first(found, succeed, sweep):
-    pair = ["qsgdinf:bits=3,bucket_size=8192", "qsgd:bits=3,bucket_size=8192"]
-    ((one,),) = found(f"--pair {' '.join(pair)}")["pairs"]
-    assert [one["first"], one["second"]] == pair
-    assert one["by_elements"] < 0.1
-    assert f"\n\n{pair[0]} has " in succeed(f"report net.sweep.db --pair {' '.join(pair)} -o x.md --full")[0]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -250,15 +209,6 @@ def test_short_form(succeed, folder):
     assert stored.provenance["command"][1:3] == ["sweep", "run.h5"]
 
 
-def test_without_a_choice_it_takes_representative_steps_and_says_what_all_would_take(succeed, folder):
-    helpers_sweep.write_trace(folder / "run.zarr", steps=range(60))
-    _, err = succeed("sweep run.zarr --tensors fc.*")
-    assert err.startswith("gtrace: measures 20 configurations on 32 of 60 steps, seconds; --all: ")
-    stored = ResultStore.load(folder / "run.sweep.db")
-    assert tuple(sorted(set(stored["step"]))) == representative_steps(range(60))
-    assert set(stored["method"]) >= {"qsgdinf", "alq", "zipml", "nuqsgd", "topk", "ef-signsgd", "fp", "bf16"}
-
-
 def test_a_new_selection_is_added_and_reported_and_force_starts_empty(succeed, refuse, folder):
     helpers_sweep.write_trace(folder / "run.zarr", steps=range(4))
     (folder / "run.sweep.db").write_text("mine")
@@ -277,28 +227,3 @@ def test_a_new_selection_is_added_and_reported_and_force_starts_empty(succeed, r
         (section,) = json.loads(succeed("report run.sweep.db --json")[0])["sweeps"]
         assert len(section["configurations"]) == shown
         assert len(section["steps"]) == (2 if "--steps" in options else 4)
-
-
-def test_sparsities_and_kinds(succeed, folder):
-    with gtrace.create_trace(folder / "run.zarr") as writer:
-        for step in range(2):
-            writer.append(step, "fc.weight", [0.1, -0.2, 0.3, 0.4])
-            writer.append(step, "fc", [0.5, -0.1, 0.2][: 3 - step], kind="neural")
-            writer.commit(step)
-    line = "sweep run.zarr --methods prune,topk-prune --sparsity 0.5-0.95"
-    out, err = succeed(f"{line} --json")
-    assert json.loads(out)["left_out"] == {"neural": 1}
-    assert err == "gtrace: 1 tensor of neural gradients left out; --kind neural takes them\n"
-    result = ResultStore.load(folder / "run.sweep.db")
-    assert sorted(set(result["sparsity_asked"])) == pytest.approx([0.5 + 0.05 * k for k in range(10)])
-    assert set(result["tensor"]) == {"fc.weight"}
-    assert succeed(f"{line} --kind neural -o neural.db")[1] == ""
-    assert sorted(set(ResultStore.load(folder / "neural.db")["n"])) == [2, 3]
-
-
-@pytest.mark.parametrize("stage", ["reduced", "local"])
-def test_a_sweep_over_averages_says_that_the_wire_is_worse(succeed, folder, stage):
-    write_arrays(folder / "run.zarr", {"w": [1.0, 2.0]}, attrs={"world_size": 4}, stage=stage)
-    _, err = succeed("sweep run.zarr --methods qsgd --bits 2")
-    assert ("gtrace: warning: gradients are averages over 4 processes" in err) == (stage == "reduced")
-    assert ("errors on the wire will be larger" in err) == (stage == "reduced")

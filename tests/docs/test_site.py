@@ -15,8 +15,6 @@ import gtrace
 from gtrace.cli import gtrace as cli
 from gtrace.cli.groups import every_command
 from gtrace.codecs import codec_names, wrapper_names
-from gtrace.metrics import Comparison
-from gtrace.sweep import COLUMNS
 
 #: as they are before other tests of this process register codecs of their own
 CODECS = codec_names()
@@ -103,19 +101,6 @@ def check_api(text):
         assert f'id="{name}"' in text, name
 
 
-@pytest.mark.parametrize("page", ["concepts/codec-parts.md", "reference/payloads.md"])
-def test_tables_of_codecs_name_codecs_that_exist(page):
-    rows = re.findall(r"^\| (`[\w-]+`(?:, `[\w-]+`)*) \|", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE)
-    named = {name for row in rows for name in re.findall(r"[\w-]+", row)}
-    assert named <= set(CODECS) | {"none"}
-
-
-def test_every_metric_has_a_column_with_its_meaning():
-    # The reference of columns is made from these.
-    for name in Comparison.__dataclass_fields__:
-        assert COLUMNS[name][1], name
-
-
 def test_exit_codes_are_those_of_the_program():
     text = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| (.*?) \|", text, re.MULTILINE)
@@ -124,11 +109,3 @@ def test_exit_codes_are_those_of_the_program():
     for code, raised in rows:
         for name in re.findall(r"`(\w+Error)`", raised):
             assert getattr(gtrace.errors, name).exit_code == int(code)
-
-
-def test_the_navigation_fits_into_a_glance():
-    groups = re.findall(
-        r"```{toctree}\n:caption: (\w+)\n:hidden:\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL
-    )
-    assert [caption for caption, _ in groups] == ["Start", "Guides", "Background", "Reference"]
-    assert sum(len(entries.split()) for _, entries in groups) <= 20

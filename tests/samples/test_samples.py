@@ -59,23 +59,11 @@ def test_weights_are_the_same_bit_for_bit_with_and_without_capture(anywhere, scr
     assert np.isfinite(trace.scalars()["loss"]).all()
 
 
-def test_seeds_decide():
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        train("digits_mlp.py", "--epochs", "1", "--seed", seed, "--save", f"{name}.pt")
-    a, b, c = (torch.load(f"{name}.pt", weights_only=True)["0.weight"] for name in "abc")
-    assert torch.equal(a, b)
-    assert not torch.equal(a, c)
-
-
 def test_the_network_learns_the_digits(capsys):
     train("digits_cnn.py", "--epochs", "4", "--batch-size", "32")
     accuracies = [float(text) for text in re.findall(r"test accuracy ([\d.]+)", capsys.readouterr().out)]
     assert len(accuracies) == 4
     assert accuracies[-1] > 0.9
-
-
-def test_scripts_know_nothing_of_gtrace():
-    assert not [script for script in SCRIPTS if "gtrace" in (SAMPLES / script).read_text()]
 
 
 def test_data_are_complete_small_and_attributed():

@@ -18,7 +18,7 @@ from gtrace.codecs import Codec, codec_class, codec_names, plugins, spec
 from gtrace.codecs.plugins import load_plugin
 from gtrace.errors import UsageError
 from gtrace.workflows import bench
-from gtrace.workflows.bench import FULL, LAYERS, QUICK, Protocol, cache_folder, duel, make_trace, run_bench
+from gtrace.workflows.bench import FULL, QUICK, Protocol, duel, run_bench
 from gtrace.workflows.bench_tables import bench_json, bench_lines, bench_tables
 
 DITHER = Path(__file__).resolve().parents[2] / "samples" / "my_codec" / "dither.py"
@@ -160,20 +160,6 @@ def test_a_result_and_its_tables(warm, dither):
     assert result.traces[0].fingerprint[:12] in said
 
 
-def test_a_codec_with_nothing_at_these_bits_is_told_where_it_is(warm):
-    notes = " ".join(bench_tables(small("topk", at=31))[0].notes)
-    assert re.search(r"topk takes [\d.]+ to [\d.]+ bits: --at compares there\.", notes)
-
-
-def test_a_codec_of_one_configuration_is_compared_at_its_own_bits(warm):
-    result = small("terngrad:clip=2.5")
-    (mine,) = result.mine
-    bits = [next(c.bits for c in a.configurations if c.family == mine) for a in result.analyses]
-    assert result.targets[mine] == tuple(bits)
-    assert bench_tables(result)[0].title.startswith("Error at the measured bits of terngrad")
-    assert all(d.low == d.high == b for d, b in zip(result.duels[mine, "topk"], bits, strict=True))
-
-
 def test_a_second_run_trains_nothing_and_says_the_same(warm, dither, monkeypatch):
     first, names = bench_json(small("dither")), sorted(warm.iterdir())
     assert len(names) == 4
@@ -220,25 +206,6 @@ def test_without_torch_gradients_are_made_by_formulas(cache, monkeypatch, tmp_pa
     again = small("qsgdinf:bits=4")
     assert [t.fingerprint for t in again.traces] == [t.fingerprint for t in result.traces]
     assert len({t.fingerprint for t in result.traces}) == 2
-
-
-@pytest.mark.parametrize("task", [model.task for model in FULL.models])
-def test_made_gradients_are_there_for_every_model(task, tmp_path):
-    make_trace(task, tmp_path / "made.zarr", [4, 5], late=True, batch_size=8, seed=0)
-    with gtrace.open_trace(tmp_path / "made.zarr") as trace:
-        assert {info.name: tuple(info.shape) for info in trace.tensors} == LAYERS[task]
-        for name in LAYERS[task]:
-            values = trace.read(name, 5)
-            assert np.isfinite(values).all()
-            assert values.std() > 0
-
-
-def test_where_nothing_can_be_kept_it_runs_all_the_same(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with cache_folder() as folder:
-        assert folder.is_dir()
-    assert not folder.exists()
 
 
 def test_the_command_prints_and_writes_tables(warm, tmp_path, monkeypatch):

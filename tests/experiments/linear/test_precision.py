@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from gtrace.codecs import codec, split_specs
+from gtrace.codecs import split_specs
 from gtrace.errors import UsageError
-from gtrace_experiments.linear import FULL, TASKS, Precision, Prox, column_levels, place
+from gtrace_experiments.linear import TASKS, Precision, column_levels, place
 from gtrace_experiments.linear.levels import bits_per_value
-from gtrace_experiments.linear.precision import precisions
 
 
 @pytest.mark.parametrize(
@@ -27,21 +26,6 @@ from gtrace_experiments.linear.precision import precisions
 def test_specs_are_read_as_they_are_written(spec):
     assert str(Precision.parse(spec)) == spec
     assert split_specs(f"qsgd:bits=3,{spec},terngrad") == ["qsgd:bits=3", spec, "terngrad"]
-
-
-def test_what_a_spec_names_goes_before_what_is_usual():
-    assert str(Precision.parse("naive:bits=3", bits=8, levels="optimal")) == "naive:bits=3,levels=optimal"
-    assert Precision.parse("qsgd:bits=3", bits=8).codec == codec("qsgd:bits=3")
-    assert Precision.parse("full", quantize=("gradients",)).draws == 0
-
-
-def test_draws_and_bits():
-    assert [(one.draws, one.sample_bits) for one in map(Precision.parse, ("none", "naive", "double:chebyshev=15"))] == [
-        (0, 32),
-        (1, 5),
-        (16, 9),
-    ]
-    assert Precision("double", bits=4, chebyshev=15).sample_bits == 8
 
 
 @pytest.mark.parametrize(
@@ -73,20 +57,6 @@ def test_tasks_take_what_they_have_a_use_for():
         Precision("naive", refetch="l1").check(TASKS["logistic"])
 
 
-def test_the_full_precision_is_always_there_and_once():
-    assert precisions(["naive", "none"]) == [FULL, Precision("naive")]
-    with pytest.raises(UsageError, match="'naive:bits=5' is named twice"):
-        precisions(["naive", "naive:bits=5"])
-
-
-def test_terms():
-    assert str(Prox.parse("l1=0.25")) == "l1=0.25"
-    assert Prox.parse("none") == Prox()
-    for text in ("l3=1", "l1=x", "l1=-1", "ball"):
-        with pytest.raises(UsageError, match="prox"):
-            Prox.parse(text)
-
-
 def test_uniform_levels_lie_on_either_side_of_zero():
     a = np.array([[1.0, -6.0, 0.0], [-3.0, 2.0, 0.0]], np.float32)
     levels = column_levels(a, 3, "uniform")
@@ -95,13 +65,6 @@ def test_uniform_levels_lie_on_either_side_of_zero():
     assert levels[2].tolist() == [0]
     # Two bits are three levels: ceil((2^b - 1) / 2) positive ones would be one too many.
     assert len(column_levels(a, 2, "uniform")[0]) == 3
-
-
-def test_optimal_levels_are_as_many_and_end_at_the_data():
-    a = np.random.default_rng(0).standard_normal((500, 2)).astype(np.float32)
-    for own, column in zip(column_levels(a, 4, "optimal"), a.T, strict=True):
-        assert len(own) == 15
-        assert (own[0], own[-1]) == (column.min(), column.max())
 
 
 @pytest.mark.parametrize("rule", ["uniform", "optimal"])

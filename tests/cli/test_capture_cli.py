@@ -115,13 +115,8 @@ def steps_of(path, tensor="0.bias"):
     ("fields", "said"),
     [
         ({"blocked": 0.974, "waited": 0.0118, "span": 0.01211}, "(4 tensors, 0 bytes, training waited 12 ms (97%))"),
-        ({"blocked": 0.004, "waited": 0.0036, "span": 0.9}, "(4 tensors, 0 bytes, training waited 3.6 ms (0%))"),
         ({"blocked": 0.0204, "waited": 0.0306, "span": 1.5}, "(4 tensors, 0 bytes, training waited 2.0% of its time)"),
-        ({"rows": 1, "counts": ((1,),), "steps_seen": 1}, "1 step "),
         ({"rows": 1, "counts": ((1,),), "steps_seen": 4}, "1 of 4 steps "),
-        ({"rows": 40, "counts": ((20, 20),), "steps_seen": 40}, "20 steps of each of 2 optimizers "),
-        ({"rows": 40, "counts": ((20, 20),), "steps_seen": 80}, "20 of 40 steps of each of 2 optimizers "),
-        ({"rows": 30, "counts": ((20, 10),), "steps_seen": 30}, "10 to 20 steps of each of 2 optimizers "),
         (
             {"rows": 3, "counts": ((3,), (3, 5)), "steps_seen": 8, "ranks": 2},
             "3 to 5 steps of each of 1 to 2 optimizers captured in each of 2 processes in",
@@ -195,42 +190,10 @@ def test_what_was_there_is_replaced_only_by_force_and_only_if_it_is_a_trace(fold
     assert (folder / "mine.zarr" / "thesis.txt").read_text() == "all of it"
 
 
-def test_an_error_inside_the_hooks_reach_shows_no_frame_of_ours(folder, capture):
-    """The failing call goes through the wrapped backward pass and, by its closure, through the step hook."""
-    source = """
-        import torch
-
-        class Explode(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                return x.sum()
-
-            @staticmethod
-            def backward(ctx, gradient):
-                raise RuntimeError("boom")
-
-        w = torch.nn.Parameter(torch.ones(3))
-
-        def closure():
-            Explode.apply(w).backward()
-
-        torch.optim.SGD([w], lr=0.1).step(closure)
-        """
-    write_script(folder / "failing.py", source)
-    # The frames of runpy, which starts it here, come first.
-    _, script, frames = run_gtrace(cwd=folder, module="failing").stderr.partition(f'  File "{folder}')
-    code, _, err = capture("failing.py")
-    assert code == 5
-    assert err.splitlines()[:-1] == ["Traceback (most recent call last):", *(script + frames).splitlines()]
-    assert "boom" in err
-    assert "gtrace/" not in err
-
-
 @pytest.mark.parametrize(
     ("end", "code", "message"),
     [
         ("sys.exit(0)", 0, "gtrace: 4 steps captured"),
-        ("sys.exit()", 0, "gtrace: 4 steps captured"),
         ("sys.exit(3)", 5, "gtrace: ending.py failed with exit code 3; 4 steps captured"),
         ("sys.exit('out of data')", 5, "out of data\ngtrace: ending.py failed with exit code 1; 4 steps captured"),
         ("raise KeyboardInterrupt", 130, "gtrace: 4 steps captured"),

@@ -75,16 +75,13 @@ def test_show_diff_json_and_report(plan, succeed, folder):
     for word in ("bits per value", "Exchange rate", "conv.weight", "Stability: ", "above the least error"):
         assert word in shown
     assert json.loads(succeed("plan show b.json --json")[0])["budget"] == "--ratio 7"
-    assert "tensors differ" in succeed("plan diff a.toml b.json")[0]
     said = json.loads(succeed("plan diff a.toml b.json --json")[0])
     assert said["same"] + len(said["changed"]) == len(LAYERS)
     assert "0 tensors differ, 4 are the same" in succeed("plan diff a.toml a.toml")[0]
     said, _ = succeed("report a.toml -o plan.html")
     assert said.startswith("Error drops ")
     assert said.count("\n") <= 25
-    page = (folder / "plan.html").read_text()
-    for title in ("Codec of every tensor", "Plans against single codecs", "What changes between budgets"):
-        assert title in page
+    assert "Plans against single codecs" in (folder / "plan.html").read_text()
     assert figure_names(load_report([folder / "a.toml"])) == ["plan-frontier", "plan-bits", "plan-budgets"]
     assert json.loads(succeed("report a.toml --json")[0])["plans"][0]["name"] == "a"
 
@@ -121,16 +118,11 @@ def test_a_plan_from_a_sweep_minimizes_predicted_cost(sweep, succeed, refuse, mo
     assert found.horizon.low <= found.horizon.equivalent <= found.horizon.high
     assert "signsgd, whose cost is not known (it is biased)" in err
     assert f"over 300 steps, {found.uniform.codec} for all costs as if the batch were" in out
-    assert f"as if the batch were {found.horizon.equivalent:.0f} of 64" in succeed("plan show cost.toml")[0]
     succeed("plan --max-bits 2.2 --horizon 5 -o short.toml", sweep)
     assert load_plan("short.toml").horizon.steps == 5
-    assert "of gradient energy" in succeed("plan --max-bits 2.2 --objective error -o error.toml", sweep)[0]
+    succeed("plan --max-bits 2.2 --objective error -o error.toml", sweep)
     assert load_plan("error.toml").horizon is None
-    apart, _ = succeed("plan diff cost.toml error.toml")
-    assert "minimizes cost over 300 steps" in apart
-    assert "These numbers don't compare" in apart
-    said = json.loads(succeed("plan diff cost.toml short.toml --json")[0])
-    assert [said[side]["objective"] for side in "ab"] == ["cost over 300 steps", "cost over 5 steps"]
+    assert "These numbers don't compare" in succeed("plan diff cost.toml error.toml")[0]
     said = refuse("plan --max-bits 20 --objective cost --methods signsgd", sweep)
     assert "not known: signsgd: it is biased" in said
 

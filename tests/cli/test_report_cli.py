@@ -100,37 +100,36 @@ def test_a_full_disk_behind_the_output_ends_in_one_line(tmp_path):
         assert done.stderr.count("\n") == 1
 
 
-@pytest.fixture(scope="module", params=[64.0, None], ids=["the trace has the batch", "the user has it"])
-def bursts(request, tmp_path_factory):
-    """A sweep of a trace with bursts and an optimizer, and options that say what the trace does not."""
+@pytest.fixture(scope="module")
+def bursts(tmp_path_factory):
+    """A sweep of a trace with bursts and an optimizer, whose batch the user has to give."""
     path = tmp_path_factory.mktemp("bursts") / "mlp.zarr"
     rng = np.random.default_rng(0)
-    facts = OptimizerFacts(kind="SGD", momentum=0.9, batch_size=request.param)
+    facts = OptimizerFacts(kind="SGD", momentum=0.9)
     with gtrace.create_trace(path, attrs={"optimizers": {"0": facts.describe()}}) as writer:
         for step in (start + k for start in (0, 40, 80, 120) for k in range(4)):
             writer.append(step, "w", (0.1 * rng.standard_normal(500) + 0.05).astype(np.float32))
             writer.commit(step, lr=0.05)
     results = path.with_suffix(".sweep.db")
     gtrace.run_sweep(path, ["qsgdinf:bits=8", "qsgdinf:bits=2", "ef:topk:ratio=0.01"], output=results)
-    return results, "" if request.param else "--batch-size 64"
+    return results
 
 
 def test_the_verdict_is_a_prediction_for_the_horizon_and_the_workers(succeed, found, bursts):
-    path, options = bursts
-    verdict = found(options, path)["verdict"]
+    verdict = found("--batch-size 64", bursts)["verdict"]
     one = verdict["prediction"]
     assert (verdict["codec"], one["horizon"], one["batch"]) == ("qsgdinf:bits=8", 124, 64)
     assert "--horizon" in verdict["confidence"]
-    verdict = found("--horizon 9000 --ranks 4 --batch-size 256", path)["verdict"]
+    verdict = found("--horizon 9000 --ranks 4 --batch-size 256", bursts)["verdict"]
     one = verdict["prediction"]
     assert (one["horizon"], one["batch"], one["workers"]) == (9000, 256, 4)
     assert 0.9 * 256 <= one["equivalent_batch_low"] <= one["equivalent_batch"] <= one["equivalent_batch_high"]
     assert " over 9,000 steps (256 of 256; " in verdict["costs"]
     assert "--horizon" not in verdict["confidence"]
-    out, _ = succeed(f"report {options}", path)
+    out, _ = succeed("report --batch-size 64", bursts)
     assert "over 124 steps (64 of 64; " in out
     assert out.count("\n") <= 25
-    assert not options or "add it with --batch-size" in found("", path)["verdict"]["confidence"]
+    assert "add it with --batch-size" in found("", bursts)["verdict"]["confidence"]
 
 
 TEXT = "8x1Mbit/s,10ms,latency=20us"

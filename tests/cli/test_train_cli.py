@@ -49,15 +49,6 @@ def test_a_table_a_log_and_its_command_which_repeats_the_run(folder, succeed):
     assert coded["bits_per_worker_and_step"] == coded["bits"] / 8
 
 
-def test_an_existing_log_stays_without_force(folder, succeed, refuse):
-    (folder / "a.jsonl").write_text("mine")
-    line = f"train --codec qsgd {SMALL} -o a.jsonl"
-    assert "a.jsonl already exists. Use --force" in refuse(line, code=4)
-    assert (folder / "a.jsonl").read_text() == "mine"
-    succeed(f"{line} --force")
-    assert read_runlog(folder / "a.jsonl")[-1]["type"] == "end"
-
-
 def test_wrong_usage_is_found_without_torch(folder):
     code = "import sys; sys.modules['torch'] = None; from gtrace.cli import main; "
     code += "main(['train', '--codec', 'qsgd', '--task', sys.argv[1]])"
@@ -118,17 +109,11 @@ def test_the_command_says_what_was_chosen(folder, succeed):
     assert [run["codec_bits"] for run in said["runs"]] == [[], [], [[0, 2], [6, 3]]]
     assert said["runs"][1]["down_bits"] > 0 == said["runs"][0]["down_bits"]
     assert said["output"] == "digits-mlp-compare.jsonl"
-    reached = [run["seconds_to_common_loss"] for run in said["runs"] if not run["diverged"]]
-    assert any(seconds is not None and 0 < seconds <= said["runs"][0]["sim_seconds"] for seconds in reached)
     command = read_runlog(folder / "digits-mlp-compare.jsonl")[0]["command"]
     assert command.endswith(
         "--network 8Mbit/s,latency=0s,topology=ps,compute=0.5s --min-size 500 --down same "
         "--policy fixed --policy schedule:0=2,6=3"
     )
-    out, _ = succeed(f"{command.removeprefix('gtrace ')} --force")
-    assert "bits of minmax@schedule:0=2,6=3: 2, 3 from 6" in out
-    assert "to loss: simulated time to a training loss of" in out
-    assert "sent:" not in out
 
 
 @pytest.mark.parametrize(
@@ -159,15 +144,11 @@ def test_neural_gradients_have_a_table_with_the_cosines_and_a_log(folder, succee
     assert re.match(r"none +\d+\.\d % +\d\.\d{4}  32\.00  16\.4 kB +1\.0x +0 +- +- +\d+ %", lines[1])
     found = re.match(r"qsgdinf:bits=3 +\d.* (0\.\d{4})  (0\.\d{4}) +\d+ %", lines[2])
     assert float(found[2]) < float(found[1])
-    assert "digits-mlp: 1 worker with 16 samples, 4 steps, seed 0." in out
-    assert re.search(r"passes \(2\)\. worst: the tensor with the lowest, fc\d\.\w+\.", out)
     assert lines[-2] == "digits-mlp-neural-qsgdinf-bits3.jsonl"
     records = read_runlog(folder / lines[-2])
     assert (records[0]["kind"], records[0]["shadow"], records[0]["workers"]) == ("neural", 2, 1)
     assert records[0]["command"].endswith("--kind neural --layers inner --shadow 2")
     shadows = kinds(folder / lines[-2], "shadow")
     assert len(shadows) == 2 * 6
-    assert " ".join(shadows[0]) == "type run seed step tensor cosine_alone error_alone cosine error"
-    assert {one["bits_float32"] for one in kinds(folder / lines[-2], "step")} == {32 * 16 * (128 + 128)}
     (run,) = [run for run in analyze_runs(records).runs if run.shadow]
     assert run.spec == "qsgdinf:bits=3"

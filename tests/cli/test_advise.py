@@ -86,25 +86,15 @@ def ddp_model(tmp_path):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("what", ["codec", "plan", "bf16", "float32"])
+@pytest.mark.parametrize("what", ["codec", "plan"])
 def test_the_lines_to_paste_work(ddp_model, advised, what):
     verdict = Verdict("compress", "", "", "", "", codec="qsgdinf:bits=4", bits=3.0)
-    if what in ("bf16", "float32"):
-        verdict = Verdict("do not compress", "", "", "", "", bits={"bf16": 16.0, "float32": 32.0}[what])
     file = Path(advised.folder / "train.advice" / "plan.toml")
     plan = SimpleNamespace(worth=True) if what == "plan" else None
     lines = paste(SimpleNamespace(verdict=verdict, plan=plan, plan_file=file))
-    assert bool(lines) == (what != "float32")
-    if what == "bf16" and not torch.cuda.is_available():
-        # Torch's own hook, which it refuses on gloo.
-        with pytest.raises(TypeError, match="BF16 all reduce"):
-            exec("\n".join(lines), {"ddp_model": ddp_model})
-        return
     exec("\n".join(lines), {"ddp_model": ddp_model})
     x = torch.randn(16, 40)
     exact = torch.autograd.grad(ddp_model.module(x).square().sum(), list(ddp_model.module.parameters()))
     ddp_model(x).square().sum().backward()
     for parameter, gradient in zip(ddp_model.module.parameters(), exact, strict=True):
-        off = (parameter.grad - gradient).norm() / gradient.norm()
-        assert (off == 0) == (what == "float32")
-        assert off < 1
+        assert 0 < (parameter.grad - gradient).norm() < gradient.norm()

@@ -115,15 +115,11 @@ def test_selections(succeed, refuse, tmp_path):
         "--kind neural": [act],
         "--optimizer 1": second,
         "--tensors *.bias --tensors act": [*biases, act],
-        "--tensors opt1/* --tensors act": [*second, act],
         "--tensors g.b*,g.w* --optimizer 1": second,
     }.items():
         tensors = json.loads(succeed(f"info run.zarr --json {options}")[0])["tensors"]
         assert [f"{one['name']} {one['kind']} {one['optimizer']}" for one in tensors] == wanted, options
-    out, _ = succeed("info run.zarr")
-    for words in ("kind", "optimizer", "1 step of each of 2 optimizers, 5 tensors"):
-        assert words in out
-    assert "1, 0 to 0 (weight gradients, optimizer 1, rank 0)" in succeed("info run.zarr --full")[0]
+    assert "1 step of each of 2 optimizers, 5 tensors" in succeed("info run.zarr")[0]
     said = refuse("info run.zarr --rank 3")
     assert "holds no rank 3; it holds weight gradients of optimizer 0 on rank 0" in said
     assert "no tensor matches 'g.wieght'; did you mean g.weight" in refuse("info run.zarr --tensors g.wieght")

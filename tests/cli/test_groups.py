@@ -126,7 +126,6 @@ def test_names_are_those_that_there_are():
     assert offered("report", "--figure", "") == figure_names()
     assert offered("train", "--task", "") == list(task_names())
     assert "--methods" in offered("sweep", "--me")
-    assert "--quick" in offered("bench", "--")
     assert offered("sweep", "x.zarr", "--methods", "al")[-1] == "all"
     assert "all" not in offered("train", "--compare", "al")
 

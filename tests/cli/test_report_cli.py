@@ -39,15 +39,6 @@ def test_the_verdict_first_and_the_path_of_the_page_last(succeed, folder):
 
 
 @pytest.mark.usefixtures("sweep")
-def test_without_arguments_the_newest_results_are_taken_and_named(succeed, folder):
-    write_runs(folder / "train.jsonl", steps=30)
-    out, err = succeed("report -o x.md")
-    assert err == "taking the newest results in this folder: train.jsonl and net.sweep.db\n"
-    assert out.startswith("Recommendation")
-    assert "Training train.jsonl: " in out
-
-
-@pytest.mark.usefixtures("sweep")
 def test_a_page_of_an_earlier_report_is_replaced_and_anything_else_is_not(succeed, refuse, folder):
     page = folder / "net.report.html"
     page.write_text("mine")
@@ -133,7 +124,6 @@ def test_the_verdict_is_a_prediction_for_the_horizon_and_the_workers(succeed, fo
 
 
 TEXT = "8x1Mbit/s,10ms,latency=20us"
-SMALL = "--task digits-mlp --steps 2 --batch-size 2 --workers 2"
 
 
 @pytest.fixture
@@ -164,19 +154,6 @@ def test_a_cluster_written_down_is_read_and_the_option_wins(succeed, refuse, fol
     said = "cannot be read as TOML" if text == "x" else "cluster: '25' needs a unit, e.g. 25Gbit/s."
     assert refuse("report net.sweep.db", code=3 if text == "x" else 2).startswith(f"gtrace: {file}: {said}")
     succeed(f"report net.sweep.db --cluster {TEXT}")
-
-
-@pytest.mark.usefixtures("script")
-def test_training_says_what_ranks_would_save(succeed, folder):
-    # Written down without a compute time, it does not disturb what has no use for it.
-    (folder / "pyproject.toml").write_text("[tool.gtrace]\ncluster = '8x25Gbit/s'\n")
-    assert "Savings" not in succeed(f"train --codec qsgdinf:bits=3 {SMALL}")[0]
-    out, _ = succeed(f"train --codec qsgdinf:bits=3 {SMALL} --force --cluster {TEXT}")
-    assert "Savings between 8 ranks: digits-mlp-qsgdinf-bits3.jsonl" in out
-    assert out.endswith("next: gtrace report digits-mlp-qsgdinf-bits3.jsonl\n")
-    out, err = succeed(f"train --codec qsgdinf:bits=3 --json --cluster {TEXT} train.py")
-    assert json.loads(out[out.index("{") :])["savings"]["elements"] == 2949
-    assert "Savings between 8 ranks: train-qsgdinf-bits3.jsonl" in err
 
 
 def test_short_form(succeed, folder):

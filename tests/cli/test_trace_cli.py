@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_capture import write_script
-from helpers_foreign import SHAPES, tensors, write_safetensors
+from helpers_foreign import tensors, write_safetensors
 
 import gtrace
 from gtrace.report.names import number
@@ -102,18 +102,6 @@ def grads(folder):
     for step in STEPS:
         write_safetensors(folder / f"grads/step_{step}.safetensors", tensors(step))
     return folder / "grads"
-
-
-def test_json(succeed, grads):
-    np.savez(grads / "more_9.npz", extra=np.array([np.nan, 1.0]), flag=np.array(True))
-    (grads / "notes.txt").touch()
-    out, _ = succeed("import grads -o run.h5 --json --steps 9-10")
-    made = {"output": "run.h5", "steps": [9, 10], "tensors": ["extra", *SHAPES], "files": 3, "step_numbers": ["names"]}
-    assert json.loads(out) == made | {"left_out": ["flag"], "files_ignored": 1, "nonfinite": 1}
-    out, _ = succeed("export run.h5 --to safetensors --json --tensors fc.*")
-    made = {"output": "run.safetensors", "steps": [9, 10], "tensors": ["fc.weight", "fc.bias"], "files": 2}
-    assert json.loads(out) == made
-    assert "1 value not finite" in succeed("import grads -o two.h5")[0]
 
 
 def test_errors_are_one_line(succeed, refuse, grads, folder):

@@ -88,13 +88,6 @@ def test_numbers_of_the_page_on_equal_bits_are_in_its_tables(monkeypatch):
     for name, one in EQUAL_BITS.items():
         assert f"| `{name}` |" in page
         assert f"{one['parameters']:,} parameters" in page
-    # The leader is the least of those without bias.
-    gpt = EQUAL_BITS["gpt"]
-    error, label = min(
-        (row[2], label) for label, row in gpt["errors"]["huffman"].items() if row[2] and label not in gpt["biased"]
-    )
-    (line,) = [line for line in tables["leaders"].splitlines() if line.startswith("| `gpt` | Huffman")]
-    assert f"**`{label}`** {number(100 * error)}%" in line
 
 
 def test_no_code_is_below_the_bound():

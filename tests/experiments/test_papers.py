@@ -7,7 +7,7 @@ import pytest
 
 from gtrace.codecs.fp import FloatFormat
 from gtrace_experiments.reproduce import _mqgrad as mqgrad
-from gtrace_experiments.reproduce import alq_fig1, alq_fig8, lognormal_fig3, mqgrad_fig4
+from gtrace_experiments.reproduce import alq_fig1, alq_fig8, lognormal_fig3
 from gtrace_experiments.reproduce._alq import Path, record
 from gtrace_experiments.reproduce._mcgq import Logistic
 from gtrace_experiments.reproduce.experiment import Context
@@ -150,16 +150,3 @@ def test_a_seed_that_does_not_arrive_makes_the_mean_infinite(found):
     assert found.reached("fixed 8 bits", high) == "1 of 1"
     assert found.seconds("fixed 8 bits", 0.0) == math.inf
     assert found.reached("fixed 8 bits", 0.0) == "0 of 1"
-
-
-@pytest.mark.parametrize(
-    ("bits", "nodes", "ramp"),
-    [
-        ([2] * 5 + [3] * 5, [2] * 5 + [3] * 5, True),
-        ([2] * 4 + [3] * 6, [2] * 4 + [3] * 6, False),
-        ([2] * 5 + [3] * 5, [3] * 5 + [2] * 5, False),
-    ],
-)
-def test_a_ramp_rises_every_five_steps_only(bits, nodes, ramp):
-    records = [{"step": k, "codec_bits": b, "node": n} for k, (b, n) in enumerate(zip(bits, nodes, strict=True))]
-    assert mqgrad_fig4._is_ramp(records) == ramp

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-import gtrace
 from gtrace.cli import gtrace as program
 from gtrace.codecs import Codec, codec_names, plugins, spec
 from gtrace.codecs.plugins import load_plugin
@@ -143,11 +142,7 @@ def test_a_result_and_its_tables(warm, dither):
     families = ("dither", "topk")
     ours, others = ([(c.bits, c.relative_variance) for c in found.values() if c.family == f] for f in families)
     assert result.duels["dither", "topk"][0] == duel(ours, others)
-    said = " ".join(bench_lines(result))
-    assert "Protocol small" in said
-    assert f"gtrace {gtrace.__version__}" in said
-    assert "dither dither.py" in said
-    assert result.traces[0].fingerprint[:12] in said
+    assert result.traces[0].fingerprint[:12] in " ".join(bench_lines(result))
 
 
 def test_a_second_run_trains_nothing_and_says_the_same(warm, dither, monkeypatch):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from gtrace.cli import main
-from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.runlog import read_runlog
 from gtrace_experiments.linear import Training
 
@@ -48,22 +47,6 @@ def test_a_table_a_log_and_the_next_command(folder, linear):
     assert [path.name for path in folder.iterdir()] == ["linear-double-bits5.jsonl"]
 
 
-def test_seeds_and_several_precisions_on_a_hinge(folder, linear):
-    items = "naive,nearest:levels=optimal,naive:refetch=l1,double:bits=4,chebyshev=3"
-    code, out, _ = linear(f"svm --compare {items} --bits 8 --seeds 2 {SMALL}")
-    table = out.splitlines()
-    assert code == 0
-    assert all(len(line) <= 80 for line in table[:8])
-    assert " ± " in table[2]
-    assert "fetched: samples that were needed in full after all" in out
-    analysis = analyze_runs(read_runlog(folder / "svm-compare.jsonl"), "a")
-    specs = "none naive:bits=8 nearest:bits=8,levels=optimal naive:bits=8,refetch=l1 double:bits=4,chebyshev=3"
-    assert [run.spec for run in analysis.runs if run.seed == 0] == specs.split()
-    assert {run.seed for run in analysis.runs} == {0, 1}
-    assert all(run.finished and len(run.steps) == 4 for run in analysis.runs)
-    assert (analysis.step_name, analysis.task) == ("epoch", "svm on synthetic-10x200")
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -98,17 +81,6 @@ def test_what_does_not_fit_is_said(options, said, linear):
     code, _, err = linear(options)
     assert code == 2
     assert said in err
-
-
-def test_a_run_that_diverges_says_so_and_others_go_on(linear):
-    code, out, err = linear(f"linear --compare double:bits=2 --lr 0.2 {SMALL}")
-    assert code == 0
-    assert re.search(r"double:bits=2: (diverged|learned nothing)", err)
-    assert "Try a lower --lr than 0.2, or more bits" in err
-    assert out.splitlines()[1].startswith("none")
-    code, _, err = linear(f"linear --compare double:bits=2 {SMALL}")
-    assert code == 4
-    assert "linear-double-bits2.jsonl already exists" in err
 
 
 def test_an_interrupted_run_shows_what_was_done(folder, linear, monkeypatch):

@@ -123,28 +123,7 @@ def test_the_verdict_is_a_prediction_for_the_horizon_and_the_workers(succeed, fo
     assert "add it with --batch-size" in found("", bursts)["verdict"]["confidence"]
 
 
-TEXT = "8x1Mbit/s,10ms,latency=20us"
-
-
-@pytest.fixture
-def costly(folder):
-    """A small sweep whose tensors have known sizes."""
-    provenance = {"kind": "weight", "tensors": {"w": 8, "v": 32}}
-    return write_sweep(folder / "net.sweep.db", rows_of(bits=[2, 4], layers=("w", "v"), steps=(0,)), (), provenance)
-
-
-@pytest.mark.usefixtures("costly")
-def test_json_and_the_figure_alone(succeed, folder):
-    (folder / "gtrace.toml").write_text(f'cluster = "{TEXT},backward=4ms,bucket=4MiB,codec=2Gvalues/s"\n')
-    cluster = json.loads(succeed("report net.sweep.db --json")[0])["savings"][0]["cluster"]
-    assert cluster.pop("network")["bandwidth"] == 1e6
-    times = {"step_time": 0.01, "backward_time": 0.004}
-    assert cluster == {"ranks": 8, **times, "bucket_mb": 4.0, "codec_rate": 2e9}
-    succeed(f"report net.sweep.db --figure savings --cluster {TEXT}")
-    assert (folder / "savings.svg").exists()
-
-
-@pytest.mark.usefixtures("costly")
+@pytest.mark.usefixtures("sweep")
 @pytest.mark.parametrize(
     ("file", "text"),
     [("gtrace.toml", "cluster = '8x25'"), ("pyproject.toml", "[tool.gtrace]\ncluster = '8x25'"), ("gtrace.toml", "x")],
@@ -153,7 +132,7 @@ def test_a_cluster_written_down_is_read_and_the_option_wins(succeed, refuse, fol
     (folder / file).write_text(text)
     said = "cannot be read as TOML" if text == "x" else "cluster: '25' needs a unit, e.g. 25Gbit/s."
     assert refuse("report net.sweep.db", code=3 if text == "x" else 2).startswith(f"gtrace: {file}: {said}")
-    succeed(f"report net.sweep.db --cluster {TEXT}")
+    succeed("report net.sweep.db --cluster 8x1Mbit/s,10ms")
 
 
 def test_short_form(succeed, folder):

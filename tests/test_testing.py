@@ -7,21 +7,8 @@ import pytest
 
 import gtrace
 from gtrace import testing
-from gtrace.codecs import Codec, Fp16, PowerSgd, QsgdInf, parameter
+from gtrace.codecs import Codec, Fp16, PowerSgd, QsgdInf
 from gtrace.testing import check_codec, check_mean, tensors
-
-
-class Bare(Codec):
-    """No dataclass."""
-
-    name = "bare"
-    bits: int = parameter(3, "bits")
-
-    def encode(self, state, values, key):
-        return b""
-
-    def decode(self, shared, payload, size):
-        return np.zeros(size, np.float32)
 
 
 @dataclass(frozen=True)
@@ -44,7 +31,6 @@ def test_a_class_is_taken_as_well_as_an_instance():
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        (Bare, "Bare: bits is not a parameter yet; put @dataclass"),
         (type("Unfinished", (Codec,), {}), "Unfinished: it must define decode, encode"),
         (Needy, r"Needy: write levels as gtrace.codecs.parameter\("),
         (made(QsgdInf), "another codec has this name, gtrace.codecs.levels.QsgdInf"),

@@ -51,13 +51,6 @@ def test_a_script_is_stopped_and_the_answer_fits_a_screen(advised):
     assert left == {"trace.zarr", "sweep.db", "plan.toml", "report.html", "advice.json"}
 
 
-def test_slow_links_want_a_codec_and_fast_ones_none(advised):
-    said = " ".join(advised.out.partition("By link speed: ")[2].partition("\nA step takes")[0].split())
-    first, *_, last = said.split(", ")
-    assert ":bits=" in first
-    assert last == "float32 above"
-
-
 def test_the_trace_of_an_advice_is_advised_on_without_a_capture(advised, succeed, folder):
     found = json.loads(succeed("advise --json", advised.folder / "train.advice" / "trace.zarr")[0])
     assert found["step"] > found["backward"] > 0
@@ -93,25 +86,15 @@ def ddp_model(tmp_path):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("what", ["codec", "plan", "bf16", "float32"])
+@pytest.mark.parametrize("what", ["codec", "plan"])
 def test_the_lines_to_paste_work(ddp_model, advised, what):
     verdict = Verdict("compress", "", "", "", "", codec="qsgdinf:bits=4", bits=3.0)
-    if what in ("bf16", "float32"):
-        verdict = Verdict("do not compress", "", "", "", "", bits={"bf16": 16.0, "float32": 32.0}[what])
     file = Path(advised.folder / "train.advice" / "plan.toml")
     plan = SimpleNamespace(worth=True) if what == "plan" else None
     lines = paste(SimpleNamespace(verdict=verdict, plan=plan, plan_file=file))
-    assert bool(lines) == (what != "float32")
-    if what == "bf16" and not torch.cuda.is_available():
-        # Torch's own hook, which it refuses on gloo.
-        with pytest.raises(TypeError, match="BF16 all reduce"):
-            exec("\n".join(lines), {"ddp_model": ddp_model})
-        return
     exec("\n".join(lines), {"ddp_model": ddp_model})
     x = torch.randn(16, 40)
     exact = torch.autograd.grad(ddp_model.module(x).square().sum(), list(ddp_model.module.parameters()))
     ddp_model(x).square().sum().backward()
     for parameter, gradient in zip(ddp_model.module.parameters(), exact, strict=True):
-        off = (parameter.grad - gradient).norm() / gradient.norm()
-        assert (off == 0) == (what == "float32")
-        assert off < 1
+        assert 0 < (parameter.grad - gradient).norm() < gradient.norm()

@@ -52,11 +52,6 @@ def test_synopsis_and_examples_are_understood(name):
         parse_spec(given.get("methods") or given.get("codec") or given["codecs"][0])
 
 
-def test_codecs_are_listed(succeed):
-    assert "qsgdinf" in succeed("codecs")[0]
-    assert json.loads(succeed("codecs terngrad --json")[0])["name"] == "terngrad"
-
-
 @pytest.fixture
 def half(folder):
     """A file with a codec, which later tests of this process must not see."""
@@ -77,13 +72,6 @@ def test_two_plain_functions_are_a_codec_of_every_command(succeed, half, tmp_pat
     assert 0 < max(rows["relative_variance"]) < 1e-5
     out, _ = succeed("train --codec half --plugin half.py --task digits-mlp --steps 3 --json")
     assert json.loads(out)["runs"][1]["run"] == "half"
-
-
-def test_error_feedback_is_a_prefix(succeed, tmp_path):
-    write_trace(tmp_path / "run.zarr", steps=(0, 1))
-    out, _ = succeed("sweep run.zarr --methods topk,signsgd --ratio 0.01-0.1 --error-feedback --json")
-    swept = " ".join(json.loads(out)["codecs"])
-    assert swept == "ef:signsgd ef:topk ef:topk:ratio=0.02 ef:topk:ratio=0.05 ef:topk:ratio=0.1"
 
 
 def test_a_broken_plugin_is_one_line(refuse, tmp_path):

@@ -57,8 +57,6 @@ def test_every_command_has_help_with_an_example_and_ends_with_how_to_see_more(na
     more = every.output.count("\n  -") - shown
     assert done.output.endswith(f"\n{more} more option{'s' * (more > 1)}: gtrace {name} --help-all\n")
     assert shown <= 13
-    assert name != "train" or shown + more <= 32
-    assert every.output.startswith(done.output.rpartition("\n\n")[0].rpartition("\n\n")[0][:200])
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
@@ -92,13 +90,6 @@ def script_of(shell):
     return done.stdout
 
 
-@pytest.mark.parametrize(("shell", "does"), [("zsh", "compdef _gtrace_completion gtrace"), ("fish", "complete --no-f")])
-def test_each_shell_gets_its_script(shell, does):
-    script = script_of(shell)
-    assert f"_GTRACE_COMPLETE={shell}_complete" in script
-    assert does in script
-
-
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_with_its_script(tmp_path):
     program = tmp_path / "gtrace"
@@ -112,16 +103,15 @@ def test_bash_completes_with_its_script(tmp_path):
     assert done.stdout == "sweep\n", done.stderr
 
 
-SPECS = ("sweep x.zarr --methods", "plan x.zarr --methods", "train --codec", "bench")
 COMPLETED = {
     "sw": ["sweep"],
     "codecs qs": ["qsgd", "qsgdinf"],
     "codecs rot": ["rotate"],
     "report --figure rate": ["rate-distortion"],
     "sweep x.zarr --methods qsgd,ef:top": ["qsgd,ef:topk", "qsgd,ef:topk-prune"],
-    **{f"{words} ef:qs": ["ef:qsgd", "ef:qsgdinf"] for words in SPECS},
-    **{f"{words} rota": ["rotate:"] for words in SPECS},
-    **{f"{words} qsgd:b": [] for words in SPECS},
+    "plan x.zarr --methods ef:qs": ["ef:qsgd", "ef:qsgdinf"],
+    "train --codec rota": ["rotate:"],
+    "bench qsgd:b": [],
 }
 
 
@@ -136,7 +126,6 @@ def test_names_are_those_that_there_are():
     assert offered("report", "--figure", "") == figure_names()
     assert offered("train", "--task", "") == list(task_names())
     assert "--methods" in offered("sweep", "--me")
-    assert "--quick" in offered("bench", "--")
     assert offered("sweep", "x.zarr", "--methods", "al")[-1] == "all"
     assert "all" not in offered("train", "--compare", "al")
 
@@ -181,8 +170,6 @@ def test_an_installed_command_is_listed_and_imported_only_when_it_is_run(install
     [
         ("raise RuntimeError('not\\ntoday')", "RuntimeError: not today"),
         ("", "AttributeError: module 'made_up_broken_1' has no attribute 'COMMAND'"),
-        ("COMMAND = 3", "TypeError: "),
-        ("COMMAND = ('math', 'A line.')", "AttributeError: module 'math' has no attribute 'command'"),
         ("command = 3; COMMAND = (__name__, 'A line.')", "TypeError: its command is not a click command"),
     ],
 )

@@ -32,30 +32,6 @@ def plan(succeed, trace):
     return made
 
 
-@pytest.mark.parametrize("methods", ["eden", "qsgdinf,eden"])
-def test_a_rotation_is_an_option_of_which_nothing_is_encoded(plan, trace, succeed, methods):
-    found = plan("plan.toml", f"--methods {methods} --max-bits 3")
-    rotated = [row for row in found.tensors if row.codec.startswith("eden")]
-    assert rotated
-    assert found.totals.bits <= 3
-    assert found.totals.error <= next(one.error for one in found.uniforms if one.codec == "eden:bits=2")
-    result = gtrace.run_sweep(trace, [rotated[0].codec], tensors=[rotated[0].tensor], draws=2)
-    assert np.mean(result["bits_total"]) == pytest.approx(rotated[0].bits, rel=0.02)
-    said = f"A rotation pays on {len(rotated)} of {len(found.tensors)} tensors, with "
-    assert said in succeed("plan show plan.toml --full")[0]
-
-
-@pytest.mark.parametrize("bits", [2.5, 4])
-def test_layers_of_very_different_scale_come_within_a_percent_of_the_bound(succeed, folder, bits):
-    layers = {f"layer{k}": (512 + 400 * k, 10.0 ** (k % 5 - 2)) for k in range(12)}
-    trace_of_laws(folder / "many.zarr", steps=1, layers=layers)
-    succeed(f"plan many.zarr --bits 2-8 --methods qsgdinf --max-bits {bits}bits -o plan.toml")
-    found = load_plan("plan.toml")
-    assert found.totals.gap < 0.01
-    assert found.totals.bits <= bits
-    assert all(found.totals.error <= one.error for one in found.uniforms if one.bits <= bits)
-
-
 def test_what_a_plan_expects_is_what_a_sweep_of_it_measures(plan, trace, succeed, folder):
     found = plan("plan.toml", "--max-bits 3")
     succeed("sweep --plan plan.toml -o p.sweep.db", trace)
@@ -79,13 +55,6 @@ def test_a_sweep_gives_the_plan_that_its_trace_gives(plan, trace, succeed):
     assert again.totals.error == pytest.approx(direct.totals.error)
 
 
-def test_float_formats_and_sparsities_are_chosen_tensor_by_tensor(plan):
-    found = plan("fp.toml", "--methods fp:e2m1 --formats e3m2,e2m3,e4m3 --max-bits 7bits")
-    assert {row.codec.partition(":")[0] for row in found.tensors} <= {"fp", "none"}
-    found = plan("prune.toml", "--methods prune --sparsity 0.5-0.9:0.1 --max-bits 8bits")
-    assert any(row.codec.startswith("prune") for row in found.tensors)
-
-
 def test_show_diff_json_and_report(plan, succeed, folder):
     plan("a.toml", "--max-bits 2.5bits")
     plan("b.json", "--ratio 7")
@@ -93,16 +62,13 @@ def test_show_diff_json_and_report(plan, succeed, folder):
     for word in ("bits per value", "Exchange rate", "conv.weight", "Stability: ", "above the least error"):
         assert word in shown
     assert json.loads(succeed("plan show b.json --json")[0])["budget"] == "--ratio 7"
-    assert "tensors differ" in succeed("plan diff a.toml b.json")[0]
     said = json.loads(succeed("plan diff a.toml b.json --json")[0])
     assert said["same"] + len(said["changed"]) == len(LAYERS)
     assert "0 tensors differ, 4 are the same" in succeed("plan diff a.toml a.toml")[0]
     said, _ = succeed("report a.toml -o plan.html")
     assert said.startswith("Error drops ")
     assert said.count("\n") <= 25
-    page = (folder / "plan.html").read_text()
-    for title in ("Codec of every tensor", "Plans against single codecs", "What changes between budgets"):
-        assert title in page
+    assert "Plans against single codecs" in (folder / "plan.html").read_text()
     assert figure_names(load_report([folder / "a.toml"])) == ["plan-frontier", "plan-bits", "plan-budgets"]
     assert json.loads(succeed("report a.toml --json")[0])["plans"][0]["name"] == "a"
 
@@ -139,16 +105,11 @@ def test_a_plan_from_a_sweep_minimizes_predicted_cost(sweep, succeed, refuse, mo
     assert found.horizon.low <= found.horizon.equivalent <= found.horizon.high
     assert "signsgd, whose cost is not known (it is biased)" in err
     assert f"over 300 steps, {found.uniform.codec} for all costs as if the batch were" in out
-    assert f"as if the batch were {found.horizon.equivalent:.0f} of 64" in succeed("plan show cost.toml")[0]
     succeed("plan --max-bits 2.2 --horizon 5 -o short.toml", sweep)
     assert load_plan("short.toml").horizon.steps == 5
-    assert "of gradient energy" in succeed("plan --max-bits 2.2 --objective error -o error.toml", sweep)[0]
+    succeed("plan --max-bits 2.2 --objective error -o error.toml", sweep)
     assert load_plan("error.toml").horizon is None
-    apart, _ = succeed("plan diff cost.toml error.toml")
-    assert "minimizes cost over 300 steps" in apart
-    assert "These numbers don't compare" in apart
-    said = json.loads(succeed("plan diff cost.toml short.toml --json")[0])
-    assert [said[side]["objective"] for side in "ab"] == ["cost over 300 steps", "cost over 5 steps"]
+    assert "These numbers don't compare" in succeed("plan diff cost.toml error.toml")[0]
     said = refuse("plan --max-bits 20 --objective cost --methods signsgd", sweep)
     assert "not known: signsgd: it is biased" in said
 
@@ -158,16 +119,6 @@ def test_without_costs_error_is_minimized_and_said(plan, trace, succeed, refuse)
     assert "minimizes error, because predicted costs are not known: a sweep measures them" in err
     assert load_plan("plan.toml").objective == "error"
     assert "gtrace sweep" in refuse(f"plan {FAST} --max-bits 3 --objective cost -o other.toml", trace)
-
-
-def test_weights_groups_and_a_bound_on_the_error(plan, folder):
-    (folder / "weights.toml").write_text("fc.weight = 1.0e+12\n")
-    plans = plan("a.toml", "--max-bits 3bits"), plan("b.toml", "--max-bits 3bits --weight weights.toml")
-    plain, heavy = ({row.tensor: row.bits for row in one.tensors}["fc.weight"] for one in plans)
-    assert heavy > plain
-    grouped = plan("c.toml", "--max-bits 3bits --group g=*.weight")
-    assert len({row.codec for row in grouped.tensors if row.group == "g"}) == 1
-    assert plan("d.toml", "--max-error 0.05").totals.error <= 0.05
 
 
 def test_a_step_takes_no_longer_than_it_may(plan):

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from helpers_capture import Command
 from helpers_report import rows_of, write_runs, write_sweep
-from helpers_trace import write_arrays
 
 import gtrace
 from gtrace.sweep import ResultStore
-from gtrace.sweep.quick import representative_steps
 from gtrace.trace import OptimizerFacts
 
 
@@ -38,34 +36,6 @@ def test_the_verdict_first_and_the_path_of_the_page_last(succeed, folder):
     assert out.endswith("\nnet.report.html\n")
     assert out.count("\n") <= 25
     assert (folder / "net.report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-
-
-def test_ranks_alone_are_the_workers_of_the_comparison(found):
-    document = found("--ranks 8 --coder entropy")
-    (one,) = document["sweeps"]
-    assert (one["name"], one["workers"], one["coder"]) == ("net.sweep.db", 8, "entropy")
-    assert document["savings"] == []
-
-
-@pytest.mark.usefixtures("sweep")
-def test_a_pipe_gets_every_column_and_a_terminal_those_that_fit(succeed, monkeypatch):
-    out, _ = succeed("report net.sweep.db -o x.md --full")
-    assert "No room" not in out
-    assert "\x1b" not in out
-    assert "qsgdinf:bits=3,bucket_size=8192 " in out
-    monkeypatch.setenv("COLUMNS", "70")
-    out, _ = succeed("report net.sweep.db -o x.md --full --force")
-    assert max(map(len, out.splitlines())) <= 70
-    assert "No room for: " in out
-
-
-@pytest.mark.usefixtures("sweep")
-def test_without_arguments_the_newest_results_are_taken_and_named(succeed, folder):
-    write_runs(folder / "train.jsonl", steps=30)
-    out, err = succeed("report -o x.md")
-    assert err == "taking the newest results in this folder: train.jsonl and net.sweep.db\n"
-    assert out.startswith("Recommendation")
-    assert "Training train.jsonl: " in out
 
 
 @pytest.mark.usefixtures("sweep")
@@ -100,32 +70,12 @@ def test_json_is_alone_on_stdout_and_writes_nothing_by_itself(succeed, folder):
     assert (folder / "page.html").exists()
 
 
-@pytest.mark.usefixtures("sweep")
-@pytest.mark.parametrize("output", ["x.tex", "x.csv", "one.pdf --figure rate-distortion"])
-def test_other_formats_and_figures(succeed, refuse, folder, output):
-    out, err = succeed(f"report net.sweep.db -o {output}")
-    name, figure, _ = output.partition(" ")
-    assert (f"\n{out}".endswith(f"\n{name}\n"), err) == (True, "")
-    assert out == f"{name}\n" or not figure
-    assert (folder / name).stat().st_size > 1000
-    if figure:
-        refuse(f"report net.sweep.db -o {output}", code=4)
-
-
 def test_bad_input_is_one_line_and_exit_3(refuse, sweep, folder):
     sweep.write_bytes(sweep.read_bytes()[: sweep.stat().st_size // 2])
     assert sweep.name in refuse("report net.sweep.db", code=3)
     sweep.unlink()
     assert "no results" in refuse("report", code=3)
     assert not list(folder.iterdir())
-
-
-def test_named_pairs_come_first(found, succeed, sweep):
-    pair = ["qsgdinf:bits=3,bucket_size=8192", "qsgd:bits=3,bucket_size=8192"]
-    ((one,),) = found(f"--pair {' '.join(pair)}")["pairs"]
-    assert [one["first"], one["second"]] == pair
-    assert one["by_elements"] < 0.1
-    assert f"\n\n{pair[0]} has " in succeed(f"report net.sweep.db --pair {' '.join(pair)} -o x.md --full")[0]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -141,76 +91,39 @@ def test_a_full_disk_behind_the_output_ends_in_one_line(tmp_path):
         assert done.stderr.count("\n") == 1
 
 
-@pytest.fixture(scope="module", params=[64.0, None], ids=["the trace has the batch", "the user has it"])
-def bursts(request, tmp_path_factory):
-    """A sweep of a trace with bursts and an optimizer, and options that say what the trace does not."""
+@pytest.fixture(scope="module")
+def bursts(tmp_path_factory):
+    """A sweep of a trace with bursts and an optimizer, whose batch the user has to give."""
     path = tmp_path_factory.mktemp("bursts") / "mlp.zarr"
     rng = np.random.default_rng(0)
-    facts = OptimizerFacts(kind="SGD", momentum=0.9, batch_size=request.param)
+    facts = OptimizerFacts(kind="SGD", momentum=0.9)
     with gtrace.create_trace(path, attrs={"optimizers": {"0": facts.describe()}}) as writer:
         for step in (start + k for start in (0, 40, 80, 120) for k in range(4)):
             writer.append(step, "w", (0.1 * rng.standard_normal(500) + 0.05).astype(np.float32))
             writer.commit(step, lr=0.05)
     results = path.with_suffix(".sweep.db")
     gtrace.run_sweep(path, ["qsgdinf:bits=8", "qsgdinf:bits=2", "ef:topk:ratio=0.01"], output=results)
-    return results, "" if request.param else "--batch-size 64"
+    return results
 
 
 def test_the_verdict_is_a_prediction_for_the_horizon_and_the_workers(succeed, found, bursts):
-    path, options = bursts
-    verdict = found(options, path)["verdict"]
+    verdict = found("--batch-size 64", bursts)["verdict"]
     one = verdict["prediction"]
     assert (verdict["codec"], one["horizon"], one["batch"]) == ("qsgdinf:bits=8", 124, 64)
     assert "--horizon" in verdict["confidence"]
-    verdict = found("--horizon 9000 --ranks 4 --batch-size 256", path)["verdict"]
+    verdict = found("--horizon 9000 --ranks 4 --batch-size 256", bursts)["verdict"]
     one = verdict["prediction"]
     assert (one["horizon"], one["batch"], one["workers"]) == (9000, 256, 4)
     assert 0.9 * 256 <= one["equivalent_batch_low"] <= one["equivalent_batch"] <= one["equivalent_batch_high"]
     assert " over 9,000 steps (256 of 256; " in verdict["costs"]
     assert "--horizon" not in verdict["confidence"]
-    out, _ = succeed(f"report {options}", path)
+    out, _ = succeed("report --batch-size 64", bursts)
     assert "over 124 steps (64 of 64; " in out
     assert out.count("\n") <= 25
-    assert not options or "add it with --batch-size" in found("", path)["verdict"]["confidence"]
+    assert "add it with --batch-size" in found("", bursts)["verdict"]["confidence"]
 
 
-TEXT = "8x1Mbit/s,10ms,latency=20us"
-SMALL = "--task digits-mlp --steps 2 --batch-size 2 --workers 2"
-
-
-@pytest.fixture
-def costly(folder):
-    """A small sweep whose tensors have known sizes."""
-    provenance = {"kind": "weight", "tensors": {"w": 8, "v": 32}}
-    return write_sweep(folder / "net.sweep.db", rows_of(bits=[2, 4], layers=("w", "v"), steps=(0,)), (), provenance)
-
-
-@pytest.mark.usefixtures("costly")
-def test_a_report_has_a_section_on_savings_when_asked(succeed):
-    out, err = succeed(f"report net.sweep.db --full -o a.md --cluster {TEXT}")
-    assert err == ""
-    assert "\nSavings between 8 ranks: net.sweep.db\n" in out
-    assert "On 8 ranks at 1 Mbit/s and 20.0 us a message, communication adds " in out
-    assert "qsgd:bits=4,bucket_size=8192" in out[out.index("What codecs save") :]
-    assert "Savings" not in succeed("report net.sweep.db --full -o b.md")[0]
-    out, err = succeed("report net.sweep.db --full --cluster 8x1Mbit/s -o c.md")
-    assert err == "gtrace: --cluster 8x1Mbit/s has no compute time, so no step times; add it: 8x1Mbit/s,180ms\n"
-    assert "Savings between" not in out
-    assert "8 workers" in out
-
-
-@pytest.mark.usefixtures("costly")
-def test_json_and_the_figure_alone(succeed, folder):
-    (folder / "gtrace.toml").write_text(f'cluster = "{TEXT},backward=4ms,bucket=4MiB,codec=2Gvalues/s"\n')
-    cluster = json.loads(succeed("report net.sweep.db --json")[0])["savings"][0]["cluster"]
-    assert cluster.pop("network")["bandwidth"] == 1e6
-    times = {"step_time": 0.01, "backward_time": 0.004}
-    assert cluster == {"ranks": 8, **times, "bucket_mb": 4.0, "codec_rate": 2e9}
-    succeed(f"report net.sweep.db --figure savings --cluster {TEXT}")
-    assert (folder / "savings.svg").exists()
-
-
-@pytest.mark.usefixtures("costly")
+@pytest.mark.usefixtures("sweep")
 @pytest.mark.parametrize(
     ("file", "text"),
     [("gtrace.toml", "cluster = '8x25'"), ("pyproject.toml", "[tool.gtrace]\ncluster = '8x25'"), ("gtrace.toml", "x")],
@@ -219,20 +132,7 @@ def test_a_cluster_written_down_is_read_and_the_option_wins(succeed, refuse, fol
     (folder / file).write_text(text)
     said = "cannot be read as TOML" if text == "x" else "cluster: '25' needs a unit, e.g. 25Gbit/s."
     assert refuse("report net.sweep.db", code=3 if text == "x" else 2).startswith(f"gtrace: {file}: {said}")
-    succeed(f"report net.sweep.db --cluster {TEXT}")
-
-
-@pytest.mark.usefixtures("script")
-def test_training_says_what_ranks_would_save(succeed, folder):
-    # Written down without a compute time, it does not disturb what has no use for it.
-    (folder / "pyproject.toml").write_text("[tool.gtrace]\ncluster = '8x25Gbit/s'\n")
-    assert "Savings" not in succeed(f"train --codec qsgdinf:bits=3 {SMALL}")[0]
-    out, _ = succeed(f"train --codec qsgdinf:bits=3 {SMALL} --force --cluster {TEXT}")
-    assert "Savings between 8 ranks: digits-mlp-qsgdinf-bits3.jsonl" in out
-    assert out.endswith("next: gtrace report digits-mlp-qsgdinf-bits3.jsonl\n")
-    out, err = succeed(f"train --codec qsgdinf:bits=3 --json --cluster {TEXT} train.py")
-    assert json.loads(out[out.index("{") :])["savings"]["elements"] == 2949
-    assert "Savings between 8 ranks: train-qsgdinf-bits3.jsonl" in err
+    succeed("report net.sweep.db --cluster 8x1Mbit/s,10ms")
 
 
 def test_short_form(succeed, folder):
@@ -248,15 +148,6 @@ def test_short_form(succeed, folder):
     direct = gtrace.run_sweep(folder / "run.h5", ["qsgd:bits=2", "qsgd:bits=3", "terngrad"])
     assert helpers_sweep.rows_of(stored) == helpers_sweep.rows_of(direct)
     assert stored.provenance["command"][1:3] == ["sweep", "run.h5"]
-
-
-def test_without_a_choice_it_takes_representative_steps_and_says_what_all_would_take(succeed, folder):
-    helpers_sweep.write_trace(folder / "run.zarr", steps=range(60))
-    _, err = succeed("sweep run.zarr --tensors fc.*")
-    assert err.startswith("gtrace: measures 20 configurations on 32 of 60 steps, seconds; --all: ")
-    stored = ResultStore.load(folder / "run.sweep.db")
-    assert tuple(sorted(set(stored["step"]))) == representative_steps(range(60))
-    assert set(stored["method"]) >= {"qsgdinf", "alq", "zipml", "nuqsgd", "topk", "ef-signsgd", "fp", "bf16"}
 
 
 def test_a_new_selection_is_added_and_reported_and_force_starts_empty(succeed, refuse, folder):
@@ -277,28 +168,3 @@ def test_a_new_selection_is_added_and_reported_and_force_starts_empty(succeed, r
         (section,) = json.loads(succeed("report run.sweep.db --json")[0])["sweeps"]
         assert len(section["configurations"]) == shown
         assert len(section["steps"]) == (2 if "--steps" in options else 4)
-
-
-def test_sparsities_and_kinds(succeed, folder):
-    with gtrace.create_trace(folder / "run.zarr") as writer:
-        for step in range(2):
-            writer.append(step, "fc.weight", [0.1, -0.2, 0.3, 0.4])
-            writer.append(step, "fc", [0.5, -0.1, 0.2][: 3 - step], kind="neural")
-            writer.commit(step)
-    line = "sweep run.zarr --methods prune,topk-prune --sparsity 0.5-0.95"
-    out, err = succeed(f"{line} --json")
-    assert json.loads(out)["left_out"] == {"neural": 1}
-    assert err == "gtrace: 1 tensor of neural gradients left out; --kind neural takes them\n"
-    result = ResultStore.load(folder / "run.sweep.db")
-    assert sorted(set(result["sparsity_asked"])) == pytest.approx([0.5 + 0.05 * k for k in range(10)])
-    assert set(result["tensor"]) == {"fc.weight"}
-    assert succeed(f"{line} --kind neural -o neural.db")[1] == ""
-    assert sorted(set(ResultStore.load(folder / "neural.db")["n"])) == [2, 3]
-
-
-@pytest.mark.parametrize("stage", ["reduced", "local"])
-def test_a_sweep_over_averages_says_that_the_wire_is_worse(succeed, folder, stage):
-    write_arrays(folder / "run.zarr", {"w": [1.0, 2.0]}, attrs={"world_size": 4}, stage=stage)
-    _, err = succeed("sweep run.zarr --methods qsgd --bits 2")
-    assert ("gtrace: warning: gradients are averages over 4 processes" in err) == (stage == "reduced")
-    assert ("errors on the wire will be larger" in err) == (stage == "reduced")

@@ -4,16 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers_capture import write_script
-from helpers_foreign import SHAPES, tensors, write_safetensors
+from helpers_foreign import tensors, write_safetensors
 
 import gtrace
-from gtrace.cli.trace import export, import_
 from gtrace.report.names import number
 from gtrace.trace import SketchPlan, SketchRow
 
@@ -58,30 +56,16 @@ def test_capture_of_sketches(succeed, name):
             np.testing.assert_array_equal(trace.read("0.bias", step), values.read("0.bias", step))
     out, _ = succeed(f"info --full {name}")
     assert "sketch   l2:512, none of 1 tensor; no values, so sweeps give expectations only" in out
-    kept = [line.split()[2] for line in out.splitlines() if "x200" in line or ".bias" in line]
-    assert kept == ["sketch", "values", "values"]
     found = json.loads(succeed(f"info --json {name}")[0])["tensors"]
     assert [tensor["sketches"] for tensor in found][:2] == [["l2:512", "none"], []]
-
-
-@pytest.mark.usefixtures("train")
-def test_the_budget_counts_what_sketches_take(succeed):
-    # 30,000 values a step and two small tensors: 120 kB as values, less than 50 kB as sketches.
-    for options, stopped in (("-o values.zarr", True), ("--sketch none -o sketch.zarr", False)):
-        _, err = succeed(f"capture --every 1 --budget 200kB {options} train.py")
-        assert ("stopped at the budget" in err) == stopped
 
 
 @pytest.mark.usefixtures("full")
 def test_a_sketch_of_a_trace(succeed, refuse):
     out, err = succeed("sketch full.zarr --sketch l2:512,none --merge-steps 4")
     assert err == ""
-    size, *lines = out.splitlines()
-    assert " -> " in size
-    assert lines[0] == "1 tensor as sketches, 3 as values, which take less room"
-    assert lines[1].startswith("kept: ")
-    assert lines[2].startswith("lost: the values")
-    assert lines[3:] == ["full.sketch.zarr", "next: gtrace sweep full.sketch.zarr"]
+    assert out.splitlines()[1] == "1 tensor as sketches, 3 as values, which take less room"
+    assert out.splitlines()[4:] == ["full.sketch.zarr", "next: gtrace sweep full.sketch.zarr"]
     out, _ = succeed("info --full full.sketch.zarr")
     assert "sketch of 4 steps" in out
     row = next(line for line in out.splitlines() if "150x200" in line)
@@ -108,7 +92,6 @@ def test_sweep_and_report_of_a_sketch(succeed, refuse, folder):
     refuse("sweep full.sketch.zarr --methods topk --tensors 0.weight -o x.db")
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "importing.md").read_text(encoding="utf-8")
 STEPS = (0, 9, 10)
 
 
@@ -119,25 +102,6 @@ def grads(folder):
     for step in STEPS:
         write_safetensors(folder / f"grads/step_{step}.safetensors", tensors(step))
     return folder / "grads"
-
-
-@pytest.mark.parametrize("command", [export, import_], ids=["export", "import"])
-def test_every_option_is_described(command):
-    for parameter in command.params:
-        if parameter.param_type_name == "option":
-            assert f"`{max(parameter.opts, key=len)}" in PAGE or f", `{parameter.opts[-1]}" in PAGE, parameter.name
-
-
-def test_json(succeed, grads):
-    np.savez(grads / "more_9.npz", extra=np.array([np.nan, 1.0]), flag=np.array(True))
-    (grads / "notes.txt").touch()
-    out, _ = succeed("import grads -o run.h5 --json --steps 9-10")
-    made = {"output": "run.h5", "steps": [9, 10], "tensors": ["extra", *SHAPES], "files": 3, "step_numbers": ["names"]}
-    assert json.loads(out) == made | {"left_out": ["flag"], "files_ignored": 1, "nonfinite": 1}
-    out, _ = succeed("export run.h5 --to safetensors --json --tensors fc.*")
-    made = {"output": "run.safetensors", "steps": [9, 10], "tensors": ["fc.weight", "fc.bias"], "files": 2}
-    assert json.loads(out) == made
-    assert "1 value not finite" in succeed("import grads -o two.h5")[0]
 
 
 def test_errors_are_one_line(succeed, refuse, grads, folder):
@@ -175,13 +139,3 @@ def test_only_state_dicts_need_torch(succeed, folder):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
     assert "steps from file names" in done.stdout
-
-
-def test_a_single_step_that_no_name_told_hints_at_an_axis_of_steps(succeed, folder):
-    np.savez(folder / "stacked.npz", w=np.ones((6, 4, 3), np.float32))
-    out, _ = succeed("import stacked.npz -o one.zarr")
-    assert "1 step, 1 tensor" in out
-    assert "if the first axis of the arrays counts steps, pass --step-axis --force\n" in out
-    out, _ = succeed("import stacked.npz -o one.zarr --step-axis --force")
-    assert out.startswith("6 steps (0 to 5), 1 tensor")
-    assert "--step-axis" not in out

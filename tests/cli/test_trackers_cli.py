@@ -47,13 +47,3 @@ def test_numbers_while_it_runs_are_those_of_the_results(succeed, said):
     assert live[f"{start}/norm", 2] > 0
     succeed("report a.jsonl --to json")
     assert said() == {place: value for place, value in live.items() if not place[0].endswith("/norm")}
-
-
-def test_a_task_and_what_cannot_be_sent(succeed, refuse, said, folder):
-    small = "--task digits-mlp --steps 2 --batch-size 2 --workers 2"
-    succeed(f"train --codec qsgd --bits 3 {small} --to json -o b.jsonl")
-    assert said()["gtrace/train/none/bits_per_value", 1] == 32
-    (folder / "plan.toml").write_text('format = "gtrace-plan"\n')
-    err = refuse("report b.jsonl plan.toml --to json")
-    assert err == "gtrace: plan.toml: a plan has no steps to send; name a trace, a sweep or a run log\n"
-    assert not said()

@@ -9,7 +9,6 @@ import pytest
 
 from gtrace.cli.train_script import run_one
 from gtrace.report import analyze_runs
-from gtrace.report.analysis.runs import final_losses
 from gtrace.runlog import read_runlog
 
 PROGRAM = """
@@ -121,7 +120,6 @@ def test_a_program_with_a_seed_of_its_own_runs_once(beside):
 def test_json_and_an_existing_log(beside, folder):
     done, _ = beside("--codec signsgd --baseline --json -o runs.jsonl")
     (one,) = json.loads(done.stdout[done.stdout.index("{") :])["comparison"]
-    assert one["spec"] == "signsgd"
     assert one["difference"]["estimate"] == pytest.approx(one["loss"] - one["baseline"])
     before = (folder / "runs.jsonl").read_bytes()
     assert beside("--codec signsgd --baseline -o runs.jsonl")[0].returncode == 4
@@ -134,25 +132,6 @@ def test_ranks_of_a_launcher_are_sent_to_the_launcher(beside, monkeypatch):
     done, started = beside("--codec signsgd --baseline")
     assert (done.returncode, started) == (2, [])
     assert "-m torch.distributed.run --nproc-per-node 2 train.py" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("losses", "diverged", "said"),
-    [
-        ([4.0, 3.0, None, None], True, "diverged: no finite loss after step 1"),
-        ([4.0, 30.0, 300.0, 9e6], False, "learned nothing: final loss 9e+06, above the 4 that training began with"),
-        ([4.0, 3.0, 2.0, 1.5], False, ""),
-    ],
-)
-def test_training_that_went_wrong_is_named(losses, diverged, said):
-    records = [{"type": "study", "version": 1}]
-    for run, found in (("none", [4.0, 3.0, 2.0, 1.0]), ("signsgd", losses)):
-        label = {"run": run, "seed": 0}
-        records += [{"type": "step", **label, "step": k, "loss": loss} for k, loss in enumerate(found)]
-        records.append({"type": "end", **label, "diverged": diverged and run != "none"})
-    log = analyze_runs(records)
-    (found,) = final_losses(log.runs, log.groups)
-    assert found.went_wrong == said
 
 
 def test_seeds_reach_libraries_before_the_program(tmp_path):

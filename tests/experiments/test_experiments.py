@@ -1,17 +1,15 @@
 """Experiments of papers: the framework with a made-up one, and every real one as a smoke test."""
 
 import json
-import xml.etree.ElementTree as ET
 
 import pytest
 
 from gtrace.cli import main
 from gtrace.errors import UsageError
-from gtrace.report.figures.charts import draw_chart
 from gtrace.report.section import Chart, Curve, Panel
 from gtrace_experiments import reproduce
 from gtrace_experiments.reproduce.experiment import Check, Context, Experiment, Outcome, Result, Table
-from gtrace_experiments.reproduce.page import show, write_page
+from gtrace_experiments.reproduce.page import write_page
 from gtrace_experiments.reproduce.runner import kept_result, read_result, run_experiment, source_digest, write_result
 
 CALLS = []
@@ -60,16 +58,6 @@ def test_only_a_result_of_the_same_recipe_seed_and_length_is_kept(tmp_path, chan
     assert kept_result(tmp_path / "r.json", MADE_UP, Context(**change)) is None
 
 
-def test_a_page_in_markdown_has_its_figures_beside_it(tmp_path):
-    write_page(tmp_path / "page.md", [(MADE_UP, run_experiment(MADE_UP, Context()))], tmp_path)
-    assert "| [zipml-fig8](zipml.md#zipml-fig8) | a test | partly, 1 of 2 |" in (tmp_path / "page.md").read_text()
-    text = (tmp_path / "zipml.md").read_text()
-    # A bar would end the cell.
-    for part in ("![a test](zipml-fig8.svg)", "| <i> | 1.235 | - |", "2 < 1 &#124; never", "does not hold"):
-        assert part in text
-    assert ET.fromstring((tmp_path / "zipml-fig8.svg").read_bytes()).tag.endswith("svg")
-
-
 def test_a_page_in_html_escapes_what_it_shows(tmp_path):
     shown = (MADE_UP, run_experiment(MADE_UP, Context()))
     for name, count in (("one.html", 1), ("two.html", 2)):
@@ -79,21 +67,6 @@ def test_a_page_in_html_escapes_what_it_shows(tmp_path):
         assert "<i>" not in text
         assert "a &lt;b&gt;" in text  # in the figure's legend
         assert ("that a laptop finishes" in text) == (count == 2)
-
-
-def test_equal_names_look_equal_in_all_panels_and_methods_keep_their_looks():
-    figure = draw_chart(CHART)
-    assert figure.axes[0].lines[0].get_color() == "#56b4e9"  # alq's in every report
-    assert figure.axes[1].patches[0].get_facecolor() == pytest.approx((0x56 / 255, 0xB4 / 255, 0xE9 / 255, 1.0))
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a <b>", "c"]
-    assert figure.axes[0].get_yscale() == "log"
-
-
-def test_cells_show_four_digits_and_a_row_of_another_length_is_a_bug():
-    shown = [show(value) for value in (1.23456, 12345.6, 1e-9, None, float("nan"), 12, "x")]
-    assert shown == ["1.235", "12346", "1e-09", "-", "-", "12", "x"]
-    with pytest.raises(ValueError, match="a row has 1 cells, 2 are needed"):
-        Table("t", ("a", "b"), (("only",),))
 
 
 def test_names_patterns_and_all(monkeypatch):
@@ -158,13 +131,6 @@ def test_refusals_come_before_any_work(made_up, run, line, code, said):
     assert said in printed
     assert not CALLS
     assert sorted(path.name for path in made_up.iterdir()) == ["file", "folder.md"]
-
-
-def test_the_list_names_every_experiment(run):
-    assert [row["name"] for row in json.loads(run("list --json")[1])] == list(reproduce.experiment_names())
-    code, said = run()
-    assert code == 0
-    assert "FPGA timing and tomography" in said
 
 
 @pytest.mark.parametrize("name", reproduce.experiment_names())

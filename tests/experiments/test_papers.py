@@ -1,19 +1,15 @@
 """What the experiments compute themselves: on training, MCGQ, adaptive levels, near-lognormal gradients and MQGrad."""
 
-import dataclasses
 import math
 
 import numpy as np
 import pytest
 
 from gtrace.codecs.fp import FloatFormat
-from gtrace.errors import TraceError
-from gtrace.training.tasks.images import VARIABLE
 from gtrace_experiments.reproduce import _mqgrad as mqgrad
-from gtrace_experiments.reproduce import alq_fig1, alq_fig8, lognormal_fig3, mqgrad_fig4
+from gtrace_experiments.reproduce import alq_fig1, alq_fig8, lognormal_fig3
 from gtrace_experiments.reproduce._alq import Path, record
 from gtrace_experiments.reproduce._mcgq import Logistic
-from gtrace_experiments.reproduce._training import DATA, deviation, first_task, smoothed, spread, trained
 from gtrace_experiments.reproduce.experiment import Context
 
 
@@ -59,40 +55,6 @@ def test_descent_without_a_codec_is_plain_sgd(problem):
 def test_accumulation_helps_where_few_are_sampled(problem):
     plain, kept = (problem.descend(f"mcgq:amount=0.1{rest}", 0)[0][-1] for rest in ("", ",accumulate=true"))
     assert kept < plain
-
-
-def test_runs_over_seeds_by_name():
-    task, data = first_task(Context(quick=True), "fashion-cnn", "digits-cnn")
-    assert (task.name, data) == ("digits-cnn", DATA["digits-cnn"])
-    said = []
-    found = trained(Context(seed=3, say=said.append), task, ["signsgd"], steps=3, batch_size=2, seeds=2)
-    assert list(found.results) == ["none", "signsgd"]
-    assert [result.seed for result in found.results["signsgd"]] == [3, 4]
-    assert found.losses["none"].shape == (2, 3)
-    assert found.accuracy("none").tolist() == [100 * result.accuracy for result in found.results["none"]]
-    assert found.ratio("none") == 1
-    assert 25 < found.ratio("signsgd") < 32
-    assert len(said) == 4
-
-
-def test_without_data_the_next_task_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    said = []
-    task, _ = first_task(Context(say=said.append), "fashion-cnn", "digits-mlp", "digits-cnn")
-    assert task.name == "digits-mlp"
-    assert said[0].endswith("going on with digits-mlp")
-    with pytest.raises(TraceError):
-        first_task(Context(), "fashion-cnn")
-
-
-def test_numbers_over_seeds():
-    assert deviation(np.array([1.0, 3.0])) == pytest.approx(math.sqrt(2))
-    assert spread(np.array([1.0, 3.0])) == "2.00 ± 1.41"
-    assert spread(np.array([-1.0]), "+.1f") == "-1.0"
-    steps, losses = smoothed(np.array([[4.0, 2.0, 1.0], [2.0, 2.0, np.nan]]), 3)
-    assert steps == (0.5, 1.5, 2.5)
-    assert losses[:2] == (3.0, 2.0)
-    assert math.isnan(losses[2])
 
 
 def test_variance_over_batches_is_0_where_they_agree_and_1_where_they_have_nothing_in_common():
@@ -166,26 +128,9 @@ def test_a_recorded_training_is_that_of_a_study(tmp_path):
     assert not np.array_equal(first.read("fc1.weight", 1), second.read("fc1.weight", 1))
 
 
-def test_neural_traces_hold_the_inner_layers_with_matrices():
-    from gtrace.training import load_task
-    from gtrace_experiments.reproduce._lognormal import neural_trace
-
-    trace = neural_trace(load_task("digits-cnn"), 0, (0, 2), 4)
-    assert [info.name for info in trace.tensors] == ["conv1", "conv2", "fc1"]
-    assert trace.steps("conv1", kind="neural").tolist() == [0, 2]
-    assert trace.read("conv1", 2, kind="neural").size == 4 * 32 * 8 * 8
-
-
 @pytest.fixture(scope="module")
 def found():
     return mqgrad.measure(Context(quick=True))
-
-
-def test_without_the_images_another_task_is_trained_and_named(tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    task, data = mqgrad._task(Context())
-    assert task.name == "digits-cnn"
-    assert "Fashion-MNIST is not installed" in data
 
 
 def test_every_policy_has_a_run_on_the_clock_of_the_paper(found):
@@ -205,26 +150,3 @@ def test_a_seed_that_does_not_arrive_makes_the_mean_infinite(found):
     assert found.reached("fixed 8 bits", high) == "1 of 1"
     assert found.seconds("fixed 8 bits", 0.0) == math.inf
     assert found.reached("fixed 8 bits", 0.0) == "0 of 1"
-
-
-@pytest.mark.parametrize(
-    ("bits", "nodes", "ramp"),
-    [
-        ([2] * 5 + [3] * 5, [2] * 5 + [3] * 5, True),
-        ([2] * 10, [2] * 10, False),
-        ([2] * 4 + [3] * 6, [2] * 4 + [3] * 6, False),
-        ([2] * 5 + [3] * 5, [3] * 5 + [2] * 5, False),
-    ],
-)
-def test_a_ramp_rises_every_five_steps_only(bits, nodes, ramp):
-    records = [{"step": k, "codec_bits": b, "node": n} for k, (b, n) in enumerate(zip(bits, nodes, strict=True))]
-    assert mqgrad_fig4._is_ramp(records) == ramp
-
-
-def test_a_run_is_earlier_if_it_takes_less_time_or_the_other_never_arrives(found, monkeypatch):
-    monkeypatch.setattr(mqgrad, "seconds_to_loss", lambda seconds, _loss: seconds)
-    never = math.nan
-    times = {"a": (1.0, 2.0, 3.0, never, never), "b": (2.0, 2.0, never, 1.0, never)}
-    made = dataclasses.replace(found, runs=times)
-    assert made.earlier("a", "b", 0.5) == 2
-    assert made.earlier("b", "a", 0.5) == 1

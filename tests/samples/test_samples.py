@@ -1,8 +1,5 @@
 """The shipped scripts: they train, repeat themselves, and do not notice that they are captured."""
 
-import gzip
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -57,40 +54,3 @@ def test_weights_are_the_same_bit_for_bit_with_and_without_capture(anywhere, scr
         assert trace.steps(name, kind="neural").size == trace.scalars()["step"].size
         assert trace.read(name, 0, kind="neural").any()
     assert np.isfinite(trace.scalars()["loss"]).all()
-
-
-def test_seeds_decide():
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        train("digits_mlp.py", "--epochs", "1", "--seed", seed, "--save", f"{name}.pt")
-    a, b, c = (torch.load(f"{name}.pt", weights_only=True)["0.weight"] for name in "abc")
-    assert torch.equal(a, b)
-    assert not torch.equal(a, c)
-
-
-def test_the_network_learns_the_digits(capsys):
-    train("digits_cnn.py", "--epochs", "4", "--batch-size", "32")
-    accuracies = [float(text) for text in re.findall(r"test accuracy ([\d.]+)", capsys.readouterr().out)]
-    assert len(accuracies) == 4
-    assert accuracies[-1] > 0.9
-
-
-def test_scripts_know_nothing_of_gtrace():
-    assert not [script for script in SCRIPTS if "gtrace" in (SAMPLES / script).read_text()]
-
-
-def test_data_are_complete_small_and_attributed():
-    data = SAMPLES / "data"
-    with gzip.open(data / "digits.csv.gz", "rt") as file:
-        table = np.loadtxt(file, delimiter=",", dtype=np.int64)
-    assert (table.shape, table[:, :-1].min(), table[:, :-1].max()) == ((1797, 65), 0, 16)
-    assert np.bincount(table[:, -1]).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    poems = (data / "sonnets.txt").read_text(encoding="ascii").split("\n\n")
-    lines = {number: len(poem.strip("\n").split("\n")) for number, poem in enumerate(poems, 1)}
-    assert lines == dict.fromkeys(range(1, 155), 14) | {99: 15, 126: 12}
-    assert poems[17].startswith("Shall I compare thee to a summer's day?\n")
-    readme = (data / "README.md").read_text()
-    for path in data.iterdir():
-        assert path.stat().st_size < 100_000
-        assert path.name == "README.md" or f"## {path.name}" in readme
-    assert "CC BY 4.0" in readme
-    assert "public domain" in readme

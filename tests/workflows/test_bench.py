@@ -12,13 +12,12 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-import gtrace
 from gtrace.cli import gtrace as program
-from gtrace.codecs import Codec, codec_class, codec_names, plugins, spec
+from gtrace.codecs import Codec, codec_names, plugins, spec
 from gtrace.codecs.plugins import load_plugin
 from gtrace.errors import UsageError
 from gtrace.workflows import bench
-from gtrace.workflows.bench import FULL, LAYERS, QUICK, Protocol, cache_folder, duel, make_trace, run_bench
+from gtrace.workflows.bench import FULL, QUICK, Protocol, duel, run_bench
 from gtrace.workflows.bench_tables import bench_json, bench_lines, bench_tables
 
 DITHER = Path(__file__).resolve().parents[2] / "samples" / "my_codec" / "dither.py"
@@ -83,14 +82,10 @@ def rows_of(table):
     return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
 
 
-def test_what_a_spec_leaves_open_runs_over_the_ranges_that_it_takes(dither, tmp_path):
-    source = DITHER.read_text().replace("maximum=8", "maximum=5").replace('"dither"', '"narrow"')
-    (tmp_path / "narrow.py").write_text(source)
-    load_plugin(tmp_path / "narrow.py")
+def test_what_a_spec_leaves_open_runs_over_the_ranges_that_it_takes(dither):
     for text, specs in {
         "dither": [f"dither:bits={b}" for b in (2, 3, 4, 5, 6, 8)],
         "dither:bits=3": ["dither:bits=3"],
-        "narrow": [f"narrow:bits={b}" for b in (2, 3, 4, 5)],  # the others are beyond what it takes
         "ef:topk": [f"ef:topk{r}" for r in ("", ":ratio=0.03", ":ratio=0.1", ":ratio=0.3")],
         "terngrad": ["terngrad"],
         "alqg": [f"alqg:bits={b}" for b in (2, 3, 4)],
@@ -98,12 +93,6 @@ def test_what_a_spec_leaves_open_runs_over_the_ranges_that_it_takes(dither, tmp_
         assert [str(item) for item in FULL.configurations(text)] == specs
     with pytest.raises(UsageError, match="did you mean dither"):
         FULL.configurations("dihter")
-
-
-def test_every_built_in_codec_takes_part():
-    # Other tests of this process may have registered codecs of their own.
-    own = {name for name in codec_names() if codec_class(name).__module__.startswith("gtrace.")}
-    assert {item.name for item in FULL.built_in()} == own - {"none"}
 
 
 CURVE = st.lists(
@@ -153,25 +142,7 @@ def test_a_result_and_its_tables(warm, dither):
     families = ("dither", "topk")
     ours, others = ([(c.bits, c.relative_variance) for c in found.values() if c.family == f] for f in families)
     assert result.duels["dither", "topk"][0] == duel(ours, others)
-    said = " ".join(bench_lines(result))
-    assert "Protocol small" in said
-    assert f"gtrace {gtrace.__version__}" in said
-    assert "dither dither.py" in said
-    assert result.traces[0].fingerprint[:12] in said
-
-
-def test_a_codec_with_nothing_at_these_bits_is_told_where_it_is(warm):
-    notes = " ".join(bench_tables(small("topk", at=31))[0].notes)
-    assert re.search(r"topk takes [\d.]+ to [\d.]+ bits: --at compares there\.", notes)
-
-
-def test_a_codec_of_one_configuration_is_compared_at_its_own_bits(warm):
-    result = small("terngrad:clip=2.5")
-    (mine,) = result.mine
-    bits = [next(c.bits for c in a.configurations if c.family == mine) for a in result.analyses]
-    assert result.targets[mine] == tuple(bits)
-    assert bench_tables(result)[0].title.startswith("Error at the measured bits of terngrad")
-    assert all(d.low == d.high == b for d, b in zip(result.duels[mine, "topk"], bits, strict=True))
+    assert result.traces[0].fingerprint[:12] in " ".join(bench_lines(result))
 
 
 def test_a_second_run_trains_nothing_and_says_the_same(warm, dither, monkeypatch):
@@ -220,25 +191,6 @@ def test_without_torch_gradients_are_made_by_formulas(cache, monkeypatch, tmp_pa
     again = small("qsgdinf:bits=4")
     assert [t.fingerprint for t in again.traces] == [t.fingerprint for t in result.traces]
     assert len({t.fingerprint for t in result.traces}) == 2
-
-
-@pytest.mark.parametrize("task", [model.task for model in FULL.models])
-def test_made_gradients_are_there_for_every_model(task, tmp_path):
-    make_trace(task, tmp_path / "made.zarr", [4, 5], late=True, batch_size=8, seed=0)
-    with gtrace.open_trace(tmp_path / "made.zarr") as trace:
-        assert {info.name: tuple(info.shape) for info in trace.tensors} == LAYERS[task]
-        for name in LAYERS[task]:
-            values = trace.read(name, 5)
-            assert np.isfinite(values).all()
-            assert values.std() > 0
-
-
-def test_where_nothing_can_be_kept_it_runs_all_the_same(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with cache_folder() as folder:
-        assert folder.is_dir()
-    assert not folder.exists()
 
 
 def test_the_command_prints_and_writes_tables(warm, tmp_path, monkeypatch):

@@ -1,19 +1,15 @@
 """``gtrace linear`` from the outside, and what docs/linear-models.md says, which runs as it stands."""
 
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from gtrace.cli import gtrace, main
-from gtrace.report.analysis.run_logs import analyze_runs
+from gtrace.cli import main
 from gtrace.runlog import read_runlog
-from gtrace_experiments.linear import TASKS, Training
-from gtrace_experiments.linear_command import LINEAR_TASKS
+from gtrace_experiments.linear import Training
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "linear-models.md").read_text()
 SMALL = "--data synthetic-10x200 --epochs 4"
@@ -51,22 +47,6 @@ def test_a_table_a_log_and_the_next_command(folder, linear):
     assert [path.name for path in folder.iterdir()] == ["linear-double-bits5.jsonl"]
 
 
-def test_seeds_and_several_precisions_on_a_hinge(folder, linear):
-    items = "naive,nearest:levels=optimal,naive:refetch=l1,double:bits=4,chebyshev=3"
-    code, out, _ = linear(f"svm --compare {items} --bits 8 --seeds 2 {SMALL}")
-    table = out.splitlines()
-    assert code == 0
-    assert all(len(line) <= 80 for line in table[:8])
-    assert " ± " in table[2]
-    assert "fetched: samples that were needed in full after all" in out
-    analysis = analyze_runs(read_runlog(folder / "svm-compare.jsonl"), "a")
-    specs = "none naive:bits=8 nearest:bits=8,levels=optimal naive:bits=8,refetch=l1 double:bits=4,chebyshev=3"
-    assert [run.spec for run in analysis.runs if run.seed == 0] == specs.split()
-    assert {run.seed for run in analysis.runs} == {0, 1}
-    assert all(run.finished and len(run.steps) == 4 for run in analysis.runs)
-    assert (analysis.step_name, analysis.task) == ("epoch", "svm on synthetic-10x200")
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -87,34 +67,6 @@ def test_the_command_in_the_log_repeats_the_run(folder, linear, options):
     assert ("--refit" in command) == ("--refit" in options or "--codec" in options)
 
 
-def test_json_of_a_codec_and_of_parts(linear):
-    code, out, _ = linear(f"logistic --codec mcgq --bits 3 {SMALL} --json")
-    assert code == 0
-    plain, coded = json.loads(out)["runs"]
-    assert (plain["run"], plain["gradient_bits_per_value"], plain["ratio"]) == ("none", 32, 1)
-    assert coded["run"].startswith("mcgq:bits=3")
-    assert coded["sample_bits_per_value"] == coded["model_bits_per_value"] == 32
-    assert coded["gradient_bits_per_value"] < 16
-    assert coded["optimum"] is None
-    one = json.loads(linear(f"logistic --quantize model --bits 4 {SMALL} --json")[1])["runs"][1]
-    assert one["run"] == "full:bits=4,quantize=model"
-    # 10 values of 4 bits and a norm.
-    assert (one["sample_bits_per_value"], one["model_bits_per_value"]) == (32, 4 + 32 / 10)
-
-
-def test_files(folder, linear):
-    a = np.random.default_rng(0).standard_normal((60, 3))
-    rows = "\n".join(",".join(f"{value:.6f}" for value in (*row, row @ [1, 2, 3])) for row in a)
-    (folder / "d.csv").write_text("u,v,w,y\n" + rows)
-    assert (
-        "linear on d.csv: 48 samples of 3 features" in linear("linear --data d.csv --target y --bits 6 --epochs 3")[1]
-    )
-    code, _, err = linear("svm --data d.csv")
-    assert code == 2
-    assert "60 different targets where two labels are needed" in err
-    assert linear("linear --data e.csv")[0] == 3
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -129,17 +81,6 @@ def test_what_does_not_fit_is_said(options, said, linear):
     code, _, err = linear(options)
     assert code == 2
     assert said in err
-
-
-def test_a_run_that_diverges_says_so_and_others_go_on(linear):
-    code, out, err = linear(f"linear --compare double:bits=2 --lr 0.2 {SMALL}")
-    assert code == 0
-    assert re.search(r"double:bits=2: (diverged|learned nothing)", err)
-    assert "Try a lower --lr than 0.2, or more bits" in err
-    assert out.splitlines()[1].startswith("none")
-    code, _, err = linear(f"linear --compare double:bits=2 {SMALL}")
-    assert code == 4
-    assert "linear-double-bits2.jsonl already exists" in err
 
 
 def test_an_interrupted_run_shows_what_was_done(folder, linear, monkeypatch):
@@ -175,12 +116,3 @@ def test_python_of_the_page_runs(capsys):
 @pytest.mark.parametrize("line", re.findall(r"^\$ gtrace (.+)$", PAGE, re.MULTILINE))
 def test_commands_of_the_page_run(line, linear):
     assert linear(f"{line} --data synthetic-10x100 --epochs 2", start="")[0] == 0
-
-
-def test_every_task_and_option_is_explained():
-    assert all(f"| `{name}` |" in PAGE for name in TASKS)
-    assert set(LINEAR_TASKS) == set(TASKS)
-    options = {option.opts[0] for option in gtrace.get_command(None, "linear").params}
-    for name in ["data", "quantize", "bits", "sampling", "levels", "chebyshev", "refetch", "prox"]:
-        assert f"--{name}" in options
-        assert f"`--{name}" in PAGE

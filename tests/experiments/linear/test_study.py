@@ -5,7 +5,7 @@ import pytest
 
 import gtrace_experiments.linear as linear
 from gtrace.errors import TraceError, UsageError
-from gtrace_experiments.linear import TASKS, LinearStudy, Prox, Training, load, split, train_linear
+from gtrace_experiments.linear import TASKS, Prox, Training, load, split, train_linear
 
 SET = linear.synthetic(10, 300, labels=False, seed=3)
 
@@ -33,12 +33,6 @@ def test_refetched_and_sketched_samples_are_counted():
     fetched = round(2 * 200 * sketches.fetched) * 6 * 32
     assert sketches.traffic.samples == 2 * 200 * (6 * 5 + 5 * 32) + fetched
     assert sketches.traffic.model == 2 * 200 * (6 * 32 + 5 * 32)
-
-
-def test_a_precise_codec_changes_little():
-    plain, coded = train_linear("linear", ["fp:e7m8"], data=SET, epochs=1).results
-    assert (coded.run, coded.loss) == ("fp:e7m8", pytest.approx(plain.loss, rel=1e-3))
-    assert coded.loss != plain.loss
 
 
 def test_the_average_begins_anew_at_half_time():
@@ -76,22 +70,6 @@ def test_a_gradient_that_overflows_ends_a_run_with_a_codec():
     assert len(coded.losses) < 3
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"epochs": 0}, "epochs: 0 is below 1"),
-        ({"seeds": 0}, "seeds: 0 is below 1"),
-        ({"batch_size": 0}, "batch size: 0 is below 1"),
-        ({"rate": -1.0}, "lr: must be a positive number, not -1"),
-        ({"task": "liner"}, "no linear task 'liner'; did you mean linear"),
-    ],
-)
-def test_settings_out_of_range(settings, said):
-    task = settings.pop("task", "linear")
-    with pytest.raises(UsageError, match=said):
-        LinearStudy(task, [], data=SET, **settings)
-
-
 RANDOM = np.random.default_rng(0)
 A = np.round(RANDOM.standard_normal((40, 3)) * [1, 10, 100], 4)
 B = np.round(A @ [1.0, 0.1, 0.01], 4)
@@ -110,12 +88,10 @@ def check(data):
 def test_csv_with_and_without_names(tmp_path):
     rows = "\n".join(",".join(map(str, [*a, b])) for a, b in zip(A, B, strict=True))
     (tmp_path / "plain.csv").write_text(rows + "\n")
-    (tmp_path / "named.csv").write_text("u,v,w,y\n" + rows)
     (tmp_path / "first.csv").write_text(
         "y, u,v,w\n" + "\n".join(",".join(map(str, [b, *a])) for a, b in zip(A, B, strict=True))
     )
     check(load(str(tmp_path / "plain.csv"), labels=False))
-    check(load(str(tmp_path / "named.csv"), labels=False))
     check(load(str(tmp_path / "first.csv"), labels=False, target="y"))
     with pytest.raises(UsageError, match="no column 'z' among y, u"):
         load(str(tmp_path / "first.csv"), labels=False, target="z")
@@ -174,6 +150,3 @@ def test_made_data_depend_on_the_seed_alone():
     assert (first.b == again.b).all()
     assert not (first.a == other.a).any()
     assert first.a.shape == first.test_a.shape == (50, 5)
-    assert 0.4 < (load("synthetic-5x4000", labels=True, seed=1).b > 0).mean() < 0.6
-    heavy = load("heavy-4x5000", labels=False)
-    assert abs(heavy.a).max(axis=0)[-1] > 3 * abs(heavy.a).max(axis=0)[0]

@@ -2,7 +2,6 @@
 
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
 import torch
 from helpers_capture import Captured
@@ -110,36 +109,3 @@ def test_fit(tmp_path, kinds, kind, options, steps):
     for number, count in enumerate(steps):
         assert len(model.seen[number]) == count
         assert_recorded(run, plain.state_dict(), model.state_dict(), model.seen[number], number)
-
-
-def fit_with_fabric(seen):
-    import lightning
-
-    fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
-    fabric.launch()
-    fabric.seed_everything(0, verbose=False)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    data = DataLoader(TensorDataset(torch.randn(32, 4), torch.randint(2, (32,))), batch_size=8)
-    for number, (x, y) in enumerate(fabric.setup_dataloaders(data)):
-        accumulating = number % 2 == 0
-        with fabric.no_backward_sync(model, enabled=accumulating):
-            fabric.backward(nn.functional.cross_entropy(model(x), y) / 2)
-        if not accumulating:
-            fabric.clip_gradients(model, optimizer, max_norm=0.1)
-            seen.append([p.grad.clone() for p in model.parameters()])
-            optimizer.step()
-            optimizer.zero_grad()
-    return model.state_dict()
-
-
-@pytest.mark.capture_case("Lightning Fabric: accumulation, clipping, bf16", packages=("lightning",))
-def test_fabric(tmp_path):
-    plain = fit_with_fabric([])
-    seen = []
-    with Captured(tmp_path / "run.zarr") as run:
-        trained = fit_with_fabric(seen)
-    assert [info.name for info in run.trace.tensors] == list(plain)
-    assert_recorded(run, plain, trained, seen)
-    assert run.trace.scalars()["micro_batches"].tolist() == [2, 2]
-    assert np.isfinite(run.trace.scalars()["clip_norm"]).all()

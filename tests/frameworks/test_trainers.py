@@ -13,7 +13,6 @@ from collections import defaultdict
 from functools import partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gtrace
-from gtrace.errors import UsageError
 from gtrace.runlog import read_runlog
 from gtrace.sweep import EXPECTATION
 from gtrace.trackers import KINDS
@@ -260,16 +258,6 @@ def test_lightning_finds_its_callback_by_the_entry_point(asked, tmp_path, monkey
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, default_root_dir=tmp_path, accelerator="cpu")
     found = [type(one).__name__ for one in trainer.callbacks if type(one).__module__.startswith("gtrace")]
     assert found == (["LightningCallback"] if asked else [])
-
-
-@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
-def test_a_codec_between_processes_is_refused_by_hugging_face():
-    from gtrace.trainers.transformers import TransformersCallback
-
-    with pytest.raises(UsageError, match="gtrace train --codec qsgdinf:bits=4 SCRIPT"):
-        TransformersCallback(codec=CODEC).on_train_begin(SimpleNamespace(world_size=2), None, None, optimizer=None)
-    with pytest.raises(UsageError, match=r"name a trace to write, e.g. 'run.zarr', a codec"):
-        TransformersCallback()
 
 
 RANKS = """

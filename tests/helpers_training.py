@@ -12,9 +12,8 @@ import torch
 from helpers_capture import run_gtrace
 from torch import nn
 
-from gtrace.codecs import codec
 from gtrace.codecs.assignment import CodecTable
-from gtrace.codecs.link import LinkOptions, Sender
+from gtrace.codecs.link import LinkOptions
 from gtrace.runlog import read_runlog
 from gtrace.schedule import RefitSchedule
 from gtrace.training import Evaluation, Recipe, Task, vectors
@@ -43,12 +42,6 @@ def interrupt(study, log, after):
 def heavy(shape, seed=0, scale=1e-3):
     """Values with heavy tails, so that a Huffman code pays."""
     return (np.random.default_rng(seed).standard_t(3, shape) * scale).astype(np.float32)
-
-
-def sender(spec, size, refit="once"):
-    """The sending end of one tensor of one worker."""
-    made = codec(spec) if isinstance(spec, str) else spec
-    return Sender(made, size, LinkOptions(RefitSchedule.parse(refit), 3), tensor="w")
 
 
 class Regression(Task):

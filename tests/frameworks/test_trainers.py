@@ -17,7 +17,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from helpers_capture import run_python, write_script
+from helpers_capture import run_gtrace, run_python, write_script
 from helpers_docs import ROOT, blocks
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import gtrace
 from gtrace.runlog import read_runlog
 from gtrace.sweep import EXPECTATION
-from gtrace.trackers import KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CODEC, LR, STEPS = "qsgdinf:bits=4", 0.5, 4
@@ -193,20 +192,6 @@ PROGRAMS = [
 ]
 
 
-def test_the_page_lists_every_trainer_and_tracker_with_its_versions():
-    rows = [
-        line[2:-2].split(" | ") for line in (ROOT / "docs/frameworks.md").read_text().splitlines() if line[:2] == "| "
-    ]
-    trainers = {f"{program.id}: capture, codec, numbers in a logger" for program in PROGRAMS}
-    trainers |= {
-        "Lightning, ddp: payloads between ranks",
-        "Hugging Face Trainer, torchrun: gtrace train between ranks",
-    }
-    assert {row[0] for row in rows[1:]} >= trainers | {f"--to {package}" for package in KINDS}
-    assert {row[-1] for row in rows[1:]} == {"works"}
-    assert all(row[1].startswith("torch ") for row in rows[1:])
-
-
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_captured_swept_and_trained_with_a_codec(program, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -348,3 +333,36 @@ def test_gtrace_train_puts_the_codec_between_the_ranks_of_hugging_face(tmp_path)
     steps = [record for record in records if record["type"] == "step"]
     assert [record["step"] for record in steps] == [0, 1, 2]
     assert all(record["wire_bytes"] > 0 and 0 < record["worker_variance"] < 0.1 for record in steps)
+
+
+ACCUMULATES = """
+    import torch
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, seen = torch.nn.Linear(4, 2), []
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    for x in torch.randn(8, 4, 4):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(x).square().mean())
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.05)
+                seen.append(model.weight.grad.clone())
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.save(seen, "seen.pt")
+    """
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+@pytest.mark.capture_case("accelerate launch: accumulation and clipping", packages=("accelerate",))
+def test_accumulated_and_clipped_by_accelerate_launch(tmp_path):
+    write_script(tmp_path / "train.py", ACCUMULATES)
+    single = ("--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
+    launch = ("-m", "accelerate.commands.accelerate_cli", "launch", "--cpu", *single, "train.py")
+    done = run_gtrace("capture", "-o", "run.zarr", *launch, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    trace = gtrace.open_trace(tmp_path / "run.zarr")
+    assert trace.scalars()["micro_batches"].tolist() == [2] * 4
+    for step, gradient in enumerate(torch.load(tmp_path / "seen.pt")):
+        assert np.array_equal(trace.read("weight", step), gradient.flatten().numpy())

@@ -132,9 +132,6 @@ def test_a_worker_with_bad_gradients_is_left_out_and_reported():
     assert texts[-1] == "qsgdinf:bits=4: 65 gradient values in 2 tensors were not finite, at 5 steps"
     assert len(texts) == 2 * (3 + 1)
     assert all(result.finished and result.tally.nonfinite == 65 for result in study.results)
-    study = Study(Faulty(lambda batch: batch % 4 == 1), ["qsgdinf"], steps=2, nonfinite="zero")
-    assert {r["bits_float32"] for r in of(records(study), "step")} == {32 * 4 * 13}
-    assert "zeros are sent in their place" in study.warnings[0]
 
 
 def test_divergence_is_said_in_words_and_stops_that_run_only():
@@ -246,12 +243,3 @@ def test_a_step_is_computed_once_and_decoded_for_all_and_linear_messages_are_add
     tally = Tally(payload_bits=8000, float32_bits=4 * 32 * 1000, codec_seconds=0.3, decode_seconds=0.1)
     seconds = simulated_step(Network(1e3, 0.0, "allgather"), 4, tally, 1.1, exact=False)
     assert seconds == pytest.approx((1.1 - 0.3) / 4 + 0.2 / 4 + 0.1 + 3 * 2000 / 1e3)
-
-
-def test_optimizers_and_clipping_take_the_place_of_the_tasks_own():
-    losses = {}
-    for name in ("", "sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw", "clip"):
-        settings = {"clip": 1e-3} if name == "clip" else {"optimizer": name}
-        losses[name] = train(Regression(), [], workers=1, steps=5, **settings).results[0].loss
-    assert losses[""] == losses["sgd"] < losses["clip"]
-    assert len(set(losses.values())) >= 6

@@ -1,6 +1,5 @@
 """What is measured on averaged gradients against plain numpy, and what noise costs against plain matrices."""
 
-import functools
 import json
 import math
 from itertools import permutations
@@ -19,7 +18,7 @@ from gtrace.report import analyze_runs
 from gtrace.report.names import number
 from gtrace.report.sections.training import noise_sentences
 from gtrace.training import Recipe, Study
-from gtrace.training.measure import GaussNewton, Measurement, NoiseAhead, outputs, quadrature
+from gtrace.training.measure import GaussNewton, Measurement, NoiseAhead, outputs
 
 
 class Adaptive(Regression):
@@ -103,25 +102,6 @@ def test_every_measure_against_numpy():
     whole_arrived = [np.concatenate(parts) for parts in zip(*arrived.values(), strict=True)]
     together.add("*", whole, whole_arrived, np.concatenate(list(decoded.values())))
     assert {**together.fields(), "w1": 0} == pytest.approx({**found, "w1": 0}, rel=1e-6)
-
-
-def spectrum(size, values):
-    axes = np.linalg.qr(np.random.default_rng(1).standard_normal((size, size)))[0]
-    return axes * np.asarray(values) @ axes.T
-
-
-@pytest.mark.parametrize(("products", "momentum", "horizons"), [(15, 0.0, (20, 100, 400)), (60, 0.9, (20, 400, 1500))])
-def test_one_quadrature_serves_every_horizon(products, momentum, horizons):
-    values = np.geomspace(1e-5, 3, 200)
-    matrix = spectrum(200, values)
-    start = np.random.default_rng(2).standard_normal(200)
-    nodes, weights = quadrature(lambda v: matrix @ v, start, products)
-    assert weights.sum() == pytest.approx(start @ start)
-    true, axes = np.linalg.eigh(matrix)
-    for steps in horizons:
-        weight = functools.partial(impulse_weight, steps=steps, lr=0.1, momentum=momentum)
-        expected = weight(np.maximum(true, 0)) @ (axes.T @ start) ** 2
-        assert weights @ weight(np.maximum(nodes, 0)) == pytest.approx(expected, rel=0.01)
 
 
 class Classes(Regression):

@@ -140,38 +140,6 @@ def test_layers_read_the_decoded_gradient(spec):
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-6)
 
 
-def handed_on():
-    scale, inner = nn.Parameter(torch.ones(1)), nn.Linear(12, 5)
-    return module(lambda self, x: self.inner(self.scale * x), scale=scale, inner=inner)
-
-
-def heads():
-    def forward(self, x):
-        x = torch.relu(self.stem(x))
-        return self.one(x) + self.two(x)
-
-    return module(forward, stem=nn.Linear(12, 8), one=nn.Linear(8, 5), two=nn.Linear(8, 5))
-
-
-@pytest.mark.parametrize(
-    ("make", "layers", "names"),
-    [
-        (Reused, "all", {"shared", "shared#1", "norm", "head"}),  # each call is a tensor of its own
-        (handed_on, "all", {"inner"}),  # compressed once
-        (heads, "inner", {"stem"}),  # parallel heads are all last
-    ],
-)
-def test_what_is_compressed_of_a_model(make, layers, names):
-    model = make()
-    neural = compressed(model, "int8", layers=layers)
-    for step in range(2):
-        backward(model, data(), neural, step=step)
-        assert set(tensors(neural)) == names
-        if make is Reused:
-            tally, _ = neural.collect()
-            assert (tally.float32_bits, tally.envelope_bits) == (32 * 9 * (3 * 12 + 5), 4 * 8 * 24)
-
-
 @pytest.mark.parametrize("make", [mlp, Reused])
 def test_the_last_layer_is_left_out_unless_asked_for(make):
     """What reaches it comes from the loss; a view or an activation behind it changes nothing."""

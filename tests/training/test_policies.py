@@ -303,20 +303,6 @@ def test_the_agent_is_its_twin(seed, period, bits):
         assert agent.network.weights[name] == pytest.approx(np.array(getattr(twin, name)), rel=1e-9, abs=1e-12)
 
 
-def test_the_coin_and_the_network_have_streams_of_their_own():
-    explored = []
-    for epsilon in (0.1, 0.5):
-        agent, found = MQGrad(epsilon=epsilon, constant_reward=0.0, bits=(2, 30), seed=4), set()
-        assert np.array_equal(agent.network.weights["out"], MQGrad(bits=(2, 30), seed=4).network.weights["out"])
-        for loss in losses(300):
-            agent.step(loss, 0.0)
-            if agent.decision.explored:
-                found.add(agent.decision.number)
-        assert agent.decision.reward == 0  # whatever the time
-        explored.append(found)
-    assert explored[0] < explored[1]
-
-
 @pytest.mark.parametrize("at", [0, 1, 7, 60])
 def test_an_agent_that_was_saved_goes_on_as_if_nothing_had_happened(at):
     values = losses(150)

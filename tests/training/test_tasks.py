@@ -12,7 +12,7 @@ from helpers_training import losses
 
 import gtrace.training
 from gtrace.errors import TraceError, UsageError
-from gtrace.training import load_task, tasks
+from gtrace.training import load_task
 from gtrace.training.tasks import describe_task, text
 from gtrace.training.tasks.images import VARIABLE
 
@@ -46,16 +46,6 @@ def test_models_and_batches_come_from_their_seeds_and_an_untrained_model_can_lea
     assert 0 <= (found.accuracy or 0) < 0.3
     found = losses(task, model, task.batch(np.random.default_rng(0), 8), min(2.0, task.recipe.lr))
     assert found[-1] < 0.95 * found[0]
-
-
-def test_training_and_held_out_digits_are_apart():
-    task = load_task("digits-mlp")
-    assert (len(task._train[1]), len(task._test[1])) == (1438, 359)
-    assert all((task._test[1] == digit).sum() > 20 for digit in range(10))
-    table = np.loadtxt(tasks.sample_file("digits.csv.gz"), delimiter=",", dtype=np.float32)
-    np.testing.assert_array_equal(task._test[0][1], table[9, :-1] / 16)
-    np.testing.assert_array_equal(task._train[0][4], table[5, :-1] / 16)
-    assert task._test[1][1] == int(table[9, -1])
 
 
 def test_targets_of_a_text_are_the_next_characters_or_words():

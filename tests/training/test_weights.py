@@ -119,9 +119,3 @@ def test_the_test_sees_quantized_weights():
     with torch.no_grad():
         exact = task.evaluate(run._model).loss
     assert run._test().loss != pytest.approx(exact, rel=1e-4)
-
-
-@pytest.mark.parametrize("text", ["optimal", "5", "best5", "optimal1", "uniform257", "optimal-5"])
-def test_levels_that_are_none(text):
-    with pytest.raises(UsageError, match="levels of weights"):
-        WeightLevels.parse(text)

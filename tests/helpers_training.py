@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,16 +12,12 @@ import torch
 from helpers_capture import run_gtrace
 from torch import nn
 
-from gtrace.codecs import Codec, codec
 from gtrace.codecs.assignment import CodecTable
-from gtrace.codecs.base import checked_values
-from gtrace.codecs.link import LinkOptions, Sender
-from gtrace.coding import open_envelope, seal
+from gtrace.codecs.link import LinkOptions
 from gtrace.runlog import read_runlog
 from gtrace.schedule import RefitSchedule
 from gtrace.training import Evaluation, Recipe, Task, vectors
 from gtrace.training.ranks import RankCodecs
-from gtrace.types import SummarySpec
 
 
 def without_times(records):
@@ -47,12 +42,6 @@ def interrupt(study, log, after):
 def heavy(shape, seed=0, scale=1e-3):
     """Values with heavy tails, so that a Huffman code pays."""
     return (np.random.default_rng(seed).standard_t(3, shape) * scale).astype(np.float32)
-
-
-def sender(spec, size, refit="once"):
-    """The sending end of one tensor of one worker."""
-    made = codec(spec) if isinstance(spec, str) else spec
-    return Sender(made, size, LinkOptions(RefitSchedule.parse(refit), 3), tensor="w")
 
 
 class Regression(Task):
@@ -96,40 +85,6 @@ class Faulty(Regression):
             x = torch.full_like(x, float("nan"))
         self._batches += 1
         return x, y
-
-
-@dataclass(frozen=True)
-class Memory(Codec):
-    """Sends the sign and the mean magnitude of what it is given and of what it still owes; shares its last fit."""
-
-    name: ClassVar[str] = "test-memory"
-    stateful: ClassVar[bool] = True
-
-    @property
-    def needs(self):
-        return SummarySpec("none", None)
-
-    def fit(self, state, summary, step):
-        return state.with_arrays(fitted=np.array([step, summary.size], np.int32))
-
-    def shared(self, state):
-        return state.arrays["fitted"].tobytes() if "fitted" in state.arrays else b""
-
-    def owed(self, state, values):
-        return values + state.arrays.get("residual", np.zeros(state.size, np.float32))
-
-    def encode(self, state, values, key):
-        x = self.owed(state, checked_values(state, values))
-        body = np.float32(np.abs(x).mean()).tobytes() + np.packbits(x < 0).tobytes()
-        return seal(body, codec=self.name, size=x.size, shared=self.shared(state))
-
-    def decode(self, shared, payload, size):
-        body, _ = open_envelope(payload, codec=self.name, size=size, shared=shared)
-        negative = np.unpackbits(np.frombuffer(body, np.uint8, offset=4), count=size)
-        return np.frombuffer(body, "<f4", 1) * (1 - 2 * negative.astype(np.float32))
-
-    def update(self, state, values, decoded):
-        return state.with_arrays(residual=self.owed(state, values) - decoded)
 
 
 def rank_codecs(place, codec, *, seed=3, refit="once", common=False):

@@ -231,17 +231,13 @@ class Half(nn.Module):
 
 def refused() -> None:
     """What cannot be done is said in one line."""
-    half, several = Half(), model()
+    half = Half()
     fully_shard(half)
     gtrace.training.State("none").register(half)
     with pytest.raises(UsageError, match=r"unused\.bias has no gradient in this step; call set_reduce_scatter_unused"):
         half(batch(0)[0]).sum().backward()
     with pytest.raises(UsageError, match="a Sequential is neither a DistributedDataParallel nor sharded"):
         gtrace.training.State("none").register(model())
-    fully_shard(several[0], mesh=init_device_mesh("cpu", (4,)))
-    fully_shard(several, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("one", "other"))["other"])
-    with pytest.raises(UsageError, match=r"register: sharded among ranks \["):
-        gtrace.training.State("none").register(several)
 
 
 class Replicated(Training):

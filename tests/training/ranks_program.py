@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
-import functools
 import hashlib
 import io
 import json
@@ -28,8 +27,7 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions
 from gtrace.schedule import RefitSchedule
 from gtrace.training import device
-from gtrace.training.frames import Collectives, SimulatedRank, lockstep
-from gtrace.training.joint import JointWorkers, OneBitAdam, ZeroOneAdam
+from gtrace.training.frames import SimulatedRank, lockstep
 from gtrace.training.ranks import Piece, RankCodecs
 from gtrace.training.ways import averaging, way
 
@@ -261,13 +259,6 @@ def exact_averages() -> None:
     assert 1e-7 < none.state.comparison.bf16_variance < 1e-4
 
 
-def chosen_codecs() -> None:
-    training = Training("qsgdinf:bits=2", rules={"bias": "none"}, min_size=400, refit="once")
-    training.step(0)
-    chosen = {name: str(sender.codec) for name, sender in training.senders.items()}
-    assert chosen == {**dict.fromkeys(NAMES, "none"), "0.weight": "qsgdinf:bits=2"}
-
-
 def nonfinite() -> None:
     """What one rank's infinities make of all averages."""
     for policy in ("pass", "skip", "zero"):
@@ -309,37 +300,6 @@ def resume_training() -> None:
             gtrace.training.State("ef:topk:ratio=0.5", **options).load_state_dict(codec_state)
 
 
-def run(exchange: Any, wire: Collectives) -> None:
-    """This rank's exchange, to its end."""
-    answer = None
-    with contextlib.suppress(StopIteration):
-        while True:
-            asked = exchange.send(answer)
-            answer = wire.average(asked) if isinstance(asked, np.ndarray) else wire.scatter(asked)
-
-
-def joint_optimizers() -> None:
-    """Optimizers that exchange by themselves, between these ranks and among simulated ones.
-
-    To the bit, because there are two: a sum of more in float32, as gloo adds, is not that in float64.
-    """
-    world, rules = dist.get_world_size(), CodecTable.of("ef-signsgd:scale=rms")
-    for make in (
-        functools.partial(OneBitAdam, warmup=2),
-        functools.partial(ZeroOneAdam, warmup=1, every=2, doubling=1),
-    ):
-        simulated, real, own = JointWorkers(model(), world, make, rules, OPTIONS), Collectives(), model()
-        mine = make(own, rules, RankCodecs(rules, OPTIONS, real, common=False))
-        for step in range(5):
-            for rank, one in [*enumerate(simulated.models), (real.rank, own)]:
-                x, y = batch(step, rank)
-                one.zero_grad()
-                nn.functional.cross_entropy(one(x), y).backward()
-            simulated.step(0.01, last=False)
-            run(mine.step(0.01), real)
-            assert digest(own.parameters()) == digest(simulated.models[real.rank].parameters())
-
-
 def play(parts: Any, name: str, rank: int, world: int, folder: str) -> None:
     """Run the parts on this rank, and write what went wrong in each; after a failure the others wait in vain."""
     meet, patience = f"file://{folder}/meet-{name}-{world}", datetime.timedelta(seconds=120)
@@ -370,7 +330,7 @@ def start(main: Any, specs: tuple[str, ...], worlds: tuple[int, ...]) -> None:
 
 
 PARTS = {
-    2: [averages, exact_averages, chosen_codecs, nonfinite, resume_training, joint_optimizers],
+    2: [averages, exact_averages, nonfinite, resume_training],
     3: [averages, exact_averages],
     4: [averages],
 }

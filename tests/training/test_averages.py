@@ -5,7 +5,6 @@ import pytest
 
 import gtrace
 from gtrace.cli import main
-from gtrace.errors import UsageError
 from gtrace.report.analysis.details import exchanges_of
 from gtrace.report.sections.checks import exchange_sentence, exchange_table
 from gtrace.sweep.store import ResultStore
@@ -73,20 +72,6 @@ def test_bytes_between_nodes_are_told_apart(folder):
     ((*_, value),) = measured(folder / "single.zarr", "hierarchical:2", codecs=("fp16",))
     # Within a node half of the values go over; then a quarter crosses; then each rank sends its quarter to all.
     assert 0 < value["across"] < value["sent"] < 2 * 2 * SIZE
-
-
-@pytest.mark.parametrize(
-    ("names", "options", "message"),
-    [
-        (("tree",), {}, "'tree' is unknown"),
-        (("ring",), {"ranks": (1,)}, "name 2 or more"),
-        (("ring",), {"codecs": ("ef:topk", "powersgd")}, "keep a memory"),
-        (("ring",), {"codecs": ("zipml:scope=model",)}, "leave out scope=model"),
-    ],
-)
-def test_what_cannot_be_exchanged(folder, names, options, message):
-    with pytest.raises(UsageError, match=message):
-        measured(folder / "single.zarr", *names, **options)
 
 
 def test_a_sweep_keeps_exchanges_and_a_report_shows_them(folder, tmp_path, capsys):

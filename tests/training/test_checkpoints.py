@@ -2,14 +2,13 @@
 
 import os
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
 from helpers_training import Regression, interrupt, without_times
 
 from gtrace.costs import Network
-from gtrace.errors import TraceError, UsageError
+from gtrace.errors import TraceError
 from gtrace.runlog import read_runlog
 from gtrace.training import Study
 from gtrace.training.checkpoint import path_of
@@ -178,9 +177,3 @@ def test_wrong_contents(change, log):
     change(content)
     torch.save(content, path_of(log))
     refused(log, "not a checkpoint of this study")
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc here")
-def test_a_log_that_cannot_be_written_asks_for_another_place():
-    with pytest.raises(UsageError, match=r"^/proc/log\.jsonl.* cannot be written .*; choose another path$"):
-        Study(Regression(), [], steps=1).run(log=Path("/proc/log.jsonl"))

@@ -8,7 +8,6 @@ from helpers_training import reports_of_ranks
 
 import gtrace
 from gtrace.errors import UsageError
-from gtrace.training.fsdp import ShardedGradient
 
 
 @pytest.fixture(scope="module")
@@ -46,29 +45,6 @@ def test_checkpoints_of_torch_distributed_continue_with_as_many_ranks_and_are_re
 @pytest.mark.framework_case("DistributedDataParallel and fully_shard: torch.compile (aot_eager)")
 def test_compiled_models_train_as_others(reports):
     passed("compiled", reports, 2)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dim", "ranks", "sizes"),
-    [
-        ((5, 3), 0, 4, [6, 6, 3, 0]),
-        ((2,), 0, 4, [1, 1, 0, 0]),
-        ((1, 7), 0, 2, [7, 0]),
-        ((3, 8), 1, 4, [6, 6, 6, 6]),
-    ],
-)
-def test_chunks_of_a_buffer_are_the_rows_that_torch_gives_each_rank(shape, dim, ranks, sizes):
-    whole = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
-    each = [ShardedGradient("w", gtrace.codec("none"), shape, dim, ranks, rank) for rank in range(ranks)]
-    wanted = [part.reshape(-1) for part in whole.chunk(ranks, dim)]
-    wanted += [torch.zeros(0)] * (ranks - len(wanted))
-    blocks = torch.stack([torch.nn.functional.pad(part, (0, each[0].padded - len(part))) for part in wanted])
-    assert torch.equal(each[0].joined(blocks), whole)
-    assert all(torch.equal(one.cut(whole), part) for one, part in zip(each, wanted, strict=True))
-    assert [one.size(rank) for rank, one in enumerate(each)] == sizes
-    pieces = each[0].pieces()
-    assert [(piece.owner, piece.size) for piece in pieces] == [(k, size) for k, size in enumerate(sizes) if size]
-    assert len({piece.name for piece in pieces}) == len(pieces)
 
 
 def test_a_state_is_refused_among_other_ranks_and_may_be_loaded_before_its_model_is_registered(tmp_path, monkeypatch):

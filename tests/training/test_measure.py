@@ -1,6 +1,5 @@
 """What is measured on averaged gradients against plain numpy, and what noise costs against plain matrices."""
 
-import functools
 import json
 import math
 from itertools import permutations
@@ -19,8 +18,7 @@ from gtrace.report import analyze_runs
 from gtrace.report.names import number
 from gtrace.report.sections.training import noise_sentences
 from gtrace.training import Recipe, Study
-from gtrace.training.measure import GaussNewton, Measurement, NoiseAhead, outputs, quadrature
-from gtrace.training.tasks import load_task
+from gtrace.training.measure import GaussNewton, Measurement, NoiseAhead, outputs
 
 
 class Adaptive(Regression):
@@ -106,36 +104,6 @@ def test_every_measure_against_numpy():
     assert {**together.fields(), "w1": 0} == pytest.approx({**found, "w1": 0}, rel=1e-6)
 
 
-def spectrum(size, values):
-    axes = np.linalg.qr(np.random.default_rng(1).standard_normal((size, size)))[0]
-    return axes * np.asarray(values) @ axes.T
-
-
-@pytest.mark.parametrize(("products", "momentum", "horizons"), [(15, 0.0, (20, 100, 400)), (60, 0.9, (20, 400, 1500))])
-def test_one_quadrature_serves_every_horizon(products, momentum, horizons):
-    values = np.geomspace(1e-5, 3, 200)
-    matrix = spectrum(200, values)
-    start = np.random.default_rng(2).standard_normal(200)
-    nodes, weights = quadrature(lambda v: matrix @ v, start, products)
-    assert weights.sum() == pytest.approx(start @ start)
-    true, axes = np.linalg.eigh(matrix)
-    for steps in horizons:
-        weight = functools.partial(impulse_weight, steps=steps, lr=0.1, momentum=momentum)
-        expected = weight(np.maximum(true, 0)) @ (axes.T @ start) ** 2
-        assert weights @ weight(np.maximum(nodes, 0)) == pytest.approx(expected, rel=0.01)
-
-
-@pytest.mark.parametrize("values", [[1.0, 1.0, 1.0, 4.0, 4.0, 9.0], [2.0] * 6, [0.0] * 6])
-def test_an_invariant_subspace_ends_it_early(values):
-    matrix, calls = spectrum(6, values), []
-    start = np.arange(1.0, 7)
-    nodes, weights = quadrature(lambda v: calls.append(v) or matrix @ v, start, 6)
-    assert len(calls) == len(nodes) == len(set(values))
-    np.testing.assert_allclose(nodes, sorted(set(values)), atol=1e-12)
-    assert quadrature(lambda v: v, np.zeros(3)).nodes.size == 0
-    assert weights @ np.exp(-nodes) == pytest.approx(start @ spectrum(6, np.exp(-np.array(values))) @ start)
-
-
 class Classes(Regression):
     """A small network with classes as targets, and batch normalization, which has buffers."""
 
@@ -171,17 +139,6 @@ def test_products_are_those_of_the_whole_matrix():
     jacobian = rows(scores, parameters)
     (slope,) = torch.autograd.grad(task.criterion(scores, batch[1]), scores, create_graph=True)
     np.testing.assert_allclose(found, jacobian.T @ rows(slope, [scores]) @ jacobian, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["char-lstm", "char-transformer"])
-def test_products_of_text_models_are_symmetric_and_positive(name):
-    task = load_task(name)
-    model = task.model()
-    newton = GaussNewton(task, model, task.batch(np.random.default_rng(0), 2))
-    a, b = np.random.default_rng(1).standard_normal((2, sum(p.numel() for p in model.parameters())))
-    at_a, at_b = newton(a), newton(b)
-    assert a @ at_b == pytest.approx(b @ at_a, abs=1e-5 * math.sqrt((a @ at_a) * (b @ at_b)))
-    assert a @ at_a > 0
 
 
 OPTIMIZERS = {
@@ -248,18 +205,3 @@ def test_the_run_log_says_what_noise_costs(workers):
     middle = np.median([record["equivalent_batch"] for record in measured if record["run"] == codecs[0]])
     assert f"With the noise of {codecs[0]}, a batch of {8 * workers} is worth {number(middle)} " in sentence
     assert "median of 3 measured steps" in sentence
-
-
-class OwnLoss(Regression):
-    """Its loss is more than a criterion of outputs."""
-
-    name: ClassVar[str] = "own-loss"
-
-    def loss(self, model, batch):
-        return super().loss(model, batch) + sum((p**2).sum() for p in model.parameters())
-
-
-def test_a_loss_that_is_no_criterion_has_no_curvature():
-    study = Study(OwnLoss(), ["qsgdinf:bits=2"], steps=3, workers=2, measure=1)
-    assert all(math.isnan(r["filtered_ratio"]) for r in study.records() if r["type"] == "measure")
-    assert any("what noise costs is not known: the loss of own-loss" in text for text in study.warnings)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from helpers_variants import VARIANTS
 
 import gtrace
@@ -10,12 +9,11 @@ from gtrace.codecs import codec
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import Sender
 from gtrace.coding import ENVELOPE_BYTES
-from gtrace.errors import UsageError
 from gtrace.metrics import Reference
 from gtrace.sweep import sources
 from gtrace.sweep.level_draws import LevelDraws
 from gtrace.trace import Trace
-from gtrace.training import State, Study, compress
+from gtrace.training import Study
 from gtrace.training.exchange import Exchange
 
 SHAPES = {"conv": (16, 6, 5, 5), "fc": (20, 30), "bias": (17,)}
@@ -149,29 +147,3 @@ def test_a_study_trains_with_a_plan_beside_a_codec():
     assert study.describe()["plans"] == [TABLE.describe()]
     assert "qsgdinf:bits=4 --plan 'dir/p l.toml' --task digits-mlp" in study.command
     assert "--codec" not in Study("digits-mlp", [TABLE], steps=1).command
-
-
-def test_what_a_plan_cannot_do_is_refused():
-    with pytest.raises(UsageError, match="gradients of weights"):
-        Study("digits-mlp", [TABLE], kind="neural")
-    with pytest.raises(UsageError, match="names the codec of every tensor"):
-        Study("digits-mlp", [TABLE], min_size=10)
-    with pytest.raises(UsageError, match="named twice"):
-        Study("digits-mlp", [TABLE, TABLE])
-
-
-def test_loops_and_hooks_take_plans():
-    model = torch.nn.Sequential()
-    model.add_module("fc1", torch.nn.Linear(30, 20))
-    model.add_module("other", torch.nn.Linear(20, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with compress(model, Plan()) as compression:
-        model(torch.randn(8, 30)).square().mean().backward()
-        exact = {name: p.grad.clone() for name, p in model.named_parameters()}
-        optimizer.step()
-    found = dict(model.named_parameters())
-    assert torch.equal(found["fc1.bias"].grad, exact["fc1.bias"])
-    assert found["fc1.weight"].grad.unique().numel() <= 7
-    assert 7 < found["other.weight"].grad.unique().numel() <= 15
-    assert compression.tally.bits > 32 * 20
-    assert State(Plan()).rules is TABLE

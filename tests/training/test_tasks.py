@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 from helpers_training import losses
-from torch.nn import functional
 
 import gtrace.training
 from gtrace.errors import TraceError, UsageError
-from gtrace.training import load_task, tasks
+from gtrace.training import load_task
 from gtrace.training.tasks import describe_task, text
-from gtrace.training.tasks.images import VARIABLE, FashionResNet8
+from gtrace.training.tasks.images import VARIABLE
 
 #: how many answers each task chooses from
 CLASSES = {"digits-cnn": 10, "digits-mlp": 10, "char-lstm": 60, "char-transformer": 60, "word-lstm": 3282}
@@ -49,16 +48,6 @@ def test_models_and_batches_come_from_their_seeds_and_an_untrained_model_can_lea
     assert found[-1] < 0.95 * found[0]
 
 
-def test_training_and_held_out_digits_are_apart():
-    task = load_task("digits-mlp")
-    assert (len(task._train[1]), len(task._test[1])) == (1438, 359)
-    assert all((task._test[1] == digit).sum() > 20 for digit in range(10))
-    table = np.loadtxt(tasks.sample_file("digits.csv.gz"), delimiter=",", dtype=np.float32)
-    np.testing.assert_array_equal(task._test[0][1], table[9, :-1] / 16)
-    np.testing.assert_array_equal(task._train[0][4], table[5, :-1] / 16)
-    assert task._test[1][1] == int(table[9, -1])
-
-
 def test_targets_of_a_text_are_the_next_characters_or_words():
     characters, words = load_task("char-lstm"), load_task("word-lstm")
     line = "From fairest creatures we desire increase,"
@@ -70,48 +59,6 @@ def test_targets_of_a_text_are_the_next_characters_or_words():
         inputs, targets = task.batch(np.random.default_rng(0), 3)
         assert inputs.shape == targets.shape == (3, length)
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
-
-
-def test_unknown_names_are_refused_with_the_nearest():
-    with pytest.raises(UsageError, match=r"no task 'char-lsmt'; did you mean char-lstm"):
-        load_task("char-lsmt")
-
-
-def test_installed_data_come_before_those_of_a_checkout(tmp_path, monkeypatch):
-    """The wheel carries samples/ as gtrace/workflows/samples."""
-    package, checkout = tasks._FOLDERS
-    assert package.parts[-4:] == ("gtrace", "workflows", "samples", "data")
-    assert checkout.parts[-2:] == ("samples", "data")
-    assert package.parents[3] == checkout.parents[1]
-    installed, checkout = tmp_path / "installed", tmp_path / "checkout"
-    monkeypatch.setattr(tasks, "_FOLDERS", (installed, checkout))
-    with pytest.raises(TraceError, match=r"digits\.csv\.gz: the data of the samples are missing .*install gtrace"):
-        load_task("digits-cnn")
-    for folder in (checkout, installed):
-        folder.mkdir()
-        (folder / "a.txt").touch()
-        assert tasks.sample_file("a.txt") == folder / "a.txt"
-
-
-def test_the_loss_of_word_frequencies():
-    task = load_task("word-lstm")
-    counts = {}
-    for code in task._train.tolist():
-        counts[code] = counts.get(code, 0) + 1
-    total = len(task._train) + len(task._vocabulary)
-    by_hand = [-np.log((counts.get(code, 0) + 1) / total) for code in task._test[1:].tolist()]
-    assert task.unigram_loss == pytest.approx(np.mean(by_hand))
-
-
-def test_the_test_in_pieces_is_that_of_the_whole_text(monkeypatch):
-    task = load_task("word-lstm")
-    model = fresh(task)
-    task._test = task._test[:900]
-    with torch.no_grad():
-        whole = functional.cross_entropy(model(task._test[None, :-1])[0], task._test[1:]).item()
-        for piece in (text._PIECE, 7):
-            monkeypatch.setattr(text, "_PIECE", piece)
-            assert task.evaluate(model).loss == pytest.approx(whole, rel=1e-5)
 
 
 TRAIN = " the cat sat on the mat \n a dog sat on the <unk> \n" * 20
@@ -169,27 +116,6 @@ def test_models_have_their_size_and_learn(folder, name, parameters):
     assert found[-1] < 0.8 * found[0]
 
 
-def test_a_test_covers_all_images_or_some_evenly_spread(folder):
-    whole, part, seen = FashionResNet8(), FashionResNet8(test_images=350), []
-    assert np.array_equal(part._test[1], whole._test[1][::2])
-    assert np.array_equal(part._test[0], whole._test[0][::2])
-    assert len(FashionResNet8(test_images=10_000)._test[1]) == 700
-
-    class Knows(torch.nn.Module):
-        def forward(self, x):
-            seen.append(len(x))
-            rows = x.mean(3)[:, 0]
-            scores = torch.zeros(len(x), 10)
-            scores[torch.arange(len(x)), (rows.argmax(1) - 3) // 2] = 20.0
-            scores[0] = 0.0  # of each part, one answer is a guess
-            return scores
-
-    found = whole.evaluate(Knows())
-    assert seen == [500, 200]
-    assert 698 / 700 <= found.accuracy <= 1
-    assert found.loss == pytest.approx(2 * np.log(10) / 700, rel=1e-3)
-
-
 def test_missing_and_damaged_files_are_named(folder, monkeypatch):
     images = folder / "train-images-idx3-ubyte.gz"
     whole, labels = images.read_bytes(), (folder / "t10k-labels-idx1-ubyte.gz").read_bytes()
@@ -200,14 +126,6 @@ def test_missing_and_damaged_files_are_named(folder, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(folder / "elsewhere"))
     with pytest.raises(TraceError, match="install Debian's dataset-fashion-mnist, or set GTRACE_FASHION_MNIST"):
         load_task("fashion-resnet8")
-
-
-def test_every_public_name_is_there():
-    for name in gtrace.training.__all__:
-        assert getattr(gtrace.training, name).__name__ == ("RankExchange" if name == "State" else name)
-    assert set(gtrace.training.__all__) <= set(dir(gtrace.training))
-    with pytest.raises(AttributeError, match="no attribute 'compres'"):
-        _ = gtrace.training.compres
 
 
 def test_importing_the_package_imports_nothing_heavy():

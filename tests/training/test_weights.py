@@ -5,9 +5,8 @@ from helpers_hooks import module
 from torch import nn
 
 from gtrace.errors import UsageError
-from gtrace.runlog import read_runlog
 from gtrace.schedule import RefitSchedule
-from gtrace.training import Study, train
+from gtrace.training import Study
 from gtrace.training.weights import PLACEMENTS, QuantizedWeights, WeightLevels, inner_weights
 
 FIRST = RefitSchedule.parse("once")
@@ -102,28 +101,6 @@ def test_the_step_is_the_straight_through_one(placement):
     assert weights.error == pytest.approx(wrong.item(), rel=1e-5)
 
 
-def test_levels_are_fitted_on_schedule_and_follow_the_scale():
-    net = model()
-    weights = QuantizedWeights(net, WeightLevels.parse("optimal4"), RefitSchedule.parse("0,2"))
-
-    def levels():
-        with weights.in_place():
-            return net[2].weight.unique()
-
-    first = levels()
-    with torch.no_grad():
-        net[2].weight.copy_(2 * net[2].weight)
-    weights.fit(1)
-    torch.testing.assert_close(levels(), 2 * first)
-    with torch.no_grad():
-        net[2].weight.copy_(net[2].weight ** 3)
-    weights.fit(1)
-    fixed = levels()
-    torch.testing.assert_close(fixed / fixed.abs().max(), first / first.abs().max())
-    weights.fit(2)
-    assert not torch.allclose(levels(), fixed)
-
-
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_weights_without_levels_stay(value):
     net = model()
@@ -135,26 +112,6 @@ def test_weights_without_levels_stay(value):
     assert np.isnan(weights.error)
 
 
-def test_a_study_has_a_run_for_all_levels_beside_the_exact_one(tmp_path):
-    log = tmp_path / "log.jsonl"
-    study = train("digits-mlp", [], log=log, **small())
-    names = ["none", "weights=optimal5", "weights=xnor5"]
-    assert [result.run for result in study.results] == names
-    found = read_runlog(log)
-    assert (found[0]["runs"], found[0]["weights"]) == (names, ["optimal5", "xnor5"])
-    assert found[0]["command"].endswith("--weights optimal5,xnor5")
-    told = [record for record in found if "weight_error" in record]
-    errors = {name: [record["weight_error"] for record in told if record["run"] == name] for name in names}
-    assert errors["none"] == []
-    assert all(len(errors[name]) == 8 and all(0 < e < 1 for e in errors[name]) for name in names[1:])
-    assert study.results[1].weight_error == errors[names[1]][-1]
-    about = {"levels": "optimal5", "bits": pytest.approx(2.3219, abs=1e-4), "elements": 128 * 128}
-    assert study.quantized[0] == about | {"tensors": ["fc2.weight"]}
-    trained = study._runs[1]._model.fc2.weight
-    assert trained.dtype == torch.float32
-    assert len(trained.unique()) > 10_000
-
-
 def test_the_test_sees_quantized_weights():
     study = Study("digits-mlp", [], **small(weights=["uniform2"]))
     run, task = study._runs[1], study.task
@@ -162,9 +119,3 @@ def test_the_test_sees_quantized_weights():
     with torch.no_grad():
         exact = task.evaluate(run._model).loss
     assert run._test().loss != pytest.approx(exact, rel=1e-4)
-
-
-@pytest.mark.parametrize("text", ["optimal", "5", "best5", "optimal1", "uniform257", "optimal-5"])
-def test_levels_that_are_none(text):
-    with pytest.raises(UsageError, match="levels of weights"):
-        WeightLevels.parse(text)

@@ -9,13 +9,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 270,
-    "lines": 81_163,
-    "functions of one statement": 1_332,
+    "files": 265,
+    "lines": 78_652,
+    "functions of one statement": 1_229,
     "of these below 100 lines, codecs and commands aside": 1,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,
-    "imports inside functions": 212,
+    "imports inside functions": 204,
     "cycles inside packages": 0,
     "class names used twice": 0,
     "definitions of encode and decode in codecs": 9,

@@ -1,7 +1,10 @@
 """Copies through a device's own stream, with a stand-in for the device that does its work as late as it may."""
 
+import resource
+import sys
 import threading
 
+import pytest
 import torch
 from helpers_capture import Captured
 from torch import nn
@@ -101,3 +104,23 @@ def test_a_whole_capture_by_way_of_a_device(path, monkeypatch):
             optimizer.zero_grad(set_to_none=False)  # in place, and at once
     run.check([name for name, _ in model.named_parameters()])
     assert runtime.waits == 6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives memory ahead of its use")
+def test_rows_that_follow_find_their_memory_there():
+    pool = BufferPool([(4096,)], 4 * 64 * 4096 * 4)  # four slabs of 64 rows of four pages
+    gradient, first = torch.ones(4096), pool.acquire()
+    assert first.ahead is None, "a single row says nothing about others"
+    first.fill([0], [gradient])
+    rows = [pool.acquire() for _ in range(32)]
+    for ahead in [buffer.ahead for buffer in rows]:
+        if ahead is not None:
+            ahead()
+    assert first.targets[0].tolist() == [1.0] * 4096
+    rows += [pool.acquire() for _ in range(31 + 8)]
+    assert pool.acquire().slab is rows[-1].slab is not first.slab
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    for buffer in rows:
+        buffer.fill([0], [gradient])
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 64
+    assert [buffer.ahead for buffer in rows[:63]] == [None] * 63, "all of the slab is there"

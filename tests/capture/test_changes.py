@@ -2,6 +2,7 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 import torch
 from helpers_capture import Captured
@@ -211,3 +212,21 @@ def test_a_step_that_raises_leaves_no_update(path):
                 descend(model, optimizer, 4, 6, steps=1)
             fails.remove()
     assert gtrace.open_trace(path).steps("2.weight").tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("how", [{"max_elements": 16384}, {"sketch": "l2:512"}, {"budget": 3 * 4 * 40_000}])
+def test_samples_sketches_and_budget_are_those_of_gradients(how, path):
+    model = nn.Linear(200, 200, bias=False)
+    optimizer = sgd(model)
+    with record(model, optimizer, path, kind="update", steps="0-9", **how) as session:
+        descend(model, optimizer, 4, 200, steps=5)
+    summary = session.finish("complete")
+    with gtrace.open_trace(path) as trace:
+        (info,) = trace.tensors
+        assert trace.steps("weight").size == summary.rows == (3 if "budget" in how else 5)
+        assert summary.over_budget == ("budget" in how)
+        assert bool(info.sketches) == ("sketch" in how)
+        assert (info.sample is not None) == ("max_elements" in how)
+        rows = gtrace.run_sweep(trace, ["qsgd:bits=3,bucket_size=512"], draws=0)
+        assert np.isfinite(rows["relative_variance"]).all()
+        assert rows.provenance["kind"] == "update"

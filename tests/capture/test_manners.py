@@ -1,7 +1,9 @@
 """What a capture says, and that a program prints and logs what it does alone, whatever it does to its streams."""
 
+import io
 import re
 
+import numpy as np
 import pytest
 import torch
 from helpers_capture import Captured, run_python, write_script
@@ -11,6 +13,9 @@ from torch import nn
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.options import step_policy
+from gtrace.capture.session import print_line
+from gtrace.capture.summary import CaptureSummary, all_parts
+from gtrace.trace.shared import join_trace
 
 LOGGING = """
     import logging, sys
@@ -103,3 +108,48 @@ def test_the_memory_of_an_optimizer_goes_with_it(path):
     assert (run.summary.rows, run.summary.optimizers, run.summary.tensors, run.summary.errors) == (4, 4, 8, 0)
     names = [info.name for info in run.trace.tensors if "weight" in info.name]
     assert names == ["weight", *(f"Linear_{number}.weight" for number in (2, 3, 4))]
+
+
+OUTCOMES = (
+    {"steps_seen": 9, "errors": 1, "skipped_steps": 0, "blocked": 0.25, "over_budget": False},
+    {"steps_seen": 7, "errors": 2, "skipped_steps": 3, "blocked": 0.125, "over_budget": True},
+)
+
+
+def write(path, rank, rows, kind="weight", names=("w",), outcome=None, optimizer=0):
+    """What one of two processes of a run leaves; without an outcome it was killed."""
+    writer, number = join_trace(path, run="a", rank=rank, writers=2)
+    place = {"kind": kind, "rank": number, "optimizer": optimizer}
+    for step in range(rows):
+        for name in names:
+            writer.append(step, name, np.ones(3), **place)
+        writer.commit(step, **place)
+    if outcome is not None:
+        writer.set_attrs(capture=outcome)
+    writer.close()
+
+
+def test_the_summary_of_two_processes(path):
+    write(path, 0, 2, outcome=OUTCOMES[0])
+    alone = CaptureSummary(path, rows=2, errors=7)
+    assert all_parts(path, alone) is alone, "what this process recorded alone is its own"
+    write(path, 1, 5, names=("w", "v"), outcome=OUTCOMES[1])
+    # This one launched the two, and recorded nothing.
+    own = CaptureSummary(path, complaints=("its own",), without=("nothing",), backward_passes=1)
+    told = all_parts(path, own)
+    assert (told.torch_seen, told.ranks, told.rows, told.fewest_rows, told.steps_wanted) == (True, 2, 5, 2, 5)
+    assert (told.tensors, told.optimizers, told.neural_rows, told.neural_tensors) == (2, 1, 0, 0)
+    assert (told.steps_seen, told.errors, told.skipped_steps) == (9, 3, 3)
+    assert (told.blocked, told.over_budget, told.complaints) == (0.25, True, ())
+    assert told.bytes == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    # Everything else is this process's own.
+    assert (told.path, told.without, told.backward_passes) == (path, ("nothing",), 1)
+
+
+def test_a_closed_stderr_stops_nothing(monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
+    with pytest.raises(ValueError, match="closed"):
+        closed.write("what print_line runs into")
+    assert print_line("gtrace: recording") is None

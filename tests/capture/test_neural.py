@@ -1,6 +1,7 @@
 """Gradients of module outputs as they land in a trace, what is left out, and how much memory they take."""
 
 import copy
+import threading
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import gtrace
-from gtrace.capture.neural import MOST_CALLS
+from gtrace.capture.neural import MOST_CALLS, HostBlocks
 from gtrace.capture.options import AutomaticSteps, EveryStep
 from gtrace.trace.rows import sample_indices
 
@@ -313,3 +314,24 @@ def test_record_takes_the_model_given_and_no_other(path):
     assert (trace.attrs["capture"]["kind"], trace.attrs["capture"]["max_elements"]) == ("neural", 4)
     assert trace.attrs["model"] == "Sequential"
     assert not torch.nn.modules.module._global_forward_hooks
+
+
+def test_waiting_rows_are_bounded():
+    blocks = HostBlocks(limit=4 * 100)
+    row = [blocks.take(80)]
+    blocks.find_room()
+    blocks.hand_over(row)
+    blocks.find_room()
+    more = [blocks.take(80)]
+    assert more[0].data_ptr() != row[0].data_ptr()
+    blocks.hand_over(more)
+    done = threading.Event()
+    waiting = threading.Thread(target=lambda: (blocks.find_room(), done.set()))
+    waiting.start()
+    assert not done.wait(0.05)
+    blocks.returned.put(row)
+    assert done.wait(10)
+    assert blocks.take(80).data_ptr() == row[0].data_ptr()
+    for elements in range(1, 60):  # blocks that nobody needs any more make room
+        blocks.reuse([blocks.take(elements)])
+        assert blocks._free_bytes == 4 * sum(b.numel() for free in blocks._free.values() for b in free) <= 400

@@ -17,7 +17,7 @@ from gtrace.capture.options import (
     parse_size,
     parse_steps,
 )
-from gtrace.errors import UsageError
+from gtrace.errors import OutputExistsError, UsageError
 
 
 @pytest.fixture
@@ -153,3 +153,14 @@ def test_selection_by_patterns():
     assert not TensorSelection((), ("head.*",)).keeps("embedding.weight", ("head.weight",))
     assert not TensorSelection(("Conv*",)).keeps("conv1.weight")
     assert TensorSelection().keeps("anything")
+
+
+def test_an_existing_trace_is_left_alone(path, model, optimizer):
+    with record(model, optimizer, path):
+        descend(model, optimizer, 2, 3, steps=1)
+    with pytest.raises(OutputExistsError, match="already exists"), record(model, optimizer, path):
+        pytest.fail("must not be entered")
+    assert gtrace.open_trace(path).steps("0.weight").tolist() == [0]
+    with record(model, optimizer, path, force=True):
+        descend(model, optimizer, 2, 3, steps=2)
+    assert gtrace.open_trace(path).steps("0.weight").tolist() == [0, 1]

@@ -14,7 +14,7 @@ from torch import nn
 
 from gtrace.capture import buffers
 from gtrace.capture.buffers import BufferPool
-from gtrace.capture.options import parse_steps
+from gtrace.capture.options import AutomaticSteps, EveryStep, parse_steps
 from gtrace.capture.recorder import Recorder
 from gtrace.capture.summary import result_text
 from gtrace.trace import TraceWriter
@@ -324,3 +324,42 @@ def test_a_step_that_is_like_the_one_before_is_recorded_as_any_other(tmp_path, m
     assert weights[0] == weights[1] == uneven(several)
     assert False in calls
     assert several or calls.count(True) > 3
+
+
+@pytest.mark.parametrize("policy", [AutomaticSteps(), EveryStep(1)])
+def test_the_budget_is_kept(path, policy):
+    row = 4 * (3 * 4 + 4)
+    with Captured(path, policy=policy, budget=5 * row + row // 2) as run:
+        train(nn.Linear(3, 4), steps=20)
+    assert run.trace.steps("weight").tolist() == [0, 1, 2, 3, 4]
+    assert run.summary.over_budget == isinstance(policy, EveryStep)
+
+
+@pytest.mark.capture_case("AMP with GradScaler, fused and not")
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_under_a_scaler_are_unscaled(path, fused):
+    w = nn.Parameter(torch.tensor([1.0, 2.0]))
+    with Captured(path) as run:
+        optimizer = torch.optim.Adam([w], lr=0.0, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for blow_up in (1.0, float("inf"), 1.0):
+            optimizer.zero_grad()
+            scaler.scale((w**2).sum() * blow_up).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    trace = run.trace
+    assert trace.steps("unnamed/opt0.g0.p0").tolist() == [0, 2]
+    assert all(trace.read("unnamed/opt0.g0.p0", step).tolist() == [2.0, 4.0] for step in (0, 2))
+    assert trace.scalars()["loss"].tolist() == [5.0, 5.0]
+    if fused:
+        assert trace.scalars()["grad_scale"].tolist() == [1024.0, 512.0]
+    assert (run.summary.skipped_steps, trace.attrs["capture"]["skipped_steps"]) == (1, 1)
+
+
+def test_selected_steps_and_tensors(path):
+    with Captured(path, policy=parse_steps("1,4+2"), tensors=("0.*", "2.*"), exclude=("*.bias",)) as run:
+        train(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4)), steps=8)
+    assert [t.name for t in run.trace.tensors] == ["0.weight", "2.weight"]
+    assert run.trace.steps("0.weight").tolist() == [1, 4, 5]
+    assert (run.summary.rows, run.summary.steps_seen, run.summary.complaints) == (3, 8, ())
+    assert run.trace.attrs["capture"]["steps"] == "1,4+2"

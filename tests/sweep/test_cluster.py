@@ -1,10 +1,12 @@
 """A sweep on a Dask cluster gives the rows of one on threads, whatever is lost on the way."""
 
 import os
+import pickle
 import sqlite3
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.errors import TraceError, UsageError
 from gtrace.sweep import ResultStore
 from gtrace.sweep import cluster as tasks_module
-from gtrace.sweep.cluster import cut
+from gtrace.sweep.cluster import _Arrivals, cut
 
 distributed = pytest.importorskip("distributed")
 dask = pytest.importorskip("dask")
@@ -248,3 +250,20 @@ def test_a_worker_that_is_killed_at_any_stage_loses_nothing(stage, trace, local,
     assert same(found, local)
     with pytest.raises(ProcessLookupError):
         os.kill(next(iter(pids.values())), 0)
+
+
+def test_blocks_are_handed_over_once_whatever_comes_twice_or_not_at_all():
+    def said(first, *blocks):
+        arrivals.heard((0.0, {"task": "a", "first": first, "blocks": zlib.compress(pickle.dumps(blocks))}))
+        arrivals.drain()
+
+    got = []
+    arrivals = _Arrivals(got.append)
+    arrivals.begin("a")
+    said(0, "x", "y")
+    said(0, "x", "y", "z")  # again, after its worker was lost
+    said(4, "v")  # the one before it was lost
+    assert got == ["x", "y", "z"]
+    arrivals.end("a", ["x", "y", "z", "u", "v"])
+    said(0, "x")  # of a task that is over, or of another sweep
+    assert got == ["x", "y", "z", "u", "v"]

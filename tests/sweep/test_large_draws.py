@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from helpers_sweep import rows_of
 
 import gtrace
 from gtrace.metrics import Blocks, Histogram, Reference, RunningComparison, histogram_distance, scaled_distance
+from gtrace.sweep import draws
 from gtrace.sweep.limits import MOST_CHUNKS, draw_obstacle
 from gtrace.trace import Trace
 from gtrace.types import Key, State
@@ -208,3 +210,10 @@ def test_running_comparison_is_the_reference_bit_by_bit(monkeypatch):
     for name in ("squared_error", "mean_abs_error", "mean_relative_error", "cosine", "sparsity", "snr_db"):
         assert getattr(found, name) == getattr(whole, name), name
     assert found.w1 == pytest.approx(whole.w1, rel=1e-3)
+
+
+def test_rows_do_not_hang_on_how_many_encodings_share_a_pass(trace, monkeypatch):
+    specs = ["qsgd:bits=3,bucket_size=256", "fp:e4m3"]
+    one = gtrace.run_sweep(trace, specs, draws=3, jobs=1, chunk=CHUNK)
+    monkeypatch.setattr(draws, "_TOGETHER", 2)
+    assert rows_of(gtrace.run_sweep(trace, specs, draws=3, jobs=1, chunk=CHUNK)) == rows_of(one)

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from helpers_sweep import pick
+from helpers_sweep import pick, rows_of
 
 import gtrace
 from gtrace.fitting.pooling import WINDOW, pooled
 from gtrace.sketch import MomentSketch
-from gtrace.sweep import EXPECTATION
+from gtrace.sweep import COLUMNS, EXPECTATION
 from gtrace.trace import Trace
 from gtrace.types import Key
 
@@ -62,3 +62,25 @@ def test_a_codec_with_memory_pools_what_it_saw(trace, result):
         assert row["squared_error"] == pytest.approx(float(np.sum((arrived - wide) ** 2)), rel=1e-9)
         views.append(MomentSketch.from_spec(chosen.view(state, values), chosen.needs))
         state = chosen.update(state, values, arrived)
+
+
+def test_rows_do_not_depend_on_jobs_or_on_an_interruption(trace, result, tmp_path):
+    assert rows_of(gtrace.run_sweep(trace, SPECS, jobs=2)) == rows_of(result)
+    path = tmp_path / "out.db"
+    for steps in ([22, 23, 90], None):
+        found = gtrace.run_sweep(trace, SPECS, steps=steps, output=path, jobs=1)
+    assert rows_of(found) == rows_of(result)
+
+
+def by_key(result):
+    return {row[:4]: row for row in rows_of(result)}
+
+
+@pytest.mark.parametrize("steps", [[92], [20, 31], [26, 32, 91]])
+def test_rows_are_the_same_wherever_a_sweep_begins(trace, result, steps):
+    part = by_key(gtrace.run_sweep(trace, SPECS, steps=steps, jobs=1))
+    whole = by_key(result)
+    assert len(part) == len(steps) * sum(row[1] == 92 for row in whole)
+    # Windows are over the steps that a sweep covers.
+    there = [k for k, name in enumerate(COLUMNS) if not name.startswith("window")]
+    assert all([whole[key][k] for k in there] == [row[k] for k in there] for key, row in part.items())

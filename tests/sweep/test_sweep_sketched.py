@@ -169,3 +169,13 @@ def test_shares_of_tensors_come_from_stored_sketches(tmp_path):
     result = gtrace.run_sweep(path, [spec, "qsgd:bits=2"], draws=0)
     assert set(result["codec"]) == {"qsgd:bits=2"}
     assert any("without prune: they need the sketch none" in text for text in result.warnings)
+
+
+@pytest.mark.parametrize("refit", ["pooled", "previous", "each", "once", [1]])
+def test_fits_follow_the_rule(tmp_path, refit):
+    truth = by_key(gtrace.run_sweep(full(("normal",)), ["alq:bits=3", "zipml:bits=3"], draws=0, refit=refit))
+    path = sketched(tmp_path / "run.zarr", ("normal",), SketchPlan.parse(DEFAULT_SKETCHES, 10))
+    found = by_key(gtrace.run_sweep(path, ["alq:bits=3", "zipml:bits=3"], draws=0, refit=refit))
+    for key, row in truth.items():
+        assert found[key]["fitted_on"] == row["fitted_on"]
+        assert math.isclose(found[key]["squared_error"], row["squared_error"], rel_tol=1e-9)

@@ -10,7 +10,7 @@ from gtrace.errors import UsageError
 from gtrace.sketch import MomentSketch
 from gtrace.sweep import EXPECTATION
 from gtrace.trace import Trace
-from gtrace.types import Key
+from gtrace.types import Key, State
 
 SIZES = {
     "conv": {0: 3000, 1: 3000, 2: 2000, 3: 2000},
@@ -110,3 +110,15 @@ def test_kinds(tmp_path, suffix):
         gtrace.run_sweep(neural_trace(), ["prune"], kind="weight")
     with pytest.raises(UsageError, match="unknown"):
         gtrace.run_sweep(neural_trace(), ["prune"], kind="neutral")
+
+
+def test_a_stateless_codec_is_fitted_on_one_size_and_encodes_another():
+    c = gtrace.codec("prune:threshold=lognormal")
+    result = gtrace.run_sweep(neural_trace(), [c])
+    before, x = gradient("conv", 1), gradient("conv", 2)
+    state = State(x.size, c.fit(c.init(before.size), MomentSketch.from_spec(before, c.needs), 2).arrays)
+    q = c.decode(b"", c.encode(state, x, Key.derive(0, tensor="conv", step=2)), x.size)
+    row = pick(result, tensor="conv", step=2, draw=0)
+    assert row["sparsity"] == np.mean(q == 0)
+    assert row["squared_error"] == pytest.approx(np.sum((q - x.astype(np.float64)) ** 2))
+    assert (row["fitted_on"], row["sparsity_asked"]) == ("previous", 0.8)

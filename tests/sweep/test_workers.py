@@ -177,3 +177,15 @@ def test_a_sweep_has_the_same_store_with_any_number_of_workers(tmp_path):
     assert not Workers.of(Trace.from_arrays({"a": [1.0]}), 2).fork
     alone = stored(1)
     assert repr(apart(lambda: stored(2))) == repr(apart(lambda: stored(3))) == repr(alone)
+
+
+@pytest.mark.parametrize(("room", "most"), [(1, 1), (2, 2), (9, 3)])
+def test_tasks_at_work_fit_into_the_room(room, most):
+    def span(_):
+        begin = time.monotonic()
+        time.sleep(0.05)
+        yield begin, time.monotonic()
+
+    found, _ = apart(lambda: collected(range(6), span, Workers(3, fork=True), room=room))
+    assert len(found) == 6
+    assert max(sum(begin <= at < end for begin, end in found) for at, _ in found) <= most

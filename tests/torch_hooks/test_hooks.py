@@ -2,6 +2,7 @@
 
 import gc
 import math
+import pickle
 import threading
 from collections import Counter
 
@@ -320,3 +321,63 @@ def test_a_loss_that_nobody_heard_is_unknown_and_the_next_one_is_heard(monkeypat
     assert [one[:3:2] for one in found] == [(0, 1), (1, 0), (2, 1)]
     assert math.isnan(found[1][1])
     assert found[2][1::2] == heard[1]
+
+
+def test_clipping_is_what_it_was():
+    w = weight(3.0, 4.0)
+    quadratic(w).backward()
+    with Watch():
+        assert nn.utils.clip_grad_norm_(parameters=(p for p in [w]), max_norm=5.0) == 10.0
+        with pytest.warns(UserWarning, match="empty generator"):
+            nn.utils.clip_grad_norm_((p for p in []), 5.0)
+        for function in (nn.utils.clip_grad_norm_, nn.utils.clip_grad.clip_grad_norm_, torch.autograd.backward):
+            assert pickle.loads(pickle.dumps(function)) is function
+    assert torch.allclose(w.grad, torch.tensor([3.0, 4.0]))
+
+
+@pytest.mark.parametrize(
+    ("make", "evaluations", "by_keyword"),
+    [
+        pytest.param(torch.optim.LBFGS, 4, False, marks=pytest.mark.capture_case("LBFGS")),
+        pytest.param(torch.optim.LBFGS, 4, True, marks=pytest.mark.capture_case("LBFGS")),
+        pytest.param(torch.optim.Adam, 1, False, marks=pytest.mark.capture_case("closures of other optimizers")),
+    ],
+)
+def test_gradients_of_a_closure_are_those_of_its_first_evaluation(make, evaluations, by_keyword):
+    w = weight(3.0, -2.0)
+    optimizer = make([w], lr=0.5, **({} if evaluations == 1 else {"max_iter": 4}))
+    first = []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = ((w - 1) ** 4).sum()
+        loss.backward()
+        seen.append((loss.item(), w.grad.clone()))
+        return loss
+
+    with Watch() as watch:
+        for _ in range(3):
+            seen = []
+            returned = optimizer.step(closure=closure) if by_keyword else optimizer.step(closure)
+            assert (len(seen) > 1) == (evaluations > 1)
+            assert returned.item() == seen[0][0]
+            first.append(seen[0])
+    assert [s.step for s in watch.steps] == [0, 1, 2]
+    assert [s.loss for s in watch.steps] == [loss for loss, _ in first]
+    assert all(torch.equal(g[0], e) for g, (_, e) in zip(watch.gradients, first, strict=True))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_between_recorded_steps_nothing_is_installed_in_a_backward_pass(monkeypatch, compiled):
+    monkeypatch.setattr("gtrace.torch_hooks.hooks.has_compiled", lambda: compiled)
+    there, original = [], torch.autograd.backward
+    parameter = weight()
+    optimizer = sgd(parameter)
+    with Watch(optimizers=[optimizer], coming=lambda step: step + -step % 10) as watch:
+        watch.hooks.clock.due = math.inf
+        for _ in range(20):
+            there.append(torch.autograd.backward is not original)
+            quadratic(parameter).backward()
+            optimizer.step()
+    # What is compiled may know it by its identity.
+    assert there == [compiled or step % 10 == 0 for step in range(20)]

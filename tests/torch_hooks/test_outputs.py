@@ -137,3 +137,16 @@ def test_nothing_is_watched_without_gradients_or_need():
     with Watch(model, keeps=lambda name: name.path != "Linear") as watch:
         model(x).sum().backward()
         assert watch.hooks.watched == {}
+
+
+def test_an_error_in_the_observer_does_not_stop_training():
+    def fail(_output, _gradient):
+        raise OSError("full")
+
+    model = nn.Linear(3, 2)
+    watch = Watch(model, on_gradient=fail)
+    watch.hooks.install()
+    model(torch.ones(1, 3)).sum().backward()
+    watch.hooks.remove()
+    assert [str(error) for error in watch.errors] == ["full"]
+    assert model.weight.grad is not None

@@ -1,5 +1,6 @@
 """Which of several processes this one is, from what launchers put into the environment; what comes before its end."""
 
+import os
 import signal
 
 import pytest
@@ -7,6 +8,7 @@ from helpers_capture import run_python, write_script
 
 from gtrace.torch_hooks import processes
 from gtrace.torch_hooks.processes import (
+    before_abrupt_exit,
     first_of_launch,
     launch_token,
     spans_machines,
@@ -114,3 +116,13 @@ def test_what_comes_before_the_end(tmp_path, body, code, lines):
 def test_an_error_in_finish_cannot_keep_the_process_alive(tmp_path):
     script = write_script(tmp_path / "script.py", SCRIPT.format(body="os._exit(3)").replace("return 5", "1 / 0"))
     assert run_python(script, cwd=tmp_path).returncode == 3
+
+
+def test_everything_is_put_back():
+    def there():
+        return os._exit, *map(signal.getsignal, (signal.SIGTERM, signal.SIGHUP)), signal.set_wakeup_fd(-1)
+
+    before = there()
+    with before_abrupt_exit(lambda code: code):
+        assert os._exit is not before[0]
+    assert there() == before

@@ -8,6 +8,7 @@ import torch
 from helpers_hooks import module
 from torch import nn
 
+from gtrace.errors import UsageError
 from gtrace.training import Exchange, compress
 
 SPEC = "qsgdinf:bits=3,bucket_size=64"
@@ -110,3 +111,11 @@ def test_every_evaluation_of_a_closure_is_compressed(net, keyword):
     assert [steps for _, steps in evaluations] == list(range(compression.steps))
     assert compression.steps > 1
     assert not torch.equal(evaluations[-1][0], net.body.weight.grad)
+
+
+def test_sparse_gradients_are_refused():
+    table = nn.Embedding(5, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    with compress(optimizer, SPEC), pytest.raises(UsageError, match="gradient of weight is sparse"):
+        optimizer.step()

@@ -10,9 +10,10 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from helpers_training import heavy
+from helpers_training import heavy, rank_codecs
 
 import gtrace
+from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.grids import Rule
 from gtrace.codecs.levels import TernGrad
 from gtrace.codecs.parts import Scaled
@@ -23,6 +24,10 @@ from gtrace.kernels.norms import power_sum
 from gtrace.sketch import MomentSketch
 from gtrace.training import device, torch_kernels, vectors
 from gtrace.training.exchange import Exchange
+from gtrace.training.frames import NOT_FINITE, SimulatedRank, lockstep
+from gtrace.training.ranks import Piece
+from gtrace.training.ways import averaging
+from gtrace.training.ways import way as way_of
 
 CPU = torch.device("cpu")
 PLACES = [CPU, torch.device("cuda")] if torch.cuda.is_available() else [CPU]
@@ -252,3 +257,46 @@ def test_an_exchange_of_tensors_is_one_of_arrays(spec, policy, on_cpu):
         assert found.bad == expected.bad
         assert found.tally.relative_variance == pytest.approx(expected.tally.relative_variance)
         assert found.tally.worker_variance == pytest.approx(expected.tally.worker_variance)
+
+
+NAMES = ("w", "bias", "v", "u")
+
+
+SIZES = (3000, 40, 200, 70)
+
+
+TABLE = CodecTable.of("alq:bits=3,bucket_size=64", {"bias": "none"})
+
+
+TENSORS = [(size, TABLE.choose(name, size)) for name, size in zip(NAMES, SIZES, strict=True)]
+
+
+def both_ranks(way, common, kept):
+    """What both ranks hold after a step, and their tallies; rank 1 has no values to send for the last two tensors."""
+    everyone, exchanges = [], []
+    for rank in range(2):
+        likes = [vectors.flat(kept(heavy(size, 5 * rank + k)), codec) for k, (size, codec) in enumerate(TENSORS)]
+        values = [*likes[:2], NOT_FINITE, None] if rank == 1 else likes
+        named = zip(NAMES, TENSORS, likes, strict=True)
+        whole = [Piece(name, codec, size, vectors.place_of(like)) for name, (size, codec), like in named]
+        everyone.append(rank_codecs(SimulatedRank(rank, 2), TABLE, common=common))
+        exchanges.append(averaging(everyone[-1], way_of(way), whole, values, 0))
+    return lockstep(exchanges)[0], [codecs.tally for codecs in everyone]
+
+
+@pytest.mark.parametrize("common", [False, True])
+@pytest.mark.parametrize("way", ["allgather", "two-shot"])
+def test_ranks_average_tensors_as_they_average_arrays(way, common, on_cpu):
+    expected, counted = both_ranks(way, common, lambda values: values)
+    found, tallies = both_ranks(way, common, torch.from_numpy)
+    for rank in range(2):
+        for name, array, tensor in zip(NAMES, expected[rank], found[rank], strict=True):
+            assert isinstance(array, np.ndarray)
+            assert isinstance(tensor, np.ndarray if name == "bias" else torch.Tensor)
+            np.testing.assert_array_equal(tensor, array)
+        assert np.isnan(expected[rank][2]).all()
+        assert np.isfinite(expected[rank][0]).all()
+        for field in ("payload_bits", "shared_bits", "frame_bits", "down_bits", "zeros"):
+            assert getattr(tallies[rank], field) == getattr(counted[rank], field)
+        assert tallies[rank].worker_variance == pytest.approx(counted[rank].worker_variance)
+    np.testing.assert_array_equal(expected[0][0], expected[1][0])

@@ -1,13 +1,17 @@
 """The exchange of simulated workers: bytes, averages, memory, and shares of codecs that allocate among tensors."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from helpers_training import heavy
 
+import gtrace
 from gtrace.codecs import codec
-from gtrace.codecs.link import LinkOptions, Sender
+from gtrace.codecs.link import LinkOptions, Receiver, Sender
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
+from gtrace.fitting import allocate_sparsity
 from gtrace.fitting.pooling import pooled
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
@@ -206,3 +210,96 @@ def test_workers_parts_of_a_linear_codec_are_what_is_measured_and_a_server_sends
     assert tally.envelope_bits == tally.shared_bits == 0
     tally = Exchange("powersgd", 2, down="same").step(0, [{"w": one["w"]} for one in workers[:2]]).tally
     assert tally.down_bits == 32 * 2 * 50 + 32  # and the number of rows
+
+
+class Shaped(type(codec("none"))):
+    """Notes the shapes that it is given."""
+
+    name: ClassVar[str] = "test-shaped"
+    seen: ClassVar[list] = []
+
+    def init(self, size, shape=None):
+        self.seen.append((size, shape))
+        return super().init(size, shape)
+
+
+def test_codecs_get_the_true_shapes():
+    exchange = Exchange(Shaped(), 2, down="same")
+    tensors = {"conv": heavy((4, 3, 2, 2)), "bias": heavy(4), "scale": heavy(())}
+    for step in range(2):
+        exchange.step(step, [tensors, tensors])
+    assert sorted(Shaped.seen, key=str) == sorted([(48, (4, 3, 2, 2)), (4, (4,)), (1, ())] * 3, key=str)
+    again = Exchange(Shaped(), 2, down="same")
+    again.load_arrays(exchange.to_arrays())
+    assert [link[2]["state"].get("shape") is not None for link in again.to_arrays()["links"]] == [True] * 9
+
+
+@pytest.mark.parametrize(
+    ("spec", "off"),
+    [
+        ("fp:e4m3", 1e-3),
+        ("fp:bits=8", 1e-3),
+        ("fp:e4m3,scale=absmax", 1e-3),
+        ("topk-prune:sparsity=0.5", 0.05),
+        ("ef:fp:e4m3", 1e-2),
+        ("fp:e4m3,scale=max", None),
+    ],
+)
+def test_what_travels_in_every_payload_follows_every_gradient(spec, off):
+    """Fitted once, then sent gradients that grow and shrink: scales and thresholds are those of each gradient."""
+    made = codec(spec)
+    sending, receiver, lost = (
+        Sender(made, 1000, LinkOptions(RefitSchedule((0,)), 3), tensor="w"),
+        Receiver(made, 1000),
+        [],
+    )
+    for step, size in enumerate((1.0, 300.0, 1e-4)):
+        x = np.float32(size) * heavy(1000, [4, step])
+        decoded = receiver.receive(sending.send(x, step))
+        sending.settle(x, decoded)
+        # What memory adds to a tiny gradient after a large one is not of this gradient.
+        lost.append(np.sum((decoded - x.astype(np.float64)) ** 2) / np.sum(x.astype(np.float64) ** 2))
+    kept = lost[:2] if spec.startswith("ef:") else lost
+    assert (max(kept) < off) if off else (max(kept) > 0.2)
+
+
+MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
+
+
+SIZES = {"heavy": 6000, "light": 2000, "bias": 30}
+
+
+SPREAD = {"heavy": 2.5, "light": 0.5, "bias": 0.2}
+
+
+NAMES = tuple(SIZES)
+
+
+def unlike(seed=0):
+    """Tensors of unlike spread, so that equal sparsities lose much more than shares."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: (rng.choice([-1, 1], n) * rng.lognormal(0, SPREAD[name], n)).astype(np.float32)
+        for name, n in SIZES.items()
+    }
+
+
+def shares(tensors, sparsity=0.8):
+    return allocate_sparsity([MomentSketch.of(x, norm="none") for x in tensors.values()], sparsity)
+
+
+def targets(senders):
+    """What each tensor's sender was given, whether its codec is wrapped or not."""
+    return [float(next(v for k, v in one.state.arrays.items() if k.endswith("target"))) for one in senders]
+
+
+def allocated(exchange, *names, worker=0):
+    return targets(exchange._links[name, worker][0] for name in names or NAMES)
+
+
+def test_a_server_allocates_from_the_averages():
+    workers = [unlike(1), unlike(2)]
+    exchange = Exchange("none", 2, down=gtrace.codec(MIXED))
+    averages = {name: (workers[0][name] + workers[1][name]) / 2 for name in NAMES}
+    exchange.step(0, workers)
+    assert allocated(exchange, worker=-1) == pytest.approx(list(shares(averages)), rel=1e-6)

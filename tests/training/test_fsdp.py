@@ -8,6 +8,7 @@ from helpers_training import reports_of_ranks
 
 import gtrace
 from gtrace.errors import UsageError
+from gtrace.training.fsdp import ShardedGradient
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +66,26 @@ def test_a_state_is_refused_among_other_ranks_and_may_be_loaded_before_its_model
         assert late.steps == len(ours["codecs"][0]["senders"]) == 1
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "ranks", "sizes"),
+    [
+        ((5, 3), 0, 4, [6, 6, 3, 0]),
+        ((2,), 0, 4, [1, 1, 0, 0]),
+        ((1, 7), 0, 2, [7, 0]),
+        ((3, 8), 1, 4, [6, 6, 6, 6]),
+    ],
+)
+def test_chunks_of_a_buffer_are_the_rows_that_torch_gives_each_rank(shape, dim, ranks, sizes):
+    whole = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+    each = [ShardedGradient("w", gtrace.codec("none"), shape, dim, ranks, rank) for rank in range(ranks)]
+    wanted = [part.reshape(-1) for part in whole.chunk(ranks, dim)]
+    wanted += [torch.zeros(0)] * (ranks - len(wanted))
+    blocks = torch.stack([torch.nn.functional.pad(part, (0, each[0].padded - len(part))) for part in wanted])
+    assert torch.equal(each[0].joined(blocks), whole)
+    assert all(torch.equal(one.cut(whole), part) for one, part in zip(each, wanted, strict=True))
+    assert [one.size(rank) for rank, one in enumerate(each)] == sizes
+    pieces = each[0].pieces()
+    assert [(piece.owner, piece.size) for piece in pieces] == [(k, size) for k, size in enumerate(sizes) if size]
+    assert len({piece.name for piece in pieces}) == len(pieces)

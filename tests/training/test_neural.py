@@ -339,3 +339,25 @@ def test_figures_are_those_of_a_plain_reimplementation(spec):
     last = found[-1]
     assert (last.cosine_alone, last.error_alone) == (last.cosine, last.error)
     assert found[0].error > found[0].error_alone > 0
+
+
+def test_other_types_of_gradients():
+    model, (x, y) = mlp().double(), data()
+    found = backward(model, (x.double(), y), compressed(model, "int8"))
+    single = backward(again := mlp(), data(), compressed(again, "int8"))
+    for name, gradient in found.items():
+        assert gradient.dtype == torch.float64
+        torch.testing.assert_close(gradient.float(), single[name], rtol=0.1, atol=2e-3)
+
+
+def test_strides_of_gradients_are_kept():
+    """A convolution takes another path for channels-last gradients; a lossless codec must not change it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(4 * 16, 5))
+    model = model.to(memory_format=torch.channels_last)
+    batch = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last), torch.arange(4)
+    seen = []
+    backward(watched(copy.deepcopy(model), 0, lambda gradient: seen.append(gradient.stride())), batch)
+    neural = compressed(model, "int8")
+    backward(watched(model, 0, lambda gradient: seen.append(gradient.stride())), batch, neural)
+    assert seen[0] == seen[1] != (8 * 36, 36, 6, 1)

@@ -373,3 +373,33 @@ def test_a_checkpoint_within_a_round_goes_on_as_if_nothing_had_happened(training
     train(model, x, 1, optimizer)
     other.finish()
     assert "saved with codec ef:signsgd, and here it is ef:topk:ratio=0.5" in " ".join(lines)
+
+
+def test_optimizers_inside_the_backward_pass_make_one_step(training):
+    model, x = linear()
+    one, _ = training()
+    for parameter in model.parameters():
+
+        def hook(p, optimizer=torch.optim.SGD([parameter], lr=0.1)):  # noqa: B008
+            optimizer.step()
+            optimizer.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(hook)
+    for _ in range(3):
+        model(x).square().mean().backward()
+    summary = one.finish()
+    assert (summary.steps, summary.tally.float32_bits) == (3, 3 * 32 * 408)
+
+
+@pytest.mark.parametrize("left_out", [(0, 2), (0, 1, 2), (3, 4, 5)])
+def test_a_step_that_a_scaler_leaves_out_counts(training, left_out):
+    model, x = linear()
+    one, _ = training("none", every=EVERY)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(6):
+        optimizer.zero_grad()
+        scaler.scale(model(x).square().mean() * (float("inf") if step in left_out else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert one.finish().tally.bits == 2 * 32 * 408

@@ -73,7 +73,7 @@ def test_ratios_of_gradients_at_the_same_weights(kind):
     errors = rng.standard_normal((200, 5)) * [0.1, 0.2, 0.3, 0.1, 0.1]
     covariance = np.diag(rng.random(5)) if kind == "elements" else errors.T @ errors / 200
     weight = functools.partial(impulse_weight, steps=50, lr=0.1, momentum=0.9)
-    gradients = rng.standard_normal((4000, 5)) * np.sqrt(curvature / 8) + rng.standard_normal(5)
+    gradients = rng.standard_normal((1500, 5)) * np.sqrt(curvature / 8) + rng.standard_normal(5)
     coded, plain = gradients @ gradients.T, gradients @ covariance @ gradients.T
     found = filtered_ratio(coded, plain, np.trace(covariance), weight, samples=8, batch=64, weight_decay=0.01)
     weights = weight(curvature + 0.01)

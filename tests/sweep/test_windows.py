@@ -176,7 +176,7 @@ def test_a_model_of_other_tensors_at_some_steps_has_no_window():
     assert set(found["step"][found["window"] > 0]) == {5}
 
 
-@pytest.mark.parametrize(("kept", "histograms"), [(1 << 20, 16), (0, 16), (0, 24), (0, 99)])
+@pytest.mark.parametrize(("kept", "histograms"), [(1 << 20, 16), (0, 24)])
 def test_chunks_give_the_windows_of_the_whole(path, tmp_path, kept, histograms, monkeypatch):
     monkeypatch.setattr(gradients, "LARGEST_KEPT", kept)
     # With so many, all steps of a window are drawn together: one codec at a time, or all.

@@ -24,7 +24,7 @@ from gtrace.trace.rows import checksum, checksum_bytes, rechunk, verify
 from gtrace.trace.sketches import SketchPlan, SketchRow, sketch_name, unpack_row
 from gtrace.trace.source import refuse
 from gtrace.trace.writer import source_of
-from gtrace.trace.zarr import open_zarr
+from gtrace.trace.zarr import gone, open_zarr
 from gtrace.types import SummarySpec, Tabular
 
 if TYPE_CHECKING:
@@ -629,7 +629,12 @@ def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refu
         if not folder and not stat.S_ISREG(kind):
             raise TraceError(f"{place}: is neither a file nor a folder, so not a trace")
     if folder:
-        return open_zarr(place, tolerate, files)
+        try:
+            return open_zarr(place, tolerate, files)
+        finally:
+            # Whatever was found, or not found any more, in its place.
+            if not isinstance(place, str) and not place.exists():
+                raise gone(place)
     # h5py takes long to load, and many traces do not need it.
     from gtrace.trace.hdf5 import open_hdf5
 

@@ -44,8 +44,8 @@ RUN = "run"
 #: attribute of the root: such words of the processes that started the writers, one on each of several machines
 LAUNCHERS = "launchers"
 
-#: seconds to wait for the lock, and between two attempts
-_PATIENCE = 2.0
+#: seconds to wait for the lock: a process ends within two even if a stopped one holds it; and between two attempts
+_PATIENCE = 1.5
 _PAUSE = 0.01
 #: traces whose lock could not be had in that time; they are not waited for again
 _late: set[Path] = set()
@@ -173,7 +173,7 @@ def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of a trace: a file beside it, since the trace itself may be replaced.
 
     Raises:
-        TimeoutError: another process has held it for two seconds.
+        TimeoutError: another process has held it for 1.5 seconds.
     """
     lock, until = path.with_name(f".{path.name}.gtrace-lock"), time.monotonic() + _PATIENCE * (path not in _late)
     while (descriptor := _take(lock)) is None:

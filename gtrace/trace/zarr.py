@@ -177,10 +177,14 @@ def is_gtrace_zarr(path: Path) -> bool:
     return attrs is not None and attrs.get("format") == layout.FORMAT
 
 
+def gone(folder: Path | str) -> TraceError:
+    """The error for a trace that was there a moment ago."""
+    return TraceError(f"{folder}: is gone: it was deleted, moved or replaced while it was being read")
+
+
 def _missing(files: Files, folder: str, what: str) -> TraceError:
     """The error for a file that is missing in a folder, or for a folder that is gone."""
-    gone = files.size(os.path.join(folder, "zarr.json")) is None
-    return TraceError(f"{folder}: is gone: it was deleted, moved or replaced while it was being read" if gone else what)
+    return TraceError(what) if files.size(os.path.join(folder, "zarr.json")) is not None else gone(folder)
 
 
 class _ArrayFile:

@@ -1,5 +1,7 @@
 """Traces that somebody damaged or forged end in one line that says where, never in an allocation or execution."""
 
+import functools
+import itertools
 import json
 import os
 import random
@@ -17,6 +19,7 @@ from numcodecs.zstd import Zstd
 
 from gtrace.errors import TraceError
 from gtrace.trace import open_trace
+from gtrace.trace.files import LocalFiles
 from gtrace.trace.rows import checksum_bytes
 from gtrace.trace.zarr import decode_chunk
 
@@ -178,6 +181,24 @@ def test_a_trace_that_is_moved_while_it_is_read_is_gone(path):
         path.rename(path.with_name("moved"))
         with pytest.raises(TraceError, match="is gone: it was deleted, moved or replaced"):
             trace.read("fc.bias", 0)
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_a_trace_that_is_moved_while_it_is_opened_is_gone(place, path, monkeypatch):
+    """Before it reads its first file, its second, and so on."""
+    turns = itertools.count()
+
+    def moved(self, name, *args, original):
+        if next(turns) == place:
+            path.rename(path.with_name("moved"))
+        return original(self, name, *args)
+
+    for name in ("read", "read_range", "size", "folders"):
+        original = getattr(LocalFiles, name)
+        monkeypatch.setattr(LocalFiles, name, functools.partialmethod(moved, original=original))
+    with pytest.raises(TraceError, match=r"run\.zarr: is gone: it was deleted, moved or replaced"):
+        open_trace(path)
+    assert next(turns) > place
 
 
 def test_every_flipped_byte_of_a_chunk_is_noticed(path, group):

@@ -24,7 +24,7 @@ from gtrace.trace.rows import checksum, checksum_bytes, rechunk, verify
 from gtrace.trace.sketches import SketchPlan, SketchRow, sketch_name, unpack_row
 from gtrace.trace.source import refuse
 from gtrace.trace.writer import source_of
-from gtrace.trace.zarr import gone, open_zarr
+from gtrace.trace.zarr import GONE, open_zarr
 from gtrace.types import SummarySpec, Tabular
 
 if TYPE_CHECKING:
@@ -599,11 +599,9 @@ def open_trace(path: str | PathLike[str]) -> Trace:
 
 
 def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refuse) -> TraceSource:
-    """The source of the trace at a place; ``tolerate`` is called with damage that leaves other parts readable.
+    """The source of the trace at a place, see :func:`gtrace.trace.remote.place_of`.
 
-    Args:
-        place: a path of this machine, or another address, see :func:`gtrace.trace.remote.place_of`.
-        tolerate: raises by default.
+    ``tolerate`` is called with damage that leaves other parts readable; by default it raises.
 
     Raises:
         UsageError: the package that reads such addresses is not installed.
@@ -634,7 +632,7 @@ def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refu
         finally:
             # Whatever was found, or not found any more, in its place.
             if not isinstance(place, str) and not place.exists():
-                raise gone(place)
+                raise TraceError(f"{place}: {GONE}")
     # h5py takes long to load, and many traces do not need it.
     from gtrace.trace.hdf5 import open_hdf5
 

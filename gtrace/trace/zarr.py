@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from gtrace.trace.format import ArrayForm, Beat, ColumnType, Rows, TensorSpec
     from gtrace.trace.source import WholeArray
 
-
+#: what is said of a trace that was there a moment ago
+GONE = "is gone: it was deleted, moved or replaced while it was being read"
 #: Orders of codecs that are read; a checksum covers the compressed bytes.
 PIPELINES = (
     ("bytes",),
@@ -177,14 +178,10 @@ def is_gtrace_zarr(path: Path) -> bool:
     return attrs is not None and attrs.get("format") == layout.FORMAT
 
 
-def gone(folder: Path | str) -> TraceError:
-    """The error for a trace that was there a moment ago."""
-    return TraceError(f"{folder}: is gone: it was deleted, moved or replaced while it was being read")
-
-
 def _missing(files: Files, folder: str, what: str) -> TraceError:
     """The error for a file that is missing in a folder, or for a folder that is gone."""
-    return TraceError(what) if files.size(os.path.join(folder, "zarr.json")) is not None else gone(folder)
+    gone = files.size(os.path.join(folder, "zarr.json")) is None
+    return TraceError(f"{folder}: {GONE}" if gone else what)
 
 
 class _ArrayFile:
@@ -471,13 +468,9 @@ def open_zarr(path: Path | str, tolerate: Callable[[TraceError], None] = refuse,
         TraceError: it is not a trace, or it is damaged in a way that is not tolerated.
     """
     root = str(path)
-    attrs = read_group(files, root, tolerate)
-    if attrs is None:
-        old = files.size(os.path.join(root, ".zgroup")) is not None
-        why = " (a Zarr format 2 store; only format 3 is read)" if old else ""
-        raise TraceError(
-            f"{root}: not a gtrace trace{why}; make one with gtrace capture SCRIPT, or gtrace trace import FILES"
-        )
+    attrs = read_group(files, root, tolerate) or {}
+    if not attrs and files.size(os.path.join(root, ".zgroup")) is not None:
+        raise TraceError(f"{root}: not a gtrace trace (a Zarr format 2 store; only format 3 is read)")
     check_root(root, attrs)
     streams, ends = [], []
     for rank in files.folders(root):

@@ -44,7 +44,7 @@ ANYWHERE = [(np.arange(2 ** (b - 1)) / (2 ** (b - 1) - 1), True) for b in (2, 3,
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("bucket", [100, 8192, None])
 def test_expected_error_against_brute_force(name, norm, bucket):
-    x = law(name)
+    x = law(name, MILLION // 10 if bucket == 100 else MILLION)
     sketch = MomentSketch.of(x, norm, bucket)
     for grids, share in ((ON_EDGES, 1e-12), (ANYWHERE, 1e-6)):
         for levels, zero in grids:

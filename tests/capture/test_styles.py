@@ -128,11 +128,9 @@ def compiled(what, backend, steps=5):
 @pytest.mark.parametrize(
     ("what", "backend", "kind", "every"),
     [
-        ("model and step", "eager", "weight", 1),
         ("model and step", "eager", "weight", 3),
         ("loop", "aot_eager", "weight", 3),
         ("model", "eager", "both", 1),
-        ("model", "eager", "both", 3),
         ("in place", "eager", "both", 3),
         ("function", "eager", "both", 1),
         ("part", "eager", "both", 3),

@@ -8,7 +8,7 @@ from helpers_installed import ROOT
 
 def test_one_of_each(tmp_path):
     script = ROOT / "benchmarks" / "interruptions.py"
-    done = run_python(script, "--runs", 14, "--fresh", 0, "--seed", 7, "-o", "counts.json", cwd=tmp_path, timeout=280)
+    done = run_python(script, "--runs", 16, "--fresh", 0, "--seed", 7, "-o", "counts.json", cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "counts.json").read_text())
     ways = {"kill -9", "SIGTERM", "Ctrl-C", "SIGSTOP", "full disk", "deleted"}

@@ -12,7 +12,7 @@ from gtrace.buckets import as_levels
 from gtrace.codecs.base import check_summary
 from gtrace.codecs.coders import SHARED_HEAD, SharedCode
 from gtrace.codecs.engine import Composed, level_grid
-from gtrace.codecs.grids import LeastVariance, Optimal, Stochastic
+from gtrace.codecs.grids import Fitted, LeastVariance, Optimal, Stochastic
 from gtrace.coding import MAX_LENGTH, width_for
 from gtrace.errors import UsageError
 from gtrace.fitting import alq_level_sets, optimal_level_sets
@@ -21,7 +21,7 @@ from gtrace.sketch import ROUNDING, MomentSketch
 from gtrace.types import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -181,8 +181,10 @@ class LevelSets:
         """The levels fitted to a sketch, those of fixed grids as they are."""
         if not (self._adaptive.any() and sketch.sums.size):
             return self.unfitted
-        _fit_ahead(self._grids, sketch)
-        return self._laid_out([grid.fit(State(0), sketch) for grid in self._grids])
+        ahead = _fit_ahead(self._grids, sketch)
+        return self._laid_out(
+            [ahead[place] if place in ahead else grid.fit(State(0), sketch) for place, grid in enumerate(self._grids)]
+        )
 
     def judge(self, sketch: MomentSketch, grids: Grids | None = None) -> Judged:
         """All level sets on one sketch; ``grids`` from :meth:`grids` of any sketch, of this one by default.
@@ -276,17 +278,24 @@ class LevelSets:
         )
 
 
-def _fit_ahead(grids: Iterable[LevelGrid], sketch: MomentSketch) -> None:
-    """Search for the levels of several grids at once; the sketch remembers them for their own fits."""
-    optimal, local = [], defaultdict(list)
-    for grid in grids:
+def _fit_ahead(grids: Sequence[LevelGrid], sketch: MomentSketch) -> dict[int, State]:
+    """The fits of several grids at once, by their places: those that a search for many numbers of levels finds."""
+    ahead, bits = defaultdict(list), [item.bits if isinstance(item, Fitted) else 0 for item in grids]
+    for place, grid in enumerate(grids):
         if isinstance(grid, Optimal) and grid.zero:
-            optimal.append(2 ** (grid.bits - 1))
+            ahead["optimal", True, True].append(place)
         elif isinstance(grid, Optimal) or (isinstance(grid, LeastVariance) and grid.method == "newton"):
-            local[grid.zero, grid.weighted].append(grid.bits)
-    optimal_level_sets(sketch, optimal)
-    for (zero, weighted), bits in local.items():
-        alq_level_sets(sketch, bits, zero, weighted)
+            ahead["alq", grid.zero, grid.weighted].append(place)
+    found = {}
+    for (kind, zero, weighted), places in ahead.items():
+        own = [bits[place] for place in places]
+        if kind == "optimal":
+            levels = optimal_level_sets(sketch, [2 ** (each - 1) for each in own])
+        else:
+            levels = alq_level_sets(sketch, own, zero, weighted)
+        for place, each in zip(places, levels, strict=True):
+            found[place] = State(0, {"levels": cast("Fitted", grids[place]).narrowed(each)})
+    return found
 
 
 def least_errors(sketch: MomentSketch, counts: Sequence[int], *, zero: bool) -> NDArray[np.float64]:

@@ -55,7 +55,7 @@ class Sign(FixedGrid):
         if scales.ndim < 2:
             magnitude = scales[0] if scales.size else np.float32(1)
             scales = np.array([[magnitude, -magnitude]], np.float32)
-        _elementwise.restore(symbols, bucket, scales, out)
+        _elementwise.restore(np.unpackbits(symbols, count=size, bitorder="little"), bucket, scales, out)
         return out
 
     def needs(self, parts: Parts) -> SummarySpec | None:

@@ -305,10 +305,9 @@ def expected_floats(
     magnitudes: NDArray[np.float64], counts: NDArray[np.float64], zeros: float = 0.0
 ) -> NDArray[np.float64]:
     """:attr:`Floats.tallies` for expected counts of magnitudes, either sign with the same probability, and zeros."""
-    exponents = np.zeros(1 << (_CODED - 1))
     # frexp's fractions begin at a half; below 2^-126, with denormals, the exponent is 0.
-    np.add.at(exponents, np.maximum(np.frexp(magnitudes)[1] + 126, 0) * (magnitudes > 0), counts)
-    tallies = np.repeat(exponents / 2, 2)
+    exponents = np.maximum(np.frexp(magnitudes)[1] + 126, 0) * (magnitudes > 0)
+    tallies = np.repeat(np.bincount(exponents, counts, 1 << (_CODED - 1)) / 2, 2)
     tallies[0] += zeros
     return tallies
 

@@ -425,8 +425,10 @@ def _search(points: Points, counts: Ints) -> dict[int, Solution]:
     _kernels.search_sets(
         x, w, low, high, counts, _kernels.CELLS_PER_LEVEL, -1.0, _kernels.MOST_TURNS, places, sizes, costs
     )
-    with np.errstate(over="ignore"):
-        bounds = np.ldexp(costs.min(axis=1) * (1 - _ROUNDING), 2 * exponent + weight_exponent)
+    bounds = costs.min(axis=1) * (1 - _ROUNDING)
+    if exponent or weight_exponent:
+        with np.errstate(over="ignore"):
+            bounds = np.ldexp(bounds, 2 * exponent + weight_exponent)
     found, start = {}, 0
     for count, size, bound in zip(counts.tolist(), sizes.tolist(), bounds.tolist(), strict=True):
         levels = points.x[places[start : start + size]].astype(np.float64)

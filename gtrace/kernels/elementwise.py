@@ -184,21 +184,20 @@ def two_means(x: Singles, bucket: int, means: Singles) -> None:
 
 @jit
 def restore(bits: Bytes, bucket: int, values: Singles, out: Singles) -> None:
-    """Look up each bit, least significant first, in its bucket's two values.
+    """Look up each bit in its bucket's two values.
 
     Args:
-        bits: uint8[ceil(n / 8)].
+        bits: uint8[n], each 0 or 1: packed ones would not be vectorized.
         bucket: values per bucket.
         values: float32[buckets, 2], for the bits 0 and 1.
         out: float32[n], written.
     """
     for b in range(values.shape[0]):
-        start = b * bucket
-        target = out[start : min(start + bucket, out.size)]
+        start, stop = b * bucket, min((b + 1) * bucket, out.size)
+        own, target = bits[start:stop], out[start:stop]
         zero, one = values[b, 0], values[b, 1]
         for i in range(target.size):
-            at = start + i
-            target[i] = one if (bits[at >> 3] >> (at & 7)) & 1 else zero
+            target[i] = one if own[i] else zero
 
 
 @jit

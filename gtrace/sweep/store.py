@@ -512,8 +512,8 @@ class ResultStore:
         ]
         if numbers:
             # SQLite takes NaN as NULL.
-            block = np.stack([columns[name] for name in numbers])
-            np.copyto(block, np.nan, where=np.isinf(block))
+            block = np.array([columns[name] for name in numbers])
+            block[np.isinf(block)] = np.nan
             cells.update(zip(numbers, block.tolist(), strict=True))
         for name in names:
             if name not in cells:

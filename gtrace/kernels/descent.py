@@ -306,11 +306,12 @@ def best_before(points: Floats, areas: Floats, mirrored: bool, m: int) -> NDArra
                 if j - step >= k and step < widest:
                     low = max(low, int(came[k, j - step]))
                 high = min(j - 1, int(came[k, j + step])) if j + step < n else j - 1
-                best, where = np.inf, k - 1
-                for i in range(low, high + 1):
-                    value = cost[i] + (points[j] - points[i]) * (areas[i] + areas[j])
-                    if value < best:
-                        best, where = value, i
+                best, where, point, area = np.inf, np.uintp(k - 1), points[j], areas[j]
+                # Unsigned places spare the check for negative ones.
+                for i in range(np.uintp(low), np.uintp(high + 1)):
+                    value = cost[i] + (point - points[i]) * (areas[i] + area)
+                    where = i if value < best else where
+                    best = min(value, best)
                 following[j] = best
                 came[k, j] = where
                 j -= stride

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 SHIFT = 42
 #: columns of a bin: count, sum d, sum d^2, and the same weighted by the squared scale; d = r - lower edge
 COLUMNS = 6
-_CHUNK = 512
+_CHUNK = 256
 #: values between those that are added and those that are fetched
-_AHEAD = 8 * _CHUNK
+_AHEAD = 16 * _CHUNK
 #: bins of a block and of a large block: without a level inside, a block counts as one bin
 BLOCK_BINS = 8
 LARGE_BINS = 64
@@ -39,7 +39,6 @@ def accumulate(
     r = np.empty(_CHUNK)
     edge = np.empty(_CHUNK)
     row = np.empty(_CHUNK, np.int64)
-    heavy = np.empty(_CHUNK)
     own = weights.size > 0
     r_bits = r.view(np.int64)
     edge_bits = edge.view(np.int64)
@@ -51,13 +50,13 @@ def accumulate(
         end = min(stop, (b + 1) * bucket)
         scale = np.float64(scales[b])
         weight = scale * scale
-        if not own:
-            heavy[:] = weight
         divisor = scale if scale > 0.0 else 1.0
         while p < end:
             q = min(p + _CHUNK, end)
             m = q - p
             xb = x[p:q]
+            for i in range(0, m, FLOATS):
+                touch(x, p + _AHEAD + i)
             for i in range(m):
                 r[i] = abs(np.float64(xb[i])) / divisor
             for i in range(m):
@@ -72,19 +71,22 @@ def accumulate(
             if own:
                 wb = weights[p:q]
                 for i in range(m):
-                    heavy[i] = weight * wb[i]
-            for i in range(m):
-                d = edge[i]
-                w = heavy[i]
-                cell = table[row[i]]
-                if i % FLOATS == 0:
-                    touch(x, p + _AHEAD + i)
-                cell[0] += 1.0
-                cell[1] += d
-                cell[2] += d * d
-                cell[3] += w
-                cell[4] += w * d
-                cell[5] += w * d * d
+                    w, d, cell = weight * wb[i], edge[i], table[np.uintp(row[i])]
+                    cell[0] += 1.0
+                    cell[1] += d
+                    cell[2] += d * d
+                    cell[3] += w
+                    cell[4] += w * d
+                    cell[5] += w * d * d
+            else:
+                for i in range(m):
+                    d, cell = edge[i], table[np.uintp(row[i])]
+                    cell[0] += 1.0
+                    cell[1] += d
+                    cell[2] += d * d
+                    cell[3] += weight
+                    cell[4] += weight * d
+                    cell[5] += weight * d * d
             p = q
     return low, high
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -87,7 +88,10 @@ class Sampling:
     @classmethod
     def of(cls, trace: Trace, gradients: Gradients) -> Sampling:
         """The plan for the tensors of a sweep."""
-        streams = {info.name: _ranks_of(trace, info) for info in gradients.infos}
+        named: defaultdict[Any, list[TensorInfo]] = defaultdict(list)
+        for info in trace.tensors:
+            named[info.kind, info.optimizer, info.name].append(info)
+        streams = {info.name: _ranks_of(named, info) for info in gradients.infos}
         if gradients.kind != "weight" or any(info.sketches for info in gradients.infos):
             return cls((), streams)
         common = frozenset.intersection(*(frozenset(steps) for steps in gradients.steps.values()))
@@ -475,14 +479,8 @@ def _unpacked(packed: Sequence[float], n: int) -> NDArray[np.float64]:
     return gram + np.triu(gram, 1).T
 
 
-def _ranks_of(trace: Trace, own: TensorInfo) -> tuple[TensorInfo, ...]:
+def _ranks_of(named: Mapping[Any, list[TensorInfo]], own: TensorInfo) -> tuple[TensorInfo, ...]:
     """A tensor on each rank, its own stream first; alone if its gradient is not a rank's own."""
-    same = [
-        info
-        for info in trace.tensors
-        if (info.kind, info.optimizer, info.name) == (own.kind, own.optimizer, own.name)
-        and info.rank != own.rank
-        and info.stage == "local"
-        and info.size == own.size
-    ]
+    there = named[own.kind, own.optimizer, own.name]
+    same = [info for info in there if info.rank != own.rank and info.stage == "local" and info.size == own.size]
     return (own, *same) if own.stage == "local" else (own,)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.kernels._jit import jit
+from gtrace.kernels._jit import inline, jit
 from gtrace.kernels.counter import MASK32, mix, uniform, words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.kernels import Bytes, Flags, Singles, Symbols
+    from gtrace.kernels import Bytes, Flags, Floats, Ints, Singles, Symbols
 
 _SIGN = np.uint32(0x8000)
 _REST = np.uint32(0x7FFF)
@@ -20,6 +20,8 @@ _LARGEST = np.uint32(0x7F7F)
 _ONE = np.uint32(1)
 _16 = np.uint32(16)
 _CHUNK = 1024
+#: up to so many middles are all counted
+_FEW = 96
 _ZERO = np.float32(0.0)
 _S31 = np.uint64(31)
 _S16 = np.uint64(16)
@@ -66,20 +68,47 @@ def round_to_integers(
             target[i] = k if k < count else count - 1
 
 
+@inline
+def _passed(r: Singles, middles: Singles, out: Symbols) -> None:
+    """How many ascending middles are below each value. A few are all counted: a search would guess wrong each time."""
+    one = np.uint16(1)
+    for k in range(middles.size):
+        middle = middles[k]
+        for i in range(out.size):
+            out[i] += one if r[i] > middle else np.uint16(0)
+
+
+@inline
+def _searched(r: Singles, middles: Singles, half: int, place: NDArray[np.int32], out: Symbols) -> None:
+    """The same of many middles, padded with infinities to 2 ``half``: halving steps of all values at once."""
+    for i in range(out.size):
+        place[i] = 0
+    step = np.int32(half)
+    while step > 0:
+        for i in range(out.size):
+            passed = middles[np.uintp(np.int32(place[i] + step - np.int32(1)))] < r[i]
+            place[i] = np.int32(place[i] + (step if passed else np.int32(0)))
+        step = np.int32(step >> np.int32(1))
+    for i in range(out.size):
+        out[i] = place[i]
+
+
 @jit
 def round_to_table(x: Singles, bucket: int, scales: Singles, middles: Singles, out: Symbols) -> None:
     """The number of middles between entries of a table that lie below x / scale in float32.
-
-    All are counted: values come at random, and a search would guess wrong at every other step.
 
     Args:
         x: finite float32[n].
         bucket: values per scale.
         scales: float32.
-        middles: float32[m], at most a few hundred.
+        middles: float32[m], ascending.
         out: uint16[n], written.
     """
-    r, one = np.empty(_CHUNK, np.float32), np.uint16(1)
+    r, place, half = np.empty(_CHUNK, np.float32), np.empty(_CHUNK, np.int32), 1
+    while 2 * half <= middles.size:
+        half *= 2
+    padded = np.full(2 * half, np.float32(np.inf))
+    padded[: middles.size] = middles
     for b in range(scales.size):
         divisor, stop = scales[b] or np.float32(np.inf), min(x.size, (b + 1) * bucket)
         for p in range(b * bucket, stop, _CHUNK):
@@ -87,10 +116,19 @@ def round_to_table(x: Singles, bucket: int, scales: Singles, middles: Singles, o
             for i in range(v.size):
                 r[i] = v[i] / divisor
                 target[i] = 0
-            for k in range(middles.size):
-                middle = middles[k]
-                for i in range(target.size):
-                    target[i] += one if r[i] > middle else np.uint16(0)
+            if middles.size <= _FEW:
+                _passed(r, middles, target)
+            else:
+                _searched(r, padded, half, place, target)
+
+
+@jit
+def add_by_code(x: Singles, codes: Symbols, sums: Floats, counts: Ints) -> None:
+    """Add each value to the sum of its code, in float64 and in their order, and count it."""
+    for i in range(x.size):
+        code = np.uintp(codes[i])
+        sums[code] += np.float64(x[i])
+        counts[code] += 1
 
 
 @jit

@@ -259,6 +259,12 @@ class SketchLaw:
         objectives += [self.gradient(grid, mirrored)[0] for grid in grids[rounds : rounds + sweeps]]
         return levels[: sizes[0]], objectives
 
+    def descend(self, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
+        """See :func:`gtrace.fitting.levels.gradient_descent`."""
+        edges, errors = np.array(_edges(levels, mirrored)), np.empty(limit + 2)
+        count = _descent.descend(self._table, self._zeros, *self._moments, edges, mirrored, limit, errors)
+        return edges[1:] if mirrored else edges, errors[:count].tolist()
+
     def _fit(
         self, size: int, counts: Ints, mirrored: bool, limit: int, levels: Floats, grids: Floats
     ) -> tuple[Ints, int, int]:

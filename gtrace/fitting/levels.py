@@ -126,8 +126,6 @@ _WARM_UP = 3
 _HALVINGS = 8
 # Limits of rounding errors of an objective: relative, and in units of the last free level.
 _RISE, _NOISE = 1e-13, 1e-15
-_HALF_GAP = 0.499
-_FASTER, _FASTEST, _SLOWER, _PATIENCE = 1.5, 1e100, 0.1, 10
 
 
 def optimize(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
@@ -162,12 +160,14 @@ def gradient_descent(law: Law, levels: Floats, mirrored: bool, limit: int) -> tu
     So each level has its own, which grows while the sign of its gradient stays and halves when it changes. The error
     may rise for some steps; then the descent continues from the best grid so far, at lower rates.
     """
+    if isinstance(law, SketchLaw):
+        return law.descend(levels, mirrored, limit)
     objective, slopes = law.gradient(levels, mirrored)
     objectives, best = [objective], (objective, levels, slopes)
     rates, since = np.ones(slopes.size), 0
     free = slice(0 if mirrored else 1, -1)
     for _ in range(limit):
-        most = _HALF_GAP * _room(levels, mirrored)
+        most = _descent.HALF_GAP * _room(levels, mirrored)
         before, old = levels, slopes
         levels = levels.copy()
         levels[free] -= np.sign(old) * np.minimum(rates * np.abs(old), most)
@@ -176,14 +176,14 @@ def gradient_descent(law: Law, levels: Floats, mirrored: bool, limit: int) -> tu
         if _descent.largest_move(before, levels, mirrored) <= _descent.SETTLED:
             break
         turned = np.sign(slopes) * np.sign(old)
-        rates *= np.where(turned > 0, _FASTER, np.where(turned < 0, 0.5, 1.0))
-        np.minimum(rates, _FASTEST, out=rates)
+        rates *= np.where(turned > 0, _descent.FASTER, np.where(turned < 0, 0.5, 1.0))
+        np.minimum(rates, _descent.FASTEST, out=rates)
         since += 1
         if objective < best[0]:
             best, since = (objective, levels, slopes), 0
-        elif since == _PATIENCE:
+        elif since == _descent.PATIENCE:
             _, levels, slopes = best
-            rates, since = rates * _SLOWER, 0
+            rates, since = rates * _descent.SLOWER, 0
     if objective > best[0]:
         levels = best[1]
         objectives.append(best[0])

@@ -37,6 +37,9 @@ SETTLED = 1e-9
 ONE_VALUE = 1e-9
 #: weight of an even law beside the shares of a companding grid
 SLOPE = 1e-9
+#: gradient descent: the longest step, of the gap to the nearest neighbor; rates grow and shrink by these factors, are
+#: at most ``FASTEST``, and are lowered after so many steps without a better grid
+HALF_GAP, FASTER, FASTEST, SLOWER, PATIENCE = 0.499, 1.5, 1e100, 0.1, 10
 #: smallest first level of a grid without 0: exact zeros alone would drive it to 0
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -373,6 +376,91 @@ def largest_move(before: Floats, after: Floats, mirrored: bool) -> float:
         elif move > 0.0:
             largest = np.inf
     return largest
+
+
+@inline
+def _gradient(
+    table: Floats,
+    zeros: float,
+    mean: float,
+    square: float,
+    edges: Floats,
+    mirrored: bool,
+    bins: Ints,
+    sums: Floats,
+    slopes: Floats,
+) -> float:
+    """The error of a grid, and its derivatives by the inner edges into ``slopes``; see :func:`descend`."""
+    for j in range(edges.size):
+        bins[j] = find_near(table, edges[j], bins[j])
+        sums[j, 0], sums[j, 1] = _below(table, bins[j], edges[j], zeros), _area(table, bins[j], edges[j], zeros)
+    error, below = 0.0, edges[edges.size - 2]
+    for j in range(slopes.size):
+        reach = edges[j + 2] - edges[j]
+        slopes[j] = reach * sums[j + 1, 0] - (sums[j + 2, 1] - sums[j, 1])
+        error += reach * sums[j + 1, 1]
+    error += (1.0 + below) * mean - square - below
+    if mirrored:
+        error += edges[1] * sums[1, 1]
+        if slopes.size:
+            slopes[0] += edges[1] * sums[1, 0] + sums[1, 1]
+    return error
+
+
+@jit
+def descend(
+    table: Floats, zeros: float, mean: float, square: float, edges: Floats, mirrored: bool, limit: int, errors: Floats
+) -> int:
+    """:func:`gtrace.fitting.levels.gradient_descent` on the law of a sketch.
+
+    Args:
+        table: float64[k, 7], the law.
+        zeros: the mass at r = 0.
+        mean, square: E r and E r^2.
+        edges: float64[m], the levels; of a mirrored grid after a 0. Overwritten with the best ones.
+        mirrored: the grid has no level at 0 and is mirrored there.
+        limit: of steps.
+        errors: float64[limit + 2], overwritten: the error at the start, after each step, and of the best grid if the
+            last step's is worse.
+
+    Returns:
+        how many errors there are.
+    """
+    free, bins, sums = edges.size - 2, np.full(edges.size, -1), np.empty((edges.size, 2))
+    slopes, old, best_slopes, rates = np.empty(free), np.empty(free), np.empty(free), np.ones(free)
+    before, best_edges = edges.copy(), edges.copy()
+    error = best = errors[0] = _gradient(table, zeros, mean, square, edges, mirrored, bins, sums, slopes)
+    _copy(slopes, best_slopes)
+    count, since, first = 1, 0, 1 if mirrored else 0
+    for _ in range(limit):
+        _copy(edges, before)
+        _copy(slopes, old)
+        for j in range(free):
+            most = HALF_GAP * min(before[j + 1] - before[j], before[j + 2] - before[j + 1])
+            edges[j + 1] = before[j + 1] - np.sign(old[j]) * min(rates[j] * abs(old[j]), most)
+        error = errors[count] = _gradient(table, zeros, mean, square, edges, mirrored, bins, sums, slopes)
+        count += 1
+        if largest_move(before[first:], edges[first:], mirrored) <= SETTLED:
+            break
+        for j in range(free):
+            turned = np.sign(slopes[j]) * np.sign(old[j])
+            rates[j] = min(rates[j] * (FASTER if turned > 0.0 else 0.5 if turned < 0.0 else 1.0), FASTEST)
+        since += 1
+        if error < best:
+            best, since = error, 0
+            _copy(edges, best_edges)
+            _copy(slopes, best_slopes)
+        elif since == PATIENCE:
+            _copy(best_edges, edges)
+            _copy(best_slopes, slopes)
+            since = 0
+            for j in range(free):
+                rates[j] *= SLOWER
+    if error > best:
+        _copy(best_edges, edges)
+        errors[count] = best
+        count += 1
+    return count
 
 
 @jit

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.fitting.sparsity import lowest, root
+from gtrace.kernels.symbols import spaced_entropy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,13 +36,6 @@ def spaced_levels(step: float, exponent: float) -> NDArray[np.float64]:
     return found
 
 
-def symbol_entropy(sketch: MomentSketch, levels: NDArray[np.float64]) -> float:
-    """Entropy of signed symbols, bits a value; both signs have the same share, as a sketch has none."""
-    magnitudes = sketch.probabilities(levels)
-    rest = magnitudes[magnitudes > 0]
-    return float(-(rest @ np.log2(rest)) + magnitudes[1:].sum())
-
-
 def entropy_levels(sketch: MomentSketch, bits: float) -> tuple[float, float]:
     """The spacing of least expected error whose symbols have at most this entropy.
 
@@ -58,7 +52,7 @@ def entropy_levels(sketch: MomentSketch, bits: float) -> tuple[float, float]:
 
     def step_of(exponent: float) -> float:
         def above(step: float) -> float:
-            return symbol_entropy(sketch, spaced_levels(step, exponent)) - bits
+            return spaced_entropy(sketch.bins(), step, exponent, MOST) - bits
 
         if above(_SMALLEST) <= 0:
             return _SMALLEST

@@ -205,6 +205,25 @@ def judge_levels(bins: SketchBins, levels: Floats, mirrored: bool, mass: Floats)
 
 
 @jit
+def spaced_entropy(bins: SketchBins, step: float, exponent: float, most: int) -> float:
+    """Entropy of signed symbols, bits a value, with the levels of :func:`gtrace.fitting.entropy.spaced_levels`.
+
+    Both signs have the same share, as a sketch has none.
+    """
+    levels, count = np.ones(most), 0
+    for k in range(min(most - 1, int(np.ceil(1 / step - 1e-9)))):
+        if k * step < 1 - step / 4:
+            levels[count] = (k * step) ** exponent
+            count += 1
+    mass, found = np.empty(count + 1), 0.0
+    judge_levels(bins, levels[: count + 1], False, mass)
+    for k in range(mass.size):
+        if mass[k] > 0.0:
+            found -= mass[k] * (np.log2(mass[k]) - (k > 0))
+    return found
+
+
+@jit
 def judge_sets(
     bins: SketchBins,
     levels: Floats,

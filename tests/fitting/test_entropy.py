@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import gtrace
-from gtrace.fitting.entropy import MOST, entropy_levels, least_error, spaced_levels, symbol_entropy
+from gtrace.fitting.entropy import MOST, entropy_levels, least_error, spaced_levels
+from gtrace.kernels.symbols import spaced_entropy
 
 
 def sketch(law, size=1 << 16):
@@ -22,6 +23,13 @@ def drawn(values, levels, bucket=1024):
     up = np.random.default_rng(2).random(r.shape) * (levels[k + 1] - levels[k]) < r - levels[k]
     symbols = np.where(x < 0, -1, 1) * (k + up)
     return symbols, float(np.sum((np.sign(symbols) * levels[np.abs(symbols)] * scale - x) ** 2))
+
+
+def symbol_entropy(found, levels):
+    """Entropy of signed symbols, in plain numpy."""
+    magnitudes = found.probabilities(levels)
+    rest = magnitudes[magnitudes > 0]
+    return float(-(rest @ np.log2(rest)) + magnitudes[1:].sum())
 
 
 def entropy(symbols):
@@ -43,6 +51,14 @@ def test_levels_meet_their_entropy_with_less_error_than_equal_steps(law, bits):
     errors = [found.expected_error(one) for one in equal if symbol_entropy(found, one) <= bits]
     assert found.expected_error(levels) <= min(errors) * 1.002
     assert found.expected_error(levels) >= least_error(found, bits) > 0
+
+
+@pytest.mark.parametrize("step", [1 / 127, 0.01, 0.2, 0.25, 0.77, 1 - 1e-6])
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 2.3])
+def test_the_entropy_of_spaced_levels_is_that_of_the_levels(step, exponent):
+    found, _ = sketch("student", 1 << 12)
+    wanted = symbol_entropy(found, spaced_levels(step, exponent))
+    assert spaced_entropy(found.bins(), step, exponent, MOST) == pytest.approx(wanted, rel=1e-12, abs=1e-15)
 
 
 def test_limits_that_no_levels_meet():

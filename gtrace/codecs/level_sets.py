@@ -181,10 +181,7 @@ class LevelSets:
         """The levels fitted to a sketch, those of fixed grids as they are."""
         if not (self._adaptive.any() and sketch.sums.size):
             return self.unfitted
-        ahead = _fit_ahead(self._grids, sketch)
-        return self._laid_out(
-            [ahead[place] if place in ahead else grid.fit(State(0), sketch) for place, grid in enumerate(self._grids)]
-        )
+        return self._laid_out(_fits(self._grids, sketch))
 
     def judge(self, sketch: MomentSketch, grids: Grids | None = None) -> Judged:
         """All level sets on one sketch; ``grids`` from :meth:`grids` of any sketch, of this one by default.
@@ -278,24 +275,23 @@ class LevelSets:
         )
 
 
-def _fit_ahead(grids: Sequence[LevelGrid], sketch: MomentSketch) -> dict[int, State]:
-    """The fits of several grids at once, by their places: those that a search for many numbers of levels finds."""
-    ahead, bits = defaultdict(list), [item.bits if isinstance(item, Fitted) else 0 for item in grids]
+def _fits(grids: Sequence[LevelGrid], sketch: MomentSketch) -> list[State]:
+    """Grids fitted to a sketch: one search finds the levels of all that differ in their number alone."""
+    ahead: defaultdict[Any, list[tuple[int, Fitted]]] = defaultdict(list)
     for place, grid in enumerate(grids):
-        if isinstance(grid, Optimal) and grid.zero:
-            ahead["optimal", True, True].append(place)
-        elif isinstance(grid, Optimal) or (isinstance(grid, LeastVariance) and grid.method == "newton"):
-            ahead["alq", grid.zero, grid.weighted].append(place)
-    found = {}
-    for (kind, zero, weighted), places in ahead.items():
-        own = [bits[place] for place in places]
-        if kind == "optimal":
-            levels = optimal_level_sets(sketch, [2 ** (each - 1) for each in own])
+        if isinstance(grid, Optimal) or (isinstance(grid, LeastVariance) and grid.method == "newton"):
+            ahead[isinstance(grid, Optimal) and grid.zero, grid.zero, grid.weighted].append((place, grid))
+    found: dict[int, State] = {}
+    for (exact, zero, weighted), own in ahead.items():
+        bits = [grid.bits for _, grid in own]
+        if exact:
+            levels = optimal_level_sets(sketch, [2 ** (each - 1) for each in bits])
         else:
-            levels = alq_level_sets(sketch, own, zero, weighted)
-        for place, each in zip(places, levels, strict=True):
-            found[place] = State(0, {"levels": cast("Fitted", grids[place]).narrowed(each)})
-    return found
+            levels = alq_level_sets(sketch, bits, zero, weighted)
+        found |= {
+            place: State(0, {"levels": grid.narrowed(each)}) for (place, grid), each in zip(own, levels, strict=True)
+        }
+    return [found[k] if k in found else grid.fit(State(0), sketch) for k, grid in enumerate(grids)]
 
 
 def least_errors(sketch: MomentSketch, counts: Sequence[int], *, zero: bool) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
@@ -48,9 +48,6 @@ class Law(Protocol):
 
     def gradient(self, levels: Floats, mirrored: bool) -> tuple[float, Floats]:
         """The objective, the mean of (b - r)(r - a) with a and b around r, and its slope for each free level."""
-
-    def slopes(self, levels: Floats, mirrored: bool) -> Floats:
-        """The slope of the objective alone."""
 
     def objectives(self, grids: Floats, mirrored: bool) -> Floats:
         """Objectives of many grids, float64[g, m], at once."""
@@ -142,10 +139,6 @@ class MixtureLaw:
             if levels.size > 1:
                 slopes[0] = 2.0 * levels[0] * cells[0, _mixture.MASS] - down[1]
         return objective, slopes
-
-    def slopes(self, levels: Floats, mirrored: bool) -> Floats:
-        """See :meth:`Law.slopes`."""
-        return self.gradient(levels, mirrored)[1]
 
     def curvature(self, levels: Floats, mirrored: bool) -> tuple[Floats, Floats]:
         """Second derivatives by the n free levels, float64[n], and by neighbours, float64[n - 1]; others are 0."""
@@ -276,24 +269,9 @@ class SketchLaw:
     def gradient(self, levels: Floats, mirrored: bool) -> tuple[float, Floats]:
         """See :meth:`Law.gradient`."""
         edges = _edges(levels, mirrored)
-        sums = np.empty((edges.size, 2))
-        _descent.hinges(self._table, self._zeros, edges, sums)
-        below, area = sums[:, 0], sums[:, 1]
-        reach = edges[2:] - edges[:-2]
-        slopes = reach * below[1:-1] - (area[2:] - area[:-2])
-        objective = float(reach @ area[1:-1]) + self._last_cell(edges[-2])
-        if mirrored:
-            objective += float(levels[0] * area[1])
-            if levels.size > 1:
-                slopes[0] += levels[0] * below[1] + area[1]
-        return objective, slopes
-
-    def slopes(self, levels: Floats, mirrored: bool) -> Floats:
-        """See :meth:`Law.slopes`."""
-        edges = _edges(levels, mirrored)
-        out = np.empty(edges.size - 2)
-        _descent.slopes(self._table, self._zeros, edges, mirrored, out)
-        return out
+        bins, slopes = np.full(edges.size, -1), np.empty(edges.size - 2)
+        error = _descent.gradient(self._table, self._zeros, *self._moments, edges, mirrored, bins, slopes)
+        return error, slopes
 
     def objectives(self, grids: Floats, mirrored: bool) -> Floats:
         """See :meth:`Law.objectives`."""
@@ -302,7 +280,8 @@ class SketchLaw:
         edges = np.concatenate([first, grids], axis=1) if mirrored else grids
         inner = areas[:, (0 if mirrored else 1) : -1]
         out: Floats = np.sum((edges[:, 2:] - edges[:, :-2]) * inner, axis=1)
-        out += self._last_cell(edges[:, -2])
+        mean, square = self._moments
+        out += (1.0 + edges[:, -2]) * mean - square - edges[:, -2]
         return out + grids[:, 0] * areas[:, 0] if mirrored else out
 
     def sweep(self, levels: Floats, mirrored: bool) -> float:
@@ -335,18 +314,6 @@ class SketchLaw:
         """See :meth:`Law.candidates`; beside each point the nearest mean of a bin, where a lone value has its level."""
         found: Floats = _descent.candidates(self._table, _points(_SKETCH_POINTS, count))
         return found
-
-    @overload
-    def _last_cell(self, below: float) -> float: ...
-    @overload
-    def _last_cell(self, below: Floats) -> Floats: ...
-    def _last_cell(self, below: float | Floats) -> float | Floats:
-        """E (1 - r)(r - below): the error if the last cell reached down to 0; each lower level adds to it.
-
-        This order keeps the digits that would be lost in B(1), which is about 1.
-        """
-        mean, square = self._moments
-        return (1.0 + below) * mean - square - below
 
 
 def _edges(levels: Floats, mirrored: bool) -> Floats:

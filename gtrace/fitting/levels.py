@@ -167,7 +167,8 @@ def gradient_descent(law: Law, levels: Floats, mirrored: bool, limit: int) -> tu
     rates, since = np.ones(slopes.size), 0
     free = slice(0 if mirrored else 1, -1)
     for _ in range(limit):
-        most = _descent.HALF_GAP * _room(levels, mirrored)
+        gaps = _gaps(levels, mirrored)
+        most = _descent.HALF_GAP * np.minimum(gaps[:-1], gaps[1:])
         before, old = levels, slopes
         levels = levels.copy()
         levels[free] -= np.sign(old) * np.minimum(rates * np.abs(old), most)
@@ -250,12 +251,6 @@ def _narrow(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Float
 def _gaps(levels: Floats, mirrored: bool) -> Floats:
     """Gaps between neighbors; for a mirrored grid also that of the first level to 0."""
     return np.diff(levels, prepend=0.0) if mirrored else np.diff(levels)
-
-
-def _room(levels: Floats, mirrored: bool) -> Floats:
-    """The gap of each free level to its nearest neighbour."""
-    gaps = _gaps(levels, mirrored)
-    return np.minimum(gaps[:-1], gaps[1:])
 
 
 Method: TypeAlias = Literal["newton", "cd", "gd"]
@@ -539,7 +534,7 @@ class _Powers:
         """Its derivative, through the levels."""
         grid = np.zeros(self._count)
         grid[1 if self._zero else 0 :] = p**self._exponents
-        return float(self._law.slopes(grid, not self._zero) @ (self._powers * p**self._lower))
+        return float(self._law.gradient(grid, not self._zero)[1] @ (self._powers * p**self._lower))
 
 
 def _search(objective: _Powers, start: float) -> float:

@@ -37,8 +37,7 @@ SETTLED = 1e-9
 ONE_VALUE = 1e-9
 #: weight of an even law beside the shares of a companding grid
 SLOPE = 1e-9
-#: gradient descent: the longest step, of the gap to the nearest neighbor; rates grow and shrink by these factors, are
-#: at most ``FASTEST``, and are lowered after so many steps without a better grid
+#: gradient descent: the longest step, of the gap to the nearest neighbor; what changes rates, and after how many steps
 HALF_GAP, FASTER, FASTEST, SLOWER, PATIENCE = 0.499, 1.5, 1e100, 0.1, 10
 #: smallest first level of a grid without 0: exact zeros alone would drive it to 0
 _TINY = float(np.finfo(np.float32).tiny)
@@ -154,21 +153,8 @@ def candidates(table: Floats, size: int) -> Floats:
 
 
 @inline
-def _find(table: Floats, t: float) -> int:
-    """The last bin with a lower edge not above t; -1 without one."""
-    low, high = 0, table.shape[0]
-    while low < high:
-        middle = (low + high) // 2
-        if table[middle, LOWER] <= t:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
-
-
-@inline
 def find_near(table: Floats, t: float, k: int) -> int:
-    """As :func:`_find`, near the bin ``k``, -1 or more."""
+    """The last bin with a lower edge not above t, -1 without one; it is looked for near the bin ``k``, -1 or more."""
     low, high, step = k + 1, table.shape[0], 1
     if k >= 0 and table[k, LOWER] > t:
         high = k
@@ -223,8 +209,9 @@ def _below(table: Floats, k: int, t: float, zeros: float) -> float:
 @jit
 def hinges(table: Floats, zeros: float, points: Floats, out: Floats) -> None:
     """Mass below each point and B there, into out[p, 2]; ``zeros`` is the mass at r = 0."""
+    k = -1
     for i in range(points.size):
-        k = _find(table, points[i])
+        k = find_near(table, points[i], k)
         out[i, 0] = _below(table, k, points[i], zeros)
         out[i, 1] = _area(table, k, points[i], zeros)
 
@@ -245,9 +232,9 @@ def sweep(table: Floats, zeros: float, levels: Floats, mirrored: bool) -> float:
         c = levels[j + 1]
         tilt = 1.0 if first else 0.0
         factor = c if first else c - a
-        target = _area(table, _find(table, c), c, zeros)
+        target = _area(table, find_near(table, c, -1), c, zeros)
         if not first:
-            target -= _area(table, _find(table, a), a, zeros)
+            target -= _area(table, find_near(table, a, -1), a, zeros)
         low, high = 0, count
         while low < high:
             k = (low + high) // 2
@@ -274,7 +261,7 @@ def sweep(table: Floats, zeros: float, levels: Floats, mirrored: bool) -> float:
                 at_y = (tilt * y + factor) * _area(table, k, y, zeros) - y * target
         best, at_best = (x, at_x) if at_x <= at_y else (y, at_y)
         old = levels[j]
-        at_old = (tilt * old + factor) * _area(table, _find(table, old), old, zeros) - old * target
+        at_old = (tilt * old + factor) * _area(table, find_near(table, old, -1), old, zeros) - old * target
         if at_best < at_old and a < best < c:
             largest = max(largest, abs(best - old))
             levels[j] = best
@@ -349,22 +336,6 @@ def choose(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> None:
 
 
 @jit
-def slopes(table: Floats, zeros: float, edges: Floats, mirrored: bool, out: Floats) -> None:
-    """The derivative of the error by each inner edge of a grid into out[edges - 2]; mirrored, the first edge is 0."""
-    before = _area(table, _find(table, edges[0]), edges[0], zeros)
-    k = _find(table, edges[1])
-    here, below = _area(table, k, edges[1], zeros), _below(table, k, edges[1], zeros)
-    first = edges[1] * below + here
-    for j in range(out.size):
-        k = _find(table, edges[j + 2])
-        after = _area(table, k, edges[j + 2], zeros)
-        out[j] = (edges[j + 2] - edges[j]) * below - (after - before)
-        before, here, below = here, after, _below(table, k, edges[j + 2], zeros)
-    if mirrored and out.size:
-        out[0] += first
-
-
-@jit
 def largest_move(before: Floats, after: Floats, mirrored: bool) -> float:
     """The largest move of a free level, as a part of the gap to its nearest neighbour."""
     largest = 0.0
@@ -378,19 +349,18 @@ def largest_move(before: Floats, after: Floats, mirrored: bool) -> float:
     return largest
 
 
-@inline
-def _gradient(
-    table: Floats,
-    zeros: float,
-    mean: float,
-    square: float,
-    edges: Floats,
-    mirrored: bool,
-    bins: Ints,
-    sums: Floats,
-    slopes: Floats,
+@jit
+def gradient(
+    table: Floats, zeros: float, mean: float, square: float, edges: Floats, mirrored: bool, bins: Ints, slopes: Floats
 ) -> float:
-    """The error of a grid, and its derivatives by the inner edges into ``slopes``; see :func:`descend`."""
+    """The error of a grid, and its derivatives by the inner edges into ``slopes``.
+
+    Args:
+        table, zeros, mean, square, edges, mirrored: as for :func:`descend`.
+        bins: int64[m], overwritten with the bins of the edges; where to look for them first, -1 or more.
+        slopes: float64[m - 2], overwritten.
+    """
+    sums = np.empty((edges.size, 2))
     for j in range(edges.size):
         bins[j] = find_near(table, edges[j], bins[j])
         sums[j, 0], sums[j, 1] = _below(table, bins[j], edges[j], zeros), _area(table, bins[j], edges[j], zeros)
@@ -399,6 +369,7 @@ def _gradient(
         reach = edges[j + 2] - edges[j]
         slopes[j] = reach * sums[j + 1, 0] - (sums[j + 2, 1] - sums[j, 1])
         error += reach * sums[j + 1, 1]
+    # The error if the last cell reached down to 0, in an order that keeps the digits which would be lost in B(1).
     error += (1.0 + below) * mean - square - below
     if mirrored:
         error += edges[1] * sums[1, 1]
@@ -426,10 +397,10 @@ def descend(
     Returns:
         how many errors there are.
     """
-    free, bins, sums = edges.size - 2, np.full(edges.size, -1), np.empty((edges.size, 2))
+    free, bins = edges.size - 2, np.full(edges.size, -1)
     slopes, old, best_slopes, rates = np.empty(free), np.empty(free), np.empty(free), np.ones(free)
     before, best_edges = edges.copy(), edges.copy()
-    error = best = errors[0] = _gradient(table, zeros, mean, square, edges, mirrored, bins, sums, slopes)
+    error = best = errors[0] = gradient(table, zeros, mean, square, edges, mirrored, bins, slopes)
     _copy(slopes, best_slopes)
     count, since, first = 1, 0, 1 if mirrored else 0
     for _ in range(limit):
@@ -438,7 +409,7 @@ def descend(
         for j in range(free):
             most = HALF_GAP * min(before[j + 1] - before[j], before[j + 2] - before[j + 1])
             edges[j + 1] = before[j + 1] - np.sign(old[j]) * min(rates[j] * abs(old[j]), most)
-        error = errors[count] = _gradient(table, zeros, mean, square, edges, mirrored, bins, sums, slopes)
+        error = errors[count] = gradient(table, zeros, mean, square, edges, mirrored, bins, slopes)
         count += 1
         if largest_move(before[first:], edges[first:], mirrored) <= SETTLED:
             break

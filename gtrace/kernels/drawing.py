@@ -32,7 +32,19 @@ from gtrace.kernels.compare import (
 )
 from gtrace.kernels.counter import uniform, words
 from gtrace.kernels.norms import BLOCK, LANES
-from gtrace.kernels.rounding import _TABLE, COUNT, POWERS, SEARCH, UNIFORM, _count, _fill_table, _padded, _search
+from gtrace.kernels.rounding import (
+    _TABLE,
+    COUNT,
+    POWERS,
+    SEARCH,
+    UNIFORM,
+    _count,
+    _fill_table,
+    _odd_cells,
+    _padded,
+    _powers,
+    _search,
+)
 from gtrace.kernels.symbols import limited_lengths, packed_bits
 
 if TYPE_CHECKING:
@@ -51,7 +63,7 @@ FIXED, ENTROPY, HUFFMAN = range(3)
 W1, W1_MCGQ = range(2)
 #: more than the padding of a codec's levels
 PADDING = 8
-_ONE, _TWO, _ZERO, _HALF = np.float32(1.0), np.float32(2.0), np.float32(0.0), np.float32(0.5)
+_ONE, _TWO, _ZERO = np.float32(1.0), np.float32(2.0), np.float32(0.0)
 
 
 def floats_at(address: np.uint64, size: int) -> Floats:
@@ -84,31 +96,6 @@ def _uniform_grid(r: Singles, u: Singles, steps: int, out: Symbols) -> None:
         k = np.int32(t)
         k = np.int32(k + np.int32(u[i] < t - np.float32(k)))
         out[i] = np.int32(top + (k if r[i] > 0 else np.int32(-k)))
-
-
-@inline
-def _odd_grid(r: Singles, u: Singles, steps: int, out: Symbols) -> None:
-    """To the odd multiples of 1 / steps, of either sign."""
-    first, grid = _ONE / np.float32(steps), np.float32(steps) * _HALF
-    top = np.int32((steps - 1) // 2)
-    over = np.int32(top + 1)
-    for i in range(out.size):
-        t = max(abs(r[i]) * grid - _HALF, _ZERO)
-        k = np.int32(t)
-        k = min(np.int32(k + np.int32(u[i] < t - np.float32(k))), top)
-        out[i] = np.int32(over + k) if r[i] > first * (_TWO * u[i] - _ONE) else np.int32(top - k)
-
-
-@inline
-def _powers(bits: Patterns, u: Singles, out: Symbols) -> None:
-    """To the two powers of two around a value, on its bits."""
-    middle = np.int32(255)
-    for i in range(out.size):
-        magnitude = bits[i] & np.uint32(0x7FFFFFFF)
-        mantissa = np.float32(np.int32(magnitude & np.uint32(0x7FFFFF))) * np.float32(2.0**-23)
-        code = np.int32(magnitude >> np.uint32(23))
-        code = np.int32(code + np.int32(u[i] < mantissa))
-        out[i] = np.int32(middle + (np.int32(-code) if bits[i] >> np.uint32(31) else code))
 
 
 @inline
@@ -217,14 +204,14 @@ def _symbols(
     out: Symbols,
 ) -> None:
     """The symbols of some values of one bucket by a codec's rule."""
-    if rule[KIND] == UNIFORM and rule[MIRRORED]:
-        _odd_grid(r, u, rule[STEPS], out)
-    elif rule[KIND] == UNIFORM:
+    if rule[KIND] == UNIFORM and not rule[MIRRORED]:
         _uniform_grid(r, u, rule[STEPS], out)
     elif rule[KIND] == POWERS:
         _powers(r.view(np.uint32), u, out)
     else:
-        if rule[KIND] == COUNT:
+        if rule[KIND] == UNIFORM:
+            _odd_cells(magnitudes, u, rule[STEPS], cell)
+        elif rule[KIND] == COUNT:
             filled = -(-(own.size - 1) // 4) * 4
             _count(magnitudes, u, stops[:filled], widths, cell)
         else:

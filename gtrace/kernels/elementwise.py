@@ -69,18 +69,8 @@ def round_to_integers(
 
 
 @inline
-def _passed(r: Singles, middles: Singles, out: Symbols) -> None:
-    """How many ascending middles are below each value. A few are all counted: a search would guess wrong each time."""
-    one = np.uint16(1)
-    for k in range(middles.size):
-        middle = middles[k]
-        for i in range(out.size):
-            out[i] += one if r[i] > middle else np.uint16(0)
-
-
-@inline
 def _searched(r: Singles, middles: Singles, half: int, place: NDArray[np.int32], out: Symbols) -> None:
-    """The same of many middles, padded with infinities to 2 ``half``: halving steps of all values at once."""
+    """How many middles, padded with infinities to 2 ``half``, are below each value, by halving steps of all at once."""
     for i in range(out.size):
         place[i] = 0
     step = np.int32(half)
@@ -104,7 +94,7 @@ def round_to_table(x: Singles, bucket: int, scales: Singles, middles: Singles, o
         middles: float32[m], ascending.
         out: uint16[n], written.
     """
-    r, place, half = np.empty(_CHUNK, np.float32), np.empty(_CHUNK, np.int32), 1
+    r, place, half, one = np.empty(_CHUNK, np.float32), np.empty(_CHUNK, np.int32), 1, np.uint16(1)
     while 2 * half <= middles.size:
         half *= 2
     padded = np.full(2 * half, np.float32(np.inf))
@@ -116,10 +106,14 @@ def round_to_table(x: Singles, bucket: int, scales: Singles, middles: Singles, o
             for i in range(v.size):
                 r[i] = v[i] / divisor
                 target[i] = 0
-            if middles.size <= _FEW:
-                _passed(r, middles, target)
-            else:
+            if middles.size > _FEW:
                 _searched(r, padded, half, place, target)
+                continue
+            # A few are all counted: a search would guess wrong at every other step.
+            for k in range(middles.size):
+                middle = middles[k]
+                for i in range(target.size):
+                    target[i] += one if r[i] > middle else np.uint16(0)
 
 
 @jit

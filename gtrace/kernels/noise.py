@@ -9,7 +9,7 @@ import numpy as np
 from gtrace.kernels._jit import inline, jit
 from gtrace.kernels.counter import uniform, words
 from gtrace.kernels.norms import BLOCK, LANES
-from gtrace.kernels.rounding import _TABLE, COUNT, SEARCH, UNIFORM, _count, _fill_table, _search
+from gtrace.kernels.rounding import _TABLE, COUNT, SEARCH, UNIFORM, _count, _fill_table, _odd_cells, _search
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -164,7 +164,11 @@ def noise_of_levels(
     ends, widths = np.full((number, -(-most // 4) * 4 + 4), _INF), np.zeros((number, -(-most // 4) * 4 + 4), np.float32)
     table, deep = np.empty((number, _TABLE), np.uint16), np.empty((number, _TABLE), np.bool_)
     for c in range(number):
-        _thresholds(levels[starts[c] : starts[c + 1]], rules[c, KIND], ends[c], widths[c], table[c], deep[c])
+        own = levels[starts[c] : starts[c + 1]]
+        for k in range(own.size - 1):
+            ends[c, k], widths[c, k] = own[k], own[k + 1] - own[k]
+        if rules[c, KIND] == SEARCH:
+            _fill_table(own, table[c], deep[c])
     uniforms, drawn = np.empty((2, _STRIP), np.float32), np.empty((2, _STRIP), np.float32)
     r, cell = np.empty(_STRIP, np.float32), np.empty(_STRIP, np.int32)
     lanes, narrow = np.zeros((number, LANES)), factor / np.sqrt(2.0)
@@ -189,15 +193,6 @@ def noise_of_levels(
         at = end
     for c in range(number):
         lost[c] = _total(lanes[c])
-
-
-@inline
-def _thresholds(levels: Singles, kind: int, ends: Singles, widths: Singles, table: Symbols, deep: Flags) -> None:
-    """What finding the cell of a value among levels needs."""
-    for k in range(levels.size - 1):
-        ends[k], widths[k] = levels[k], levels[k + 1] - levels[k]
-    if kind == SEARCH:
-        _fill_table(levels, table, deep)
 
 
 @inline
@@ -238,16 +233,6 @@ def _steps(x: Singles, r: Singles, u: Singles, steps: int, norm: np.float32, out
         k = np.int32(t)
         k = np.int32(k + np.int32(u[i] < t - np.float32(k)))
         out[i] = np.float32(k if x[i] > 0 else np.int32(-k)) / grid * norm
-
-
-@inline
-def _odd_cells(r: Singles, u: Singles, steps: int, cell: NDArray[np.int32]) -> None:
-    """To the odd multiples of 1 / steps."""
-    grid, top = np.float32(steps) * _HALF, np.int32((steps - 1) // 2)
-    for i in range(cell.size):
-        t = max(r[i] * grid - _HALF, _ZERO)
-        k = np.int32(t)
-        cell[i] = min(np.int32(k + np.int32(u[i] < t - np.float32(k))), top)
 
 
 @inline

@@ -92,20 +92,13 @@ def _uniform_grid(x: Singles, scale: np.float32, key: Key, steps: int, out: Symb
 
 
 @inline
-def _odd_grid(x: Singles, scale: np.float32, key: Key, steps: int, out: Symbols) -> None:
-    """To the odd multiples of 1 / steps, of either sign."""
-    add, flip, last = key
-    divisor = scale if scale > 0 else _ONE
-    first, grid, half = _ONE / np.float32(steps), np.float32(steps) * np.float32(0.5), np.float32(0.5)
-    top = np.int32((steps - 1) // 2)
-    over = np.int32(top + 1)
-    for i in range(x.size):
-        r = x[i] / divisor
-        u = uniform(np.uint64(i), add, flip, last)
-        t = max(abs(r) * grid - half, _ZERO)
+def _odd_cells(r: Singles, u: Singles, steps: int, cell: NDArray[np.int32]) -> None:
+    """The cells between odd multiples of 1 / steps; below the first one the sign is random."""
+    grid, top = np.float32(steps) * np.float32(0.5), np.int32((steps - 1) // 2)
+    for i in range(cell.size):
+        t = max(r[i] * grid - np.float32(0.5), _ZERO)
         k = np.int32(t)
-        k = min(np.int32(k + np.int32(u < t - np.float32(k))), top)
-        out[i] = np.int32(over + k) if r > first * (_TWO * u - _ONE) else np.int32(top - k)
+        cell[i] = min(np.int32(k + np.int32(u[i] < t - np.float32(k))), top)
 
 
 @inline
@@ -153,26 +146,6 @@ def _search(
 
 
 @inline
-def _cells(
-    rule: int,
-    r: Singles,
-    u: Singles,
-    levels: Singles,
-    widths: Singles,
-    count: int,
-    table: Symbols,
-    deep: Flags,
-    bits: NDArray[np.int32],
-    cell: NDArray[np.int32],
-) -> None:
-    """The cell of each value among ``count`` levels, which are padded, by counting or by searching."""
-    if rule == COUNT:
-        _count(r, u, levels[: -(-(count - 1) // 4) * 4], widths, cell)
-    else:
-        _search(r, u, levels, widths, table, deep, bits, cell)
-
-
-@inline
 def _fill_table(levels: Singles, table: Symbols, deep: Flags) -> None:
     """For each class of r the cell that its lower end lies in, and whether more than one level lies inside."""
     edge = np.empty(1, np.int32)
@@ -207,20 +180,18 @@ def _signed(
 
 
 @inline
-def _powers(x: Singles, key: Key, out: Symbols) -> None:
+def _powers(bits: NDArray[np.uint32], u: Singles, out: Symbols) -> None:
     """Round each value to one of the two powers of two around it (natural compression), on the bits alone.
 
     Magnitudes are 0 for zero, e = 1..254 for 2^(e - 127), and 255 for the largest float32, which ends the cell above
     2^127. Below 2^-126 the two neighbours are 0 and 2^-126.
     """
-    add, flip, last = key
     middle = np.int32(255)
-    bits = x.view(np.uint32)
-    for i in range(x.size):
+    for i in range(bits.size):
         magnitude = bits[i] & np.uint32(0x7FFFFFFF)
         mantissa = np.float32(np.int32(magnitude & np.uint32(0x7FFFFF))) * np.float32(2.0**-23)
         code = np.int32(magnitude >> np.uint32(23))
-        code = np.int32(code + np.int32(uniform(np.uint64(i), add, flip, last) < mantissa))
+        code = np.int32(code + np.int32(u[i] < mantissa))
         out[i] = np.int32(middle + (np.int32(-code) if bits[i] >> np.uint32(31) else code))
 
 
@@ -274,6 +245,8 @@ def quantize(
     codes, scratch = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
     ends, widths = _padded(levels)
     first, last = levels[0] if mirrored and levels.size else _ZERO, np.int32(levels.size - 1)
+    if rule == UNIFORM:
+        first, last = _ONE / np.float32(steps), np.int32((steps - 1) // 2)
     searched = _TABLE if rule == SEARCH else 0
     table, deep = np.empty(searched, np.uint16), np.empty(searched, np.bool_)
     _fill_table(levels, table, deep)
@@ -297,14 +270,18 @@ def quantize(
                     _uniform_grid(xb, scale, here, steps, scratch[at - p : end - p])
                 elif even:
                     _uniform_grid(xb, scale, here, steps, ob)
-                elif rule == UNIFORM:
-                    _odd_grid(xb, scale, here, steps, ob)
                 elif rule == POWERS:
-                    _powers(xb, here, ob)
+                    _magnitudes(xb, _ONE, here, r, u)
+                    _powers(xb.view(np.uint32), u, ob)
                 else:
                     cb = cell[: xb.size]
                     _magnitudes(xb, scale, here, r, u)
-                    _cells(rule, r, u, ends, widths, levels.size, table, deep, bits, cb)
+                    if rule == UNIFORM:
+                        _odd_cells(r, u, steps, cb)
+                    elif rule == COUNT:
+                        _count(r, u, ends[: -(-(levels.size - 1) // 4) * 4], widths, cb)
+                    else:
+                        _search(r, u, ends, widths, table, deep, bits, cb)
                     _signed(xb, scale, u, first, cb, last, ob)
                 if sink == VALUES:
                     _look_up(ob, even, values, scale, decoded[at:end])

@@ -68,25 +68,14 @@ def accumulate(
                 edge[i] = r[i] - edge[i]
                 low = min(low, row[i])
                 high = max(high, row[i])
-            if own:
-                wb = weights[p:q]
-                for i in range(m):
-                    w, d, cell = weight * wb[i], edge[i], table[np.uintp(row[i])]
-                    cell[0] += 1.0
-                    cell[1] += d
-                    cell[2] += d * d
-                    cell[3] += w
-                    cell[4] += w * d
-                    cell[5] += w * d * d
-            else:
-                for i in range(m):
-                    d, cell = edge[i], table[np.uintp(row[i])]
-                    cell[0] += 1.0
-                    cell[1] += d
-                    cell[2] += d * d
-                    cell[3] += weight
-                    cell[4] += weight * d
-                    cell[5] += weight * d * d
+            for i in range(m):
+                d, cell, w = edge[i], table[np.uintp(row[i])], weight * weights[p + i] if own else weight
+                cell[0] += 1.0
+                cell[1] += d
+                cell[2] += d * d
+                cell[3] += w
+                cell[4] += w * d
+                cell[5] += w * d * d
             p = q
     return low, high
 

@@ -154,10 +154,11 @@ class Yardstick:
             place = self._places[name]
             three = (middle - 1, middle, middle + 1)
             if 3 * self._infos[name].size <= self._chunk:
-                pieces = iter([[self._trace.read(name, near, copy=False, **place) for near in three]])
+                found = noise_of_steps([[self._trace.read(name, near, copy=False, **place) for near in three]])
             else:
-                pieces = zip(*(self._trace.read_chunks(name, near, BLOCK, **place) for near in three), strict=True)
-            self._latest[name] = {middle: noise_of_steps(pieces)}
+                read = (self._trace.read_chunks(name, near, BLOCK, **place) for near in three)
+                found = noise_of_steps(zip(*read, strict=True))
+            self._latest[name] = {middle: found}
         noise, info = self._latest[name][middle], self._infos[name]
         stretch = 1.0 if info.sample is None else info.sample["total"] / info.size
         if not math.isfinite(noise.variance + noise.signal):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gtrace.fitting.laws import SketchLaw
+from gtrace.fitting.levels import gradient_descent
 from gtrace.kernels import descent, interval_sums
 from gtrace.sketch import MomentSketch
 
@@ -29,13 +30,43 @@ def random_grid(rng, count, mirrored):
     return levels
 
 
+class Twin:
+    """The law of a sketch in plain numpy, on sums that the kernel of hinges gives."""
+
+    def __init__(self, law):
+        self._law = law
+
+    def gradient(self, levels, mirrored):
+        edges = np.concatenate([[0.0], levels]) if mirrored else levels
+        sums = np.empty((edges.size, 2))
+        descent.hinges(self._law._table, self._law._zeros, edges, sums)
+        below, area = sums.T
+        reach, (mean, square) = edges[2:] - edges[:-2], self._law._moments
+        slopes = reach * below[1:-1] - (area[2:] - area[:-2])
+        objective = reach @ area[1:-1] + (1.0 + edges[-2]) * mean - square - edges[-2]
+        if mirrored:
+            objective += levels[0] * area[1]
+            slopes[:1] += levels[0] * below[1] + area[1]
+        return objective, slopes
+
+
 @pytest.mark.parametrize("mirrored", [False, True])
-def test_slopes_are_those_of_the_gradient(mirrored):
+@pytest.mark.parametrize("count", [2, 3, 9, 64])
+def test_gradient_and_descent_are_those_of_plain_numpy(mirrored, count):
     rng = np.random.default_rng(3)
     law = SketchLaw(MomentSketch.of(rng.standard_t(3, 3000) * (rng.random(3000) < 0.8), "l2", 256))
-    for count in (2, 3, 9, 64):
-        levels = random_grid(rng, count, mirrored)
-        assert law.slopes(levels, mirrored).tolist() == law.gradient(levels, mirrored)[1].tolist()
+    levels = random_grid(rng, count, mirrored)
+    error, slopes = law.gradient(levels, mirrored)
+    plain = Twin(law).gradient(levels, mirrored)
+    assert slopes.tolist() == plain[1].tolist()
+    assert error == pytest.approx(plain[0], rel=1e-12, abs=1e-15)
+    # Errors differ in their last digits, and so may the best step: the grids are as close as the descent settles.
+    for limit in (1, 5, 3000):
+        found, errors = gradient_descent(law, levels, mirrored, limit)
+        wanted, history = gradient_descent(Twin(law), levels, mirrored, limit)
+        assert found == pytest.approx(wanted, abs=3e-8)
+        assert errors[:20] == pytest.approx(history[:20], rel=1e-9)
+        assert errors[-1] == pytest.approx(history[-1], rel=1e-9)
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

@@ -1,4 +1,4 @@
-"""Unbiased levels under a limit on their entropy."""
+"""Unbiased levels under a limit on their entropy, and the least error that any unbiased code could have at it."""
 
 from __future__ import annotations
 
@@ -69,3 +69,36 @@ def entropy_levels(sketch: MomentSketch, bits: float) -> tuple[float, float]:
 
     exponent = min((1.0, lowest(error, *_EXPONENTS, 0.02)[0]), key=error)
     return step_of(exponent), exponent
+
+
+def least_error(sketch: MomentSketch, bits: float) -> float:
+    """A lower bound on the expected squared error of any unbiased code of the values at this many bits each.
+
+    With E[Y | X] = X the best linear estimate of X from Y has the error s^2 D / (s^2 + D), s^2 the mean square of X and
+    D the mean squared error of Y, so Shannon's lower bound on rate and distortion holds for that error: bits >=
+    h(X) - log2(2 pi e s^2 D / (s^2 + D)) / 2. h is the differential entropy of v / scale with a density that is even
+    within each bin of the sketch; exact zeros have no density, and are taken to cost no bits. The bound holds for
+    scalar and for vector codes of values that are drawn independently; it is 0 if it says nothing.
+
+    Args:
+        sketch: with a norm; buckets count by the error that they make, so they should have nearly one scale.
+        bits: bits a value.
+
+    Returns:
+        the bound, in squared units of the gradient.
+    """
+    mass, width = sketch.sums[:, 0], sketch.upper - sketch.lower
+    count, energy = float(mass.sum()), sketch.energy
+    if not count or not energy or (width <= 0).any():
+        return 0.0
+    share = mass[mass > 0] / count
+    # A receiver that learns for free which values are exact zeros has all bits for the others: those of all values.
+    bits *= (count + sketch.zeros) / count
+    # A sign is one more bit of entropy.
+    entropy = 1 - float(share @ np.log2(share / width[mass > 0]))
+    square = float(mass @ ((sketch.lower + sketch.upper) / 2) ** 2) / count
+    shannon = 2.0 ** (2 * (entropy - bits)) / (2 * math.pi * math.e)
+    if shannon >= square:
+        return 0.0
+    least: float = energy * (shannon / (1 - shannon / square)) / square
+    return least

@@ -32,19 +32,7 @@ from gtrace.kernels.compare import (
 )
 from gtrace.kernels.counter import uniform, words
 from gtrace.kernels.norms import BLOCK, LANES
-from gtrace.kernels.rounding import (
-    _TABLE,
-    COUNT,
-    POWERS,
-    SEARCH,
-    UNIFORM,
-    _count,
-    _fill_table,
-    _odd_cells,
-    _padded,
-    _powers,
-    _search,
-)
+from gtrace.kernels.rounding import _TABLE, POWERS, SEARCH, UNIFORM, _fill_table, _padded, _powers, find_cells
 from gtrace.kernels.symbols import limited_lengths, packed_bits
 
 if TYPE_CHECKING:
@@ -157,7 +145,7 @@ def _pair(tallies: Ints, values: Singles, total: Ints, bits: Patterns, counts: P
 
 
 @inline
-def _fractions(x: Singles, scales: Singles, bucket: int, start: int, r: Singles, magnitudes: Singles) -> None:
+def fractions(x: Singles, scales: Singles, bucket: int, start: int, r: Singles, magnitudes: Singles) -> None:
     """x / scale, and its magnitude; the first is value ``start`` of those that buckets count."""
     at = 0
     while at < x.size:
@@ -172,7 +160,7 @@ def _fractions(x: Singles, scales: Singles, bucket: int, start: int, r: Singles,
 
 
 @inline
-def _prepare(
+def prepare(
     own: Singles, rule: Ints, values: Singles, stops: Singles, widths: Singles, table: Symbols, deep: Flags
 ) -> None:
     """The signed values of a codec, and its magnitudes with their widths, padded, and with a table for searches."""
@@ -190,7 +178,7 @@ def _prepare(
 
 
 @inline
-def _symbols(
+def symbols_of(
     rule: Ints,
     r: Singles,
     magnitudes: Singles,
@@ -209,13 +197,7 @@ def _symbols(
     elif rule[KIND] == POWERS:
         _powers(r.view(np.uint32), u, out)
     else:
-        if rule[KIND] == UNIFORM:
-            _odd_cells(magnitudes, u, rule[STEPS], cell)
-        elif rule[KIND] == COUNT:
-            filled = -(-(own.size - 1) // 4) * 4
-            _count(magnitudes, u, stops[:filled], widths, cell)
-        else:
-            _search(magnitudes, u, stops, widths, table, deep, magnitudes.view(np.int32), cell)
+        find_cells(rule[KIND], rule[STEPS], magnitudes, u, stops, widths, own.size, table, deep, cell)
         _signed(r, u, own[0] if rule[MIRRORED] else _ZERO, cell, np.int32(own.size - 1), out)
 
 
@@ -301,7 +283,7 @@ def draw_levels(
     tables, deep = np.empty((codecs, _TABLE), np.uint16), np.empty((codecs, _TABLE), np.bool_)
     for c in range(codecs):
         first = places[c] + PADDING * c
-        _prepare(
+        prepare(
             levels[places[c] : places[c + 1]],
             rules[c],
             values[2 * places[c] :],
@@ -317,7 +299,7 @@ def draw_levels(
         rounded = min(stop, split)
         for i in range(stop - p):
             u[i] = uniform(np.uint64(start + p) + np.uint64(i), add, flip, last)
-        _fractions(x[p : max(p, rounded)], scales, bucket, p, r, magnitudes)
+        fractions(x[p : max(p, rounded)], scales, bucket, p, r, magnitudes)
         gb, qb, db, wb = g[p:stop], q[: stop - p], d[: stop - p], weights[p:stop]
         alive = divisors(gb, db)
         for c in range(codecs):
@@ -331,7 +313,7 @@ def draw_levels(
                 a, b = at - p, end - p
                 for k in range(symbols):
                     times[k] = values[base + k] * scales[at // bucket]
-                _symbols(
+                symbols_of(
                     rules[c],
                     r[a:b],
                     magnitudes[a:b],

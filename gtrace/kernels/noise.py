@@ -8,21 +8,17 @@ import numpy as np
 
 from gtrace.kernels._jit import inline, jit
 from gtrace.kernels.counter import uniform, words
+from gtrace.kernels.drawing import PADDING, fractions, prepare, symbols_of
 from gtrace.kernels.norms import BLOCK, LANES
-from gtrace.kernels.rounding import _TABLE, COUNT, SEARCH, UNIFORM, _count, _fill_table, _odd_cells, _search
+from gtrace.kernels.rounding import _TABLE
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from gtrace.kernels import Flags, Floats, Ints, Singles, Symbols, Words
+    from gtrace.kernels import Floats, Ints, Singles, Words
 
 #: sums of :func:`three_sums`
 THREE = 3
-#: columns of a codec's rule: of :mod:`gtrace.kernels.rounding`, whether zero is left out, steps of a uniform grid
-KIND, MIRRORED, STEPS = range(3)
 _STRIP = 1024
-_HALF, _ONE, _TWO, _ZERO = np.float32(0.5), np.float32(1.0), np.float32(2.0), np.float32(0.0)
-_INF = np.float32(np.inf)
+_HALF = np.float32(0.5)
 
 
 @inline
@@ -149,112 +145,60 @@ def noise_of_levels(
         x, near, scale, factor: as there.
         bucket: values that share a norm.
         norms: float32[ceil(n / bucket)].
-        rules: int64[codecs, 3], see KIND.
+        rules: int64[codecs, 3 or more], see :mod:`gtrace.kernels.drawing`.
         levels: ascending magnitudes of all codecs, concatenated.
         starts: int64[codecs + 1], where those of each start.
         keys: uint64[2, 2], of the two encodings, the same for all codecs.
         variance: float64[codecs, n], added to.
         lost: float64[codecs], the inner products.
     """
-    number = rules.shape[0]
-    most = 0
-    for c in range(number):
-        most = max(most, starts[c + 1] - starts[c])
-    # Infinities up to a multiple of four are thresholds that nothing passes.
-    ends, widths = np.full((number, -(-most // 4) * 4 + 4), _INF), np.zeros((number, -(-most // 4) * 4 + 4), np.float32)
+    number, room = rules.shape[0], levels.size + PADDING * rules.shape[0]
+    values, stops, widths = (
+        np.empty(2 * levels.size, np.float32),
+        np.empty(room, np.float32),
+        np.empty(room, np.float32),
+    )
     table, deep = np.empty((number, _TABLE), np.uint16), np.empty((number, _TABLE), np.bool_)
     for c in range(number):
-        own = levels[starts[c] : starts[c + 1]]
-        for k in range(own.size - 1):
-            ends[c, k], widths[c, k] = own[k], own[k + 1] - own[k]
-        if rules[c, KIND] == SEARCH:
-            _fill_table(own, table[c], deep[c])
+        own, first = levels[starts[c] : starts[c + 1]], starts[c] + PADDING * c
+        prepare(own, rules[c], values[2 * starts[c] :], stops[first:], widths[first:], table[c], deep[c])
     uniforms, drawn = np.empty((2, _STRIP), np.float32), np.empty((2, _STRIP), np.float32)
-    r, cell = np.empty(_STRIP, np.float32), np.empty(_STRIP, np.int32)
+    r, magnitudes = np.empty(_STRIP, np.float32), np.empty(_STRIP, np.float32)
+    cell, codes = np.empty(_STRIP, np.int32), np.empty(_STRIP, np.uint16)
     lanes, narrow = np.zeros((number, LANES)), factor / np.sqrt(2.0)
     at = 0
     while at < x.size:
         b = at // bucket
         end = min(x.size, (b + 1) * bucket, at + _STRIP)
         xb, norm, size = x[at:end], norms[b], end - at
-        for i in range(size):
-            r[i] = abs(xb[i] / (norm if norm > 0 else _ONE))
+        fractions(xb, norms, bucket, at, r, magnitudes)
         for draw in range(2):
             add, flip, last = words(keys[draw, 0], keys[draw, 1], 0)
             for i in range(size):
                 uniforms[draw, i] = uniform(np.uint64(at + i), add, flip, last)
         for c in range(number):
-            own, top = levels[starts[c] : starts[c + 1]], ends[c]
+            own, first, signed = levels[starts[c] : starts[c + 1]], starts[c] + PADDING * c, values[2 * starts[c] :]
             for draw in range(2):
-                u, out = uniforms[draw, :size], drawn[draw, :size]
-                _encode(xb, r, u, norm, rules[c], own, top, widths[c], table[c], deep[c], cell[:size], out)
+                symbols_of(
+                    rules[c],
+                    r[:size],
+                    magnitudes[:size],
+                    uniforms[draw, :size],
+                    own,
+                    stops[first:],
+                    widths[first:],
+                    table[c],
+                    deep[c],
+                    cell[:size],
+                    codes[:size],
+                )
+                for i in range(size):
+                    drawn[draw, i] = signed[codes[i]] * norm
             part = variance[c, at:end]
             _add_noise(xb, drawn[0], drawn[1], near[at:end], scale[at:end], narrow, part, lanes[c])
         at = end
     for c in range(number):
         lost[c] = _total(lanes[c])
-
-
-@inline
-def _encode(
-    x: Singles,
-    r: Singles,
-    u: Singles,
-    norm: np.float32,
-    rule: Ints,
-    levels: Singles,
-    ends: Singles,
-    widths: Singles,
-    table: Symbols,
-    deep: Flags,
-    cell: NDArray[np.int32],
-    out: Singles,
-) -> None:
-    """The decoded values of one encoding."""
-    if rule[KIND] == UNIFORM and not rule[MIRRORED]:
-        _steps(x, r, u, rule[STEPS], norm, out)
-        return
-    if rule[KIND] == UNIFORM:
-        _odd_cells(r, u, rule[STEPS], cell)
-    elif rule[KIND] == COUNT:
-        _count(r, u, ends[: -(-(levels.size - 1) // 4) * 4], widths, cell)
-    else:
-        _search(r, u, ends, widths, table, deep, r.view(np.int32), cell)
-    first = levels[0] if rule[MIRRORED] else _ZERO
-    _values(x, norm if norm > 0 else _ONE, u, first, cell, levels, norm, out)
-
-
-@inline
-def _steps(x: Singles, r: Singles, u: Singles, steps: int, norm: np.float32, out: Singles) -> None:
-    """To k / steps of the norm, of either sign."""
-    grid = np.float32(steps)
-    for i in range(x.size):
-        t = r[i] * grid
-        k = np.int32(t)
-        k = np.int32(k + np.int32(u[i] < t - np.float32(k)))
-        out[i] = np.float32(k if x[i] > 0 else np.int32(-k)) / grid * norm
-
-
-@inline
-def _values(
-    x: Singles,
-    divisor: np.float32,
-    u: Singles,
-    first: np.float32,
-    cell: NDArray[np.int32],
-    levels: Singles,
-    norm: np.float32,
-    out: Singles,
-) -> None:
-    """The level of each cell with its sign, times the norm; below a first one that is not zero the sign is random."""
-    if first > 0:
-        for i in range(x.size):
-            value = levels[cell[i]]
-            out[i] = (value if x[i] / divisor > first * (_TWO * u[i] - _ONE) else -value) * norm
-    else:
-        for i in range(x.size):
-            value = levels[cell[i]]
-            out[i] = (value if x[i] > 0 else -value) * norm
 
 
 @jit

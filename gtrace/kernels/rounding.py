@@ -146,6 +146,28 @@ def _search(
 
 
 @inline
+def find_cells(
+    rule: int,
+    steps: int,
+    r: Singles,
+    u: Singles,
+    levels: Singles,
+    widths: Singles,
+    count: int,
+    table: Symbols,
+    deep: Flags,
+    cell: NDArray[np.int32],
+) -> None:
+    """The cell of each magnitude among ``count`` levels, which are padded: computed, by counting or by searching."""
+    if rule == UNIFORM:
+        _odd_cells(r, u, steps, cell)
+    elif rule == COUNT:
+        _count(r, u, levels[: -(-(count - 1) // 4) * 4], widths, cell)
+    else:
+        _search(r, u, levels, widths, table, deep, r.view(np.int32), cell)
+
+
+@inline
 def _fill_table(levels: Singles, table: Symbols, deep: Flags) -> None:
     """For each class of r the cell that its lower end lies in, and whether more than one level lies inside."""
     edge = np.empty(1, np.int32)
@@ -241,7 +263,7 @@ def quantize(
     key, even = words(high, low, start), steps if rule == UNIFORM and not mirrored else 0
     narrow = even > 0 and sink == PACKED and width <= 8
     r, u = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    bits, cell = r.view(np.int32), np.empty(CHUNK, np.int32)
+    cell = np.empty(CHUNK, np.int32)
     codes, scratch = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
     ends, widths = _padded(levels)
     first, last = levels[0] if mirrored and levels.size else _ZERO, np.int32(levels.size - 1)
@@ -276,12 +298,7 @@ def quantize(
                 else:
                     cb = cell[: xb.size]
                     _magnitudes(xb, scale, here, r, u)
-                    if rule == UNIFORM:
-                        _odd_cells(r, u, steps, cb)
-                    elif rule == COUNT:
-                        _count(r, u, ends[: -(-(levels.size - 1) // 4) * 4], widths, cb)
-                    else:
-                        _search(r, u, ends, widths, table, deep, bits, cb)
+                    find_cells(rule, steps, r, u, ends, widths, levels.size, table, deep, cb)
                     _signed(xb, scale, u, first, cb, last, ob)
                 if sink == VALUES:
                     _look_up(ob, even, values, scale, decoded[at:end])

@@ -1,12 +1,10 @@
 """Levels at a given entropy, against equal steps, an exhaustive search, and the bound on any unbiased code."""
 
-import math
-
 import numpy as np
 import pytest
 
 import gtrace
-from gtrace.fitting.entropy import MOST, entropy_levels, spaced_levels
+from gtrace.fitting.entropy import MOST, entropy_levels, least_error, spaced_levels
 from gtrace.kernels.symbols import spaced_entropy
 
 
@@ -32,31 +30,6 @@ def symbol_entropy(found, levels):
     magnitudes = found.probabilities(levels)
     rest = magnitudes[magnitudes > 0]
     return float(-(rest @ np.log2(rest)) + magnitudes[1:].sum())
-
-
-def least_error(sketch, bits):
-    """A lower bound on the expected squared error of any unbiased code of the values at this many bits each.
-
-    With E[Y | X] = X the best linear estimate of X from Y has the error s^2 D / (s^2 + D), s^2 the mean square of X and
-    D the mean squared error of Y, so Shannon's lower bound on rate and distortion holds for that error: bits >=
-    h(X) - log2(2 pi e s^2 D / (s^2 + D)) / 2. h is the differential entropy of v / scale with a density that is even
-    within each bin of the sketch; exact zeros have no density, and are taken to cost no bits. The bound holds for
-    scalar and for vector codes of values that are drawn independently; it is 0 if it says nothing.
-    """
-    mass, width = sketch.sums[:, 0], sketch.upper - sketch.lower
-    count, energy = float(mass.sum()), sketch.energy
-    if not count or not energy or (width <= 0).any():
-        return 0.0
-    share = mass[mass > 0] / count
-    # A receiver that learns for free which values are exact zeros has all bits for the others: those of all values.
-    bits *= (count + sketch.zeros) / count
-    # A sign is one more bit of entropy.
-    entropy = 1 - float(share @ np.log2(share / width[mass > 0]))
-    square = float(mass @ ((sketch.lower + sketch.upper) / 2) ** 2) / count
-    shannon = 2.0 ** (2 * (entropy - bits)) / (2 * math.pi * math.e)
-    if shannon >= square:
-        return 0.0
-    return energy * (shannon / (1 - shannon / square)) / square
 
 
 def entropy(symbols):

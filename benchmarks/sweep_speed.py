@@ -3,10 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/sweep_speed.py FOLDER
 
 Three traces of synthetic values (Student t with four degrees of freedom): a small GPT (four blocks of width 256,
-vocabulary 1,000, 53 tensors; 12 steps in three bursts), the shapes of GPT-2 (``--large``: 124 million elements, three
-steps), and the one that ``gtrace demo`` records (``--demo TRACE``). A value is one element under one codec at one step.
-Beside it stands the time of one PCG64 float32 in the same turn, so that machines can be compared. Compiled kernels come
-from the cache: the first turn is left out.
+vocabulary 1,000, 53 tensors; 12 steps in three bursts; ``--every``: under every method, too), the shapes of GPT-2
+(``--large``: 124 million elements, three steps), and the one that ``gtrace demo`` records (``--demo TRACE``). A value
+is one element under one codec at one step. Beside it stands the time of one PCG64 float32 in the same turn, so that
+machines can be compared. Compiled kernels come from the cache: the first turn is left out.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ BLOCK = {
 GPT_STEPS = (*range(100, 104), *range(500, 504), *range(900, 904))
 GPT_SWEEP = ("--methods", "qsgdinf,alq,zipml,topk,signsgd", "--bits", "2-5")
 GPT_CODECS = 14
+#: one configuration of every method
+EVERY_SWEEP = ("--methods", "all", "--bits", "4", "--jobs", "1")
 
 
 class Cost(NamedTuple):
@@ -77,6 +79,8 @@ def write(path: Path, shapes: dict[str, tuple[int, ...]], steps: tuple[int, ...]
 def child(*arguments: str) -> Cost:
     """Run ``gtrace`` in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # An installation keeps the bytecode of its modules; without it a process compiles them for a second.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     run = [sys.executable, "-m", "gtrace", *arguments]
     done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
@@ -110,6 +114,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--every", action="store_true", help="also a sweep of every method")
     parser.add_argument("--demo", type=Path, help="the trace of gtrace demo")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -129,6 +134,8 @@ def main() -> None:
         "GPT, 14 codecs, 1 job": (lambda: sweep(gpt, *GPT_SWEEP, "--jobs", "1"), values),
         "GPT, 14 codecs, 2 jobs": (lambda: sweep(gpt, *GPT_SWEEP, "--jobs", "2"), values),
     }
+    if given.every:
+        tasks["GPT, every method at 4 bits, 1 job"] = (lambda: sweep(gpt, *EVERY_SWEEP), 0)
     if given.demo is not None:
         tasks["demo's trace, default sweep, 1 job"] = (lambda: sweep(given.demo, "--jobs", "1"), 0)
         tasks["demo's trace, default sweep, 2 jobs"] = (lambda: sweep(given.demo, "--jobs", "2"), 0)

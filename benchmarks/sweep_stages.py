@@ -98,6 +98,8 @@ def measure(trace: Path, name: str) -> None:
     output = trace.with_suffix(".stages.sweep.db")
     run = [sys.executable, __file__, "watch", "sweep", str(trace), *SWEEP, "-o", str(output)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # An installation keeps the bytecode of its modules.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     for _ in range(2):
         # The first run compiles kernels.
         output.unlink(missing_ok=True)

@@ -216,3 +216,37 @@ def test_distances_of_sorted_values(repeated, seed):
         assert ends == [np.abs(left).min(), np.abs(left).max()]
     else:
         assert ends[0] != ends[1]
+
+
+# tables, codes and bits
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 96, 97, 127, 128, 255, 256, 300])
+def test_places_in_a_table(count):
+    rng = np.random.default_rng(count)
+    middles = np.sort(rng.standard_normal(count).astype(np.float32))
+    scales = np.array([1.0, 0.0, 4.0], np.float32)
+    # Values on middles too, which are not above them.
+    x = np.concatenate([rng.choice(middles, 700), rng.standard_normal(2300).astype(np.float32) * 2])
+    out = np.empty(x.size, np.uint16)
+    elementwise.round_to_table(x, 1100, scales, middles, out)
+    divisors = np.where(scales == 0, np.float32(np.inf), scales)[np.arange(x.size) // 1100]
+    assert out.tolist() == np.searchsorted(middles, x / divisors).tolist()
+
+
+def test_sums_by_code():
+    rng = np.random.default_rng(0)
+    x, codes = rng.standard_normal(3000).astype(np.float32), rng.integers(0, 7, 3000).astype(np.uint16)
+    sums, counts = np.zeros(9), np.zeros(9, np.int64)
+    elementwise.add_by_code(x, codes, sums, counts)
+    assert sums.tolist() == np.bincount(codes, x, 9).tolist()
+    assert counts.tolist() == np.bincount(codes, minlength=9).tolist()
+
+
+@pytest.mark.parametrize("bucket", [1, 13, 1000])
+def test_two_values_of_each_bucket(bucket):
+    rng = np.random.default_rng(bucket)
+    flags, values = rng.integers(0, 2, 1000, np.uint8), rng.standard_normal((-(-1000 // bucket), 2)).astype(np.float32)
+    out = np.empty(1000, np.float32)
+    elementwise.restore(flags, bucket, values, out)
+    assert out.tolist() == values[np.arange(1000) // bucket, flags].tolist()

@@ -216,7 +216,7 @@ def run_demo(folder: Path, *, force: bool, say: Callable[[str], None]) -> Path:
     for command, *others in (
         ["capture", "--steps", STEPS, str(samples_folder() / SCRIPT)],
         ["sweep", TRACE],
-        ["train", "--codec", "qsgdinf", "--bits", "3", "--task", "digits-cnn", "-o", RUN],
+        ["train", "--codec", "qsgdinf", "--bits", "3", "--task", "digits-cnn", "--steps", "100", "-o", RUN],
         ["report", SWEEP, RUN, "-o", PAGE],
     ):
         say(f"$ gtrace {shlex.join([command, *others])}")

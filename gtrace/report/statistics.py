@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from gtrace.report.names import count
 
@@ -257,7 +257,7 @@ def ratio_of_sums(top: ArrayLike, bottom: ArrayLike) -> Interval:
     independent = worth * (1 - max(rho, 0.0)) / (1 + max(rho, 0.0))
     least = worth * (1 - alike) / (1 + alike)
     error = math.sqrt(float(off @ off) / n / max(least - 1, 0.5)) / estimate
-    reach = float(stats.t.ppf(_SKEWED, max(independent - 1, 1.0))) * error
+    reach = float(special.stdtrit(max(independent - 1, 1.0), _SKEWED)) * error
     if reach > math.log(_WIDEST):
         why = "the steps are too correlated or vary too much"
         return Interval(estimate, count=n, blocks=independent, why=why)
@@ -271,11 +271,11 @@ def _kish(x: NDArray[np.float64]) -> float:
 
 def student(estimate: float, error: float, freedom: float, *, steps: int, blocks: float) -> Interval:
     """Interval of an estimate with a standard error, by Student's t; an error of 0 is an exact number."""
-    reach = float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom)) * error
+    reach = float(special.stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error
     if error <= 1e-12 * max(abs(estimate), 1e-12):
         p = 1.0 if abs(estimate) < 1e-12 else 0.0
     else:
-        p = float(2 * stats.t.sf(abs(estimate) / error, freedom))
+        p = float(2 * special.stdtr(freedom, -abs(estimate) / error))
     return Interval(estimate, estimate - reach, estimate + reach, p, steps, blocks)
 
 

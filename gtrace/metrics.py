@@ -16,7 +16,7 @@ from gtrace.kernels import norms as _norms
 from gtrace.kernels.compare import adam_weights, weighted_sums
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -126,18 +126,28 @@ class Reference:
         """1 / ||g||_1 and 1 / ||Q||_1, the factors of ``w1_mcgq``; NaN if one of the norms is 0."""
         return ratio(1.0, self.norm1), ratio(1.0, float(sums[_compare.NORM1]))
 
-    def comparison(self, sums: NDArray[np.float64], w1: Any, w1_mcgq: Any) -> Comparison:
-        """The fields from the sums of :func:`gtrace.kernels.compare.compare` and the two distances.
-
-        Args:
-            sums: float64[SUMS]; or of many decodings, float64[m, SUMS], for fields that are arrays.
-            w1: a distance, or float64[m].
-            w1_mcgq: the same.
-        """
+    def comparison(self, sums: NDArray[np.float64], w1: float, w1_mcgq: float) -> Comparison:
+        """The fields from the sums of :func:`gtrace.kernels.compare.compare` and the two distances."""
         lost = math.nan
         if self.weights is not None:
-            lost = relative(sums.T[_compare.WEIGHTED], self.weighted_energy)
-        return _comparison(sums, self.size, self.energy, self.norm1, w1, w1_mcgq if self.size else math.nan, lost)
+            lost = relative(float(sums[_compare.WEIGHTED]), self.weighted_energy)
+        gap = w1_mcgq if self.size else math.nan
+        return _comparison(sums.tolist(), self.size, self.energy, self.norm1, w1, gap, lost)
+
+
+def comparisons(references: Sequence[Reference], sums: NDArray[np.float64], w1: Any, w1_mcgq: Any) -> Comparison:
+    """:meth:`Reference.comparison` of many decodings, equally many of each reference; the fields are float64[m].
+
+    Args:
+        references: with weights, or without.
+        sums: float64[m, SUMS].
+        w1: float64[m].
+        w1_mcgq: the same.
+    """
+    known = [(each.size, each.energy, each.norm1, each.weighted_energy) for each in references]
+    size, energy, norm1, weight = np.repeat(known, len(sums) // len(known), axis=0).T
+    lost = math.nan if references[0].weights is None else relative(sums.T[_compare.WEIGHTED], weight)
+    return _comparison(sums.T, size, energy, norm1, w1, w1_mcgq, lost)
 
 
 class Blocks:
@@ -330,7 +340,7 @@ class RunningComparison:
             error, weight = self._weighted.finish()
             # Of decoded values that only their counts are known of, the error is among the sums.
             update_error = relative(error or float(self._sums[_compare.WEIGHTED]), weight)
-        return _comparison(self._sums, self._size, self._energy, self._norm1, w1, w1_mcgq, update_error), doubt
+        return _comparison(self._sums.tolist(), self._size, self._energy, self._norm1, w1, w1_mcgq, update_error), doubt
 
 
 class WeightedSums:
@@ -357,17 +367,16 @@ class WeightedSums:
         return self._error, self._energy
 
 
-def _comparison(
-    sums: NDArray[np.float64], size: int, energy: float, norm1: float, w1: Any, w1_mcgq: Any, update_error: Any
-) -> Comparison:
-    error, absolute, relative, inner, decoded_energy, _, _, zeros, alive = sums.T if sums.ndim > 1 else sums.tolist()
-    n = max(1, size)
+def _comparison(sums: Any, size: Any, energy: Any, norm1: Any, w1: Any, w1_mcgq: Any, update_error: Any) -> Comparison:
+    """Of numbers, or of arrays."""
+    error, absolute, relative, inner, decoded_energy, _, _, zeros, alive = sums
+    n = np.maximum(1, size)
     return Comparison(
         squared_error=error,
         relative_variance=ratio(error, energy),
         mean_abs_error=absolute / n,
         mean_relative_error=ratio(relative, alive),
-        cosine=ratio(inner, math.sqrt(energy) * np.sqrt(decoded_energy)),
+        cosine=ratio(inner, np.sqrt(energy) * np.sqrt(decoded_energy)),
         snr_db=snr_db(energy, error),
         w1=w1,
         w1_normalized=ratio(w1, norm1 / n),
@@ -410,17 +419,17 @@ def ratio(numerator: Any, denominator: Any) -> Any:
     return numerator / denominator if denominator else numerator * math.nan
 
 
-def relative(part: Any, whole: float) -> Any:
+def relative(part: Any, whole: Any) -> Any:
     """A part of a whole, of numbers or arrays; no error at all is 0 even of a zero gradient."""
     if isinstance(part, np.ndarray):
         return np.where(part == 0, 0.0, ratio(part, whole))
     return 0.0 if part == 0 else ratio(part, whole)
 
 
-def snr_db(energy: float, error: Any) -> Any:
-    """Signal-to-noise ratio in decibels, of a number or an array; infinite without error, NaN without a signal."""
+def snr_db(energy: Any, error: Any) -> Any:
+    """Signal-to-noise ratio in decibels, of numbers or arrays; infinite without error, NaN without a signal."""
     if isinstance(error, np.ndarray):
-        return np.array([snr_db(energy, one) for one in error.tolist()])
+        return np.array(list(map(snr_db, np.broadcast_to(energy, error.shape).tolist(), error.tolist())))
     if energy <= 0:
         return math.nan
     return 10 * math.log10(energy / error) if error > 0 else math.inf

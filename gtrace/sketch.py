@@ -480,3 +480,12 @@ class MomentSketch:
         out[:, 0] += np.where(at >= 0, zeros, 0.0)
         out[:, 2] += np.where(at >= 0, zeros, 0.0) * at
         return out
+
+
+def bin_sets(sketches: Sequence[MomentSketch]) -> _symbols.BinSets:
+    """The bins of several sketches for kernels, end to end."""
+    several = [sketch.bins() for sketch in sketches]
+    arrays: Any = several[0][:5] if len(several) == 1 else map(np.concatenate, list(zip(*several, strict=True))[:5])
+    starts = np.zeros((len(several) + 1, 3), np.int64)
+    np.cumsum([[len(bins.lower), len(bins.blocks), len(bins.large)] for bins in several], axis=0, out=starts[1:])
+    return _symbols.BinSets(*arrays, starts, np.array([bins[5:] for bins in several]))

@@ -72,7 +72,7 @@ class LevelNoise:
         Returns:
             float64[codecs], the inner product of a codec's mean error and ``near``, without ``factor``.
         """
-        grids = self._sets.unfitted if sketch is None else self._sets.grids(sketch)
+        grids = self._sets.grids([sketch])
         rules = [grid.rule(State(0, arrays)) for grid, arrays in zip(self._grids, grids.states, strict=True)]
         cut, lost = self._scale.cut(values, State(values.size)), np.empty(len(rules))
         noise_of_levels(

@@ -17,7 +17,7 @@ from gtrace.coding import MAX_LENGTH, width_for
 from gtrace.errors import UsageError
 from gtrace.fitting import alq_level_sets, optimal_level_sets
 from gtrace.kernels import symbols as _symbols
-from gtrace.sketch import ROUNDING, MomentSketch
+from gtrace.sketch import ROUNDING, MomentSketch, bin_sets
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: methods that a codec must not override in order to be judged together with others
 _ENGINE = ("init", "view", "fit", "shared", "expect", "allocates", "expects", "stateful")
+#: the numbers of a sketch that expectations depend on
+_USED = ("size", "quantized", "buckets", "exact", "dead", "exact_zeros", "clip_error")
 
 
 def draws_together(item: Codec) -> bool:
@@ -50,10 +52,10 @@ def judged_together(item: Codec) -> bool:
 
 
 class Grids(NamedTuple):
-    """The level sets of all codecs, end to end.
+    """The level sets of all codecs, end to end: of the first tensor, then of the next one.
 
     Attributes:
-        states: the state's arrays of each codec: what a fit found, nothing for a fixed grid.
+        states: the state's arrays of each: what a fit found, nothing for a fixed grid.
         known: int64[sets], fitted numbers that a receiver must hold, -1 for none.
         levels: float64, the magnitudes.
         starts: int64[sets + 1], where each set begins.
@@ -75,16 +77,16 @@ class Grids(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What a sketch gives for every level set.
+    """What sketches give for every level set.
 
     Attributes:
-        sketch: the sketch.
+        sketches: one for each tensor.
         numbers: float64[sets, kernels.symbols.NUMBERS].
         probabilities: float64, of the signed symbols of all sets, concatenated.
         lengths: uint8, of the codes made for them.
     """
 
-    sketch: MomentSketch
+    sketches: Sequence[MomentSketch]
     numbers: NDArray[np.float64]
     probabilities: NDArray[np.float64]
     lengths: NDArray[np.uint8]
@@ -110,20 +112,15 @@ class LevelFit(NamedTuple):
         """bool[sets], whether the fit changed the state."""
         return self.adopted | np.fromiter(map(bool, self.grids.states), np.bool_, self.adopted.size)
 
-    def states(self, size: int) -> list[State]:
-        """The state of each codec for tensors of ``size`` values."""
-        ends = self.grids.symbol_starts.tolist()
-        return [
-            State(size, {**arrays, "lengths": self.lengths[first:last]} if adopted else arrays)
-            for arrays, adopted, first, last in zip(
-                self.grids.states, self.adopted.tolist(), ends[:-1], ends[1:], strict=True
-            )
-        ]
+    def state(self, place: int, size: int) -> State:
+        """The state of a codec for a tensor of ``size`` values."""
+        arrays, (first, last) = self.grids.states[place], self.grids.symbol_starts[place : place + 2].tolist()
+        return State(size, {**arrays, "lengths": self.lengths[first:last]} if self.adopted[place] else arrays)
 
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """The columns of :class:`~gtrace.types.Expectation` for many codecs, float64[sets] if they differ."""
+    """The columns of :class:`~gtrace.types.Expectation` for many codecs and tensors, float64[sets]."""
 
     squared_error: NDArray[np.float64]
     error_bound: NDArray[np.float64]
@@ -132,19 +129,19 @@ class Expectations:
     bits_entropy: NDArray[np.float64]
     bits_huffman: NDArray[np.float64]
     bits_payload: NDArray[np.float64]
-    bits_norms: float
-    bias: float
+    bits_norms: NDArray[np.float64]
+    bias: NDArray[np.float64]
 
 
 class LevelSets:
-    """Level codecs that want the same sketch; see :func:`judged_together`.
+    """Level codecs that want the same sketch, on any number of tensors; see :func:`judged_together`.
 
-    Every number equals what the codec's own ``fit``, ``shared`` and ``expect`` give.
+    Every number equals what the codec's own ``fit``, ``shared`` and ``expect`` give. Arrays over sets hold all codecs
+    of the first tensor, then those of the next one.
 
     Attributes:
         codecs: the codecs.
         needs: the sketch.
-        unfitted: their levels before any fit.
 
     Raises:
         UsageError: codecs that need different sketches, or levels that are not magnitudes.
@@ -157,52 +154,61 @@ class LevelSets:
             raise UsageError("codecs that are judged together must need the same sketch")
         self._grids = [cast("LevelGrid", level_grid(item)) for item in self.codecs]
         self.has_zero = np.array([grid.zero for grid in self._grids])
-        self._adaptive = np.array([grid.adaptive for grid in self._grids])
+        self.adaptive = any(grid.adaptive for grid in self._grids)
         self._huffman = np.array([item.parameters["coder"] == "huffman" for item in self.codecs])
-        self.unfitted = self._laid_out([State(0)] * len(self.codecs))
+        # Levels before any fit, which fixed grids keep.
+        unfitted = [grid.levels(State(0)).astype(np.float64) for grid in self._grids]
+        self._levels = [
+            levels if grid.adaptive else as_levels(levels, zero=grid.zero)
+            for grid, levels in zip(self._grids, unfitted, strict=True)
+        ]
 
-    def _laid_out(self, states: Sequence[State]) -> Grids:
-        each = [grid.levels(state).astype(np.float64) for grid, state in zip(self._grids, states, strict=True)]
-        if not self._adaptive.any():
-            each = [as_levels(levels, zero=grid.zero) for grid, levels in zip(self._grids, each, strict=True)]
+    def grids(self, sketches: Sequence[MomentSketch | None]) -> Grids:
+        """The levels fitted to each sketch, those of fixed grids as they are; None leaves all as they are."""
+        states: list[dict[str, NDArray[Any]]] = []
+        for sketch in sketches:
+            fitted = _fits(self._grids, sketch) if self.adaptive and sketch and sketch.sums.size else {}
+            states += [dict(fitted[k].arrays) if k in fitted else {} for k in range(len(self.codecs))]
+        each, known = self._levels * len(sketches), [-1] * len(states)
+        for place, arrays in enumerate(states):
+            if arrays:
+                grid, state = self._grids[place % len(self.codecs)], State(0, arrays)
+                each[place] = grid.levels(state).astype(np.float64)
+                told = grid.fitted(state)
+                known[place] = -1 if told is None else told.size
         sizes = np.array([levels.size for levels in each])
-        symbols = 2 * sizes - self.has_zero
-        told = (grid.fitted(state) for grid, state in zip(self._grids, states, strict=True))
+        symbols = 2 * sizes - self._of_each(self.has_zero, len(sketches))
         return Grids(
-            tuple(dict(state.arrays) for state in states),
-            np.array([-1 if fitted is None else fitted.size for fitted in told]),
+            tuple(states),
+            np.array(known),
             np.concatenate(each),
             np.concatenate([[0], np.cumsum(sizes)]),
             np.concatenate([[0], np.cumsum(symbols)]),
             np.array([float(width_for(count)) for count in symbols.tolist()]),
         )
 
-    def grids(self, sketch: MomentSketch) -> Grids:
-        """The levels fitted to a sketch, those of fixed grids as they are."""
-        if not (self._adaptive.any() and sketch.sums.size):
-            return self.unfitted
-        return self._laid_out(_fits(self._grids, sketch))
+    def _of_each(self, values: NDArray[Any], tensors: int) -> NDArray[Any]:
+        """What is known of each codec, for every set."""
+        return values if tensors == 1 else np.tile(values, tensors)
 
-    def judge(self, sketch: MomentSketch, grids: Grids | None = None) -> Judged:
-        """All level sets on one sketch; ``grids`` from :meth:`grids` of any sketch, of this one by default.
+    def judge(self, sketches: Sequence[MomentSketch], grids: Grids) -> Judged:
+        """All level sets, each on its tensor's sketch; ``grids`` from :meth:`grids` of any sketches.
 
         Raises:
-            UsageError: the sketch was not built as the codecs need it.
+            UsageError: a sketch was not built as the codecs need it.
         """
-        check_summary(self.codecs[0], sketch)
-        grids = self.grids(sketch) if grids is None else grids
         symbols = int(grids.symbol_starts[-1])
         judged = Judged(
-            sketch,
-            np.empty((len(self.codecs), _symbols.NUMBERS)),
+            sketches,
+            np.empty((grids.known.size, _symbols.NUMBERS)),
             np.empty(symbols),
             np.empty(symbols, np.uint8),
         )
         _symbols.judge_sets(
-            sketch.bins(),
+            self._bins(sketches),
             grids.levels,
             grids.starts,
-            ~self.has_zero,
+            self._of_each(~self.has_zero, len(sketches)),
             grids.symbol_starts,
             MAX_LENGTH,
             judged.probabilities,
@@ -211,24 +217,29 @@ class LevelSets:
         )
         return judged
 
-    def weighted_error(self, weighted: MomentSketch, grids: Grids) -> NDArray[np.float64]:
+    def _bins(self, sketches: Sequence[MomentSketch]) -> _symbols.BinSets:
+        for sketch in sketches:
+            check_summary(self.codecs[0], sketch)
+        return bin_sets(sketches)
+
+    def weighted_error(self, weighted: Sequence[MomentSketch], grids: Grids) -> NDArray[np.float64]:
         """float64[sets], as :meth:`~gtrace.codecs.Codec.weighted_error` of each.
 
         Raises:
-            UsageError: the sketch was not built as the codecs need it.
+            UsageError: a sketch was not built as the codecs need it.
         """
-        check_summary(self.codecs[0], weighted)
-        errors = np.empty(len(self.codecs))
-        _symbols.weigh_sets(weighted.bins(), grids.levels, grids.starts, ~self.has_zero, errors)
-        return errors + weighted.clip_error
+        errors, mirrored = np.empty(grids.known.size), self._of_each(~self.has_zero, len(weighted))
+        _symbols.weigh_sets(self._bins(weighted), grids.levels, grids.starts, mirrored, errors)
+        return errors + np.repeat([sketch.clip_error for sketch in weighted], len(self.codecs))
 
-    def fit(self, sketch: MomentSketch, size: int) -> LevelFit:
-        """Fit levels, and take the codes that save more than they cost to send, for tensors of ``size`` values."""
-        grids = self.grids(sketch)
-        judged = self.judge(sketch, grids)
+    def fit(self, sketches: Sequence[MomentSketch], sizes: NDArray[np.int64]) -> LevelFit:
+        """Fit levels, and take the codes that save more than they cost to send, for tensors of ``sizes`` values."""
+        grids = self.grids(sketches)
+        judged = self.judge(sketches, grids)
         numbers = judged.numbers[:, _symbols.LOWEST + 1 :]
-        gain = (grids.fixed - numbers[:, _symbols.CODED]) * size
-        adopted = self._huffman & (gain > numbers[:, _symbols.SENT]) & (sketch.quantized > 0)
+        gain = (grids.fixed - numbers[:, _symbols.CODED]) * np.repeat(sizes, len(self.codecs))
+        seen = np.repeat([sketch.quantized > 0 for sketch in sketches], len(self.codecs))
+        adopted = self._of_each(self._huffman, len(sketches)) & (gain > numbers[:, _symbols.SENT]) & seen
         code = np.where(adopted, numbers[:, _symbols.SENT] / 8, 0)
         told = adopted | (grids.known >= 0)
         sent = np.where(told, SHARED_HEAD + 4 * np.maximum(grids.known, 0) + code, 0).astype(np.int64)
@@ -236,47 +247,42 @@ class LevelSets:
 
     def differ(self, a: LevelFit, b: LevelFit) -> NDArray[np.bool_]:
         """bool[sets], whether receivers hold different bytes with ``a`` than with ``b``."""
-        starts, other = a.grids.symbol_starts, b.grids.symbol_starts
-        if np.array_equal(starts, other):
-            lengths = np.logical_or.reduceat(a.lengths != b.lengths, starts[:-1])
-            levels = np.logical_or.reduceat(a.grids.levels != b.grids.levels, a.grids.starts[:-1])
-        else:
-            # Sets of other sizes have other bytes; the rest is compared one by one.
-            spans = list(zip(starts[:-1], starts[1:], other[:-1], other[1:], strict=True))
-            lengths = np.array([not np.array_equal(a.lengths[p:q], b.lengths[r:s]) for p, q, r, s in spans])
-            pairs = zip(a.grids.states, b.grids.states, strict=True)
-            levels = np.array([not np.array_equal(p.get("levels", 0), q.get("levels", 0)) for p, q in pairs])
-        fitted: NDArray[np.bool_] = np.not_equal(a.grids.known, b.grids.known) | (levels & self._adaptive)
-        return fitted | np.not_equal(a.adopted, b.adopted) | (a.adopted & lengths)
+        lengths, levels = np.empty((2, a.sent.size), np.bool_)
+        _symbols.differ(a.lengths, a.grids.symbol_starts, b.lengths, b.grids.symbol_starts, lengths)
+        _symbols.differ(a.grids.levels, a.grids.starts, b.grids.levels, b.grids.starts, levels)
+        return levels | np.not_equal(a.grids.known, b.grids.known) | (a.adopted != b.adopted) | (a.adopted & lengths)
 
     def expect(self, judged: Judged, fitted: LevelFit) -> Expectations:
-        """The average result of one encoding of the sketched tensor with this fit; ``judged`` with its levels."""
-        sketch, numbers, fixed = judged.sketch, judged.numbers, fitted.grids.fixed
-        size = max(1, sketch.size)
-        share = sketch.quantized / size
-        norms = 32.0 * (sketch.buckets + sketch.exact) / size
-        coded = np.empty(len(self.codecs))
+        """The average result of one encoding of the sketched tensors with this fit; ``judged`` with its levels."""
+        numbers, fixed, sketches = judged.numbers, fitted.grids.fixed, judged.sketches
+        known = np.array([[getattr(sketch, name) for name in _USED] for sketch in sketches], np.float64)
+        whole, quantized, buckets, exact, dead, exact_zeros, clip_error = np.repeat(known, len(self.codecs), axis=0).T
+        size = np.maximum(1, whole)
+        share = quantized / size
+        norms = 32.0 * (buckets + exact) / size
+        coded = np.empty(fixed.size)
         _symbols.mean_lengths(fitted.lengths, judged.probabilities, fitted.grids.symbol_starts, coded)
-        zeros = np.where(self.has_zero, numbers[:, _symbols.LOWEST] * sketch.quantized, float(sketch.dead))
+        has_zero = self._of_each(self.has_zero, len(sketches))
+        zeros = np.where(has_zero, numbers[:, _symbols.LOWEST] * quantized, dead)
         symbols = numbers[:, _symbols.LOWEST + 1 :]
-        own = symbols[:, _symbols.CODED] + symbols[:, _symbols.SENT] / max(1, sketch.quantized)
+        own = symbols[:, _symbols.CODED] + symbols[:, _symbols.SENT] / np.maximum(1, quantized)
         # Same formula as MomentSketch.expect.
-        error = numbers[:, _symbols.WEIGHTED] + sketch.clip_error
+        error = numbers[:, _symbols.WEIGHTED] + clip_error
         return Expectations(
             squared_error=error,
             error_bound=numbers[:, _symbols.BOUND] + ROUNDING * error,
-            sparsity=(zeros + sketch.exact_zeros) / size,
+            sparsity=(zeros + exact_zeros) / size,
             bits_fixed=fixed * share + norms,
             bits_entropy=symbols[:, _symbols.ENTROPY] * share + norms,
             bits_huffman=np.minimum(fixed, own) * share + norms,
             bits_payload=np.where(fitted.adopted, np.minimum(fixed, coded), fixed) * share + norms,
             bits_norms=norms,
-            bias=float(np.sqrt(sketch.clip_error)),
+            bias=np.sqrt(clip_error),
         )
 
 
-def _fits(grids: Sequence[LevelGrid], sketch: MomentSketch) -> list[State]:
-    """Grids fitted to a sketch: one search finds the levels of all that differ in their number alone."""
+def _fits(grids: Sequence[LevelGrid], sketch: MomentSketch) -> dict[int, State]:
+    """Adaptive grids fitted to a sketch, by their places: one search finds all levels that differ in their number."""
     ahead: defaultdict[Any, list[tuple[int, Fitted]]] = defaultdict(list)
     for place, grid in enumerate(grids):
         if isinstance(grid, Optimal) or (isinstance(grid, LeastVariance) and grid.method == "newton"):
@@ -291,7 +297,8 @@ def _fits(grids: Sequence[LevelGrid], sketch: MomentSketch) -> list[State]:
         found |= {
             place: State(0, {"levels": grid.narrowed(each)}) for (place, grid), each in zip(own, levels, strict=True)
         }
-    return [found[k] if k in found else grid.fit(State(0), sketch) for k, grid in enumerate(grids)]
+    left = {k: grid for k, grid in enumerate(grids) if grid.adaptive and k not in found}
+    return found | {k: grid.fit(State(0), sketch) for k, grid in left.items()}
 
 
 def least_errors(sketch: MomentSketch, counts: Sequence[int], *, zero: bool) -> NDArray[np.float64]:
@@ -307,6 +314,6 @@ def least_errors(sketch: MomentSketch, counts: Sequence[int], *, zero: bool) -> 
     levels = optimal_level_sets(sketch, found) if zero else alq_level_sets(sketch, found.values(), zero=False)
     errors = np.empty(len(found))
     starts = np.concatenate([[0], np.cumsum([one.size for one in levels])])
-    _symbols.weigh_sets(sketch.bins(), np.concatenate(levels), starts, np.full(len(found), not zero), errors)
+    _symbols.weigh_sets(bin_sets([sketch]), np.concatenate(levels), starts, np.full(len(found), not zero), errors)
     known = dict(zip(found, (errors + sketch.clip_error).tolist(), strict=True))
     return np.array([known.get(count, np.nan) for count in counts])

@@ -21,6 +21,7 @@ from gtrace.kernels.codes import TALLIES
 from gtrace.kernels.compare import (
     ALIVE,
     CHUNK,
+    LANED,
     NORM1,
     ZEROS,
     add_error,
@@ -38,15 +39,15 @@ from gtrace.kernels.symbols import limited_lengths, packed_bits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.kernels import Flags, Floats, Ints, Singles, Symbols, Words
+    from gtrace.kernels import Bytes, Flags, Floats, Ints, Singles, Symbols, Words
 
     Patterns = NDArray[np.uint32]
 
 #: columns of a codec's rule: its kind, whether 0 is not a level, the steps of a uniform grid, whether values are paired
 #: one by one because a bucket has few for its symbols, and bits of a symbol at fixed width
 KIND, MIRRORED, STEPS, WIDE, WIDTH = range(5)
-#: columns of lengths in bits: at fixed width, at the entropy, in a Huffman code made for the symbols
-FIXED, ENTROPY, HUFFMAN = range(3)
+#: columns of lengths in bits: at fixed width, at the entropy, in a Huffman code made for the symbols, in a codec's own
+FIXED, ENTROPY, HUFFMAN, CODED = range(4)
 #: columns of the two distances
 W1, W1_MCGQ = range(2)
 #: more than the padding of a codec's levels
@@ -384,13 +385,90 @@ def finish_levels(
 
 
 @jit
-def code_lengths(tallies: Ints, rules: Ints, places: Ints, longest: int, out: Floats) -> None:
+def draw_sets(
+    x: Singles,
+    g: Singles,
+    weights: Floats,
+    ordered: Singles,
+    norms1: Floats,
+    bounds: Ints,
+    shapes: Ints,
+    scales: Singles,
+    scale_bounds: Ints,
+    keys: Words,
+    rules: Ints,
+    levels: Singles,
+    places: Ints,
+    totals: Words,
+    sums: Floats,
+    tallies: Ints,
+    gaps: Floats,
+) -> None:
+    """:func:`draw_levels` and :func:`finish_levels` of whole tensors that lie end to end, equally many codecs each.
+
+    Args:
+        x, g, weights, ordered, norms1: as there, of all tensors.
+        bounds: int64[tensors + 1], where each begins.
+        shapes: int64[tensors, 2], ``bucket`` and ``split`` of each.
+        scales: float32, of all tensors.
+        scale_bounds: int64[tensors + 1], where those of each begin.
+        keys: uint64[tensors, 2].
+        rules, levels, places, totals, sums, tallies, gaps: as there, of the first tensor's codecs, then of the next's.
+    """
+    tensors = keys.shape[0]
+    each = rules.shape[0] // tensors
+    for t in range(tensors):
+        a, b, first, last = bounds[t], bounds[t + 1], t * each, (t + 1) * each
+        own_scales, base = scales[scale_bounds[t] : scale_bounds[t + 1]], places[first]
+        rooms, ends, room = np.empty(each, np.int64), np.empty(each, np.int64), 0
+        ascending = own_scales.size < 2 and shapes[t, 1] == b - a
+        for c in range(each):
+            symbols = 2 * (places[first + c + 1] - places[first + c]) - 1 + rules[first + c, MIRRORED]
+            rooms[c] = room
+            room += b - a if rules[first + c, WIDE] else b - a - shapes[t, 1] + own_scales.size * symbols
+            ascending = ascending and not rules[first + c, WIDE]
+        bits, counts = np.empty(room, np.uint32), np.empty(room, np.uint32)
+        lanes = np.zeros((each, LANED * LANES))
+        draw_levels(
+            x[a:b],
+            g[a:b],
+            weights[a:b],
+            shapes[t, 0],
+            own_scales,
+            shapes[t, 1],
+            keys[t, 0],
+            keys[t, 1],
+            0,
+            rules[first:last],
+            levels[base : places[last]],
+            places[first : last + 1] - base,
+            totals[first:last],
+            lanes,
+            sums[first:last],
+            tallies[2 * base : 2 * places[last]],
+            bits,
+            counts,
+            rooms,
+            ends,
+        )
+        finish_levels(
+            ordered[a:b], norms1[t], ascending, lanes, sums[first:last], bits, counts, rooms, ends, gaps[first:last]
+        )
+
+
+@jit
+def code_lengths(
+    tallies: Ints, rules: Ints, places: Ints, codes: Bytes, starts: Ints, adopted: Flags, longest: int, out: Floats
+) -> None:
     """Bits of symbols under each coder; the same as :meth:`gtrace.coding.CodedBlock.of` of each.
 
     Args:
         tallies, rules, places: as in :func:`draw_levels`.
+        codes: uint8, lengths of all codecs' own codes.
+        starts: int64[codecs + 1], where those of each begin.
+        adopted: bool[codecs], whether a codec has one; the others send fixed width.
         longest: bits of a code at most.
-        out: float64[codecs, 3], overwritten, see FIXED.
+        out: float64[codecs, 4], overwritten, see FIXED.
     """
     for c in range(rules.shape[0]):
         base = 2 * places[c]
@@ -402,7 +480,11 @@ def code_lengths(tallies: Ints, rules: Ints, places: Ints, longest: int, out: Fl
             count += often
             weights[k] = often
         out[c, FIXED] = np.float64(count) * rules[c, WIDTH]
-        out[c, ENTROPY], out[c, HUFFMAN] = 0.0, out[c, FIXED]
+        out[c, ENTROPY], out[c, HUFFMAN], out[c, CODED] = 0.0, out[c, FIXED], out[c, FIXED]
+        if adopted[c]:
+            out[c, CODED] = 0.0
+            for k in range(symbols):
+                out[c, CODED] += weights[k] * codes[starts[c] + k]
         if not out[c, FIXED]:
             continue
         limited_lengths(weights, longest, lengths)

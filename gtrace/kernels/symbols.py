@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from gtrace.kernels.bits import entropy, huffman_depths, package_merge
 from gtrace.kernels.sketching import expect_levels
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from gtrace.kernels import Bytes, Flags, Floats, Ints
 
 #: Numbers about the symbols of a level set: their entropy, the mean length of their code, and the bits that sending
@@ -51,6 +53,24 @@ class SketchBins(NamedTuple):
     zeros: float
     zero_weight: float
     count: float  # hides tuple.count, which nobody needs here
+
+
+class BinSets(NamedTuple):
+    """The :class:`SketchBins` of several sketches, end to end.
+
+    Attributes:
+        lower, upper, sums, blocks, large: as there.
+        starts: int64[sketches + 1, 3], where the bins, the blocks and the large blocks of each begin.
+        numbers: float64[sketches, 3], zeros, zero_weight and count of each.
+    """
+
+    lower: Floats
+    upper: Floats
+    sums: Floats
+    blocks: Floats
+    large: Floats
+    starts: Ints
+    numbers: Floats
 
 
 @inline
@@ -223,9 +243,25 @@ def spaced_entropy(bins: SketchBins, step: float, exponent: float, most: int) ->
     return found
 
 
+@inline
+def _bins_at(many: BinSets, place: int) -> SketchBins:
+    """The bins of one sketch."""
+    first, last, numbers = many.starts[place], many.starts[place + 1], many.numbers[place]
+    return SketchBins(
+        many.lower[first[0] : last[0]],
+        many.upper[first[0] : last[0]],
+        many.sums[first[0] : last[0]],
+        many.blocks[first[1] : last[1]],
+        many.large[first[2] : last[2]],
+        numbers[0],
+        numbers[1],
+        numbers[2],
+    )
+
+
 @jit
 def judge_sets(
-    bins: SketchBins,
+    many: BinSets,
     levels: Floats,
     starts: Ints,
     mirrored: Flags,
@@ -235,10 +271,10 @@ def judge_sets(
     lengths: Bytes,
     numbers: Floats,
 ) -> None:
-    """Everything about many level sets, which lie end to end.
+    """Everything about many level sets, which lie end to end: equally many of each sketch.
 
     Args:
-        bins: of the sketch.
+        many: of the sketches.
         levels: float64, of all sets.
         starts: int64[sets + 1], where each begins.
         mirrored: bool[sets], whether 0 is not a level.
@@ -248,9 +284,9 @@ def judge_sets(
         lengths: uint8, overwritten: of their codes.
         numbers: float64[sets, NUMBERS], overwritten.
     """
-    mass = np.empty(levels.size)
+    mass, each = np.empty(levels.size), (starts.size - 1) // many.numbers.shape[0]
     for g in range(starts.size - 1):
-        grid = levels[starts[g] : starts[g + 1]]
+        bins, grid = _bins_at(many, g // each), levels[starts[g] : starts[g + 1]]
         first, last = symbol_starts[g], symbol_starts[g + 1]
         weighted, plain, bound = judge_levels(bins, grid, mirrored[g], mass[: grid.size])
         numbers[g, WEIGHTED], numbers[g, PLAIN], numbers[g, BOUND] = weighted, plain, bound
@@ -267,12 +303,22 @@ def judge_sets(
 
 
 @jit
-def weigh_sets(bins: SketchBins, levels: Floats, starts: Ints, mirrored: Flags, errors: Floats) -> None:
+def weigh_sets(many: BinSets, levels: Floats, starts: Ints, mirrored: Flags, errors: Floats) -> None:
     """The weighted errors alone of what :func:`judge_sets` judges, into ``errors``, float64[sets]."""
-    mass = np.empty(levels.size)
+    mass, each = np.empty(levels.size), errors.size // many.numbers.shape[0]
     for g in range(errors.size):
         grid = levels[starts[g] : starts[g + 1]]
-        errors[g] = judge_levels(bins, grid, mirrored[g], mass[: grid.size])[0]
+        errors[g] = judge_levels(_bins_at(many, g // each), grid, mirrored[g], mass[: grid.size])[0]
+
+
+@jit
+def differ(a: NDArray[Any], starts_a: Ints, b: NDArray[Any], starts_b: Ints, out: Flags) -> None:
+    """Whether arrays that lie end to end differ, into ``out``, bool[arrays]."""
+    for g in range(out.size):
+        own, other = a[starts_a[g] : starts_a[g + 1]], b[starts_b[g] : starts_b[g + 1]]
+        out[g] = own.size != other.size
+        for k in range(min(own.size, other.size)):
+            out[g] |= own[k] != other[k]
 
 
 @jit

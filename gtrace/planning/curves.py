@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -242,11 +243,13 @@ def measure(
 
     def sink(block: Block) -> None:
         for found in block.tables:
-            specs = [identity["codec"] for identity in found.identities]
-            table.add(found.columns["tensor"], found.columns["step"], specs, found.columns)
-            noted.append((found.columns["tensor"], found.columns["step"], found.columns["note"]))
+            table.add([identity["codec"] for identity in found.identities], found.columns)
+            columns = np.broadcast_arrays(
+                *(np.array(found.columns[name], object) for name in ("tensor", "step", "note"))
+            )
+            noted.extend(zip(*(column.reshape(-1).tolist() for column in columns), strict=True))
         for row in block.rows:
-            table.add(row["tensor"], row["step"], [row["codec"]], row)
+            table.add([row["codec"]], row)
             noted.append((row["tensor"], row["step"], row["note"]))
 
     warnings = expectations(trace, codecs, sink, steps=steps, tensors=tensors, **settings)
@@ -293,7 +296,8 @@ def curves_of(result: SweepResult) -> Curves:
         drawn, expected = rows.get(False, []), rows.get(True, [])
         bits = np.mean([row["bits_total"] for row in drawn or expected])
         lost = np.mean([row["squared_error"] for row in expected or drawn])
-        table.add(tensor, step, [spec], {**(expected or drawn)[0], "bits_total": bits, "squared_error": lost})
+        row = {"tensor": tensor, "step": step, **(expected or drawn)[0], "bits_total": bits, "squared_error": lost}
+        table.add([spec], row)
     return table.curves()
 
 
@@ -306,20 +310,21 @@ class _Filled:
         self._cells: dict[tuple[str, int], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         self._energy: dict[tuple[str, int], tuple[float, int]] = {}
 
-    def add(self, tensor: str, step: int, specs: Sequence[str], row: Mapping[str, Any]) -> None:
-        """Add the numbers of codecs on a tensor at a step; a row without numbers was skipped."""
-        size, energy = int(row["n"]), row.get("energy")
-        if energy is None or not np.isfinite(energy):
-            return
-        lost = np.asarray(row.get("squared_error"), np.float64)
-        self._energy[tensor, step] = float(energy), size
-        if (tensor, step) not in self._cells:
-            self._cells[tensor, step] = np.full(len(self._specs), np.nan), np.full(len(self._specs), np.nan)
-            for cell, exact in zip(self._cells[tensor, step], (32.0 * size, 0.0), strict=True):
-                cell[-1] = exact
-        at = [self._places[spec] for spec in specs]
-        bits, error = self._cells[tensor, step]
-        bits[at], error[at] = np.multiply(row["bits_total"], size), lost
+    def add(self, specs: Sequence[str], rows: Mapping[str, Any]) -> None:
+        """Add rows, given as columns or single values for all of them; a row without numbers was skipped."""
+        names = ("tensor", "step", "n", "energy", "squared_error", "bits_total")
+        each = [np.broadcast_to(np.array(rows.get(name)), len(specs)).tolist() for name in names]
+        for spec, tensor, step, size, energy, lost, bits in zip(specs, *each, strict=True):
+            if energy is None or not math.isfinite(energy):
+                continue
+            self._energy[tensor, step] = energy, size
+            if (tensor, step) not in self._cells:
+                self._cells[tensor, step] = np.full(len(self._specs), np.nan), np.full(len(self._specs), np.nan)
+                for cell, exact in zip(self._cells[tensor, step], (32.0 * size, 0.0), strict=True):
+                    cell[-1] = exact
+            cost, error = self._cells[tensor, step]
+            place = self._places[spec]
+            cost[place], error[place] = math.nan if bits is None else bits * size, math.nan if lost is None else lost
 
     def curves(self, order: Sequence[str] = ()) -> Curves:
         """The curves of all added numbers.

@@ -291,7 +291,7 @@ def work(session: Session, task: Sequence[Part]) -> Iterator[Block]:
     for part in task:
         job = part.to_job()
         with bench.gate.held(0 if job.sketched else job.size):
-            yield from Replay(bench.gradients, job, session.settings, bench.allocation).blocks()
+            yield from Replay(bench.gradients, [job], session.settings, bench.allocation).blocks()
 
 
 #: Seconds to wait for a scheduler, and then for a first worker.

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from gtrace.errors import GtraceError, TraceError
 from gtrace.sweep.jobs import Block, Job
-from gtrace.sweep.replay import Replay
+from gtrace.sweep.replay import Replay, batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -406,18 +406,17 @@ def run_jobs(
     alone = [Job(tensor, 32, (), (), size=size) for tensor, size in sizes.items() if tensor not in first]
     first |= {job.tensor: job for job in alone}
 
-    def run(job: Job) -> Iterator[Block]:
-        own = costs if job.tensor in sizes and job is first[job.tensor] else None
-        replay = Replay(gradients, job, settings, allocation, () if own is None else own.fitted(job.tensor))
+    def run(batch: Sequence[Job]) -> Iterator[Block]:
+        measured = [job.tensor for job in batch if job.tensor in sizes and job is first[job.tensor]]
+        kept = {} if costs is None else {tensor: costs.fitted(tensor) for tensor in measured}
+        replay = Replay(gradients, batch, settings, allocation, kept)
         yield from replay.blocks()
-        if own is not None:
-            yield Block([], [], own.details(job.tensor, replay.kept))
+        for tensor in measured:
+            assert costs is not None
+            yield Block([], [], costs.details(tensor, replay.tensors[tensor].kept))
 
-    spread(
-        sorted([*jobs, *alone], key=lambda job: -job.size),
-        run,
-        sink,
-        workers,
-        lambda job: 0 if job.sketched else job.size,
-        room,
-    )
+    def size(batch: Sequence[Job]) -> int:
+        return sum(0 if job.sketched else job.size for job in batch)
+
+    tasks = batches(gradients, [*jobs, *alone], workers.number)
+    spread(sorted(tasks, key=lambda batch: -sum(job.size for job in batch)), run, sink, workers, size, room)

@@ -27,11 +27,10 @@ from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.level_sets import LevelFit, LevelSets
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Among, Job, Settings
     from gtrace.sweep.sources import Seen, Values
@@ -119,6 +118,26 @@ class RunningSums:
             self._held[key] = index + 1, total
         return total
 
+    def expected(
+        self,
+        key: Hashable,
+        index: int,
+        errors: NDArray[np.float64],
+        errors_at: Callable[[int], NDArray[np.float64]],
+    ) -> NDArray[np.float64]:
+        """Expected squared errors summed over the window that ends at a step, from the sum or the single steps.
+
+        Errors of unbiased stateless codecs are independent, so their squares add up.
+        """
+        total = self.take(key, index)
+        if total is None:
+            # Added in the order of the steps, as in the running sum.
+            total = np.zeros(errors.size)
+            for k in range(self.first[index], index):
+                total += errors_at(k)
+            total += errors
+        return total
+
     def take(self, key: Hashable, index: int) -> NDArray[np.float64] | None:
         """Return and forget the sum up to this step; None if it was not kept or a step is missing."""
         following, total = self._held.pop(key, (None, None))
@@ -197,15 +216,6 @@ class Fits:
             made = self._source.sketches(index, [need for need in needs if (fitting, need) not in known])
             self._recent.update({(fitting, need): one for need, one in made.items()})
             found = made[spec]
-        self._recent[key] = found
-        return found
-
-    def levels(self, sets: LevelSets, fitting: Fitting, size: int) -> LevelFit:
-        """Level codecs that go through a step together, fitted for ``size`` values."""
-        key = sets, fitting, size
-        found: LevelFit | None = self._recent.get(key) or self._before.get(key)
-        if found is None:
-            found = sets.fit(self.sketch(fitting, sets.needs), size)
         self._recent[key] = found
         return found
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
-
 from gtrace.fitting.pooling import WINDOW, poolable
 from gtrace.sweep.store import RowTable
 
@@ -118,9 +116,10 @@ OVERHEAD = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Results of one tensor at one step, in rows and in tables of rows: the unit that is committed.
+    """Results of a batch of tensors at one step, in rows and in tables of rows: the unit that is committed.
 
     ``values`` is the work behind it: elements times codecs, and :data:`OVERHEAD` elements for what any tensor takes.
+    ``cells`` are the tensors.
     """
 
     rows: list[Row]
@@ -128,6 +127,7 @@ class Block:
     details: list[Detail] = field(default_factory=list)
     tables: list[RowTable] = field(default_factory=list)
     values: int = 0
+    cells: int = 1
 
     def named(self, names: Mapping[str, tuple[Name, ...]]) -> Block:
         """The same rows under all wanted names: one encoding serves a codec and the plans that use it."""
@@ -144,11 +144,7 @@ class Block:
                 for place, own in enumerate(table.identities)
                 for name in names.get(own["codec"], ({},))
             ]
-            places = [place for place, _ in whose]
-            columns = {
-                name: values[places] if isinstance(values, np.ndarray) else values
-                for name, values in table.columns.items()
-            }
+            columns = table.chosen([place for place, _ in whose]).columns
             tables.append(RowTable([identity for _, identity in whose], columns))
         return replace(self, rows=rows, times=times, tables=tables)
 

@@ -1,35 +1,35 @@
-"""Many level codecs that share their scales: all of them encode a tensor once, and are compared with it."""
+"""Many level codecs that share their scales: all of them encode tensors once, and are compared with them."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from gtrace.codecs.base import EncodedPart, checked_values, sized_values
-from gtrace.codecs.level_sets import draws_together
+from gtrace.codecs.base import EncodedPart, checked_values
+from gtrace.codecs.level_sets import draws_together, judged_together
 from gtrace.coding import MAX_LENGTH, width_for
 from gtrace.errors import UsageError
 from gtrace.kernels import drawing as _drawing
 from gtrace.kernels.compare import LANED, SUMS
 from gtrace.kernels.norms import LANES
-from gtrace.metrics import COMPARED, Comparison
+from gtrace.metrics import comparisons
 from gtrace.types import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from gtrace.codecs.base import Codec, CodedBits
     from gtrace.codecs.coders import SharedCode
     from gtrace.codecs.engine import Composed
     from gtrace.codecs.grids import LevelGrid
+    from gtrace.codecs.level_sets import Grids, LevelFit
     from gtrace.codecs.parts import Scaled
     from gtrace.codecs.scales import BucketNorm
-    from gtrace.metrics import Reference, RunningComparison
+    from gtrace.metrics import Comparison, Reference, RunningComparison
 
 
 #: up to this many pairs of a value and its count are held at a time, 8 bytes each
@@ -40,7 +40,7 @@ _UNWEIGHTED = np.empty(0)
 
 
 class DrawnSets(NamedTuple):
-    """One encoding by each codec, arrays[codecs].
+    """One encoding of each tensor by each codec, arrays over the sets of :class:`~gtrace.codecs.level_sets.LevelSets`.
 
     Attributes:
         compared: what arrived against what was sent; its fields are arrays.
@@ -55,139 +55,121 @@ class DrawnSets(NamedTuple):
     huffman: NDArray[np.float64]
 
 
-class _Sets(NamedTuple):
-    """The levels of several codecs, end to end, and room for what becomes of them.
-
-    Attributes:
-        rules, levels, places: see :func:`gtrace.kernels.drawing.draw_levels`.
-        rooms: int64[codecs + 1], the places where the pairs of each codec begin, and where the last ones end.
-        symbols: of each codec.
-    """
-
-    rules: NDArray[np.int64]
-    levels: NDArray[np.float32]
-    places: NDArray[np.int64]
-    rooms: NDArray[np.int64]
-    symbols: list[int]
-
-
-class _Added(NamedTuple):
-    """What is added up from part to part of a tensor; see :func:`gtrace.kernels.drawing.draw_levels`."""
-
-    addresses: NDArray[np.uint64]
-    lanes: NDArray[np.float64]
-    sums: NDArray[np.float64]
-    tallies: NDArray[np.int64]
-
-
 class LevelDraws:
-    """Level codecs with stochastic rounding and without memory that share one scale; see :func:`draws_together`.
+    """Level codecs of a group that share one scale; see :func:`~gtrace.codecs.level_sets.judged_together`.
 
     Raises:
-        UsageError: codecs with other parts, or with different scales.
+        UsageError: other codecs, or different scales.
     """
 
     def __init__(self, codecs: Sequence[Codec]) -> None:
-        self.codecs = tuple(codecs)
-        if not all(map(draws_together, self.codecs)):
+        if not all(map(judged_together, codecs)):
             raise UsageError("codecs that draw together must be level codecs without memory")
-        parts = [cast("Composed", item).parts for item in self.codecs]
+        parts = [cast("Composed", item).parts for item in codecs]
         self._scale = cast("BucketNorm", parts[0].scale)
         if any(each.scale != self._scale for each in parts):
             raise UsageError("codecs that draw together must have the same scale")
         self._grids = [cast("LevelGrid", each.grid) for each in parts]
-        self._coders = [cast("SharedCode", each.coder) for each in parts]
-        self._huffman = np.array([each.coder == "huffman" for each in self._coders])
+        #: (codec, number of levels) -> its rule, with the bits of a symbol at fixed width
+        self._rules: dict[tuple[int, int], tuple[int, bool, int, int]] = {}
 
     def draw(
         self,
-        states: Sequence[State],
-        reference: Reference,
-        key: tuple[int, int],
-        totals: Sequence[NDArray[np.float64] | None] | NDArray[np.float64] | None = None,
+        fitted: LevelFit,
+        references: Sequence[Reference],
+        keys: Sequence[tuple[int, int]],
+        totals: Sequence[NDArray[np.float64] | None],
     ) -> DrawnSets:
-        """One encoding of a tensor by each codec with its state; the same as ``simulate`` and ``compare`` of each.
+        """One encoding of each tensor by each codec; the same as ``simulate`` and ``compare`` of each.
 
         Args:
-            states: one for each codec.
-            reference: the exact values.
-            key: as for ``encode``, the same for all codecs.
-            totals: for each codec float64[n] to which its errors are added, or None.
+            fitted: the codecs, fitted for these tensors.
+            references: the exact values of each tensor.
+            keys: as for ``encode``, one for each tensor.
+            totals: for each codec float64[values of all tensors] to which its errors are added, or None.
 
         Raises:
-            UsageError: wrong size or non-finite values.
+            UsageError: non-finite values.
         """
+        cuts, codecs = [self._cut(reference) for reference in references], len(self._grids)
+        sizes, grids = np.array([reference.size for reference in references]), fitted.grids
+        bounds, scale_bounds = _bounds(sizes), _bounds([cut.scales.size for cut in cuts])
+        rules = self._ruled(grids, cuts)
+        addresses = np.array([0 if total is None else total.ctypes.data for total in totals], np.uint64)
+        addresses = np.where(addresses, addresses + 8 * bounds[:-1, None].astype(np.uint64), addresses).reshape(-1)
+        values = _joined([reference.values for reference in references])
+        heavy = [reference.weights for reference in references if reference.weights is not None]
+        given = (
+            values if self._scale.clip is None else _joined([part for cut in cuts for part in (cut.x, cut.tail)]),
+            values,
+            _joined(heavy) if len(heavy) == len(references) else _UNWEIGHTED,
+            _joined([reference.ordered for reference in references]),
+            np.array([reference.norm1 for reference in references]),
+            bounds,
+            np.array([(cut.bucket, cut.x.size) for cut in cuts]),
+            _joined([cut.scales for cut in cuts]),
+            scale_bounds,
+            np.array(keys, np.uint64).reshape(-1, 2),
+        )
+        levels, sets = grids.levels.astype(np.float32), rules.shape[0]
+        tallies, sums = np.zeros(2 * levels.size, np.int64), np.zeros((sets, SUMS))
+        gaps, lengths = np.empty((sets, 2)), np.empty((sets, 4))
+        pairs = np.where(rules[:, _drawing.WIDE], sizes.max(), (2 * grids.sizes) * cuts[0].scales.size)
+        # Some codecs after the others, where the pairs of a tensor would take too much memory.
+        turns = [(0, sets)]
+        if len(references) == 1 and pairs.sum() > _PAIRS:
+            each = max(1, int(_PAIRS // pairs.max()))
+            turns = [(first, min(sets, first + each)) for first in range(0, codecs, each)]
+        for first, last in turns:
+            start, stop = grids.starts[first], grids.starts[last]
+            _drawing.draw_sets(
+                *given,
+                rules[first:last],
+                levels[start:stop],
+                grids.starts[first : last + 1] - start,
+                addresses[first:last],
+                sums[first:last],
+                tallies[2 * start : 2 * stop],
+                gaps[first:last],
+            )
+        own = fitted.lengths, grids.symbol_starts, fitted.adopted
+        _drawing.code_lengths(tallies, rules, grids.starts, *own, MAX_LENGTH, lengths)
+        coded = np.minimum(lengths[:, _drawing.CODED], lengths[:, _drawing.FIXED]).astype(np.int64)
+        head = np.array([len(self._scale.pack(cut.scales)) + 4 * cut.tail.size for cut in cuts])
+        head, whole = np.repeat(head, codecs), np.repeat(np.maximum(1, sizes), codecs)
+        bits = (8.0 * head + lengths.T[: _drawing.CODED]) / whole
+        return DrawnSets(comparisons(references, sums, *gaps.T), head + -(-coded // 8), *bits)
+
+    def _cut(self, reference: Reference) -> Scaled:
+        state = State(reference.size)
         # The squares of float32 have no finite sum with a value among them that is not finite.
-        x = (sized_values if math.isfinite(reference.energy) else checked_values)(states[0], reference.values)
-        v = self._scale.cut(x, states[0])
-        totals = [None] * len(states) if totals is None else totals
-        sets, sums = self._laid_out(states, v, [0 if total is None else total.ctypes.data for total in totals])
-        if sets.rooms[-1] > _PAIRS and len(states) > 1:
-            return self._halves(states, reference, key, totals)
-        weights = _UNWEIGHTED if reference.weights is None else reference.weights
-        sent = x if self._scale.clip is None else np.concatenate([v.x, v.tail])
-        where = v.bucket, v.scales, v.x.size, np.uint64(key[0]), np.uint64(key[1]), 0
-        bits, counts = np.empty((2, int(sets.rooms[-1])), np.uint32)
-        pairs = bits, counts, sets.rooms[:-1], np.empty(len(states), np.int64)
-        arrays: tuple[Any, ...] = *sets[:3], *sums, *pairs
-        _drawing.draw_levels(sent, x, weights, *where, *arrays)
-        ascending = v.scales.size < 2 and not v.tail.size and not sets.rules[:, _drawing.WIDE].any()
-        gaps, lengths = np.empty((len(states), 2)), np.empty((len(states), 3))
-        _drawing.finish_levels(reference.ordered, reference.norm1, ascending, sums.lanes, sums.sums, *pairs, gaps)
-        _drawing.code_lengths(sums.tallies, sets.rules, sets.places, MAX_LENGTH, lengths)
-        coded = np.array(
-            [
-                coder.bits(state, sums.tallies[2 * first : 2 * first + symbols])
-                for coder, state, first, symbols in zip(self._coders, states, sets.places, sets.symbols, strict=False)
-            ]
-        )
-        coded = np.where(self._huffman, np.minimum(coded, lengths[:, _drawing.FIXED].astype(np.int64)), coded)
-        head = len(self._scale.pack(v.scales)) + 4 * v.tail.size
-        compared = reference.comparison(sums.sums, *gaps.T)
-        return DrawnSets(compared, head + -(-coded // 8), *((8.0 * head + lengths) / max(1, x.size)).T)
+        if not math.isfinite(reference.energy):
+            checked_values(state, reference.values)
+        return self._scale.cut(reference.values, state)
 
-    def _laid_out(self, states: Sequence[State], v: Scaled, addresses: list[int]) -> tuple[_Sets, _Added]:
-        """The levels of all codecs, end to end, and their sums before the first value.
+    def _ruled(self, grids: Grids, cuts: Sequence[Scaled]) -> NDArray[np.int64]:
+        """The rule of each set, see :func:`gtrace.kernels.drawing.draw_levels`."""
+        found = []
+        for place, size in enumerate(grids.sizes.tolist()):
+            codec = place % len(self._grids)
+            if (codec, size) not in self._rules:
+                grid, state = self._grids[codec], State(0, grids.states[place])
+                rule = grid.rule(state)
+                self._rules[codec, size] = rule.number, rule.mirrored, rule.steps, width_for(grid.alphabet(state))
+            found.append(self._rules[codec, size])
+        number, mirrored, steps, width = np.array(found).T
+        most = np.repeat([min(cut.bucket, cut.x.size) // _FEW for cut in cuts], len(self._grids))
+        return np.stack([number, mirrored, steps, np.diff(grids.symbol_starts) > most, width], axis=1)
 
-        ``addresses``: of the array to which a codec's errors are added, or 0.
-        """
-        levels = [grid.levels(state) for grid, state in zip(self._grids, states, strict=True)]
-        symbols = [2 * own.size - grid.zero for grid, own in zip(self._grids, levels, strict=True)]
-        most = min(v.bucket, v.x.size) // _FEW
-        rules = []
-        for grid, state, count in zip(self._grids, states, symbols, strict=True):
-            rule = grid.rule(state)
-            rules.append((rule.number, rule.mirrored, rule.steps, count > most, width_for(count)))
-        places = np.array([0, *itertools.accumulate(own.size for own in levels)])
-        pairs = [v.tail.size + (v.x.size if count > most else v.scales.size * count) for count in symbols]
-        rooms = np.array([0, *itertools.accumulate(pairs)])
-        sums = _Added(
-            np.array(addresses, np.uint64),
-            np.zeros((len(states), LANED * LANES)),
-            np.zeros((len(states), SUMS)),
-            np.zeros(2 * int(places[-1]), np.int64),
-        )
-        return _Sets(np.array(rules), np.concatenate(levels), places, rooms, symbols), sums
 
-    def _halves(
-        self,
-        states: Sequence[State],
-        reference: Reference,
-        key: tuple[int, int],
-        totals: Sequence[NDArray[np.float64] | None] | NDArray[np.float64],
-    ) -> DrawnSets:
-        """Half of the codecs after the other, where their pairs would take too much memory."""
-        half = len(states) // 2
-        parts = [
-            LevelDraws(self.codecs[span]).draw(states[span], reference, key, totals[span])
-            for span in (slice(half), slice(half, None))
-        ]
-        columns: list[Any] = [
-            np.concatenate([np.broadcast_to(getattr(part.compared, name), part.body.size) for part in parts])
-            for name in COMPARED
-        ]
-        rest = map(np.concatenate, zip(*(part[1:] for part in parts), strict=True))
-        return DrawnSets(Comparison(*columns), *rest)
+def _bounds(sizes: ArrayLike) -> NDArray[np.int64]:
+    """Where arrays of these sizes begin and end if they lie end to end."""
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The arrays end to end, without a copy if it is one."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def draws_in_parts(item: Codec, state: State, size: int) -> bool:
@@ -219,37 +201,57 @@ class PartDraws:
     ) -> None:
         self._codec, self._state, self._key, self._compared = codec, state, key, compared
         self._total = total
-        self._draws = LevelDraws([codec])
-        self._sums: _Added | None = None
+        parts = cast("Composed", codec).parts
+        self._scale = cast("BucketNorm", parts.scale)
+        self._coder, grid = cast("SharedCode", parts.coder), cast("LevelGrid", parts.grid)
+        rule, self._levels, self._symbols = grid.rule(state), grid.levels(state), grid.alphabet(state)
+        self._rules = np.array([(rule.number, rule.mirrored, rule.steps, 0, width_for(self._symbols))])
+        self._lanes, self._sums = np.zeros((1, LANED * LANES)), np.zeros((1, SUMS))
+        self._tallies = np.zeros(2 * self._levels.size, np.int64)
         self._head, self._size = 0, 0
 
     def add(self, values: NDArray[np.float32], start: int, weights: NDArray[np.float64] | None) -> None:
         """The next part, from place ``start`` on, as for ``encode_part``; see :class:`RunningComparison` on weights."""
-        draws, state = self._draws, State(values.size, self._state.arrays)
+        state = State(values.size, self._state.arrays)
         x = checked_values(state, values)
-        v = draws._scale.cut(x, state)
-        sets, sums = draws._laid_out([state], v, [self._total.ctypes.data if self._total.size else 0])
-        self._sums = self._sums or sums
-        heavy = _UNWEIGHTED if weights is None else weights
-        where = v.bucket, v.scales, v.x.size, np.uint64(self._key[0]), np.uint64(self._key[1]), start
-        bits, counts = np.empty((2, int(sets.rooms[-1])), np.uint32)
+        v = self._scale.cut(x, state)
+        bits, counts = np.empty((2, v.tail.size + v.scales.size * self._symbols), np.uint32)
         ends = np.empty(1, np.int64)
-        arrays: tuple[Any, ...] = *sets[:3], *self._sums, bits, counts, sets.rooms[:-1], ends
         # Parts are never clipped.
-        _drawing.draw_levels(x, x, heavy, *where, *arrays)
+        _drawing.draw_levels(
+            x,
+            x,
+            _UNWEIGHTED if weights is None else weights,
+            v.bucket,
+            v.scales,
+            v.x.size,
+            np.uint64(self._key[0]),
+            np.uint64(self._key[1]),
+            start,
+            self._rules,
+            self._levels,
+            np.array([0, self._levels.size]),
+            np.array([self._total.ctypes.data if self._total.size else 0], np.uint64),
+            self._lanes,
+            self._sums,
+            self._tallies,
+            bits,
+            counts,
+            np.zeros(1, np.int64),
+            ends,
+        )
         self._compared.add_counted(x, bits[: ends[0]].view(np.float32), counts[: ends[0]], weights)
         if not (start and "scale" in state.arrays):
-            self._head += len(draws._scale.pack(v.scales)) + 4 * v.tail.size
+            self._head += len(self._scale.pack(v.scales)) + 4 * v.tail.size
         self._size += x.size
 
     def finish(self) -> tuple[int, CodedBits]:
         """Bytes of the payload's body, and its bits under each coder; the sums go to the comparison."""
-        assert self._sums is not None, "a tensor in parts has parts"
-        sums, lanes = self._sums.sums[0], self._sums.lanes[0].reshape(LANED, LANES)
+        assert self._size, "a tensor in parts has parts"
+        sums, lanes = self._sums[0], self._lanes[0].reshape(LANED, LANES)
         # One by one, as in the kernel.
         sums[:LANED] += np.add.accumulate(lanes, axis=1)[:, -1]
         self._compared.settle(sums)
-        grid, coder = self._draws._grids[0], self._draws._coders[0]
-        tallies = self._sums.tallies[: grid.alphabet(self._state)]
-        whole = EncodedPart(b"", 8 * self._head, coder.bits(self._state, tallies), tallies)
+        tallies = self._tallies[: self._symbols]
+        whole = EncodedPart(b"", 8 * self._head, self._coder.bits(self._state, tallies), tallies)
         return self._codec.measured(whole, self._size)

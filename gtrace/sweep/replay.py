@@ -1,13 +1,17 @@
-"""Replay one tensor through its steps: read, fit, expect or send, compare, and write a row for each codec.
+"""Replay tensors through their steps: read, fit, expect or send, compare, and write a row for each codec.
 
-Level codecs that want the same sketch go through a step together, and their rows are tables.
+Level codecs that want the same sketch go through a step together, on several small tensors at once, and their rows are
+tables. Arrays over sets hold all codecs of the first tensor, then those of the next one.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate, pairwise
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +19,9 @@ from gtrace.codecs import Codec, expecting, level_grid
 from gtrace.codecs.level_sets import LevelSets, judged_together, least_errors
 from gtrace.errors import TraceError
 from gtrace.kernels.compare import add_values
+from gtrace.kernels.norms import power_sum
 from gtrace.metrics import Reference, relative
+from gtrace.noise import Noise
 from gtrace.sweep.draws import ChunkDraws, Draws, Window
 from gtrace.sweep.fits import Fits, Ready, RunningSums
 from gtrace.sweep.gradient_noise import NOISE
@@ -36,13 +42,14 @@ from gtrace.sweep.rows import (
 from gtrace.sweep.schema import EXPECTATION, NONFINITE
 from gtrace.sweep.sources import Sample, Values, source_of
 from gtrace.sweep.store import RowTable
+from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+    from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.level_sets import LevelFit
+    from gtrace.codecs.level_sets import Expectations, LevelFit
     from gtrace.sketch import MomentSketch
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
@@ -85,14 +92,275 @@ def split(wanted: Wanted, job: Job) -> tuple[list[Group], Wanted]:
     return [_group(tuple(each), draws) for (_, _, draws), each in groups.items() if draws], tuple(rest)
 
 
+#: elements of the largest tensor that goes through its steps with others, and of all of them together
+_SMALL, _TOGETHER = 1 << 13, 1 << 16
+#: batches for each of several workers, so that they end together
+_EACH = 4
+
+
+def batches(gradients: Gradients, jobs: Sequence[Job], workers: int) -> list[tuple[Job, ...]]:
+    """Jobs for one :class:`Replay` each: small tensors that want the same at the same steps, and others alone."""
+    found: list[list[Job]] = []
+    latest: dict[Hashable, list[Job]] = {}
+    small = [job for job in jobs if _goes_along(gradients, job)]
+    most = len(small) if workers == 1 else -(-len(small) // (_EACH * workers))
+    for job in small:
+        key = job.steps, job.windows, job.dtype_bits, job.among
+        batch = latest.get(key, [])
+        alike = batch and (batch[0].wanted, batch[0].names) == (job.wanted, job.names)
+        if not alike or len(batch) >= most or sum(each.size for each in batch) + job.size > _TOGETHER:
+            batch = latest[key] = []
+            found.append(batch)
+        batch.append(job)
+    return [*map(tuple, found), *((job,) for job in jobs if not _goes_along(gradients, job))]
+
+
+def _goes_along(gradients: Gradients, job: Job) -> bool:
+    """Whether a tensor can go with others."""
+    values = job.size <= _SMALL and not (job.sketched or job.chunked or job.sample) and job.tensor != WHOLE_MODEL
+    # Gradients of outputs may change their size, and second moments weigh each tensor's errors.
+    return values and gradients.kind != "neural" and job.tensor not in gradients.moments
+
+
 class Replay:
-    """Replays a tensor's steps in order, from any source.
+    """Replays tensors through their steps in order, from any source.
 
     A row of a stateless codec depends on its own step and on those that it was fitted on, so a resumed sweep gives the
     same rows. A stateful codec is replayed from the start of its burst, and sums over a window from the start of the
     window, unless this replay has gone through those steps already.
 
+    Args:
+        gradients: the gradients.
+        jobs: those of a batch, see :func:`batches`.
+        settings: the settings.
+        allocation: what tensors share out among themselves.
+        keep: tensor -> steps whose sketches to keep.
+
     Attributes:
+        tensors: the replays of single tensors, by name.
+    """
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        jobs: Sequence[Job],
+        settings: Settings,
+        allocation: Allocation | None = None,
+        keep: Mapping[str, Collection[int]] = MappingProxyType({}),
+    ) -> None:
+        self._jobs, self._settings = jobs, settings
+        self.tensors = {
+            job.tensor: TensorReplay(gradients, job, settings, allocation, keep.get(job.tensor, ())) for job in jobs
+        }
+        self._all = list(self.tensors.values())
+        # The steps of a job mostly want the same and then refer to one object, which the job keeps.
+        distinct = {id(wanted): wanted for _, wanted in jobs[0].wanted}
+        self._split = {key: split(wanted, jobs[0]) for key, wanted in distinct.items()}
+        #: codecs that go together -> index of a step -> the steps that fit them there, and the name of that fit
+        self._fittings: dict[LevelSets, dict[int, tuple[Fitting, str]]] = {}
+        for groups, _ in self._split.values():
+            self._fittings.update((group.sets, self._plan(group.sets.codecs[0])) for group in groups)
+        #: fits that the last two steps asked for; and sums over windows, of all tensors end to end
+        self._before: dict[Hashable, LevelFit] = {}
+        self._recent: dict[Hashable, LevelFit] = {}
+        self._sums = self._all[0].sums if len(jobs) == 1 else RunningSums(jobs[0].windows)
+
+    def _plan(self, codec: Codec) -> dict[int, tuple[Fitting, str]]:
+        """The steps that fit a codec at each wanted step and the one before."""
+        steps, settings = self._jobs[0].steps, self._settings
+        indices = {k for index, _ in self._jobs[0].wanted for k in (index - 1, index) if k >= 0}
+        fittings = {k: settings.source(codec, k, steps) for k in indices}
+        return {k: (fitting, fitting.label(k, steps)) for k, fitting in fittings.items()}
+
+    def blocks(self) -> Iterator[Block]:
+        """The rows of each wanted step."""
+        names = self._jobs[0].names
+        for index, wanted in self._jobs[0].wanted:
+            block = self._block(index, wanted)
+            yield block.named(names) if names else block
+            for tensor in self._all:
+                tensor.end(index)
+
+    def _block(self, index: int, wanted: Wanted) -> Block:
+        groups, alone = self._split[id(wanted)]
+        self._before, self._recent = self._recent, {}
+        for tensor in self._all:
+            tensor.begin(index)
+        live = [tensor for tensor in self._all if not tensor.skipped]
+        block = Block([], [], values=sum(job.values(wanted) for job in self._jobs), cells=len(self._jobs))
+        clock = time.perf_counter()
+        # One after the other, while the values and the table of bins are in a cache.
+        for tensor in self._all if live else ():
+            for group in groups:
+                tensor.fits.sketch(Fitting((index,)), group.sets.needs)
+        if groups and live:
+            self._spend(block.times, EXPECTATION, "sketch", clock)
+            block.tables.extend(table for group in groups for table in self._tables(group, index, block.times))
+        for tensor in self._all:
+            if tensor.skipped:
+                block.rows.extend(tensor.empty_rows(wanted))
+                continue
+            rows = [row for codec, draws in alone for row in tensor.rows(codec, draws, block.times)]
+            complete(rows, {str(codec) for codec, _ in alone if codec.stateful}, tensor.job.dtype_bits, tensor.noise)
+            block.rows.extend(rows)
+            block.details.extend(tensor.details([codec for codec, _ in wanted]))
+        return block
+
+    def _spend(self, times: list[Timing], draw: int, stage: str, since: float) -> None:
+        """Add the time since then, an equal part of it for each tensor."""
+        seconds = (time.perf_counter() - since) / len(self._all)
+        times.extend((each.job.tensor, each.common["step"], MANY, draw, stage, seconds) for each in self._all)
+
+    def _fit(self, sets: LevelSets, fitting: Fitting) -> LevelFit:
+        """Codecs that go through the current step together, fitted for the tensors' values there."""
+        sizes = np.array([tensor.size for tensor in self._all])
+        key = sets, fitting, sizes.tobytes()
+        found = self._recent.get(key) or self._before.get(key)
+        if found is None:
+            found = sets.fit([tensor.fits.sketch(fitting, sets.needs) for tensor in self._all], sizes)
+        self._recent[key] = found
+        return found
+
+    def _tables(self, group: Group, index: int, times: list[Timing]) -> Iterator[RowTable]:
+        """The rows of codecs that go through a step together: their expectations, and each draw."""
+        sets, tensors, plan = group.sets, self._all, self._fittings[group.sets]
+        clock = time.perf_counter()
+        fitting, label = plan[index]
+        fitted = self._fit(sets, fitting)
+        sent = fitted.sent
+        if index and plan[index - 1][0] == fitting:
+            sent = np.zeros_like(sent)
+        elif index:
+            sent = np.where(sets.differ(fitted, self._fit(sets, plan[index - 1][0])), sent, 0)
+        sketches = [tensor.fits.sketch(Fitting((index,)), sets.needs) for tensor in tensors]
+        expected = sets.expect(sets.judge(sketches, fitted.grids), fitted)
+        common: Row = {
+            name: _spread([tensor.common[name] for tensor in tensors], len(sets.codecs)) for name in tensors[0].common
+        }
+        common["bits_shared"] = 8.0 * sent / np.maximum(1, common["n"])
+        common["fitted_on"] = np.where(fitted.changed, np.array(label, object), "-")
+        self._spend(times, EXPECTATION, "expect", clock)
+        for draw in group.draws:
+            clock = time.perf_counter()
+            if draw == EXPECTATION:
+                columns = self._expected(sets, index, fitted, sketches, expected, common)
+            else:
+                columns = self._drawn(group, index, draw, fitted, expected, {**common, "draw": draw})
+                self._spend(times, draw, "simulate", clock)
+            noise = [math.nan if each.noise is None else each.noise.variance for each in tensors]
+            known = None if all(map(math.isnan, noise)) else Noise(_spread(noise, len(sets.codecs)), 0.0, 0.0)
+            complete([columns], (), tensors[0].job.dtype_bits, known)
+            yield self._live(RowTable(group.identities * len(tensors), columns))
+
+    def _live(self, table: RowTable) -> RowTable:
+        """The rows of tensors that are not skipped."""
+        skipped = _spread([tensor.skipped for tensor in self._all], len(table.identities) // len(self._all))
+        return table.chosen(np.flatnonzero(~skipped)) if np.any(skipped) else table
+
+    def _expected(
+        self,
+        sets: LevelSets,
+        index: int,
+        fitted: LevelFit,
+        sketches: Sequence[MomentSketch],
+        expected: Expectations,
+        common: Row,
+    ) -> Row:
+        """The columns of expectations."""
+        optimum = _optima(sketches, sets, fitted) if self._settings.optimal else None
+        columns, errors = expected_columns(common, expected, optimum), expected.squared_error
+        weighted = [each.look.weighted[sets.needs] for each in self._all if each.look.weighted is not None]
+        if weighted:
+            lost = sets.weighted_error(weighted, fitted.grids)
+            columns["update_error"] = relative(lost, self._all[0].look.energy)
+        if sets.codecs[0].unbiased:
+            total = self._sums.at(sets, index, errors.size)
+            if total is not None:
+                total += errors
+            if any(tensor.window for tensor in self._all):
+                lost = self._sums.expected(sets, index, errors, partial(self._errors, sets))
+                columns.update(self._lost(lost))
+        return columns
+
+    def _drawn(self, group: Group, index: int, draw: int, fitted: LevelFit, expected: Expectations, common: Row) -> Row:
+        """The columns of a draw."""
+        codecs, tensors = group.sets.codecs, self._all
+        references = [tensor.reference for tensor in tensors]
+        bounds = [0, *accumulate(reference.size for reference in references)]
+        totals = [self._sums.at((id(codec), draw), index, bounds[-1], always=False) for codec in codecs]
+        keys = [tensor.fits.key(step=common["step"], draw=draw) for tensor in tensors]
+        found = group.encoder.draw(fitted, references, keys, totals)
+        columns = drawn_columns(common, group.sets, found, expected)
+        left = [k for k, total in enumerate(totals) if total is None]
+        for t, tensor in enumerate(tensors if index in self._sums.first else ()):
+            for k in left:
+                state = fitted.state(t * len(codecs) + k, tensor.size)
+                tensor.draws.keep(codecs[k], index, Ready(state, codecs[k].shared(state), {}), tensor.reference)
+        if any(tensor.window for tensor in tensors):
+            lost = np.full((len(tensors), len(codecs)), math.nan)
+            for k, codec in enumerate(codecs):
+                total = self._sums.take((id(codec), draw), index)
+                if total is not None:
+                    lost[:, k] = [power_sum(total[a:b], 2) for a, b in pairwise(bounds)]
+            left = np.flatnonzero(np.isnan(lost).any(axis=0)).tolist()
+            for t, tensor in enumerate(tensors if left else ()):
+                if tensor.window is not None:
+                    lost[t, left] = tensor.draws.lost([codecs[k] for k in left], draw, index)
+            columns.update(self._lost(lost.reshape(-1)))
+        return columns
+
+    def _lost(self, errors: NDArray[np.float64]) -> Row:
+        """The columns about the errors of the windows that end at a step, float64[sets]."""
+        windows = [tensor.window for tensor in self._all]
+        each = errors.size // len(windows)
+        energy = _spread([math.nan if window is None else window.energy for window in windows], each)
+        return {
+            "window": _spread([None if window is None else window.steps for window in windows], each),
+            "window_energy": energy,
+            "window_error": np.where(np.isnan(energy), math.nan, errors),
+        }
+
+    def _errors(self, sets: LevelSets, index: int) -> NDArray[np.float64]:
+        """The expected squared errors of codecs that go together at a step, float64[sets]."""
+        fitted = self._fit(sets, self._settings.source(sets.codecs[0], index, self._jobs[0].steps))
+        sketches = [tensor.fits.sketch(Fitting((index,)), sets.needs) for tensor in self._all]
+        return sets.expect(sets.judge(sketches, fitted.grids), fitted).squared_error
+
+
+def _spread(values: list[Any], each: int) -> Any:
+    """What is known of each tensor, for every set: an array, or the value itself if it is the same for all."""
+    if len(set(values)) == 1:
+        return values[0]
+    numbers = all(isinstance(value, int | float) for value in values)
+    return np.repeat(np.array(values, None if numbers else object), each)
+
+
+def _optima(sketches: Sequence[MomentSketch], sets: LevelSets, fitted: LevelFit) -> NDArray[np.float64] | None:
+    """The least error of as many levels as each set has, float64[sets]; None for values without a norm."""
+    if sets.needs.norm == "none":
+        return None
+    sizes, found = fitted.grids.sizes.reshape(len(sketches), -1), np.full((len(sketches), len(sets.codecs)), math.nan)
+    for zero in (True, False):
+        these = sets.has_zero == zero
+        for place, sketch in enumerate(sketches if these.any() else ()):
+            if sketch.sums.size:
+                found[place, these] = least_errors(sketch, sizes[place, these].tolist(), zero=zero)
+    return found.reshape(-1)
+
+
+class TensorReplay:
+    """One tensor of a replay: what it holds at the current step, and the rows of codecs that go alone.
+
+    Attributes:
+        job: the job.
+        fits: its fits and sketches.
+        draws: its encodings.
+        sums: its sums over windows.
+        common: columns that all of the step's rows share.
+        look: what its source measures at the step.
+        skipped: it has values that are not finite, and rows without numbers.
+        window: the window that ends at the step, if any.
+        noise: of the gradient, if it is known.
         kept: step -> sketches of it that were made, for the steps to ``keep`` whose values are finite and held at once.
     """
 
@@ -101,84 +369,70 @@ class Replay:
         gradients: Gradients,
         job: Job,
         settings: Settings,
-        allocation: Allocation | None = None,
-        keep: Collection[int] = (),
+        allocation: Allocation | None,
+        keep: Collection[int],
     ) -> None:
-        self._gradients, self._job, self._settings = gradients, job, settings
+        self._gradients, self.job, self._settings = gradients, job, settings
         self._source = source_of(gradients, job)
-        self._sums = RunningSums(job.windows)
-        self._fits = Fits(self._source, job, settings, allocation, self._sums)
+        self.sums = RunningSums(job.windows)
+        self.fits = Fits(self._source, job, settings, allocation, self.sums)
         draws = ChunkDraws if job.chunked else Draws
-        self._draws = draws(gradients, job, self._source, self._fits, self._sums)
-        # The steps of a job mostly want the same and then refer to one object, which the job keeps.
-        distinct = {id(wanted): wanted for _, wanted in job.wanted}
-        self._split = {key: (*split(wanted, job), job.values(wanted)) for key, wanted in distinct.items()}
-        self._identities = {id(codec): identity(codec) for _, wanted in job.wanted for codec, _ in wanted}
-        #: codecs that go together -> index of a step -> the steps that fit them there, and the name of that fit
-        self._fittings: dict[LevelSets, dict[int, tuple[Fitting, str]]] = {}
-        for groups, _, _ in self._split.values():
-            self._fittings.update((group.sets, self._plan(group.sets.codecs[0])) for group in groups)
+        self.draws = draws(gradients, job, self._source, self.fits, self.sums)
         self._noise = gradients.noise(job.tensor)
         self._ends = {last: first for first, last in job.windows}
         #: sums of the gradients themselves, and where these are read ahead the energies of their sums, by last step
         self._summed = RunningSums(job.windows)
         self._ahead: dict[int, float | None] = {}
         self._large = job.tensor in gradients.large
-        #: the window that ends at the current step, if any
-        self._window: Window | None = None
         self._keep = keep if type(self._source) is Values else ()
         self.kept: dict[int, dict[SummarySpec, MomentSketch]] = {}
+        self.skipped = False
+        self.window: Window | None = None
+        self.noise: Noise | None = None
 
-    def _plan(self, codec: Codec) -> dict[int, tuple[Fitting, str]]:
-        """The steps that fit a codec at each wanted step and the one before."""
-        steps, settings = self._job.steps, self._settings
-        indices = {k for index, _ in self._job.wanted for k in (index - 1, index) if k >= 0}
-        fittings = {k: settings.source(codec, k, steps) for k in indices}
-        return {k: (fitting, fitting.label(k, steps)) for k, fitting in fittings.items()}
+    @property
+    def reference(self) -> Reference:
+        """The step's values."""
+        assert isinstance(self.look.reference, Reference), "draws need values"
+        return self.look.reference
 
-    def blocks(self) -> Iterator[Block]:
-        """The rows of each wanted step."""
-        for index, wanted in self._job.wanted:
-            if self._large and index in self._ends.values():
-                self._read_ahead(index)
-            block = self._block(index, wanted)
-            yield block.named(self._job.names) if self._job.names else block
-            if index in self._ends:
-                self._draws.forget()
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        return self.look.reference.size
 
-    def _block(self, index: int, wanted: Wanted) -> Block:
-        job, step = self._job, self._job.steps[index]
-        groups, rest, work = self._split[id(wanted)]
-        look = self._fits.look(index)
-        reference = look.reference
-        common: Row = {"tensor": job.tensor, "step": step, "n": reference.size, "note": None}
+    def begin(self, index: int) -> None:
+        """Go on to a step."""
+        if self._large and index in self._ends.values():
+            self._read_ahead(index)
+        self.look = look = self.fits.look(index)
+        self._index, step, reference = index, self.job.steps[index], look.reference
+        self.common: Row = {"tensor": self.job.tensor, "step": step, "n": reference.size, "note": None}
         if look.nonfinite:
-            common["note"] = self._remark(look.nonfinite, reference.size, step)
-            if self._settings.nonfinite == "skip":
-                rows = [{**common, **self._identities[id(codec)], "draw": k} for codec, draws in wanted for k in draws]
-                return Block(rows, [], values=work)
-        common["energy"], common["mean_abs"] = reference.energy, reference.mean_abs
+            self.common["note"] = self._remark(look.nonfinite, reference.size, step)
+        self.skipped = bool(look.nonfinite) and self._settings.nonfinite == "skip"
+        self.common["energy"] = math.nan if self.skipped else reference.energy
+        self.common["mean_abs"] = math.nan if self.skipped else reference.mean_abs
+        self.window = self.noise = None
+        if self.skipped:
+            return
         if isinstance(reference, Reference) and not self._large:
             total = self._summed.at(None, index, reference.size)
             if total is not None:
                 add_values(reference.values, total)
-        self._window = self._ending(index) if index in self._ends else None
-        clock = time.perf_counter()
-        # One after the other, while the values and the table of bins are in a cache.
-        for group in groups:
-            self._fits.sketch(Fitting((index,)), group.sets.needs)
-        sketching = time.perf_counter() - clock
-        times: list[Timing] = [(job.tensor, step, MANY, EXPECTATION, "sketch", sketching)] if groups else []
-        tables = [table for group in groups for table in self._tables(group, index, look, common, times)]
-        rows = [row for codec, draws in rest for row in self._rows(codec, draws, index, look, common, times)]
-        noise = None if self._noise is None else self._noise(step)
-        complete(rows, tables, wanted, job.dtype_bits, noise)
-        details = self._details(index, [codec for codec, _ in wanted], reference.size) if self._settings.optimal else []
-        if noise is not None:
-            details.append((job.tensor, step, NOISE, noise._asdict()))
-        if step in self._keep and not look.nonfinite:
-            self.kept[step] = self._fits.sketches
-        return Block(rows, times, details, tables, work)
+        self.window = self._ending(index) if index in self._ends else None
+        self.noise = None if self._noise is None else self._noise(step)
+
+    def end(self, index: int) -> None:
+        """Keep the sketches of a finished step if they are wanted, and drop what a finished window kept."""
+        if index in self._ends:
+            self.draws.forget()
+        if self.job.steps[index] in self._keep and not self.look.nonfinite:
+            self.kept[self.job.steps[index]] = self.fits.sketches
+
+    def empty_rows(self, wanted: Wanted) -> list[Row]:
+        """The rows of a step that is skipped."""
+        return [{**self.common, **identity(codec), "draw": draw} for codec, draws in wanted for draw in draws]
 
     def _remark(self, bad: int, size: int, step: int) -> str:
         """What rows say about values that are not finite.
@@ -187,85 +441,14 @@ class Replay:
             TraceError: the settings do not allow them.
         """
         if self._settings.nonfinite == "error":
-            where = f"{self._job.tensor} at step {step}: {bad} of {size} gradients are not finite"
+            where = f"{self.job.tensor} at step {step}: {bad} of {size} gradients are not finite"
             raise TraceError(f"{where}; pass --nonfinite skip or zero, or sweep other --steps")
         return f"{bad}{NONFINITE}{'taken as zero' if self._settings.nonfinite == 'zero' else 'skipped'}"
 
-    def _tables(self, group: Group, index: int, look: Seen, common: Row, times: list[Timing]) -> Iterator[RowTable]:
-        """The rows of codecs that go through a step together: their expectations, and each draw."""
-        sets, size, fits = group.sets, look.reference.size, self._fits
-        plan, where = self._fittings[sets], (self._job.tensor, common["step"], MANY)
-        clock = time.perf_counter()
-        fitting, label = plan[index]
-        fitted = fits.levels(sets, fitting, size)
-        sent = fitted.sent
-        if index and plan[index - 1][0] == fitting:
-            sent = np.zeros_like(sent)
-        elif index:
-            sent = np.where(sets.differ(fitted, fits.levels(sets, plan[index - 1][0], size)), sent, 0)
-        sketch = fits.sketch(Fitting((index,)), sets.needs)
-        expected = sets.expect(sets.judge(sketch, fitted.grids), fitted)
-        common = {
-            **common,
-            "bits_shared": 8.0 * sent / max(1, size),
-            "fitted_on": np.where(fitted.changed, np.array(label, object), "-"),
-        }
-        times.append((*where, EXPECTATION, "expect", time.perf_counter() - clock))
-        for draw in group.draws:
-            clock = time.perf_counter()
-            if draw == EXPECTATION:
-                optimum = self._optima(sketch, sets, fitted) if self._settings.optimal else None
-                columns, errors = expected_columns(common, expected, optimum), expected.squared_error
-                if look.weighted is not None:
-                    lost = sets.weighted_error(look.weighted[sets.needs], fitted.grids)
-                    columns["update_error"] = relative(lost, look.energy)
-                total = self._sums.at(sets, index, errors.size) if sets.codecs[0].unbiased else None
-                if total is not None:
-                    total += errors
-                if self._window is not None and sets.codecs[0].unbiased:
-                    columns.update(
-                        self._lost(self._expected_loss(sets, index, errors, partial(self._errors_of, sets, size)))
-                    )
-                yield RowTable(group.identities, columns)
-                continue
-            assert isinstance(look.reference, Reference), "draws need values"
-            states, key = fitted.states(size), fits.key(step=common["step"], draw=draw)
-            totals = [self._sums.at((id(codec), draw), index, size, always=False) for codec in sets.codecs]
-            found = group.encoder.draw(states, look.reference, key, totals)
-            columns = drawn_columns({**common, "draw": draw}, sets, found, expected)
-            for codec, state, total in zip(sets.codecs, states, totals, strict=True):
-                if total is None and index in self._sums.first:
-                    self._draws.keep(codec, index, Ready(state, codec.shared(state), {}), look.reference)
-            if self._window is not None:
-                columns.update(self._lost(np.array(self._draws.lost(sets.codecs, draw, index))))
-            times.append((*where, draw, "simulate", time.perf_counter() - clock))
-            yield RowTable(group.identities, columns)
-
-    def _errors_of(self, sets: LevelSets, size: int, index: int) -> NDArray[np.float64]:
-        """The expected squared errors of codecs that go together at a step."""
-        fitting = self._settings.source(sets.codecs[0], index, self._job.steps)
-        fitted = self._fits.levels(sets, fitting, size)
-        return sets.expect(
-            sets.judge(self._fits.sketch(Fitting((index,)), sets.needs), fitted.grids), fitted
-        ).squared_error
-
-    def _optima(self, sketch: MomentSketch, sets: LevelSets, fitted: LevelFit) -> NDArray[np.float64] | None:
-        """The least error of as many levels as each codec has, float64[sets]; None for values without a norm."""
-        if sets.needs.norm == "none" or not sketch.sums.size:
-            return None
-        sizes, found = fitted.grids.sizes, np.empty(len(sets.codecs))
-        for zero in (True, False):
-            these = sets.has_zero == zero
-            if these.any():
-                found[these] = least_errors(sketch, sizes[these].tolist(), zero=zero)
-        return found
-
-    def _rows(
-        self, codec: Codec, draws: tuple[int, ...], index: int, look: Seen, common: Row, times: list[Timing]
-    ) -> Iterator[Row]:
-        """A codec's rows; adds the seconds of their stages to the times."""
-        size, expects = look.reference.size, expecting(codec)
-        common = {**common, **self._identities[id(codec)]}
+    def rows(self, codec: Codec, draws: tuple[int, ...], times: list[Timing]) -> Iterator[Row]:
+        """A codec's rows of the step; adds the seconds of their stages to the times."""
+        index, look, size, expects = self._index, self.look, self.size, expecting(codec)
+        common = {**self.common, **identity(codec)}
         if codec.stateful:
             common["note"] = "; ".join(filter(None, (common["note"], OPEN_LOOP)))
         stretch = None
@@ -275,34 +458,34 @@ class Replay:
         for draw in draws:
             spent = {}
             clock = time.perf_counter()
-            if expects and codec.needs is not None and codec.needs not in self._fits.sketches:
-                self._fits.sketch(Fitting((index,)), codec.needs)
+            if expects and codec.needs is not None and codec.needs not in self.fits.sketches:
+                self.fits.sketch(Fitting((index,)), codec.needs)
                 spent["sketch"] = time.perf_counter() - clock
                 clock = time.perf_counter()
-            ready = self._fits.ready(codec, draw, index, size)
+            ready = self.fits.ready(codec, draw, index, size)
             spent["fit"] = time.perf_counter() - clock
             own = {**common, **ready.columns, "draw": draw}
             if ready.note is not None:
                 own["note"] = "; ".join(filter(None, (common["note"], ready.note)))
             if expects and codec.needs is not None and expected is None:
-                expected = codec.expect(ready.state, self._fits.sketch(Fitting((index,)), codec.needs))
+                expected = codec.expect(ready.state, self.fits.sketch(Fitting((index,)), codec.needs))
             if draw == EXPECTATION:
                 if expected is None:
                     continue
                 row = self._expected_row(codec, index, look, own, ready.state, expected)
             else:
-                drawn = self._draws.draw(codec, draw, index, ready, look.reference, self._window)
+                drawn = self.draws.draw(codec, draw, index, ready, look.reference, self.window)
                 spent = drawn.spent
                 row = draw_row(own, codec, drawn, expected)
                 if drawn.window_error is not None:
                     row.update(self._lost(drawn.window_error))
-            times.extend((self._job.tensor, common["step"], str(codec), draw, stage, s) for stage, s in spent.items())
+            times.extend((self.job.tensor, common["step"], str(codec), draw, stage, s) for stage, s in spent.items())
             yield row if stretch is None else stretch(row)
 
     def _expected_row(self, codec: Codec, index: int, look: Seen, own: Row, state: State, expected: Expectation) -> Row:
         """A row of expectations."""
         assert codec.needs is not None
-        sketch = self._fits.sketch(Fitting((index,)), codec.needs)
+        sketch = self.fits.sketch(Fitting((index,)), codec.needs)
         optimum, grid = None, level_grid(codec)
         if self._settings.optimal and grid is not None and has_optimum(codec) and sketch.sums.size:
             optimum = float(least_errors(sketch, [grid.levels(state).size], zero=grid.zero)[0])
@@ -312,23 +495,23 @@ class Replay:
             row["update_error"] = relative(lost, look.energy)
         if codec.unbiased and not codec.stateful:
             errors = np.array([expected.squared_error])
-            total = self._sums.at(id(codec), index, 1)
+            total = self.sums.at(id(codec), index, 1)
             if total is not None:
                 total += errors
-            if self._window is not None:
-                found = self._expected_loss(id(codec), index, errors, partial(self._errors, codec, look.reference.size))
+            if self.window is not None:
+                found = self.sums.expected(id(codec), index, errors, partial(self._errors, codec, look.reference.size))
                 row.update(self._lost(float(found[0])))
         return row
 
     def _read_ahead(self, index: int) -> None:
         """Read all steps of the window that starts at a step at once."""
         last = next(last for last, first in self._ends.items() if first == index)
-        self._ahead[last] = self._energy(index, last, self._fits.needs if self._job.chunked else None)
+        self._ahead[last] = self._energy(index, last, self.fits.needs if self.job.chunked else None)
 
     def _energy(self, first: int, last: int, specs: Sequence[SummarySpec] | None = None) -> float | None:
         """||sum of g||^2 over the steps of a window, from the trace."""
-        steps, zero = self._job.steps[first : last + 1], self._settings.nonfinite == "zero"
-        return self._gradients.energy_of_sum(self._job.tensor, steps, zero=zero, specs=specs)
+        steps, zero = self.job.steps[first : last + 1], self._settings.nonfinite == "zero"
+        return self._gradients.energy_of_sum(self.job.tensor, steps, zero=zero, specs=specs)
 
     def _ending(self, index: int) -> Window | None:
         """The window that ends at a step; None also if the gradients of its steps cannot be summed."""
@@ -339,56 +522,40 @@ class Replay:
             energy = self._ahead.pop(index) if index in self._ahead else self._energy(first, index)
         return None if energy is None else Window(first, index + 1 - first, energy)
 
-    def _lost(self, error: float | NDArray[np.float64]) -> Row:
+    def _lost(self, error: float) -> Row:
         """The columns about the error of the window that ends at a step."""
-        assert self._window is not None
-        return {"window": self._window.steps, "window_energy": self._window.energy, "window_error": error}
-
-    def _expected_loss(
-        self,
-        key: Hashable,
-        index: int,
-        errors: NDArray[np.float64],
-        errors_at: Callable[[int], NDArray[np.float64]],
-    ) -> NDArray[np.float64]:
-        """Expected squared errors summed over the window that ends at a step.
-
-        Errors of unbiased stateless codecs are independent, so their squares add up.
-        """
-        assert self._window is not None
-        total = self._sums.take(key, index)
-        if total is None:
-            # Added in the order of the steps, as in the running sum.
-            total = np.zeros(errors.size)
-            for k in range(self._window.first, index):
-                total += errors_at(k)
-            total += errors
-        return total
+        assert self.window is not None
+        return {"window": self.window.steps, "window_energy": self.window.energy, "window_error": error}
 
     def _errors(self, codec: Codec, size: int, index: int) -> NDArray[np.float64]:
         """The expected squared error of a codec at a step."""
         assert codec.needs is not None
-        sketch = self._fits.sketch(Fitting((index,)), codec.needs)
+        sketch = self.fits.sketch(Fitting((index,)), codec.needs)
         return np.array([codec.expect(self._state(codec, index, size), sketch).squared_error])
 
     def _state(self, codec: Codec, index: int, size: int) -> State:
         """The state for which a step's expectation is computed."""
-        return self._fits.ready(codec, EXPECTATION, index, size).state
+        return self.fits.ready(codec, EXPECTATION, index, size).state
 
-    def _details(self, index: int, codecs: Sequence[Codec], size: int) -> list[Detail]:
-        """The data for figures of levels, only at the tensor's last wanted step: it is too much for every step."""
-        if not self._job.final or index != self._job.wanted[-1][0]:
-            return []
-        found: dict[str, object] = {}
+    def details(self, codecs: Sequence[Codec]) -> list[Detail]:
+        """The step's noise, and at the tensor's last wanted step the data for figures of levels."""
+        about, found = (self.job.tensor, self.common["step"]), self._pictured(codecs) if self._settings.optimal else {}
+        if self.noise is not None:
+            found[NOISE] = self.noise._asdict()
+        return [(*about, what, value) for what, value in found.items()]
+
+    def _pictured(self, codecs: Sequence[Codec]) -> dict[str, object]:
+        """The data for figures of levels: too much for every step."""
+        index, found = self._index, dict[str, object]()
+        if not self.job.final or index != self.job.wanted[-1][0]:
+            return found
         for codec in codecs:
-            levels = None if codec.stateful else levels_of(codec, self._state(codec, index, size))
+            levels = None if codec.stateful else levels_of(codec, self._state(codec, index, self.size))
             if levels is not None and codec.needs is not None:
                 found[f"levels {codec}"] = levels
-                found[f"density {spec_name(codec.needs)}"] = density(self._fits.sketch(Fitting((index,)), codec.needs))
-        curves = convergence(codecs, self._fits.sketches)
-        if curves is not None:
-            found["convergence"] = curves
-        return [(self._job.tensor, self._job.steps[index], what, value) for what, value in found.items()]
+                found[f"density {spec_name(codec.needs)}"] = density(self.fits.sketch(Fitting((index,)), codec.needs))
+        curves = convergence(codecs, self.fits.sketches)
+        return found if curves is None else {**found, "convergence": curves}
 
 
 def has_optimum(codec: Codec) -> bool:

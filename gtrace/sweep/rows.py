@@ -19,7 +19,7 @@ from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import Expectation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable
 
     from numpy.typing import NDArray
 
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from gtrace.metrics import Comparison
     from gtrace.noise import Noise
     from gtrace.sketch import MomentSketch
-    from gtrace.sweep.jobs import Wanted
     from gtrace.sweep.level_draws import DrawnSets
-    from gtrace.sweep.store import Row, RowTable
+    from gtrace.sweep.store import Row
     from gtrace.types import State, SummarySpec
 
 
@@ -73,7 +72,7 @@ def expected_columns(
         "relative_variance_bound": relative(expected.error_bound, energy),
         "optimal_variance": best,
         "times_optimal": None if best is None else ratio(variance, best),
-        "relative_bias": relative(expected.bias, math.sqrt(energy)),
+        "relative_bias": relative(expected.bias, np.sqrt(energy)),
         "snr_db": snr_db(energy, expected.squared_error),
         "bits_fixed": expected.bits_fixed,
         "bits_entropy": expected.bits_entropy,
@@ -158,36 +157,32 @@ def drawn_columns(common: Row, sets: LevelSets, found: DrawnSets, expected: Expe
         **common,
         **{name: getattr(found.compared, name) for name in COMPARED},
         "relative_variance": relative(found.compared.squared_error, energy),
-        "relative_bias": relative(0.0 if sets.codecs[0].unbiased else expected.bias, math.sqrt(energy)),
+        "relative_bias": relative(0.0 if sets.codecs[0].unbiased else expected.bias, np.sqrt(energy)),
         "w1_method": "exact",
         "bits_fixed": found.fixed,
         "bits_entropy": found.entropy,
         "bits_huffman": found.huffman,
         "bits_norms": expected.bits_norms,
-        "bits_payload": 8.0 * found.body / max(1, common["n"]),
+        "bits_payload": 8.0 * found.body / np.maximum(1, common["n"]),
     }
 
 
-def complete(
-    rows: Sequence[Row], tables: Sequence[RowTable], wanted: Wanted, dtype_bits: int, noise: Noise | None
-) -> None:
-    """Add to a step's rows, and to its tables, what follows from the other columns: rates and the noise ratio.
+def complete(rows: Iterable[Row], stateful: Container[str], dtype_bits: int, noise: Noise | None) -> None:
+    """Add to a step's rows, or to columns of many, what follows from the other columns: rates and the noise ratio.
 
     The ratio needs bias and variance apart. They are known for expectations, and for draws of codecs that are unbiased
     or deterministic. For other draws nobody can split the error, and what a stateful codec remembers is sent later.
 
     Args:
         rows: the rows; those of skipped steps are not among them.
-        tables: the tables.
-        wanted: the codecs behind them.
+        stateful: the codecs among theirs that keep memory.
         dtype_bits: bits per element of the run's own dtype.
         noise: of the gradient at this step, if it is known.
     """
-    stateful = {str(codec) for codec, _ in wanted if codec.stateful}
-    for columns in [*rows, *(table.columns for table in tables)]:
+    for columns in rows:
         total = columns["bits_payload"] + columns["bits_shared"]
         columns["bits_total"] = total
-        columns["bits_envelope"] = 8.0 * ENVELOPE_BYTES / max(1, columns["n"])
+        columns["bits_envelope"] = 8.0 * ENVELOPE_BYTES / np.maximum(1, columns["n"])
         columns["ratio_float32"], columns["ratio_dtype"] = ratio(32.0, total), ratio(float(dtype_bits), total)
         if noise is None:
             continue
@@ -196,7 +191,7 @@ def complete(
             why = "it remembers its error" if remembers else "a draw does not tell its bias"
             columns["note"] = "; ".join(filter(None, (columns.get("note"), f"no noise ratio: {why}")))
         else:
-            bias = columns["relative_bias"] * math.sqrt(columns["energy"])
+            bias = columns["relative_bias"] * np.sqrt(columns["energy"])
             columns["noise_ratio"] = noise_ratio(columns["squared_error"], bias, noise)
 
 

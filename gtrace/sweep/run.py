@@ -457,7 +457,7 @@ def write_sweep(
                 store.add(block.rows, block.times, details=block.details, tables=block.tables)
                 if not block.values:
                     return
-                count += 1
+                count += block.cells
                 done += block.values
                 if asked.progress is not None:
                     asked.progress(count, total)

@@ -217,7 +217,7 @@ class SweepResult(Tabular):
 
 
 class RowTable(NamedTuple):
-    """Rows of one tensor at one step as columns.
+    """Rows of one step as columns.
 
     Attributes:
         identities: per row, the columns that identify its codec.
@@ -226,6 +226,13 @@ class RowTable(NamedTuple):
 
     identities: Sequence[Mapping[str, Any]]
     columns: dict[str, Any]
+
+    def chosen(self, places: Sequence[int] | NDArray[np.int64]) -> RowTable:
+        """Some of the rows, in this order."""
+        columns = {
+            name: values[places] if isinstance(values, np.ndarray) else values for name, values in self.columns.items()
+        }
+        return RowTable([self.identities[place] for place in places], columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For a pipe: the columns of float64 as one block, because pickle takes a microsecond or two for each array."""
@@ -500,13 +507,7 @@ class ResultStore:
     def _add_table(self, table: RowTable) -> None:
         columns = table.columns
         statement, names = self._statement(tuple(columns))
-        key = [
-            self._text(columns["tensor"]),
-            columns["step"],
-            [self._codec(one) for one in table.identities],
-            columns["draw"],
-        ]
-        cells = dict(zip(KEY, key, strict=True))
+        cells: dict[str, Any] = {"codec": [self._codec(one) for one in table.identities]}
         numbers = [
             name for name in names if isinstance(columns[name], np.ndarray) and columns[name].dtype == np.float64
         ]
@@ -515,11 +516,14 @@ class ResultStore:
             block = np.array([columns[name] for name in numbers])
             block[np.isinf(block)] = np.nan
             cells.update(zip(numbers, block.tolist(), strict=True))
-        for name in names:
+        for name in (*KEY, *names):
             if name not in cells:
                 values = columns[name]
-                listed = values.tolist() if isinstance(values, np.ndarray) else None
-                cells[name] = self._cell(name, values) if listed is None else [self._cell(name, v) for v in listed]
+                texts = name in TEXTS or name == "tensor"
+                listed = values.tolist() if isinstance(values, np.ndarray) else [values]
+                if texts:
+                    listed = [None if value is None else self._text(value) for value in listed]
+                cells[name] = listed if isinstance(values, np.ndarray) else _plain(listed[0])
         ordered = [cells[name] for name in (*KEY, *names)]
         self._connection.executemany(
             statement, zip(*(cell if isinstance(cell, list) else repeat(cell) for cell in ordered), strict=False)

@@ -1,6 +1,7 @@
-"""Codecs that are judged together give the rows that each gives alone."""
+"""Codecs that are judged together, on tensors that go together, give the rows that each gives alone."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from gtrace.codecs.level_sets import judged_together
 from gtrace.sweep import replay
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.jobs import Job, Settings
-from gtrace.sweep.replay import Replay
+from gtrace.sweep.replay import Replay, batches
 from gtrace.trace import Trace
 
 _SPECS = """
@@ -41,9 +42,10 @@ def trace():
 
 
 def both_ways(trace, specs, monkeypatch, **options):
-    """Rows of codecs that are judged alone, and those of the same codecs together."""
+    """Rows of codecs that are judged alone on tensors that go alone, and those of the same codecs together."""
     with monkeypatch.context() as patch:
         patch.setattr(replay, "judged_together", lambda _codec: False)
+        patch.setattr(replay, "_SMALL", -1)
         alone = rows_of(gtrace.run_sweep(trace, specs, jobs=1, **options))
     return alone, rows_of(gtrace.run_sweep(trace, specs, jobs=1, **options))
 
@@ -70,14 +72,35 @@ def test_draws_are_tables_too(trace, monkeypatch):
     assert together == alone
 
 
+def test_small_tensors_go_together_while_they_want_the_same(trace, tmp_path):
+    rng = np.random.default_rng(1)
+    late = {step: rng.standard_normal(50) for step in range(2, 4)}
+    found = Trace.from_arrays(
+        {f"w{k}": {step: rng.standard_normal(40000 if k > 5 else 3) for step in range(4)} for k in range(8)}
+        | {"late": late}
+    )
+    source = Gradients(found, None, None, 1 << 20)
+    wanted = ((0, ((gtrace.codec("qsgd"), (-1,)),)),)
+    jobs = [Job(info.name, 32, source.steps[info.name], wanted, size=info.size) for info in source.infos]
+    together = [[job.tensor for job in batch] for batch in batches(source, [*jobs, replace(jobs[0], tensor="*")], 1)]
+    assert together == [["w0", "w1", "w2", "w3", "w4", "w5"], ["late"], ["w6"], ["w7"], ["*"]]
+    assert [len(batch) for batch in batches(source, jobs, 2)] == [1] * 9
+    asks_more = replace(jobs[1], wanted=((1, wanted[0][1]),))
+    assert len(batches(source, [jobs[0], asks_more], 1)) == 2
+    # Rows of a sweep that was resumed in pieces, by batches of other tensors.
+    path, specs = tmp_path / "a.db", ["alq:bits=3", "ef:qsgd", "topk"]
+    gtrace.run_sweep(found, specs[:1], tensors=["w[135]"], steps=[0, 3], output=path, jobs=1)
+    assert rows_of(gtrace.run_sweep(found, specs, output=path, jobs=2)) == rows_of(gtrace.run_sweep(found, specs))
+
+
 def test_jobs_settings_and_blocks_travel_between_processes(trace):
     wanted = tuple((index, tuple((gtrace.codec(spec), (-1, 0)) for spec in VARIANTS)) for index in range(4))
     job = Job("t", 32, (0, 1, 2, 3), wanted, size=5000)
     sent_job, settings = pickle.loads(pickle.dumps((job, Settings(seed=3, optimal=True))))
     assert sent_job == job
     source = Gradients(trace, None, None, 1 << 20)
-    here = list(Replay(source, job, Settings(seed=3, optimal=True)).blocks())
-    there = pickle.loads(pickle.dumps(list(Replay(source, sent_job, settings).blocks())))
+    here = list(Replay(source, [job], Settings(seed=3, optimal=True)).blocks())
+    there = pickle.loads(pickle.dumps(list(Replay(source, [sent_job], settings).blocks())))
     for a, b in zip(here, there, strict=True):
         assert repr(a.rows) == repr(b.rows)
         assert [repr(table) for table in a.tables] == [repr(table) for table in b.tables]

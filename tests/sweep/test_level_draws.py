@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gtrace
-from gtrace.codecs.level_sets import draws_together
+from gtrace.codecs.level_sets import LevelSets, judged_together
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
 from gtrace.kernels.compare import add_error
@@ -15,12 +15,12 @@ from gtrace.sweep.level_draws import LevelDraws
 from gtrace.types import Key
 
 KEY = Key(0x0123456789ABCDEF, 0xFEDCBA9876543210)
-TOGETHER = [name for name in gtrace.codec_names() if draws_together(gtrace.codec(name))]
+TOGETHER = [name for name in gtrace.codec_names() if judged_together(gtrace.codec(name))]
 #: parameters of the scale, which all codecs of a set share
 SCALES = ["", "bucket_size=1", "bucket_size=64", "bucket_size=100,tail=exact", "bucket_size=none,clip=1.5"]
 #: sets: names of codecs with the same norm, and more parameters
 SETS = [
-    ["qsgdinf:bits=2", "zipml:bits=5", "qsgdinf:bits=3,zero=false", "zipml:bits=7", "terngrad", "qsgdinf:coder=gamma"],
+    ["qsgdinf:bits=2", "zipml:bits=5", "qsgdinf:bits=3,zero=false", "zipml:bits=7", "terngrad", "qsgdinf:coder=fixed"],
     [name for name in TOGETHER if gtrace.codec(name).parameters["norm"] == "l2"] + ["alq:bits=8,zero=false"],
 ]
 
@@ -33,32 +33,34 @@ def values(kind, size):
     ]
 
 
-def check(specs, x, weights=None):
+def check(specs, tensors, weights=None):
+    """Draw several tensors by several codecs in one call, and each alone."""
     codecs = [gtrace.codec(spec) for spec in specs]
-    states = [item.init(x.size) for item in codecs]
-    if x.size:
-        states = [
-            item.fit(state, MomentSketch.from_spec(x, item.needs), 0)
-            for item, state in zip(codecs, states, strict=True)
-        ]
-    reference, totals, wanted_totals = Reference(x, weights), *np.ones((2, len(codecs), x.size))
+    sets, sizes = LevelSets(codecs), np.array([x.size for x in tensors])
+    fitted = sets.fit([MomentSketch.from_spec(x, sets.needs) for x in tensors], sizes)
+    references = [Reference(x, weights) for x in tensors]
+    keys = [Key(KEY.high + place, KEY.low) for place in range(len(tensors))]
+    totals, wanted_totals = np.ones((2, len(codecs), sizes.sum()))
     # A codec without a total is drawn like the others.
-    found = LevelDraws(codecs).draw(states, reference, KEY, [None, *totals[1:]])
-    assert totals[0].tolist() == [1.0] * x.size
-    columns = {name: np.broadcast_to(getattr(found.compared, name), len(codecs)) for name in COMPARED}
-    for place, (item, state) in enumerate(zip(codecs, states, strict=True)):
-        sent = item.simulate(state, x, KEY)
-        add_error(x, sent.values, wanted_totals[place])
-        wanted = reference.compare(sent.values)
+    found = LevelDraws(codecs).draw(fitted, references, keys, [None, *totals[1:]])
+    assert totals[0].tolist() == [1.0] * sizes.sum()
+    columns = {name: np.broadcast_to(getattr(found.compared, name), found.body.size) for name in COMPARED}
+    for place in range(found.body.size):
+        t, c = divmod(place, len(codecs))
+        item, x, start = codecs[c], tensors[t], sizes[:t].sum()
+        state = item.fit(item.init(x.size), MomentSketch.from_spec(x, item.needs), 0) if x.size else item.init(0)
+        sent = item.simulate(state, x, keys[t])
+        add_error(x, sent.values, wanted_totals[c, start : start + x.size])
+        wanted = references[t].compare(sent.values)
         for name, column in columns.items():
-            assert np.array_equal(column[place], getattr(wanted, name), equal_nan=True), (str(item), name)
+            assert np.array_equal(column[place], getattr(wanted, name), equal_nan=True), (str(item), t, name)
         coded = tuple(column[place] for column in found[1:])
-        assert coded == (sent.payload_bytes - ENVELOPE_BYTES, *sent.coded), str(item)
+        assert coded == (sent.payload_bytes - ENVELOPE_BYTES, *sent.coded), (str(item), t)
     np.testing.assert_array_equal(totals[1:], wanted_totals[1:])
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("specs", [*SETS, ["natural", "natural:coder=delta"]], ids=["linf", "l2", "none"])
+@pytest.mark.parametrize("specs", [*SETS, ["natural", "natural:coder=fixed"]], ids=["linf", "l2", "none"])
 @pytest.mark.parametrize(
     ("kind", "size"), [("t", 0), ("t", 1), ("t", 255), ("gaps", 8192), ("zeros", 257), ("denormal", 999)]
 )
@@ -66,23 +68,27 @@ def test_every_codec_as_alone(scale, specs, kind, size):
     if specs[0] == "natural":
         scale = scale.split(",")[-1] if "," in scale else ""
     weights = np.random.default_rng(0).exponential(size=size) if "bucket" in scale else None
-    check([f"{spec}{',' if ':' in spec else ':'}{scale}".rstrip(",:") for spec in specs], values(kind, size), weights)
+    specs = [f"{spec}{',' if ':' in spec else ':'}{scale}".rstrip(",:") for spec in specs]
+    check(specs, [values(kind, size)], weights)
+    check(specs, [values("t", 300), values(kind, size), values("gaps", 70)])
 
 
 def test_beyond_a_block_of_sums():
-    check(["qsgdinf:bits=3", "zipml:bits=6"], values("t", (1 << 20) + 777))
+    check(["qsgdinf:bits=3", "zipml:bits=6"], [values("t", (1 << 20) + 777)])
 
 
 def test_pairs_beyond_the_room_are_drawn_in_turns(monkeypatch):
     monkeypatch.setattr(level_draws, "_PAIRS", 100)
-    check(SETS[0], values("t", 5000))
+    check(SETS[0], [values("t", 5000)])
 
 
 def test_only_level_codecs_with_one_scale():
-    assert not any(draws_together(gtrace.codec(spec)) for spec in ("topk", "signsgd", "ef:qsgd", "mcgq", "fp", "int8"))
+    alone = ("topk", "signsgd", "ef:qsgd", "mcgq", "fp", "int8", "qsgd:coder=gamma", "alq:law=truncnorm")
+    assert not any(judged_together(gtrace.codec(spec)) for spec in alone)
     for specs in (["qsgd", "qsgdinf"], ["qsgd", "qsgd:bucket_size=64"], ["topk"]):
         with pytest.raises(UsageError, match="codecs that draw together must"):
             LevelDraws([gtrace.codec(spec) for spec in specs])
     item = gtrace.codec("qsgd")
+    fitted = LevelSets([item]).fit([MomentSketch.from_spec([1.0, 2.0], item.needs)], np.array([2]))
     with pytest.raises(UsageError, match="value 1 is nan"):
-        LevelDraws([item]).draw([item.init(2)], Reference([1.0, np.nan]), KEY)
+        LevelDraws([item]).draw(fitted, [Reference([1.0, np.nan])], [KEY], [None])

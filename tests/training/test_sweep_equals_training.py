@@ -42,12 +42,15 @@ def swept(codec, refit, monkeypatch):
             seen.append((self.values, decoded.copy()))
             return super().compare(decoded, spoil=spoil)
 
-    def draw(self, states, reference, key, totals):
+    def draw(self, fitted, references, keys, totals):
         # Level codecs are compared as they are decoded; what arrived is the gradient and the error that adds up.
-        own = [np.zeros(reference.size) for _ in states]
-        found = drawn(self, states, reference, key, own)
+        values = np.concatenate([reference.values for reference in references])
+        own = [np.zeros(values.size) for _ in totals]
+        found = drawn(self, fitted, references, keys, own)
+        ends = np.cumsum([reference.size for reference in references])[:-1]
         for total, errors in zip(totals, own, strict=True):
-            seen.append((reference.values, (reference.values + errors).astype(np.float32)))
+            arrived = (values + errors).astype(np.float32)
+            seen.extend(zip(np.split(values, ends), np.split(arrived, ends), strict=True))
             if total is not None:
                 total += errors
         return found

@@ -143,6 +143,11 @@ def _tables(rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 _workspace = _Workspace()
 
 
+def free_table(*, free: bool) -> NDArray[np.float64]:
+    """This thread's table, which is clear and must be left so; for values without a norm or with one."""
+    return _workspace.tables(ROWS_FREE if free else ROWS_UNIT)[0]
+
+
 class BinTable:
     """The dense histogram that a sketch is taken from, filled part by part.
 

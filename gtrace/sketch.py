@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,12 +19,14 @@ from gtrace.buckets import (
     BASE_FREE,
     BASE_UNIT,
     MANTISSA,
+    NORM_CODES,
     BinTable,
     as_levels,
     as_values,
     as_weights,
     bucket_moments,
     clip_values,
+    free_table,
 )
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels import norms as _norms
@@ -45,6 +48,9 @@ ROUNDING = 1e-12
 #: units
 COUNTED = dict.fromkeys(("zeros", "nonfinite", "size", "buckets", "dead", "clipped", "exact", "exact_zeros"), 0)
 COUNTED |= dict.fromkeys(("zero_weight", "clip_error", "exact_energy"), 1)
+_COLUMNS = {name: place for place, name in enumerate(COUNTED)}
+#: those that kernels.sketching counts, in its order
+_MEASURED = ("zeros", "zero_weight", "size", "buckets", "dead", "exact", "exact_energy", "exact_zeros")
 #: level sets whose expectations a sketch remembers
 _MOST_KNOWN = 2048
 
@@ -286,11 +292,9 @@ class MomentSketch:
         if self.mantissa != other.mantissa:
             mantissa = min(self.mantissa, other.mantissa)
             return self.coarsen(mantissa).plus(other.coarsen(mantissa), own, others, moments, share)
-        # Always float64: kernels are compiled once for each type.
-        mass, energy, its_mass, its_energy = map(float, (*own, *others))
-        rows, sums = _sketching.merge_bins(
-            self.rows, self.sums, mass, energy, other.rows, other.sums, its_mass, its_energy, float(share)
-        )
+        parts = ((self, own), (other, others))
+        whole = [(each.rows, each.sums, np.array([[0, len(each.rows)]]), np.array([by], float)) for each, by in parts]
+        rows, sums, _ = _sketching.merge_bins(*whole[0], *whole[1], float(share))
         numbers = {
             name: (getattr(self, name) * own[k] + getattr(other, name) * others[k]) * share
             for name, k in COUNTED.items()
@@ -458,7 +462,9 @@ class MomentSketch:
         return found
 
     def _bins(self) -> _symbols.SketchBins:
-        lower, upper, blocks, large = _sketching.describe_bins(self.rows, *self._first, self.sums)
+        starts = np.array([0, len(self.rows)])
+        edges = _sketching.describe_bins(self.rows, *self._first, self.sums, starts, np.empty((2, 3), np.int64))
+        lower, upper, blocks, large = edges
         # Always float64: kernels are compiled once for each type.
         zeros = (float(self.zeros), float(self.zero_weight))
         return _symbols.SketchBins(lower, upper, self.sums, blocks, large, *zeros, float(self.quantized))
@@ -482,10 +488,151 @@ class MomentSketch:
         return out
 
 
-def bin_sets(sketches: Sequence[MomentSketch]) -> _symbols.BinSets:
-    """The bins of several sketches for kernels, end to end."""
-    several = [sketch.bins() for sketch in sketches]
-    arrays: Any = several[0][:5] if len(several) == 1 else map(np.concatenate, list(zip(*several, strict=True))[:5])
-    starts = np.zeros((len(several) + 1, 3), np.int64)
-    np.cumsum([[len(bins.lower), len(bins.blocks), len(bins.large)] for bins in several], axis=0, out=starts[1:])
-    return _symbols.BinSets(*arrays, starts, np.array([bins[5:] for bins in several]))
+@dataclass(frozen=True, slots=True)
+class SketchSet:
+    """Sketches of several tensors with one spec, end to end.
+
+    Attributes:
+        spec: theirs.
+        rows: int32[k], the bins of all of them.
+        sums: float64[k, 6].
+        starts: int64[tensors + 1], where the bins of each begin.
+        counts: float64[tensors, 11], the attributes in :data:`COUNTED` of each.
+        mantissa: theirs.
+    """
+
+    spec: SummarySpec
+    rows: NDArray[np.int32]
+    sums: NDArray[np.float64]
+    starts: NDArray[np.int64]
+    counts: NDArray[np.float64]
+    mantissa: int = MANTISSA
+    _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, sketches: Sequence[MomentSketch]) -> SketchSet:
+        """These sketches; at least one, all of one spec and one width of bins."""
+        rows, sums = ([getattr(each, name) for each in sketches] for name in ("rows", "sums"))
+        starts = np.cumsum([0, *map(len, rows)])
+        counts = np.array([[getattr(each, name) for name in COUNTED] for each in sketches], float)
+        joined = (part[0] if len(part) == 1 else np.concatenate(part) for part in (rows, sums))
+        found = cls(sketches[0].spec, *joined, starts, counts, sketches[0].mantissa)
+        found._known.update(enumerate(sketches))
+        return found
+
+    @classmethod
+    def of_values(cls, values: NDArray[np.float32], bounds: NDArray[np.int64], spec: SummarySpec) -> SketchSet:
+        """Sketch tensors that lie end to end.
+
+        Args:
+            values: finite float32[n].
+            bounds: int64[tensors + 1], where each begins; none has more than 2^20 values.
+            spec: of the sketches.
+        """
+        if spec.clip is not None or spec.bucket_moments:
+            parts = np.split(values, bounds[1:-1])
+            return cls.of([MomentSketch.from_spec(part, spec) for part in parts])
+        free, tensors = spec.norm == "none", len(bounds) - 1
+        rows, sums = np.empty(values.size, np.int32), np.empty((values.size, _sketching.COLUMNS))
+        starts, found = np.empty(tensors + 1, np.int64), np.empty((tensors, 8))
+        how = spec.bucket_size or 0, NORM_CODES[spec.norm], spec.tail == "exact", BASE_FREE if free else BASE_UNIT
+        _sketching.sketch_values(values, bounds, *how, free_table(free=free), rows, sums, starts, found)
+        if free:
+            found[:, _sketching.BUCKETS] = 0
+        counts = np.zeros((tensors, len(COUNTED)))
+        counts[:, [_COLUMNS[name] for name in _MEASURED]] = found
+        return cls(spec, rows[: starts[-1]].copy(), sums[: starts[-1]].copy(), starts, counts)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __getitem__(self, place: int) -> MomentSketch:
+        """The sketch of one tensor; a change to its arrays changes these."""
+        if place not in self._known:
+            own = slice(*self.starts[place : place + 2])
+            counted = {name: self.counts[place, k].item() for name, k in _COLUMNS.items()}
+            whole = {name: int(value) for name, value in counted.items() if not COUNTED[name] and value.is_integer()}
+            self._known[place] = MomentSketch(
+                self.spec, self.rows[own], self.sums[own], **{**counted, **whole}, mantissa=self.mantissa
+            )
+        found: MomentSketch = self._known[place]
+        return found
+
+    def counted(self, *names: str) -> NDArray[np.float64]:
+        """float64[tensors, names], some of the attributes in :data:`COUNTED`."""
+        return self.counts[:, [_COLUMNS[name] for name in names]]
+
+    @property
+    def energies(self) -> NDArray[np.float64]:
+        """float64[tensors], see :attr:`MomentSketch.energy`."""
+        if "energies" not in self._known:
+            squares = np.empty(len(self.rows))
+            _sketching.sum_squares(self.rows, self._first[0], self.sums, squares)
+            self._known["energies"] = self._sums(squares) + self.counted("exact_energy")[:, 0]
+        found: NDArray[np.float64] = self._known["energies"]
+        return found
+
+    def _sums(self, column: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum over the bins of each sketch, added as numpy does."""
+        return np.array([float(np.sum(column[a:b])) for a, b in pairwise(self.starts.tolist())])
+
+    @property
+    def totals(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """float64[tensors] each: how many values they hold, exact tails aside, and the weight of these."""
+        zeros = self.counted("zeros", "zero_weight").T
+        return self._sums(self.sums[:, 0]) + zeros[0], self._sums(self.sums[:, 3]) + zeros[1]
+
+    def plus(
+        self,
+        other: SketchSet | MomentSketch,
+        own: NDArray[np.float64],
+        others: NDArray[np.float64],
+        share: float = 1.0,
+    ) -> SketchSet:
+        """See :meth:`MomentSketch.plus`, with weights float64[tensors, 2]; one sketch is added to each.
+
+        A sketch with weights 0 is left out.
+        """
+        if isinstance(other, SketchSet):
+            spans, counts = _spans(other.starts), other.counts
+        else:
+            spans = np.tile([0, len(other.rows)], (len(self), 1))
+            counts = np.array([[getattr(other, name) for name in COUNTED]], float)
+        mine = self.rows, self.sums, _spans(self.starts), own
+        rows, sums, starts = _sketching.merge_bins(*mine, other.rows, other.sums, spans, others, share)
+        kinds = [*COUNTED.values()]
+        counts = (self.counts * own[:, kinds] + counts * others[:, kinds]) * share
+        return SketchSet(self.spec, rows, sums, starts, counts, self.mantissa)
+
+    def scaled(self, own: NDArray[np.float64]) -> SketchSet:
+        """See :meth:`MomentSketch.scaled`, with weights float64[tensors, 2]."""
+        weights = np.repeat(np.repeat(own, np.diff(self.starts), axis=0), _sketching.COLUMNS // 2, axis=1)
+        counts = self.counts * own[:, [*COUNTED.values()]]
+        return replace(self, sums=self.sums * weights, counts=counts)
+
+    def bare(self) -> SketchSet:
+        """See :meth:`MomentSketch.bare`."""
+        found = replace(self)
+        found._known["energies"] = self.energies
+        return found
+
+    @property
+    def _first(self) -> tuple[int, int]:
+        return BASE_FREE if self.spec.norm == "none" else BASE_UNIT, 1 << (MANTISSA - self.mantissa)
+
+    def bins(self) -> _symbols.BinSets:
+        """The bins of all sketches for kernels."""
+        if "bins" not in self._known:
+            places = np.empty((len(self) + 1, 3), np.int64)
+            lower, upper, blocks, large = _sketching.describe_bins(
+                self.rows, *self._first, self.sums, self.starts, places
+            )
+            zeros, weights, size, exact = self.counted("zeros", "zero_weight", "size", "exact").T
+            numbers = np.stack([zeros, weights, size - exact], axis=1)
+            self._known["bins"] = _symbols.BinSets(lower, upper, self.sums, blocks, large, places, numbers)
+        found: _symbols.BinSets = self._known["bins"]
+        return found
+
+
+def _spans(starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.stack([starts[:-1], starts[1:]], axis=1)

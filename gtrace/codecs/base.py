@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.coding.huffman import CodedBlock
-    from gtrace.sketch import MomentSketch
+    from gtrace.sketch import MomentSketch, SketchSet
 
     #: yields a worker's message, and receives the mean over all workers, of the same shape
     Rounds: TypeAlias = Generator[NDArray[np.float32], NDArray[np.float32], "Averaged"]
@@ -494,8 +494,8 @@ def expecting(item: Codec) -> bool:
     return item.expects
 
 
-def check_summary(item: Codec, sketch: MomentSketch) -> None:
-    """Raise :class:`~gtrace.errors.UsageError` if the sketch is not the one that the codec needs."""
+def check_summary(item: Codec, sketch: MomentSketch | SketchSet) -> None:
+    """Raise :class:`~gtrace.errors.UsageError` if it is not the sketch that the codec needs, or a set of such."""
     if item.needs is None or sketch.spec[:4] != item.needs[:4]:
         raise UsageError(f"{item}: needs a sketch of {item.needs}, not of {sketch.spec}")
 

@@ -17,7 +17,7 @@ from gtrace.coding import MAX_LENGTH, width_for
 from gtrace.errors import UsageError
 from gtrace.fitting import alq_level_sets, optimal_level_sets
 from gtrace.kernels import symbols as _symbols
-from gtrace.sketch import ROUNDING, MomentSketch, bin_sets
+from gtrace.sketch import ROUNDING, MomentSketch, SketchSet
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 #: methods that a codec must not override in order to be judged together with others
 _ENGINE = ("init", "view", "fit", "shared", "expect", "allocates", "expects", "stateful")
-#: the numbers of a sketch that expectations depend on
-_USED = ("size", "quantized", "buckets", "exact", "dead", "exact_zeros", "clip_error")
 
 
 def draws_together(item: Codec) -> bool:
@@ -80,13 +78,13 @@ class Judged(NamedTuple):
     """What sketches give for every level set.
 
     Attributes:
-        sketches: one for each tensor.
+        sketches: of the tensors.
         numbers: float64[sets, kernels.symbols.NUMBERS].
         probabilities: float64, of the signed symbols of all sets, concatenated.
         lengths: uint8, of the codes made for them.
     """
 
-    sketches: Sequence[MomentSketch]
+    sketches: SketchSet
     numbers: NDArray[np.float64]
     probabilities: NDArray[np.float64]
     lengths: NDArray[np.uint8]
@@ -163,13 +161,15 @@ class LevelSets:
             for grid, levels in zip(self._grids, unfitted, strict=True)
         ]
 
-    def grids(self, sketches: Sequence[MomentSketch | None]) -> Grids:
-        """The levels fitted to each sketch, those of fixed grids as they are; None leaves all as they are."""
+    def grids(self, sketches: SketchSet | None) -> Grids:
+        """The levels fitted to each sketch, those of fixed grids as they are; None for one tensor without a fit."""
         states: list[dict[str, NDArray[Any]]] = []
-        for sketch in sketches:
-            fitted = _fits(self._grids, sketch) if self.adaptive and sketch and sketch.sums.size else {}
+        tensors = 1 if sketches is None else len(sketches)
+        for place in range(tensors):
+            sketch = sketches[place] if self.adaptive and sketches is not None else None
+            fitted = {} if sketch is None or not sketch.sums.size else _fits(self._grids, sketch)
             states += [dict(fitted[k].arrays) if k in fitted else {} for k in range(len(self.codecs))]
-        each, known = self._levels * len(sketches), [-1] * len(states)
+        each, known = self._levels * tensors, [-1] * len(states)
         for place, arrays in enumerate(states):
             if arrays:
                 grid, state = self._grids[place % len(self.codecs)], State(0, arrays)
@@ -177,7 +177,7 @@ class LevelSets:
                 told = grid.fitted(state)
                 known[place] = -1 if told is None else told.size
         sizes = np.array([levels.size for levels in each])
-        symbols = 2 * sizes - self._of_each(self.has_zero, len(sketches))
+        symbols = 2 * sizes - self._of_each(self.has_zero, tensors)
         return Grids(
             tuple(states),
             np.array(known),
@@ -191,12 +191,13 @@ class LevelSets:
         """What is known of each codec, for every set."""
         return values if tensors == 1 else np.tile(values, tensors)
 
-    def judge(self, sketches: Sequence[MomentSketch], grids: Grids) -> Judged:
+    def judge(self, sketches: SketchSet, grids: Grids) -> Judged:
         """All level sets, each on its tensor's sketch; ``grids`` from :meth:`grids` of any sketches.
 
         Raises:
-            UsageError: a sketch was not built as the codecs need it.
+            UsageError: the sketches were not built as the codecs need them.
         """
+        check_summary(self.codecs[0], sketches)
         symbols = int(grids.symbol_starts[-1])
         judged = Judged(
             sketches,
@@ -205,7 +206,7 @@ class LevelSets:
             np.empty(symbols, np.uint8),
         )
         _symbols.judge_sets(
-            self._bins(sketches),
+            sketches.bins(),
             grids.levels,
             grids.starts,
             self._of_each(~self.has_zero, len(sketches)),
@@ -217,28 +218,25 @@ class LevelSets:
         )
         return judged
 
-    def _bins(self, sketches: Sequence[MomentSketch]) -> _symbols.BinSets:
-        for sketch in sketches:
-            check_summary(self.codecs[0], sketch)
-        return bin_sets(sketches)
-
-    def weighted_error(self, weighted: Sequence[MomentSketch], grids: Grids) -> NDArray[np.float64]:
+    def weighted_error(self, weighted: SketchSet, grids: Grids) -> NDArray[np.float64]:
         """float64[sets], as :meth:`~gtrace.codecs.Codec.weighted_error` of each.
 
         Raises:
-            UsageError: a sketch was not built as the codecs need it.
+            UsageError: the sketches were not built as the codecs need them.
         """
+        check_summary(self.codecs[0], weighted)
         errors, mirrored = np.empty(grids.known.size), self._of_each(~self.has_zero, len(weighted))
-        _symbols.weigh_sets(self._bins(weighted), grids.levels, grids.starts, mirrored, errors)
-        return errors + np.repeat([sketch.clip_error for sketch in weighted], len(self.codecs))
+        _symbols.weigh_sets(weighted.bins(), grids.levels, grids.starts, mirrored, errors)
+        return errors + np.repeat(weighted.counted("clip_error"), len(self.codecs))
 
-    def fit(self, sketches: Sequence[MomentSketch], sizes: NDArray[np.int64]) -> LevelFit:
+    def fit(self, sketches: SketchSet, sizes: NDArray[np.int64]) -> LevelFit:
         """Fit levels, and take the codes that save more than they cost to send, for tensors of ``sizes`` values."""
         grids = self.grids(sketches)
         judged = self.judge(sketches, grids)
         numbers = judged.numbers[:, _symbols.LOWEST + 1 :]
         gain = (grids.fixed - numbers[:, _symbols.CODED]) * np.repeat(sizes, len(self.codecs))
-        seen = np.repeat([sketch.quantized > 0 for sketch in sketches], len(self.codecs))
+        size, exact = sketches.counted("size", "exact").T
+        seen = np.repeat(size - exact > 0, len(self.codecs))
         adopted = self._of_each(self._huffman, len(sketches)) & (gain > numbers[:, _symbols.SENT]) & seen
         code = np.where(adopted, numbers[:, _symbols.SENT] / 8, 0)
         told = adopted | (grids.known >= 0)
@@ -255,9 +253,10 @@ class LevelSets:
     def expect(self, judged: Judged, fitted: LevelFit) -> Expectations:
         """The average result of one encoding of the sketched tensors with this fit; ``judged`` with its levels."""
         numbers, fixed, sketches = judged.numbers, fitted.grids.fixed, judged.sketches
-        known = np.array([[getattr(sketch, name) for name in _USED] for sketch in sketches], np.float64)
-        whole, quantized, buckets, exact, dead, exact_zeros, clip_error = np.repeat(known, len(self.codecs), axis=0).T
-        size = np.maximum(1, whole)
+        whole, buckets, exact, dead, exact_zeros, clip_error = np.repeat(
+            sketches.counted("size", "buckets", "exact", "dead", "exact_zeros", "clip_error"), len(self.codecs), axis=0
+        ).T
+        size, quantized = np.maximum(1, whole), whole - exact
         share = quantized / size
         norms = 32.0 * (buckets + exact) / size
         coded = np.empty(fixed.size)
@@ -314,6 +313,8 @@ def least_errors(sketch: MomentSketch, counts: Sequence[int], *, zero: bool) -> 
     levels = optimal_level_sets(sketch, found) if zero else alq_level_sets(sketch, found.values(), zero=False)
     errors = np.empty(len(found))
     starts = np.concatenate([[0], np.cumsum([one.size for one in levels])])
-    _symbols.weigh_sets(bin_sets([sketch]), np.concatenate(levels), starts, np.full(len(found), not zero), errors)
+    _symbols.weigh_sets(
+        SketchSet.of([sketch]).bins(), np.concatenate(levels), starts, np.full(len(found), not zero), errors
+    )
     known = dict(zip(found, (errors + sketch.clip_error).tolist(), strict=True))
     return np.array([known.get(count, np.nan) for count in counts])

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from gtrace.schedule import WINDOW
-from gtrace.sketch import COUNTED, MomentSketch
+from gtrace.sketch import COUNTED, MomentSketch, SketchSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gtrace.types import SummarySpec
 
-__all__ = ["DECAY", "WINDOW", "Pool", "RunningPool", "poolable", "pooled"]
+__all__ = ["DECAY", "WINDOW", "Pool", "RunningPool", "SetPool", "poolable", "pooled"]
 
 #: weight of a step's sketch relative to the step after it; docs/concepts/fits.md has the measurements
 DECAY = 0.8
 _UNSEEN_POINTS = 512
+S = TypeVar("S", MomentSketch, SketchSet)
+
+
+class _Pooling(Protocol[S]):
+    def add(self, sketch: S, /) -> None: ...
+
+    def mean(self) -> S: ...
 
 
 class Pool:
@@ -89,14 +96,42 @@ class Pool:
         return pool
 
 
-class RunningPool:
-    """The pool of a window of steps, which mostly grows by a step; then only that step is added."""
+class SetPool:
+    """:class:`Pool` of the sketches of several tensors."""
 
     def __init__(self) -> None:
-        self._pool = Pool()
+        self._total: SketchSet | None = None
+        self._weight = 0.0
+
+    def add(self, sketches: SketchSet) -> None:
+        """Add the next step."""
+        energies, own = sketches.energies, np.ones((len(sketches), 2))
+        own[:, 1] = np.divide(1.0, energies, out=np.zeros_like(energies), where=energies > 0)
+        total = self._total
+        self._total = sketches.scaled(own) if total is None else total.plus(sketches, np.full_like(own, DECAY), own)
+        self._weight = DECAY * self._weight + 1.0
+
+    def mean(self) -> SketchSet:
+        """The sketches of a typical step, see :meth:`Pool.mean`."""
+        assert self._total is not None
+        total, even, one = self._total, _even(self._total.spec), np.zeros((len(self._total), 2))
+        seen, (known, weight) = np.diff(total.starts) > 0, total.totals
+        one[seen] = np.stack([np.full(len(total), 1.0), weight / np.where(seen, known, 1.0)], axis=1)[seen] / even.size
+        return total.plus(even, np.ones_like(one), one, 1.0 / self._weight)
+
+
+class RunningPool(Generic[S]):
+    """The pool of a window of steps, which mostly grows by a step; then only that step is added.
+
+    ``kind`` is that of the sketches: :class:`Pool` or :class:`SetPool`.
+    """
+
+    def __init__(self, kind: Callable[[], _Pooling[S]]) -> None:
+        self._kind = kind
+        self._pool = kind()
         self._steps: tuple[int, ...] = ()
 
-    def mean(self, steps: tuple[int, ...], sketches: Sequence[MomentSketch]) -> MomentSketch:
+    def mean(self, steps: tuple[int, ...], sketches: Sequence[S]) -> S:
         """:func:`pooled` of the sketches; ``steps`` names each. A step's sketch is always the same.
 
         Raises:
@@ -104,7 +139,7 @@ class RunningPool:
         """
         held = len(self._steps)
         if steps[:held] != self._steps:
-            self._pool, held = Pool(), 0
+            self._pool, held = self._kind(), 0
         for sketch in sketches[held:]:
             self._pool.add(sketch)
         self._steps = steps

@@ -8,11 +8,12 @@ import numpy as np
 
 from gtrace.kernels._jit import inline, jit, jit_slp
 from gtrace.kernels.bits import FLOATS, touch
+from gtrace.kernels.norms import bucket_scales, power_sum
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.kernels import Floats, Singles
+    from gtrace.kernels import Floats, Ints, Singles
 
 #: bits of a float64 below the ten leading ones of its mantissa
 SHIFT = 42
@@ -24,6 +25,8 @@ _AHEAD = 16 * _CHUNK
 #: bins of a block and of a large block: without a level inside, a block counts as one bin
 BLOCK_BINS = 8
 LARGE_BINS = 64
+#: columns of what is counted besides the bins
+ZEROS, ZERO_WEIGHT, SIZE, BUCKETS, DEAD, EXACT, EXACT_ENERGY, EXACT_ZEROS = range(8)
 
 
 @jit_slp
@@ -122,10 +125,9 @@ def sum_squares(rows: NDArray[np.int32], base: int, sums: Floats, out: Floats) -
 
 
 @inline
-def _sum_blocks(lower: Floats, sums: Floats, bins: int) -> Floats:
-    """The sums of every ``bins`` bins, about the lower edge of the first: float64[blocks, 6]."""
-    out = np.zeros(((lower.size + bins - 1) // bins, COLUMNS))
-    for b in range(out.shape[0]):
+def _sum_blocks(lower: Floats, sums: Floats, bins: int, out: Floats) -> None:
+    """Add the sums of every ``bins`` bins, about the lower edge of the first, to a row of ``out`` each."""
+    for b in range((lower.size + bins - 1) // bins):
         first = b * bins
         for k in range(first, min(first + bins, lower.size)):
             moved = lower[k] - lower[first]
@@ -134,25 +136,37 @@ def _sum_blocks(lower: Floats, sums: Floats, bins: int) -> Floats:
                 out[b, j] += n
                 out[b, j + 1] += d1 + moved * n
                 out[b, j + 2] += d2 + moved * (2.0 * d1 + moved * n)
-    return out
 
 
 @jit
 def describe_bins(
-    rows: NDArray[np.int32], base: int, width: int, sums: Floats
+    rows: NDArray[np.int32], base: int, width: int, sums: Floats, starts: Ints, places: Ints
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Lower and upper edges of the bins, and the sums over blocks of ``BLOCK_BINS`` and of ``LARGE_BINS`` of them.
+    """Lower and upper edges of bins, and the sums over blocks of ``BLOCK_BINS`` and of ``LARGE_BINS`` of them.
 
     Args:
-        rows: int32[k], ascending.
+        rows: int32[k], ascending within a sketch; one sketch after the other.
         base: what the leading bits of row 0 are.
         width: how many of these leading bits a bin spans; row 1 always spans one.
         sums: float64[k, 6].
+        starts: int64[sketches + 1], where the bins of each begin.
+        places: int64[sketches + 1, 3], overwritten: where its bins, its blocks and its large blocks begin.
     """
     lower, above = _lower_edges(rows, base), np.empty(rows.size, np.int64)
     for k in range(rows.size):
         above[k] = (np.int64(rows[k]) + base + (1 if rows[k] == 1 else width)) << SHIFT
-    return lower, above.view(np.float64), _sum_blocks(lower, sums, BLOCK_BINS), _sum_blocks(lower, sums, LARGE_BINS)
+    places[0] = 0
+    for t in range(starts.size - 1):
+        count = starts[t + 1] - starts[t]
+        places[t + 1, 0] = starts[t + 1]
+        places[t + 1, 1] = places[t, 1] + (count + BLOCK_BINS - 1) // BLOCK_BINS
+        places[t + 1, 2] = places[t, 2] + (count + LARGE_BINS - 1) // LARGE_BINS
+    blocks, large = np.zeros((places[-1, 1], COLUMNS)), np.zeros((places[-1, 2], COLUMNS))
+    for t in range(starts.size - 1):
+        own = slice(starts[t], starts[t + 1])
+        _sum_blocks(lower[own], sums[own], BLOCK_BINS, blocks[places[t, 1] :])
+        _sum_blocks(lower[own], sums[own], LARGE_BINS, large[places[t, 2] :])
+    return lower, above.view(np.float64), blocks, large
 
 
 @jit
@@ -196,47 +210,103 @@ def hinge(t: float, low: float, width: float, n: float, d1: float, d2: float) ->
 def merge_bins(
     rows_a: NDArray[np.int32],
     sums_a: Floats,
-    mass_a: float,
-    energy_a: float,
+    spans_a: Ints,
+    weights_a: Floats,
     rows_b: NDArray[np.int32],
     sums_b: Floats,
-    mass_b: float,
-    energy_b: float,
+    spans_b: Ints,
+    weights_b: Floats,
     share: float,
-) -> tuple[NDArray[np.int32], Floats]:
-    """The bins of two sketches as one: ascending numbers, and added sums, times ``share``.
+) -> tuple[NDArray[np.int32], Floats, Ints]:
+    """Pairs of sketches as one each: ascending numbers of bins, added sums times ``share``, and where each begins.
 
-    Before they are added, each sketch's plain sums are multiplied by its ``mass`` and its weighted ones by its
-    ``energy``.
+    Before they are added, each sketch's plain sums are multiplied by its mass and its weighted ones by its energy, its
+    two ``weights``. The bins of a sketch are those of its span; those of a second one with weights 0 do not count.
     """
-    i, j, k = 0, 0, 0
-    while i < rows_a.size and j < rows_b.size:
-        a, b = rows_a[i], rows_b[j]
-        i += a <= b
-        j += b <= a
-        k += 1
-    size = k + rows_a.size - i + rows_b.size - j
-    rows, sums = np.empty(size, np.int32), np.empty((size, COLUMNS))
-    i, j = 0, 0
-    for k in range(size):
-        take_a = j == rows_b.size or (i < rows_a.size and rows_a[i] <= rows_b[j])
-        take_b = i == rows_a.size or (j < rows_b.size and rows_b[j] <= rows_a[i])
-        rows[k] = rows_a[i] if take_a else rows_b[j]
-        if take_a and take_b:
-            for c in range(3):
-                sums[k, c] = (sums_a[i, c] * mass_a + sums_b[j, c] * mass_b) * share
-                sums[k, c + 3] = (sums_a[i, c + 3] * energy_a + sums_b[j, c + 3] * energy_b) * share
-        elif take_a:
-            for c in range(3):
-                sums[k, c] = sums_a[i, c] * mass_a * share
-                sums[k, c + 3] = sums_a[i, c + 3] * energy_a * share
-        else:
-            for c in range(3):
-                sums[k, c] = sums_b[j, c] * mass_b * share
-                sums[k, c + 3] = sums_b[j, c + 3] * energy_b * share
-        i += take_a
-        j += take_b
-    return rows, sums
+    most, count = 0, spans_a.shape[0]
+    for t in range(count):
+        most += spans_a[t, 1] - spans_a[t, 0] + spans_b[t, 1] - spans_b[t, 0]
+    rows, sums, starts = np.empty(most, np.int32), np.empty((most, COLUMNS)), np.zeros(count + 1, np.int64)
+    k = 0
+    for t in range(count):
+        i, end_a, j, end_b = spans_a[t, 0], spans_a[t, 1], spans_b[t, 0], spans_b[t, 1]
+        mass_a, energy_a, mass_b, energy_b = weights_a[t, 0], weights_a[t, 1], weights_b[t, 0], weights_b[t, 1]
+        if mass_b == 0.0 and energy_b == 0.0:
+            j = end_b
+        while i < end_a or j < end_b:
+            take_a = j == end_b or (i < end_a and rows_a[i] <= rows_b[j])
+            take_b = i == end_a or (j < end_b and rows_b[j] <= rows_a[i])
+            rows[k] = rows_a[i] if take_a else rows_b[j]
+            if take_a and take_b:
+                for c in range(3):
+                    sums[k, c] = (sums_a[i, c] * mass_a + sums_b[j, c] * mass_b) * share
+                    sums[k, c + 3] = (sums_a[i, c + 3] * energy_a + sums_b[j, c + 3] * energy_b) * share
+            elif take_a:
+                for c in range(3):
+                    sums[k, c] = sums_a[i, c] * mass_a * share
+                    sums[k, c + 3] = sums_a[i, c + 3] * energy_a * share
+            else:
+                for c in range(3):
+                    sums[k, c] = sums_b[j, c] * mass_b * share
+                    sums[k, c + 3] = sums_b[j, c + 3] * energy_b * share
+            i += take_a
+            j += take_b
+            k += 1
+        starts[t + 1] = k
+    return rows[:k].copy(), sums[:k].copy(), starts
+
+
+@jit
+def sketch_values(
+    x: Singles,
+    bounds: Ints,
+    bucket: int,
+    norm: int,
+    exact: bool,
+    base: int,
+    table: Floats,
+    rows: NDArray[np.int32],
+    sums: Floats,
+    starts: Ints,
+    counts: Floats,
+) -> None:
+    """Sketch tensors that lie end to end.
+
+    Args:
+        x: float32[n], finite.
+        bounds: int64[tensors + 1], where each begins.
+        bucket: values that share a scale; 0 for all of a tensor.
+        norm: of a bucket, see :mod:`gtrace.kernels.norms`.
+        exact: a short last bucket is sent exactly.
+        base: see :func:`accumulate`.
+        table: cleared, and left so.
+        rows: int32[n], overwritten: the bins of each tensor.
+        sums: float64[n, 6], overwritten: their sums.
+        starts: int64[tensors + 1], overwritten: where the bins of each begin.
+        counts: float64[tensors, 8], overwritten, see ZEROS.
+    """
+    starts[0] = 0
+    for t in range(counts.shape[0]):
+        own = x[bounds[t] : bounds[t + 1]]
+        each = bucket or max(1, own.size)
+        size = own.size - own.size % each if exact and bucket else own.size
+        scales = np.empty((size + each - 1) // each, np.float32)
+        bucket_scales(own[:size], each, norm, scales)
+        low, high = accumulate(own, 0, size, each, scales, base, np.empty(0), table)
+        counts[t, ZEROS], counts[t, ZERO_WEIGHT], counts[t, DEAD] = 0.0, 0.0, 0.0
+        if high >= 0:
+            counts[t, ZEROS], counts[t, ZERO_WEIGHT] = table[0, 0], table[0, 3]
+            table[0] = 0.0
+        at = starts[t]
+        starts[t + 1] = at + compact(table, max(low, 1), high, rows[at:], sums[at:])
+        for b in range(scales.size):
+            if scales[b] == 0:
+                counts[t, DEAD] += min((b + 1) * each, size) - b * each
+        tail = own[size:]
+        counts[t, SIZE], counts[t, BUCKETS], counts[t, EXACT] = own.size, scales.size, tail.size
+        counts[t, EXACT_ENERGY], counts[t, EXACT_ZEROS] = power_sum(tail, 2), 0.0
+        for i in range(tail.size):
+            counts[t, EXACT_ZEROS] += tail[i] == 0.0
 
 
 @jit

@@ -18,7 +18,7 @@ import numpy as np
 
 from gtrace.codecs import Codec
 from gtrace.codecs.link import LinkOptions, Sender
-from gtrace.fitting.pooling import WINDOW, RunningPool, poolable, pooled
+from gtrace.fitting.pooling import WINDOW, Pool, RunningPool, poolable, pooled
 from gtrace.kernels.compare import add_error
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
@@ -159,6 +159,7 @@ class Fits:
 
     Attributes:
         needs: the sketches that the job's codecs need.
+        shared: spec -> what gives its sketch of a step or the pool of several; for those made with other tensors.
     """
 
     def __init__(
@@ -174,17 +175,21 @@ class Fits:
         #: sketches and fits that the last two steps asked for; what two steps in a row do not ask for is dropped
         self._before: dict[Hashable, Any] = {}
         self._recent: dict[Hashable, Any] = {}
-        self._pools: defaultdict[SummarySpec, RunningPool] = defaultdict(RunningPool)
+        self._pools: defaultdict[SummarySpec, RunningPool[MomentSketch]] = defaultdict(partial(RunningPool, Pool))
         self._memories: dict[tuple[int, int], _Memory] = {}
         # The settings say which steps fit a codec.
         self._options = LinkOptions(RefitSchedule((0,)), settings.seed)
         self._at = -1
+        self.shared: dict[SummarySpec, Callable[[Fitting], MomentSketch]] = {}
 
     @property
     def sketches(self) -> dict[SummarySpec, MomentSketch]:
         """Those of the current step, as far as they exist."""
         step = Fitting((self._at,))
-        there = ((spec, self._recent.get((step, spec))) for spec in self.needs)
+        there = (
+            (spec, self.shared[spec](step) if spec in self.shared else self._recent.get((step, spec)))
+            for spec in self.needs
+        )
         return {spec: sketch for spec, sketch in there if sketch is not None}
 
     def look(self, index: int) -> Seen:
@@ -203,6 +208,8 @@ class Fits:
 
     def sketch(self, fitting: Fitting, spec: SummarySpec) -> MomentSketch:
         """The sketch of a step, or the pool of several."""
+        if spec in self.shared:
+            return self.shared[spec](fitting)
         key = fitting, spec
         found: MomentSketch | None = self._recent.get(key) or self._before.get(key)
         if found is None and fitting.pooled:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from types import MappingProxyType
@@ -18,10 +19,12 @@ import numpy as np
 from gtrace.codecs import Codec, expecting, level_grid
 from gtrace.codecs.level_sets import LevelSets, judged_together, least_errors
 from gtrace.errors import TraceError
+from gtrace.fitting.pooling import RunningPool, SetPool
 from gtrace.kernels.compare import add_values
 from gtrace.kernels.norms import power_sum
 from gtrace.metrics import Reference, relative
 from gtrace.noise import Noise
+from gtrace.sketch import SketchSet
 from gtrace.sweep.draws import ChunkDraws, Draws, Window
 from gtrace.sweep.fits import Fits, Ready, RunningSums
 from gtrace.sweep.gradient_noise import NOISE
@@ -93,7 +96,7 @@ def split(wanted: Wanted, job: Job) -> tuple[list[Group], Wanted]:
 
 
 #: elements of the largest tensor that goes through its steps with others, and of all of them together
-_SMALL, _TOGETHER = 1 << 13, 1 << 16
+_SMALL, _TOGETHER = 1 << 13, 1 << 15
 #: batches for each of several workers, so that they end together
 _EACH = 4
 
@@ -160,10 +163,32 @@ class Replay:
         self._fittings: dict[LevelSets, dict[int, tuple[Fitting, str]]] = {}
         for groups, _ in self._split.values():
             self._fittings.update((group.sets, self._plan(group.sets.codecs[0])) for group in groups)
-        #: fits that the last two steps asked for; and sums over windows, of all tensors end to end
-        self._before: dict[Hashable, LevelFit] = {}
-        self._recent: dict[Hashable, LevelFit] = {}
+        #: sketches and fits that the last two steps asked for; and sums over windows, of all tensors end to end
+        self._before: dict[Hashable, Any] = {}
+        self._recent: dict[Hashable, Any] = {}
+        self._pools: defaultdict[SummarySpec, RunningPool[SketchSet]] = defaultdict(partial(RunningPool, SetPool))
         self._sums = self._all[0].sums if len(jobs) == 1 else RunningSums(jobs[0].windows)
+        for place, tensor in enumerate(self._all if len(jobs) > 1 else ()):
+            tensor.fits.shared = {sets.needs: partial(self._sketch, place, sets.needs) for sets in self._fittings}
+
+    def _sketch(self, place: int, spec: SummarySpec, fitting: Fitting) -> MomentSketch:
+        """That of one tensor."""
+        return self._sketches(fitting, spec)[place]
+
+    def _sketches(self, fitting: Fitting, spec: SummarySpec) -> SketchSet:
+        """The sketches of a step, or the pools of several."""
+        if len(self._all) == 1:
+            return SketchSet.of([self._all[0].fits.sketch(fitting, spec)])
+        key = fitting, spec
+        found: SketchSet | None = self._recent.get(key) or self._before.get(key)
+        if found is None and fitting.pooled:
+            parts = [self._sketches(Fitting((k,)), spec) for k in fitting.steps]
+            found = self._pools[spec].mean(fitting.steps, parts)
+        elif found is None:
+            values = [tensor.values(fitting.steps[0]) for tensor in self._all]
+            found = SketchSet.of_values(np.concatenate(values), np.cumsum([0, *map(len, values)]), spec)
+        self._recent[key] = found
+        return found
 
     def _plan(self, codec: Codec) -> dict[int, tuple[Fitting, str]]:
         """The steps that fit a codec at each wanted step and the one before."""
@@ -183,16 +208,17 @@ class Replay:
 
     def _block(self, index: int, wanted: Wanted) -> Block:
         groups, alone = self._split[id(wanted)]
-        self._before, self._recent = self._recent, {}
+        # What is computed from a sketch is many times its size, and a pool needs the sums alone.
+        kept = self._recent.items()
+        self._before, self._recent = {k: v.bare() if isinstance(v, SketchSet) else v for k, v in kept}, {}
         for tensor in self._all:
             tensor.begin(index)
         live = [tensor for tensor in self._all if not tensor.skipped]
         block = Block([], [], values=sum(job.values(wanted) for job in self._jobs), cells=len(self._jobs))
         clock = time.perf_counter()
         # One after the other, while the values and the table of bins are in a cache.
-        for tensor in self._all if live else ():
-            for group in groups:
-                tensor.fits.sketch(Fitting((index,)), group.sets.needs)
+        for group in groups if live else ():
+            self._sketches(Fitting((index,)), group.sets.needs)
         if groups and live:
             self._spend(block.times, EXPECTATION, "sketch", clock)
             block.tables.extend(table for group in groups for table in self._tables(group, index, block.times))
@@ -215,9 +241,9 @@ class Replay:
         """Codecs that go through the current step together, fitted for the tensors' values there."""
         sizes = np.array([tensor.size for tensor in self._all])
         key = sets, fitting, sizes.tobytes()
-        found = self._recent.get(key) or self._before.get(key)
+        found: LevelFit | None = self._recent.get(key) or self._before.get(key)
         if found is None:
-            found = sets.fit([tensor.fits.sketch(fitting, sets.needs) for tensor in self._all], sizes)
+            found = sets.fit(self._sketches(fitting, sets.needs), sizes)
         self._recent[key] = found
         return found
 
@@ -232,7 +258,7 @@ class Replay:
             sent = np.zeros_like(sent)
         elif index:
             sent = np.where(sets.differ(fitted, self._fit(sets, plan[index - 1][0])), sent, 0)
-        sketches = [tensor.fits.sketch(Fitting((index,)), sets.needs) for tensor in tensors]
+        sketches = self._sketches(Fitting((index,)), sets.needs)
         expected = sets.expect(sets.judge(sketches, fitted.grids), fitted)
         common: Row = {
             name: _spread([tensor.common[name] for tensor in tensors], len(sets.codecs)) for name in tensors[0].common
@@ -262,7 +288,7 @@ class Replay:
         sets: LevelSets,
         index: int,
         fitted: LevelFit,
-        sketches: Sequence[MomentSketch],
+        sketches: SketchSet,
         expected: Expectations,
         common: Row,
     ) -> Row:
@@ -271,7 +297,7 @@ class Replay:
         columns, errors = expected_columns(common, expected, optimum), expected.squared_error
         weighted = [each.look.weighted[sets.needs] for each in self._all if each.look.weighted is not None]
         if weighted:
-            lost = sets.weighted_error(weighted, fitted.grids)
+            lost = sets.weighted_error(SketchSet.of(weighted), fitted.grids)
             columns["update_error"] = relative(lost, self._all[0].look.energy)
         if sets.codecs[0].unbiased:
             total = self._sums.at(sets, index, errors.size)
@@ -323,7 +349,7 @@ class Replay:
     def _errors(self, sets: LevelSets, index: int) -> NDArray[np.float64]:
         """The expected squared errors of codecs that go together at a step, float64[sets]."""
         fitted = self._fit(sets, self._settings.source(sets.codecs[0], index, self._jobs[0].steps))
-        sketches = [tensor.fits.sketch(Fitting((index,)), sets.needs) for tensor in self._all]
+        sketches = self._sketches(Fitting((index,)), sets.needs)
         return sets.expect(sets.judge(sketches, fitted.grids), fitted).squared_error
 
 
@@ -335,16 +361,16 @@ def _spread(values: list[Any], each: int) -> Any:
     return np.repeat(np.array(values, None if numbers else object), each)
 
 
-def _optima(sketches: Sequence[MomentSketch], sets: LevelSets, fitted: LevelFit) -> NDArray[np.float64] | None:
+def _optima(sketches: SketchSet, sets: LevelSets, fitted: LevelFit) -> NDArray[np.float64] | None:
     """The least error of as many levels as each set has, float64[sets]; None for values without a norm."""
     if sets.needs.norm == "none":
         return None
     sizes, found = fitted.grids.sizes.reshape(len(sketches), -1), np.full((len(sketches), len(sets.codecs)), math.nan)
     for zero in (True, False):
         these = sets.has_zero == zero
-        for place, sketch in enumerate(sketches if these.any() else ()):
-            if sketch.sums.size:
-                found[place, these] = least_errors(sketch, sizes[place, these].tolist(), zero=zero)
+        for place in range(len(sketches) if these.any() else 0):
+            if sketches[place].sums.size:
+                found[place, these] = least_errors(sketches[place], sizes[place, these].tolist(), zero=zero)
     return found.reshape(-1)
 
 
@@ -400,6 +426,10 @@ class TensorReplay:
     def size(self) -> int:
         """How many they are."""
         return self.look.reference.size
+
+    def values(self, index: int) -> NDArray[np.float32]:
+        """All values of a step, those that are not finite as zero."""
+        return self._source.values(index)[0]
 
     def begin(self, index: int) -> None:
         """Go on to a step."""

@@ -456,18 +456,19 @@ class MomentSketch:
         weighted += self.clip_error
         return weighted, plain, bound + ROUNDING * weighted, mass
 
+    @property
+    def alone(self) -> SketchSet:
+        """The set of this sketch alone."""
+        found: SketchSet = self.remember("alone", lambda: SketchSet.of([self]))
+        return found
+
     def bins(self) -> _symbols.SketchBins:
         """What kernels need to know of the values that a level codec rounds."""
         found: _symbols.SketchBins = self.remember("bins", self._bins)
         return found
 
     def _bins(self) -> _symbols.SketchBins:
-        starts = np.array([0, len(self.rows)])
-        edges = _sketching.describe_bins(self.rows, *self._first, self.sums, starts, np.empty((2, 3), np.int64))
-        lower, upper, blocks, large = edges
-        # Always float64: kernels are compiled once for each type.
-        zeros = (float(self.zeros), float(self.zero_weight))
-        return _symbols.SketchBins(lower, upper, self.sums, blocks, large, *zeros, float(self.quantized))
+        return self.alone.bins_at(0)
 
     def partial_moments(self, points: ArrayLike, *, weighted: bool = True) -> NDArray[np.float64]:
         """Mass, first moment and sum (point - r)_+ of the values up to each of the ascending points.
@@ -552,9 +553,9 @@ class SketchSet:
             own = slice(*self.starts[place : place + 2])
             counted = {name: self.counts[place, k].item() for name, k in _COLUMNS.items()}
             whole = {name: int(value) for name, value in counted.items() if not COUNTED[name] and value.is_integer()}
-            self._known[place] = MomentSketch(
-                self.spec, self.rows[own], self.sums[own], **{**counted, **whole}, mantissa=self.mantissa
-            )
+            sketch = MomentSketch(self.spec, self.rows[own], self.sums[own], **counted | whole, mantissa=self.mantissa)
+            sketch._known["bins"] = self.bins_at(place)
+            self._known[place] = sketch
         found: MomentSketch = self._known[place]
         return found
 
@@ -622,16 +623,21 @@ class SketchSet:
 
     def bins(self) -> _symbols.BinSets:
         """The bins of all sketches for kernels."""
-        if "bins" not in self._known:
+        found: _symbols.BinSets | None = self._known.get("bins")
+        if found is None:
             places = np.empty((len(self) + 1, 3), np.int64)
-            lower, upper, blocks, large = _sketching.describe_bins(
-                self.rows, *self._first, self.sums, self.starts, places
-            )
+            edges = _sketching.describe_bins(self.rows, *self._first, self.sums, self.starts, places)
             zeros, weights, size, exact = self.counted("zeros", "zero_weight", "size", "exact").T
             numbers = np.stack([zeros, weights, size - exact], axis=1)
-            self._known["bins"] = _symbols.BinSets(lower, upper, self.sums, blocks, large, places, numbers)
-        found: _symbols.BinSets = self._known["bins"]
+            found = self._known["bins"] = _symbols.BinSets(*edges[:2], self.sums, *edges[2:], places, numbers)
         return found
+
+    def bins_at(self, place: int) -> _symbols.SketchBins:
+        """The bins of one of the sketches."""
+        many = self.bins()
+        bins, blocks, large = map(slice, *many.starts[place : place + 2].tolist())
+        edges = many.lower[bins], many.upper[bins], many.sums[bins]
+        return _symbols.SketchBins(*edges, many.blocks[blocks], many.large[large], *many.numbers[place].tolist())
 
 
 def _spans(starts: NDArray[np.int64]) -> NDArray[np.int64]:

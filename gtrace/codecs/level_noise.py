@@ -10,7 +10,6 @@ from gtrace.codecs.engine import Composed, level_grid
 from gtrace.codecs.level_sets import LevelSets, judged_together
 from gtrace.kernels.noise import noise_of_levels
 from gtrace.kernels.rounding import COUNT, SEARCH, UNIFORM
-from gtrace.sketch import SketchSet
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class LevelNoise:
         Returns:
             float64[codecs], the inner product of a codec's mean error and ``near``, without ``factor``.
         """
-        grids = self._sets.grids(None if sketch is None else SketchSet.of([sketch]))
+        grids = self._sets.grids(None if sketch is None else sketch.alone)
         rules = [grid.rule(State(0, arrays)) for grid, arrays in zip(self._grids, grids.states, strict=True)]
         cut, lost = self._scale.cut(values, State(values.size)), np.empty(len(rules))
         noise_of_levels(

@@ -300,21 +300,28 @@ def _fits(grids: Sequence[LevelGrid], sketch: MomentSketch) -> dict[int, State]:
     return found | {k: grid.fit(State(0), sketch) for k, grid in left.items()}
 
 
-def least_errors(sketch: MomentSketch, counts: Sequence[int], *, zero: bool) -> NDArray[np.float64]:
-    """The least expected squared error of any ``counts`` magnitudes on a sketch, float64[counts].
+def least_errors(sketches: SketchSet, counts: NDArray[np.int64], *, zero: bool) -> NDArray[np.float64]:
+    """The least expected squared error of any ``counts`` magnitudes on each sketch, int64 and float64[tensors, counts].
 
-    Without 0 as a level it is that of the best of several local searches, and NaN for numbers that no bits give.
+    Without 0 as a level it is that of the best of several local searches. NaN for numbers that no bits give, and for
+    sketches without values.
     """
-    found = {
-        count: count.bit_length() for count in sorted(set(counts)) if zero or (count > 1 and not count & (count - 1))
-    }
-    if not found:
-        return np.full(len(counts), np.nan)
-    levels = optimal_level_sets(sketch, found) if zero else alq_level_sets(sketch, found.values(), zero=False)
-    errors = np.empty(len(found))
-    starts = np.concatenate([[0], np.cumsum([one.size for one in levels])])
-    _symbols.weigh_sets(
-        SketchSet.of([sketch]).bins(), np.concatenate(levels), starts, np.full(len(found), not zero), errors
-    )
-    known = dict(zip(found, (errors + sketch.clip_error).tolist(), strict=True))
-    return np.array([known.get(count, np.nan) for count in counts])
+    errors = np.full(counts.shape, np.nan)
+    known = {count: count.bit_length() for count in np.unique(counts).tolist()}
+    known = {count: bits for count, bits in known.items() if zero or (count > 1 and not count & (count - 1))}
+    levels = [np.ones(1)] * (len(sketches) * len(known))
+    for place, own in enumerate(counts):
+        found = {count: known[count] for count in np.unique(own).tolist() if count in known}
+        sketch = sketches[place]
+        if found and sketch.sums.size:
+            sets = optimal_level_sets(sketch, found) if zero else alq_level_sets(sketch, found.values(), zero=False)
+            for count, each in zip(found, sets, strict=True):
+                levels[place * len(known) + [*known].index(count)] = each
+                errors[place, own == count] = 0.0
+    if known:
+        starts, least = np.cumsum([0, *map(len, levels)]), np.empty(len(levels))
+        _symbols.weigh_sets(sketches.bins(), np.concatenate(levels), starts, np.full(len(levels), not zero), least)
+        least += np.repeat(sketches.counted("clip_error"), len(known))
+        for count, column in zip(known, least.reshape(len(sketches), -1).T, strict=True):
+            errors = np.where(counts == count, errors + column[:, None], errors)
+    return errors

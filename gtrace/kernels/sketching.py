@@ -206,6 +206,52 @@ def hinge(t: float, low: float, width: float, n: float, d1: float, d2: float) ->
     return value * scale, max(most - value, value - least) * scale
 
 
+@inline
+def _merged_size(rows_a: NDArray[np.int32], rows_b: NDArray[np.int32]) -> int:
+    i, j, k = 0, 0, 0
+    while i < rows_a.size and j < rows_b.size:
+        a, b = rows_a[i], rows_b[j]
+        i += a <= b
+        j += b <= a
+        k += 1
+    return k + rows_a.size - i + rows_b.size - j
+
+
+@inline
+def _merge(
+    rows_a: NDArray[np.int32],
+    sums_a: Floats,
+    mass_a: float,
+    energy_a: float,
+    rows_b: NDArray[np.int32],
+    sums_b: Floats,
+    mass_b: float,
+    energy_b: float,
+    share: float,
+    rows: NDArray[np.int32],
+    sums: Floats,
+) -> None:
+    i, j = 0, 0
+    for k in range(rows.size):
+        take_a = j == rows_b.size or (i < rows_a.size and rows_a[i] <= rows_b[j])
+        take_b = i == rows_a.size or (j < rows_b.size and rows_b[j] <= rows_a[i])
+        rows[k] = rows_a[i] if take_a else rows_b[j]
+        if take_a and take_b:
+            for c in range(3):
+                sums[k, c] = (sums_a[i, c] * mass_a + sums_b[j, c] * mass_b) * share
+                sums[k, c + 3] = (sums_a[i, c + 3] * energy_a + sums_b[j, c + 3] * energy_b) * share
+        elif take_a:
+            for c in range(3):
+                sums[k, c] = sums_a[i, c] * mass_a * share
+                sums[k, c + 3] = sums_a[i, c + 3] * energy_a * share
+        else:
+            for c in range(3):
+                sums[k, c] = sums_b[j, c] * mass_b * share
+                sums[k, c + 3] = sums_b[j, c + 3] * energy_b * share
+        i += take_a
+        j += take_b
+
+
 @jit
 def merge_bins(
     rows_a: NDArray[np.int32],
@@ -223,37 +269,34 @@ def merge_bins(
     Before they are added, each sketch's plain sums are multiplied by its mass and its weighted ones by its energy, its
     two ``weights``. The bins of a sketch are those of its span; those of a second one with weights 0 do not count.
     """
-    most, count = 0, spans_a.shape[0]
+    count, starts = spans_a.shape[0], np.zeros(spans_a.shape[0] + 1, np.int64)
+    spans = spans_b.copy()
     for t in range(count):
-        most += spans_a[t, 1] - spans_a[t, 0] + spans_b[t, 1] - spans_b[t, 0]
-    rows, sums, starts = np.empty(most, np.int32), np.empty((most, COLUMNS)), np.zeros(count + 1, np.int64)
-    k = 0
+        if weights_b[t, 0] == 0.0 and weights_b[t, 1] == 0.0:
+            spans[t, 1] = spans[t, 0]
+        own, other = rows_a[spans_a[t, 0] : spans_a[t, 1]], rows_b[spans[t, 0] : spans[t, 1]]
+        starts[t + 1] = starts[t] + _merged_size(own, other)
+    rows, sums = np.empty(starts[count], np.int32), np.empty((starts[count], COLUMNS))
     for t in range(count):
-        i, end_a, j, end_b = spans_a[t, 0], spans_a[t, 1], spans_b[t, 0], spans_b[t, 1]
-        mass_a, energy_a, mass_b, energy_b = weights_a[t, 0], weights_a[t, 1], weights_b[t, 0], weights_b[t, 1]
-        if mass_b == 0.0 and energy_b == 0.0:
-            j = end_b
-        while i < end_a or j < end_b:
-            take_a = j == end_b or (i < end_a and rows_a[i] <= rows_b[j])
-            take_b = i == end_a or (j < end_b and rows_b[j] <= rows_a[i])
-            rows[k] = rows_a[i] if take_a else rows_b[j]
-            if take_a and take_b:
-                for c in range(3):
-                    sums[k, c] = (sums_a[i, c] * mass_a + sums_b[j, c] * mass_b) * share
-                    sums[k, c + 3] = (sums_a[i, c + 3] * energy_a + sums_b[j, c + 3] * energy_b) * share
-            elif take_a:
-                for c in range(3):
-                    sums[k, c] = sums_a[i, c] * mass_a * share
-                    sums[k, c + 3] = sums_a[i, c + 3] * energy_a * share
-            else:
-                for c in range(3):
-                    sums[k, c] = sums_b[j, c] * mass_b * share
-                    sums[k, c + 3] = sums_b[j, c + 3] * energy_b * share
-            i += take_a
-            j += take_b
-            k += 1
-        starts[t + 1] = k
-    return rows[:k].copy(), sums[:k].copy(), starts
+        own, other, both = (
+            slice(spans_a[t, 0], spans_a[t, 1]),
+            slice(spans[t, 0], spans[t, 1]),
+            slice(starts[t], starts[t + 1]),
+        )
+        _merge(
+            rows_a[own],
+            sums_a[own],
+            weights_a[t, 0],
+            weights_a[t, 1],
+            rows_b[other],
+            sums_b[other],
+            weights_b[t, 0],
+            weights_b[t, 1],
+            share,
+            rows[both],
+            sums[both],
+        )
+    return rows, sums, starts
 
 
 @jit

@@ -245,7 +245,7 @@ def spaced_entropy(bins: SketchBins, step: float, exponent: float, most: int) ->
 
 @inline
 def _bins_at(many: BinSets, place: int) -> SketchBins:
-    """The bins of one sketch."""
+    """The bins of one of several sketches."""
     first, last, numbers = many.starts[place], many.starts[place + 1], many.numbers[place]
     return SketchBins(
         many.lower[first[0] : last[0]],

@@ -178,7 +178,7 @@ class Replay:
     def _sketches(self, fitting: Fitting, spec: SummarySpec) -> SketchSet:
         """The sketches of a step, or the pools of several."""
         if len(self._all) == 1:
-            return SketchSet.of([self._all[0].fits.sketch(fitting, spec)])
+            return self._all[0].fits.sketch(fitting, spec).alone
         key = fitting, spec
         found: SketchSet | None = self._recent.get(key) or self._before.get(key)
         if found is None and fitting.pooled:
@@ -297,7 +297,7 @@ class Replay:
         columns, errors = expected_columns(common, expected, optimum), expected.squared_error
         weighted = [each.look.weighted[sets.needs] for each in self._all if each.look.weighted is not None]
         if weighted:
-            lost = sets.weighted_error(SketchSet.of(weighted), fitted.grids)
+            lost = sets.weighted_error(weighted[0].alone, fitted.grids)
             columns["update_error"] = relative(lost, self._all[0].look.energy)
         if sets.codecs[0].unbiased:
             total = self._sums.at(sets, index, errors.size)
@@ -365,12 +365,12 @@ def _optima(sketches: SketchSet, sets: LevelSets, fitted: LevelFit) -> NDArray[n
     """The least error of as many levels as each set has, float64[sets]; None for values without a norm."""
     if sets.needs.norm == "none":
         return None
-    sizes, found = fitted.grids.sizes.reshape(len(sketches), -1), np.full((len(sketches), len(sets.codecs)), math.nan)
+    sizes = fitted.grids.sizes.reshape(len(sketches), -1)
+    found = np.full(sizes.shape, math.nan)
     for zero in (True, False):
         these = sets.has_zero == zero
-        for place in range(len(sketches) if these.any() else 0):
-            if sketches[place].sums.size:
-                found[place, these] = least_errors(sketches[place], sizes[place, these].tolist(), zero=zero)
+        if these.any():
+            found[:, these] = least_errors(sketches, sizes[:, these], zero=zero)
     return found.reshape(-1)
 
 
@@ -518,7 +518,7 @@ class TensorReplay:
         sketch = self.fits.sketch(Fitting((index,)), codec.needs)
         optimum, grid = None, level_grid(codec)
         if self._settings.optimal and grid is not None and has_optimum(codec) and sketch.sums.size:
-            optimum = float(least_errors(sketch, [grid.levels(state).size], zero=grid.zero)[0])
+            optimum = least_errors(sketch.alone, np.array([[grid.levels(state).size]]), zero=grid.zero).item()
         row = expected_columns(own, expected, optimum)
         if look.weighted is not None:
             lost = codec.weighted_error(state, sketch, look.weighted[codec.needs])

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from gtrace import MomentSketch
+from gtrace.fitting.pooling import Pool, SetPool
 from gtrace.kernels import sketching
+from gtrace.sketch import COUNTED, SketchSet
+from gtrace.types import SummarySpec
 
 
 def of(bucket=512, norm="l2", size=40_000):
@@ -56,15 +59,68 @@ def bins(random, count):
     return np.sort(random.choice(300, count, replace=False)).astype(np.int32), random.random((count, sketching.COLUMNS))
 
 
-@pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 5), (7, 0), (1, 1), (40, 200), (300, 300), (300, 3)])
-def test_merging_is_adding_by_number(first, second):
-    random = np.random.default_rng([first, second])
-    rows_a, sums_a = bins(random, first)
-    rows_b, sums_b = bins(random, second)
-    table = np.zeros((300, sketching.COLUMNS))
-    half, third = (0.5, 1.5), (0.3, 3.0)
-    table[rows_a] += sums_a * np.repeat(half, 3)
-    table[rows_b] += sums_b * np.repeat(third, 3)
-    rows, sums = sketching.merge_bins(rows_a, sums_a, *half, rows_b, sums_b, *third, 0.7)
-    np.testing.assert_array_equal(rows, np.union1d(rows_a, rows_b))
-    np.testing.assert_array_equal(sums, table[rows] * 0.7)
+SIZES = [(0, 0), (0, 5), (7, 0), (1, 1), (40, 200), (300, 300), (300, 3)]
+
+
+def test_merging_is_adding_by_number():
+    """All pairs in one call, the last time without the second ones."""
+    random = np.random.default_rng(0)
+    pairs = [(bins(random, first), bins(random, second)) for first, second in SIZES * 2]
+    half, third = random.random((2, len(pairs), 2))
+    third[len(SIZES) :] = 0.0
+    sides = []
+    for side, weights in ((0, half), (1, third)):
+        bounds = np.cumsum([0, *(len(pair[side][0]) for pair in pairs)])
+        rows, sums = (np.concatenate([pair[side][part] for pair in pairs]) for part in (0, 1))
+        sides += [rows, sums, np.stack([bounds[:-1], bounds[1:]], axis=1), weights]
+    rows, sums, starts = sketching.merge_bins(*sides, 0.7)
+    for place, ((rows_a, sums_a), (rows_b, sums_b)) in enumerate(pairs):
+        table = np.zeros((300, sketching.COLUMNS))
+        table[rows_a] += sums_a * np.repeat(half[place], 3)
+        table[rows_b] += sums_b * np.repeat(third[place], 3)
+        wanted = np.union1d(rows_a, rows_b) if place < len(SIZES) else rows_a
+        own = slice(*starts[place : place + 2])
+        np.testing.assert_array_equal(rows[own], wanted)
+        np.testing.assert_array_equal(sums[own], table[wanted] * 0.7)
+
+
+SPECS = [
+    SummarySpec("l2", 64),
+    SummarySpec("linf", 100, "exact"),
+    SummarySpec("l1", None),
+    SummarySpec("none", None),
+    SummarySpec("l2", 7, "exact", 2.0),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_sketches_of_several_tensors_are_those_of_each(spec, steps):
+    """And so are their pools."""
+    sizes, random = [300, 0, 1, 64, 777, 50, 90], np.random.default_rng(3)
+    bounds = np.cumsum([0, *sizes])
+    values = [random.standard_t(3, bounds[-1]).astype(np.float32) for _ in range(steps)]
+    for each in values:
+        each[bounds[-3] : bounds[-2]] = 0.0
+        each[:40] = 0.0
+        each[bounds[-2] :] *= np.float32(1e-42)
+    sets = [SketchSet.of_values(each, bounds, spec) for each in values]
+    several = [[MomentSketch.from_spec(part, spec) for part in np.split(each, bounds[1:-1])] for each in values]
+    together, alone, pools = SetPool(), [Pool() for _ in sizes], []
+    for found, sketches in zip(sets, several, strict=True):
+        together.add(found)
+        for pool, sketch in zip(alone, sketches, strict=True):
+            pool.add(sketch)
+    pools = [pool.mean() for pool in alone]
+    for found, wanted in ((sets[-1], several[-1]), (SketchSet.of(several[0]), several[0]), (together.mean(), pools)):
+        assert len(found) == len(sizes)
+        assert found.energies.tolist() == [sketch.energy for sketch in wanted]
+        many = found.bins()
+        for place, sketch in enumerate(wanted):
+            for name in ("spec", "mantissa", *COUNTED):
+                assert getattr(found[place], name) == getattr(sketch, name), (place, name)
+            for ours, theirs in zip(found[place].bins(), sketch.bins(), strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+            np.testing.assert_array_equal(found[place].rows, sketch.rows)
+            np.testing.assert_array_equal(many.numbers[place], sketch.bins()[5:])
+    assert sets[0].bare().energies.tolist() == sets[0].energies.tolist()

@@ -230,7 +230,7 @@ class MomentSketch:
             raise UsageError(f"mantissa bits: {mantissa} is not between 0 and the sketch's own {self.mantissa}")
         if mantissa == self.mantissa:
             return self
-        base = self._first[0]
+        base, _ = self.alone.first
         low = self.rows.astype(np.int64) + base
         # The catch-all below the first octave stays by itself: it begins at zero, not at an edge of its size.
         wide = np.where(self.rows == 1, low, low >> (MANTISSA - mantissa) << (MANTISSA - mantissa))
@@ -271,35 +271,20 @@ class MomentSketch:
         own: tuple[float, float] = (1, 1),
         others: tuple[float, float] = (1, 1),
         moments: NDArray[np.float64] | None = None,
-        share: float = 1,
     ) -> MomentSketch:
-        """The sum of two sketches, each with the weights of :meth:`scaled`; then times ``share``.
+        """The sum of two sketches, each with the weights of :meth:`scaled`.
 
         Args:
             other: built with the same spec.
             own: mass and energy that multiply this sketch.
             others: those that multiply the other one.
             moments: ``bucket_moments`` of the sum.
-            share: of the sum.
 
         Raises:
             UsageError: the two were built with different specs.
         """
-        if self.spec != other.spec:
-            raise UsageError(
-                f"sketches of {self.spec} and {other.spec} cannot be merged; build both with the same spec"
-            )
-        if self.mantissa != other.mantissa:
-            mantissa = min(self.mantissa, other.mantissa)
-            return self.coarsen(mantissa).plus(other.coarsen(mantissa), own, others, moments, share)
-        parts = ((self, own), (other, others))
-        whole = [(each.rows, each.sums, np.array([[0, len(each.rows)]]), np.array([by], float)) for each, by in parts]
-        rows, sums, _ = _sketching.merge_bins(*whole[0], *whole[1], float(share))
-        numbers = {
-            name: (getattr(self, name) * own[k] + getattr(other, name) * others[k]) * share
-            for name, k in COUNTED.items()
-        }
-        return MomentSketch(self.spec, rows, sums, **numbers, bucket_moments=moments, mantissa=self.mantissa)
+        found = self.alone.plus(other.alone, np.array([own], float), np.array([others], float))[0]
+        return found if moments is None else replace(found, bucket_moments=moments)
 
     def scaled(self, mass: float, energy: float | None = None) -> MomentSketch:
         """The same law with another weight.
@@ -308,16 +293,7 @@ class MomentSketch:
             mass: factor of all numbers of values and buckets.
             energy: factor of all sums in squared gradient units; ``mass`` by default.
         """
-        weights = (mass, mass if energy is None else energy)
-        sums = self.sums * np.repeat(weights, self.sums.shape[1] // 2)
-        return replace(self, sums=sums, **{name: getattr(self, name) * weights[k] for name, k in COUNTED.items()})
-
-    def bare(self) -> MomentSketch:
-        """The same sketch without cached results, but for its energy."""
-        found = replace(self)
-        if "energy" in self._known:
-            found._known["energy"] = self._known["energy"]
-        return found
+        return self.alone.scaled(np.array([[mass, mass if energy is None else energy]], float))[0]
 
     @property
     def norm(self) -> Norm:
@@ -340,20 +316,9 @@ class MomentSketch:
         return self.bins().upper
 
     @property
-    def _first(self) -> tuple[int, int]:
-        """What to add to the number of a bin for the leading bits of its lower edge, and how many of those it spans."""
-        return BASE_FREE if self.norm == "none" else BASE_UNIT, 1 << (MANTISSA - self.mantissa)
-
-    @property
     def energy(self) -> float:
         """Sum of the squared values (of the clipped ones where clipping is on), in squared gradient units."""
-        found: float = self.remember("energy", self._energy)
-        return found
-
-    def _energy(self) -> float:
-        squares = np.empty(self.rows.size)
-        _sketching.sum_squares(self.rows, self._first[0], self.sums, squares)
-        return float(np.sum(squares)) + self.exact_energy
+        return float(self.alone.energies[0])
 
     @property
     def quantized(self) -> float:
@@ -459,16 +424,20 @@ class MomentSketch:
     @property
     def alone(self) -> SketchSet:
         """The set of this sketch alone."""
-        found: SketchSet = self.remember("alone", lambda: SketchSet.of([self]))
+        sets, _ = self._among()
+        found: SketchSet = sets if len(sets) == 1 else self.remember("alone", lambda: SketchSet.of([self]))
+        return found
+
+    def _among(self) -> tuple[SketchSet, int]:
+        """A set with this sketch in it, and its place there."""
+        found: tuple[SketchSet, int] = self.remember("among", lambda: (SketchSet.of([self]), 0))
         return found
 
     def bins(self) -> _symbols.SketchBins:
         """What kernels need to know of the values that a level codec rounds."""
-        found: _symbols.SketchBins = self.remember("bins", self._bins)
+        sets, place = self._among()
+        found: _symbols.SketchBins = self.remember("bins", lambda: sets.bins_at(place))
         return found
-
-    def _bins(self) -> _symbols.SketchBins:
-        return self.alone.bins_at(0)
 
     def partial_moments(self, points: ArrayLike, *, weighted: bool = True) -> NDArray[np.float64]:
         """Mass, first moment and sum (point - r)_+ of the values up to each of the ascending points.
@@ -500,6 +469,7 @@ class SketchSet:
         starts: int64[tensors + 1], where the bins of each begin.
         counts: float64[tensors, 11], the attributes in :data:`COUNTED` of each.
         mantissa: theirs.
+        moments: ``bucket_moments`` of each, or nothing.
     """
 
     spec: SummarySpec
@@ -508,18 +478,18 @@ class SketchSet:
     starts: NDArray[np.int64]
     counts: NDArray[np.float64]
     mantissa: int = MANTISSA
+    moments: Sequence[NDArray[np.float64] | None] = ()
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, sketches: Sequence[MomentSketch]) -> SketchSet:
         """These sketches; at least one, all of one spec and one width of bins."""
-        rows, sums = ([getattr(each, name) for each in sketches] for name in ("rows", "sums"))
+        rows, sums = [each.rows for each in sketches], [each.sums for each in sketches]
         starts = np.cumsum([0, *map(len, rows)])
         counts = np.array([[getattr(each, name) for name in COUNTED] for each in sketches], float)
-        joined = (part[0] if len(part) == 1 else np.concatenate(part) for part in (rows, sums))
-        found = cls(sketches[0].spec, *joined, starts, counts, sketches[0].mantissa)
-        found._known.update(enumerate(sketches))
-        return found
+        whole = (rows[0], sums[0]) if len(sketches) == 1 else (np.concatenate(rows), np.concatenate(sums))
+        moments = [each.bucket_moments for each in sketches] if sketches[0].spec.bucket_moments else ()
+        return cls(sketches[0].spec, *whole, starts, counts, sketches[0].mantissa, moments)
 
     @classmethod
     def of_values(cls, values: NDArray[np.float32], bounds: NDArray[np.int64], spec: SummarySpec) -> SketchSet:
@@ -553,8 +523,16 @@ class SketchSet:
             own = slice(*self.starts[place : place + 2])
             counted = {name: self.counts[place, k].item() for name, k in _COLUMNS.items()}
             whole = {name: int(value) for name, value in counted.items() if not COUNTED[name] and value.is_integer()}
-            sketch = MomentSketch(self.spec, self.rows[own], self.sums[own], **counted | whole, mantissa=self.mantissa)
-            sketch._known["bins"] = self.bins_at(place)
+            moments = self.moments[place] if self.moments else None
+            sketch = MomentSketch(
+                self.spec,
+                self.rows[own],
+                self.sums[own],
+                **counted | whole,
+                bucket_moments=moments,
+                mantissa=self.mantissa,
+            )
+            sketch._known["among"] = self, place
             self._known[place] = sketch
         found: MomentSketch = self._known[place]
         return found
@@ -566,11 +544,11 @@ class SketchSet:
     @property
     def energies(self) -> NDArray[np.float64]:
         """float64[tensors], see :attr:`MomentSketch.energy`."""
-        if "energies" not in self._known:
+        found: NDArray[np.float64] | None = self._known.get("energies")
+        if found is None:
             squares = np.empty(len(self.rows))
-            _sketching.sum_squares(self.rows, self._first[0], self.sums, squares)
-            self._known["energies"] = self._sums(squares) + self.counted("exact_energy")[:, 0]
-        found: NDArray[np.float64] = self._known["energies"]
+            _sketching.sum_squares(self.rows, self.first[0], self.sums, squares)
+            found = self._known["energies"] = self._sums(squares) + self.counted("exact_energy")[:, 0]
         return found
 
     def _sums(self, column: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -584,26 +562,32 @@ class SketchSet:
         return self._sums(self.sums[:, 0]) + zeros[0], self._sums(self.sums[:, 3]) + zeros[1]
 
     def plus(
-        self,
-        other: SketchSet | MomentSketch,
-        own: NDArray[np.float64],
-        others: NDArray[np.float64],
-        share: float = 1.0,
+        self, other: SketchSet, own: NDArray[np.float64], others: NDArray[np.float64], share: float = 1.0
     ) -> SketchSet:
-        """See :meth:`MomentSketch.plus`, with weights float64[tensors, 2]; one sketch is added to each.
+        """See :meth:`MomentSketch.plus`, with weights float64[tensors, 2]; then times ``share``.
 
-        A sketch with weights 0 is left out.
+        One sketch is added to each; those of the other set with weights 0 are left out. The moments of single buckets,
+        which have no weights, are those of this set.
+
+        Raises:
+            UsageError: the two were built with different specs.
         """
-        if isinstance(other, SketchSet):
-            spans, counts = _spans(other.starts), other.counts
-        else:
-            spans = np.tile([0, len(other.rows)], (len(self), 1))
-            counts = np.array([[getattr(other, name) for name in COUNTED]], float)
+        if self.spec != other.spec:
+            raise UsageError(
+                f"sketches of {self.spec} and {other.spec} cannot be merged; build both with the same spec"
+            )
+        if self.mantissa != other.mantissa:
+            mantissa = min(self.mantissa, other.mantissa)
+            return self._coarsened(mantissa).plus(other._coarsened(mantissa), own, others, share)
+        spans = np.broadcast_to(_spans(other.starts), (len(self), 2)).copy()
         mine = self.rows, self.sums, _spans(self.starts), own
-        rows, sums, starts = _sketching.merge_bins(*mine, other.rows, other.sums, spans, others, share)
+        rows, sums, starts = _sketching.merge_bins(*mine, other.rows, other.sums, spans, others, float(share))
         kinds = [*COUNTED.values()]
-        counts = (self.counts * own[:, kinds] + counts * others[:, kinds]) * share
-        return SketchSet(self.spec, rows, sums, starts, counts, self.mantissa)
+        counts = (self.counts * own[:, kinds] + other.counts * others[:, kinds]) * share
+        return SketchSet(self.spec, rows, sums, starts, counts, self.mantissa, self.moments)
+
+    def _coarsened(self, mantissa: int) -> SketchSet:
+        return SketchSet.of([self[place].coarsen(mantissa) for place in range(len(self))])
 
     def scaled(self, own: NDArray[np.float64]) -> SketchSet:
         """See :meth:`MomentSketch.scaled`, with weights float64[tensors, 2]."""
@@ -612,13 +596,14 @@ class SketchSet:
         return replace(self, sums=self.sums * weights, counts=counts)
 
     def bare(self) -> SketchSet:
-        """See :meth:`MomentSketch.bare`."""
+        """The same sketches without cached results, but for their energies."""
         found = replace(self)
         found._known["energies"] = self.energies
         return found
 
     @property
-    def _first(self) -> tuple[int, int]:
+    def first(self) -> tuple[int, int]:
+        """What to add to the number of a bin for the leading bits of its lower edge, and how many of those it spans."""
         return BASE_FREE if self.spec.norm == "none" else BASE_UNIT, 1 << (MANTISSA - self.mantissa)
 
     def bins(self) -> _symbols.BinSets:
@@ -626,7 +611,7 @@ class SketchSet:
         found: _symbols.BinSets | None = self._known.get("bins")
         if found is None:
             places = np.empty((len(self) + 1, 3), np.int64)
-            edges = _sketching.describe_bins(self.rows, *self._first, self.sums, self.starts, places)
+            edges = _sketching.describe_bins(self.rows, *self.first, self.sums, self.starts, places)
             zeros, weights, size, exact = self.counted("zeros", "zero_weight", "size", "exact").T
             numbers = np.stack([zeros, weights, size - exact], axis=1)
             found = self._known["bins"] = _symbols.BinSets(*edges[:2], self.sums, *edges[2:], places, numbers)

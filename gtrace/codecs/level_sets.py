@@ -248,7 +248,8 @@ class LevelSets:
         lengths, levels = np.empty((2, a.sent.size), np.bool_)
         _symbols.differ(a.lengths, a.grids.symbol_starts, b.lengths, b.grids.symbol_starts, lengths)
         _symbols.differ(a.grids.levels, a.grids.starts, b.grids.levels, b.grids.starts, levels)
-        return levels | np.not_equal(a.grids.known, b.grids.known) | (a.adopted != b.adopted) | (a.adopted & lengths)
+        told: NDArray[np.bool_] = (a.grids.known != b.grids.known) | (a.adopted != b.adopted)
+        return levels | told | (a.adopted & lengths)
 
     def expect(self, judged: Judged, fitted: LevelFit) -> Expectations:
         """The average result of one encoding of the sketched tensors with this fit; ``judged`` with its levels."""

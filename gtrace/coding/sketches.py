@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
@@ -155,7 +156,7 @@ def unpack_sketch(data: bytes | memoryview) -> MomentSketch:
     if not good or float(count.sum()) + empty.zeros > empty.size * (1 + _ROUNDING):
         raise PayloadError("stored sketch: sums that no sketch has")
     # Without what was computed before there were sums.
-    return empty.bare()
+    return replace(empty)
 
 
 def _one_scale(sketch: MomentSketch) -> float | None:

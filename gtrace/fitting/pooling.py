@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gtrace.schedule import WINDOW
-from gtrace.sketch import COUNTED, MomentSketch, SketchSet
+from gtrace.sketch import MomentSketch, SketchSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gtrace.types import SummarySpec
 
@@ -21,17 +21,10 @@ __all__ = ["DECAY", "WINDOW", "Pool", "RunningPool", "SetPool", "poolable", "poo
 #: weight of a step's sketch relative to the step after it; docs/concepts/fits.md has the measurements
 DECAY = 0.8
 _UNSEEN_POINTS = 512
-S = TypeVar("S", MomentSketch, SketchSet)
 
 
-class _Pooling(Protocol[S]):
-    def add(self, sketch: S, /) -> None: ...
-
-    def mean(self) -> S: ...
-
-
-class Pool:
-    """A decayed mean of the :func:`poolable` sketches of successive steps.
+class SetPool:
+    """Decayed means of the :func:`poolable` sketches of several tensors at successive steps.
 
     Each step counts as one tensor of energy 1, so a step with a large norm does not outweigh the others. The mean also
     holds one value of unknown magnitude, spread evenly over 0 to 1: the next step may have values that no step before
@@ -39,8 +32,37 @@ class Pool:
     """
 
     def __init__(self) -> None:
-        self._total: MomentSketch | None = None
-        self._weight = 0.0
+        self.total: SketchSet | None = None
+        self.weight = 0.0
+
+    def add(self, sketches: SketchSet) -> None:
+        """Add the next step.
+
+        Raises:
+            UsageError: its spec differs from that of the steps before.
+        """
+        energies, own = sketches.energies, np.ones((len(sketches), 2))
+        own[:, 1] = np.divide(1.0, energies, out=np.zeros_like(energies), where=energies > 0)
+        total = sketches.scaled(own) if self.total is None else self.total.plus(sketches, np.full_like(own, DECAY), own)
+        # Moments of single buckets have no weights, and would grow with the steps: the latest ones count.
+        self.total = replace(total, moments=sketches.moments) if sketches.moments else total
+        self.weight = DECAY * self.weight + 1.0
+
+    def mean(self) -> SketchSet:
+        """The sketches of a typical step; their counts need not be whole numbers. At least one step was added."""
+        assert self.total is not None
+        total, even, one = self.total, _even(self.total.spec), np.zeros((len(self.total), 2))
+        seen, (known, weight) = np.diff(total.starts) > 0, total.totals
+        # one value with the mean squared scale of the others
+        one[seen] = np.stack([np.ones_like(known), weight / np.where(seen, known, 1.0)], axis=1)[seen] / even.size
+        return total.plus(even.alone, np.ones_like(one), one, 1.0 / self.weight)
+
+
+class Pool:
+    """:class:`SetPool` of one tensor, whose state can be kept as arrays."""
+
+    def __init__(self) -> None:
+        self._sets = SetPool()
 
     def add(self, sketch: MomentSketch) -> None:
         """Add the next step.
@@ -48,100 +70,52 @@ class Pool:
         Raises:
             UsageError: its spec differs from that of the steps before.
         """
-        own = (1.0, 1.0 / sketch.energy if sketch.energy > 0 else 0.0)
-        # Moments of single buckets have no weights, and would grow with the steps: the latest ones count.
-        self._total = (
-            sketch.scaled(*own)
-            if self._total is None
-            else self._total.plus(sketch, (DECAY, DECAY), own, sketch.bucket_moments)
-        )
-        self._weight = DECAY * self._weight + 1.0
+        self._sets.add(sketch.alone)
 
     def mean(self) -> MomentSketch:
-        """The sketch of a typical step; its counts need not be whole numbers. At least one step was added."""
-        assert self._total is not None
-        total, share = self._total, 1.0 / self._weight
-        if not total.sums.size:
-            return total.scaled(share)
-        # one value with the mean squared scale of the others
-        known = float(total.sums[:, 0].sum()) + total.zeros
-        weight = float(total.sums[:, 3].sum()) + total.zero_weight
-        even = _even(total.spec)
-        one = (1.0 / even.size, weight / known / even.size)
-        return total.plus(even, others=one, moments=total.bucket_moments, share=share)
+        """The sketch of a typical step. At least one step was added."""
+        return self._sets.mean()[0]
 
     def to_arrays(self) -> dict[str, Any]:
         """The state, as plain numbers and arrays."""
-        total = self._total
+        total = self._sets.total
         if total is None:
             return {}
-        numbers = [self._weight, *(float(getattr(total, name)) for name in COUNTED)]
-        found = {"rows": total.rows, "sums": total.sums, "numbers": np.array(numbers), "mantissa": total.mantissa}
-        return found if total.bucket_moments is None else {**found, "moments": total.bucket_moments}
+        numbers = np.array([self._sets.weight, *total.counts[0]])
+        found = {"rows": total.rows, "sums": total.sums, "numbers": numbers, "mantissa": total.mantissa}
+        return {**found, "moments": total.moments[0]} if total.moments else found
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], spec: SummarySpec) -> Pool:
         """Undo :meth:`to_arrays` for sketches of ``spec``."""
         pool = cls()
         if arrays:
-            pool._weight, *counts = np.asarray(arrays["numbers"], np.float64).tolist()
-            pool._total = MomentSketch(
-                spec=spec,
-                rows=np.asarray(arrays["rows"], np.int32),
-                sums=np.asarray(arrays["sums"], np.float64),
-                **dict(zip(COUNTED, counts, strict=True)),
-                bucket_moments=arrays.get("moments"),
-                mantissa=int(arrays["mantissa"]),
-            )
+            rows, sums = np.asarray(arrays["rows"], np.int32), np.asarray(arrays["sums"], np.float64)
+            numbers = np.asarray(arrays["numbers"], np.float64)
+            starts, moments = np.array([0, len(rows)]), [arrays["moments"]] if "moments" in arrays else ()
+            total = SketchSet(spec, rows, sums, starts, numbers[None, 1:], int(arrays["mantissa"]), moments)
+            pool._sets.total, pool._sets.weight = total, float(numbers[0])
         return pool
 
 
-class SetPool:
-    """:class:`Pool` of the sketches of several tensors."""
+class RunningPool:
+    """The pools of a window of steps, which mostly grows by a step; then only that step is added."""
 
     def __init__(self) -> None:
-        self._total: SketchSet | None = None
-        self._weight = 0.0
-
-    def add(self, sketches: SketchSet) -> None:
-        """Add the next step."""
-        energies, own = sketches.energies, np.ones((len(sketches), 2))
-        own[:, 1] = np.divide(1.0, energies, out=np.zeros_like(energies), where=energies > 0)
-        total = self._total
-        self._total = sketches.scaled(own) if total is None else total.plus(sketches, np.full_like(own, DECAY), own)
-        self._weight = DECAY * self._weight + 1.0
-
-    def mean(self) -> SketchSet:
-        """The sketches of a typical step, see :meth:`Pool.mean`."""
-        assert self._total is not None
-        total, even, one = self._total, _even(self._total.spec), np.zeros((len(self._total), 2))
-        seen, (known, weight) = np.diff(total.starts) > 0, total.totals
-        one[seen] = np.stack([np.full(len(total), 1.0), weight / np.where(seen, known, 1.0)], axis=1)[seen] / even.size
-        return total.plus(even, np.ones_like(one), one, 1.0 / self._weight)
-
-
-class RunningPool(Generic[S]):
-    """The pool of a window of steps, which mostly grows by a step; then only that step is added.
-
-    ``kind`` is that of the sketches: :class:`Pool` or :class:`SetPool`.
-    """
-
-    def __init__(self, kind: Callable[[], _Pooling[S]]) -> None:
-        self._kind = kind
-        self._pool = kind()
+        self._pool = SetPool()
         self._steps: tuple[int, ...] = ()
 
-    def mean(self, steps: tuple[int, ...], sketches: Sequence[S]) -> S:
-        """:func:`pooled` of the sketches; ``steps`` names each. A step's sketch is always the same.
+    def mean(self, steps: tuple[int, ...], sketches: Sequence[SketchSet]) -> SketchSet:
+        """:func:`pooled` of each tensor's sketches; ``steps`` names each. A step's sketches are always the same.
 
         Raises:
             UsageError: their specs differ.
         """
         held = len(self._steps)
         if steps[:held] != self._steps:
-            self._pool, held = self._kind(), 0
-        for sketch in sketches[held:]:
-            self._pool.add(sketch)
+            self._pool, held = SetPool(), 0
+        for each in sketches[held:]:
+            self._pool.add(each)
         self._steps = steps
         return self._pool.mean()
 

@@ -18,22 +18,22 @@ import numpy as np
 
 from gtrace.codecs import Codec
 from gtrace.codecs.link import LinkOptions, Sender
-from gtrace.fitting.pooling import WINDOW, Pool, RunningPool, poolable, pooled
+from gtrace.fitting.pooling import WINDOW, RunningPool, poolable, pooled
 from gtrace.kernels.compare import add_error
 from gtrace.schedule import RefitSchedule
-from gtrace.sketch import MomentSketch
+from gtrace.sketch import MomentSketch, SketchSet
 from gtrace.sweep.jobs import Fitting, start_of
 from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Among, Job, Settings
-    from gtrace.sweep.sources import Seen, Values
+    from gtrace.sweep.sources import Values
     from gtrace.types import State, SummarySpec
 
 #: float64 values that the running sums of stateless codecs may hold for a tensor; further codecs are encoded again
@@ -144,6 +144,69 @@ class RunningSums:
         return total if following == index + 1 else None
 
 
+class StepSketches:
+    """The sketches of tensors that go through their steps together, and the pools of several steps.
+
+    Steps are indices into the jobs' steps. What two steps in a row do not ask for is dropped.
+
+    Args:
+        sources: the tensors; only the values of several small ones are sketched together.
+        needs: the sketches that their codecs need.
+        pools: whether codecs are fitted to pools.
+    """
+
+    def __init__(self, sources: Sequence[Values], needs: Sequence[SummarySpec], *, pools: bool) -> None:
+        self._sources, self._needs, self._pooling = sources, needs, pools
+        self._before: dict[tuple[Fitting, SummarySpec], SketchSet] = {}
+        self._recent: dict[tuple[Fitting, SummarySpec], SketchSet] = {}
+        self._pools: defaultdict[SummarySpec, RunningPool] = defaultdict(RunningPool)
+        self._at = -1
+
+    def move(self, index: int) -> None:
+        """Go on to a step."""
+        last = Fitting((self._at,))
+        for spec in filter(poolable, self._needs if self._pooling else ()):
+            # What is computed from a sketch is many times its size, and a pool needs the sums alone.
+            if (last, spec) in self._recent:
+                self._recent[last, spec] = self._recent[last, spec].bare()
+        self._before, self._recent = self._recent, {}
+        self._at = index
+
+    def add(self, made: Mapping[SummarySpec, MomentSketch]) -> None:
+        """Sketches of the current step that were made with something else, of the one tensor that there is."""
+        self._recent.update({(Fitting((self._at,)), spec): sketch.alone for spec, sketch in made.items()})
+
+    def at(self, fitting: Fitting, spec: SummarySpec) -> SketchSet:
+        """The sketches of a step, or the pools of several."""
+        key = fitting, spec
+        found = self._recent.get(key) or self._before.get(key)
+        if found is None and fitting.pooled:
+            parts = [self.at(Fitting((k,)), spec) for k in fitting.steps]
+            found = self._pools[spec].mean(fitting.steps, parts)
+        elif found is None:
+            (index,) = fitting.steps
+            # After a resume, a step outside the replay is read once for all that its codecs need.
+            needs = [spec] if index == self._at else dict.fromkeys([spec, *self._needs])
+            known = self._recent.keys() | self._before.keys()
+            made = self._made(index, [need for need in needs if (fitting, need) not in known])
+            self._recent.update({(fitting, need): one for need, one in made.items()})
+            found = made[spec]
+        self._recent[key] = found
+        return found
+
+    def _made(self, index: int, specs: Sequence[SummarySpec]) -> dict[SummarySpec, SketchSet]:
+        if len(self._sources) == 1:
+            return {spec: sketch.alone for spec, sketch in self._sources[0].sketches(index, specs).items()}
+        values = [source.values(index)[0] for source in self._sources]
+        whole, bounds = np.concatenate(values), np.cumsum([0, *map(len, values)])
+        return {spec: SketchSet.of_values(whole, bounds, spec) for spec in specs}
+
+    def made(self) -> dict[SummarySpec, SketchSet]:
+        """Those of the current step, as far as they exist."""
+        step = Fitting((self._at,))
+        return {spec: self._recent[step, spec] for spec in self._needs if (step, spec) in self._recent}
+
+
 class Fits:
     """The fits of one tensor's codecs, step by step, with the sketches that they share.
 
@@ -156,75 +219,46 @@ class Fits:
         settings: the settings; they say which steps fit a codec.
         allocation: what tensors share out among themselves.
         sums: gets the errors of stateful codecs that are replayed on the way to a step.
-
-    Attributes:
-        needs: the sketches that the job's codecs need.
-        shared: spec -> what gives its sketch of a step or the pool of several; for those made with other tensors.
+        sketches: those of all tensors that go along.
+        place: of this tensor among them.
     """
 
     def __init__(
-        self, source: Values, job: Job, settings: Settings, allocation: Allocation | None, sums: RunningSums
+        self,
+        source: Values,
+        job: Job,
+        settings: Settings,
+        allocation: Allocation | None,
+        sums: RunningSums,
+        sketches: StepSketches,
+        place: int,
     ) -> None:
         self._source, self._job, self._settings = source, job, settings
         self._allocation, self._sums = allocation, sums
-        self.needs = tuple(dict.fromkeys(c.needs for _, codecs in job.wanted for c, _ in codecs if c.needs is not None))
+        self._sketches, self._place = sketches, place
         #: step and draw -> key of an encoding
         self.key = partial(Key.derive, settings.seed, tensor=job.tensor)
         #: the size of a tensor of the job's shape -> this shape: at a step of another size it is unknown
         self._shapes = {} if job.shape is None else {math.prod(job.shape): job.shape}
-        #: sketches and fits that the last two steps asked for; what two steps in a row do not ask for is dropped
+        #: fits that the last two steps asked for; what two steps in a row do not ask for is dropped
         self._before: dict[Hashable, Any] = {}
         self._recent: dict[Hashable, Any] = {}
-        self._pools: defaultdict[SummarySpec, RunningPool[MomentSketch]] = defaultdict(partial(RunningPool, Pool))
         self._memories: dict[tuple[int, int], _Memory] = {}
         # The settings say which steps fit a codec.
         self._options = LinkOptions(RefitSchedule((0,)), settings.seed)
-        self._at = -1
-        self.shared: dict[SummarySpec, Callable[[Fitting], MomentSketch]] = {}
 
     @property
     def sketches(self) -> dict[SummarySpec, MomentSketch]:
         """Those of the current step, as far as they exist."""
-        step = Fitting((self._at,))
-        there = (
-            (spec, self.shared[spec](step) if spec in self.shared else self._recent.get((step, spec)))
-            for spec in self.needs
-        )
-        return {spec: sketch for spec, sketch in there if sketch is not None}
+        return {spec: found[self._place] for spec, found in self._sketches.made().items()}
 
-    def look(self, index: int) -> Seen:
-        """Go on to a step."""
-        last = Fitting((self._at,))
-        for spec in self.needs if self._settings.refit == "pooled" else ():
-            sketch = self._recent.get((last, spec))
-            # What is computed from a sketch is many times its size, and a pool needs the sums alone.
-            if sketch is not None and poolable(spec):
-                self._recent[last, spec] = sketch.bare()
+    def move(self) -> None:
+        """Go on to the next step."""
         self._before, self._recent = self._recent, {}
-        self._at = index
-        found = self._source.look(index, self.needs)
-        self._recent.update({(Fitting((index,)), spec): sketch for spec, sketch in found.sketches.items()})
-        return found
 
     def sketch(self, fitting: Fitting, spec: SummarySpec) -> MomentSketch:
         """The sketch of a step, or the pool of several."""
-        if spec in self.shared:
-            return self.shared[spec](fitting)
-        key = fitting, spec
-        found: MomentSketch | None = self._recent.get(key) or self._before.get(key)
-        if found is None and fitting.pooled:
-            parts = [self.sketch(Fitting((k,)), spec) for k in fitting.steps]
-            found = self._pools[spec].mean(fitting.steps, parts)
-        elif found is None:
-            (index,) = fitting.steps
-            # After a resume, a step outside the replay is read once for all that its codecs need.
-            needs = {spec} if index == self._at else {spec, *self.needs}
-            known = self._recent.keys() | self._before.keys()
-            made = self._source.sketches(index, [need for need in needs if (fitting, need) not in known])
-            self._recent.update({(fitting, need): one for need, one in made.items()})
-            found = made[spec]
-        self._recent[key] = found
-        return found
+        return self._sketches.at(fitting, spec)[self._place]
 
     def ready(self, codec: Codec, draw: int, index: int, size: int) -> Ready:
         """A codec before it encodes ``size`` values of a step."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from types import MappingProxyType
@@ -19,14 +18,12 @@ import numpy as np
 from gtrace.codecs import Codec, expecting, level_grid
 from gtrace.codecs.level_sets import LevelSets, judged_together, least_errors
 from gtrace.errors import TraceError
-from gtrace.fitting.pooling import RunningPool, SetPool
 from gtrace.kernels.compare import add_values
 from gtrace.kernels.norms import power_sum
 from gtrace.metrics import Reference, relative
 from gtrace.noise import Noise
-from gtrace.sketch import SketchSet
 from gtrace.sweep.draws import ChunkDraws, Draws, Window
-from gtrace.sweep.fits import Fits, Ready, RunningSums
+from gtrace.sweep.fits import Fits, Ready, RunningSums, StepSketches
 from gtrace.sweep.gradient_noise import NOISE
 from gtrace.sweep.gradients import energy_in_pieces
 from gtrace.sweep.jobs import Block, Fitting
@@ -53,7 +50,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs.level_sets import Expectations, LevelFit
-    from gtrace.sketch import MomentSketch
+    from gtrace.sketch import MomentSketch, SketchSet
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Detail, Job, Settings, Timing, Wanted
@@ -152,10 +149,16 @@ class Replay:
         keep: Mapping[str, Collection[int]] = MappingProxyType({}),
     ) -> None:
         self._jobs, self._settings = jobs, settings
-        self.tensors = {
-            job.tensor: TensorReplay(gradients, job, settings, allocation, keep.get(job.tensor, ())) for job in jobs
-        }
-        self._all = list(self.tensors.values())
+        sources = [source_of(gradients, job) for job in jobs]
+        wanted = dict.fromkeys(codec.needs for _, each in jobs[0].wanted for codec, _ in each)
+        self._needs = [spec for spec in wanted if spec is not None]
+        self._sketches = StepSketches(sources, self._needs, pools=settings.refit == "pooled")
+        self._all = []
+        for place, (job, source) in enumerate(zip(jobs, sources, strict=True)):
+            sums = RunningSums(job.windows)
+            fits = Fits(source, job, settings, allocation, sums, self._sketches, place)
+            self._all.append(TensorReplay(gradients, job, settings, source, fits, sums, keep.get(job.tensor, ())))
+        self.tensors = {tensor.job.tensor: tensor for tensor in self._all}
         # The steps of a job mostly want the same and then refer to one object, which the job keeps.
         distinct = {id(wanted): wanted for _, wanted in jobs[0].wanted}
         self._split = {key: split(wanted, jobs[0]) for key, wanted in distinct.items()}
@@ -163,32 +166,10 @@ class Replay:
         self._fittings: dict[LevelSets, dict[int, tuple[Fitting, str]]] = {}
         for groups, _ in self._split.values():
             self._fittings.update((group.sets, self._plan(group.sets.codecs[0])) for group in groups)
-        #: sketches and fits that the last two steps asked for; and sums over windows, of all tensors end to end
-        self._before: dict[Hashable, Any] = {}
-        self._recent: dict[Hashable, Any] = {}
-        self._pools: defaultdict[SummarySpec, RunningPool[SketchSet]] = defaultdict(partial(RunningPool, SetPool))
+        #: fits that the last two steps asked for; and sums over windows, of all tensors end to end
+        self._before: dict[Hashable, LevelFit] = {}
+        self._recent: dict[Hashable, LevelFit] = {}
         self._sums = self._all[0].sums if len(jobs) == 1 else RunningSums(jobs[0].windows)
-        for place, tensor in enumerate(self._all if len(jobs) > 1 else ()):
-            tensor.fits.shared = {sets.needs: partial(self._sketch, place, sets.needs) for sets in self._fittings}
-
-    def _sketch(self, place: int, spec: SummarySpec, fitting: Fitting) -> MomentSketch:
-        """That of one tensor."""
-        return self._sketches(fitting, spec)[place]
-
-    def _sketches(self, fitting: Fitting, spec: SummarySpec) -> SketchSet:
-        """The sketches of a step, or the pools of several."""
-        if len(self._all) == 1:
-            return self._all[0].fits.sketch(fitting, spec).alone
-        key = fitting, spec
-        found: SketchSet | None = self._recent.get(key) or self._before.get(key)
-        if found is None and fitting.pooled:
-            parts = [self._sketches(Fitting((k,)), spec) for k in fitting.steps]
-            found = self._pools[spec].mean(fitting.steps, parts)
-        elif found is None:
-            values = [tensor.values(fitting.steps[0]) for tensor in self._all]
-            found = SketchSet.of_values(np.concatenate(values), np.cumsum([0, *map(len, values)]), spec)
-        self._recent[key] = found
-        return found
 
     def _plan(self, codec: Codec) -> dict[int, tuple[Fitting, str]]:
         """The steps that fit a codec at each wanted step and the one before."""
@@ -208,17 +189,16 @@ class Replay:
 
     def _block(self, index: int, wanted: Wanted) -> Block:
         groups, alone = self._split[id(wanted)]
-        # What is computed from a sketch is many times its size, and a pool needs the sums alone.
-        kept = self._recent.items()
-        self._before, self._recent = {k: v.bare() if isinstance(v, SketchSet) else v for k, v in kept}, {}
+        self._before, self._recent = self._recent, {}
+        self._sketches.move(index)
         for tensor in self._all:
-            tensor.begin(index)
+            self._sketches.add(tensor.begin(index, self._needs))
         live = [tensor for tensor in self._all if not tensor.skipped]
         block = Block([], [], values=sum(job.values(wanted) for job in self._jobs), cells=len(self._jobs))
         clock = time.perf_counter()
         # One after the other, while the values and the table of bins are in a cache.
         for group in groups if live else ():
-            self._sketches(Fitting((index,)), group.sets.needs)
+            self._sketches.at(Fitting((index,)), group.sets.needs)
         if groups and live:
             self._spend(block.times, EXPECTATION, "sketch", clock)
             block.tables.extend(table for group in groups for table in self._tables(group, index, block.times))
@@ -243,7 +223,7 @@ class Replay:
         key = sets, fitting, sizes.tobytes()
         found: LevelFit | None = self._recent.get(key) or self._before.get(key)
         if found is None:
-            found = sets.fit(self._sketches(fitting, sets.needs), sizes)
+            found = sets.fit(self._sketches.at(fitting, sets.needs), sizes)
         self._recent[key] = found
         return found
 
@@ -258,7 +238,7 @@ class Replay:
             sent = np.zeros_like(sent)
         elif index:
             sent = np.where(sets.differ(fitted, self._fit(sets, plan[index - 1][0])), sent, 0)
-        sketches = self._sketches(Fitting((index,)), sets.needs)
+        sketches = self._sketches.at(Fitting((index,)), sets.needs)
         expected = sets.expect(sets.judge(sketches, fitted.grids), fitted)
         common: Row = {
             name: _spread([tensor.common[name] for tensor in tensors], len(sets.codecs)) for name in tensors[0].common
@@ -274,7 +254,7 @@ class Replay:
                 columns = self._drawn(group, index, draw, fitted, expected, {**common, "draw": draw})
                 self._spend(times, draw, "simulate", clock)
             noise = [math.nan if each.noise is None else each.noise.variance for each in tensors]
-            known = None if all(map(math.isnan, noise)) else Noise(_spread(noise, len(sets.codecs)), 0.0, 0.0)
+            known = None if all(map(math.isnan, noise)) else Noise(_spread(noise, len(sets.codecs)), 0.0, 0)
             complete([columns], (), tensors[0].job.dtype_bits, known)
             yield self._live(RowTable(group.identities * len(tensors), columns))
 
@@ -349,7 +329,7 @@ class Replay:
     def _errors(self, sets: LevelSets, index: int) -> NDArray[np.float64]:
         """The expected squared errors of codecs that go together at a step, float64[sets]."""
         fitted = self._fit(sets, self._settings.source(sets.codecs[0], index, self._jobs[0].steps))
-        sketches = self._sketches(Fitting((index,)), sets.needs)
+        sketches = self._sketches.at(Fitting((index,)), sets.needs)
         return sets.expect(sets.judge(sketches, fitted.grids), fitted).squared_error
 
 
@@ -395,15 +375,14 @@ class TensorReplay:
         gradients: Gradients,
         job: Job,
         settings: Settings,
-        allocation: Allocation | None,
+        source: Values,
+        fits: Fits,
+        sums: RunningSums,
         keep: Collection[int],
     ) -> None:
         self._gradients, self.job, self._settings = gradients, job, settings
-        self._source = source_of(gradients, job)
-        self.sums = RunningSums(job.windows)
-        self.fits = Fits(self._source, job, settings, allocation, self.sums)
-        draws = ChunkDraws if job.chunked else Draws
-        self.draws = draws(gradients, job, self._source, self.fits, self.sums)
+        self._source, self.fits, self.sums = source, fits, sums
+        self.draws = (ChunkDraws if job.chunked else Draws)(gradients, job, source, fits, sums)
         self._noise = gradients.noise(job.tensor)
         self._ends = {last: first for first, last in job.windows}
         #: sums of the gradients themselves, and where these are read ahead the energies of their sums, by last step
@@ -427,15 +406,12 @@ class TensorReplay:
         """How many they are."""
         return self.look.reference.size
 
-    def values(self, index: int) -> NDArray[np.float32]:
-        """All values of a step, those that are not finite as zero."""
-        return self._source.values(index)[0]
-
-    def begin(self, index: int) -> None:
-        """Go on to a step."""
+    def begin(self, index: int, needs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
+        """Go on to a step; returns the sketches that were made on the way."""
         if self._large and index in self._ends.values():
-            self._read_ahead(index)
-        self.look = look = self.fits.look(index)
+            self._read_ahead(index, needs)
+        self.fits.move()
+        self.look = look = self._source.look(index, needs)
         self._index, step, reference = index, self.job.steps[index], look.reference
         self.common: Row = {"tensor": self.job.tensor, "step": step, "n": reference.size, "note": None}
         if look.nonfinite:
@@ -445,13 +421,14 @@ class TensorReplay:
         self.common["mean_abs"] = math.nan if self.skipped else reference.mean_abs
         self.window = self.noise = None
         if self.skipped:
-            return
+            return look.sketches
         if isinstance(reference, Reference) and not self._large:
             total = self._summed.at(None, index, reference.size)
             if total is not None:
                 add_values(reference.values, total)
         self.window = self._ending(index) if index in self._ends else None
         self.noise = None if self._noise is None else self._noise(step)
+        return look.sketches
 
     def end(self, index: int) -> None:
         """Keep the sketches of a finished step if they are wanted, and drop what a finished window kept."""
@@ -533,10 +510,10 @@ class TensorReplay:
                 row.update(self._lost(float(found[0])))
         return row
 
-    def _read_ahead(self, index: int) -> None:
+    def _read_ahead(self, index: int, needs: Sequence[SummarySpec]) -> None:
         """Read all steps of the window that starts at a step at once."""
         last = next(last for last, first in self._ends.items() if first == index)
-        self._ahead[last] = self._energy(index, last, self.fits.needs if self.job.chunked else None)
+        self._ahead[last] = self._energy(index, last, needs if self.job.chunked else None)
 
     def _energy(self, first: int, last: int, specs: Sequence[SummarySpec] | None = None) -> float | None:
         """||sum of g||^2 over the steps of a window, from the trace."""

@@ -66,10 +66,10 @@ def test_steps_of_zeros_have_no_weight():
 
 def test_a_running_pool_is_the_pool_of_its_window():
     sketches = [MomentSketch.of(gradient(step), "l2", 64) for step in range(6)]
-    running = RunningPool(Pool)
+    running = RunningPool()
     for steps in ((0,), (0, 1), (0, 1, 2, 3), (0, 1, 2, 3), (2, 3, 4), (2, 3), (2, 3, 5), (0, 1, 2, 3)):
         chosen = [sketches[step] for step in steps]
-        found, expected = running.mean(steps, chosen), pooled(chosen)
+        found, expected = running.mean(steps, [sketch.alone for sketch in chosen])[0], pooled(chosen)
         np.testing.assert_array_equal(found.rows, expected.rows)
         np.testing.assert_array_equal(found.sums, expected.sums)
         assert (found.size, found.energy) == (expected.size, expected.energy)

@@ -424,19 +424,12 @@ class MomentSketch:
     @property
     def alone(self) -> SketchSet:
         """The set of this sketch alone."""
-        sets, _ = self._among()
-        found: SketchSet = sets if len(sets) == 1 else self.remember("alone", lambda: SketchSet.of([self]))
-        return found
-
-    def _among(self) -> tuple[SketchSet, int]:
-        """A set with this sketch in it, and its place there."""
-        found: tuple[SketchSet, int] = self.remember("among", lambda: (SketchSet.of([self]), 0))
+        found: SketchSet = self.remember("alone", lambda: SketchSet.of([self]))
         return found
 
     def bins(self) -> _symbols.SketchBins:
         """What kernels need to know of the values that a level codec rounds."""
-        sets, place = self._among()
-        found: _symbols.SketchBins = self.remember("bins", lambda: sets.bins_at(place))
+        found: _symbols.SketchBins = self.remember("bins", lambda: self.alone.bins_at(0))
         return found
 
     def partial_moments(self, points: ArrayLike, *, weighted: bool = True) -> NDArray[np.float64]:
@@ -532,7 +525,8 @@ class SketchSet:
                 bucket_moments=moments,
                 mantissa=self.mantissa,
             )
-            sketch._known["among"] = self, place
+            # Not the set itself: a circle is freed late, with all its arrays.
+            sketch._known["bins"] = self.bins_at(place)
             self._known[place] = sketch
         found: MomentSketch = self._known[place]
         return found

@@ -9,7 +9,7 @@ from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
 from gtrace.kernels.compare import add_error
 from gtrace.metrics import COMPARED, Reference
-from gtrace.sketch import MomentSketch
+from gtrace.sketch import MomentSketch, SketchSet
 from gtrace.sweep import level_draws
 from gtrace.sweep.level_draws import LevelDraws
 from gtrace.types import Key
@@ -37,7 +37,7 @@ def check(specs, tensors, weights=None):
     """Draw several tensors by several codecs in one call, and each alone."""
     codecs = [gtrace.codec(spec) for spec in specs]
     sets, sizes = LevelSets(codecs), np.array([x.size for x in tensors])
-    fitted = sets.fit([MomentSketch.from_spec(x, sets.needs) for x in tensors], sizes)
+    fitted = sets.fit(SketchSet.of([MomentSketch.from_spec(x, sets.needs) for x in tensors]), sizes)
     references = [Reference(x, weights) for x in tensors]
     keys = [Key(KEY.high + place, KEY.low) for place in range(len(tensors))]
     totals, wanted_totals = np.ones((2, len(codecs), sizes.sum()))
@@ -89,6 +89,6 @@ def test_only_level_codecs_with_one_scale():
         with pytest.raises(UsageError, match="codecs that draw together must"):
             LevelDraws([gtrace.codec(spec) for spec in specs])
     item = gtrace.codec("qsgd")
-    fitted = LevelSets([item]).fit([MomentSketch.from_spec([1.0, 2.0], item.needs)], np.array([2]))
+    fitted = LevelSets([item]).fit(MomentSketch.from_spec([1.0, 2.0], item.needs).alone, np.array([2]))
     with pytest.raises(UsageError, match="value 1 is nan"):
         LevelDraws([item]).draw(fitted, [Reference([1.0, np.nan])], [KEY], [None])

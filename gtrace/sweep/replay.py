@@ -26,7 +26,7 @@ from gtrace.sweep.draws import ChunkDraws, Draws, Window
 from gtrace.sweep.fits import Fits, Ready, RunningSums, StepSketches
 from gtrace.sweep.gradient_noise import NOISE
 from gtrace.sweep.gradients import energy_in_pieces
-from gtrace.sweep.jobs import Block, Fitting
+from gtrace.sweep.jobs import Block, Fitting, Totals
 from gtrace.sweep.level_draws import LevelDraws
 from gtrace.sweep.rows import (
     complete,
@@ -40,7 +40,7 @@ from gtrace.sweep.rows import (
     spec_name,
 )
 from gtrace.sweep.schema import EXPECTATION, NONFINITE
-from gtrace.sweep.sources import Sample, Values, source_of
+from gtrace.sweep.sources import Sample, Seen, Values, source_of
 from gtrace.sweep.store import RowTable
 from gtrace.types import WHOLE_MODEL
 
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Detail, Job, Settings, Timing, Wanted
-    from gtrace.sweep.sources import Seen
     from gtrace.sweep.store import Row
     from gtrace.types import Expectation, State, SummarySpec
 
@@ -92,6 +91,8 @@ def split(wanted: Wanted, job: Job) -> tuple[list[Group], Wanted]:
     return [_group(tuple(each), draws) for (_, _, draws), each in groups.items() if draws], tuple(rest)
 
 
+#: what is seen between two steps
+_NOTHING = Seen(Totals(0, 0.0, 0.0), 0)
 #: elements of the largest tensor that goes through its steps with others, and of all of them together
 _SMALL, _TOGETHER = 1 << 13, 1 << 15
 #: batches for each of several workers, so that they end together
@@ -391,7 +392,7 @@ class TensorReplay:
         self._large = job.tensor in gradients.large
         self._keep = keep if type(self._source) is Values else ()
         self.kept: dict[int, dict[SummarySpec, MomentSketch]] = {}
-        self.skipped = False
+        self.look, self.skipped = _NOTHING, False
         self.window: Window | None = None
         self.noise: Noise | None = None
 
@@ -436,6 +437,8 @@ class TensorReplay:
             self.draws.forget()
         if self.job.steps[index] in self._keep and not self.look.nonfinite:
             self.kept[self.job.steps[index]] = self.fits.sketches
+        # Never hold the values of two steps at a time.
+        self.look = _NOTHING
 
     def empty_rows(self, wanted: Wanted) -> list[Row]:
         """The rows of a step that is skipped."""

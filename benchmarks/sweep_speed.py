@@ -7,6 +7,9 @@ vocabulary 1,000, 53 tensors; 12 steps in three bursts; ``--every``: under every
 (``--large``: 124 million elements, three steps), and the one that ``gtrace demo`` records (``--demo TRACE``). A value
 is one element under one codec at one step. Beside it stands the time of one PCG64 float32 in the same turn, so that
 machines can be compared. Compiled kernels come from the cache: the first turn is left out.
+
+``--small`` measures cells instead: one codec at one step of one of 250 tensors of 512 values, 12 steps in three
+bursts. From the time of a sweep, that of a sweep of ten of the tensors is taken off, and with it the start.
 """
 
 from __future__ import annotations
@@ -42,8 +45,16 @@ BLOCK = {
 GPT_STEPS = (*range(100, 104), *range(500, 504), *range(900, 904))
 GPT_SWEEP = ("--methods", "qsgdinf,alq,zipml,topk,signsgd", "--bits", "2-5")
 GPT_CODECS = 14
+ONE = ("--jobs", "1")
+#: sweeps of small tensors: what is measured -> options and number of codecs
+CELLS = {
+    "one codec, expectations": (("--methods", "qsgdinf", "--bits", "4", "--draws", "0", *ONE), 1),
+    "7 codecs, expectations": (("--methods", "qsgdinf", "--bits", "2-8", "--draws", "0", *ONE), 7),
+    "7 codecs, expectations and a draw": (("--methods", "qsgdinf", "--bits", "2-8", *ONE), 7),
+    "12 codecs, 8 of them fitted, and a draw": (("--methods", "qsgdinf,alq,zipml", "--bits", "2-5", *ONE), 12),
+}
 #: one configuration of every method
-EVERY_SWEEP = ("--methods", "all", "--bits", "4", "--jobs", "1")
+EVERY_SWEEP = ("--methods", "all", "--bits", "4", *ONE)
 
 
 class Cost(NamedTuple):
@@ -98,6 +109,19 @@ def sweep(trace: Path, *options: str) -> Cost:
     return child("sweep", str(trace), *options, "-o", str(output))
 
 
+def cells(folder: Path, turns: int) -> None:
+    """Measure :data:`CELLS`, print a table."""
+    trace, steps, tensors, few = folder / "small.zarr", GPT_STEPS, 250, 10
+    if not trace.exists():
+        write(trace, {f"layer{k:03}.bias": (512,) for k in range(tensors)}, steps)
+    print("| cells of small tensors | CPU s | us a cell |", "|---|--:|--:|", sep="\n")
+    for name, (options, codecs) in CELLS.items():
+        some = "--tensors", "layer00?.bias"
+        costs = [(sweep(trace, *options).cpu, sweep(trace, *options, *some).cpu) for _ in range(turns + 1)]
+        whole, part = map(min, zip(*costs[1:], strict=True))
+        print(f"| {name} | {whole:.2f} | {1e6 * (whole - part) / (tensors - few) / len(steps) / codecs:.0f} |")
+
+
 def random_floats() -> float:
     """Nanoseconds of one float32 of PCG64."""
     rng, best = np.random.Generator(np.random.PCG64(0)), float("inf")
@@ -116,8 +140,12 @@ def main() -> None:
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--every", action="store_true", help="also a sweep of every method")
     parser.add_argument("--demo", type=Path, help="the trace of gtrace demo")
+    parser.add_argument("--small", action="store_true", help="cells of small tensors instead")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
+    if given.small:
+        cells(given.folder, given.turns)
+        return
     gpt, large = given.folder / "gpt.zarr", given.folder / "gpt2.zarr"
     small_shapes = {**gpt_shapes(256, 4, 1000, 64), "head.bias": (1000,)}
     large_shapes = gpt_shapes(768, 12, 50257, 1024)
@@ -131,16 +159,16 @@ def main() -> None:
     }
     values = sizes["gpt"] * len(GPT_STEPS) * GPT_CODECS
     tasks = {
-        "GPT, 14 codecs, 1 job": (lambda: sweep(gpt, *GPT_SWEEP, "--jobs", "1"), values),
+        "GPT, 14 codecs, 1 job": (lambda: sweep(gpt, *GPT_SWEEP, *ONE), values),
         "GPT, 14 codecs, 2 jobs": (lambda: sweep(gpt, *GPT_SWEEP, "--jobs", "2"), values),
     }
     if given.every:
         tasks["GPT, every method at 4 bits, 1 job"] = (lambda: sweep(gpt, *EVERY_SWEEP), 0)
     if given.demo is not None:
-        tasks["demo's trace, default sweep, 1 job"] = (lambda: sweep(given.demo, "--jobs", "1"), 0)
+        tasks["demo's trace, default sweep, 1 job"] = (lambda: sweep(given.demo, *ONE), 0)
         tasks["demo's trace, default sweep, 2 jobs"] = (lambda: sweep(given.demo, "--jobs", "2"), 0)
     if given.large:
-        one = ("--methods", "qsgdinf:bits=4", "--jobs", "1")
+        one = ("--methods", "qsgdinf:bits=4", *ONE)
         tasks["GPT-2, qsgdinf at 4 bits, 1 job"] = (lambda: sweep(large, *one), 3 * sizes["gpt2"])
     best: dict[str, Cost] = {}
     unit = float("inf")

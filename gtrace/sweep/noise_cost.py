@@ -180,7 +180,7 @@ class _Tensor:
             values = np.stack([read(own[0], step) for step in span.steps])
             others = [read(rank, span.steps[span.middle]) for rank in own[1:]] if span.ranks else []
             before, after = values[span.middle - 1], values[min(span.middle + 1, len(values) - 1)]
-            near = others[0] if len(values) == 1 else (before + after) / 2
+            near = others[0] if len(values) == 1 else before / 2 + after / 2
             keys = (Key.derive(seed, tensor=info.name, step=span.steps[span.middle], draw=draw) for draw in (0, 1))
             known = {
                 (k, spec): one for k, step in enumerate(span.steps) for spec, one in sketches.get(step, {}).items()
@@ -339,7 +339,8 @@ class _Tensor:
             key = Key.derive(self._seed, tensor=self._info.name, step=step, draw=0)
             arrived = codec.simulate(sender.state, each, key).values
             sender.settle(each, arrived)
-            owed = owed + (each - arrived)
+            with np.errstate(over="ignore"):
+                owed = owed + (each - arrived)
             if 2 * (place + 1) <= len(values):
                 middle = owed
         return owed, middle
@@ -398,6 +399,8 @@ class CostJobs:
         info = self._infos.get(tensor)
         if info is None or info.size > _ELEMENTS or info.sample is not None:
             return frozenset()
+        if all(noisy_together(codec) and not _level_noise((codec,)).adaptive for codec, *_ in self._missing[tensor]):
+            return frozenset()
         return frozenset(
             window.steps[place]
             for window in self._plan.windows
@@ -420,7 +423,9 @@ class CostJobs:
         for (codec, _, names), cell in zip(missing, noisy.costs(shared), strict=True):
             value = {"gram": _packed(cell.gram), "variance": cell.variance, "lost": cell.lost}
             value |= {"unbiased": codec.unbiased} | ({"growth": cell.growth} if codec.stateful else {})
-            found += [(tensor, last, f"{COST} {name}", value) for name in names]
+            # What a memory owes of gradients next to the largest float32 may be beyond it; then it stays unknown.
+            known = np.isfinite([*value["gram"], cell.variance, cell.lost, value.get("growth", 0.0)]).all()
+            found += [(tensor, last, f"{COST} {name}", value) for name in (names if known else ())]
         return found
 
 

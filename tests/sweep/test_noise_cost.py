@@ -120,6 +120,14 @@ def test_without_four_samples_of_noise_nothing_is_predicted(tmp_path, steps, opt
     assert noise_costs(gtrace.run_sweep(trace, ["qsgdinf:bits=2"], **options)) is None
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_no_float32_holds_is_unknown():
+    steps = {k: np.full(100, 3e38 if k % 2 else -1.0, np.float32) for k in range(13)}
+    found = noise_costs(gtrace.run_sweep(Trace.from_arrays({"w": steps}), ["qsgdinf:bits=3", "ef:topk:ratio=0.1"]))
+    assert found.codecs == ("qsgdinf:bits=3",)
+    assert np.isfinite(found.variance).all()
+
+
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [

@@ -18,7 +18,7 @@ import numpy as np
 
 from gtrace.codecs import Codec
 from gtrace.codecs.link import LinkOptions, Sender
-from gtrace.fitting.pooling import WINDOW, RunningPool, poolable, pooled
+from gtrace.fitting.pooling import WINDOW, RunningPool, pooled
 from gtrace.kernels.compare import add_error
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch, SketchSet
@@ -152,11 +152,10 @@ class StepSketches:
     Args:
         sources: the tensors; only the values of several small ones are sketched together.
         needs: the sketches that their codecs need.
-        pools: whether codecs are fitted to pools.
     """
 
-    def __init__(self, sources: Sequence[Values], needs: Sequence[SummarySpec], *, pools: bool) -> None:
-        self._sources, self._needs, self._pooling = sources, needs, pools
+    def __init__(self, sources: Sequence[Values], needs: Sequence[SummarySpec]) -> None:
+        self._sources, self._needs = sources, needs
         self._before: dict[tuple[Fitting, SummarySpec], SketchSet] = {}
         self._recent: dict[tuple[Fitting, SummarySpec], SketchSet] = {}
         self._pools: defaultdict[SummarySpec, RunningPool] = defaultdict(RunningPool)
@@ -164,13 +163,7 @@ class StepSketches:
 
     def move(self, index: int) -> None:
         """Go on to a step."""
-        last = Fitting((self._at,))
-        for spec in filter(poolable, self._needs if self._pooling else ()):
-            # What is computed from a sketch is many times its size, and a pool needs the sums alone.
-            if (last, spec) in self._recent:
-                self._recent[last, spec] = self._recent[last, spec].bare()
-        self._before, self._recent = self._recent, {}
-        self._at = index
+        self._before, self._recent, self._at = self._recent, {}, index
 
     def add(self, made: Mapping[SummarySpec, MomentSketch]) -> None:
         """Sketches of the current step that were made with something else, of the one tensor that there is."""
@@ -183,23 +176,24 @@ class StepSketches:
         if found is None and fitting.pooled:
             parts = [self.at(Fitting((k,)), spec) for k in fitting.steps]
             found = self._pools[spec].mean(fitting.steps, parts)
+            # What was computed from a sketch is many times its size, and a pool needs the sums alone.
+            self._recent[Fitting(fitting.steps[-1:]), spec] = parts[-1].bare()
         elif found is None:
             (index,) = fitting.steps
             # After a resume, a step outside the replay is read once for all that its codecs need.
             needs = [spec] if index == self._at else dict.fromkeys([spec, *self._needs])
             known = self._recent.keys() | self._before.keys()
-            made = self._made(index, [need for need in needs if (fitting, need) not in known])
+            missing = [need for need in needs if (fitting, need) not in known]
+            if len(self._sources) == 1:
+                made = {need: one.alone for need, one in self._sources[0].sketches(index, missing).items()}
+            else:
+                values = [source.values(index)[0] for source in self._sources]
+                whole, bounds = np.concatenate(values), np.cumsum([0, *map(len, values)])
+                made = {need: SketchSet.of_values(whole, bounds, need) for need in missing}
             self._recent.update({(fitting, need): one for need, one in made.items()})
             found = made[spec]
         self._recent[key] = found
         return found
-
-    def _made(self, index: int, specs: Sequence[SummarySpec]) -> dict[SummarySpec, SketchSet]:
-        if len(self._sources) == 1:
-            return {spec: sketch.alone for spec, sketch in self._sources[0].sketches(index, specs).items()}
-        values = [source.values(index)[0] for source in self._sources]
-        whole, bounds = np.concatenate(values), np.cumsum([0, *map(len, values)])
-        return {spec: SketchSet.of_values(whole, bounds, spec) for spec in specs}
 
     def made(self) -> dict[SummarySpec, SketchSet]:
         """Those of the current step, as far as they exist."""
@@ -221,6 +215,10 @@ class Fits:
         sums: gets the errors of stateful codecs that are replayed on the way to a step.
         sketches: those of all tensors that go along.
         place: of this tensor among them.
+
+    Attributes:
+        before: fits that the step before asked for.
+        recent: those that the current one asked for; what two steps in a row do not ask for is dropped.
     """
 
     def __init__(
@@ -240,9 +238,8 @@ class Fits:
         self.key = partial(Key.derive, settings.seed, tensor=job.tensor)
         #: the size of a tensor of the job's shape -> this shape: at a step of another size it is unknown
         self._shapes = {} if job.shape is None else {math.prod(job.shape): job.shape}
-        #: fits that the last two steps asked for; what two steps in a row do not ask for is dropped
-        self._before: dict[Hashable, Any] = {}
-        self._recent: dict[Hashable, Any] = {}
+        self.before: dict[Hashable, Any] = {}
+        self.recent: dict[Hashable, Any] = {}
         self._memories: dict[tuple[int, int], _Memory] = {}
         # The settings say which steps fit a codec.
         self._options = LinkOptions(RefitSchedule((0,)), settings.seed)
@@ -251,10 +248,6 @@ class Fits:
     def sketches(self) -> dict[SummarySpec, MomentSketch]:
         """Those of the current step, as far as they exist."""
         return {spec: found[self._place] for spec, found in self._sketches.made().items()}
-
-    def move(self) -> None:
-        """Go on to the next step."""
-        self._before, self._recent = self._recent, {}
 
     def sketch(self, fitting: Fitting, spec: SummarySpec) -> MomentSketch:
         """The sketch of a step, or the pool of several."""
@@ -296,7 +289,7 @@ class Fits:
     def _fit(self, codec: Codec, fitting: Fitting, size: int) -> _Fitted:
         """A stateless codec fitted for ``size`` values; the fitting steps may have another size."""
         key = id(codec), fitting, size
-        found: _Fitted | None = self._recent.get(key) or self._before.get(key)
+        found: _Fitted | None = self.recent.get(key) or self.before.get(key)
         if found is None:
             before = after = codec.init(size, self._shapes.get(size))
             if codec.needs is not None and codec.fits:
@@ -305,7 +298,7 @@ class Fits:
                 summary = self._seen(codec, codec.needs, before, fitting)
                 after = codec.fit(before, summary, self._job.steps[fitting.steps[-1]])
             found = _Fitted(after, after is not before and _differs(before, after), codec.shared(after))
-        self._recent[key] = found
+        self.recent[key] = found
         return found
 
     def _seen(
@@ -333,12 +326,12 @@ class Fits:
     def _view(self, codec: Codec, spec: SummarySpec, index: int) -> MomentSketch:
         """The sketch of a step as a codec with an empty memory sees it."""
         key = id(codec), index
-        found: MomentSketch | None = self._recent.get(key) or self._before.get(key)
+        found: MomentSketch | None = self.recent.get(key) or self.before.get(key)
         if found is None:
             values, _ = self._source.values(index)
             memory = codec.init(values.size, self._shapes.get(values.size))
             found = MomentSketch.from_spec(codec.view(memory, values), spec)
-        self._recent[key] = found
+        self.recent[key] = found
         return found
 
     def _share(self, codec: Codec, fitting: Fitting) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from gtrace.types import State
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from gtrace.codecs.base import Codec, CodedBits
     from gtrace.codecs.coders import SharedCode
@@ -91,23 +92,31 @@ class LevelDraws:
         Raises:
             UsageError: non-finite values.
         """
-        cuts, codecs = [self._cut(reference) for reference in references], len(self._grids)
+        states = [State(reference.size) for reference in references]
+        for state, reference in zip(states, references, strict=True):
+            # The squares of float32 have no finite sum with a value among them that is not finite.
+            if not math.isfinite(reference.energy):
+                checked_values(state, reference.values)
+        cuts = [self._scale.cut(each.values, state) for each, state in zip(references, states, strict=True)]
+        codecs, join = len(self._grids), itemgetter(0) if len(references) == 1 else np.concatenate
         sizes, grids = np.array([reference.size for reference in references]), fitted.grids
-        bounds, scale_bounds = _bounds(sizes), _bounds([cut.scales.size for cut in cuts])
+        bounds, scale_bounds = np.cumsum([0, *sizes]), np.cumsum([0, *(cut.scales.size for cut in cuts)])
         rules = self._ruled(grids, cuts)
         addresses = np.array([0 if total is None else total.ctypes.data for total in totals], np.uint64)
         addresses = np.where(addresses, addresses + 8 * bounds[:-1, None].astype(np.uint64), addresses).reshape(-1)
-        values = _joined([reference.values for reference in references])
+        values = join([reference.values for reference in references])
         heavy = [reference.weights for reference in references if reference.weights is not None]
         given = (
-            values if self._scale.clip is None else _joined([part for cut in cuts for part in (cut.x, cut.tail)]),
+            values
+            if self._scale.clip is None
+            else np.concatenate([part for cut in cuts for part in (cut.x, cut.tail)]),
             values,
-            _joined(heavy) if len(heavy) == len(references) else _UNWEIGHTED,
-            _joined([reference.ordered for reference in references]),
+            join(heavy) if len(heavy) == len(references) else _UNWEIGHTED,
+            join([reference.ordered for reference in references]),
             np.array([reference.norm1 for reference in references]),
             bounds,
             np.array([(cut.bucket, cut.x.size) for cut in cuts]),
-            _joined([cut.scales for cut in cuts]),
+            join([cut.scales for cut in cuts]),
             scale_bounds,
             np.array(keys, np.uint64).reshape(-1, 2),
         )
@@ -140,13 +149,6 @@ class LevelDraws:
         bits = (8.0 * head + lengths.T[: _drawing.CODED]) / whole
         return DrawnSets(comparisons(references, sums, *gaps.T), head + -(-coded // 8), *bits)
 
-    def _cut(self, reference: Reference) -> Scaled:
-        state = State(reference.size)
-        # The squares of float32 have no finite sum with a value among them that is not finite.
-        if not math.isfinite(reference.energy):
-            checked_values(state, reference.values)
-        return self._scale.cut(reference.values, state)
-
     def _ruled(self, grids: Grids, cuts: Sequence[Scaled]) -> NDArray[np.int64]:
         """The rule of each set, see :func:`gtrace.kernels.drawing.draw_levels`."""
         found = []
@@ -160,16 +162,6 @@ class LevelDraws:
         number, mirrored, steps, width = np.array(found).T
         most = np.repeat([min(cut.bucket, cut.x.size) // _FEW for cut in cuts], len(self._grids))
         return np.stack([number, mirrored, steps, np.diff(grids.symbol_starts) > most, width], axis=1)
-
-
-def _bounds(sizes: ArrayLike) -> NDArray[np.int64]:
-    """Where arrays of these sizes begin and end if they lie end to end."""
-    return np.concatenate([[0], np.cumsum(sizes)])
-
-
-def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The arrays end to end, without a copy if it is one."""
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def draws_in_parts(item: Codec, state: State, size: int) -> bool:

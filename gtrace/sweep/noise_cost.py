@@ -421,10 +421,11 @@ class CostJobs:
             for codec, among, _ in missing
         ]
         for (codec, _, names), cell in zip(missing, noisy.costs(shared), strict=True):
-            value = {"gram": _packed(cell.gram), "variance": cell.variance, "lost": cell.lost}
+            gram = _packed(cell.gram)
+            value = {"gram": gram, "variance": cell.variance, "lost": cell.lost}
             value |= {"unbiased": codec.unbiased} | ({"growth": cell.growth} if codec.stateful else {})
             # What a memory owes of gradients next to the largest float32 may be beyond it; then it stays unknown.
-            known = np.isfinite([*value["gram"], cell.variance, cell.lost, value.get("growth", 0.0)]).all()
+            known = np.isfinite([*gram, cell.variance, cell.lost, cell.growth if codec.stateful else 0.0]).all()
             found += [(tensor, last, f"{COST} {name}", value) for name in (names if known else ())]
         return found
 

@@ -11,7 +11,7 @@ import time
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from gtrace.sketch import MomentSketch, SketchSet
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
-    from gtrace.sweep.jobs import Detail, Job, Settings, Timing, Wanted
+    from gtrace.sweep.jobs import Job, Settings, Timing, Wanted
     from gtrace.sweep.store import Row
     from gtrace.types import Expectation, State, SummarySpec
 
@@ -153,7 +153,7 @@ class Replay:
         sources = [source_of(gradients, job) for job in jobs]
         wanted = dict.fromkeys(codec.needs for _, each in jobs[0].wanted for codec, _ in each)
         self._needs = [spec for spec in wanted if spec is not None]
-        self._sketches = StepSketches(sources, self._needs, pools=settings.refit == "pooled")
+        self._sketches = StepSketches(sources, self._needs)
         self._all = []
         for place, (job, source) in enumerate(zip(jobs, sources, strict=True)):
             sums = RunningSums(job.windows)
@@ -162,10 +162,13 @@ class Replay:
         self.tensors = {tensor.job.tensor: tensor for tensor in self._all}
         # The steps of a job mostly want the same and then refer to one object, which the job keeps.
         distinct = {id(wanted): wanted for _, wanted in jobs[0].wanted}
-        self._split = {key: split(wanted, jobs[0]) for key, wanted in distinct.items()}
+        self._split = {
+            key: (*split(wanted, jobs[0]), sum(job.values(wanted) for job in jobs)) for key, wanted in distinct.items()
+        }
+        self._ends = {last for _, last in jobs[0].windows}
         #: codecs that go together -> index of a step -> the steps that fit them there, and the name of that fit
         self._fittings: dict[LevelSets, dict[int, tuple[Fitting, str]]] = {}
-        for groups, _ in self._split.values():
+        for groups, _, _ in self._split.values():
             self._fittings.update((group.sets, self._plan(group.sets.codecs[0])) for group in groups)
         #: fits that the last two steps asked for; and sums over windows, of all tensors end to end
         self._before: dict[Hashable, LevelFit] = {}
@@ -186,37 +189,44 @@ class Replay:
             block = self._block(index, wanted)
             yield block.named(names) if names else block
             for tensor in self._all:
-                tensor.end(index)
+                if index in self._ends:
+                    tensor.draws.forget()
+                if not tensor.look.nonfinite and tensor.common["step"] in tensor.keep:
+                    tensor.kept[tensor.common["step"]] = tensor.fits.sketches
+                # Never hold the values of two steps at a time.
+                tensor.look = _NOTHING
 
     def _block(self, index: int, wanted: Wanted) -> Block:
-        groups, alone = self._split[id(wanted)]
+        groups, alone, work = self._split[id(wanted)]
         self._before, self._recent = self._recent, {}
         self._sketches.move(index)
         for tensor in self._all:
-            self._sketches.add(tensor.begin(index, self._needs))
-        live = [tensor for tensor in self._all if not tensor.skipped]
-        block = Block([], [], values=sum(job.values(wanted) for job in self._jobs), cells=len(self._jobs))
-        clock = time.perf_counter()
-        # One after the other, while the values and the table of bins are in a cache.
-        for group in groups if live else ():
-            self._sketches.at(Fitting((index,)), group.sets.needs)
-        if groups and live:
-            self._spend(block.times, EXPECTATION, "sketch", clock)
-            block.tables.extend(table for group in groups for table in self._tables(group, index, block.times))
+            made = tensor.begin(index, self._needs)
+            if made:
+                self._sketches.add(made)
+        block = Block([], [], values=work, cells=len(self._jobs))
+        spent: list[tuple[int, str, float]] = []
+        if groups and not all(tensor.skipped for tensor in self._all):
+            clock = time.perf_counter()
+            # One after the other, while the values and the table of bins are in a cache.
+            for group in groups:
+                self._sketches.at(Fitting((index,)), group.sets.needs)
+            spent.append((EXPECTATION, "sketch", time.perf_counter() - clock))
+            block.tables.extend(table for group in groups for table in self._tables(group, index, spent))
         for tensor in self._all:
+            about = tensor.job.tensor, self._jobs[0].steps[index]
+            block.times.extend((*about, MANY, draw, stage, seconds / len(self._all)) for draw, stage, seconds in spent)
             if tensor.skipped:
                 block.rows.extend(tensor.empty_rows(wanted))
                 continue
             rows = [row for codec, draws in alone for row in tensor.rows(codec, draws, block.times)]
             complete(rows, {str(codec) for codec, _ in alone if codec.stateful}, tensor.job.dtype_bits, tensor.noise)
             block.rows.extend(rows)
-            block.details.extend(tensor.details([codec for codec, _ in wanted]))
+            if tensor.noise is not None:
+                block.details.append((*about, NOISE, tensor.noise._asdict()))
+            if self._settings.optimal and tensor.job.final and index == self._jobs[0].wanted[-1][0]:
+                block.details.extend((*about, *detail) for detail in tensor.pictured([codec for codec, _ in wanted]))
         return block
-
-    def _spend(self, times: list[Timing], draw: int, stage: str, since: float) -> None:
-        """Add the time since then, an equal part of it for each tensor."""
-        seconds = (time.perf_counter() - since) / len(self._all)
-        times.extend((each.job.tensor, each.common["step"], MANY, draw, stage, seconds) for each in self._all)
 
     def _fit(self, sets: LevelSets, fitting: Fitting) -> LevelFit:
         """Codecs that go through the current step together, fitted for the tensors' values there."""
@@ -228,8 +238,11 @@ class Replay:
         self._recent[key] = found
         return found
 
-    def _tables(self, group: Group, index: int, times: list[Timing]) -> Iterator[RowTable]:
-        """The rows of codecs that go through a step together: their expectations, and each draw."""
+    def _tables(self, group: Group, index: int, spent: list[tuple[int, str, float]]) -> Iterator[RowTable]:
+        """The rows of codecs that go through a step together: their expectations, and each draw.
+
+        Adds draw, stage and seconds to ``spent``.
+        """
         sets, tensors, plan = group.sets, self._all, self._fittings[group.sets]
         clock = time.perf_counter()
         fitting, label = plan[index]
@@ -246,23 +259,22 @@ class Replay:
         }
         common["bits_shared"] = 8.0 * sent / np.maximum(1, common["n"])
         common["fitted_on"] = np.where(fitted.changed, np.array(label, object), "-")
-        self._spend(times, EXPECTATION, "expect", clock)
+        spent.append((EXPECTATION, "expect", time.perf_counter() - clock))
         for draw in group.draws:
             clock = time.perf_counter()
             if draw == EXPECTATION:
                 columns = self._expected(sets, index, fitted, sketches, expected, common)
             else:
                 columns = self._drawn(group, index, draw, fitted, expected, {**common, "draw": draw})
-                self._spend(times, draw, "simulate", clock)
+                spent.append((draw, "simulate", time.perf_counter() - clock))
             noise = [math.nan if each.noise is None else each.noise.variance for each in tensors]
             known = None if all(map(math.isnan, noise)) else Noise(_spread(noise, len(sets.codecs)), 0.0, 0)
             complete([columns], (), tensors[0].job.dtype_bits, known)
-            yield self._live(RowTable(group.identities * len(tensors), columns))
-
-    def _live(self, table: RowTable) -> RowTable:
-        """The rows of tensors that are not skipped."""
-        skipped = _spread([tensor.skipped for tensor in self._all], len(table.identities) // len(self._all))
-        return table.chosen(np.flatnonzero(~skipped)) if np.any(skipped) else table
+            table = RowTable(group.identities * len(tensors), columns)
+            if any(tensor.skipped for tensor in tensors):
+                skipped = np.repeat([tensor.skipped for tensor in tensors], len(sets.codecs))
+                table = table.chosen(np.flatnonzero(~skipped))
+            yield table
 
     def _expected(
         self,
@@ -292,7 +304,7 @@ class Replay:
     def _drawn(self, group: Group, index: int, draw: int, fitted: LevelFit, expected: Expectations, common: Row) -> Row:
         """The columns of a draw."""
         codecs, tensors = group.sets.codecs, self._all
-        references = [tensor.reference for tensor in tensors]
+        references = [cast("Reference", tensor.look.reference) for tensor in tensors]
         bounds = [0, *accumulate(reference.size for reference in references)]
         totals = [self._sums.at((id(codec), draw), index, bounds[-1], always=False) for codec in codecs]
         keys = [tensor.fits.key(step=common["step"], draw=draw) for tensor in tensors]
@@ -302,7 +314,7 @@ class Replay:
         for t, tensor in enumerate(tensors if index in self._sums.first else ()):
             for k in left:
                 state = fitted.state(t * len(codecs) + k, tensor.size)
-                tensor.draws.keep(codecs[k], index, Ready(state, codecs[k].shared(state), {}), tensor.reference)
+                tensor.draws.keep(codecs[k], index, Ready(state, codecs[k].shared(state), {}), references[t])
         if any(tensor.window for tensor in tensors):
             lost = np.full((len(tensors), len(codecs)), math.nan)
             for k, codec in enumerate(codecs):
@@ -365,10 +377,12 @@ class TensorReplay:
         sums: its sums over windows.
         common: columns that all of the step's rows share.
         look: what its source measures at the step.
+        size: how many values it has there.
         skipped: it has values that are not finite, and rows without numbers.
         window: the window that ends at the step, if any.
         noise: of the gradient, if it is known.
-        kept: step -> sketches of it that were made, for the steps to ``keep`` whose values are finite and held at once.
+        keep: the steps of which to keep sketches, if its values are held at once.
+        kept: step -> sketches of it that were made, for those of them whose values are finite.
     """
 
     def __init__(
@@ -390,30 +404,20 @@ class TensorReplay:
         self._summed = RunningSums(job.windows)
         self._ahead: dict[int, float | None] = {}
         self._large = job.tensor in gradients.large
-        self._keep = keep if type(self._source) is Values else ()
+        self.keep = keep if type(self._source) is Values else ()
         self.kept: dict[int, dict[SummarySpec, MomentSketch]] = {}
-        self.look, self.skipped = _NOTHING, False
+        self.look, self.size, self.skipped = _NOTHING, 0, False
         self.window: Window | None = None
         self.noise: Noise | None = None
-
-    @property
-    def reference(self) -> Reference:
-        """The step's values."""
-        assert isinstance(self.look.reference, Reference), "draws need values"
-        return self.look.reference
-
-    @property
-    def size(self) -> int:
-        """How many they are."""
-        return self.look.reference.size
 
     def begin(self, index: int, needs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
         """Go on to a step; returns the sketches that were made on the way."""
         if self._large and index in self._ends.values():
             self._read_ahead(index, needs)
-        self.fits.move()
+        self.fits.before, self.fits.recent = self.fits.recent, {}
         self.look = look = self._source.look(index, needs)
         self._index, step, reference = index, self.job.steps[index], look.reference
+        self.size = reference.size
         self.common: Row = {"tensor": self.job.tensor, "step": step, "n": reference.size, "note": None}
         if look.nonfinite:
             self.common["note"] = self._remark(look.nonfinite, reference.size, step)
@@ -430,15 +434,6 @@ class TensorReplay:
         self.window = self._ending(index) if index in self._ends else None
         self.noise = None if self._noise is None else self._noise(step)
         return look.sketches
-
-    def end(self, index: int) -> None:
-        """Keep the sketches of a finished step if they are wanted, and drop what a finished window kept."""
-        if index in self._ends:
-            self.draws.forget()
-        if self.job.steps[index] in self._keep and not self.look.nonfinite:
-            self.kept[self.job.steps[index]] = self.fits.sketches
-        # Never hold the values of two steps at a time.
-        self.look = _NOTHING
 
     def empty_rows(self, wanted: Wanted) -> list[Row]:
         """The rows of a step that is skipped."""
@@ -547,25 +542,17 @@ class TensorReplay:
         """The state for which a step's expectation is computed."""
         return self.fits.ready(codec, EXPECTATION, index, size).state
 
-    def details(self, codecs: Sequence[Codec]) -> list[Detail]:
-        """The step's noise, and at the tensor's last wanted step the data for figures of levels."""
-        about, found = (self.job.tensor, self.common["step"]), self._pictured(codecs) if self._settings.optimal else {}
-        if self.noise is not None:
-            found[NOISE] = self.noise._asdict()
-        return [(*about, what, value) for what, value in found.items()]
-
-    def _pictured(self, codecs: Sequence[Codec]) -> dict[str, object]:
+    def pictured(self, codecs: Sequence[Codec]) -> Iterator[tuple[str, object]]:
         """The data for figures of levels: too much for every step."""
-        index, found = self._index, dict[str, object]()
-        if not self.job.final or index != self.job.wanted[-1][0]:
-            return found
         for codec in codecs:
-            levels = None if codec.stateful else levels_of(codec, self._state(codec, index, self.size))
+            levels = None if codec.stateful else levels_of(codec, self._state(codec, self._index, self.size))
             if levels is not None and codec.needs is not None:
-                found[f"levels {codec}"] = levels
-                found[f"density {spec_name(codec.needs)}"] = density(self.fits.sketch(Fitting((index,)), codec.needs))
+                yield f"levels {codec}", levels
+                sketch = self.fits.sketch(Fitting((self._index,)), codec.needs)
+                yield f"density {spec_name(codec.needs)}", density(sketch)
         curves = convergence(codecs, self.fits.sketches)
-        return found if curves is None else {**found, "convergence": curves}
+        if curves is not None:
+            yield "convergence", curves
 
 
 def has_optimum(codec: Codec) -> bool:

@@ -98,7 +98,7 @@ def _train_task(settings: TrainSettings) -> None:
         raise UsageError("-m: name the module to run, e.g. gtrace train --codec alq -m package.train.")
     from gtrace.cli.train_task import run_task
 
-    describe_task(settings.task or DEFAULT_TASK)
+    describe_task(DEFAULT_TASK if settings.task is None else settings.task)
     shared = {field.name: getattr(settings, field.name) for field in fields(RunSettings)}
     run_task(CompareSettings(seeds=settings.seeds, **shared), chosen_codecs(settings, _specs(settings)))
 
@@ -232,7 +232,7 @@ def _run_study(settings: CompareSettings, codecs: tuple[str, ...]) -> None:
     from gtrace.codecs import split_specs
     from gtrace.training.settings import JOINT, JOINT_CODEC
 
-    describe_task(settings.task or DEFAULT_TASK)
+    describe_task(DEFAULT_TASK if settings.task is None else settings.task)
     specs = split_specs(",".join(codecs)) if codecs else []
     if not specs and not settings.plans:
         joint = settings.optimizer.partition(":")[0] in JOINT

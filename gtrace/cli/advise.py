@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 #: columns of the lines below a verdict
 _WIDTH = 80
-_BF16 = 16.0
 _RANGE = re.compile(r"(?P<low>[0-9.]+)\s*-\s*(?P<high>[0-9.]+)\s*(?P<unit>[kMGT]?(?:bit|B)/s)")
 
 
@@ -169,7 +168,7 @@ def paste(advice: Advice) -> list[str]:
             "from gtrace.training import State, ddp_comm_hook",
             f"ddp_model.register_comm_hook(State({verdict.codec!r}), ddp_comm_hook)",
         ]
-    if verdict.bits == _BF16:
+    if verdict.bits == 16:  # bf16
         return [
             "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook",
             "ddp_model.register_comm_hook(None, bf16_compress_hook)  # needs NCCL or XCCL",
@@ -182,14 +181,6 @@ STEPS = "0+7,90+7,180+7,260+7"
 SCRIPT = "digits_cnn.py"
 #: what a demo writes into its folder
 TRACE, SWEEP, RUN, PAGE = "digits_cnn.zarr", "digits_cnn.sweep.db", "digits_cnn.jsonl", "report.html"
-
-
-class StepFailedError(GtraceError):
-    """A command of a chain failed; its own message has been printed."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 def samples_folder() -> Path:
@@ -243,7 +234,9 @@ def _run(words: Sequence[str], folder: Path) -> str:
         code, printed = EXIT_INTERRUPTED, ""
     if code:
         sys.stderr.write(printed)
-        raise StepFailedError(f"demo: 'gtrace {words[0]}' ended with exit code {code}", code)
+        failure = GtraceError(f"demo: 'gtrace {words[0]}' ended with exit code {code}")
+        failure.exit_code = code
+        raise failure
     return printed
 
 

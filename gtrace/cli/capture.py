@@ -39,8 +39,6 @@ from gtrace.torch_hooks.processes import before_abrupt_exit, first_of_launch, la
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gtrace.capture.summary import CaptureSummary
-
 
 @dataclass(frozen=True)
 class CaptureTarget:
@@ -142,7 +140,9 @@ def _conclude(
         return outcome.exit_code
     if place.rank and summary.rows and not summary.errors:
         return EXIT_OK  # one line is enough: rank 0 prints it
-    say(f"gtrace: {result}{_next(summary, path)}")
+    name = shlex.quote(str(path))
+    after = f"; next: gtrace info {name}, gtrace sweep {name}" if summary.rows else ""
+    say(f"gtrace: {result}{after}")
     if outcome.interrupted or session.pressed:
         raise click.Abort
     if summary.complaints:
@@ -152,12 +152,6 @@ def _conclude(
     return EXIT_USAGE if not summary.rows and not summary.errors else summary.lost
 
 
-def _next(summary: CaptureSummary, path: Path) -> str:
-    name = shlex.quote(str(path))
-    return f"; next: gtrace info {name}, gtrace sweep {name}" if summary.rows else ""
-
-
-_NEEDS = "gtrace: --live needs a terminal as stderr; nothing is shown live"
 #: The process that shows the view. It is nobody's child, so that a script which waits for all of its own does not wait
 #: for this one, and finds gtrace where this process found it, and nothing in the current folder. It takes only
 #: processor time that the training leaves.
@@ -185,7 +179,7 @@ class LiveView:
         try:
             self._terminal = sys.stderr.fileno()
             if not os.isatty(self._terminal) or os.environ.get("TERM", "dumb") == "dumb":
-                say(_NEEDS)
+                say("gtrace: --live needs a terminal as stderr; nothing is shown live")
                 return
             self._socket, theirs = socket.socketpair()
             self._socket.settimeout(_START)
@@ -276,17 +270,12 @@ def identity(path: Path) -> str:
     return f"{about.st_ino}.{about.st_ctime_ns}"
 
 
-@dataclass(frozen=True)
-class _Cell:
-    settings: CaptureSettings = nested(CaptureSettings)
-
-
 @click.command("%%gtrace_capture", cls=Command, epilog="Example: %%gtrace_capture run.zarr --every 10 --force")
-@options(_Cell)
+@options(CaptureSettings)
 @click.argument("path", default="run.zarr", type=click.Path(path_type=Path))
-def _read(target: _Cell, path: Path) -> tuple[Path, CaptureSettings]:
+def _read(settings: CaptureSettings, path: Path) -> tuple[Path, CaptureSettings]:
     """Run this cell and record the gradients of everything that it trains in PATH, run.zarr by default."""
-    return path, target.settings
+    return path, settings
 
 
 def load_ipython_extension(shell: Any) -> None:

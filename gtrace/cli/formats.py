@@ -90,15 +90,12 @@ def command(settings: FormatsSettings, trace: Path | str) -> None:
         if settings.as_json:
             print_json(document)
         else:
-            click.echo(_head(opened, layers, scale, len(chosen)))
+            path = literal(opened.path, stdout_console().encoding or "utf-8")
+            seen = f"{count(len(layers), 'tensor')}, {count(len(chosen), 'step')}"
+            click.echo(f"{path}: float formats under scale={scale}, {seen}")
             (_show if settings.full else _show_few)(opened, layers, scale)
     if output is not None:
         echo(output, err=settings.as_json)
-
-
-def _head(trace: Trace, layers: Sequence[LayerFormats], scale: str, steps: int) -> str:
-    path = literal(trace.path, stdout_console().encoding or "utf-8")
-    return f"{path}: float formats under scale={scale}, {count(len(layers), 'tensor')}, {count(steps, 'step')}"
 
 
 def _show_few(trace: Trace, layers: Sequence[LayerFormats], scale: str) -> None:

@@ -88,16 +88,6 @@ def use_instead(name: str, arguments: str = "") -> str:
     return f"use gtrace {name} {arguments}".rstrip() + missing
 
 
-def command_line(name: str) -> str:
-    """The line of a command in ``gtrace --help``; of another package's, why if it cannot be loaded."""
-    if name in COMMANDS:
-        return COMMANDS[name][1]
-    try:
-        return _pair(added_commands()[name])[1]
-    except UsageError as error:
-        return str(error)
-
-
 def load_command(place: str) -> click.Command:
     """The command at ``module`` or ``module:name``."""
     module, _, name = place.partition(":")
@@ -177,7 +167,11 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in self._table.items()])
+            formatter.write_dl([(name, self.line(name)) for name in self.list_commands(ctx)])
+
+    def line(self, name: str) -> str:
+        """The line of a command in the help."""
+        return self._table[name][1]
 
 
 class TopLevel(LazyGroup):
@@ -209,9 +203,12 @@ class TopLevel(LazyGroup):
         hint = suggest(word, [*self.list_commands(ctx), *words], words)
         return f"'{word}' is not a command{f'; {hint}' if hint.startswith('did') else ''}"
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command_line(name)) for name in self.list_commands(ctx)])
+    def line(self, name: str) -> str:
+        """The line of a command; of another package's, why if it cannot be loaded."""
+        try:
+            return super().line(name) if name in self._table else _pair(added_commands()[name])[1]
+        except UsageError as error:
+            return str(error)
 
 
 def every_command() -> Iterator[tuple[str, click.Command]]:

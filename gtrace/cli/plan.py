@@ -182,12 +182,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
     if isinstance(asked, TimeLimit):
         plan.provenance["step_seconds"] = asked.seconds(plan)
     save_plan(plan, path, force=settings.force)
-    from gtrace.planning.plan import to_plain
-
-    if settings.as_json:
-        print_json(to_plain(plan))
-    else:
-        print_plan(plan, path, full=settings.full)
+    print_plan(plan, path, full=settings.full, as_json=settings.as_json)
 
 
 def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook, dict[str, Any], list[str]]:
@@ -247,12 +242,12 @@ def _chosen_rows(result: SweepResult, settings: PlanSettings) -> SweepResult:
                 raise UsageError(f"--methods: the sweep has no {spec}; {suggest(spec, known)}")
         keep &= np.isin(result["method"], wanted) | np.isin(result["codec"], [*wanted, *specs.values()])
     if settings.tensors is not None:
-        globs = words(settings.tensors)
-        names = dict.fromkeys(result["tensor"].tolist())
-        for glob in globs:
-            if not fnmatch.filter(names, glob):
+        names, chosen = dict.fromkeys(result["tensor"].tolist()), []
+        for glob in words(settings.tensors):
+            if not (found := fnmatch.filter(names, glob)):
                 raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
-        keep &= np.isin(result["tensor"], [name for glob in globs for name in fnmatch.filter(names, glob)])
+            chosen += found
+        keep &= np.isin(result["tensor"], chosen)
     if settings.steps is not None:
         keep &= np.isin(result["step"], settings.steps)
     if not keep.any():
@@ -338,8 +333,7 @@ def _provenance(settings: PlanSettings, curves: Curves) -> dict[str, Any]:
 
 def _name(path: Path) -> str:
     """A plan's name: that of its file, without what every plan's file is called."""
-    stem = path.name.removesuffix(path.suffix)
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem.removesuffix(".plan")) or "plan"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem.removesuffix(".plan")) or "plan"
 
 
 _PLAN = click.Path(path_type=Path)
@@ -366,14 +360,9 @@ class PlanShowSettings(PlanDiffSettings):
 def show(settings: PlanShowSettings, plan: Path) -> None:
     """Show what a PLAN chooses, what it costs, and how firm it is."""
     from gtrace.planning import load_plan
-    from gtrace.planning.plan import to_plain
 
     load_plugins(settings.plugin)
-    found = load_plan(plan)
-    if settings.as_json:
-        print_json(to_plain(found))
-    else:
-        print_plan(found, plan, full=settings.full)
+    print_plan(load_plan(plan), plan, full=settings.full, as_json=settings.as_json)
 
 
 @click.command("diff", cls=Command, epilog="Example: gtrace plan diff plan.toml other.toml")
@@ -419,14 +408,16 @@ def diff(settings: PlanDiffSettings, first: Path, second: Path) -> None:
         echo("These numbers don't compare: the plans minimize different things.")
     same = len(set(old) & set(new)) - sum(None not in pair for pair in changed.values())
     if changed:
-        pairs = list(changed.values())
+        shown = [
+            [("-", "-") if row is None else (row.codec, number(row.bits)) for row in pair] for pair in changed.values()
+        ]
         print_columns(
             [
                 TensorColumn("tensor", [literal(name) for name in changed], 0, right=False),
-                TensorColumn("codec of the first", [_codec(row) for row, _ in pairs], 0, right=False),
-                TensorColumn("codec of the second", [_codec(row) for _, row in pairs], 0, right=False),
-                TensorColumn("bits of the first", [_bits(row) for row, _ in pairs], 2),
-                TensorColumn("bits of the second", [_bits(row) for _, row in pairs], 1),
+                TensorColumn("codec of the first", [codec for (codec, _), _ in shown], 0, right=False),
+                TensorColumn("codec of the second", [codec for _, (codec, _) in shown], 0, right=False),
+                TensorColumn("bits of the first", [bits for (_, bits), _ in shown], 2),
+                TensorColumn("bits of the second", [bits for _, (_, bits) in shown], 1),
             ],
             console,
         )
@@ -435,16 +426,13 @@ def diff(settings: PlanDiffSettings, first: Path, second: Path) -> None:
         echo(f"Tensors that they do not name: {plans[0].default}, then {plans[1].default}.")
 
 
-def _codec(row: Any) -> str:
-    return "-" if row is None else row.codec
+def print_plan(plan: Plan, path: Path, *, full: bool, as_json: bool) -> None:
+    """A plan on a terminal, the path of its file and what to do with it; or the plan as JSON."""
+    from gtrace.planning.plan import to_plain
 
-
-def _bits(row: Any) -> str:
-    return "-" if row is None else number(row.bits)
-
-
-def print_plan(plan: Plan, path: Path, *, full: bool) -> None:
-    """A plan on a terminal, the path of its file and what to do with it."""
+    if as_json:
+        print_json(to_plain(plan))
+        return
     from gtrace.report.inputs import Report
     from gtrace.report.text import print_report
 

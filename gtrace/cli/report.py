@@ -114,7 +114,11 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
       gtrace report a.sweep.db --cluster 8x25Gbit/s,180ms,latency=20us
     """
     if settings.to is not None:
-        _send(settings.to, list(results))
+        check_tracker(settings.to)
+        from gtrace.report.files import send_results
+
+        for path, sent in send_results(_given(list(results)), settings.to).items():
+            echo(f"{path}: {count(sent, 'set')} of numbers sent to {settings.to}")
         return
     if settings.figure is not None and (settings.as_json or settings.pairs or settings.groups):
         raise UsageError("--figure draws one figure alone: leave out --json, --pair and --group")
@@ -122,28 +126,14 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
     if text is not None and settings.ranks is not None:
         raise UsageError(f"--ranks {settings.ranks}: --cluster {text} already says how many ranks; leave one out.")
     cluster = chosen_cluster(text)
-    if settings.figure is not None:
-        _draw(settings.figure, settings, list(results), cluster)
-    else:
+    if settings.figure is None:
         _write(settings, list(results), cluster)
-
-
-def _send(to: str, results: list[Path]) -> None:
-    """The numbers of the results, step by step, to a tracker."""
-    check_tracker(to)
-    from gtrace.report.files import send_results
-
-    for path, sent in send_results(_given(results), to).items():
-        echo(f"{path}: {count(sent, 'set')} of numbers sent to {to}")
-
-
-def _draw(figure: str, settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> None:
-    """One figure into a file, its path on standard output."""
+        return
     from gtrace.report.files import write_figure
 
-    report = _report(settings, _given(results), cluster)
-    path = settings.output or Path(f"{figure}.svg")
-    echo(str(write_figure(report, figure, path, force=settings.force)))
+    report = _report(settings, _given(list(results)), cluster)
+    path = settings.output or Path(f"{settings.figure}.svg")
+    echo(str(write_figure(report, settings.figure, path, force=settings.force)))
 
 
 def _report(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> Report:

@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 
 #: of options that only ``--help-all`` shows and :func:`gtrace.run_sweep` takes as they are
 _SWEEP: dict[str, Any] = {"advanced": True, "call": ("sweep",)}
+#: ranges of parameters under their own names
+_RANGES = ("ratio", "sparsity", "amount")
 #: numbers of ranks of --exchange
 _RANKS = (8, 64)
-_REFITS = ("pooled", "previous", "each", "once")
 
 
 @dataclass(frozen=True)
@@ -263,15 +264,8 @@ class _Choice(NamedTuple):
                         f"--all measures everything: leave out --{name.removesuffix('s') if name == 'plans' else name}"
                     )
             named = "all"
-        ranges = (
-            settings.bits,
-            settings.ratio,
-            settings.sparsity,
-            settings.amount,
-            settings.bucket_size,
-            settings.norm,
-        )
-        chosen = bool(named or settings.steps or settings.plans or settings.scope or any(ranges))
+        narrowing = ("bits", *_RANGES, "bucket_size", "norm", "scope", "steps", "plans")
+        chosen = bool(named or any(getattr(settings, name) for name in narrowing))
         if named is None and settings.plans:
             return cls("", settings.bits or EVERY_BIT, few_steps=False, many=False)
         bits = settings.bits or (EVERY_BIT if named else BITS)
@@ -284,7 +278,7 @@ def _codecs(settings: SweepSettings, chosen: _Choice) -> list[TableLike]:
     from gtrace.sweep import expand
 
     ranges: dict[str, list[Any]] = {"bits": list(chosen.bits)}
-    for name in ("ratio", "sparsity", "amount"):
+    for name in _RANGES:
         ranges[name] = list(getattr(settings, name) or ())
     if settings.bucket_size:
         ranges["bucket_size"] = bucket_sizes(settings.bucket_size)
@@ -336,7 +330,7 @@ def _show(result: SweepResult, path: Path, settings: SweepSettings) -> None:
 
 
 def _refit(text: str) -> str | list[int]:
-    if text in _REFITS:
+    if text in ("pooled", "previous", "each", "once"):
         return text
     if not text[:1].isdigit():
         raise UsageError(f"--refit: '{text}' is unknown; choose pooled, previous, each, once or steps such as 0,100")

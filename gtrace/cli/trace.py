@@ -19,7 +19,7 @@ from gtrace.report.names import count, literal
 from gtrace.settings import KIND, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from gtrace.trace.check import CheckReport, Fault, Repair
     from gtrace.trace.importing import Imported
@@ -146,24 +146,15 @@ def pack(settings: PackSettings, trace: Path | str) -> None:
 
     The new trace is written beside its place and moved in once it is whole and reads back the same.
     """
-    from gtrace.trace.convert import pack_trace
+    from gtrace.trace.convert import disk_bytes, pack_trace
 
     before = f" (before: {_count_files(trace)} files)" if isinstance(trace, Path) else ""
     packed = pack_trace(trace, settings.output, force=settings.force)
-    echo(f"{packed}: {_count_files(packed)} files, {_bytes_of(packed) / 1e6:.1f} MB{before}")
+    echo(f"{packed}: {_count_files(packed)} files, {disk_bytes(packed) / 1e6:.1f} MB{before}")
 
 
 def _count_files(path: Path) -> int:
     return sum(entry.is_file() for entry in path.rglob("*")) if path.is_dir() else 1
-
-
-def _bytes_of(path: Path) -> int:
-    entries = path.rglob("*") if path.is_dir() else [path]
-    return sum(entry.stat().st_size for entry in entries if entry.is_file())
-
-
-_LOST = "kept: expected error, bits and sparsity of codecs with closed forms at these norms and bucket sizes"
-_GONE = "lost: the values, so draws, Wasserstein distances, payloads, and codecs without closed forms"
 
 
 @dataclass(frozen=True)
@@ -212,7 +203,8 @@ def sketch(settings: SketchSettings, trace: Path | str) -> None:
     share = "" if before is None else f"{size_text(before)} -> "
     echo(f"{share}{size_text(done.bytes_after)}" + (f" ({done.bytes_after / before:.2%})" if before else ""))
     echo(f"{count(done.sketched, 'tensor')} as sketches, {done.raw} as values, which take less room")
-    echo(f"{_LOST}\n{_GONE}")
+    echo("kept: expected error, bits and sparsity of codecs with closed forms at these norms and bucket sizes")
+    echo("lost: the values, so draws, Wasserstein distances, payloads, and codecs without closed forms")
     echo(f"{path}\nnext: gtrace sweep {path}")
 
 
@@ -273,22 +265,21 @@ def import_(settings: ImportSettings, sources: tuple[Path, ...]) -> None:
 def _show_import(made: Imported) -> None:
     from gtrace.trace.importing import STEPS_FROM
 
-    say: Callable[[str], None] = echo
     span = f" ({made.steps[0]} to {made.steps[-1]})" if len(made.steps) > 1 else ""
     found = f"{count(len(made.steps), 'step')}{span}, {count(len(made.tensors), 'tensor')}"
     numbered = ", ".join(STEPS_FROM[how] for how in made.numbering)
-    say(f"{found} from {count(made.files, 'file')}; {numbered}")
+    echo(f"{found} from {count(made.files, 'file')}; {numbered}")
     if len(made.steps) == 1 and set(made.numbering) <= {"sorted", "none"}:
-        say("nothing named a step: if the first axis of the arrays counts steps, pass --step-axis --force")
+        echo("nothing named a step: if the first axis of the arrays counts steps, pass --step-axis --force")
     if made.left_out:
         shown = ", ".join(literal(name) for name in made.left_out[:4]) + (", ..." if len(made.left_out) > 4 else "")
-        say(f"left out as no gradients (integers, or no axis of steps): {shown}")
+        echo(f"left out as no gradients (integers, or no axis of steps): {shown}")
     if made.ignored:
-        say(f"left out: {count(made.ignored, 'other file')}")
+        echo(f"left out: {count(made.ignored, 'other file')}")
     if made.nonfinite:
-        say(f"{count(made.nonfinite, 'value')} not finite: gtrace info says where")
+        echo(f"{count(made.nonfinite, 'value')} not finite: gtrace info says where")
     place = os.fspath(made.output)
-    say(f"{literal(place)}\nnext: gtrace sweep {literal(shlex.quote(place))}")
+    echo(f"{literal(place)}\nnext: gtrace sweep {literal(shlex.quote(place))}")
 
 
 @dataclass(frozen=True)

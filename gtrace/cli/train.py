@@ -96,9 +96,9 @@ def _train_task(settings: TrainSettings) -> None:
     refuse(settings, "script", "is for a SCRIPT")
     if settings.is_module:
         raise UsageError("-m: name the module to run, e.g. gtrace train --codec alq -m package.train.")
-    from gtrace.cli.train_task import check_task, run_task
+    from gtrace.cli.train_task import run_task
 
-    check_task(settings.task)
+    describe_task(DEFAULT_TASK if settings.task is None else settings.task)
     shared = {field.name: getattr(settings, field.name) for field in fields(RunSettings)}
     run_task(CompareSettings(seeds=settings.seeds, **shared), chosen_codecs(settings, _specs(settings)))
 
@@ -228,11 +228,11 @@ def seeds(settings: SeedsSettings, codecs: tuple[str, ...]) -> None:
 
 
 def _run_study(settings: CompareSettings, codecs: tuple[str, ...]) -> None:
-    from gtrace.cli.train_task import check_task, run_task
+    from gtrace.cli.train_task import run_task
     from gtrace.codecs import split_specs
     from gtrace.training.settings import JOINT, JOINT_CODEC
 
-    check_task(settings.task)
+    describe_task(DEFAULT_TASK if settings.task is None else settings.task)
     specs = split_specs(",".join(codecs)) if codecs else []
     if not specs and not settings.plans:
         joint = settings.optimizer.partition(":")[0] in JOINT

@@ -174,20 +174,12 @@ _CHILD = "import sys; from gtrace.cli.train_script import run_one; sys.exit(run_
 
 
 @dataclass(frozen=True, slots=True)
-class FailedRun:
-    """A run whose program failed: its codec, ``none`` for no compression; 128 + N is the exit code by signal N."""
-
-    spec: str
-    seed: int
-    exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
 class ScriptRuns:
     """The outcome of several runs of a program: all of them summed up, and those that failed."""
 
     log: RunLogAnalysis
-    failed: tuple[FailedRun, ...]
+    #: codec, ``none`` for no compression, seed and exit code, which by signal N is 128 + N
+    failed: tuple[tuple[str, int, int], ...]
     #: another seed gave the same losses, because the program sets its own: later seeds were left out
     own_seed: bool
 
@@ -222,7 +214,7 @@ def run_all(
             "gtrace train --baseline ... -m torch.distributed.run --nproc-per-node 2 train.py"
         )
     found: list[list[dict[str, Any]]] = []
-    failed: list[FailedRun] = []
+    failed: list[tuple[str, int, int]] = []
     own_seed = False
     runs = [(seed, one) for seed in seeds for one in setup]
     try:
@@ -232,7 +224,7 @@ def run_all(
             say(f"gtrace: run {number} of {len(runs)}: {called}{f', seed {seed}' if len(seeds) > 1 else ''}")
             code, records = _run_alone(program, {**one, "seed": seed, "script_seed": seed})
             if code:
-                failed.append(FailedRun(spec, seed, code))
+                failed.append((spec, seed, code))
                 # A run that did not finish has no final loss.
                 records = [record for record in records if record["type"] != "end"]
             elif not records:
@@ -284,13 +276,13 @@ def _show_comparison(program: Program, runs: ScriptRuns, log: Path, seeds: range
     from gtrace.report.sections.training import comparison_lines
 
     failed = [
-        f"{'the uncompressed run' if one.spec == 'none' else one.spec} failed with exit code {one.exit_code}"
-        + (f" (seed {one.seed})" if len(seeds) > 1 else "")
-        for one in runs.failed
+        f"{'the uncompressed run' if spec == 'none' else spec} failed with exit code {code}"
+        + (f" (seed {seed})" if len(seeds) > 1 else "")
+        for spec, seed, code in runs.failed
     ]
     for text in failed:
         echo(f"gtrace: {program.called}: {text}", err=True)
-    code = runs.failed[0].exit_code if runs.failed else EXIT_OK
+    code = runs.failed[0][2] if runs.failed else EXIT_OK
     compared = final_losses(runs.log.runs, runs.log.groups)
     if as_json:
         print_json(
@@ -298,7 +290,7 @@ def _show_comparison(program: Program, runs: ScriptRuns, log: Path, seeds: range
                 "output": str(log) if runs.log.runs else None,
                 "comparison": [dataclasses.asdict(one) for one in compared],
                 "own_seed": runs.own_seed,
-                "failed": [pick(one, "spec", "seed", "exit_code") for one in runs.failed],
+                "failed": [dict(zip(("spec", "seed", "exit_code"), one, strict=True)) for one in runs.failed],
             }
         )
     if not any(one.seen for one in compared):

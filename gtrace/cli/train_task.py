@@ -22,7 +22,6 @@ from gtrace.costs import parse_network
 from gtrace.errors import UsageError
 from gtrace.report.names import duration, size
 from gtrace.trackers import Tracking, of_record
-from gtrace.training.tasks import describe_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,12 +31,6 @@ if TYPE_CHECKING:
     from gtrace.costs import Cluster
     from gtrace.report.analysis.runs import LoggedRun as Logged
     from gtrace.training import RunResult, Study
-
-
-def check_task(name: str | None) -> None:
-    """Refuse a task that is unknown, before torch takes its seconds to load."""
-    if name is not None:
-        describe_task(name)
 
 
 def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:

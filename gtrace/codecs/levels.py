@@ -20,12 +20,10 @@ from gtrace.codecs.grids import (
 from gtrace.codecs.parts import Grid, Parts, Scale
 from gtrace.codecs.scales import BucketNorm, NoNorm
 
-_HUFFMAN = """A float32 norm for each bucket; with tail=exact the short last bucket in float32; then the symbols,
-sign and level in one, by the coder. What a receiver must hold already, counted when it changes: the Huffman code's
-lengths."""
-_FITTED = """A float32 norm for each bucket; with tail=exact the short last bucket in float32; then the symbols, sign
-and level in one, by the coder. What a receiver must hold already, counted when it changes: the fitted levels (float32)
-and the Huffman code's lengths."""
+_SENT = """A float32 norm for each bucket; with tail=exact the short last bucket in float32; then the symbols, sign and
+level in one, by the coder. What a receiver must hold already, counted when it changes: the"""
+_HUFFMAN = f"{_SENT} Huffman code's lengths."
+_FITTED = f"{_SENT} fitted levels (float32) and the Huffman code's lengths."
 _FALLS = """Error falls to about a quarter with each bit, up to some 5 bits. Levels are fitted on another step, in
 training and sweeps the one before: on a sudden change of the gradient they are one step old."""
 _ALQ = "Faghri et al., Adaptive Gradient Quantization for Data-Parallel SGD, 2020"

@@ -165,7 +165,7 @@ class Sender:
         """
         if self._spec is None:
             raise UsageError(f"{self.codec}: has nothing to fit")
-        array = values if isinstance(values, np.ndarray) else on_host(values)
+        array = on_host(values)
         return MomentSketch.from_spec(self.codec.view(self.state, array) if viewed else array, self._spec)
 
     def summary(self, values: Any, step: int) -> MomentSketch:

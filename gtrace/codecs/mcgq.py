@@ -291,7 +291,9 @@ class Mcgq(Composed):
         starts = _starts(sampled)
         total = _total(sampled, starts)
         xi = float(_mcgq.offset(np.uint64(key[0]), np.uint64(key[1])))
-        q = _sample(sampled, total, starts, self._samples(state, sampled, total), xi)
+        amount = float(state.arrays["amount"]) if self.delta_k else self.amount
+        samples = sample_count(state.size, amount) if self.bits is None else _budget(sampled, total, self.bits)
+        q = _sample(sampled, total, starts, samples, xi)
         if not self.with_norm:
             return q, None
         norm = total if sampled is x or self.scale == "accumulated" else _total(x)
@@ -301,7 +303,10 @@ class Mcgq(Composed):
         """Undo :meth:`write`; N is the sum of the magnitudes."""
         if flags:
             raise PayloadError(f"payload has unknown flags {flags:#x}")
-        return _restored(*self._read(body, size))
+        if self.coder == "runlength":
+            return _restored(*decode_counts(body, size, self.with_norm))
+        q = EliasCode(self.coder).decode(body[_NORM_BYTES * self.with_norm :], size)
+        return _restored(q, _read_norm(body, "<f") if self.with_norm else None)
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
         """Same result as :meth:`encode` and :meth:`decode`; the payload's length follows from the counts."""
@@ -332,19 +337,6 @@ class Mcgq(Composed):
         if not math.isnan(before):
             amount = min(max(amount + self.delta_k * (before - now), 1.0 / state.size), MAX_AMOUNT)
         return state.with_arrays(amount=np.array(amount), distance=np.array(now))
-
-    def _samples(self, state: State, sampled: Values, total: float) -> int:
-        if self.bits is not None:
-            return _budget(sampled, total, self.bits)
-        return sample_count(state.size, float(state.arrays["amount"]) if self.delta_k else self.amount)
-
-    def _read(self, body: memoryview, size: int) -> tuple[NDArray[np.int64], float | None]:
-        if self.coder == "runlength":
-            return decode_counts(body, size, self.with_norm)
-        code = EliasCode(self.coder)
-        if not self.with_norm:
-            return code.decode(body, size), None
-        return code.decode(body[_NORM_BYTES:], size), _read_norm(body, "<f")
 
 
 def _restored(q: NDArray[np.int64], norm: float | None) -> Values:

@@ -43,9 +43,7 @@ class Residual(Memory):
 
     keeps: ClassVar[bool] = True
     unbiased: ClassVar[bool] = False
-
-    def start(self, size: int) -> Arrays:
-        return {"residual": np.zeros(size, np.float32)}
+    zeros: ClassVar[tuple[str, ...]] = ("residual",)
 
     def given(self, arrays: Arrays, x: Values) -> Values:
         return saturating(x, arrays["residual"])
@@ -113,9 +111,7 @@ class Accumulated(Memory):
 
     keeps: ClassVar[bool] = True
     unbiased: ClassVar[bool] = False
-
-    def start(self, size: int) -> Arrays:
-        return {"accumulated": np.zeros(size, np.float32)}
+    zeros: ClassVar[tuple[str, ...]] = ("accumulated",)
 
     def given(self, arrays: Arrays, x: Values) -> Values:
         return saturating(arrays["accumulated"], x)
@@ -130,19 +126,12 @@ class MomentumAverage(Memory):
 
     keeps: ClassVar[bool] = True
     unbiased: ClassVar[bool] = False
+    zeros: ClassVar[tuple[str, ...]] = ("momentum",)
 
     beta: float = parameter(0.9, "share of the momentum that stays", minimum=0.0, maximum=1.0)
 
-    @property
-    def left_out(self) -> float:
-        """The share of a new gradient that is left out."""
-        return self.beta
-
-    def start(self, size: int) -> Arrays:
-        return {"momentum": np.zeros(size, np.float32)}
-
     def given(self, arrays: Arrays, x: Values) -> Values:
-        return averaged(arrays["momentum"], x, self.beta, self.left_out)
+        return averaged(arrays["momentum"], x, self.beta, self.beta)
 
     def after(self, arrays: Arrays, x: Values, given: Values, decoded: Values) -> Arrays:
         return {"momentum": given}
@@ -154,9 +143,8 @@ class MomentumSum(MomentumAverage):
 
     dampening: float = parameter(0.0, "share of a new gradient that is left out", minimum=0.0, maximum=1.0)
 
-    @property
-    def left_out(self) -> float:
-        return self.dampening
+    def given(self, arrays: Arrays, x: Values) -> Values:
+        return averaged(arrays["momentum"], x, self.beta, self.dampening)
 
 
 @dataclass(frozen=True)

@@ -106,10 +106,12 @@ class Memory(Word):
 
     #: whether anything is kept
     keeps: ClassVar[bool] = False
+    #: names of arrays, float32[n], that are zero before the first step
+    zeros: ClassVar[tuple[str, ...]] = ()
 
     def start(self, size: int) -> Arrays:
         """The arrays before the first step."""
-        return {}
+        return {name: np.zeros(size, np.float32) for name in self.zeros}
 
     def given(self, arrays: Arrays, x: Values) -> Values:
         """The values to encode instead of the gradient, float32[n]."""

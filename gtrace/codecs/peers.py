@@ -30,13 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def _torch() -> Any:
-    """torch, which whoever made a peer's object has imported."""
-    if "torch" not in sys.modules:
-        raise UsageError("this peer works on torch tensors; import torch in the plugin")
-    return sys.modules["torch"]
-
-
 def _array(tensor: Any) -> NDArray[np.float32]:
     found: NDArray[np.float32] = tensor.detach().cpu().float().numpy()
     return found
@@ -45,7 +38,9 @@ def _array(tensor: Any) -> NDArray[np.float32]:
 @contextmanager
 def _alone(rng: np.random.Generator | None = None) -> Iterator[Any]:
     """torch, for the block with one thread, which survives the fork of a sweep's workers, and a seed of ``rng``."""
-    torch = _torch()
+    if "torch" not in sys.modules:
+        raise UsageError("this peer works on torch tensors; import torch in the plugin")
+    torch: Any = sys.modules["torch"]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

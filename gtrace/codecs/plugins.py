@@ -510,4 +510,4 @@ def _line(error: BaseException) -> str:
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
-spec.ELSEWHERE.append(spec.Elsewhere(installed_names, load_installed))
+spec.ELSEWHERE.append((installed_names, load_installed))

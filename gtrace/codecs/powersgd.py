@@ -94,7 +94,9 @@ class PowerSgd(Composed):
         if self.warm:
             following = np.where(q.any(axis=0), q, start)
         else:
-            following = _normal(start.shape, _key_of(start))
+            # The same on all workers, whose starts are the same.
+            digest = hashlib.blake2b(start.astype("<f4").tobytes(), digest_size=16, person=b"powersgd").digest()
+            following = _normal(start.shape, struct.unpack("<QQ", digest))
         after = state.with_arrays(residual=saturating(x, decoded, scale_y=-1.0), q=following)
         return Averaged(decoded, decoded if q is own else _product(p, own, x.size), after)
 
@@ -156,12 +158,6 @@ def _normal(shape: tuple[int, ...], key: tuple[int, int]) -> Values:
     u = (random + 0.5) / 2.0**32
     normal: Values = (np.sqrt(-2 * np.log(u[0])) * np.cos(2 * math.pi * u[1])).astype(np.float32)
     return normal
-
-
-def _key_of(start: Values) -> Key:
-    """A key for the next start, the same on all workers with this start."""
-    digest = hashlib.blake2b(start.astype("<f4").tobytes(), digest_size=16, person=b"powersgd").digest()
-    return Key(int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little"))
 
 
 def _orthonormal(p: Values) -> NDArray[np.float64]:

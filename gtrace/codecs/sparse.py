@@ -13,7 +13,7 @@ import numpy as np
 
 from gtrace.codecs.base import CodedBits, Measured, coder_parameter, parameter
 from gtrace.codecs.memory import averaged, saturating
-from gtrace.codecs.parts import FLOAT32_MAX, Coder, FixedGrid, Memory, Parts, Rounding
+from gtrace.codecs.parts import FLOAT32_MAX, Coder, FixedGrid, Memory, Nearest, Parts
 from gtrace.codecs.spec import codec
 from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
 from gtrace.coding.fixed import from_words, read_floats, to_words, width_for, word_room
@@ -140,7 +140,7 @@ def _values_codec(spec: str) -> Codec:
 
 
 @dataclass(frozen=True)
-class ChosenValues(Rounding):
+class ChosenValues(Nearest):
     """The grid's choice of values, as they are or through a codec of their own."""
 
     values: str | None = parameter(
@@ -153,9 +153,6 @@ class ChosenValues(Rounding):
     def deterministic(self) -> bool:
         """Unless the values' codec is not."""
         return self.values is None or _values_codec(self.values).deterministic
-
-    def symbols(self, grid: Largest, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> Kept:
-        return grid.nearest(state, v, key)
 
     def write(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[bytes, int]:
         """The positions and the body of the values' payload, after their number, lengths and flags."""
@@ -236,7 +233,11 @@ class IndexValue(Coder):
         if flags & ~(_CODED if self.coder == "gaps" else 0):
             raise PayloadError(f"payload has unknown flags {flags:#x}")
         if self.coder == "fixed":
-            return Kept(*_unfixed(data, size), size)
+            count = 8 * len(data) // (32 + width_for(size))
+            split = -(-count * width_for(size) // 8)
+            if len(data) != split + 4 * count:
+                raise PayloadError(f"payload body of {len(data)} bytes does not fit a tensor of {size} values")
+            return Kept(_positions(data[:split], size, count), read_floats(data[split:]), size)
         if not flags:
             return Kept(*decode_sparse(data, size), size)
         if len(data) < _LENGTH.size:
@@ -422,6 +423,7 @@ class Velocity(Memory):
 
     keeps = True
     unbiased = False
+    zeros = "velocity", "residual"
     rank = 6
 
     momentum: float = parameter(0.9, "share of the momentum that stays", minimum=0.0, maximum=1.0)
@@ -429,8 +431,7 @@ class Velocity(Memory):
     clip: float | None = parameter(None, "largest l2 norm of a gradient; none for no clipping", minimum=0.0)
 
     def start(self, size: int) -> Arrays:
-        zeros = np.zeros(size, np.float32)
-        return {"velocity": zeros, "residual": zeros, "step": np.zeros((), np.int64)}
+        return {**super().start(size), "step": np.zeros((), np.int64)}
 
     def given(self, arrays: Arrays, x: Values) -> Values:
         """The sum of momentum that was not sent yet."""
@@ -527,20 +528,6 @@ def _fixed(positions: NDArray[np.int64], size: int) -> bytes:
     if width:
         _elias.write_wide(positions, width, words)
     return from_words(words, positions.size * width)
-
-
-def _unfixed(body: memoryview, size: int) -> tuple[NDArray[np.int64], Values]:
-    """Positions and values of a body of :func:`_fixed` and float32 values.
-
-    Raises:
-        PayloadError: the body does not hold them.
-    """
-    count = 8 * len(body) // (32 + width_for(size))
-    split = -(-count * width_for(size) // 8)
-    if len(body) != split + 4 * count:
-        raise PayloadError(f"payload body of {len(body)} bytes does not fit a tensor of {size} values")
-    positions = _positions(body[:split], size, count)
-    return positions, read_floats(body[split:])
 
 
 def _positions(data: memoryview, size: int, count: int) -> NDArray[np.int64]:

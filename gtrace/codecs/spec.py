@@ -21,20 +21,9 @@ _TEXTS = {"summary", "formula", "paper", "about", "sends", "behavior"}
 MAX_SPEC = 500
 
 
-class Elsewhere(NamedTuple):
-    """Codecs that are known by name before they are loaded.
-
-    Attributes:
-        names: all of them.
-        load: the class of a name, None for an unknown one.
-    """
-
-    names: Callable[[], tuple[str, ...]]
-    load: Callable[[str], type[Codec] | None]
-
-
-#: the places to look for names that are not gtrace's own
-ELSEWHERE: list[Elsewhere] = []
+#: where to look for names that are not gtrace's own, known before they are loaded: what gives all of them, and what
+#: loads the class of a name, None for an unknown one
+ELSEWHERE: list[tuple[Callable[[], tuple[str, ...]], Callable[[str], type[Codec] | None]]] = []
 
 
 def register(cls: C) -> C:
@@ -91,8 +80,8 @@ def codec_class(name: str) -> type[Codec]:
         ScriptError: the package that brings it cannot be loaded.
     """
     known = _REGISTRY.get(name) or _WRAPPERS.get(name)
-    for place in ELSEWHERE:
-        known = known or place.load(name)
+    for _, load in ELSEWHERE:
+        known = known or load(name)
     if known is None:
         raise UsageError(f"no codec '{name}'; {suggest(name, _names())}")
     return known
@@ -100,7 +89,7 @@ def codec_class(name: str) -> type[Codec]:
 
 def _names() -> set[str]:
     """All names of codecs and prefixes; no package is loaded for that."""
-    return {*_REGISTRY, *_WRAPPERS, *(name for place in ELSEWHERE for name in place.names())}
+    return {*_REGISTRY, *_WRAPPERS, *(name for names, _ in ELSEWHERE for name in names())}
 
 
 class Spec(NamedTuple):

@@ -120,31 +120,23 @@ def _check(
         gradients += present
         wrong += present - int(right.statistic("present").sum())
         streams.append(right)
+    unfinished, leftovers = False, list[Path]()
+    if isinstance(place, Path):
+        journals = (place / _group(stream) / "step" / NAME for stream in source.streams)
+        unfinished = not place.is_file() and (is_hdf5(place) or any(map(os.path.lexists, journals)))
+        leftovers = [] if live else [*dead_leftovers(place), *sorted(place.rglob("*.partial"))]
     report = CheckReport(
         path=place_of(path),
         status=str(source.attrs.get("status", "interrupted")),
         live=live,
-        unfinished=_unfinished(place, source),
-        leftovers=() if live else tuple(_leftovers(place)),
+        unfinished=unfinished,
+        leftovers=tuple(leftovers),
         steps=sum(stream.steps.size for stream in source.streams),
         gradients=gradients,
         wrong=wrong,
         faults=tuple(faults),
     )
     return report, streams
-
-
-def _unfinished(place: Path | str, source: TraceSource) -> bool:
-    if isinstance(place, str) or place.is_file():
-        return False
-    return is_hdf5(place) or any(os.path.lexists(place / _group(stream) / "step" / NAME) for stream in source.streams)
-
-
-def _leftovers(place: Path | str) -> list[Path]:
-    if isinstance(place, str):
-        return []
-    inside = sorted(place.rglob("*.partial")) if place.is_dir() else []
-    return dead_leftovers(place) + inside
 
 
 def _group(stream: Stream) -> str:
@@ -205,20 +197,15 @@ def _examine(stream: Stream, faults: list[Fault], progress: Callable[[int], None
                 faults.append(Fault(f"stored {differing} does not match the values", group, spec.name, step))
     count = int(present[:, [spec.index for spec in stream.specs]].sum())
     scalars = {name: readable(stream.scalar, name) for name in layout.SCALARS}
-    extras = {name: readable(stream.optional, name) for name in layout.EXTRAS}
-    right |= {name: _only(right["present"], name, table) for name, table in extras.items() if table is not None}
+    kept = right["present"] != 0
+    right |= {
+        name: np.where(kept, table[:, :columns], column.fill)
+        for name, column in layout.EXTRAS.items()
+        if (table := readable(stream.optional, name)) is not None
+    }
     unknown = np.full(rows, np.nan)
     known = {name: unknown if values is None else values for name, values in scalars.items()}
     return count, MemoryStream(stream.key, stream.steps, stream.specs, known, right, stream.read_rows)
-
-
-def _only(present: NDArray[Any], name: str, table: NDArray[Any]) -> NDArray[Any]:
-    """A table of the stream's extras at gradients that are right, empty elsewhere."""
-    column = layout.EXTRAS[name]
-    found = np.full(present.shape, column.fill, column.dtype)
-    kept = present != 0
-    found[kept] = table[:, : present.shape[1]][kept]
-    return found
 
 
 def _verified(

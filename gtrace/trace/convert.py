@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import os
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtrace.errors import OutputExistsError, TraceError, UsageError, suggest
+from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.trace.choose import choose_infos
 from gtrace.trace.files import HDF5_SUFFIXES, beside, check_place, move_in, remove
-from gtrace.trace.format import SECOND_MOMENT, SKETCH
+from gtrace.trace.format import SKETCH
 from gtrace.trace.reader import Trace, open_source, open_trace
 from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.sketches import DEFAULT_SKETCHES, SketchPlan, SketchRow
@@ -52,8 +53,7 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
     target = Path(os.path.realpath(place if out is None else out))
     if target.suffix not in (".zarr", *HDF5_SUFFIXES):
         raise UsageError(f"{target}: the name of a trace must end in .zarr, .h5 or .hdf5")
-    source = open_source(place)
-    try:
+    with closing(open_source(place)) as source:
         if source.attrs.get("status") not in ("complete", "interrupted"):
             raise UsageError(f"{path}: not finished, or its writer was killed; see `gtrace trace check --repair`")
         if out is None and is_hdf5(target):
@@ -72,19 +72,14 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
                 from gtrace.trace.hdf5 import write_hdf5
 
                 write_hdf5(source, new)
-            written = Trace(open_source(new))
-            try:
+            with Trace(open_source(new)) as written:
                 if written.fingerprint != Trace(source).fingerprint:
                     raise TraceError(f"{new}: reads back differently; the disk is at fault, and {path} is unchanged")
-            finally:
-                written.close()
             move_in(new, target, force=force or target == place)
         except OSError as error:
             raise TraceError(f"{target}: cannot be written ({error.strerror or error})") from error
         finally:
             remove(new)
-    finally:
-        source.close()
     return target if out is None else Path(out)
 
 
@@ -147,7 +142,7 @@ def sketch_trace(
     if isinstance(place, Path) and place.resolve() == Path(output).resolve():
         raise UsageError(f"{output}: is the trace that is being read; give another -o")
     with open_trace(trace) as source:
-        infos = _chosen(source, tensors)
+        infos = choose_infos(source, tensors)
         plan = replace(plan, merged=plan.merged * max(info.merged for info in infos)) if infos else plan
         attrs = {key: value for key, value in source.attrs.items() if key not in _OWN}
         with create_trace(output, force=force, attrs=attrs, sketch=plan) as writer:
@@ -176,18 +171,6 @@ def disk_bytes(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
-
-
-def _chosen(source: Trace, globs: Sequence[str]) -> list[TensorInfo]:
-    # Second moments weight errors of values; they do not apply to sketches.
-    there = [info for info in source.tensors if info.kind != SECOND_MOMENT]
-    names = [info.name for info in there]
-    for glob in globs:
-        if not fnmatch.filter(names, glob):
-            raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
-    if not globs:
-        return there
-    return [info for info in there if any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
 
 
 def _keeps_sketches(info: TensorInfo, plan: SketchPlan) -> bool:

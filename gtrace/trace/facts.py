@@ -103,8 +103,7 @@ def _text(seconds: float) -> str:
 def _is_valid(value: object, default: object) -> bool:
     if isinstance(default, bool):
         return isinstance(value, bool)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
-    return number and (default is None or isinstance(value, int))
+    return _is_number(value) and (default is None or isinstance(value, int))
 
 
 #: attribute of the root: number of an optimizer, as text -> its facts

@@ -11,7 +11,7 @@ import shutil
 import stat
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO, NoReturn, Protocol
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
 
@@ -129,14 +129,12 @@ class LocalFiles:
         Raises:
             TraceError: it is a link or not a regular file, it cannot be read, or it exceeds ``limit`` bytes.
         """
-        try:
-            with _regular(path) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size > limit:
-                    raise TraceError(f"{path}: {size} bytes, but at most {limit} are possible; damaged or foreign")
-                return file.read(size)
-        except FileNotFoundError:
-            return None
+        with suppress(FileNotFoundError), _regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise TraceError(f"{path}: {size} bytes, but at most {limit} are possible; damaged or foreign")
+            return file.read(size)
+        return None
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         """A part of a regular file.
@@ -144,13 +142,10 @@ class LocalFiles:
         Raises:
             TraceError: as in ``read``, or the file does not exist or is too short.
         """
-        try:
-            with _regular(path) as file:
-                if 0 <= start <= os.fstat(file.fileno()).st_size - length:
-                    file.seek(start)
-                    return file.read(length)
-        except FileNotFoundError:
-            pass
+        with suppress(FileNotFoundError), _regular(path) as file:
+            if 0 <= start <= os.fstat(file.fileno()).st_size - length:
+                file.seek(start)
+                return file.read(length)
         raise TraceError(f"{path}: missing or truncated: no {length} bytes at {start}")
 
     def size(self, path: str) -> int | None:
@@ -180,22 +175,6 @@ class LocalFiles:
 
 
 LOCAL = LocalFiles()
-
-
-class Files(Protocol):
-    """Reads the files of a trace from any place; see :class:`LocalFiles`."""
-
-    def read(self, path: str, limit: int) -> bytes | None:
-        """The bytes of a file of at most ``limit``, or None if it does not exist."""
-
-    def read_range(self, path: str, start: int, length: int) -> bytes:
-        """A part of a file."""
-
-    def size(self, path: str) -> int | None:
-        """Size of a file in bytes, or None if it does not exist."""
-
-    def folders(self, path: str) -> list[str]:
-        """Names of the folders in a folder, sorted; links are refused."""
 
 
 def _no_constant(text: str) -> NoReturn:

@@ -19,7 +19,7 @@ from gtrace.errors import TraceError, printable
 from gtrace.trace.guard import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -41,17 +41,12 @@ class TensorFile:
     """
 
     entries: Sequence[Entry]
+    #: name -> what has an array's values by index
+    _arrays: Mapping[str, Any]
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
         """An array, or one index of its first axis; bfloat16 as float32."""
-        raise NotImplementedError
-
-    def read_into(self, place: NDArray[Any], entry: Entry, row: int | None = None) -> None:
-        """The same, written to a place of its type and shape."""
-        values = self.read(entry, row)
-        if values.shape != place.shape:
-            raise ValueError(f"{values.shape} values instead of {place.shape}")
-        place[...] = values
+        return np.asarray(self._arrays[entry.name][... if row is None else row])
 
 
 def join_name(*parts: str) -> str:
@@ -97,11 +92,7 @@ class NpyFile(TensorFile):
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self.entries = (_npy_entry(file, "", printable(str(path)), by_row=True),)
-        self._array = np.lib.format.open_memmap(path, "r")
-
-    def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
-        """The array, or one index of its first axis."""
-        return self._array if row is None else self._array[row]
+        self._arrays = {"": np.lib.format.open_memmap(path, "r")}
 
 
 class NpzFile(TensorFile):
@@ -231,10 +222,6 @@ class ZarrStore(TensorFile):
             entry for entry in listed if entry.name == "step" or entry.dimensions != (entry.name.rpartition(".")[2],)
         ]
 
-    def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
-        """An array, or one index of its first axis."""
-        return np.asarray(self._arrays[entry.name][... if row is None else row])
-
 
 def _zarr_entry(name: str, array: Any) -> Entry:
     # Names of the axes: a field in format 3, xarray's attribute in format 2.
@@ -271,10 +258,6 @@ class Hdf5File(TensorFile):
             where = f"{printable(str(path))}: array '{printable(elsewhere[0])}'"
             raise TraceError(f"{where}: its values are in another file, which is not read; copy them into this one")
         self.entries = [_hdf5_entry(name, array) for name, array in self._arrays.items()]
-
-    def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
-        """An array, or one index of its first axis."""
-        return np.asarray(self._arrays[entry.name][... if row is None else row])
 
 
 def _hdf5_entry(name: str, array: Any) -> Entry:

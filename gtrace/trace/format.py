@@ -9,6 +9,7 @@ import hashlib
 import re
 import string
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
@@ -178,7 +179,6 @@ class TensorSpec:
 
     Attributes:
         index: its column in the (step, tensor) arrays.
-        name: its true name.
         name: its name in the run.
         entry: its name on disk.
         size: elements of a row; for a sketched tensor the largest possible number of bytes in a row.
@@ -403,9 +403,5 @@ def encode_name(name: str) -> str:
     entry = "".join(parts)
     if len(entry) <= MAX_ENTRY:
         return entry
-    kept = ""
-    for part in parts:
-        if len(kept) + len(part) > _KEPT:
-            break
-        kept += part
+    *_, kept = takewhile(lambda start: len(start) <= _KEPT, accumulate(parts))
     return f"{kept}~{hashlib.blake2b(raw, digest_size=8).hexdigest()}"

@@ -24,7 +24,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -110,7 +110,7 @@ class ReadingLimits:
 DEFAULT_LIMITS = ReadingLimits()
 
 
-class Guard:
+class Guard(contextlib.AbstractContextManager["Guard"]):
     """The child process that reads files; a context manager.
 
     Args:
@@ -148,8 +148,8 @@ class Guard:
         # torch may take long to load from a slow disk.
         self._ask("reading files", 60, readers=dict(readers), places=places)
 
-    def open(self, path: Path, suffix: str) -> GuardedFile:
-        """Open a file, or a Zarr store.
+    def open(self, path: Path, suffix: str, folder: Path | None = None) -> GuardedFile:
+        """Open a file, or a Zarr store; if its rows are read one by one, ``folder`` takes unpacked copies.
 
         Raises:
             TraceError: it is not a regular file, holds links, is damaged, or declares more than it can hold.
@@ -163,7 +163,7 @@ class Guard:
             suffix=suffix,
         )
         self._held += stored
-        return GuardedFile(self, path, stored, [_entry(*fields) for fields in answer["entries"]])
+        return GuardedFile(self, path, stored, [_entry(*fields) for fields in answer["entries"]], folder)
 
     def read(self, file: GuardedFile, number: int, row: int | None, place: int) -> None:
         """Have an array, or one index of its first axis, written to the file with this descriptor."""
@@ -203,9 +203,6 @@ class Guard:
             raise kind(printable(str(answer["error"]))[:600])
         return answer
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *args: object) -> None:
         # Closing the channel ends an idle child; a busy one is killed.
         self._channel.close()
@@ -213,7 +210,7 @@ class Guard:
         self._process.wait()
 
 
-class GuardedFile:
+class GuardedFile(contextlib.AbstractContextManager["GuardedFile"]):
     """A file that the child has open; a context manager.
 
     Attributes:
@@ -221,9 +218,9 @@ class GuardedFile:
         stored: its bytes on disk.
     """
 
-    def __init__(self, guard: Guard, path: Path, stored: int, entries: Sequence[Entry]) -> None:
+    def __init__(self, guard: Guard, path: Path, stored: int, entries: Sequence[Entry], folder: Path | None) -> None:
         self._guard = guard
-        self._folder: Path | None = None
+        self._folder = folder
         self._unpacked: dict[int, NDArray[Any]] = {}
         self.path = path
         self.where = printable(str(path))
@@ -252,19 +249,15 @@ class GuardedFile:
             TraceError: the file is damaged, or reading it takes more memory or time than it may.
         """
         number = self._numbers[entry.name]
-        shape = entry.shape if row is None else entry.shape[1:]
         if row is None or entry.by_row:
-            return self._shared(number, row, shape, None)
+            return self._shared(number, row)
         if number not in self._unpacked:
-            self._unpacked[number] = self._shared(number, None, entry.shape, self._folder)
+            self._unpacked[number] = self._shared(number, None, self._folder)
         return np.array(self._unpacked[number][row])
 
-    def prepare_rows(self, folder: Path) -> None:
-        """Call this before reading rows one by one; ``folder`` takes unpacked copies."""
-        self._folder = folder
-
-    def _shared(self, number: int, row: int | None, shape: tuple[int, ...], folder: Path | None) -> NDArray[Any]:
-        dtype = self.entries[number].read_as
+    def _shared(self, number: int, row: int | None, folder: Path | None = None) -> NDArray[Any]:
+        entry = self.entries[number]
+        shape, dtype = entry.shape if row is None else entry.shape[1:], entry.read_as
         length = math.prod(shape) * dtype.itemsize
         if not length:
             return np.empty(shape, dtype)
@@ -274,9 +267,6 @@ class GuardedFile:
             return np.frombuffer(mmap.mmap(descriptor, length), dtype).reshape(shape)
         finally:
             os.close(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *args: object) -> None:
         self._unpacked.clear()
@@ -389,13 +379,11 @@ def serve() -> None:
                 else:
                     _fill(opened[where], request["number"], request["row"], descriptors[0])
             except MemoryError:
-                answer = {"error": f"{where}: {_MEMORY}; damaged or foreign", "usage": False}
+                why = "reading it takes more memory than its arrays need"
+                answer = {"error": f"{where}: {why}; damaged or foreign", "usage": False}
             except Exception as error:  # noqa: BLE001 damaged bytes make libraries raise anything
                 answer = {"error": _reason(where, error), "usage": isinstance(error, UsageError)}
             _send(channel, answer)
-
-
-_MEMORY = "reading it takes more memory than its arrays need"
 
 
 def _load_readers(named: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -424,7 +412,11 @@ def _fill(file: Any, number: int, row: int | None, descriptor: int) -> None:
     entry = file.entries[number]
     shape = entry.shape if row is None else entry.shape[1:]
     try:
-        file.read_into(np.frombuffer(mmap.mmap(descriptor, 0), entry.read_as).reshape(shape), entry, row)
+        place = np.frombuffer(mmap.mmap(descriptor, 0), entry.read_as).reshape(shape)
+        values = file.read(entry, row)
+        if values.shape != place.shape:
+            raise ValueError(f"{values.shape} values instead of {place.shape}")
+        place[...] = values
     finally:
         os.close(descriptor)
 

@@ -171,8 +171,7 @@ class Hdf5Stream(Stream):
         self._names = _children(group, where)
         if "step" in self._names:
             steps = self._table("step", 1, layout.STEP)
-            count = steps.shape[0]
-            self.steps = self._committed(steps.where, steps.read(slice(0, count), "steps"))
+            self.steps = self._committed(steps.where, steps.read(slice(0, steps.shape[0]), "steps"))
         self._accept(self._find())
         self._find_present()
 
@@ -278,18 +277,12 @@ def open_hdf5(
         return TraceSource(str(path), attrs, streams, held.pop_all())
 
 
-def _set_json(node: h5py.Group | h5py.Dataset, name: str, value: Mapping[str, Any]) -> None:
-    """Store JSON as text of fixed length: in the object's header, with a checksum, replaced as a whole.
-
-    Text of variable length is in a heap without a checksum; if it is damaged, the library may search it forever.
-    """
-    text = json.dumps(value, allow_nan=False).encode()
-    node.attrs.create(name, text, dtype=h5py.string_dtype("utf-8", len(text)))
-
-
 def _set_attrs(node: h5py.Group | h5py.Dataset, attrs: Mapping[str, Any]) -> None:
     """Store attributes as JSON, and plain ones also as copies for other tools."""
-    _set_json(node, layout.METADATA, attrs)
+    # Text of fixed length is in the object's header, with a checksum, and replaced as a whole. That of variable length
+    # is in a heap without a checksum; if it is damaged, the library may search it forever.
+    text = json.dumps(attrs, allow_nan=False).encode()
+    node.attrs.create(layout.METADATA, text, dtype=h5py.string_dtype("utf-8", len(text)))
     for key, value in attrs.items():
         short = type(value) is int and -(2**63) <= value < 2**63
         plain = short or type(value) is float or (type(value) is str and "\0" not in value)
@@ -393,7 +386,6 @@ class Hdf5Sink(ZarrSink):
         start_folder(path, attrs, force=force)
         # It is read only once more, and soon: compression would cost more than it saves.
         super().__init__(path, plain=True)
-        self._path = path
         self._held = hold(path)
 
     def close(self, attrs: Mapping[str, Any], beat: Beat = layout.go_on) -> None:

@@ -88,9 +88,8 @@ def find_files(sources: Sequence[Path], suffixes: Collection[str]) -> tuple[list
     Raises:
         TraceError: a source is missing, or there is nothing to import.
     """
-    several = len(sources) > 1
     # The names of several sources may be steps or tensors, e.g. step_1/ step_2/; paths start at their common folder.
-    base = Path(os.path.commonpath([os.path.abspath(path.parent) for path in sources])) if several else None
+    base = Path(os.path.commonpath([os.path.abspath(path.parent) for path in sources])) if len(sources) > 1 else None
     found: dict[str, SourceFile] = {}
     others = 0
     for source in sources:
@@ -327,13 +326,9 @@ class ImportRules:
         for entry in taken:
             # numpy's name for the only array of a file.
             alone = len(real) == 1 and bool(file.tensor) and entry.name == "arr_0"
-            name = join_name(file.tensor, "" if alone else entry.name) or _stem(file)
+            name = join_name(file.tensor, "" if alone else entry.name) or file.path.stem
             if not self.tensors or any(fnmatch.fnmatchcase(name, glob) for glob in self.tensors):
                 yield name, entry
-
-
-def _stem(file: SourceFile) -> str:
-    return file.path.name.removesuffix(file.path.suffix)
 
 
 def import_trace(
@@ -430,7 +425,7 @@ def _survey(guard: Guard, placed: Sequence[SourceFile], numbering: str, rules: I
             rows, how = _rows_of(file, opened, shared.get(file.rank), numbering, rules)
             taken = list(rules.gradients(file, opened, rows=rows is not None))
             entries = {entry.name for _, entry in taken}
-            others = [e.name or _stem(file) for e in opened.entries if e.name not in entries]
+            others = [e.name or file.path.stem for e in opened.entries if e.name not in entries]
         if not rules.tensors:
             survey.left_out.update(dict.fromkeys(name for name in others if name not in _STEP_ARRAYS))
         if not taken:
@@ -462,16 +457,12 @@ def _check_groups(survey: _Survey, names: Mapping[SourceFile, tuple[str, ...]]) 
             for file, _ in files:
                 for name in names[file]:
                     if name in seen:
-                        raise _twice(name, step, seen[name], file)
+                        paths = " and ".join(printable(str(one.path)) for one in (seen[name], file))
+                        raise UsageError(
+                            f"tensor '{printable(name)}' at step {step} is in {paths}; explain the names with "
+                            "--pattern, e.g. '{step}/{tensor}.npz' or 'rank{rank}/{step}.npz'"
+                        )
                     seen[name] = file
-
-
-def _twice(name: str, step: int, one: SourceFile, other: SourceFile) -> UsageError:
-    paths = " and ".join(printable(str(file.path)) for file in (one, other))
-    return UsageError(
-        f"tensor '{printable(name)}' at step {step} is in {paths}; explain the names with --pattern, "
-        "e.g. '{step}/{tensor}.npz' or 'rank{rank}/{step}.npz'"
-    )
 
 
 def _note_size(sizes: dict[str, tuple[int, SourceFile]], name: str, size: int, file: SourceFile, kind: str) -> None:
@@ -552,8 +543,8 @@ def _write(
                             _append(writer, survey, rules, (step, rank), file, opened, None)
                         continue
                     if file.path not in opened_rows:
-                        opened_rows[file.path] = kept.enter_context(guard.open(file.path, file.suffix))
-                        opened_rows[file.path].prepare_rows(Path(tempfile.mkdtemp(dir=scratch)))
+                        copies = Path(tempfile.mkdtemp(dir=scratch))
+                        opened_rows[file.path] = kept.enter_context(guard.open(file.path, file.suffix, copies))
                     _append(writer, survey, rules, (step, rank), file, opened_rows[file.path], row)
             # The time of the original run is unknown.
             writer.commit(step, time=math.nan)

@@ -87,14 +87,13 @@ class JournalWriter:
     Args:
         folder: of the array ``step``; it exists.
         statistics: names of the (step, tensor) arrays of the stream.
-        first: the next row to append.
     """
 
-    def __init__(self, folder: str, statistics: Sequence[str], first: int) -> None:
+    def __init__(self, folder: str, statistics: Sequence[str]) -> None:
         self._path = os.path.join(folder, NAME)
         self._columns = {name: layout.statistic_column(name) for name in statistics}
         self._descriptor = -1
-        self.restart(first)
+        self.restart(0)
 
     @property
     def full(self) -> bool:

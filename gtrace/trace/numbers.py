@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from gtrace.trace.format import Record, StreamKey
     from gtrace.trace.reader import Trace
 
-#: numbers of a step under their own names
-_OF_STEPS = ("loss", "lr", "clip_norm")
-
 
 def numbers_of(key: StreamKey, names: Sequence[str], rows: Rows) -> Iterator[tuple[dict[str, float], int]]:
     """The numbers about some recorded steps.
@@ -42,7 +39,7 @@ def numbers_of(key: StreamKey, names: Sequence[str], rows: Rows) -> Iterator[tup
     start = "/".join(filter(None, ("gtrace/capture", kind, optimizer)))
     layers = [name.rpartition(".")[0] or name for name in names]
     for one in rows.each():
-        numbers = {name: one.scalars[name] for name in _OF_STEPS}
+        numbers = {name: one.scalars[name] for name in ("loss", "lr", "clip_norm")}
         energies, variances = _energies(one), _variances(one)
         parts: dict[str, float] = defaultdict(float)
         there = np.flatnonzero(one.statistics["present"])

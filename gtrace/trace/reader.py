@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.sketch import MomentSketch
-    from gtrace.trace.files import Files
+    from gtrace.trace.remote import Files
     from gtrace.trace.source import Stream, TraceSource
     from gtrace.types import Norm
 

@@ -12,7 +12,7 @@ import os
 import re
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from gtrace.errors import TraceError, UsageError, printable
@@ -22,10 +22,13 @@ from gtrace.trace.files import HDF5_SUFFIXES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from gtrace.trace.files import LocalFiles
+
+    #: reads the files of a trace from any place
+    Files: TypeAlias = "LocalFiles | RemoteFiles"
+
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.:-]*://.*", re.DOTALL)
-_THIS_MACHINE = ("file", "local")
-_HTTP = ("http", "https")
 #: what to install for an address that fsspec alone cannot read
 _PACKAGES = {
     "s3": "s3fs",
@@ -42,23 +45,18 @@ _PACKAGES = {
 _BLOCK_BYTES = 1024 * 1024
 
 
-def is_address(path: str | os.PathLike[str]) -> bool:
-    """Whether this is an address with a scheme, and not a path of this machine."""
-    return isinstance(path, str) and _ADDRESS.fullmatch(path) is not None
-
-
 def place_of(path: str | os.PathLike[str]) -> Path | str:
     """The place of a trace: a path of this machine (also for ``file://``), or an address without its last slash.
 
     Raises:
         UsageError: a chain of addresses.
     """
-    if not isinstance(path, str) or not is_address(path):
+    if not isinstance(path, str) or not _ADDRESS.fullmatch(path):
         return Path(path)
     if "::" in path:
         raise UsageError(f"{printable(path)}: chains of addresses are not supported; give the trace's address alone")
     parts = urlsplit(path)
-    if parts.scheme in _THIS_MACHINE:
+    if parts.scheme in ("file", "local"):
         return Path(unquote(parts.netloc + parts.path))
     return path.rstrip("/")
 
@@ -100,7 +98,7 @@ class RemoteFiles:
             raise UsageError(f"{address}: a package that reads {scheme}:// is not installed: {what}") from None
         except ValueError as error:
             raise UsageError(f"{printable(address)}: cannot read such an address ({printable(str(error))})") from None
-        self._http = scheme in _HTTP
+        self._http = scheme in ("http", "https")
         self._known: dict[str, bytes] = {}
         self._names: dict[str, list[str]] = {}
 

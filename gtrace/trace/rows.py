@@ -79,13 +79,13 @@ def row_statistics(values: NDArray[np.float32]) -> RowStatistics:
         for start in range(0, values.size, _BLOCK):
             block = values[start : start + _BLOCK]
             zeros += int(np.count_nonzero(np.equal(block, 0.0, out=zero[: block.size])))
-            total = _sum_of_squares(block)
+            total = float(np.add.reduce(_squares(block)))
             # Squares of finite float32 values never overflow float64, so a finite sum means that all are finite.
             if not math.isfinite(total):
                 nonfinite += block.size
                 block = block[np.isfinite(block)]
                 nonfinite -= block.size
-                total = _sum_of_squares(block)
+                total = float(np.add.reduce(_squares(block)))
             norm2 += total
             if block.size:
                 absmax = max(absmax, float(np.maximum.reduce(block)), -float(np.minimum.reduce(block)))
@@ -104,9 +104,7 @@ def rows_statistics(values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
             here, block = slice(top, top + height), values[top : top + height]
             zero = np.equal(block, 0.0, out=_scratch.zero[: block.size].reshape(block.shape))
             zeros[here] = [np.count_nonzero(row) for row in zero]
-            squares = _scratch.squares[: block.size].reshape(block.shape)
-            squares[...] = block
-            np.multiply(squares, squares, out=squares)
+            squares = _squares(block)
             norm2[here] = np.add.reduce(squares, axis=1)
             # The root of the square of a float32 is exact.
             absmax[here] = np.sqrt(np.maximum.reduce(squares, axis=1))
@@ -115,12 +113,11 @@ def rows_statistics(values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
     return norm2, absmax, zeros, nonfinite, np.array([checksum(row) for row in values])
 
 
-def _sum_of_squares(block: NDArray[np.float32]) -> float:
-    squares = _scratch.squares[: block.size]
+def _squares(block: NDArray[np.float32]) -> NDArray[np.float64]:
+    squares = _scratch.squares[: block.size].reshape(block.shape)
     # Cast first, then multiply: in one call, numpy would do both through a small buffer.
     squares[...] = block
-    np.multiply(squares, squares, out=squares)
-    return float(np.add.reduce(squares))
+    return np.multiply(squares, squares, out=squares)
 
 
 Real = TypeVar("Real", np.float32, np.float64)
@@ -148,7 +145,7 @@ def rechunk(pieces: Iterable[NDArray[Real]], chunk: int) -> Iterator[NDArray[Rea
 BLOCK = 16384
 #: ``kind`` in the attribute ``sample`` of such a tensor
 BLOCKS = "blocks"
-#: seed of the choice
+#: seed of the choice, and of the samples that a writer draws
 SEED = 0
 
 #: the numbers about a whole gradient as unknown: all of it is stored, or nothing was measured
@@ -255,8 +252,6 @@ def whole_numbers(values: NDArray[np.float32]) -> Mapping[str, float]:
     return {"whole_norm1": norm1, "whole_norm2": norm2, "whole_absmax": absmax, "whole_nonfinite": float(nonfinite)}
 
 
-#: seed of the samples that a writer draws
-SEED = 0
 #: the attribute ``sample`` of a tensor with rows of varying length
 SAMPLE: Mapping[str, Any] = {"kind": "stretches", "seed": SEED}
 
@@ -314,7 +309,6 @@ def row_width(name: str, kind: str, size: int, n_total: int | None, capacity: ob
     """
     if kind != "neural" and n_total is None and capacity is None:
         return size, size
-    # Imported only when needed: this is called for every gradient.
     what = f"tensor '{printable(name)}'"
     if kind != "neural":
         raise UsageError(f"{what}: n_total and capacity are for kind 'neural'; other kinds always have one size")

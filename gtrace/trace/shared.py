@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gtrace.errors import TraceError, UsageError
+from gtrace.errors import UsageError
 from gtrace.trace.files import LOCAL, write_error
 from gtrace.trace.format import StreamKey, go_on
 from gtrace.trace.journal import being_written, lock_file, refuse_living
@@ -23,10 +23,10 @@ from gtrace.trace.writer import TraceWriter, root_attrs
 from gtrace.trace.zarr import (
     WRITERS,
     ZarrSink,
+    attributes_of,
     group_document,
     make_group,
     prepare_documents,
-    read_group,
     read_node,
     start_folder,
     write_json,
@@ -111,7 +111,7 @@ def join_trace(
 
 def belongs_to(path: Path, run: str) -> bool:
     """Whether a process of this run, or one that it started, has started the trace at this place."""
-    attrs = _attributes(path)
+    attrs = attributes_of(path)
     return attrs is not None and (attrs.get(RUN) == run or run in _launchers(attrs))
 
 
@@ -138,7 +138,7 @@ def settle(path: Path, run: str, status: Literal["complete", "interrupted"] | No
 def parts(path: Path) -> list[dict[str, Any]]:
     """The attributes of each process's part, by rank; ``status`` is ``writing`` until it has finished."""
     names = [name for name in LOCAL.folders(str(path)) if name.startswith("rank")]
-    found = [_attributes(path / name) for name in names]
+    found = [attributes_of(path / name) for name in names]
     return [attrs for attrs in found if attrs is not None]
 
 
@@ -147,12 +147,11 @@ class _SharedSink(ZarrSink):
 
     def __init__(self, path: Path, rank: int) -> None:
         super().__init__(path)
-        self._place = path
         self._rank = rank
 
     def close(self, attrs: Mapping[str, Any], beat: Beat = go_on) -> None:
         """Cut the arrays to the committed rows, store how this part ended, and finish the trace if it was the last."""
-        place = str(self._place / StreamKey(self._rank).rank_group)
+        place = str(self._path / StreamKey(self._rank).rank_group)
         final = {**attrs, "rank": self._rank}
         self.check_place()
         # First, as long as there is room: if the disk is full, rows stay in journals.
@@ -164,8 +163,8 @@ class _SharedSink(ZarrSink):
             raise
         finally:
             write_json(place, group_document(final))
-            with _locked(self._place):
-                _settle(self._place, attrs[RUN], None)
+            with _locked(self._path):
+                _settle(self._path, attrs[RUN], None)
 
 
 @contextlib.contextmanager
@@ -208,27 +207,20 @@ def _take(lock: Path) -> int | None:
     return None
 
 
-def _attributes(folder: Path) -> dict[str, Any] | None:
-    try:
-        return read_group(LOCAL, str(folder))
-    except TraceError:
-        return None
-
-
 def _launchers(attrs: Mapping[str, Any]) -> list[Any]:
     found = attrs.get(LAUNCHERS)
     return found if isinstance(found, list) else []
 
 
 def _is_earlier(path: Path, rank: int | None, writers: int) -> bool:
-    attrs = _attributes(path) or {}
+    attrs = attributes_of(path) or {}
     there = (path / StreamKey(rank or 0).rank_group).exists()
     return there or attrs.get("status") != "writing" or attrs.get(WRITERS) != writers
 
 
 def _reopen(path: Path, writers: int, launcher: str | None) -> None:
     """Mark the trace as unfinished again, if it seemed finished before this process came."""
-    attrs = _attributes(path) or {}
+    attrs = attributes_of(path) or {}
     new = dict(attrs)
     if attrs.get("status") != "writing" or attrs.get(WRITERS, 1) < writers:
         new |= {"status": "writing", WRITERS: max(writers, attrs.get(WRITERS, 1))}
@@ -248,7 +240,7 @@ def _free_rank(path: Path, rank: int | None, writers: int) -> int:
 
 
 def _settle(path: Path, run: str, status: Literal["complete", "interrupted"] | None) -> None:
-    attrs = _attributes(path)
+    attrs = attributes_of(path)
     if attrs is None or attrs.get(RUN) != run:
         return
     known = parts(path)

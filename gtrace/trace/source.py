@@ -17,11 +17,11 @@ from gtrace.trace.rows import BlockSample
 from gtrace.trace.sketches import SketchPlan, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import ArrayForm, ColumnType, Record, StreamKey, TensorSpec
+    from gtrace.trace.format import ArrayForm, ColumnType, StreamKey, TensorSpec
 
 
 def refuse(error: TraceError) -> None:
@@ -298,16 +298,6 @@ def tensor_spec(where: str, entry: str, attrs: Mapping[str, Any], size: int, chu
     if fault is not None:
         raise TraceError(f"{where}: {fault}; damaged or foreign")
     return layout.TensorSpec(attrs["index"], attrs["name"], entry, size, chunks[0], chunks[1], attrs)
-
-
-def table_of(records: Sequence[Record], name: str, columns: int) -> NDArray[Any]:
-    """(rows, columns) of a (step, tensor) array, from commits that may have known fewer tensors."""
-    column = layout.statistic_column(name)
-    table = np.full((len(records), columns), column.fill, column.dtype)
-    for row, record in enumerate(records):
-        values = record.statistics[name]
-        table[row, : values.size] = values
-    return table
 
 
 class WholeArray(NamedTuple):

@@ -31,6 +31,7 @@ from gtrace.trace.format import (
     chunking,
     encode_name,
     go_on,
+    statistic_column,
     statistics_of,
 )
 from gtrace.trace.journal import refuse_living, together
@@ -44,7 +45,7 @@ from gtrace.trace.rows import (
     subsample,
 )
 from gtrace.trace.sketches import SketchPlan, SketchRow, values_of
-from gtrace.trace.source import MemoryStream, TraceSource, attribute_fault, table_of
+from gtrace.trace.source import MemoryStream, TraceSource, attribute_fault
 from gtrace.trace.zarr import ZarrSink, start_folder
 
 if TYPE_CHECKING:
@@ -227,11 +228,6 @@ def new_spec(
     if rows > 1 and open_bytes + rows * elements * VALUES.itemsize > _OPEN_CHUNK_BYTES:
         rows = 1
     return TensorSpec(index, name, entry, size, rows, elements, {"name": name, "index": index, **stored})
-
-
-def open_chunk_bytes(spec: TensorSpec) -> int:
-    """Bytes of the tensor's unfinished chunk that a writer holds."""
-    return spec.chunk_rows * spec.chunk_elements * spec.column.dtype.itemsize if spec.chunk_rows > 1 else 0
 
 
 def other_size(name: str, step: int, size: int, expected: int) -> UsageError:
@@ -672,7 +668,8 @@ class TraceWriter:
             with self._storing:
                 self._sink_of(key, stream).add_tensor(spec)
             stream.specs[spec.name] = spec
-            self._open_bytes += open_chunk_bytes(spec)
+            if spec.chunk_rows > 1:
+                self._open_bytes += spec.chunk_rows * spec.chunk_elements * spec.column.dtype.itemsize
         with self._storing:
             self._sink_of(key, stream).write_rows(spec, stream.rows, values[None])
         self.stored += values.nbytes
@@ -716,8 +713,13 @@ class _MemoryStreamSink:
 
     def source(self, key: StreamKey) -> MemoryStream:
         records = self.records
-        names = records[0].statistics if records else statistics_of(key.kind)
-        tables = {name: table_of(records, name, len(self.specs)) for name in names}
+        tables = {}
+        for name in records[0].statistics if records else statistics_of(key.kind):
+            column = statistic_column(name)
+            tables[name] = np.full((len(records), len(self.specs)), column.fill, column.dtype)
+            # A commit may have known fewer tensors.
+            for row, record in enumerate(records):
+                tables[name][row, : record.statistics[name].size] = record.statistics[name]
         return MemoryStream(
             key,
             np.array([record.step for record in records], np.int64),

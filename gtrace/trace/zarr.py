@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.files import Files
     from gtrace.trace.format import ArrayForm, Beat, ColumnType, Rows, TensorSpec
+    from gtrace.trace.remote import Files
     from gtrace.trace.source import WholeArray
 
 #: what is said of a trace that was there a moment ago
@@ -169,13 +169,17 @@ def read_group(files: Files, folder: str, tolerate: Callable[[TraceError], None]
     return None if document is None else document["attributes"]
 
 
+def attributes_of(folder: Path) -> dict[str, Any] | None:
+    """The attributes of a group on this machine, None if it does not exist or is damaged."""
+    try:
+        return read_group(LOCAL, str(folder))
+    except TraceError:
+        return None
+
+
 def is_gtrace_zarr(path: Path) -> bool:
     """Whether the folder is marked as a gtrace trace of any version."""
-    try:
-        attrs = read_group(LOCAL, str(path))
-    except TraceError:
-        return False
-    return attrs is not None and attrs.get("format") == layout.FORMAT
+    return (attributes_of(path) or {}).get("format") == layout.FORMAT
 
 
 def _missing(files: Files, folder: str, what: str) -> TraceError:
@@ -797,7 +801,7 @@ class _ZarrStreamSink:
     @functools.cached_property
     def _journal(self) -> JournalWriter:
         names = [name for name in self._tables if name != "step" and name not in layout.SCALARS]
-        return JournalWriter(os.path.join(self._folder, "step"), names, 0)
+        return JournalWriter(os.path.join(self._folder, "step"), names)
 
     def _flush(self, beat: Beat = layout.go_on) -> None:
         """Put all rows into chunk files."""
@@ -856,21 +860,21 @@ class ZarrSink:
     """A newly started Zarr trace."""
 
     def __init__(self, path: Path, *, plain: bool = False) -> None:
-        self._root = str(path)
+        self._path = path
         self._plain = plain
         self._streams: dict[StreamKey, _ZarrStreamSink] = {}
 
     def stream(self, key: StreamKey) -> _ZarrStreamSink:
         """A new stream."""
-        made = self._streams[key] = _ZarrStreamSink(self._root, key, plain=self._plain)
+        made = self._streams[key] = _ZarrStreamSink(str(self._path), key, plain=self._plain)
         return made
 
     def close(self, attrs: Mapping[str, Any], beat: Beat = layout.go_on) -> None:
         """Cut the arrays to the committed rows and store the final attributes."""
         self.check_place()
         # First, as long as there is room: if the disk is full, rows stay in journals.
-        write_json(self._root, group_document({**attrs, "status": "interrupted"}))
-        write_root(self._root, attrs, self.cut(beat))
+        write_json(str(self._path), group_document({**attrs, "status": "interrupted"}))
+        write_root(str(self._path), attrs, self.cut(beat))
 
     def check_place(self) -> None:
         """See that the trace is in its place; FileNotFoundError if it was deleted, moved or replaced."""

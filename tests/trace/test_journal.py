@@ -73,7 +73,7 @@ def values(row, tensors, size=3):
 
 @pytest.fixture
 def writer(tmp_path):
-    writer = JournalWriter(str(tmp_path), NAMES, 0)
+    writer = JournalWriter(str(tmp_path), NAMES)
     yield writer
     writer.close()
 
@@ -183,7 +183,7 @@ def test_descriptors_and_locks(tmp_path):
     place = tmp_path / "journal"
     before = len(os.listdir("/proc/self/fd"))
     for end in (JournalWriter.close, JournalWriter.remove):
-        writer = JournalWriter(str(tmp_path), NAMES, 0)
+        writer = JournalWriter(str(tmp_path), NAMES)
         writer.restart(1)
         assert is_held(place)
         assert len(os.listdir("/proc/self/fd")) == before + 1

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from gtrace.trace.facts import StepTimes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from gtrace.codecs import Codec
     from gtrace.planning import Plan
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.savings import Savings
@@ -143,21 +144,6 @@ class AdviseSettings:
     batch: float
 
 
-@dataclass(slots=True)
-class _Stages:
-    """Times stages, and says what begins."""
-
-    say: Callable[[str], None]
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def stage(self, name: str, text: str) -> Iterator[None]:
-        self.say(text)
-        started = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - started
-
-
 def advise(
     target: str | os.PathLike[str],
     args: Sequence[str],
@@ -180,19 +166,29 @@ def advise(
     name = path.name.removesuffix(".zip").removesuffix(path.suffix) if is_trace else program.stem
     folder = settings.folder or Path(f"{name}.advice")
     _prepare(folder, force=settings.force)
-    stages = _Stages(say)
+    seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def stage(name: str, text: str) -> Iterator[None]:
+        say(text)
+        started = time.monotonic()
+        yield
+        seconds[name] = time.monotonic() - started
+
     trace, timings = path, ProbeTimings()
     if not is_trace:
         trace = folder / TRACE
         shown = f"at most {settings.seconds:.0f} s of training, {MOST_STEPS} steps recorded"
-        with stages.stage("capture", f"capture: {program.called} ({shown})"):
+        with stage("capture", f"capture: {program.called} ({shown})"):
             timings = _capture(program, trace, folder, settings, say)
     with open_trace(trace) as opened:
         chosen = quick_steps(opened)
         timings = _recorded(opened) if is_trace else timings
     cluster = _cluster(settings, timings)
-    result = _sweep(trace, folder / SWEEP, chosen, stages)
-    with stages.stage("report", "verdict"):
+    codecs = expand(METHODS, {"bits": list(BITS)})
+    with stage("sweep", f"sweep: {len(codecs)} configurations on {len(chosen)} steps"):
+        result = _sweep(trace, codecs, chosen, folder / SWEEP)
+    with stage("report", "verdict"):
         workers = None if cluster is None else cluster.ranks
         asked = Asked(cluster=cluster, workers=workers, horizon=settings.horizon, batch=settings.batch)
         report = make_report([result], asked=asked)
@@ -201,7 +197,7 @@ def advise(
     verdict = verdict_of(analysis, savings)
     best = _best_codec(analysis, savings)
     plan = None
-    with stages.stage("plan", "plan"):
+    with stage("plan", "plan"):
         if best is not None:
             plan = _plan(result, analysis, best, name)
             save_plan(plan, folder / PLAN, force=True)
@@ -211,17 +207,17 @@ def advise(
     started = time.monotonic()
     plans = [] if plan is None else [folder / PLAN]
     write_report(make_report([folder / SWEEP], asked=asked, plans=plans), folder / PAGE, force=True)
-    stages.seconds["report"] += time.monotonic() - started
+    seconds["report"] += time.monotonic() - started
     advice = Advice(
         target=str(target),
         verdict=verdict,
-        options=tuple(_options(analysis, cluster, best, plan)),
+        options=tuple(_options(analysis, cluster, savings, best, plan)),
         plan=plan,
         speeds=speeds,
         cluster=cluster,
         step=timings.step,
         backward=timings.backward,
-        seconds=stages.seconds,
+        seconds=seconds,
         trace=trace,
         sweep=folder / SWEEP,
         plan_file=None if plan is None else folder / PLAN,
@@ -334,13 +330,11 @@ def _cluster(settings: AdviseSettings, timings: ProbeTimings) -> Cluster | None:
     return dataclasses.replace(settings.cluster, step_time=timings.step, backward_time=backward)
 
 
-def _sweep(trace: Path, output: Path, steps: Sequence[int], stages: _Stages) -> SweepResult:
+def _sweep(trace: Path, codecs: Sequence[Codec], steps: Sequence[int], output: Path) -> SweepResult:
     """Closed forms of the codecs that have some, which take a fraction of the time of encodings; others encode once."""
-    codecs = expand(METHODS, {"bits": list(BITS)})
-    with stages.stage("sweep", f"sweep: {len(codecs)} configurations on {len(steps)} steps"):
-        for draws, chosen in enumerate(([c for c in codecs if expecting(c)], [c for c in codecs if not expecting(c)])):
-            if chosen:
-                result = run_sweep(trace, chosen, steps=steps, draws=draws, optimal=False, output=output)
+    for draws, chosen in enumerate(([c for c in codecs if expecting(c)], [c for c in codecs if not expecting(c)])):
+        if chosen:
+            result = run_sweep(trace, chosen, steps=steps, draws=draws, optimal=False, output=output)
     return result
 
 
@@ -364,11 +358,10 @@ def _plan(result: SweepResult, analysis: SweepAnalysis, codec: str, name: str) -
 
 
 def _options(
-    analysis: SweepAnalysis, cluster: Cluster | None, codec: str | None, plan: Plan | None
+    analysis: SweepAnalysis, cluster: Cluster | None, savings: Savings | None, codec: str | None, plan: Plan | None
 ) -> Iterator[AdviceOption]:
     """float32, bf16, the best codec and the plan."""
     found = {c.spec: c for c in analysis.configurations}
-    savings = None if cluster is None else savings_of_sweep(analysis, cluster)
 
     def seconds(spec: str) -> float:
         if savings is None:

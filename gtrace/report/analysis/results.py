@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.cells import CellTable, Coder
     from gtrace.report.analysis.details import ExchangeError, Rotation, TensorFit
-    from gtrace.report.analysis.families import BDRate, Labels
+    from gtrace.report.analysis.families import BDRate
 
 
 #: How symbols become bits, in words.
@@ -139,7 +139,6 @@ def sweep_notes(
     table: CellTable,
     common: NDArray[np.bool_],
     configurations: tuple[Configuration, ...],
-    labels: Labels,
     basis: Basis,
 ) -> tuple[str, ...]:
     """What a reader must know about how the numbers of a sweep came to be, one line each."""
@@ -148,7 +147,7 @@ def sweep_notes(
     return (
         *_compared(table, common, configurations),
         *_errors(configurations, basis),
-        *_sources(configurations, labels, basis),
+        *_sources(table, configurations, basis),
     )
 
 
@@ -195,7 +194,7 @@ def _errors(configurations: tuple[Configuration, ...], basis: Basis) -> Iterator
             yield f"Bias not known, so all of the error counts as bias, which is the most it can be: {which}."
 
 
-def _sources(configurations: tuple[Configuration, ...], labels: Labels, basis: Basis) -> Iterator[str]:
+def _sources(table: CellTable, configurations: tuple[Configuration, ...], basis: Basis) -> Iterator[str]:
     """Where bits and errors come from."""
     expected = [c.spec for c in configurations if c.bits_source in ("expected", "mixed")]
     if expected:
@@ -208,8 +207,9 @@ def _sources(configurations: tuple[Configuration, ...], labels: Labels, basis: B
     if drawn:
         which = "all codecs" if len(drawn) == len(configurations) else listed(drawn)
         yield f"Error of the draws, rounding noise included, if there is no closed form: {which}."
-    if labels.unreadable:
-        yield f"Parameters could not be read from the results: {listed(labels.unreadable)}."
+    unreadable = [spec for spec, found in zip(table.specs, table.parameters, strict=True) if found is None]
+    if unreadable:
+        yield f"Parameters could not be read from the results: {listed(unreadable)}."
 
 
 def averaged_over(provenance: Mapping[str, Any]) -> int:

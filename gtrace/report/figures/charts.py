@@ -118,7 +118,7 @@ def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> 
                 box = _box(point, dx, dy, width, height, _GAP * pixel)
                 cost = 200 * _outside(box, frame) / height
                 cost += sum(60 * _overlap(box, other) / (width * height) for other in taken)
-                cost += 3 * _inside(crowd, box) + 0.4 * rank + 1.5 * back
+                cost += 3 * int(((crowd > box[:2]) & (crowd < box[2:])).all(axis=1).sum()) + 0.4 * rank + 1.5 * back
                 if best is None or cost < best[0]:
                     best = (cost, back, rank, box)
         assert best is not None
@@ -169,11 +169,6 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
 def _outside(box: tuple[float, float, float, float], frame: tuple[float, float, float, float]) -> float:
     over = (frame[0] - box[0], frame[1] - box[1], box[2] - frame[2], box[3] - frame[3])
     return sum(max(v, 0.0) for v in over)
-
-
-def _inside(points: NDArray[np.float64], box: tuple[float, float, float, float]) -> int:
-    x, y = points.T
-    return int(np.count_nonzero((x > box[0]) & (x < box[2]) & (y > box[1]) & (y < box[3])))
 
 
 #: Inches of a panel beside others, of one alone, and of each.

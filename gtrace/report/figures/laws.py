@@ -200,7 +200,20 @@ def format_errors(section: LawSection) -> Figure:
                 continue
             axes.plot(sigmas[where], curves[place, where], color=look.line, linewidth=3.2)
             at = int(where[where.size // 2])
-            _name_format(axes, str(form), look.text, float(sigmas[at]), float(curves[place, at]))
+            axes.annotate(
+                str(form),
+                (sigmas[at], curves[place, at]),
+                xytext=(2, -4),
+                textcoords="offset points",
+                # To the side on which there is room.
+                ha="right" if sigmas[at] > 0.8 * axes.get_xlim()[1] else "left",
+                va="top",
+                fontsize=8,
+                fontweight="bold",
+                color=look.text,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.4},
+                zorder=6,
+            ).set_in_layout(False)
         inside = own[own <= sigmas[-1]]
         tick = {"color": INK, "alpha": 0.45, "markersize": 9, "markeredgewidth": 0.8, "clip_on": False}
         axes.plot(inside, np.zeros(inside.size), "|", transform=axes.get_xaxis_transform(), **tick)
@@ -213,24 +226,6 @@ def format_errors(section: LawSection) -> Figure:
             axes.text(*end, "least with scale=error", ha="right", va="bottom", fontsize=8, color=MUTED)
     figure.axes[0].set_ylabel("expected relative error  E |Q(x) − x| / |x|")
     return figure
-
-
-def _name_format(axes: Axes, name: str, colour: str, x: float, y: float) -> None:
-    """Write a format's name below its curve, where it is the best one."""
-    axes.annotate(
-        name,
-        (x, y),
-        xytext=(2, -4),
-        textcoords="offset points",
-        # To the side on which there is room.
-        ha="right" if x > 0.8 * axes.get_xlim()[1] else "left",
-        va="top",
-        fontsize=8,
-        fontweight="bold",
-        color=colour,
-        bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.4},
-        zorder=6,
-    ).set_in_layout(False)
 
 
 @styled()

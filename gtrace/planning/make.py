@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 #: number of budgets of the frontier
 _POINTS = 12
-BudgetKind: TypeAlias = Literal["bits", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Budget:
         text: the user's text.
     """
 
-    kind: BudgetKind
+    kind: Literal["bits", "error"]
     value: float
     text: str
 

@@ -177,7 +177,10 @@ def _swapped(
         freed = np.append(-extra[down], 0.0)
         tensors, lost = np.append(down[0], -1), np.append(change[down], 0.0)
         order = np.argsort(-freed, kind="stable")
-        best_so_far = _first_minima(lost[order])
+        # The index of the minimum of each prefix.
+        lowest = np.minimum.accumulate(lost[order])
+        new = np.append(True, lowest[1:] < lowest[:-1])
+        best_so_far = np.maximum.accumulate(np.where(new, np.arange(len(lowest)), 0))
         fits = np.searchsorted(-freed[order], left - extra[up], side="right") - 1
         partner = order[best_so_far[fits]]
         total = np.where((fits >= 0) & (tensors[partner] != up[0]), change[up] + lost[partner], 0.0)
@@ -187,13 +190,6 @@ def _swapped(
         options[up[0][k]] = up[1][k]
         if partner[k] < len(down[0]):
             options[tensors[partner[k]]] = down[1][partner[k]]
-
-
-def _first_minima(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """int64[n], index of the minimum of each prefix of the values."""
-    lowest = np.minimum.accumulate(values)
-    new = np.append(True, lowest[1:] < lowest[:-1])
-    return np.maximum.accumulate(np.where(new, np.arange(len(values)), 0))
 
 
 def _searched(

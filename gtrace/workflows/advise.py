@@ -266,12 +266,12 @@ def _capture(
         except BaseException:
             _end(child)
             raise
-    printed = output.read_text(encoding="utf-8", errors="replace").rstrip()
+    printed = output.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
     if code and not timings.exists():
-        say(_tail(printed))
+        say("\n".join(printed[-20:]))
         raise ScriptError(f"{program.called} failed with exit code {code}; the end of its output is above")
     if not trace.exists():
-        say(_tail(printed))
+        say("\n".join(printed[-20:]))
         raise UsageError(f"{program.called}: nothing was captured: it took no step of a torch optimizer")
     output.unlink()
     found = ProbeTimings(**json.loads(timings.read_bytes())) if timings.exists() else ProbeTimings()
@@ -302,17 +302,12 @@ def _end(child: subprocess.Popen[bytes]) -> int:
     return child.wait()
 
 
-def _tail(text: str, lines: int = 20) -> str:
-    return "\n".join(text.splitlines()[-lines:])
-
-
 def _recorded(trace: Trace) -> ProbeTimings:
     """What a trace says about the time of steps: what capture measured, or the times of its recorded steps."""
     times = StepTimes.of(trace.attrs)
     if times.step is not None:
         return ProbeTimings(times.step, times.backward, times.steps, ranks=1 if times.exposed else times.ranks)
-    key = trace.streams[0]
-    scalars = trace.scalars(**key._asdict())
+    scalars = trace.scalars(**trace.streams[0]._asdict())
     if "time" not in scalars:
         return ProbeTimings()
     passed = np.diff(scalars["time"])[np.diff(scalars["step"]) == 1]

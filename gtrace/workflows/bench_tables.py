@@ -138,12 +138,9 @@ def _against(result: BenchResult, label: str) -> Table:
         Column("bits saved", "for the same error: Bjontegaard difference of rates, mean over traces", rank=3),
     )
     found = {other: result.duels[label, other] for other in result.others}
-    order = sorted(found, key=lambda other: _last(_mean([d.error for d in found[other]])))
+    met = {other: duels for other, duels in found.items() if any(math.isfinite(d.error) for d in duels)}
     rows = []
-    for other in order:
-        duels = found[other]
-        if not any(math.isfinite(d.error) for d in duels):
-            continue
+    for other, duels in sorted(met.items(), key=lambda item: _last(_mean([d.error for d in item[1]]))):
         rate = _mean([d.rate for d in duels])
         rows.append(
             (
@@ -154,7 +151,7 @@ def _against(result: BenchResult, label: str) -> Table:
                 Cell(MISSING, mark="missing") if math.isnan(rate) else Cell(signed_percent(1 - rate)),
             )
         )
-    never = [other for other in order if not any(math.isfinite(d.error) for d in found[other])]
+    never = [other for other in found if other not in met]
     notes = [
         f"Error of {label} over the other's at equal measured bits, geometric mean over all bits that both reach; "
         "below 1 it has less error. Codecs of one configuration are compared at its bits.",

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gtrace.report.names import count, listed, number
-from gtrace.report.section import Cell, Column, Numbers, Section, Table, flat
-from gtrace.report.sections.sweep_tables import interval_cell, p_cell
+from gtrace.report.section import Column, Numbers, Section, Table, flat
+from gtrace.report.sections.sweep_tables import ratio_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,17 +32,8 @@ def side_by_side_table(pair: SideBySide) -> Table:
             (Column("configuration", numeric=False), lambda c: c.spec),
             (Column(pair.first, f"relative variance in {pair.first}, {over}"), lambda c: number(c.first)),
             (Column(pair.second, f"relative variance in {pair.second}, {over}"), lambda c: number(c.second)),
-            (
-                Column("ratio", f"{pair.second} / {pair.first}"),
-                lambda c: Cell(number(c.ratio), mark="best" if c.differs else ""),
-            ),
-            (
-                Column("95% interval", "of the ratio, over the steps that both have"),
-                lambda c: interval_cell(c.by_elements),
-            ),
-            (
-                Column("p", "that there is no difference, corrected for the number of configurations (Holm)", rank=1),
-                lambda c: p_cell(c.p_holm, differs=c.differs),
+            *ratio_columns(
+                f"{pair.second} / {pair.first}", "of the ratio, over the steps that both have", "configurations"
             ),
             (Column(f"bits {pair.first}", "measured, over the whole sweep", rank=2), lambda c: number(c.first_bits)),
             (Column(f"bits {pair.second}", "measured, over the whole sweep", rank=2), lambda c: number(c.second_bits)),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.safety import Judgement, SafetyVerdict
     from gtrace.report.analysis.savings import Savings
+    from gtrace.report.analysis.side_by_side import ConfigurationRatio
     from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.section import Mark
     from gtrace.report.statistics import Interval
@@ -208,17 +209,10 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
                 Column("first / second", "error of the first over that of the second", numeric=False),
                 lambda c: f"{c.first} / {c.second}",
             ),
-            (
-                Column("ratio", "of errors summed over all elements and steps"),
-                lambda c: Cell(number(c.ratio), mark="best" if c.differs else ""),
-            ),
-            (
-                Column("95% interval", "from blocks of consecutive steps drawn again"),
-                lambda c: interval_cell(c.by_elements),
-            ),
-            (
-                Column("p", "that there is no difference, corrected for the number of comparisons (Holm)", rank=1),
-                lambda c: p_cell(c.p_holm, differs=c.differs),
+            *ratio_columns(
+                "of errors summed over all elements and steps",
+                "from blocks of consecutive steps drawn again",
+                "comparisons",
             ),
             (
                 Column("steps better", "part of training in which the first has less error", rank=3),
@@ -238,21 +232,30 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
     )
 
 
-def interval_cell(interval: Interval) -> Cell:
-    """Both ends of an interval of logarithms as ratios, or a dash with the reason."""
-    return Cell(_span(interval)) if interval.known else dataclasses.replace(NOTHING, hint=interval.why)
+def ratio_columns(
+    ratio: str, interval: str, compared: str
+) -> list[tuple[Column, Callable[[PairedComparison | ConfigurationRatio], Shown]]]:
+    """A ratio of errors, its interval and its p-value; what the first two mean, and what Holm's correction counts."""
+    meaning = f"that there is no difference, corrected for the number of {compared} (Holm)"
+
+    def ends(found: PairedComparison | ConfigurationRatio) -> Cell:
+        known = found.by_elements
+        return Cell(_span(known)) if known.known else dataclasses.replace(NOTHING, hint=known.why)
+
+    def p(found: PairedComparison | ConfigurationRatio) -> Cell:
+        text = "<0.001" if found.p_holm < 0.001 else f"{found.p_holm:.3f}"
+        return NOTHING if math.isnan(found.p_holm) else Cell(text, mark="best" if found.differs else "")
+
+    return [
+        (Column("ratio", ratio), lambda found: Cell(number(found.ratio), mark="best" if found.differs else "")),
+        (Column("95% interval", interval), ends),
+        (Column("p", meaning, rank=1), p),
+    ]
 
 
 def _span(interval: Interval) -> str:
     _, low, high = interval.exp()
     return f"{number(low)} to {number(high)}" if interval.known else interval.why
-
-
-def p_cell(value: float, *, differs: bool) -> Cell:
-    """A p-value with three digits."""
-    if math.isnan(value):
-        return NOTHING
-    return Cell("<0.001" if value < 0.001 else f"{value:.3f}", mark="best" if differs else "")
 
 
 def phase_table(analysis: SweepAnalysis) -> Table:

@@ -91,7 +91,7 @@ def _at_bits(result: BenchResult, targets: Sequence[float], mine: Sequence[str])
     lowest = np.nanmin(np.where(np.isfinite(table), table, np.inf), axis=0)
     # A codec that is missing on a trace must not gain by it: it is compared with the best where it is there.
     order = sorted(
-        values, key=lambda label: _last(_mean([v / low for v, low in zip(values[label], lowest, strict=True)]))
+        values, key=lambda label: _mean([v / low for v, low in zip(values[label], lowest, strict=True)], math.inf)
     )
     same = len(set(targets)) == 1
     where = f"{targets[0]:.3g} measured bits per coordinate" if same else f"the measured bits of {', '.join(mine)}"
@@ -140,7 +140,7 @@ def _against(result: BenchResult, label: str) -> Table:
     found = {other: result.duels[label, other] for other in result.others}
     met = {other: duels for other, duels in found.items() if any(math.isfinite(d.error) for d in duels)}
     rows = []
-    for other, duels in sorted(met.items(), key=lambda item: _last(_mean([d.error for d in item[1]]))):
+    for other, duels in sorted(met.items(), key=lambda item: _mean([d.error for d in item[1]])):
         rate = _mean([d.rate for d in duels])
         rows.append(
             (
@@ -162,11 +162,6 @@ def _against(result: BenchResult, label: str) -> Table:
     return Table(f"{label} against the built-in codecs", columns, tuple(rows), tuple(notes), "Nothing to compare with.")
 
 
-def _last(value: float) -> float:
-    """Where a number sorts: what is missing comes last."""
-    return math.inf if math.isnan(value) else value
-
-
 def _ratio(value: float) -> Cell:
     return Cell(number(value), mark="missing" if math.isnan(value) else "best" if value < 1 else "")
 
@@ -179,7 +174,7 @@ def _range(duels: Sequence[Duel]) -> str:
     return f"{min(low):.1f}{MISSING}{max(high):.1f}"
 
 
-def _mean(values: Sequence[float]) -> float:
-    """Geometric mean of what is known, NaN for nothing."""
+def _mean(values: Sequence[float], missing: float = math.nan) -> float:
+    """Geometric mean of what is known."""
     known = [math.log(v) for v in values if math.isfinite(v) and v > 0]
-    return math.exp(sum(known) / len(known)) if known else math.nan
+    return math.exp(sum(known) / len(known)) if known else missing

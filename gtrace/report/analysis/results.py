@@ -18,7 +18,7 @@ from gtrace.errors import UsageError, suggest
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
 from gtrace.report.analysis.evidence import LayerChoice, PairedComparison, Phase, StepTable, compare_configurations
 from gtrace.report.analysis.families import LEVEL, MOSTLY, Configuration, Family, Leader, Standing, decisive, ranked
-from gtrace.report.analysis.safety import Safety
+from gtrace.report.analysis.safety import Safety, workers_of
 from gtrace.report.names import count, listed
 
 if TYPE_CHECKING:
@@ -126,13 +126,6 @@ def ranked_by(
         span = int(lengths.min()), int(lengths.max())
     ranked = replace(table, squared_error=split.at(workers), energy=split.energy)
     return ranked, split, Basis(workers, coder, span)
-
-
-def workers_of(provenance: Mapping[str, Any]) -> int:
-    """Workers of the run that a sweep's trace is of; 1 where nobody says."""
-    attrs = provenance.get("trace_attrs")
-    found = attrs.get("world_size") if isinstance(attrs, dict) else None
-    return found if isinstance(found, int) and not isinstance(found, bool) and found > 1 else 1
 
 
 def sweep_notes(

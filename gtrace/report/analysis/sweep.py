@@ -39,9 +39,9 @@ from gtrace.report.analysis.families import (
     errors_at,
     label,
 )
-from gtrace.report.analysis.results import SweepAnalysis, over_windows, per_step, ranked_by, sweep_notes, workers_of
+from gtrace.report.analysis.results import SweepAnalysis, over_windows, per_step, ranked_by, sweep_notes
 from gtrace.report.analysis.runs import known_mean
-from gtrace.report.analysis.safety import Outlook, judge, outlook_of
+from gtrace.report.analysis.safety import Outlook, judge, outlook_of, workers_of
 from gtrace.report.statistics import bootstrap, step_weights, thirds
 from gtrace.sweep.noise_cost import noise_costs
 from gtrace.trace import OptimizerFacts

@@ -116,7 +116,8 @@ def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> 
         for back, point in enumerate(curve[::-1][:12]):
             for rank, (dx, dy, _) in enumerate(_PLACES):
                 box = _box(point, dx, dy, width, height, _GAP * pixel)
-                cost = 200 * _outside(box, frame) / height
+                over = (frame[0] - box[0], frame[1] - box[1], box[2] - frame[2], box[3] - frame[3])
+                cost = 200 * sum(max(value, 0.0) for value in over) / height
                 cost += sum(60 * _overlap(box, other) / (width * height) for other in taken)
                 cost += 3 * int(((crowd > box[:2]) & (crowd < box[2:])).all(axis=1).sum()) + 0.4 * rank + 1.5 * back
                 if best is None or cost < best[0]:
@@ -164,11 +165,6 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
     width = min(a[2], b[2]) - max(a[0], b[0])
     height = min(a[3], b[3]) - max(a[1], b[1])
     return width * height if width > 0 and height > 0 else 0.0
-
-
-def _outside(box: tuple[float, float, float, float], frame: tuple[float, float, float, float]) -> float:
-    over = (frame[0] - box[0], frame[1] - box[1], box[2] - frame[2], box[3] - frame[3])
-    return sum(max(v, 0.0) for v in over)
 
 
 #: Inches of a panel beside others, of one alone, and of each.

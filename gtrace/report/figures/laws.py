@@ -99,9 +99,7 @@ def _log_histogram(axes: Axes, picture: Picture) -> None:
         peak = int(np.argmax(y))
         labels.append(Label(f"{name}, KS {fit.ks[name]:.2f}", own.text, t[: peak + 1], y[: peak + 1]))
     axes.set_ylim(0, None)
-    axes.set_title("(b) logarithmic axis: a lognormal law is a bell")
-    axes.set_xlabel("log2 |g|")
-    axes.set_ylabel("density per octave")
+    axes.set(title="(b) logarithmic axis: a lognormal law is a bell", xlabel="log2 |g|", ylabel="density per octave")
     label_curves(axes, labels)
 
 
@@ -138,9 +136,7 @@ def distances_over_steps(section: LawSection) -> Figure:
         thick = 2.2 if name == section.verdict.best else 1.3
         axes.plot(steps, means[:, k], **own.curve(), linewidth=thick)
         labels.append(Label(name, own.text, steps.astype(np.float64), means[:, k]))
-    axes.set_yscale("log")
-    axes.set_ylabel("KS distance, mean over layers (0 is perfect)")
-    axes.set_xlabel("training step")
+    axes.set(xlabel="training step", ylabel="KS distance, mean over layers (0 is perfect)", yscale="log")
     log_ticks(axes.yaxis)
     step_axis(axes, steps)
     label_curves(axes, labels, room=True)
@@ -170,8 +166,7 @@ def spread_over_steps(section: LawSection) -> Figure:
             own = hue(_CYCLE[place], "osD^vPX"[place], "-")
             axes.plot(x, y, **own.curve(), linewidth=1.4)
             labels.append(Label(names[place], own.text, x, y))
-        axes.set_title(title)
-        axes.set_xlabel("training step")
+        axes.set(title=title, xlabel="training step")
         step_axis(axes, np.array(section.steps))
         label_curves(axes, labels, room=True)
     return figure
@@ -189,9 +184,7 @@ def format_errors(section: LawSection) -> Figure:
         ideal = np.array([min(placed_error(f, float(s), "error") for f in forms) for s in sigmas[::3]])
         best = np.argmin(curves, axis=0)
         axes.plot(sigmas[::3], ideal, color=MUTED, linestyle=(0, (2, 2)), linewidth=1.3)
-        axes.set_yscale("log")
-        axes.set_xlim(0, sigmas[-1] + 0.2)
-        axes.set_ylim(ideal.min() / 1.6, 1.4)
+        axes.set(yscale="log", xlim=(0, sigmas[-1] + 0.2), ylim=(ideal.min() / 1.6, 1.4))
         for place, form in enumerate(forms):
             look = hue(_CYCLE[place], "", "-")
             where = np.flatnonzero(best == place)
@@ -217,8 +210,7 @@ def format_errors(section: LawSection) -> Figure:
         inside = own[own <= sigmas[-1]]
         tick = {"color": INK, "alpha": 0.45, "markersize": 9, "markeredgewidth": 0.8, "clip_on": False}
         axes.plot(inside, np.zeros(inside.size), "|", transform=axes.get_xaxis_transform(), **tick)
-        axes.set_title(f"FP{bits}")
-        axes.set_xlabel("sigma of log2 |g|")
+        axes.set(title=f"FP{bits}", xlabel="sigma of log2 |g|")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         log_ticks(axes.yaxis)
         if axes is figure.axes[0]:

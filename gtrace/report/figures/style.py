@@ -198,8 +198,7 @@ def look(method: str, variant: int = 0) -> Look:
         dash = _DASHES[(_DASHES.index(dash) + variant) % len(_DASHES)]
     if around:
         dash = _DASHES[(_DASHES.index(dash) + 2) % len(_DASHES)]
-    line, text = _LINES[colour]
-    return Look(line, text, marker, dash, _FILLS.get(around, "bottom"))
+    return Look(*_LINES[colour], marker, dash, _FILLS.get(around, "bottom"))
 
 
 def looks_of(methods: Mapping[str, str]) -> dict[str, Look]:
@@ -217,8 +216,7 @@ def looks_of(methods: Mapping[str, str]) -> dict[str, Look]:
 
 def hue(colour: str, marker: str, dash: str) -> Look:
     """A look from the palette, for what is not a codec: blue, orange, green, vermillion, purple, sky or grey."""
-    line, text = _LINES[colour]
-    return Look(line, text, marker, dash)
+    return Look(*_LINES[colour], marker, dash)
 
 
 @contextmanager

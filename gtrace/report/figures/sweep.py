@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.details import Density, TensorFit
     from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
-    from gtrace.report.analysis.safety import Safety
 
 VARIANCE = "relative variance  ||Q(g) − g||² / ||g||²"
 BITS = "measured bits per coordinate"
@@ -92,7 +91,11 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
         axes.plot(x, y, "o", markersize=10, mfc="none", mec=MUTED, mew=0.9, zorder=4, label="pareto")
     for target in analysis.targets:
         axes.axvline(target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
-    for name, value in _noise_levels(analysis.safety):
+    safety = analysis.safety
+    # What plain SGD has of noise, and several workers in full precision (the papers' SGD and SuperSGD).
+    levels = {"SGD: gradient noise of one worker": 1, f"{safety.workers} workers in full precision": safety.workers}
+    for name, workers in levels.items() if safety.known else ():
+        value = safety.noise.estimate / workers
         axes.axhline(value, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
         box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
         along = axes.get_yaxis_transform()
@@ -118,17 +121,6 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
     return figure
 
 
-def _noise_levels(safety: Safety) -> list[tuple[str, float]]:
-    """What plain SGD has of noise, and several workers in full precision (the papers' SGD and SuperSGD)."""
-    if not safety.known:
-        return []
-    value = safety.noise.estimate
-    return [
-        ("SGD: gradient noise of one worker", value),
-        (f"{safety.workers} workers in full precision", value / safety.workers),
-    ]
-
-
 def middle_of_steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Between which values the middle 80 % of the steps lie.
 
@@ -150,8 +142,7 @@ def _bits_axis(axes: Axes, bits: NDArray[np.float64]) -> None:
     """Bits are linear, unless sparse codes of a hundredth of a bit, or half precision, would squeeze the rest."""
     low, high = float(bits.min(initial=math.inf)), float(bits.max(initial=0))
     if len(bits) and (high > 100 * low or high > _MOST_BITS):
-        axes.set_xscale("log")
-        axes.set_xlim(low / 1.3, high * 1.6)
+        axes.set(xscale="log", xlim=(low / 1.3, high * 1.6))
         log_ticks(axes.xaxis)
     else:
         axes.set_xlim(0, 1.16 * (high or 1.0))

@@ -128,6 +128,9 @@ def make_plan(
         optimal=choice.proved and not one_for_all,
     )
     points, (sure, spread) = _frontier(problem), bootstrap(units, options, alone, seed=seed)
+    known = np.isfinite(problem.cost).all(axis=0) & np.isfinite(problem.error).all(axis=0)
+    each = np.flatnonzero(known).tolist()
+    uniforms = [UniformChoice(curves.codecs[o], *problem.of(problem.everywhere(o))) for o in each]
     # A tensor that the plan does not know gets the best uniform codec with no more bits than the plan.
     default = uniform(problem.cost, problem.error, bits * problem.elements) if alone is None else alone
     return Plan(
@@ -140,7 +143,7 @@ def make_plan(
         exchange=_exchange(problem, budget, bits, error, choice),
         confidence=sure,
         frontier=tuple(Point(*problem.of(one)) for one in points),
-        uniforms=_uniforms(problem, curves),
+        uniforms=tuple(sorted(uniforms, key=lambda one: one.bits)),
         tensors=_tensors(curves, units, options, spread, points),
         provenance=dict(provenance),
     )
@@ -206,13 +209,6 @@ def _frontier(problem: _Problem) -> list[NDArray[np.int64]]:
     return found
 
 
-def _uniforms(problem: _Problem, curves: Curves) -> tuple[UniformChoice, ...]:
-    """All uniform choices."""
-    known = np.isfinite(problem.cost).all(axis=0) & np.isfinite(problem.error).all(axis=0)
-    rows = [(curves.codecs[o], *problem.of(problem.everywhere(o))) for o in np.flatnonzero(known).tolist()]
-    return tuple(UniformChoice(*row) for row in sorted(rows, key=lambda row: row[1]))
-
-
 def _tensors(
     curves: Curves,
     units: Curves,
@@ -262,11 +258,7 @@ def resampled(steps: int, resamples: int, seed: int) -> tuple[NDArray[np.float64
 
 
 def bootstrap(
-    curves: Curves,
-    options: NDArray[np.int64],
-    uniform: int | None,
-    *,
-    seed: int = 0,
+    curves: Curves, options: NDArray[np.int64], uniform: int | None, *, seed: int = 0
 ) -> tuple[Firmness | None, NDArray[np.float64] | None]:
     """Plan again on resampled steps, drawn with replacement in blocks of neighbors (Künsch, 1989).
 

@@ -112,7 +112,6 @@ class Advice:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values; numbers that are not finite are left to the writer."""
-        plan = None if self.plan is None else dataclasses.asdict(self.plan.totals)
         names = ("target", "step", "backward", "seconds", "notes")
         files = {name: getattr(self, name) for name in ("trace", "sweep", "plan_file", "page")}
         return {
@@ -120,7 +119,7 @@ class Advice:
             **{name: getattr(self, name) for name in names},
             "options": [dataclasses.asdict(one) for one in self.options],
             "speeds": [dataclasses.asdict(one) for one in self.speeds],
-            "plan": plan,
+            "plan": None if self.plan is None else dataclasses.asdict(self.plan.totals),
             **{name: None if path is None else str(path) for name, path in files.items()},
         }
 

@@ -232,17 +232,11 @@ def compare_families(
             if other.at[k].variance > 0:
                 first, second = (table.mix(family.at[k], table.bits) for family in (order[0], other))
                 found.append((order[0].label, other.label, target, first, second))
-    return _judged(table, found)
+    return compare_mixes(table, found)
 
 
-def compare_configurations(
-    table: StepTable, specs: Sequence[str], pairs: Sequence[tuple[int, int]]
-) -> tuple[PairedComparison, ...]:
-    """Pairs of configurations (indices) as they are, at the bits that each takes."""
-    return _judged(table, [(specs[a], specs[b], math.nan, [(a, 1.0)], [(b, 1.0)]) for a, b in pairs])
-
-
-def _judged(table: StepTable, found: Sequence[tuple[str, str, float, Mix, Mix]]) -> tuple[PairedComparison, ...]:
+def compare_mixes(table: StepTable, found: Sequence[tuple[str, str, float, Mix, Mix]]) -> tuple[PairedComparison, ...]:
+    """Pairs of labels, with the bits at which they are compared and the mix that stands for each."""
     ratios = [over(one, other) for _, _, _, one, other in found]
     intervals = [bootstrap(table.by_elements(parts), table.weights, KEY) for parts in ratios]
     corrected = holm([interval.p for interval in intervals]).tolist()

@@ -16,7 +16,7 @@ import numpy as np
 
 from gtrace.errors import UsageError, suggest
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
-from gtrace.report.analysis.evidence import LayerChoice, PairedComparison, Phase, StepTable, compare_configurations
+from gtrace.report.analysis.evidence import LayerChoice, PairedComparison, Phase, StepTable, compare_mixes
 from gtrace.report.analysis.families import LEVEL, MOSTLY, Configuration, Family, Leader, Standing, decisive, ranked
 from gtrace.report.analysis.safety import Safety, workers_of
 from gtrace.report.names import count, listed
@@ -129,10 +129,7 @@ def ranked_by(
 
 
 def sweep_notes(
-    table: CellTable,
-    common: NDArray[np.bool_],
-    configurations: tuple[Configuration, ...],
-    basis: Basis,
+    table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...], basis: Basis
 ) -> tuple[str, ...]:
     """What a reader must know about how the numbers of a sweep came to be, one line each."""
     if not table.measured.any():
@@ -383,4 +380,4 @@ class SweepAnalysis:
                 raise UsageError(f"{self.name}: no comparable configuration '{spec}'; {suggest(spec, place)}")
         if self.table is None:
             return ()
-        return compare_configurations(self.table, list(place), [(place[a], place[b]) for a, b in pairs])
+        return compare_mixes(self.table, [(a, b, math.nan, [(place[a], 1.0)], [(place[b], 1.0)]) for a, b in pairs])

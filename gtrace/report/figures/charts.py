@@ -115,7 +115,9 @@ def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> 
         best: tuple[float, int, int, tuple[float, float, float, float]] | None = None
         for back, point in enumerate(curve[::-1][:12]):
             for rank, (dx, dy, _) in enumerate(_PLACES):
-                box = _box(point, dx, dy, width, height, _GAP * pixel)
+                x = float(point[0]) + dx * _GAP * pixel + (dx - 1) * width / 2
+                y = float(point[1]) + dy * _GAP * pixel + (dy - 1) * height / 2
+                box = (x, y, x + width, y + height)
                 over = (frame[0] - box[0], frame[1] - box[1], box[2] - frame[2], box[3] - frame[3])
                 cost = 200 * sum(max(value, 0.0) for value in over) / height
                 cost += sum(60 * _overlap(box, other) / (width * height) for other in taken)
@@ -151,14 +153,6 @@ def _dense(curve: NDArray[np.float64], every: float) -> NDArray[np.float64]:
         number = int(min(max(np.hypot(*(end - start)) / every, 1), 400))
         pieces.append(start + (end - start) * np.linspace(0, 1, number + 1)[1:, None])
     return np.concatenate(pieces)
-
-
-def _box(
-    point: NDArray[np.float64], dx: int, dy: int, width: float, height: float, gap: float
-) -> tuple[float, float, float, float]:
-    x = float(point[0]) + dx * gap + {1: 0.0, 0: -width / 2, -1: -width}[dx]
-    y = float(point[1]) + dy * gap + {1: 0.0, 0: -height / 2, -1: -height}[dy]
-    return x, y, x + width, y + height
 
 
 def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> float:

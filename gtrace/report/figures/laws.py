@@ -79,8 +79,7 @@ def _linear_histogram(axes: Axes, picture: Picture) -> None:
         note(axes, 0.97, top, name, ha="right", va="top", color=own.text, fontsize=8, fontweight="bold")
     axes.set_ylim(0, float(share.max()) * 1.08)
     axes.set_title("(a) linear axis: a spike and a long tail" if share[0] > 0.2 else "(a) linear axis")
-    axes.set_xlabel("|g| over its mean, up to the 99.5 % quantile")
-    axes.set_ylabel("share of elements per bin")
+    axes.set(xlabel="|g| over its mean, up to the 99.5 % quantile", ylabel="share of elements per bin")
 
 
 def _log_histogram(axes: Axes, picture: Picture) -> None:
@@ -236,8 +235,7 @@ def _achieved(axes: Axes, section: LawSection) -> None:
     asked = np.array(ASKED)
     axes.plot([0.4, 1], [0.4, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     axes.set_title(f"achieved sparsity, mean of {len(cells)} gradients")
-    axes.set_xlabel("required sparsity")
-    axes.set_ylabel("fraction of zeros after pruning")
+    axes.set(xlabel="required sparsity", ylabel="fraction of zeros after pruning")
     if not cells:
         note(axes, 0.5, 0.5, "every gradient has half of it zero already", ha="center", fontsize=None)
         return
@@ -269,8 +267,7 @@ def _cosines(axes: Axes, section: LawSection) -> None:
         axes.plot(asked, found.heterogeneous, color=own.line, linestyle="-", marker=own.marker, markersize=4.5)
         labels.append(Label(f"step {found.step:,}", own.text, asked, found.heterogeneous))
     axes.set_title("cosine of pruned and whole gradient")
-    axes.set_xlabel("mean sparsity")
-    axes.set_ylabel("mean over layers, weighted by size")
+    axes.set(xlabel="mean sparsity", ylabel="mean over layers, weighted by size")
     note(axes, 0.03, 0.03, "solid: shared out by data\ndotted: the same in every layer", va="bottom")
     if labels:
         make_room(axes, labels)

@@ -27,6 +27,7 @@ from gtrace.report.section import (
     format_cell,
     value_cell,
 )
+from gtrace.report.sections.side_by_side import ratio_columns, span
 from gtrace.report.sections.sweep_words import bits_in_words, energy_share, off_target, signed_percent
 from gtrace.report.statistics import THIRDS
 from gtrace.report.verdict import ERROR_LIMIT, Candidate, candidates_of, choose, lost, short_list
@@ -40,10 +41,8 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.safety import Judgement, SafetyVerdict
     from gtrace.report.analysis.savings import Savings
-    from gtrace.report.analysis.side_by_side import ConfigurationRatio
     from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.section import Mark
-    from gtrace.report.statistics import Interval
 
 
 #: how a verdict on safety is set off
@@ -224,38 +223,12 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
             ),
             (
                 Column("by layers", "mean ratio of the layers, all counted the same", rank=2),
-                lambda c: Cell(number(math.exp(c.by_layers.estimate)), hint=_span(c.by_layers)),
+                lambda c: Cell(number(math.exp(c.by_layers.estimate)), hint=span(c.by_layers)),
             ),
         ],
         notes=(*about, *notes, *why) if comparisons else (),
         empty="Nothing to compare.",
     )
-
-
-def ratio_columns(
-    ratio: str, interval: str, compared: str
-) -> list[tuple[Column, Callable[[PairedComparison | ConfigurationRatio], Shown]]]:
-    """A ratio of errors, its interval and its p-value; what the first two mean, and what Holm's correction counts."""
-    meaning = f"that there is no difference, corrected for the number of {compared} (Holm)"
-
-    def ends(found: PairedComparison | ConfigurationRatio) -> Cell:
-        known = found.by_elements
-        return Cell(_span(known)) if known.known else dataclasses.replace(NOTHING, hint=known.why)
-
-    def p(found: PairedComparison | ConfigurationRatio) -> Cell:
-        text = "<0.001" if found.p_holm < 0.001 else f"{found.p_holm:.3f}"
-        return NOTHING if math.isnan(found.p_holm) else Cell(text, mark="best" if found.differs else "")
-
-    return [
-        (Column("ratio", ratio), lambda found: Cell(number(found.ratio), mark="best" if found.differs else "")),
-        (Column("95% interval", interval), ends),
-        (Column("p", meaning, rank=1), p),
-    ]
-
-
-def _span(interval: Interval) -> str:
-    _, low, high = interval.exp()
-    return f"{number(low)} to {number(high)}" if interval.known else interval.why
 
 
 def phase_table(analysis: SweepAnalysis) -> Table:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 #: number of budgets of the frontier
 _POINTS = 12
-BudgetKind: TypeAlias = Literal["bits", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Budget:
         text: the user's text.
     """
 
-    kind: BudgetKind
+    kind: Literal["bits", "error"]
     value: float
     text: str
 
@@ -62,7 +61,8 @@ class _Problem:
             return self.cost, self.error, budget.value * self.elements
         return self.error, self.cost, budget.value
 
-    def solve(self, budget: Budget, start: NDArray[np.int64] | None, *, search: bool = True) -> Choice | None:
+    def solve(self, budget: Budget, alone: int | None, *, search: bool = True) -> Choice | None:
+        start = None if alone is None else self.everywhere(alone)
         return minimize(*self.limited(budget), start, search=search)
 
     def everywhere(self, option: int) -> NDArray[np.int64]:
@@ -110,16 +110,12 @@ def make_plan(
     if lacking:
         raise UsageError(f"plan: no codec has numbers for {lacking[0]} at every step; choose other --steps or codecs")
     alone = uniform(*problem.limited(budget))
-    if one_for_all:
-        if alone is None:
-            raise UsageError(f"{budget.text}: no codec fits all tensors into it; leave out --uniform, or widen it")
-        choice = problem.solve(budget, problem.everywhere(alone), search=False)
-        options = problem.everywhere(alone)
-    else:
-        choice = problem.solve(budget, None if alone is None else problem.everywhere(alone))
-        options = np.empty(0, np.int64) if choice is None else choice.options
+    if one_for_all and alone is None:
+        raise UsageError(f"{budget.text}: no codec fits all tensors into it; leave out --uniform, or widen it")
+    choice = problem.solve(budget, alone, search=not one_for_all)
     if choice is None:
         raise UsageError(_too_tight(problem, units, budget))
+    options = problem.everywhere(alone) if one_for_all and alone is not None else choice.options
     bits, error = problem.of(options)
     bound = choice.bound / problem.elements if budget.kind == "error" else choice.bound
     totals = PlanTotals(
@@ -131,8 +127,10 @@ def make_plan(
         gap=max(0.0, (bits if budget.kind == "error" else error) / bound - 1) if bound > 0 else 0.0,
         optimal=choice.proved and not one_for_all,
     )
-    points, found = _frontier(problem), bootstrap(units, options, alone, seed=seed)
-    sure = None if found is None else Firmness(found.resamples, found.block, found.regret, found.gain)
+    points, (sure, spread) = _frontier(problem), bootstrap(units, options, alone, seed=seed)
+    known = np.isfinite(problem.cost).all(axis=0) & np.isfinite(problem.error).all(axis=0)
+    each = np.flatnonzero(known).tolist()
+    uniforms = [UniformChoice(curves.codecs[o], *problem.of(problem.everywhere(o))) for o in each]
     # A tensor that the plan does not know gets the best uniform codec with no more bits than the plan.
     default = uniform(problem.cost, problem.error, bits * problem.elements) if alone is None else alone
     return Plan(
@@ -145,8 +143,8 @@ def make_plan(
         exchange=_exchange(problem, budget, bits, error, choice),
         confidence=sure,
         frontier=tuple(Point(*problem.of(one)) for one in points),
-        uniforms=_uniforms(problem, curves),
-        tensors=_tensors(curves, units, options, found, points),
+        uniforms=tuple(sorted(uniforms, key=lambda one: one.bits)),
+        tensors=_tensors(curves, units, options, spread, points),
         provenance=dict(provenance),
     )
 
@@ -155,8 +153,7 @@ def choose(curves: Curves, budget: Budget, groups: Mapping[str, str] | None = No
     """The tensors or groups, and the choice of :func:`make_plan` alone."""
     units = curves.grouped(groups or {})
     problem = _Problem(*units.means(), units.elements)
-    alone = uniform(*problem.limited(budget))
-    return units, problem.solve(budget, None if alone is None else problem.everywhere(alone))
+    return units, problem.solve(budget, uniform(*problem.limited(budget)))
 
 
 def _too_tight(problem: _Problem, curves: Curves, budget: Budget) -> str:
@@ -176,9 +173,8 @@ def _too_tight(problem: _Problem, curves: Curves, budget: Budget) -> str:
 
 def _against(problem: _Problem, curves: Curves, alone: int) -> UniformChoice:
     """The best uniform choice, and the error of a plan with the same bits."""
-    everywhere = problem.everywhere(alone)
-    bits, error = problem.of(everywhere)
-    planned = problem.solve(Budget("bits", bits, ""), everywhere)
+    bits, error = problem.of(problem.everywhere(alone))
+    planned = problem.solve(Budget("bits", bits, ""), alone)
     assert planned is not None, "the uniform choice itself fits"
     return UniformChoice(curves.codecs[alone], bits, error, planned.error)
 
@@ -213,18 +209,11 @@ def _frontier(problem: _Problem) -> list[NDArray[np.int64]]:
     return found
 
 
-def _uniforms(problem: _Problem, curves: Curves) -> tuple[UniformChoice, ...]:
-    """All uniform choices."""
-    known = np.isfinite(problem.cost).all(axis=0) & np.isfinite(problem.error).all(axis=0)
-    rows = [(curves.codecs[o], *problem.of(problem.everywhere(o))) for o in np.flatnonzero(known).tolist()]
-    return tuple(UniformChoice(*row) for row in sorted(rows, key=lambda row: row[1]))
-
-
 def _tensors(
     curves: Curves,
     units: Curves,
     options: NDArray[np.int64],
-    found: Confidence | None,
+    spread: NDArray[np.float64] | None,
     points: list[NDArray[np.int64]],
 ) -> tuple[TensorPlan, ...]:
     """Every tensor's codec; for a group, each member with its own bits and error."""
@@ -233,6 +222,7 @@ def _tensors(
     rows = []
     for t, tensor in enumerate(curves.tensors):
         u, size = unit_of[tensor], max(1, int(curves.sizes[t]))
+        stable, low, high = (None, None, None) if spread is None else spread[:, u].tolist()
         rows.append(
             TensorPlan(
                 tensor=tensor,
@@ -240,9 +230,9 @@ def _tensors(
                 elements=int(curves.sizes[t]),
                 bits=float(cost[t, options[u]]) / size,
                 error=float(error[t, options[u]]),
-                stable=None if found is None else float(found.stable[u]),
-                bits_low=None if found is None else float(found.bits_low[u]),
-                bits_high=None if found is None else float(found.bits_high[u]),
+                stable=stable,
+                bits_low=low,
+                bits_high=high,
                 group=units.tensors[u] if units.members[u] != (units.tensors[u],) else "",
                 at_frontier=tuple(float(cost[t, one[u]]) / size for one in points),
             )
@@ -257,30 +247,6 @@ _ENDS = (0.05, 0.95)
 _HALVINGS = 30
 
 
-@dataclass(frozen=True, slots=True)
-class Confidence:
-    """Stability over resampled steps, drawn with replacement in blocks of neighbors (Künsch, 1989).
-
-    Attributes:
-        resamples: number of resamples.
-        block: steps in a block.
-        stable: float64[T], share of the resamples in which the price of a bit picks the same codec as with all steps.
-        bits_low: float64[T], 5th percentile of the bits per coordinate that it picks.
-        bits_high: float64[T], 95th.
-        regret: 5th, 50th and 95th percentile of the plan's error over the least error of any plan with its bits
-            on the resampled steps, minus 1.
-        gain: the same percentiles of 1 - plan's error / error of the best uniform choice; None without one.
-    """
-
-    resamples: int
-    block: int
-    stable: NDArray[np.float64]
-    bits_low: NDArray[np.float64]
-    bits_high: NDArray[np.float64]
-    regret: tuple[float, float, float]
-    gain: tuple[float, float, float] | None
-
-
 def resampled(steps: int, resamples: int, seed: int) -> tuple[NDArray[np.float64], int]:
     """How often each step is drawn, float64[R, S], and the length of the drawn blocks of neighbors."""
     block = max(1, round(steps ** (1 / 3)))
@@ -292,25 +258,24 @@ def resampled(steps: int, resamples: int, seed: int) -> tuple[NDArray[np.float64
 
 
 def bootstrap(
-    curves: Curves,
-    options: NDArray[np.int64],
-    uniform: int | None,
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Confidence | None:
-    """Plan again on resampled steps; None if there is only one step.
+    curves: Curves, options: NDArray[np.int64], uniform: int | None, *, seed: int = 0
+) -> tuple[Firmness | None, NDArray[np.float64] | None]:
+    """Plan again on resampled steps, drawn with replacement in blocks of neighbors (Künsch, 1989).
 
     Args:
         curves: curves of the tensors or groups.
         options: int64[T], the plan.
         uniform: the option for comparison.
-        resamples: number of resamples.
         seed: seed of the resampling.
+
+    Returns:
+        The plan over the resamples, and float64[3, T]: the share of them in which the price of a bit picks the same
+        codec as with all steps, and the 5th and the 95th percentile of the bits per coordinate that it picks. None
+        if there is only one step.
     """
     if len(curves.steps) < 2:
-        return None
-    counts, block = resampled(len(curves.steps), resamples, seed)
+        return None, None
+    counts, block = resampled(len(curves.steps), RESAMPLES, seed)
     rows = np.arange(len(curves.tensors))
     all_cost, all_error = curves.means()
     usual = _priced(all_cost[None], all_error[None], all_cost[rows, options].sum()[None])[0][0]
@@ -318,13 +283,13 @@ def bootstrap(
     spent, lost = (values[:, rows, options].sum(axis=1) for values in (cost, error))
     picked, bound = _priced(cost, error, spent)
     bits = np.take_along_axis(cost, picked[:, :, None], axis=2)[:, :, 0] / np.maximum(1, curves.sizes)
-    low, high = np.quantile(bits, _ENDS, axis=0)
     gain = None
     if uniform is not None:
         other = error[:, :, uniform].sum(axis=1)
         gain = _quantiles(1 - np.divide(lost, other, out=np.ones_like(lost), where=other > 0))
     regret = np.divide(lost, bound, out=np.ones_like(lost), where=bound > 0) - 1
-    return Confidence(resamples, block, (picked == usual).mean(axis=0), low, high, _quantiles(regret), gain)
+    spread = np.stack([(picked == usual).mean(axis=0), *np.quantile(bits, _ENDS, axis=0)])
+    return Firmness(RESAMPLES, block, _quantiles(regret), gain), spread
 
 
 def _priced(

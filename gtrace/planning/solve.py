@@ -11,7 +11,7 @@ their Pareto front.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -54,23 +54,14 @@ class Choice:
         return self.error / self.bound - 1 if self.bound > 0 else float("inf")
 
 
-class Hulls(NamedTuple):
-    """The lower convex hulls of many tensors, from the least cost to the least error.
-
-    Attributes:
-        options: int64[T, K], vertices; -1 after the last.
-        slopes: float64[T, K-1], error that a unit of cost saves from a vertex to the next, descending; 0 after the
-            last.
-    """
-
-    options: NDArray[np.int64]
-    slopes: NDArray[np.float64]
-
-
-def hulls(cost: NDArray[np.float64], error: NDArray[np.float64]) -> Hulls:
-    """The lower convex hulls of points float64[T, O]; infinite points are not options.
+def hulls(cost: NDArray[np.float64], error: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The lower convex hulls of points float64[T, O], from the least cost to the least error; infinite ones are out.
 
     The next vertex is the point that saves the most error for its cost; all tensors advance together.
+
+    Returns:
+        int64[T, K], the options at the vertices, -1 after the last, and float64[T, K-1], the error that a unit of cost
+        saves from a vertex to the next, descending, 0 after the last.
     """
     rows = np.arange(len(cost))
     # The cheapest option; of equal ones the one with the least error.
@@ -90,7 +81,7 @@ def hulls(cost: NDArray[np.float64], error: NDArray[np.float64]) -> Hulls:
         at = np.where(best > 0, nearest, at)
         vertices.append(np.where(best > 0, at, -1))
         slopes.append(best)
-    return Hulls(np.stack(vertices, axis=1), np.stack(slopes, axis=1) if slopes else np.empty((len(cost), 0)))
+    return np.stack(vertices, axis=1), np.stack(slopes, axis=1) if slopes else np.empty((len(cost), 0))
 
 
 def minimize(
@@ -138,17 +129,17 @@ def _relaxed(
     cost: NDArray[np.float64], error: NDArray[np.float64], budget: float
 ) -> tuple[NDArray[np.int64] | None, float, float]:
     """A first choice of whole options, the bound that fractions of them reach, and the price of a bit there."""
-    hull = hulls(cost, error)
+    vertices, slopes = hulls(cost, error)
     rows = np.arange(len(cost))
-    options = hull.options[:, 0].copy()
+    options = vertices[:, 0].copy()
     spent, lost = float(cost[rows, options].sum()), float(error[rows, options].sum())
     if not spent <= budget:
         return None, lost, 0.0
-    tensor, step = np.nonzero(hull.slopes)
+    tensor, step = np.nonzero(slopes)
     # The order of the steps of a tensor is kept among equal slopes.
-    order = np.lexsort((step, -hull.slopes[tensor, step]))
+    order = np.lexsort((step, -slopes[tensor, step]))
     tensor, step = tensor[order], step[order]
-    after, before = hull.options[tensor, step + 1], hull.options[tensor, step]
+    after, before = vertices[tensor, step + 1], vertices[tensor, step]
     extra = cost[tensor, after] - cost[tensor, before]
     saved = error[tensor, before] - error[tensor, after]
     reached = spent + np.cumsum(extra)
@@ -186,7 +177,10 @@ def _swapped(
         freed = np.append(-extra[down], 0.0)
         tensors, lost = np.append(down[0], -1), np.append(change[down], 0.0)
         order = np.argsort(-freed, kind="stable")
-        best_so_far = _first_minima(lost[order])
+        # The index of the minimum of each prefix.
+        lowest = np.minimum.accumulate(lost[order])
+        new = np.append(True, lowest[1:] < lowest[:-1])
+        best_so_far = np.maximum.accumulate(np.where(new, np.arange(len(lowest)), 0))
         fits = np.searchsorted(-freed[order], left - extra[up], side="right") - 1
         partner = order[best_so_far[fits]]
         total = np.where((fits >= 0) & (tensors[partner] != up[0]), change[up] + lost[partner], 0.0)
@@ -196,13 +190,6 @@ def _swapped(
         options[up[0][k]] = up[1][k]
         if partner[k] < len(down[0]):
             options[tensors[partner[k]]] = down[1][partner[k]]
-
-
-def _first_minima(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """int64[n], index of the minimum of each prefix of the values."""
-    lowest = np.minimum.accumulate(values)
-    new = np.append(True, lowest[1:] < lowest[:-1])
-    return np.maximum.accumulate(np.where(new, np.arange(len(values)), 0))
 
 
 def _searched(

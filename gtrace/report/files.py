@@ -168,11 +168,9 @@ def output_kind(output: Path) -> str:
 def default_page(first: Path) -> Path:
     """Where the page on these results goes when nobody says: ``NAME.report.html`` in the current folder."""
     name = first.resolve().name
-    for suffix in (SWEEP_SUFFIX, RUN_SUFFIX, ".zarr.zip", ".zarr", ".h5", ".hdf5", *PLAN_SUFFIXES):
-        if name.endswith(suffix) and name != suffix:
-            name = name.removesuffix(suffix)
-            break
-    return Path(name + PAGE)
+    known = (SWEEP_SUFFIX, RUN_SUFFIX, ".zarr.zip", ".zarr", ".h5", ".hdf5", *PLAN_SUFFIXES)
+    suffix = next((suffix for suffix in known if name.endswith(suffix) and name != suffix), "")
+    return Path(name.removesuffix(suffix) + PAGE)
 
 
 def _render(report: Report, kind: str) -> bytes:

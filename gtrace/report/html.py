@@ -155,6 +155,11 @@ def document(
         # The colours of matplotlib's drawings follow the page's. Paper is white whatever the screen is.
         light, dark = figures.style.variables()
         css += f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+    # Nothing from anywhere, of scripts this one alone, and of styles too unless a drawing has its own.
+    known = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, css)]
+    styles = f"'sha256-{known[1]}'" if own_figures else "'unsafe-inline'"
+    policy = f"default-src 'none'; script-src 'sha256-{known[0]}'; style-src {styles}; base-uri 'none'; "
+    policy += "form-action 'none'"
     # What is not escaped is the page's own: its policy, its script and its colours.
     return TEMPLATES.get_template("page.html").render(
         title=title,
@@ -163,7 +168,7 @@ def document(
         main=Markup("\n").join(main),
         footer=footer,
         version=gtrace.__version__,
-        policy=Markup(_policy(script, css if own_figures else None)),  # noqa: S704
+        policy=Markup(policy),  # noqa: S704
         script=Markup(script),  # noqa: S704
         css=Markup(css),  # noqa: S704
     )
@@ -359,16 +364,6 @@ def source(name: str) -> str:
     """A template, style sheet or script as text."""
     assert TEMPLATES.loader is not None
     return TEMPLATES.loader.get_source(TEMPLATES, name)[0]
-
-
-def _policy(script: str, css: str | None) -> str:
-    """Content security policy: nothing from anywhere, of scripts this one alone, and of styles too; None: any."""
-
-    def digest(text: str) -> str:
-        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-    styles = "'unsafe-inline'" if css is None else digest(css)
-    return f"default-src 'none'; script-src {digest(script)}; style-src {styles}; base-uri 'none'; form-action 'none'"
 
 
 #: Sentences of a plan.

@@ -268,17 +268,18 @@ def markdown_text(value: object) -> str:
     return _MARKDOWN.sub(r"\\\1", literal(value))
 
 
+def _marked(cell: Cell, escaped: Callable[[object], str], best: str) -> str:
+    """A cell with its second line in brackets; ``best`` is the form of what is best of its column."""
+    text = escaped(cell.text)
+    text = best.format(text) if cell.mark == "best" and text else text
+    return f"{text} ({escaped(cell.detail)})" if cell.detail else text
+
+
 def markdown_table(table: Table) -> list[str]:
     """The lines of a table, its heading and its notes."""
-
-    def shown(cell: Cell) -> str:
-        text = markdown_text(cell.text)
-        text = f"**{text}**" if cell.mark == "best" and text else text
-        return f"{text} ({markdown_text(cell.detail)})" if cell.detail else text
-
     rows = [[markdown_text(column.heading) for column in table.columns]]
     rows.append(["---:" if column.numeric else "---" for column in table.columns])
-    rows += [[shown(cell) for cell in row] for row in table.rows]
+    rows += [[_marked(cell, markdown_text, "**{}**") for cell in row] for row in table.rows]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return [f"### {markdown_text(table.title)}", "", *lines, "", *_notes(table.notes)]
 
@@ -366,7 +367,7 @@ def latex_table(table: Table, where: str = "") -> list[str]:
     kept = [k for k, column in enumerate(table.columns) if column.heading not in _NOT_IN_PRINT]
     spec = "".join("r" if table.columns[k].numeric else "l" for k in kept)
     heading = _row(latex_text(table.columns[k].heading) for k in kept)
-    rows = [_row(_cell(row[k]) for k in kept) for row in table.rows]
+    rows = [_row(_marked(row[k], latex_text, r"\textbf{{{}}}") for k in kept) for row in table.rows]
     caption = rf"\caption{{{latex_text(table.title)}{f' ({latex_text(where)})' if where else ''}}}"
     notes = [rf"\par\footnotesize {latex_text(note)}" for note in table.notes]
     if not rows:
@@ -381,10 +382,3 @@ def latex_table(table: Table, where: str = "") -> list[str]:
 
 def _row(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
-
-
-def _cell(cell: Cell) -> str:
-    text = latex_text(cell.text)
-    if cell.mark == "best" and text:
-        text = rf"\textbf{{{text}}}"
-    return f"{text} ({latex_text(cell.detail)})" if cell.detail else text

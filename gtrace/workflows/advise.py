@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from gtrace.trace.facts import StepTimes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from gtrace.codecs import Codec
     from gtrace.planning import Plan
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.savings import Savings
@@ -111,7 +112,6 @@ class Advice:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values; numbers that are not finite are left to the writer."""
-        plan = None if self.plan is None else dataclasses.asdict(self.plan.totals)
         names = ("target", "step", "backward", "seconds", "notes")
         files = {name: getattr(self, name) for name in ("trace", "sweep", "plan_file", "page")}
         return {
@@ -119,7 +119,7 @@ class Advice:
             **{name: getattr(self, name) for name in names},
             "options": [dataclasses.asdict(one) for one in self.options],
             "speeds": [dataclasses.asdict(one) for one in self.speeds],
-            "plan": plan,
+            "plan": None if self.plan is None else dataclasses.asdict(self.plan.totals),
             **{name: None if path is None else str(path) for name, path in files.items()},
         }
 
@@ -141,21 +141,6 @@ class AdviseSettings:
     horizon: int | None
     #: samples of a step over all workers; NaN takes what the trace says
     batch: float
-
-
-@dataclass(slots=True)
-class _Stages:
-    """Times stages, and says what begins."""
-
-    say: Callable[[str], None]
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def stage(self, name: str, text: str) -> Iterator[None]:
-        self.say(text)
-        started = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - started
 
 
 def advise(
@@ -180,19 +165,29 @@ def advise(
     name = path.name.removesuffix(".zip").removesuffix(path.suffix) if is_trace else program.stem
     folder = settings.folder or Path(f"{name}.advice")
     _prepare(folder, force=settings.force)
-    stages = _Stages(say)
+    seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def stage(name: str, text: str) -> Iterator[None]:
+        say(text)
+        started = time.monotonic()
+        yield
+        seconds[name] = time.monotonic() - started
+
     trace, timings = path, ProbeTimings()
     if not is_trace:
         trace = folder / TRACE
         shown = f"at most {settings.seconds:.0f} s of training, {MOST_STEPS} steps recorded"
-        with stages.stage("capture", f"capture: {program.called} ({shown})"):
+        with stage("capture", f"capture: {program.called} ({shown})"):
             timings = _capture(program, trace, folder, settings, say)
     with open_trace(trace) as opened:
         chosen = quick_steps(opened)
         timings = _recorded(opened) if is_trace else timings
     cluster = _cluster(settings, timings)
-    result = _sweep(trace, folder / SWEEP, chosen, stages)
-    with stages.stage("report", "verdict"):
+    codecs = expand(METHODS, {"bits": list(BITS)})
+    with stage("sweep", f"sweep: {len(codecs)} configurations on {len(chosen)} steps"):
+        result = _sweep(trace, codecs, chosen, folder / SWEEP)
+    with stage("report", "verdict"):
         workers = None if cluster is None else cluster.ranks
         asked = Asked(cluster=cluster, workers=workers, horizon=settings.horizon, batch=settings.batch)
         report = make_report([result], asked=asked)
@@ -201,7 +196,7 @@ def advise(
     verdict = verdict_of(analysis, savings)
     best = _best_codec(analysis, savings)
     plan = None
-    with stages.stage("plan", "plan"):
+    with stage("plan", "plan"):
         if best is not None:
             plan = _plan(result, analysis, best, name)
             save_plan(plan, folder / PLAN, force=True)
@@ -211,17 +206,17 @@ def advise(
     started = time.monotonic()
     plans = [] if plan is None else [folder / PLAN]
     write_report(make_report([folder / SWEEP], asked=asked, plans=plans), folder / PAGE, force=True)
-    stages.seconds["report"] += time.monotonic() - started
+    seconds["report"] += time.monotonic() - started
     advice = Advice(
         target=str(target),
         verdict=verdict,
-        options=tuple(_options(analysis, cluster, best, plan)),
+        options=tuple(_options(analysis, cluster, savings, best, plan)),
         plan=plan,
         speeds=speeds,
         cluster=cluster,
         step=timings.step,
         backward=timings.backward,
-        seconds=stages.seconds,
+        seconds=seconds,
         trace=trace,
         sweep=folder / SWEEP,
         plan_file=None if plan is None else folder / PLAN,
@@ -270,12 +265,12 @@ def _capture(
         except BaseException:
             _end(child)
             raise
-    printed = output.read_text(encoding="utf-8", errors="replace").rstrip()
+    printed = output.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
     if code and not timings.exists():
-        say(_tail(printed))
+        say("\n".join(printed[-20:]))
         raise ScriptError(f"{program.called} failed with exit code {code}; the end of its output is above")
     if not trace.exists():
-        say(_tail(printed))
+        say("\n".join(printed[-20:]))
         raise UsageError(f"{program.called}: nothing was captured: it took no step of a torch optimizer")
     output.unlink()
     found = ProbeTimings(**json.loads(timings.read_bytes())) if timings.exists() else ProbeTimings()
@@ -306,17 +301,12 @@ def _end(child: subprocess.Popen[bytes]) -> int:
     return child.wait()
 
 
-def _tail(text: str, lines: int = 20) -> str:
-    return "\n".join(text.splitlines()[-lines:])
-
-
 def _recorded(trace: Trace) -> ProbeTimings:
     """What a trace says about the time of steps: what capture measured, or the times of its recorded steps."""
     times = StepTimes.of(trace.attrs)
     if times.step is not None:
         return ProbeTimings(times.step, times.backward, times.steps, ranks=1 if times.exposed else times.ranks)
-    key = trace.streams[0]
-    scalars = trace.scalars(**key._asdict())
+    scalars = trace.scalars(**trace.streams[0]._asdict())
     if "time" not in scalars:
         return ProbeTimings()
     passed = np.diff(scalars["time"])[np.diff(scalars["step"]) == 1]
@@ -334,13 +324,11 @@ def _cluster(settings: AdviseSettings, timings: ProbeTimings) -> Cluster | None:
     return dataclasses.replace(settings.cluster, step_time=timings.step, backward_time=backward)
 
 
-def _sweep(trace: Path, output: Path, steps: Sequence[int], stages: _Stages) -> SweepResult:
+def _sweep(trace: Path, codecs: Sequence[Codec], steps: Sequence[int], output: Path) -> SweepResult:
     """Closed forms of the codecs that have some, which take a fraction of the time of encodings; others encode once."""
-    codecs = expand(METHODS, {"bits": list(BITS)})
-    with stages.stage("sweep", f"sweep: {len(codecs)} configurations on {len(steps)} steps"):
-        for draws, chosen in enumerate(([c for c in codecs if expecting(c)], [c for c in codecs if not expecting(c)])):
-            if chosen:
-                result = run_sweep(trace, chosen, steps=steps, draws=draws, optimal=False, output=output)
+    for draws, chosen in enumerate(([c for c in codecs if expecting(c)], [c for c in codecs if not expecting(c)])):
+        if chosen:
+            result = run_sweep(trace, chosen, steps=steps, draws=draws, optimal=False, output=output)
     return result
 
 
@@ -364,11 +352,10 @@ def _plan(result: SweepResult, analysis: SweepAnalysis, codec: str, name: str) -
 
 
 def _options(
-    analysis: SweepAnalysis, cluster: Cluster | None, codec: str | None, plan: Plan | None
+    analysis: SweepAnalysis, cluster: Cluster | None, savings: Savings | None, codec: str | None, plan: Plan | None
 ) -> Iterator[AdviceOption]:
     """float32, bf16, the best codec and the plan."""
     found = {c.spec: c for c in analysis.configurations}
-    savings = None if cluster is None else savings_of_sweep(analysis, cluster)
 
     def seconds(spec: str) -> float:
         if savings is None:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
-    from gtrace.report.analysis.families import Family
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.sweep import SweepResult
 
@@ -90,7 +89,8 @@ def run_bench(
     targets = (protocol.at if at is None else at,)
     analyses = tuple(analyze(result, trace.name, targets) for result, trace in zip(results, traces, strict=True))
     labels = list(dict.fromkeys(family.label for analysis in analyses for family in analysis.families))
-    mine = tuple(label for label in labels if own & {c for a in analyses for c in _specs(a, label)})
+    asked_for = {c.family for analysis in analyses for c in analysis.configurations if c.spec in own}
+    mine = tuple(label for label in labels if label in asked_for)
     others = tuple(label for label in labels if label not in mine)
     # Each trace again, with the bits of codecs that have no others to choose.
     wanted = {label: tuple(_only_bits(analysis, label) or targets[0] for analysis in analyses) for label in mine}
@@ -98,7 +98,10 @@ def run_bench(
         analyze(result, trace.name, sorted({targets[0], *(wanted[label][k] for label in mine)}))
         for k, (result, trace) in enumerate(zip(results, traces, strict=True))
     )
-    curves = [{family.label: _points(analysis, family) for family in analysis.families} for analysis in analyses]
+    curves = [
+        {f.label: [(c.bits, c.error) for c in (a.configurations[i] for i in f.members)] for f in a.families}
+        for a in analyses
+    ]
     duels = {
         (one, other): tuple(duel(found.get(one, []), found.get(other, [])) for found in curves)
         for one in mine
@@ -139,15 +142,6 @@ def _sweep(
             old.unlink(missing_ok=True)
         os.replace(beside, kept)
         return run([*built_in, *asked])
-
-
-def _specs(analysis: SweepAnalysis, label: str) -> set[str]:
-    return {c.spec for c in analysis.configurations if c.family == label}
-
-
-def _points(analysis: SweepAnalysis, family: Family) -> list[tuple[float, float]]:
-    members = [analysis.configurations[i] for i in family.members]
-    return [(c.bits, c.error) for c in members]
 
 
 def _only_bits(analysis: SweepAnalysis, label: str) -> float:
@@ -329,22 +323,16 @@ def cache_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def gradient_source() -> str:
-    """``torch 2.8.0`` where networks can be trained, otherwise ``formulas``."""
-    return f"torch {metadata.version('torch')}" if util.find_spec("torch") is not None else "formulas (no torch)"
-
-
 def standard_traces(protocol: Protocol, folder: Path, say: Callable[[str], None]) -> list[StandardTrace]:
     """The traces of a protocol, in the order of its models and phases; what is not in ``folder`` is made."""
-    source = gradient_source()
+    trained = util.find_spec("torch") is not None
+    source = f"torch {metadata.version('torch')}" if trained else "formulas (no torch)"
     found = []
     for model in protocol.models:
         digest = _digest(protocol, model, source)
         paths = {phase: folder / f"{model.task}-{phase}-{digest}.zarr" for phase in protocol.phases}
         if not all(map(_whole, paths.values())):
-            say(
-                f"{model.name}: training for its gradients" if "torch " in source else f"{model.name}: making gradients"
-            )
+            say(f"{model.name}: {'training for its' if trained else 'making'} gradients")
             _make(protocol, model, paths)
         for phase, path in paths.items():
             with open_trace(path) as trace:

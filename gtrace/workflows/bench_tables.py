@@ -91,7 +91,7 @@ def _at_bits(result: BenchResult, targets: Sequence[float], mine: Sequence[str])
     lowest = np.nanmin(np.where(np.isfinite(table), table, np.inf), axis=0)
     # A codec that is missing on a trace must not gain by it: it is compared with the best where it is there.
     order = sorted(
-        values, key=lambda label: _last(_mean([v / low for v, low in zip(values[label], lowest, strict=True)]))
+        values, key=lambda label: _mean([v / low for v, low in zip(values[label], lowest, strict=True)], math.inf)
     )
     same = len(set(targets)) == 1
     where = f"{targets[0]:.3g} measured bits per coordinate" if same else f"the measured bits of {', '.join(mine)}"
@@ -138,12 +138,9 @@ def _against(result: BenchResult, label: str) -> Table:
         Column("bits saved", "for the same error: Bjontegaard difference of rates, mean over traces", rank=3),
     )
     found = {other: result.duels[label, other] for other in result.others}
-    order = sorted(found, key=lambda other: _last(_mean([d.error for d in found[other]])))
+    met = {other: duels for other, duels in found.items() if any(math.isfinite(d.error) for d in duels)}
     rows = []
-    for other in order:
-        duels = found[other]
-        if not any(math.isfinite(d.error) for d in duels):
-            continue
+    for other, duels in sorted(met.items(), key=lambda item: _mean([d.error for d in item[1]])):
         rate = _mean([d.rate for d in duels])
         rows.append(
             (
@@ -154,7 +151,7 @@ def _against(result: BenchResult, label: str) -> Table:
                 Cell(MISSING, mark="missing") if math.isnan(rate) else Cell(signed_percent(1 - rate)),
             )
         )
-    never = [other for other in order if not any(math.isfinite(d.error) for d in found[other])]
+    never = [other for other in found if other not in met]
     notes = [
         f"Error of {label} over the other's at equal measured bits, geometric mean over all bits that both reach; "
         "below 1 it has less error. Codecs of one configuration are compared at its bits.",
@@ -163,11 +160,6 @@ def _against(result: BenchResult, label: str) -> Table:
     if never:
         notes.append(f"No bits that both reach: {', '.join(never)}.")
     return Table(f"{label} against the built-in codecs", columns, tuple(rows), tuple(notes), "Nothing to compare with.")
-
-
-def _last(value: float) -> float:
-    """Where a number sorts: what is missing comes last."""
-    return math.inf if math.isnan(value) else value
 
 
 def _ratio(value: float) -> Cell:
@@ -182,7 +174,7 @@ def _range(duels: Sequence[Duel]) -> str:
     return f"{min(low):.1f}{MISSING}{max(high):.1f}"
 
 
-def _mean(values: Sequence[float]) -> float:
-    """Geometric mean of what is known, NaN for nothing."""
+def _mean(values: Sequence[float], missing: float = math.nan) -> float:
+    """Geometric mean of what is known."""
     known = [math.log(v) for v in values if math.isfinite(v) and v > 0]
-    return math.exp(sum(known) / len(known)) if known else math.nan
+    return math.exp(sum(known) / len(known)) if known else missing

@@ -144,12 +144,6 @@ def common_count(fits: Sequence[TensorFit]) -> int:
     return max(candidates, key=lambda n: (counts[n], -abs(n - MOST)), default=0)
 
 
-def tensors_with_levels(fits: Sequence[TensorFit], specs: Collection[str]) -> list[TensorFit]:
-    """The tensors of which levels of any of these configurations can be drawn, the largest first."""
-    n = common_count(fits)
-    return [fit for fit in fits if levels_on(fit, specs, n)]
-
-
 def levels_on(fit: TensorFit, specs: Collection[str], n: int) -> list[tuple[Density, list[LevelSet]]]:
     """Each density that holds anything, with the ``n`` levels on it of these configurations, in their order."""
     sets = {own.spec: own for own in fit.levels if len(own.levels) == n}

@@ -225,12 +225,9 @@ def envelope(bits: Sequence[float], variance: Sequence[float]) -> NDArray[np.flo
     What takes more bits for more or for the same error is never chosen, so it is not part of the curve. Points without
     error have no logarithm.
     """
-    points = sorted(
-        (b, v) for b, v in zip(bits, variance, strict=True) if math.isfinite(b) and math.isfinite(v) and b > 0 and v > 0
-    )
     kept: list[tuple[float, float]] = []
-    for b, v in points:
-        if not kept or (v < kept[-1][1] * (1 - WORTH) and b > kept[-1][0]):
+    for b, v, _ in _sorted_points(bits, variance):
+        if b > 0 and v > 0 and (not kept or (v < kept[-1][1] * (1 - WORTH) and b > kept[-1][0])):
             kept.append((b, v))
     return np.log(np.array(kept, dtype=np.float64).reshape(-1, 2))
 

@@ -232,17 +232,11 @@ def compare_families(
             if other.at[k].variance > 0:
                 first, second = (table.mix(family.at[k], table.bits) for family in (order[0], other))
                 found.append((order[0].label, other.label, target, first, second))
-    return _judged(table, found)
+    return compare_mixes(table, found)
 
 
-def compare_configurations(
-    table: StepTable, specs: Sequence[str], pairs: Sequence[tuple[int, int]]
-) -> tuple[PairedComparison, ...]:
-    """Pairs of configurations (indices) as they are, at the bits that each takes."""
-    return _judged(table, [(specs[a], specs[b], math.nan, [(a, 1.0)], [(b, 1.0)]) for a, b in pairs])
-
-
-def _judged(table: StepTable, found: Sequence[tuple[str, str, float, Mix, Mix]]) -> tuple[PairedComparison, ...]:
+def compare_mixes(table: StepTable, found: Sequence[tuple[str, str, float, Mix, Mix]]) -> tuple[PairedComparison, ...]:
+    """Pairs of labels, with the bits at which they are compared and the mix that stands for each."""
     ratios = [over(one, other) for _, _, _, one, other in found]
     intervals = [bootstrap(table.by_elements(parts), table.weights, KEY) for parts in ratios]
     corrected = holm([interval.p for interval in intervals]).tolist()
@@ -263,29 +257,20 @@ def over(first: Mix, second: Mix) -> Mix:
     return [*first, *((c, -part) for c, part in second)]
 
 
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """The methods on each tensor at the decisive target, at equal bits of the tensor itself.
-
-    Attributes:
-        at: label -> (tensors,) error, NaN where the method cannot be compared; empty for fewer than two methods.
-        best: (tensors,) label of the method with the least error, empty where fewer than two can be compared.
-        choices: tensors where it is another one than the leader over all tensors, by more than :data:`LEVEL`.
-    """
-
-    at: dict[str, NDArray[np.float64]]
-    best: tuple[str, ...]
-    choices: tuple[LayerChoice, ...]
-
-
 def compare_layers(
     table: StepTable, families: Sequence[Family], targets: Sequence[float], tensors: Sequence[str]
-) -> Layers:
-    """The methods that can be compared at the decisive target, tensor by tensor."""
+) -> tuple[dict[str, NDArray[np.float64]], tuple[str, ...], tuple[LayerChoice, ...]]:
+    """The methods that can be compared at the decisive target, tensor by tensor, at equal bits of the tensor itself.
+
+    Returns:
+        label -> (tensors,) error, NaN where the method cannot be compared, empty for fewer than two methods; (tensors,)
+        label of the method with the least error, empty where fewer than two can be compared; and the tensors where it
+        is another one than the leader over all tensors, by more than :data:`LEVEL`.
+    """
     k = decisive(families, targets)
     order = ranked(families, k) if k >= 0 else []
     if len(order) < 2:
-        return Layers({}, ("",) * len(tensors), ())
+        return {}, ("",) * len(tensors), ()
     leader, tested = order[0].label, 0
     at = {family.label: np.full(len(tensors), np.nan) for family in order}
     labels = []
@@ -316,4 +301,4 @@ def compare_layers(
         LayerChoice(tensor, float(targets[k]), best, leader, ratio, interval, float(p))
         for (tensor, best, ratio, interval), p in zip(found, corrected, strict=False)
     )
-    return Layers(at, tuple(labels), choices)
+    return at, tuple(labels), choices

@@ -34,23 +34,17 @@ RATE_PARAMETERS = {
 FITTED = ("alq", "alq-n", "alqg", "alqg-n", "amq", "amq-n", "zipml")
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """Names of configurations, in their order.
+def label(
+    specs: Sequence[str], methods: Sequence[str], parameters: Sequence[Mapping[str, Any] | None]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Group configurations into families: same method, equal in everything but the rate.
 
-    Attributes:
-        families: the method, followed by the parameters in which its families differ.
-        settings: value of the rate parameter, ``b3`` or ``ratio 0.01``; empty for a codec that has none.
-        unreadable: specs whose parameters are missing; each is a family of its own.
+    One whose parameters are missing, None, is a family of its own.
+
+    Returns:
+        families: the method, followed by the parameters in which its families differ; and settings: the value of the
+        rate parameter, ``b3`` or ``ratio 0.01``, empty for a codec that has none.
     """
-
-    families: tuple[str, ...]
-    settings: tuple[str, ...]
-    unreadable: tuple[str, ...]
-
-
-def label(specs: Sequence[str], methods: Sequence[str], parameters: Sequence[Mapping[str, Any] | None]) -> Labels:
-    """Group configurations into families: same method, equal in everything but the rate; parameters may be None."""
     fixed = [
         None if p is None else {k: _plain(v) for k, v in p.items() if k not in RATE_PARAMETERS} for p in parameters
     ]
@@ -63,9 +57,7 @@ def label(specs: Sequence[str], methods: Sequence[str], parameters: Sequence[Map
     for spec, method, own in zip(specs, methods, fixed, strict=True):
         parts = [spec] if own is None else [method, *(f"{k}={own.get(k, '-')}" for k in differing[method])]
         families.append(" ".join(parts))
-    settings = tuple("" if p is None else _setting(p) for p in parameters)
-    unreadable = tuple(spec for spec, own in zip(specs, fixed, strict=True) if own is None)
-    return Labels(tuple(families), settings, unreadable)
+    return tuple(families), tuple("" if p is None else _setting(p) for p in parameters)
 
 
 def short_spec(spec: str) -> str:

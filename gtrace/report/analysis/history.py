@@ -15,7 +15,7 @@ from gtrace.capture.summary import span_text
 from gtrace.errors import printable
 from gtrace.report.names import count, number, sparkline
 from gtrace.settings import KINDS
-from gtrace.trace.choose import agreement, part_of
+from gtrace.trace.choose import agreement, part_of, steps_of
 from gtrace.trace.facts import StepTimes
 from gtrace.trace.journal import being_written
 from gtrace.trace.remote import place_of
@@ -296,7 +296,7 @@ def _noise(trace: Trace, rows: Sequence[TensorHistory]) -> str:
     if len({info.rank for info in infos if info.stage == "local"}) > 1:
         return "can be estimated, from the gradients of several ranks"
     for info in infos:
-        steps = trace.steps(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank).tolist()
+        steps = steps_of(trace, info).tolist()
         if not info.sketches and any(c - a == 2 for a, c in zip(steps, steps[2:], strict=False)):
             return "can be estimated, from three consecutive steps"
     return "unknown: capture again with --noise, or with bursts such as --steps 100+10"

@@ -16,9 +16,9 @@ import numpy as np
 
 from gtrace.errors import UsageError, suggest
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
-from gtrace.report.analysis.evidence import LayerChoice, PairedComparison, Phase, StepTable, compare_configurations
+from gtrace.report.analysis.evidence import LayerChoice, PairedComparison, Phase, StepTable, compare_mixes
 from gtrace.report.analysis.families import LEVEL, MOSTLY, Configuration, Family, Leader, Standing, decisive, ranked
-from gtrace.report.analysis.safety import Safety
+from gtrace.report.analysis.safety import Safety, workers_of
 from gtrace.report.names import count, listed
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.cells import CellTable, Coder
     from gtrace.report.analysis.details import ExchangeError, Rotation, TensorFit
-    from gtrace.report.analysis.families import BDRate, Labels
+    from gtrace.report.analysis.families import BDRate
 
 
 #: How symbols become bits, in words.
@@ -128,19 +128,8 @@ def ranked_by(
     return ranked, split, Basis(workers, coder, span)
 
 
-def workers_of(provenance: Mapping[str, Any]) -> int:
-    """Workers of the run that a sweep's trace is of; 1 where nobody says."""
-    attrs = provenance.get("trace_attrs")
-    found = attrs.get("world_size") if isinstance(attrs, dict) else None
-    return found if isinstance(found, int) and not isinstance(found, bool) and found > 1 else 1
-
-
 def sweep_notes(
-    table: CellTable,
-    common: NDArray[np.bool_],
-    configurations: tuple[Configuration, ...],
-    labels: Labels,
-    basis: Basis,
+    table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...], basis: Basis
 ) -> tuple[str, ...]:
     """What a reader must know about how the numbers of a sweep came to be, one line each."""
     if not table.measured.any():
@@ -148,7 +137,7 @@ def sweep_notes(
     return (
         *_compared(table, common, configurations),
         *_errors(configurations, basis),
-        *_sources(configurations, labels, basis),
+        *_sources(table, configurations, basis),
     )
 
 
@@ -195,7 +184,7 @@ def _errors(configurations: tuple[Configuration, ...], basis: Basis) -> Iterator
             yield f"Bias not known, so all of the error counts as bias, which is the most it can be: {which}."
 
 
-def _sources(configurations: tuple[Configuration, ...], labels: Labels, basis: Basis) -> Iterator[str]:
+def _sources(table: CellTable, configurations: tuple[Configuration, ...], basis: Basis) -> Iterator[str]:
     """Where bits and errors come from."""
     expected = [c.spec for c in configurations if c.bits_source in ("expected", "mixed")]
     if expected:
@@ -208,8 +197,9 @@ def _sources(configurations: tuple[Configuration, ...], labels: Labels, basis: B
     if drawn:
         which = "all codecs" if len(drawn) == len(configurations) else listed(drawn)
         yield f"Error of the draws, rounding noise included, if there is no closed form: {which}."
-    if labels.unreadable:
-        yield f"Parameters could not be read from the results: {listed(labels.unreadable)}."
+    unreadable = [spec for spec, found in zip(table.specs, table.parameters, strict=True) if found is None]
+    if unreadable:
+        yield f"Parameters could not be read from the results: {listed(unreadable)}."
 
 
 def averaged_over(provenance: Mapping[str, Any]) -> int:
@@ -390,4 +380,4 @@ class SweepAnalysis:
                 raise UsageError(f"{self.name}: no comparable configuration '{spec}'; {suggest(spec, place)}")
         if self.table is None:
             return ()
-        return compare_configurations(self.table, list(place), [(place[a], place[b]) for a, b in pairs])
+        return compare_mixes(self.table, [(a, b, math.nan, [(place[a], 1.0)], [(place[b], 1.0)]) for a, b in pairs])

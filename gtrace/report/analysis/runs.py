@@ -23,12 +23,8 @@ MOST_SHADOWS = 8
 
 def worst_shadows(run: LoggedRun) -> list[ShadowCurve]:
     """The curves with the lowest mean cosine, in the order of the model; those that have none come last."""
-
-    def order(curve: ShadowCurve) -> float:
-        mean = known_mean(curve.cosine)
-        return mean if np.isfinite(mean) else 2.0
-
-    kept = {curve.tensor for curve in sorted(run.shadow, key=order)[:MOST_SHADOWS]}
+    order = sorted(run.shadow, key=lambda curve: float(np.nan_to_num(known_mean(curve.cosine), nan=2.0)))
+    kept = {curve.tensor for curve in order[:MOST_SHADOWS]}
     return [curve for curve in run.shadow if curve.tensor in kept]
 
 

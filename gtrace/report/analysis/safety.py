@@ -227,6 +227,13 @@ class Safety:
         }
 
 
+def workers_of(provenance: Mapping[str, Any]) -> int:
+    """Workers of the run that a sweep's trace is of; 1 where nobody says."""
+    attrs = provenance.get("trace_attrs")
+    found = attrs.get("world_size") if isinstance(attrs, dict) else None
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 1 else 1
+
+
 def judge(
     table: CellTable,
     used: NDArray[np.bool_],
@@ -276,15 +283,14 @@ def judge(
         ratio = ratio_of_sums(by_step["variance"][c], by_step["noise"][c]) if split[c] else UNKNOWN
         bias = ratio_of_sums(by_step["bias"][c], by_step["signal"][c])
         judged.append(_judgement(outlook, table.specs[c], ratio, bias, bounded=not split[c]))
-    attrs = provenance.get("trace_attrs")
-    ranks = attrs.get("world_size") if isinstance(attrs, dict) else None
+    workers = workers_of(provenance)
     return Safety(
         why="",
         sources=tuple(map(str, about.get("from", ()))),
         noise=ratio_of_sums(by_step["noise"][best], energy[best]),
         noise_per_step=divide(by_step["noise"][best], energy[best], energy[best] > 0),
         noise_per_tensor=divide(tensor_noise[best], tensor_energy[best], tensor_energy[best] > 0),
-        workers=ranks if isinstance(ranks, int) and ranks > 1 else WORKERS,
+        workers=workers if workers > 1 else WORKERS,
         cells=int(used[best].sum()),
         judged=tuple(judged),
         ratio_per_tensor=per_tensor[order],

@@ -130,8 +130,7 @@ def savings_of_sweep(analysis: SweepAnalysis, cluster: Cluster) -> Savings | Non
     """
     if analysis.provenance.get("kind") in _APART or not len(analysis.tensors):
         return None
-    sizes, found, notes = _measured(analysis)
-    return _savings(analysis.name, cluster, sizes, found, notes)
+    return _savings(analysis.name, cluster, *_measured(analysis))
 
 
 def _measured(analysis: SweepAnalysis) -> tuple[list[int], list[tuple[_Codec, NDArray[np.float64]]], list[str]]:

@@ -13,6 +13,8 @@ from gtrace.report.analysis.results import whose_gradient
 from gtrace.report.statistics import Interval, bootstrap, holm, step_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from gtrace.report.analysis.evidence import StepTable
@@ -91,6 +93,7 @@ def compare_sweeps(first: SweepAnalysis, second: SweepAnalysis) -> SideBySide:
     tensors = [i for i, tensor in enumerate(first.tensors) if tensor in place]
     others = np.array([place[first.tensors[i]] for i in tensors], dtype=np.int64)
     steps, in_first, in_second = np.intersect1d(first.steps, second.steps, return_indices=True)
+    # Indices of tensors and of steps.
     pick = (np.array(tensors, dtype=np.int64), in_first), (others, in_second)
     shared = []
     for spec in (spec for spec in a if spec in b):
@@ -117,15 +120,11 @@ def compare_sweeps(first: SweepAnalysis, second: SweepAnalysis) -> SideBySide:
     )
 
 
-#: indices of tensors and of steps
-_Pick = tuple["NDArray[np.int64]", "NDArray[np.int64]"]
-
-
 def _paired(
     first: StepTable | None,
     second: StepTable | None,
     configurations: tuple[int, int],
-    pick: tuple[_Pick, _Pick],
+    pick: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
     steps: NDArray[np.int64],
 ) -> tuple[float, float, int, Interval] | None:
     """Relative variances over the cells that both have, how many these are, and the interval of the log ratio."""

@@ -31,7 +31,6 @@ from gtrace.report.analysis.families import (
     SUMMED,
     Configuration,
     Family,
-    Labels,
     Leader,
     Measure,
     bd_rates,
@@ -40,9 +39,9 @@ from gtrace.report.analysis.families import (
     errors_at,
     label,
 )
-from gtrace.report.analysis.results import SweepAnalysis, over_windows, per_step, ranked_by, sweep_notes, workers_of
+from gtrace.report.analysis.results import SweepAnalysis, over_windows, per_step, ranked_by, sweep_notes
 from gtrace.report.analysis.runs import known_mean
-from gtrace.report.analysis.safety import Outlook, judge, outlook_of
+from gtrace.report.analysis.safety import Outlook, judge, outlook_of, workers_of
 from gtrace.report.statistics import bootstrap, step_weights, thirds
 from gtrace.sweep.noise_cost import noise_costs
 from gtrace.trace import OptimizerFacts
@@ -103,7 +102,7 @@ def analyze(
         "bias_known": np.logical_and.reduce(np.isfinite(table.relative_bias) | ~used, axis=1),
         "bits_measured": sums.ratio(own.bits, table.n, strict=True),
     }
-    order, labels, configurations = _configurations(table, sums, partial, weights, parts)
+    order, configurations = _configurations(table, sums, partial, weights, parts)
     layer_bits = sums.bits_by(table.tensor, len(table.tensors))
     single = _step_table(table, sums, weights, order, configurations, layer_bits)
     ranked_steps = _step_table(compared, ranked_sums, ranked_weights, order, configurations, layer_bits)
@@ -113,7 +112,7 @@ def analyze(
     families = _placed(families, configurations, bits, errors, wanted)
     of_one_step = np.array([c.bias + c.variance / chosen for c in configurations])
     outlook = outlook_on(result, table.steps, batch, horizon, chosen)
-    layers = compare_layers(ranked_steps, families, wanted, table.tensors)
+    layer_at, layer_best, layer_choices = compare_layers(ranked_steps, families, wanted, table.tensors)
     energy = _energy_share(table, common)
     named = list(zip(table.tensors, table.elements.tolist(), energy.tolist(), strict=True))
     return SweepAnalysis(
@@ -130,7 +129,7 @@ def analyze(
         per_step=single.relative(),
         bits_per_step=sums.bits_by(table.step, len(table.steps))[order],
         cells=int(common.sum()) if not partial.all() else 0,
-        notes=sweep_notes(table, common, configurations, labels, basis),
+        notes=sweep_notes(table, common, configurations, basis),
         warnings=result.warnings,
         provenance=result.provenance,
         fits=read_fits(result),
@@ -141,9 +140,9 @@ def analyze(
         comparisons=compare_families(ranked_steps, families, wanted),
         phases=_phases(table, sums, ranked_sums, order, families, wanted),
         bd_rates=bd_rates(families, configurations),
-        layer_choices=layers.choices,
-        layer_best=layers.best,
-        layer_at=layers.at,
+        layer_choices=layer_choices,
+        layer_best=layer_best,
+        layer_at=layer_at,
         safety=judge(table, used, weights, order, result.provenance, outlook),
         table=ranked_steps,
         single=single,
@@ -253,8 +252,8 @@ def _configurations(
     partial: NDArray[np.bool_],
     weights: NDArray[np.float64],
     parts: Mapping[str, NDArray[Any]],
-) -> tuple[NDArray[np.int64], Labels, tuple[Configuration, ...]]:
-    labels = label(table.specs, table.methods, table.parameters)
+) -> tuple[NDArray[np.int64], tuple[Configuration, ...]]:
+    families, settings = label(table.specs, table.methods, table.parameters)
     variance = sums.relative(table.squared_error, table.energy)
     bits = sums.ratio(table.bits, table.n, strict=True)
     numbers = {name: _summed(name, measure, table, sums) for name, measure in SUMMED.items()}
@@ -279,15 +278,15 @@ def _configurations(
     front = pareto_front(bits.tolist(), compared.tolist())
     error_source = sums.source(~table.error_drawn, table.error_drawn)
     bits_source = sums.source(np.isfinite(table.bits) & ~table.bits_drawn, table.bits_drawn)
-    first = {family: k for k, family in enumerate(dict.fromkeys(labels.families))}
+    first = {family: k for k, family in enumerate(dict.fromkeys(families))}
     known = np.where(np.isfinite(bits), bits, math.inf).tolist()
-    order = sorted(range(len(known)), key=lambda c: (first[labels.families[c]], known[c], table.specs[c]))
+    order = sorted(range(len(known)), key=lambda c: (first[families[c]], known[c], table.specs[c]))
     configurations = tuple(
         Configuration(
             spec=table.specs[c],
             method=table.methods[c],
-            family=labels.families[c],
-            setting=labels.settings[c],
+            family=families[c],
+            setting=settings[c],
             nominal_bits=table.nominal_bits[c],
             cells=int(sums.cells[c]),
             partial=bool(partial[c]),
@@ -300,7 +299,7 @@ def _configurations(
         )
         for c in order
     )
-    return np.array(order, dtype=np.int64), labels, configurations
+    return np.array(order, dtype=np.int64), configurations
 
 
 def _summed(name: str, measure: Measure, table: CellTable, sums: Sums) -> NDArray[np.float64]:

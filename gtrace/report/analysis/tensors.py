@@ -234,12 +234,11 @@ def layer_insight(analysis: SweepAnalysis, recommended: str | None = None) -> La
         return None
     spent = means[rows, choice.options]
     order = np.argsort(-analysis.energy_share, kind="stable")
-    others = order[1:]
     most = len(order) if len(order) <= MOST_BARS else MOST_BARS - 1
     shares = [_shown(analysis, spent, which) for which in (*np.split(order[:most], most), order[most:]) if len(which)]
     return LayerInsight(
         tensor=shares[0],
-        rest=float(spent[others].sum() / sizes[others].sum()),
+        rest=float(spent[order[1:]].sum() / sizes[order[1:]].sum()),
         codec=recommended,
         bits=bits,
         gain=before / after,

@@ -259,8 +259,5 @@ def summarize_trace(path: Path, name: str) -> TraceSummary:
         TraceError: missing, not a trace, damaged, or from a newer version.
     """
     with open_trace(path) as trace:
-        found = []
-        for t in trace.tensors:
-            steps = trace.steps(t.name, kind=t.kind, optimizer=t.optimizer, rank=t.rank)
-            found.append(TensorSummary(t.name, tuple(int(d) for d in t.shape), len(steps)))
+        found = (TensorSummary(t.name, tuple(map(int, t.shape)), len(steps_of(trace, t))) for t in trace.tensors)
         return TraceSummary(name, tuple(found), law_sections(trace))

@@ -115,10 +115,13 @@ def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> 
         best: tuple[float, int, int, tuple[float, float, float, float]] | None = None
         for back, point in enumerate(curve[::-1][:12]):
             for rank, (dx, dy, _) in enumerate(_PLACES):
-                box = _box(point, dx, dy, width, height, _GAP * pixel)
-                cost = 200 * _outside(box, frame) / height
+                x = float(point[0]) + dx * _GAP * pixel + (dx - 1) * width / 2
+                y = float(point[1]) + dy * _GAP * pixel + (dy - 1) * height / 2
+                box = (x, y, x + width, y + height)
+                over = (frame[0] - box[0], frame[1] - box[1], box[2] - frame[2], box[3] - frame[3])
+                cost = 200 * sum(max(value, 0.0) for value in over) / height
                 cost += sum(60 * _overlap(box, other) / (width * height) for other in taken)
-                cost += 3 * _inside(crowd, box) + 0.4 * rank + 1.5 * back
+                cost += 3 * int(((crowd > box[:2]) & (crowd < box[2:])).all(axis=1).sum()) + 0.4 * rank + 1.5 * back
                 if best is None or cost < best[0]:
                     best = (cost, back, rank, box)
         assert best is not None
@@ -152,28 +155,10 @@ def _dense(curve: NDArray[np.float64], every: float) -> NDArray[np.float64]:
     return np.concatenate(pieces)
 
 
-def _box(
-    point: NDArray[np.float64], dx: int, dy: int, width: float, height: float, gap: float
-) -> tuple[float, float, float, float]:
-    x = float(point[0]) + dx * gap + {1: 0.0, 0: -width / 2, -1: -width}[dx]
-    y = float(point[1]) + dy * gap + {1: 0.0, 0: -height / 2, -1: -height}[dy]
-    return x, y, x + width, y + height
-
-
 def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> float:
     width = min(a[2], b[2]) - max(a[0], b[0])
     height = min(a[3], b[3]) - max(a[1], b[1])
     return width * height if width > 0 and height > 0 else 0.0
-
-
-def _outside(box: tuple[float, float, float, float], frame: tuple[float, float, float, float]) -> float:
-    over = (frame[0] - box[0], frame[1] - box[1], box[2] - frame[2], box[3] - frame[3])
-    return sum(max(v, 0.0) for v in over)
-
-
-def _inside(points: NDArray[np.float64], box: tuple[float, float, float, float]) -> int:
-    x, y = points.T
-    return int(np.count_nonzero((x > box[0]) & (x < box[2]) & (y > box[1]) & (y < box[3])))
 
 
 #: Inches of a panel beside others, of one alone, and of each.

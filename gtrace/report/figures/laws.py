@@ -79,8 +79,7 @@ def _linear_histogram(axes: Axes, picture: Picture) -> None:
         note(axes, 0.97, top, name, ha="right", va="top", color=own.text, fontsize=8, fontweight="bold")
     axes.set_ylim(0, float(share.max()) * 1.08)
     axes.set_title("(a) linear axis: a spike and a long tail" if share[0] > 0.2 else "(a) linear axis")
-    axes.set_xlabel("|g| over its mean, up to the 99.5 % quantile")
-    axes.set_ylabel("share of elements per bin")
+    axes.set(xlabel="|g| over its mean, up to the 99.5 % quantile", ylabel="share of elements per bin")
 
 
 def _log_histogram(axes: Axes, picture: Picture) -> None:
@@ -99,9 +98,7 @@ def _log_histogram(axes: Axes, picture: Picture) -> None:
         peak = int(np.argmax(y))
         labels.append(Label(f"{name}, KS {fit.ks[name]:.2f}", own.text, t[: peak + 1], y[: peak + 1]))
     axes.set_ylim(0, None)
-    axes.set_title("(b) logarithmic axis: a lognormal law is a bell")
-    axes.set_xlabel("log2 |g|")
-    axes.set_ylabel("density per octave")
+    axes.set(title="(b) logarithmic axis: a lognormal law is a bell", xlabel="log2 |g|", ylabel="density per octave")
     label_curves(axes, labels)
 
 
@@ -138,9 +135,7 @@ def distances_over_steps(section: LawSection) -> Figure:
         thick = 2.2 if name == section.verdict.best else 1.3
         axes.plot(steps, means[:, k], **own.curve(), linewidth=thick)
         labels.append(Label(name, own.text, steps.astype(np.float64), means[:, k]))
-    axes.set_yscale("log")
-    axes.set_ylabel("KS distance, mean over layers (0 is perfect)")
-    axes.set_xlabel("training step")
+    axes.set(xlabel="training step", ylabel="KS distance, mean over layers (0 is perfect)", yscale="log")
     log_ticks(axes.yaxis)
     step_axis(axes, steps)
     label_curves(axes, labels, room=True)
@@ -170,8 +165,7 @@ def spread_over_steps(section: LawSection) -> Figure:
             own = hue(_CYCLE[place], "osD^vPX"[place], "-")
             axes.plot(x, y, **own.curve(), linewidth=1.4)
             labels.append(Label(names[place], own.text, x, y))
-        axes.set_title(title)
-        axes.set_xlabel("training step")
+        axes.set(title=title, xlabel="training step")
         step_axis(axes, np.array(section.steps))
         label_curves(axes, labels, room=True)
     return figure
@@ -189,9 +183,7 @@ def format_errors(section: LawSection) -> Figure:
         ideal = np.array([min(placed_error(f, float(s), "error") for f in forms) for s in sigmas[::3]])
         best = np.argmin(curves, axis=0)
         axes.plot(sigmas[::3], ideal, color=MUTED, linestyle=(0, (2, 2)), linewidth=1.3)
-        axes.set_yscale("log")
-        axes.set_xlim(0, sigmas[-1] + 0.2)
-        axes.set_ylim(ideal.min() / 1.6, 1.4)
+        axes.set(yscale="log", xlim=(0, sigmas[-1] + 0.2), ylim=(ideal.min() / 1.6, 1.4))
         for place, form in enumerate(forms):
             look = hue(_CYCLE[place], "", "-")
             where = np.flatnonzero(best == place)
@@ -200,12 +192,24 @@ def format_errors(section: LawSection) -> Figure:
                 continue
             axes.plot(sigmas[where], curves[place, where], color=look.line, linewidth=3.2)
             at = int(where[where.size // 2])
-            _name_format(axes, str(form), look.text, float(sigmas[at]), float(curves[place, at]))
+            axes.annotate(
+                str(form),
+                (sigmas[at], curves[place, at]),
+                xytext=(2, -4),
+                textcoords="offset points",
+                # To the side on which there is room.
+                ha="right" if sigmas[at] > 0.8 * axes.get_xlim()[1] else "left",
+                va="top",
+                fontsize=8,
+                fontweight="bold",
+                color=look.text,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.4},
+                zorder=6,
+            ).set_in_layout(False)
         inside = own[own <= sigmas[-1]]
         tick = {"color": INK, "alpha": 0.45, "markersize": 9, "markeredgewidth": 0.8, "clip_on": False}
         axes.plot(inside, np.zeros(inside.size), "|", transform=axes.get_xaxis_transform(), **tick)
-        axes.set_title(f"FP{bits}")
-        axes.set_xlabel("sigma of log2 |g|")
+        axes.set(title=f"FP{bits}", xlabel="sigma of log2 |g|")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         log_ticks(axes.yaxis)
         if axes is figure.axes[0]:
@@ -213,24 +217,6 @@ def format_errors(section: LawSection) -> Figure:
             axes.text(*end, "least with scale=error", ha="right", va="bottom", fontsize=8, color=MUTED)
     figure.axes[0].set_ylabel("expected relative error  E |Q(x) − x| / |x|")
     return figure
-
-
-def _name_format(axes: Axes, name: str, colour: str, x: float, y: float) -> None:
-    """Write a format's name below its curve, where it is the best one."""
-    axes.annotate(
-        name,
-        (x, y),
-        xytext=(2, -4),
-        textcoords="offset points",
-        # To the side on which there is room.
-        ha="right" if x > 0.8 * axes.get_xlim()[1] else "left",
-        va="top",
-        fontsize=8,
-        fontweight="bold",
-        color=colour,
-        bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.4},
-        zorder=6,
-    ).set_in_layout(False)
 
 
 @styled()
@@ -249,8 +235,7 @@ def _achieved(axes: Axes, section: LawSection) -> None:
     asked = np.array(ASKED)
     axes.plot([0.4, 1], [0.4, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     axes.set_title(f"achieved sparsity, mean of {len(cells)} gradients")
-    axes.set_xlabel("required sparsity")
-    axes.set_ylabel("fraction of zeros after pruning")
+    axes.set(xlabel="required sparsity", ylabel="fraction of zeros after pruning")
     if not cells:
         note(axes, 0.5, 0.5, "every gradient has half of it zero already", ha="center", fontsize=None)
         return
@@ -282,8 +267,7 @@ def _cosines(axes: Axes, section: LawSection) -> None:
         axes.plot(asked, found.heterogeneous, color=own.line, linestyle="-", marker=own.marker, markersize=4.5)
         labels.append(Label(f"step {found.step:,}", own.text, asked, found.heterogeneous))
     axes.set_title("cosine of pruned and whole gradient")
-    axes.set_xlabel("mean sparsity")
-    axes.set_ylabel("mean over layers, weighted by size")
+    axes.set(xlabel="mean sparsity", ylabel="mean over layers, weighted by size")
     note(axes, 0.03, 0.03, "solid: shared out by data\ndotted: the same in every layer", va="bottom")
     if labels:
         make_room(axes, labels)

@@ -198,13 +198,14 @@ def look(method: str, variant: int = 0) -> Look:
         dash = _DASHES[(_DASHES.index(dash) + variant) % len(_DASHES)]
     if around:
         dash = _DASHES[(_DASHES.index(dash) + 2) % len(_DASHES)]
-    line, text = _LINES[colour]
-    return Look(line, text, marker, dash, _FILLS.get(around, "bottom"))
+    return Look(*_LINES[colour], marker, dash, _FILLS.get(around, "bottom"))
 
 
 def looks_of(methods: Mapping[str, str]) -> dict[str, Look]:
     """Look of each name by its method, empty for none: several of one method differ in marker and dashes."""
-    free = iter(series(len(methods)))
+    # What is not a method, such as a tensor: up to 14 of them differ in colour or marker.
+    colours = list(_LINES.values())
+    free = (Look(*colours[k % len(colours)], _MARKERS[k % len(_MARKERS)], _DASHES[k % 2]) for k in range(len(methods)))
     seen: Counter[str] = Counter()
     looks = {}
     for name, method in methods.items():
@@ -215,14 +216,7 @@ def looks_of(methods: Mapping[str, str]) -> dict[str, Look]:
 
 def hue(colour: str, marker: str, dash: str) -> Look:
     """A look from the palette, for what is not a codec: blue, orange, green, vermillion, purple, sky or grey."""
-    line, text = _LINES[colour]
-    return Look(line, text, marker, dash)
-
-
-def series(count: int) -> list[Look]:
-    """Looks of ``count`` curves that are not methods, such as tensors; up to 14 differ in colour or marker."""
-    colours = list(_LINES.values())
-    return [Look(*colours[k % len(colours)], _MARKERS[k % len(_MARKERS)], _DASHES[k % 2]) for k in range(count)]
+    return Look(*_LINES[colour], marker, dash)
 
 
 @contextmanager
@@ -339,7 +333,9 @@ def inline_svg(figure: Figure, prefix: str, label: str) -> str:
         for child in list(parent):
             if child.tag in (f"{_SVG}metadata", f"{_SVG}style"):
                 parent.remove(child)
-    used = {ref for e in root.iter() for ref in _references(e)}
+    values = [(key, value) for element in root.iter() for key, value in element.attrib.items()]
+    used = {reference for _, value in values for reference in _REFERENCE.findall(value)}
+    used |= {value[1:] for key, value in values if key == f"{_XLINK}href" and value.startswith("#")}
     for element in root.iter():
         element.tag = element.tag.removeprefix(_SVG)
         identifier = element.attrib.pop("id", None)
@@ -367,12 +363,6 @@ def inline_svg(figure: Figure, prefix: str, label: str) -> str:
 def variable(colour: str) -> str:
     """The CSS variable of a colour of the style, a hex string."""
     return f"--c{colour[1:]}"
-
-
-def _references(element: ET.Element) -> list[str]:
-    found = [m for value in element.attrib.values() for m in _REFERENCE.findall(value)]
-    link = element.get(f"{_XLINK}href", "")
-    return [*found, link[1:]] if link.startswith("#") else found
 
 
 def variables() -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.colors import LogNorm
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.details import Density, TensorFit
     from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
-    from gtrace.report.analysis.safety import Safety
 
 VARIANCE = "relative variance  ||Q(g) − g||² / ||g||²"
 BITS = "measured bits per coordinate"
@@ -92,7 +91,11 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
         axes.plot(x, y, "o", markersize=10, mfc="none", mec=MUTED, mew=0.9, zorder=4, label="pareto")
     for target in analysis.targets:
         axes.axvline(target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
-    for name, value in _noise_levels(analysis.safety):
+    safety = analysis.safety
+    # What plain SGD has of noise, and several workers in full precision (the papers' SGD and SuperSGD).
+    levels = {"SGD: gradient noise of one worker": 1, f"{safety.workers} workers in full precision": safety.workers}
+    for name, workers in levels.items() if safety.known else ():
+        value = safety.noise.estimate / workers
         axes.axhline(value, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
         box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
         along = axes.get_yaxis_transform()
@@ -118,17 +121,6 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
     return figure
 
 
-def _noise_levels(safety: Safety) -> list[tuple[str, float]]:
-    """What plain SGD has of noise, and several workers in full precision (the papers' SGD and SuperSGD)."""
-    if not safety.known:
-        return []
-    value = safety.noise.estimate
-    return [
-        ("SGD: gradient noise of one worker", value),
-        (f"{safety.workers} workers in full precision", value / safety.workers),
-    ]
-
-
 def middle_of_steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Between which values the middle 80 % of the steps lie.
 
@@ -150,8 +142,7 @@ def _bits_axis(axes: Axes, bits: NDArray[np.float64]) -> None:
     """Bits are linear, unless sparse codes of a hundredth of a bit, or half precision, would squeeze the rest."""
     low, high = float(bits.min(initial=math.inf)), float(bits.max(initial=0))
     if len(bits) and (high > 100 * low or high > _MOST_BITS):
-        axes.set_xscale("log")
-        axes.set_xlim(low / 1.3, high * 1.6)
+        axes.set(xscale="log", xlim=(low / 1.3, high * 1.6))
         log_ticks(axes.xaxis)
     else:
         axes.set_xlim(0, 1.16 * (high or 1.0))
@@ -297,20 +288,8 @@ _TO_ZERO = 1.5
 _NORMS = {"l2": "l2 norm", "linf": "largest magnitude", "l1": "l1 norm"}
 
 
-class _Row(NamedTuple):
-    """The levels of one configuration."""
-
-    name: str
-    look: Look
-    levels: NDArray[np.float64]
-
-
-class _Panel(NamedTuple):
-    """One law of one tensor with the levels that were fitted, or set, on it."""
-
-    tensor: str
-    density: Density
-    rows: list[_Row]
+#: name, look and levels of one configuration
+_Row = tuple[str, Look, "NDArray[np.float64]"]
 
 
 @styled()
@@ -320,10 +299,18 @@ def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> F
     One panel for each tensor and each scale that r is relative to, because levels of different scales lie on
     different axes. All panels show the same number of levels.
     """
-    panels = _panels(analysis, fits, common_count(analysis.fits))
+    looks = looks_of({family.label: family.method for family in analysis.families})
+    families = {c.spec: c.family for c in analysis.configurations}
+    panels = []
+    for fit in fits:
+        tensor = "whole model" if fit.tensor == WHOLE_MODEL else shorten(literal(fit.tensor), _TENSOR)
+        for density, sets in levels_on(fit, families, common_count(analysis.fits)):
+            named = [(families[own.spec], own.levels) for own in sets]
+            rows = [(shorten(literal(label), _METHOD), looks[label], levels) for label, levels in named]
+            panels.append((tensor, density, rows))
     columns = min(len(panels), 2)
     lines = [panels[k : k + columns] for k in range(0, len(panels), columns)]
-    most = [max(len(panel.rows) for panel in line) for line in lines]
+    most = [max(len(rows) for *_, rows in line) for line in lines]
     above = 1.5
     heights = [above + 0.19 * (n + 1) for n in most]
     figure = new_figure(5.2 * columns if columns > 1 else 7.2, sum(heights) + 0.75 * len(lines))
@@ -332,26 +319,13 @@ def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> F
         for j, panel in enumerate(line):
             cell = grid[k, j].subgridspec(2, 1, height_ratios=[above, heights[k] - above], hspace=0.0)
             top = figure.add_subplot(cell[0])
-            _draw_panel(top, figure.add_subplot(cell[1], sharex=top), panel, most[k])
+            _draw_panel(top, figure.add_subplot(cell[1], sharex=top), *panel, most[k])
     return figure
 
 
-def _panels(analysis: SweepAnalysis, fits: Sequence[TensorFit], n: int) -> list[_Panel]:
-    looks = looks_of({family.label: family.method for family in analysis.families})
-    families = {c.spec: c.family for c in analysis.configurations}
-    names = {label: shorten(literal(label), _METHOD) for label in looks}
-    panels = []
-    for fit in fits:
-        tensor = "whole model" if fit.tensor == WHOLE_MODEL else shorten(literal(fit.tensor), _TENSOR)
-        for density, sets in levels_on(fit, families, n):
-            rows = [_Row(names[families[own.spec]], looks[families[own.spec]], own.levels) for own in sets]
-            panels.append(_Panel(tensor, density, rows))
-    return panels
-
-
-def _draw_panel(top: Axes, bottom: Axes, panel: _Panel, most: int) -> None:
-    density = panel.density
-    smallest = min(float(own.levels[own.levels > 0].min()) for own in panel.rows)
+def _draw_panel(top: Axes, bottom: Axes, tensor: str, density: Density, rows: list[_Row], most: int) -> None:
+    """One law of one tensor with the levels that were fitted, or set, on it."""
+    smallest = min(float(levels[levels > 0].min()) for *_, levels in rows)
     low = min(smallest / 2, max(density.quantile(_LEFT_OUT), smallest / 2**_BELOW_LEVELS))
     low = 2.0 ** math.floor(math.log2(low))
     zero = low / 2**_TO_ZERO
@@ -383,22 +357,21 @@ def _draw_panel(top: Axes, bottom: Axes, panel: _Panel, most: int) -> None:
     note(top, 0.01, 0.97, "\n".join(notes), va="top")
     norm, _, bucket = density.law.partition(":")
     whose = "the tensor" if bucket == "none" else literal(f"{bucket} values")
-    top.set_title(f"{panel.tensor}: r = |g| / {_NORMS.get(norm, literal(norm))} of {whose}", fontsize=9)
+    top.set_title(f"{tensor}: r = |g| / {_NORMS.get(norm, literal(norm))} of {whose}", fontsize=9)
     top.set_ylabel("per octave")
     top.set_xscale("log")
     top.margins(y=0.18)
     top.set_ylim(bottom=0)
     top.tick_params(labelbottom=False, length=0)
     bottom.grid(visible=False, axis="y")
-    for row, own in enumerate(panel.rows):
-        bottom.plot([zero, 1], [row, row], color=GRID, linewidth=0.8, zorder=1, label=f"_{own.name}")
-        x = np.where(own.levels > 0, own.levels, zero)
+    for row, (name, own, levels) in enumerate(rows):
+        bottom.plot([zero, 1], [row, row], color=GRID, linewidth=0.8, zorder=1, label=f"_{name}")
+        x = np.where(levels > 0, levels, zero)
         y = np.full(len(x), float(row))
-        bottom.plot(x, y, "|", color=own.look.line, markersize=9.5, markeredgewidth=2.0, label=own.name)
-    bottom.set_yticks(range(len(panel.rows)), [own.name for own in panel.rows])
-    for label, own in zip(bottom.get_yticklabels(), panel.rows, strict=True):
-        label.set_color(own.look.text)
-        label.set_fontweight("bold")
+        bottom.plot(x, y, "|", color=own.line, markersize=9.5, markeredgewidth=2.0, label=name)
+    bottom.set_yticks(range(len(rows)), [name for name, *_ in rows])
+    for label, (_, own, _) in zip(bottom.get_yticklabels(), rows, strict=True):
+        label.set(color=own.text, fontweight="bold")
     bottom.tick_params(axis="y", length=0)
     bottom.set_ylim(most - 0.4, -0.7)
     bottom.spines["left"].set_visible(False)
@@ -407,4 +380,4 @@ def _draw_panel(top: Axes, bottom: Axes, panel: _Panel, most: int) -> None:
     bottom.xaxis.set_minor_locator(NullLocator())
     bottom.set_xlim(zero / 1.25, 1.12)
     bottom.axvline(math.sqrt(zero * low), color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
-    bottom.set_xlabel(f"r, and {count(len(panel.rows[0].levels), 'level')} of each method")
+    bottom.set_xlabel(f"r, and {count(len(rows[0][2]), 'level')} of each method")

@@ -82,15 +82,12 @@ def figure_specs(report: Report) -> dict[str, FigureSpec]:
     for found in SECTIONS.values():
         own = list(found(report, None))
         for section in own:
+            name = section.name.removesuffix(SWEEP_SUFFIX).removesuffix(RUN_SUFFIX)
+            slug = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._-") or "results"
             for figure in section.figures:
-                stem = f"{_slug(section.name)}-{figure.name}" if len(own) > 1 else figure.name
+                stem = f"{slug}-{figure.name}" if len(own) > 1 else figure.name
                 name, again = stem, 2
                 while name in named:
                     name, again = f"{stem}-{again}", again + 1
                 named[name] = figure
     return named
-
-
-def _slug(name: str) -> str:
-    stem = name.removesuffix(SWEEP_SUFFIX).removesuffix(RUN_SUFFIX)
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).strip("._-") or "results"

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.savings import Saving, Savings
     from gtrace.report.inputs import Report
-    from gtrace.report.section import FigureSpec
 
 
 _HOW = {"allgather": "by all-gather", "two-shot": "in two shots"}
@@ -212,11 +211,14 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
 
 def savings_section(savings: Savings, most: int | None = None) -> Section:
     """What codecs save between ranks; ``most`` as of :func:`savings_table`."""
+    chart = savings_chart(savings)
+    drawn = any(panel.curves for panel in chart.panels)
+    figure = charted("savings", "Error against the time of a step", chart.caption, lambda: chart, folded=True)
     return Section(
         kind=savings.title,
         name=savings.name,
         sentences=tuple(savings_verdict(savings)),
-        blocks=(savings_table(savings, most), *savings_figures(savings)),
+        blocks=(savings_table(savings, most), *([figure] if drawn else [])),
         place="network",
         together=True,
         numbers=partial(_numbers, savings),
@@ -240,10 +242,3 @@ def _numbers(savings: Savings) -> Numbers:
     rows = [{"results": savings.name, **row} for row in savings_records(savings)]
     records = tuple({"record": "saving", **row} for row in rows)
     return Numbers({"savings": savings_json(savings)}, records, {"savings": rows})
-
-
-def savings_figures(savings: Savings) -> Iterator[FigureSpec]:
-    """The figure of what codecs save between ranks, where their errors are known."""
-    chart = savings_chart(savings)
-    if any(panel.curves for panel in chart.panels):
-        yield charted("savings", "Error against the time of a step", chart.caption, lambda: chart, folded=True)

@@ -8,14 +8,43 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gtrace.report.names import count, listed, number
-from gtrace.report.section import Cell, Column, Numbers, Section, Table, flat
-from gtrace.report.sections.sweep_tables import interval_cell, p_cell
+from gtrace.report.section import NOTHING, Cell, Column, Numbers, Section, Table, flat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from gtrace.report.analysis.side_by_side import SideBySide
+    from gtrace.report.analysis.evidence import PairedComparison
+    from gtrace.report.analysis.side_by_side import ConfigurationRatio, SideBySide
     from gtrace.report.inputs import Report
+    from gtrace.report.section import Shown
+    from gtrace.report.statistics import Interval
+
+
+def ratio_columns(
+    ratio: str, interval: str, compared: str
+) -> list[tuple[Column, Callable[[PairedComparison | ConfigurationRatio], Shown]]]:
+    """A ratio of errors, its interval and its p-value; what the first two mean, and what Holm's correction counts."""
+    meaning = f"that there is no difference, corrected for the number of {compared} (Holm)"
+
+    def ends(found: PairedComparison | ConfigurationRatio) -> Cell:
+        known = found.by_elements
+        return Cell(span(known)) if known.known else dataclasses.replace(NOTHING, hint=known.why)
+
+    def p(found: PairedComparison | ConfigurationRatio) -> Cell:
+        text = "<0.001" if found.p_holm < 0.001 else f"{found.p_holm:.3f}"
+        return NOTHING if math.isnan(found.p_holm) else Cell(text, mark="best" if found.differs else "")
+
+    return [
+        (Column("ratio", ratio), lambda found: Cell(number(found.ratio), mark="best" if found.differs else "")),
+        (Column("95% interval", interval), ends),
+        (Column("p", meaning, rank=1), p),
+    ]
+
+
+def span(interval: Interval) -> str:
+    """Both ends of an interval of logarithms as ratios, or why there is none."""
+    _, low, high = interval.exp()
+    return f"{number(low)} to {number(high)}" if interval.known else interval.why
 
 
 def side_by_side_table(pair: SideBySide) -> Table:
@@ -32,17 +61,8 @@ def side_by_side_table(pair: SideBySide) -> Table:
             (Column("configuration", numeric=False), lambda c: c.spec),
             (Column(pair.first, f"relative variance in {pair.first}, {over}"), lambda c: number(c.first)),
             (Column(pair.second, f"relative variance in {pair.second}, {over}"), lambda c: number(c.second)),
-            (
-                Column("ratio", f"{pair.second} / {pair.first}"),
-                lambda c: Cell(number(c.ratio), mark="best" if c.differs else ""),
-            ),
-            (
-                Column("95% interval", "of the ratio, over the steps that both have"),
-                lambda c: interval_cell(c.by_elements),
-            ),
-            (
-                Column("p", "that there is no difference, corrected for the number of configurations (Holm)", rank=1),
-                lambda c: p_cell(c.p_holm, differs=c.differs),
+            *ratio_columns(
+                f"{pair.second} / {pair.first}", "of the ratio, over the steps that both have", "configurations"
             ),
             (Column(f"bits {pair.first}", "measured, over the whole sweep", rank=2), lambda c: number(c.first_bits)),
             (Column(f"bits {pair.second}", "measured, over the whole sweep", rank=2), lambda c: number(c.second_bits)),

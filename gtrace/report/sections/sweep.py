@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.report import figures
-from gtrace.report.analysis.details import MOST_TENSORS, common_count, tensors_with_levels
+from gtrace.report.analysis.details import MOST_TENSORS, common_count, levels_on
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
 from gtrace.report.analysis.results import MOST_NAMED, averaged_over
 from gtrace.report.names import count
@@ -46,6 +46,7 @@ from gtrace.report.verdict import verdict_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gtrace.report.analysis.details import TensorFit
     from gtrace.report.analysis.evidence import PairedComparison, Phase
     from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
@@ -222,33 +223,30 @@ def _noise_in_words(analysis: SweepAnalysis) -> str:
 
 
 def _fit_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
-    drawn = tensors_with_levels(analysis.fits, {c.spec for c in analysis.configurations})
+    n, specs = common_count(analysis.fits), {c.spec for c in analysis.configurations}
+    drawn = [fit for fit in analysis.fits if levels_on(fit, specs, n)]
     others = drawn[1 : 1 + MOST_TENSORS]
-    n = common_count(analysis.fits)
     how = (
         f"Above, how the magnitudes r of the gradient lie on a logarithmic axis, and the part of the squared norm "
         f"that they hold; below, the {n} levels of each method, 0 at the left end. Every method with {n} levels is "
         "shown, so that they can be compared; methods that scale differently have panels of their own."
     )
+
+    def levels(name: str, whose: str, which: str, fits: list[TensorFit]) -> FigureSpec:
+        return FigureSpec(
+            name,
+            f"Levels over the density of {whose}",
+            f"{how} The largest {which}.",
+            lambda: figures.sweep.levels_over_density(analysis, fits),
+            chart=lambda: charts.levels_over_density(analysis, fits),
+            folded=fits is others,
+            place="details",
+        )
+
     if drawn:
-        yield FigureSpec(
-            "levels",
-            "Levels over the density of the gradient",
-            f"{how} The largest tensor, at step {drawn[0].step:,}.",
-            lambda: figures.sweep.levels_over_density(analysis, drawn[:1]),
-            chart=lambda: charts.levels_over_density(analysis, drawn[:1]),
-            place="details",
-        )
+        yield levels("levels", "the gradient", f"tensor, at step {drawn[0].step:,}", drawn[:1])
     if others:
-        yield FigureSpec(
-            "levels-of-other-tensors",
-            "Levels over the density of other tensors",
-            f"{how} The largest tensors after the first.",
-            lambda: figures.sweep.levels_over_density(analysis, others),
-            chart=lambda: charts.levels_over_density(analysis, others),
-            folded=True,
-            place="details",
-        )
+        yield levels("levels-of-other-tensors", "other tensors", "tensors after the first", others)
     descents = [fit for fit in analysis.fits if fit.convergence is not None][:MOST_TENSORS]
     if descents:
         yield charts.charted(

@@ -27,6 +27,7 @@ from gtrace.report.section import (
     format_cell,
     value_cell,
 )
+from gtrace.report.sections.side_by_side import ratio_columns, span
 from gtrace.report.sections.sweep_words import bits_in_words, energy_share, off_target, signed_percent
 from gtrace.report.statistics import THIRDS
 from gtrace.report.verdict import ERROR_LIMIT, Candidate, candidates_of, choose, lost, short_list
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.savings import Savings
     from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.section import Mark
-    from gtrace.report.statistics import Interval
 
 
 #: how a verdict on safety is set off
@@ -208,17 +208,10 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
                 Column("first / second", "error of the first over that of the second", numeric=False),
                 lambda c: f"{c.first} / {c.second}",
             ),
-            (
-                Column("ratio", "of errors summed over all elements and steps"),
-                lambda c: Cell(number(c.ratio), mark="best" if c.differs else ""),
-            ),
-            (
-                Column("95% interval", "from blocks of consecutive steps drawn again"),
-                lambda c: interval_cell(c.by_elements),
-            ),
-            (
-                Column("p", "that there is no difference, corrected for the number of comparisons (Holm)", rank=1),
-                lambda c: p_cell(c.p_holm, differs=c.differs),
+            *ratio_columns(
+                "of errors summed over all elements and steps",
+                "from blocks of consecutive steps drawn again",
+                "comparisons",
             ),
             (
                 Column("steps better", "part of training in which the first has less error", rank=3),
@@ -230,29 +223,12 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
             ),
             (
                 Column("by layers", "mean ratio of the layers, all counted the same", rank=2),
-                lambda c: Cell(number(math.exp(c.by_layers.estimate)), hint=_span(c.by_layers)),
+                lambda c: Cell(number(math.exp(c.by_layers.estimate)), hint=span(c.by_layers)),
             ),
         ],
         notes=(*about, *notes, *why) if comparisons else (),
         empty="Nothing to compare.",
     )
-
-
-def interval_cell(interval: Interval) -> Cell:
-    """Both ends of an interval of logarithms as ratios, or a dash with the reason."""
-    return Cell(_span(interval)) if interval.known else dataclasses.replace(NOTHING, hint=interval.why)
-
-
-def _span(interval: Interval) -> str:
-    _, low, high = interval.exp()
-    return f"{number(low)} to {number(high)}" if interval.known else interval.why
-
-
-def p_cell(value: float, *, differs: bool) -> Cell:
-    """A p-value with three digits."""
-    if math.isnan(value):
-        return NOTHING
-    return Cell("<0.001" if value < 0.001 else f"{value:.3f}", mark="best" if differs else "")
 
 
 def phase_table(analysis: SweepAnalysis) -> Table:

@@ -251,32 +251,6 @@ def law_section(laws: LawSection) -> Section:
 def _law_blocks(section: LawSection) -> Iterator[Block]:
     if section.layers:
         yield law_table(section)
-        yield from _law_figures(section)
-    if section.formats:
-        yield format_table(section)
-    if section.formats and section.verdict.cells:
-        yield FigureSpec(
-            f"{section.kind}-format-errors",
-            "Expected error of each float format",
-            "Lower is better. Thick and named: where a format is best under scale=max, the largest of 10,000 "
-            "lognormal values just fitting. Dotted: the best that any format reaches when the scale is set for the "
-            "least error instead, which clips the largest values. Ticks below: this trace's layers and steps.",
-            lambda: figures.laws.format_errors(section),
-        )
-    if section.cells:
-        yield sparsity_table(section)
-        yield FigureSpec(
-            f"{section.kind}-sparsity",
-            "Sparsity: required, achieved, and what it costs",
-            "Left: a rule on the dashed line prunes as much as it was told to; gradients that are half zero "
-            "already are left out. Right: higher is better.",
-            lambda: figures.laws.sparsity(section),
-        )
-    if section.cosines:
-        yield cosine_table(section)
-
-
-def _law_figures(section: LawSection) -> Iterator[FigureSpec]:
     picture = section.picture
     if picture is not None:
         yield FigureSpec(
@@ -300,3 +274,25 @@ def _law_figures(section: LawSection) -> Iterator[FigureSpec]:
             "scale has to follow.",
             lambda: figures.laws.spread_over_steps(section),
         )
+    if section.formats:
+        yield format_table(section)
+    if section.formats and section.verdict.cells:
+        yield FigureSpec(
+            f"{section.kind}-format-errors",
+            "Expected error of each float format",
+            "Lower is better. Thick and named: where a format is best under scale=max, the largest of 10,000 "
+            "lognormal values just fitting. Dotted: the best that any format reaches when the scale is set for the "
+            "least error instead, which clips the largest values. Ticks below: this trace's layers and steps.",
+            lambda: figures.laws.format_errors(section),
+        )
+    if section.cells:
+        yield sparsity_table(section)
+        yield FigureSpec(
+            f"{section.kind}-sparsity",
+            "Sparsity: required, achieved, and what it costs",
+            "Left: a rule on the dashed line prunes as much as it was told to; gradients that are half zero "
+            "already are left out. Right: higher is better.",
+            lambda: figures.laws.sparsity(section),
+        )
+    if section.cosines:
+        yield cosine_table(section)

@@ -47,10 +47,6 @@ if TYPE_CHECKING:
     from gtrace.report.statistics import Interval
 
 
-#: What runs between ranks cost; missing for others.
-RANK_FIELDS = tuple(field.name for field in dataclasses.fields(RankCosts))
-
-
 def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
     """One section for each run log."""
     for log in report.runs:
@@ -541,5 +537,6 @@ def run_row(run: LoggedRun) -> Record:
         "finished": run.finished,
         "diverged": run.diverged,
         "simulated_seconds": float(run.sim_seconds[-1]) if len(run.sim_seconds) else math.nan,
-        **{f"rank_{name}": getattr(run.ranks, name, math.nan) for name in RANK_FIELDS},
+        # What runs between ranks cost; missing for others.
+        **{f"rank_{own.name}": getattr(run.ranks, own.name, math.nan) for own in dataclasses.fields(RankCosts)},
     }

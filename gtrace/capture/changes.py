@@ -112,6 +112,7 @@ class Changes:
                 first = step.step - step.step % self._spans[kind]
                 self._remember(key, step, _Begun(first, first + self._spans[kind] - 1, scalars))
 
+    @torch.no_grad()
     def end(self, optimizer: Optimizer | Rounds, stream: int, step: int) -> None:
         """A step is over, or was left out: record the rows that end with it."""
         for kind in self.kinds:
@@ -124,8 +125,18 @@ class Changes:
             elif slots:
                 now = [as_real_dense(local_part(parameter.detach())) for parameter in begun.parameters]
                 torch._foreach_sub_(list(values), now)
-            if slots and self._has_room(slots):
-                self._write(stream, kind, begun, slots, values)
+            if not slots or not self._has_room(slots):
+                continue
+            started = time.perf_counter()
+            pool = self.layouts[stream, kind].pool
+            buffer = None if pool is None else pool.acquire(wait=self._wait)
+            if buffer is None:
+                self._drop(stream, begun.first)
+                continue
+            buffer.fill([slot.index for slot in slots], values)
+            self.rows[kind] += 1
+            row = Row(stream, begun.first, slots, buffer, 1.0, begun.scalars, kind)
+            self._submit(row, time.perf_counter() - started)
 
     def _forget(self, key: tuple[int, str]) -> None:
         self._begun.pop(key, None)
@@ -144,20 +155,6 @@ class Changes:
         if values:
             torch._foreach_copy_(list(room), list(values))
         self._begun[key] = begun._replace(slots=slots, parameters=parameters, before=room)
-
-    def _write(
-        self, stream: int, kind: str, begun: _Begun, slots: Sequence[Slot], values: Sequence[torch.Tensor]
-    ) -> None:
-        started = time.perf_counter()
-        pool = self.layouts[stream, kind].pool
-        buffer = None if pool is None else pool.acquire(wait=self._wait)
-        if buffer is None:
-            self._drop(stream, begun.first)
-            return
-        buffer.fill([slot.index for slot in slots], values)
-        self.rows[kind] += 1
-        row = Row(stream, begun.first, slots, buffer, 1.0, begun.scalars, kind)
-        self._submit(row, time.perf_counter() - started)
 
     def _weights(self, step: OptimizerStep, *, every: bool) -> list[Found]:
         """The weights before a step: of the parameters with a gradient, or of all that can have one."""

@@ -35,18 +35,6 @@ _ADDRESS = operator.methodcaller("data_ptr")
 _AS_IT_IS = torch.float32, torch.strided, True
 
 
-class _Plain(NamedTuple):
-    """A step all of whose gradients were recorded as they are: ids of parameters, types and kinds of the gradients.
-
-    ``small``: each row can be copied from the gradients' memory, where these are contiguous.
-    """
-
-    ids: list[int]
-    types: list[type]
-    kinds: list[tuple[Any, ...]]
-    small: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One tensor of a row: its place among the buffer's targets, and its description in the trace.
@@ -101,8 +89,9 @@ class RowLayout:
         #: number of slots, and their bytes
         self._counted = (0, 0)
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Slot | None]] = {}
-        #: of the last step if it was plain
-        self._plain: _Plain | None = None
+        #: of the last step if all its gradients were recorded as they are: ids of parameters, types and kinds of the
+        #: gradients, and whether each row can be copied from the gradients' memory, where these are contiguous
+        self._plain: tuple[list[int], list[type], list[tuple[Any, ...]], bool] | None = None
 
     def release(self) -> None:
         """Free the memory for rows of an optimizer that is gone; its tensors stay known."""
@@ -132,17 +121,14 @@ class RowLayout:
             return None
         several = groups[0]["params"] if len(groups) == 1 else parameters_of(groups)
         given = list(map(_GRADIENT, several))
-        if (
-            plain.ids == list(map(id, several))
-            and plain.types == list(map(type, given))
-            and plain.kinds == list(map(_KIND, given))
-        ):
+        ids, types, kinds, _ = plain
+        if ids == list(map(id, several)) and types == list(map(type, given)) and kinds == list(map(_KIND, given)):
             return self._usual, given, several
         return None
 
     def addresses(self, given: Sequence[torch.Tensor]) -> list[int] | None:
         """Where the gradients of :meth:`same` lie, if a buffer can copy them from there."""
-        if self._plain is None or not self._plain.small or not all(map(_CONTIGUOUS, given)):
+        if self._plain is None or not self._plain[-1] or not all(map(_CONTIGUOUS, given)):
             return None
         return None if any(map(_NEGATIVE, given)) else list(map(_ADDRESS, given))
 
@@ -167,7 +153,7 @@ class RowLayout:
             kinds = list(map(_KIND, given))
             small = self.pool is not None and self.pool.small and kinds == [_AS_IT_IS] * len(self.slots)
             small = small and all(slot is own for slot, own in zip(slots, self.slots, strict=True))
-            self._plain = _Plain(list(map(id, several)), list(map(type, given)), kinds, small)
+            self._plain = list(map(id, several)), list(map(type, given)), kinds, small
         return slots, tensors, parameters
 
     def place(
@@ -202,22 +188,18 @@ class RowLayout:
                 attrs = {"stage": stage, **sharding(parameter), **entry.part, **started_again()}
                 if id(parameter) in groups:
                     attrs[GROUP] = groups[id(parameter)]
-                slot = self._new_slot(entry, gradient, attrs)
+                slot = None
+                if gradient.numel() and self._keeps(entry):
+                    shape, dtype = shape_and_type(gradient)
+                    name = self._free_name(entry.name, shape)
+                    slot = Slot(len(self.slots), name, shape, dtype, entry.aliases, entry.module_type, attrs)
+                    self.slots.append(slot)
                 # If it goes, its id may be another's soon.
                 reference = weakref.ref(parameter, lambda _: setattr(self, "_plain", None))
                 self._known[id(parameter)] = (reference, slot)
         shapes = [slot.shape for slot in self.slots]
         staging = staging_for((gradient.device for _, gradient, _ in found), shapes)
         self.pool = BufferPool(shapes, self._queue_bytes, staging)
-
-    def _new_slot(self, entry: ParameterName, gradient: torch.Tensor, attrs: Mapping[str, Any]) -> Slot | None:
-        if gradient.numel() == 0 or not self._keeps(entry):
-            return None
-        shape, dtype = shape_and_type(gradient)
-        name = self._free_name(entry.name, shape)
-        slot = Slot(len(self.slots), name, shape, dtype, entry.aliases, entry.module_type, attrs)
-        self.slots.append(slot)
-        return slot
 
     def _free_name(self, name: str, shape: tuple[int, ...]) -> str:
         """The name itself, unless a living parameter, or one of another shape, already has it."""

@@ -165,7 +165,7 @@ class Recorder:
         self._models = self.hooks.modules.modules if models is None else lambda: list(models)
         self._changes = Changes(options, self._layout, self._models, self._has_room, self._submit, drop=self._leave_out)
         if self._changes.kinds:
-            self.hooks.after = self._end_step
+            self.hooks.after = self._changes.end
         #: gathers the gradients of module outputs, if these are recorded
         self.neural = NeuralRecorder(
             options,
@@ -367,10 +367,6 @@ class Recorder:
         self._bytes += 0 if self._over_budget else size
         return not self._over_budget
 
-    @torch.no_grad()
-    def _end_step(self, optimizer: Optimizer | Rounds, stream: int, step: int) -> None:
-        self._changes.end(optimizer, stream, step)
-
     def _prepare(self, steps: Iterable[int]) -> None:
         """Choose whether to watch module outputs until the next step, which is one of ``steps``."""
         self.neural.discard()
@@ -404,13 +400,10 @@ class Recorder:
         if self._budget is None:
             return sys.maxsize
         if self._room is None or self._with_neural:
-            self._room = self._budget // max(1, self._row_bytes())
+            # A row that records every tensor.
+            values = self._weights + self._options.second_moments + len(self._changes.kinds)
+            self._room = self._budget // max(1, self._weights_bytes() * values + self.neural.row_bytes)
         return self._room
-
-    def _row_bytes(self) -> int:
-        """Bytes of a step that records every tensor."""
-        row = self._weights_bytes() * (self._weights + self._options.second_moments + len(self._changes.kinds))
-        return row + self.neural.row_bytes
 
     def _weights_bytes(self) -> int:
         """Bytes of one value for each weight."""

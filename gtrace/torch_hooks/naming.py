@@ -356,11 +356,7 @@ class ModulePaths:
 
     def of(self, module: nn.Module) -> ModuleName | None:
         """The module's name; None for one that gets no name."""
-        # The id of a deleted module may now be another's.
-        entry = self._names.get(id(module))
-        if entry is None or entry[0]() is not module:
-            entry = self._find(module)
-        return entry[1]
+        return (self._names[id(module)] if self._knows(module) else self._find(module))[1]
 
     def _find(self, module: nn.Module) -> tuple[weakref.ref[nn.Module], ModuleName | None]:
         loose = not module._modules and not any(p is not None for p in module._parameters.values())
@@ -381,6 +377,7 @@ class ModulePaths:
         return entry
 
     def _knows(self, module: nn.Module) -> bool:
+        # The id of a deleted module may now be another's.
         entry = self._names.get(id(module))
         return entry is not None and entry[0]() is module
 

@@ -104,12 +104,6 @@ class _Leaf:
         """Whether it is known that the gradient is zero."""
         return self.gradient is not None and not bool(self.gradient.any())
 
-    @property
-    def cleared(self) -> bool:
-        """Whether the gradient was set to zero or None."""
-        gradient = self.parameter.grad
-        return gradient is None or not bool(gradient.any())
-
 
 @dataclass(slots=True)
 class HandStep:
@@ -253,7 +247,7 @@ class Unstepped:
             # A gradient of zeros changes nothing, and is a gradient.
             still = [leaf for leaf in leaves if id(leaf) in kept and leaf.is_zero()]
             self._complete([*changed, *still])
-        elif all(leaf.cleared for leaf in leaves):
+        elif not any(leaf.parameter.grad is not None and bool(leaf.parameter.grad.any()) for leaf in leaves):
             self._leaves = {}
 
     def _are_replaced(self, leaves: Sequence[_Leaf], reached: Mapping[int, torch.Tensor]) -> bool:
@@ -304,9 +298,7 @@ class Unstepped:
 
 def _look_at(parameter: torch.Tensor, gradient: torch.Tensor, copies: bool) -> _Leaf:
     own = parameter.detach().reshape(-1)
-    some = (
-        gradient.detach().to_dense().reshape(-1) if gradient.layout != torch.strided else gradient.detach().reshape(-1)
-    )
+    some = gradient.detach().to_dense().reshape(-1)
     stride = max(1, some.numel() // _LOOKED_AT)
     if own.numel() == 0:
         largest = torch.zeros(0, dtype=torch.int64, device=own.device)

@@ -105,11 +105,7 @@ class Compression:
                 raise UsageError(f"compress: the gradient of {name} is sparse; codecs take dense ones")
         exchanged = self._exchange.step(self.steps, [{name: read_gradient(p) for name, p in held.items()}])
         for name, parameter in held.items():
-            decoded = exchanged.gradients.get(name)
-            if decoded is None:
-                parameter.grad = None
-            else:
-                write_gradient(parameter, decoded)
+            write_gradient(parameter, exchanged.gradients.get(name))
         self._warn(exchanged)
         tally = exchanged.tally
         if self._tracking is not None:
@@ -211,8 +207,11 @@ def read_gradient(parameter: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     return values if scale == 1.0 else values / values.new_full((), scale)
 
 
-def write_gradient(parameter: torch.Tensor, found: Vector, scale: float = 1.0) -> None:
-    """Undo :func:`read_gradient`, in place: whoever holds the gradient sees the new values."""
+def write_gradient(parameter: torch.Tensor, found: Vector | None, scale: float = 1.0) -> None:
+    """Undo :func:`read_gradient`, in place: whoever holds the gradient sees the new values. None leaves no gradient."""
+    if found is None:
+        parameter.grad = None
+        return
     assert parameter.grad is not None
     values = torch.as_tensor(found)
     own_values(parameter.grad).copy_(values if scale == 1.0 else values * scale)

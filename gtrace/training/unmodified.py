@@ -36,7 +36,7 @@ from gtrace.torch_hooks.processes import (
     release_signals,
     seed_libraries,
 )
-from gtrace.torch_hooks.steps import Rounds, grad_scale_of, is_nested
+from gtrace.torch_hooks.steps import Patch, Rounds, grad_scale_of, is_nested
 from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
 from gtrace.training.ddp import AllReduceComparison, RankExchange, ddp_comm_hook, keep_own
 from gtrace.training.exchange import Exchange, Tally
@@ -87,7 +87,7 @@ class ScriptTraining:
             self._hooks.after = self._after_step
         self._log = ScriptLog(options, self._rules, on_record, self._warn)
         self._handle: Any = None
-        self._patches: list[tuple[Any, str, Any, Any]] = []
+        self._patches: list[Patch] = []
         self._call_off: Callable[[], None] = lambda: None
         self._owner = os.getpid()
         #: number of each optimizer, and how many times its gradients went through the codec
@@ -128,9 +128,8 @@ class ScriptTraining:
             self._handle.remove()
             self._handle = None
             self._call_off()
-            for owner, name, original, ours in reversed(self._patches):
-                if vars(owner)[name] is ours:
-                    setattr(owner, name, original)
+            for patch in reversed(self._patches):
+                patch.use(False)
             self._hooks.remove()
             self.summary.elements = sum(self._sizes.values())
             for text in self._rules.unmatched(self._sizes) if self._sizes else ():
@@ -144,9 +143,8 @@ class ScriptTraining:
 
     def _patch(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
         original = vars(owner)[name]
-        ours = functools.wraps(original)(make(original))
-        self._patches.append((owner, name, original, ours))
-        setattr(owner, name, ours)
+        self._patches.append(Patch(owner, name, original, functools.wraps(original)(make(original))))
+        self._patches[-1].use(True)
 
     def _warn(self, text: str) -> None:
         if os.getpid() == self._owner:
@@ -163,7 +161,7 @@ class ScriptTraining:
             original(wrapper, *args, **kwargs)
             if os.getpid() == self._owner and wrapper.process_group.size() > 1:
                 state = self._between_ranks(wrapper.process_group.size(), wrapper.process_group, model=wrapper.module)
-                register = next(original for _, name, original, _ in self._patches if name == "register_comm_hook")
+                register: Any = next(one.original for one in self._patches if one.name == "register_comm_hook")
                 register(wrapper, state, ddp_comm_hook if self._rounds is None else keep_own)
                 for parameter in wrapper.parameters():
                     self._wrapped[parameter] = state
@@ -256,9 +254,7 @@ class ScriptTraining:
         exchanged = self._exchange.step(count, [arrays] * self._options.workers)
         for name, parameter in ours.items():
             decoded = exchanged.gradients.get(name)
-            if decoded is None:
-                parameter.grad = None
-            elif not isinstance(self._rules.choose(name, math.prod(decoded.shape)), Identity):
+            if decoded is None or not isinstance(self._rules.choose(name, math.prod(decoded.shape)), Identity):
                 write_gradient(parameter, decoded, scale)
         for bad in exchanged.bad[:1]:
             self._warn(f"step {count}, {bad.tensor}: {bad.count} gradient values are not finite")
@@ -398,15 +394,12 @@ def _train_here(settings: Mapping[str, Any]) -> None:
     child = training(settings)
     child.start()
 
-    def end() -> None:
-        child.finish()
-
     def leave(exit_code: int) -> int:
-        end()
+        child.finish()
         return exit_code
 
     _open.enter_context(before_abrupt_exit(leave))
-    before_shutdown(end)
+    before_shutdown(child.finish)
 
 
 #: until the process ends
